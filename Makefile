@@ -1,0 +1,84 @@
+# The commands of a developer. On a fresh Debian or Ubuntu machine with Python 3.11+, pip, a C compiler and root or
+# sudo, `make demo` and `make test` install what is missing; after that they install nothing.
+
+SHELL := /bin/sh
+PYTHON ?= python3
+BIN := .venv/bin
+export PYTHON
+
+# How the tests are run, and which: make test PYTEST_ARGS='-n 0 -x tests/attacks'
+PYTEST_WORKERS ?= 2
+PYTEST_ARGS ?= -n $(PYTEST_WORKERS) --dist loadfile
+BENCH_ARGS ?=
+FUZZ_SECONDS ?= 60
+
+# What ruff and mypy look at, as far as it is there.
+CHECKED := $(wildcard src tests bench examples build_guest.py)
+
+NATIVE := src/atoll/_bin
+GUEST_HEADERS := $(wildcard src/atoll/guest/*.h)
+
+.PHONY: help demo test check format bench fuzz build lock clean programs lint
+.DEFAULT_GOAL := help
+
+help: ## this list
+	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/  make \1 | \2/p' $(firstword $(MAKEFILE_LIST)) | \
+		while IFS='|' read -r target what; do printf '%-16s%s\n' "$$target" "$$what"; done
+
+demo: ## install what is missing and see Atoll work
+	@scripts/bootstrap demo
+	@$(MAKE) --no-print-directory programs
+	@$(BIN)/python examples/demo.py
+
+test: ## install what is missing, check, and run all tests
+	@scripts/bootstrap test
+	@$(MAKE) --no-print-directory programs WERROR=--werror
+	@$(MAKE) --no-print-directory lint
+	@$(BIN)/pytest $(PYTEST_ARGS)
+
+check: ## format, lint, types, import contract, shell scripts
+	@scripts/bootstrap check
+	@$(MAKE) --no-print-directory lint
+
+format: ## rewrite the Python sources as `check` wants them
+	@scripts/bootstrap check
+	@$(BIN)/ruff check --fix-only --quiet $(CHECKED)
+	@$(BIN)/ruff format $(CHECKED)
+
+bench: ## measure; BENCH_ARGS='...' goes to it
+	@scripts/bootstrap bench
+	@$(MAKE) --no-print-directory programs
+	@$(BIN)/python -m bench $(BENCH_ARGS)
+
+fuzz: ## feed the C programs' parsers with nonsense, each FUZZ_SECONDS long
+	@scripts/bootstrap test
+	@scripts/fuzz $(FUZZ_SECONDS)
+
+build: ## compile the guest and the keeper
+	@scripts/bootstrap build
+	@$(MAKE) --no-print-directory programs WERROR=--werror
+
+lock: ## pin the dependencies anew; UPGRADE=1 takes what is newest
+	@scripts/lock
+
+clean: ## remove all that was built, installed and cached in this directory
+	rm -rf .venv dist $(NATIVE) tests/fuzz/out .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find $(CHECKED) -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# ------------------------------------------------------------------------------------------ what these are made of
+
+lint:
+	@$(BIN)/ruff format --check --quiet $(CHECKED) || { echo "not formatted: run 'make format'" >&2; exit 1; }
+	@$(BIN)/ruff check --quiet $(CHECKED)
+	@$(BIN)/mypy --no-error-summary $(CHECKED)
+	@said=$$($(BIN)/lint-imports) || { echo "$$said" >&2; exit 1; }
+	@! command -v shellcheck >/dev/null || shellcheck scripts/bootstrap scripts/fuzz scripts/lock .ci/run
+
+programs: $(NATIVE)/guest $(NATIVE)/keeper
+	@:
+
+$(NATIVE)/guest: build_guest.py $(GUEST_HEADERS) $(wildcard src/atoll/guest/*.c)
+	@$(BIN)/python build_guest.py $(WERROR) guest
+
+$(NATIVE)/keeper: build_guest.py $(GUEST_HEADERS) $(wildcard src/atoll/drivers/keeper/*.[ch])
+	@$(BIN)/python build_guest.py $(WERROR) keeper

@@ -1,0 +1,82 @@
+"""What a command costs: one at a time, and many."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from functools import partial
+
+import anyio
+
+import atoll
+from atoll.contract.model import RuntimeName
+from bench.baselines import HOST
+from bench.lab import Lab
+from bench.results import Row, Section, Spread, Table, Target, Value, ratio, times
+from bench.sampling import Contender, in_turns, program, throughput, timed
+
+HOW = """\
+`sandbox.exec(["true"])` in a sandbox that runs, from Python to Python, in turns with `subprocess.run(["/bin/true"])` on
+the host. The throughput is that of one Python process that keeps so many commands of one sandbox under way for some
+seconds; on the host it is `anyio.run_process`, which is how the same program would be written without sandboxes."""
+
+AT_ONCE = (1, 8, 32)
+
+
+async def measure(lab: Lab) -> Section:
+    async with AsyncExitStack() as stack:
+        boxes = {runtime: await stack.enter_async_context(lab.sandbox(runtime)) for runtime in lab.runtimes}
+        contenders = [Contender(HOST, program(["/bin/true"]))]
+        for runtime, box in boxes.items():
+            every = 3 if runtime == "runsc" else 1
+            contenders.append(
+                Contender(f'Atoll, {runtime}: exec(["true"])', partial(_exec, box, ["true"]), every=every)
+            )
+        contenders.append(
+            Contender(f'Atoll, {lab.fastest}: exec("true"), a shell line', partial(_exec, boxes[lab.fastest], "true"))
+        )
+        rounds = lab.amount(1000, 100)
+        with lab.progress("exec true, in turns", rounds) as advance:
+            samples = await in_turns(contenders, rounds, advance)
+        table = await _throughput(lab, boxes)
+    latency = times("One at a time", samples, against=HOST)
+    ours = Spread.of(samples[contenders[1].label]).median
+    target = Target(
+        what=f"`exec true` with {lab.fastest}, median against a host subprocess",
+        bound=Value(number=1.5, unit="×"),
+        at_most=True,
+        measured=ratio(ours, Spread.of(samples[HOST]).median),
+    )
+    return Section(subject="exec", title="Commands", how=HOW, tables=(latency, table), targets=(target,))
+
+
+async def _exec(box: atoll.Sandbox, command: str | list[str]) -> float:
+    return await timed(box.exec(command))
+
+
+async def _throughput(lab: Lab, boxes: Mapping[RuntimeName, atoll.Sandbox]) -> Table:
+    seconds = lab.amount(4, 1)
+
+    async def on_host() -> None:
+        await anyio.run_process(["/bin/true"], stdin=subprocess.DEVNULL)
+
+    operations = {"host: anyio.run_process(/bin/true)": on_host}
+    for runtime, box in boxes.items():
+        operations[f"Atoll, {runtime}"] = partial(_exec, box, ["true"])  # type: ignore[assignment]
+    found: dict[str, list[float]] = {label: [] for label in operations}
+    with lab.progress("commands per second", len(AT_ONCE) * len(operations)) as advance:
+        for at_once in AT_ONCE:
+            for label, operation in operations.items():
+                found[label].append(await throughput(operation, at_once, seconds))
+                advance()
+    host = next(iter(found.values()))
+    rows = tuple(
+        Row(
+            label=label,
+            cells=(*(Value(number=rate, unit="1/s") for rate in rates), ratio(rates[-1], host[-1])),
+        )
+        for label, rates in found.items()
+    )
+    columns = ("", *(f"{number} at once" for number in AT_ONCE), f"against host, {AT_ONCE[-1]} at once")
+    return Table(title="Commands per second", columns=columns, rows=rows)

@@ -1,0 +1,161 @@
+"""The sandboxes that are measured, in a state directory of their own that leaves nothing behind.
+
+Knows how to make many, how to be sure that all are gone again, and how to say how far things are. Refuses to know
+what is measured.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
+from pathlib import Path
+
+import anyio
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+import atoll
+from atoll.contract.model import RuntimeName
+from bench.footprint import Life, lives, sandbox_processes, still_alive
+from bench.sampling import Advance, at_most
+
+CLEANUP_S = 300
+CGROUPS = Path("/sys/fs/cgroup")
+
+
+class Lab:
+    def __init__(
+        self, runtime: atoll.Runtime, console: Console, *, quick: bool, runtimes: Iterable[RuntimeName]
+    ) -> None:
+        self.runtime = runtime
+        self.console = console
+        self.quick = quick
+        usable = runtime.drivers()
+        self.runtimes: tuple[RuntimeName, ...] = tuple(name for name in usable if name in set(runtimes))
+        """Those that can be measured here and were asked for, fastest first."""
+        if not self.runtimes:
+            raise RuntimeError("none of these runtimes can be used on this machine; `atoll doctor` says why")
+        self.fastest = self.runtimes[0]
+        self._lives: dict[str, set[Life]] = {}
+
+    @property
+    def scratch(self) -> Path:
+        """A directory on the sandboxes' file system, for what is measured on the host."""
+        path = self.runtime.state_dir.parent / "scratch"
+        path.mkdir(exist_ok=True)
+        return path
+
+    def amount(self, full: int, quick: int) -> int:
+        return quick if self.quick else full
+
+    @contextmanager
+    def progress(self, what: str, total: int) -> Iterator[Advance]:
+        """Shows how far a long piece of work is: a bar on a terminal, elsewhere one line."""
+        if not self.console.is_terminal:
+            self.console.print(f"  {what} …", highlight=False)
+            yield lambda: None
+            return
+        columns = (TextColumn("  {task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        with Progress(*columns, console=self.console, transient=True) as bar:
+            task = bar.add_task(what, total=total)
+            yield lambda: bar.advance(task)
+
+    # ---- sandboxes ----
+
+    async def create(self, runtime: RuntimeName | None = None) -> atoll.Sandbox:
+        return await self.runtime.create(runtime=runtime or self.fastest)
+
+    @asynccontextmanager
+    async def sandbox(self, runtime: RuntimeName | None = None) -> AsyncIterator[atoll.Sandbox]:
+        async with await self.create(runtime) as sandbox:
+            await sandbox.exec(["true"])
+            yield sandbox
+
+    async def destroy(self, sandboxes: Iterable[atoll.Sandbox], advance: Advance | None = None) -> None:
+        """End them all, several at once."""
+
+        async def end(sandbox: atoll.Sandbox) -> None:
+            await sandbox.destroy()
+            if advance is not None:
+                advance()
+
+        with anyio.CancelScope(shield=True):
+            async with at_most(8) as start:
+                for sandbox in sandboxes:
+                    await start(partial(end, sandbox))
+
+    # ---- nothing is left ----
+
+    def remember(self, sandboxes: Iterable[atoll.Sandbox]) -> None:
+        """Note the processes of these sandboxes, so that `leftovers` can look for them."""
+        for id, pids in sandbox_processes(self.runtime.state_dir, [sandbox.id for sandbox in sandboxes]).items():
+            self._lives[id] = lives(pids)
+
+    def leftovers(self) -> list[str]:
+        """What is still there of sandboxes, after all have been destroyed. Empty: nothing is."""
+        state = self.runtime.state_dir
+        found = [
+            f"{part}/{name}" for part in ("sandboxes", "names", "ids", "transient") for name in _names(state / part)
+        ]
+        found += [
+            f"run/{name}/{id}"
+            for name in _names(state / "run")
+            for id in _names(state / "run" / name)
+            if id.startswith("atoll-")
+        ]
+        found += [f"process {pid}" for seen in self._lives.values() for pid in still_alive(seen)]
+        made = (
+            [parent / "atoll" / id for parent in (CGROUPS, *CGROUPS.iterdir()) for id in self._lives]
+            if CGROUPS.is_dir()
+            else []
+        )
+        found += [f"cgroup {path}" for path in made if path.exists()]
+        found += [
+            f"mount {line.split()[4]}"
+            for line in Path("/proc/self/mountinfo").read_text().splitlines()
+            if str(state) in line
+        ]
+        return found
+
+
+def _names(path: Path) -> list[str]:
+    return sorted(os.listdir(path)) if path.is_dir() else []
+
+
+@asynccontextmanager
+async def open_lab(console: Console, *, quick: bool, runtimes: Iterable[RuntimeName]) -> AsyncIterator[Lab]:
+    """A lab in a temporary directory. At the end, however that comes, no sandbox and no directory is left."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    base = Path(tempfile.mkdtemp(prefix="atoll-bench-", dir="/var/tmp" if os.access("/var/tmp", os.W_OK) else None))
+    try:
+        async with atoll.open(base / "state") as runtime:
+            lab = Lab(runtime, console, quick=quick, runtimes=runtimes)
+            try:
+                yield lab
+            finally:
+                await _clear(lab)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        _remove(base, console)
+
+
+async def _clear(lab: Lab) -> None:
+    with anyio.move_on_after(CLEANUP_S, shield=True):
+        left = [await lab.runtime.get(info.name) for info in await lab.runtime.list()]
+        if left:
+            lab.console.print(f"destroying {len(left)} sandboxes that are left …", highlight=False)
+            await lab.destroy(left)
+        await lab.runtime.collect()
+
+
+def _remove(base: Path, console: Console) -> None:
+    if _names(base / "state" / "sandboxes"):
+        console.print(f"[red]sandboxes could not be destroyed; their state is kept in {base}[/red]", highlight=False)
+        return
+    shutil.rmtree(base, ignore_errors=True)

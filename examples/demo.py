@@ -1,0 +1,116 @@
+"""What Atoll does, in one minute: run by `make demo`.
+
+Makes sandboxes in a state directory of its own and removes everything at the end.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+
+import anyio
+from rich.console import Console
+from rich.rule import Rule
+
+import atoll
+
+console = Console(highlight=False)
+
+
+def say(title: str, text: str = "") -> None:
+    console.print(Rule(f"[bold]{title}", align="left", style="cyan"))
+    if text:
+        console.print(text, style="dim")
+
+
+def show(command: str, result: atoll.ExecResult) -> None:
+    console.print(f"[green]$[/] {command}", markup=True)
+    if result.stdout:
+        console.print(result.stdout.rstrip(), markup=False)
+    if result.stderr:
+        console.print(result.stderr.rstrip(), markup=False, style="red")
+    if result.exit_code:
+        console.print(f"exit code {result.exit_code}", style="yellow")
+
+
+async def run(box: atoll.Sandbox, command: str, **options: object) -> None:
+    show(command, await box.exec(command, **options))  # type: ignore[arg-type]
+
+
+async def strengths(runtime: atoll.Runtime) -> None:
+    say("From nothing to a shell", "A new sandbox and its first command, once per runtime on this machine.")
+    for name in runtime.drivers():
+        times: list[float] = []
+        kernel = ""
+        for _ in range(5):
+            start = time.perf_counter()
+            async with await runtime.create(runtime=name) as box:
+                await box.exec("true")
+                times.append((time.perf_counter() - start) * 1000)
+                kernel = (await box.exec("uname -r")).stdout.strip()
+        console.print(f"{name:>6}: {sorted(times)[2]:6.1f} ms   kernel inside: {kernel}")
+
+
+async def isolation(runtime: atoll.Runtime) -> None:
+    say("Root inside is nobody outside")
+    limits = atoll.Limits(memory_bytes=64 << 20, pids=50) if limits_work(runtime) else None
+    async with await runtime.create("island", limits=limits) as box:
+        await run(box, "id; hostname; ls /home /root; cat /etc/shadow", user="root")
+        await run(box, "mount -t tmpfs none /mnt; ls /sys/class/net", user="root")
+        if limits is not None:
+            await run(box, "python3 -c 'b = bytearray(500_000_000)'; echo still here")
+            await run(box, ":(){ :|:& };: 2>/dev/null; echo a fork bomb met its limit", timeout_s=5)
+
+
+def limits_work(runtime: atoll.Runtime) -> bool:
+    first = next(iter(runtime.drivers().values()), None)
+    return first is not None and first.capabilities.memory_limit and first.capabilities.pids_limit
+
+
+async def commands(runtime: atoll.Runtime) -> None:
+    say("Exactly what happened")
+    async with await runtime.create("worker") as box:
+        command = "for i in $(seq 100); do echo $i; sleep 0.1; done"
+        console.print(f"[green]$[/] {command}   [dim](time limit: 0.5 s)")
+        try:
+            await box.exec(command, timeout_s=0.5)
+        except atoll.ExecTimeout as error:
+            console.print(f"{error} Printed until then: {error.result.stdout.split()}", markup=False)
+        start = time.perf_counter()
+        await run(box, "(sleep 60; echo late) & echo the main process is done")
+        took_ms = (time.perf_counter() - start) * 1000
+        console.print(f"returned after {took_ms:.0f} ms, though a child holds its output", style="dim")
+        result = await box.exec("seq 1 3000000", output_limit_bytes=60)
+        console.print(f"22 MB of output, 60 bytes asked for: {result.stdout_cut}", markup=False)
+
+
+async def many(runtime: atoll.Runtime) -> None:
+    say("Fifty at once")
+    start = time.perf_counter()
+    answers: list[str] = []
+
+    async def one(number: int) -> None:
+        async with await runtime.create(f"many-{number}") as box:
+            answers.append((await box.exec("echo $(hostname)")).stdout)
+
+    async with anyio.create_task_group() as tasks:
+        for number in range(50):
+            tasks.start_soon(one, number)
+    console.print(f"{len(set(answers))} sandboxes made, answered and removed in {time.perf_counter() - start:.1f} s")
+
+
+async def main() -> None:
+    with tempfile.TemporaryDirectory(prefix="atoll-demo-") as state:
+        async with atoll.open(state) as runtime:
+            if not runtime.drivers():
+                console.print("No container runtime can be used here; `atoll doctor` says why.", style="red")
+                raise SystemExit(1)
+            await strengths(runtime)
+            await isolation(runtime)
+            await commands(runtime)
+            await many(runtime)
+    say("Next", "atoll run -- python3 -c 'print(6 * 7)'      atoll create box && atoll shell box      atoll doctor")
+
+
+if __name__ == "__main__":
+    anyio.run(main)

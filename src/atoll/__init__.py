@@ -1,0 +1,150 @@
+"""Atoll gives every AI agent its own Linux machine, on your own hardware.
+
+    async with atoll.open() as runtime:
+        box = await runtime.create("demo")
+        result = await box.exec("echo hello from $(hostname)")
+
+The names below are the public API. They are loaded when first used, so that `import atoll` costs next to nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from atoll.contract.driver import Capabilities, Finding
+    from atoll.contract.errors import (
+        AtollError,
+        CallerError,
+        DiskFull,
+        ExecTimeout,
+        FileError,
+        GuestProtocolError,
+        ImageUnavailable,
+        InvalidRequest,
+        LaunchFailed,
+        PathDenied,
+        PathExists,
+        PathIsDirectory,
+        PathNotDirectory,
+        PathNotFound,
+        PortRefused,
+        ProcessNotFound,
+        RuntimeUnavailable,
+        SandboxDied,
+        SandboxError,
+        SandboxExists,
+        SandboxNotFound,
+        Unenforceable,
+    )
+    from atoll.contract.model import (
+        Cut,
+        Event,
+        ExecBytes,
+        ExecResult,
+        Exited,
+        FileChange,
+        FileEntry,
+        FileStat,
+        Gap,
+        Limits,
+        Match,
+        Output,
+        ProcessInfo,
+        SandboxInfo,
+        SystemProcess,
+        Usage,
+    )
+    from atoll.runtime.files import Files
+    from atoll.runtime.host import Runtime, open  # noqa: A004
+    from atoll.runtime.images import ImageStore
+    from atoll.runtime.process import Process
+    from atoll.runtime.sandbox import Sandbox
+    from atoll.settings import Settings
+
+__version__ = "0.1.0"
+
+_ERRORS = """
+AtollError CallerError DiskFull ExecTimeout FileError GuestProtocolError ImageUnavailable InvalidRequest LaunchFailed
+PathDenied PathExists PathIsDirectory PathNotDirectory PathNotFound PortRefused ProcessNotFound RuntimeUnavailable
+SandboxDied SandboxError SandboxExists SandboxNotFound Unenforceable
+"""
+_MODELS = """
+Cut Event ExecBytes ExecResult Exited FileChange FileEntry FileStat Gap Limits Match Output ProcessInfo SandboxInfo
+SystemProcess Usage
+"""
+_HOMES = {
+    "atoll.contract.driver": "Capabilities Finding",
+    "atoll.contract.errors": _ERRORS,
+    "atoll.contract.model": _MODELS,
+    "atoll.runtime.files": "Files",
+    "atoll.runtime.host": "Runtime open",
+    "atoll.runtime.images": "ImageStore",
+    "atoll.runtime.process": "Process",
+    "atoll.runtime.sandbox": "Sandbox",
+    "atoll.settings": "Settings",
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
+
+__all__ = [
+    "AtollError",
+    "CallerError",
+    "Capabilities",
+    "Cut",
+    "DiskFull",
+    "Event",
+    "ExecBytes",
+    "ExecResult",
+    "ExecTimeout",
+    "Exited",
+    "FileChange",
+    "FileEntry",
+    "FileError",
+    "FileStat",
+    "Files",
+    "Finding",
+    "Gap",
+    "GuestProtocolError",
+    "ImageStore",
+    "ImageUnavailable",
+    "InvalidRequest",
+    "LaunchFailed",
+    "Limits",
+    "Match",
+    "Output",
+    "PathDenied",
+    "PathExists",
+    "PathIsDirectory",
+    "PathNotDirectory",
+    "PathNotFound",
+    "PortRefused",
+    "Process",
+    "ProcessInfo",
+    "ProcessNotFound",
+    "Runtime",
+    "RuntimeUnavailable",
+    "Sandbox",
+    "SandboxDied",
+    "SandboxError",
+    "SandboxExists",
+    "SandboxInfo",
+    "SandboxNotFound",
+    "Settings",
+    "SystemProcess",
+    "Unenforceable",
+    "Usage",
+    "open",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'atoll' has no attribute {name!r}")
+    value: object = getattr(importlib.import_module(_HOME_OF[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,107 @@
+"""What isolation must offer: few verbs, written once per kind of isolation.
+
+A driver starts the guest in isolation, with its two ends on the sandbox's FIFOs, and ends it. It knows runtimes,
+namespaces, cgroups and mounts. It refuses to know commands, files, names, images' origins and the protocol.
+Above it stands `runtime/`, below it an OCI runtime.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+from atoll.contract.model import Frozen, Limits, RuntimeName, Usage
+
+
+class Capabilities(Frozen):
+    """What a runtime on this machine can do. What is false is not offered and refused when asked for."""
+
+    memory_limit: bool
+    cpu_limit: bool
+    pids_limit: bool
+    id_range: bool
+    """Each sandbox has a range of host user ids of its own. False: one id of the host stands for all inside."""
+    process_oom: bool
+    """Reaching the memory limit ends a process. False: it ends the sandbox."""
+    memory_checkpoint: bool
+    freeze: bool
+
+
+class Finding(Frozen):
+    """One thing that `doctor` looked at."""
+
+    topic: str
+    ok: bool
+    detail: str
+    fix: str | None = None
+    """The command that mends it. Unset when there is nothing to mend, or no command does."""
+
+
+class Filesystem(Frozen):
+    """One overlay of a sandbox: `layers` read-only, the first on top, under a writable upper of its own."""
+
+    target: str
+    """Where it stands inside: `/`, or a directory below it such as `/usr`."""
+    key: str
+    """Its directory below `upper/` and `work/`."""
+    layers: tuple[Path, ...]
+
+
+class Launch(Frozen):
+    """All that a driver needs to start a sandbox."""
+
+    id: str
+    """Never used twice on a machine."""
+    directory: Path
+    """The sandbox's own. The driver makes what it needs in it; `destroy` removes all of it."""
+    hostname: str
+    filesystems: tuple[Filesystem, ...]
+    """`/` first."""
+    limits: Limits
+    """Resolved: what is unset here is not limited."""
+    id_base: int
+    """The first host user id of the sandbox's range, where `Capabilities.id_range` holds."""
+    ephemeral: bool
+
+
+class Driver(Protocol):
+    """One runtime on this machine.
+
+    All methods may be called from several host processes at once for different sandboxes, and `destroy` also for
+    the same one.
+    """
+
+    @property
+    def name(self) -> RuntimeName: ...
+
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    async def launch(self, launch: Launch) -> None:
+        """Start the guest and its keeper. When it returns, `directory/sock` accepts clients.
+
+        The sandbox then lives on without the calling process. Cancelling leaves something that `destroy` removes.
+
+        Raises:
+            LaunchFailed: the runtime said no, with what it said; or it said nothing for too long.
+        """
+        ...
+
+    async def destroy(self, id: str, directory: Path) -> None:
+        """End every process of the sandbox and free what it holds on the machine, then remove `directory`.
+
+        Works at any moment, on anything that `launch` may have left, and when there is nothing to do.
+        """
+        ...
+
+    def pid(self, directory: Path) -> int | None:
+        """The sandbox's process on the host, if it runs."""
+        ...
+
+    async def usage(self, id: str, directory: Path) -> Usage:
+        """What the sandbox uses now."""
+        ...
+
+    def oom_kills(self, id: str) -> int | None:
+        """How many processes of the sandbox the kernel has ended for memory. Cheap: called around each command."""
+        ...

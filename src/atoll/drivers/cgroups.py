@@ -1,0 +1,139 @@
+"""A sandbox's cgroup: made, limited, read and removed.
+
+Knows the files of cgroup v1 and v2. Refuses to know what runs in one. A sandbox's cgroup is `atoll/<id>`, in each v1
+hierarchy that matters or in the one of v2.
+
+crun and runsc do not manage cgroups for us: the keeper's child *begins* in the cgroup and becomes the runtime there.
+Moving a process into a v1 cgroup from outside waits for an RCU grace period, some ten milliseconds, half of what a
+whole start takes; a thread that moves itself, or a child that is born in a v2 cgroup, does not wait. The limits are
+set when the runtime is done and before the guest gets its first frame, so that they bind the sandbox and not the
+runtime's own memory and threads. `docs/design/0002-cgroups.md` has the figures.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from pathlib import Path
+
+import anyio
+
+from atoll.contract.errors import LaunchFailed, SandboxError
+from atoll.contract.model import Limits
+from atoll.drivers.machine import CGROUP_ROOT, Machine
+
+_V1 = ("memory", "cpu", "cpuacct", "pids", "freezer")
+_V2 = ("memory", "cpu", "pids")
+_PERIOD_US = 100_000
+
+
+class Cgroups:
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._mode = machine.cgroup_mode if machine.controllers else "none"
+        hierarchies = {os.path.realpath(CGROUP_ROOT / name) for name in _V1} if self._mode == "v1" else ()
+        self._parents = [Path(path) / "atoll" for path in sorted(hierarchies) if os.path.isdir(path)]
+        if self._mode == "v2":
+            self._parents = [CGROUP_ROOT / "atoll"]
+
+    def paths(self, id: str) -> list[Path]:
+        return [parent / id for parent in self._parents]
+
+    def make(self, id: str) -> list[Path]:
+        """Make the sandbox's cgroup. Returns the directories that its first process has to be in.
+
+        Raises:
+            LaunchFailed: the machine did not let us.
+        """
+        try:
+            for path in self.paths(id):
+                if not path.parent.is_dir():
+                    path.parent.mkdir(exist_ok=True)
+                    self._delegate(path.parent)
+                path.mkdir()
+        except OSError as error:
+            raise LaunchFailed(f"a cgroup could not be made: {error}", hint="atoll doctor") from error
+        return self.paths(id)
+
+    def _delegate(self, parent: Path) -> None:
+        """v2: what a cgroup limits must be switched on in those above it."""
+        if self._mode == "v2":
+            wanted = " ".join(f"+{name}" for name in _V2 if name in self._machine.controllers)
+            for above in (parent.parent, parent):
+                (above / "cgroup.subtree_control").write_text(wanted)
+
+    def settings(self, id: str, limits: Limits) -> list[tuple[Path, str]]:
+        """What must be written to which file for `limits` to hold, in order."""
+        v2 = self._mode == "v2"
+        wanted: list[tuple[str, str, str, str | None]] = []
+        if limits.memory_bytes is not None:
+            size = str(limits.memory_bytes)
+            wanted.append(("memory", "memory.limit_in_bytes", "memory.max", size))
+            # No swap beyond the limit. v1 counts memory and swap together, v2 swap alone. The file is missing where
+            # the kernel does not account for swap, and then there is none to get around the limit with.
+            wanted.append(("memory", "memory.memsw.limit_in_bytes", "memory.swap.max", "0" if v2 else size))
+        if limits.cpus is not None:
+            quota = str(max(1000, int(limits.cpus * _PERIOD_US)))
+            wanted.append(("cpu", "cpu.cfs_quota_us", "cpu.max", f"{quota} {_PERIOD_US}" if v2 else quota))
+        if limits.pids is not None:
+            wanted.append(("pids", "pids.max", "pids.max", str(limits.pids + 1)))  # the guest is one of them
+        settings = []
+        for controller, v1_file, v2_file, value in wanted:
+            path = CGROUP_ROOT / "atoll" / id / v2_file if v2 else CGROUP_ROOT / controller / "atoll" / id / v1_file
+            if value is not None and (path.exists() or "sw" not in path.name):
+                settings.append((path, value))
+        return settings
+
+    def read(self, id: str, v1: str, v2: str, key: str | None = None) -> int | None:
+        """A number of the sandbox's cgroup: the file's own, or that behind `key`. None: the machine cannot tell."""
+        if self._mode == "none":
+            return None
+        path = CGROUP_ROOT / "atoll" / id / v2
+        if self._mode == "v1":
+            controller, file = v1.split("/")
+            path = CGROUP_ROOT / controller / "atoll" / id / file
+        try:
+            text = path.read_text()
+            if key is None:
+                return int(text)
+            return next((int(line.split()[1]) for line in text.splitlines() if line.split()[0] == key), None)
+        except (OSError, ValueError):
+            return None
+
+    def oom_kills(self, id: str) -> int | None:
+        return self.read(id, "memory/memory.oom_control", "memory.events", "oom_kill")
+
+    def cpu_s(self, id: str) -> float | None:
+        if self._mode == "v2":
+            micro = self.read(id, "", "cpu.stat", "usage_usec")
+            return None if micro is None else micro / 1e6
+        nano = self.read(id, "cpuacct/cpuacct.usage", "")
+        return None if nano is None else nano / 1e9
+
+    async def remove(self, id: str) -> None:
+        """End what is left in the sandbox's cgroup and remove it. Fine when there is none.
+
+        Raises:
+            SandboxError: something in it does not end.
+        """
+        for _ in range(5000):
+            left = [path for path in self.paths(id) if not _removed(path)]
+            if not left:
+                return
+            for path in left:
+                with contextlib.suppress(OSError):
+                    for pid in (path / "cgroup.procs").read_text().split():
+                        os.kill(int(pid), signal.SIGKILL)
+            await anyio.sleep(0.002)
+        raise SandboxError("processes of the sandbox do not end", hint=f"see cgroup.procs in {self.paths(id)}")
+
+
+def _removed(path: Path) -> bool:
+    try:
+        path.rmdir()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,251 @@
+/* The keeper: one small process on the host per sandbox. It starts the sandbox's runtime, then owns the stream to
+ * its guest and shares it among clients, so that no program that uses a sandbox has to outlive another.
+ *
+ *   keeper start --dir D --cover C --guest G --listen FD --lock FD [--uid I O N]… [--gid I O N]… [--rootless] [--ephemeral]
+ *                [--confine ID] [--cgroup DIR]… [--limit FILE VALUE]… [--overlay KEY TARGET COUNT LAYER…]… -- RUNTIME ARGUMENTS…
+ *   keeper within [--uid I O N]… [--gid I O N]… [--rootless] -- COMMAND ARGUMENTS…
+ *
+ * `--lock` is a file that whoever starts us has locked: as long as the keeper lives, it is, and its process id is in it.
+ * `start` returns at once; who listens on the socket is told how it went. `within` runs a command where a runtime of
+ * the same kind would run: in a private mount namespace and, rootless, in the user namespace that owns the files.
+ *
+ * This file knows the order of things; how each is done is in launch.c, relay.c and confine.c. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "keeper.h"
+
+enum { RUNTIME_TIMEOUT_MS = 30000, LISTENER = 3, LOCK = 4 };
+
+static void usage(const char *what) __attribute__((noreturn));
+static void usage(const char *what)
+{
+    dprintf(STDERR_FILENO, "keeper: bad arguments near '%s'\n", what);
+    _exit(2);
+}
+
+static unsigned number(const char *text)
+{
+    char *end;
+    errno = 0;
+    unsigned long value = strtoul(text, &end, 10);
+    if (errno || *end || end == text || value > 4294967295UL)
+        usage(text);
+    return (unsigned)value;
+}
+
+static void add_map(struct id_map *maps, int *count, char **values)
+{
+    if (*count == MAX_MAPS)
+        usage("too many maps");
+    maps[(*count)++] = (struct id_map){number(values[0]), number(values[1]), number(values[2])};
+}
+
+static int add_overlay(struct plan *plan, char **values, int left)
+{
+    if (left < 4 || plan->overlay_count == MAX_OVERLAYS)
+        usage("--overlay");
+    unsigned count = number(values[2]);
+    if (count < 1 || count > MAX_LAYERS || (int)count > left - 3)
+        usage(values[2]);
+    plan->overlays[plan->overlay_count++] =
+        (struct overlay){.key = values[0], .target = values[1], .layers = values + 3, .layer_count = (int)count};
+    return 3 + (int)count;
+}
+
+static struct plan parse(int argc, char **argv)
+{
+    struct plan plan = {.listener = -1, .lock = -1, .confine_id = -1};
+    for (int i = 2; i < argc; i++) {
+        const char *arg = argv[i];
+        int left = argc - i - 1;
+        if (!strcmp(arg, "--")) {
+            plan.command = argv + i + 1;
+            break;
+        }
+        if (!strcmp(arg, "--rootless"))
+            plan.rootless = true;
+        else if (!strcmp(arg, "--ephemeral"))
+            plan.ephemeral = true;
+        else if (!strcmp(arg, "--dir") && left)
+            plan.dir = argv[++i];
+        else if (!strcmp(arg, "--cover") && left)
+            plan.cover = argv[++i];
+        else if (!strcmp(arg, "--guest") && left)
+            plan.guest = argv[++i];
+        else if (!strcmp(arg, "--listen") && left)
+            plan.listener = (int)number(argv[++i]);
+        else if (!strcmp(arg, "--lock") && left)
+            plan.lock = (int)number(argv[++i]);
+        else if (!strcmp(arg, "--confine") && left)
+            plan.confine_id = (int)number(argv[++i]);
+        else if (!strcmp(arg, "--cgroup") && left && plan.cgroup_count < MAX_CGROUPS)
+            plan.cgroups[plan.cgroup_count++] = argv[++i];
+        else if (!strcmp(arg, "--limit") && left >= 2 && plan.limit_count < MAX_LIMITS) {
+            plan.limits[plan.limit_count].file = argv[++i];
+            plan.limits[plan.limit_count++].value = argv[++i];
+        } else if (!strcmp(arg, "--uid") && left >= 3)
+            add_map(plan.uids, &plan.uid_count, argv + i + 1), i += 3;
+        else if (!strcmp(arg, "--gid") && left >= 3)
+            add_map(plan.gids, &plan.gid_count, argv + i + 1), i += 3;
+        else if (!strcmp(arg, "--overlay"))
+            i += add_overlay(&plan, argv + i + 1, left);
+        else
+            usage(arg);
+    }
+    if (!plan.command || !plan.command[0])
+        usage("--");
+    return plan;
+}
+
+static int open_in(const struct plan *plan, const char *name, int flags)
+{
+    char path[4352];
+    snprintf(path, sizeof path, "%s/%s", plan->dir, name);
+    int fd = open(path, flags | O_CLOEXEC, 0600);
+    if (fd < 0)
+        give_up(path);
+    return fd;
+}
+
+/* Away from whoever started us, with nothing of theirs open but the listener. */
+static void detach(const struct plan *plan)
+{
+    pid_t pid = fork();
+    if (pid < 0)
+        give_up("fork");
+    if (pid > 0)
+        _exit(0);
+    setsid();
+    umask(022);
+    signal(SIGPIPE, SIG_IGN);
+    signal(SIGHUP, SIG_IGN);
+    prctl(PR_SET_CHILD_SUBREAPER, 1);
+    int log = open_in(plan, "keeper.log", O_WRONLY | O_CREAT | O_APPEND), null = open("/dev/null", O_RDWR | O_CLOEXEC);
+    if (null < 0 || dup2(null, 0) < 0 || dup2(null, 1) < 0 || dup2(log, 2) < 0)
+        give_up("redirecting");
+    int listener = fcntl(plan->listener, F_DUPFD_CLOEXEC, 16), lock = fcntl(plan->lock, F_DUPFD_CLOEXEC, 16);
+    if (listener < 0 || lock < 0 || dup3(listener, LISTENER, O_CLOEXEC) < 0 || dup3(lock, LOCK, O_CLOEXEC) < 0)
+        give_up("the listener and the lock");
+    syscall(SYS_close_range, LOCK + 1, ~0U, 0);
+    fcntl(LISTENER, F_SETFL, O_NONBLOCK);
+    if (ftruncate(LOCK, 0) < 0 || dprintf(LOCK, "%d\n", (int)getpid()) < 0)
+        give_up("the lock");
+    if (chdir("/") < 0)
+        give_up("chdir");
+}
+
+/* The last of what the runtime said, for the error. */
+static void fail_with_log(const struct plan *plan, int error, const char *what)
+{
+    static char message[4096];
+    int used = snprintf(message, sizeof message, "%s", what);
+    int log = open_in(plan, "runtime.log", O_RDONLY | O_CREAT);
+    off_t size = lseek(log, 0, SEEK_END), from = size > 3000 ? size - 3000 : 0;
+    if (size > 0) {
+        used += snprintf(message + used, sizeof message - (size_t)used, ": ");
+        ssize_t n = pread(log, message + used, sizeof message - (size_t)used - 1, from);
+        message[used + (n > 0 ? n : 0)] = 0;
+    }
+    relay_fail(LISTENER, error, message);
+    _exit(1);
+}
+
+static void wait_for_runtime(const struct plan *plan, pid_t pid)
+{
+    int fd = (int)syscall(SYS_pidfd_open, pid, 0), status;
+    struct pollfd p = {.fd = fd, .events = POLLIN};
+    if (fd < 0)
+        give_up("pidfd_open");
+    if (poll(&p, 1, RUNTIME_TIMEOUT_MS) != 1) {
+        kill(pid, SIGKILL);
+        waitpid(pid, &status, 0);
+        fail_with_log(plan, ETIMEDOUT, "the runtime did not finish in time");
+    }
+    close(fd);
+    if (waitpid(pid, &status, 0) != pid || !WIFEXITED(status) || WEXITSTATUS(status) != 0)
+        fail_with_log(plan, EIO, "the runtime failed");
+}
+
+static pid_t read_pid(const struct plan *plan)
+{
+    char text[32] = {0};
+    int fd = open_in(plan, "pid", O_RDONLY | O_CREAT);
+    ssize_t n = read(fd, text, sizeof text - 1);
+    close(fd);
+    pid_t pid = n > 0 ? (pid_t)atoi(text) : 0;
+    if (pid <= 1)
+        fail_with_log(plan, EIO, "the runtime gave no process id");
+    return pid;
+}
+
+static void set_limits(const struct plan *plan)
+{
+    for (int i = 0; i < plan->limit_count; i++) {
+        int fd = open(plan->limits[i].file, O_WRONLY | O_CLOEXEC);
+        ssize_t size = (ssize_t)strlen(plan->limits[i].value);
+        if (fd < 0 || write(fd, plan->limits[i].value, (size_t)size) != size) {
+            int error = errno;
+            char what[512];
+            snprintf(what, sizeof what, "a limit could not be set (%s = %s: %s)", plan->limits[i].file,
+                     plan->limits[i].value, strerror(error));
+            fail_with_log(plan, error, what);
+        }
+        close(fd);
+    }
+}
+
+static void start(const struct plan *plan)
+{
+    if (!plan->dir || !plan->cover || !plan->guest || plan->listener < 0 || plan->lock < 0 || !plan->overlay_count)
+        usage("start");
+    detach(plan);
+    struct relay_ends ends = {
+        .from_guest = open_in(plan, "out", O_RDWR | O_NONBLOCK),
+        .to_guest = open_in(plan, "in", O_RDWR | O_NONBLOCK),
+        .exit_file = open_in(plan, "ended", O_WRONLY | O_CREAT | O_TRUNC),
+        .listener = LISTENER,
+        .ephemeral = plan->ephemeral,
+    };
+    /* More in flight for bulk data. Refused where a user has used up a quota: then it is only slower. */
+    fcntl(ends.from_guest, F_SETPIPE_SZ, 1 << 20);
+    fcntl(ends.to_guest, F_SETPIPE_SZ, 1 << 18);
+    pid_t runtime = launch_runtime(plan);
+    if (runtime < 0)
+        give_up("fork");
+    wait_for_runtime(plan, runtime);
+    set_limits(plan);
+    ends.pid = read_pid(plan);
+    ends.pidfd = (int)syscall(SYS_pidfd_open, ends.pid, 0);
+    if (ends.pidfd < 0)
+        fail_with_log(plan, errno, "the sandbox ended at once");
+    if (confine(plan->confine_id) < 0)
+        fail_with_log(plan, errno, "the keeper could not give up its privileges");
+    relay_run(&ends);
+}
+
+int main(int argc, char **argv)
+{
+    if (argc < 2)
+        usage("no command");
+    struct plan plan = parse(argc, argv);
+    if (!strcmp(argv[1], "start")) {
+        start(&plan);
+    } else if (!strcmp(argv[1], "within")) {
+        enter_namespaces(&plan);
+        execvp(plan.command[0], plan.command);
+        give_up(plan.command[0]);
+    }
+    usage(argv[1]);
+}

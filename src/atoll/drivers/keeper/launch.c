@@ -1,0 +1,333 @@
+/* How the file system of a sandbox is assembled and its runtime started.
+ *
+ * Knows namespaces, id-mapped mounts, overlays and the cgroup quirk of hybrid machines. Refuses to know the OCI
+ * configuration (the driver wrote it) and the protocol.
+ *
+ * Everything is mounted in a mount namespace of the launcher's own, below a tmpfs that covers one directory there.
+ * The runtime copies what it needs into the container's namespace; the launcher's dies with it. So nothing is ever
+ * mounted where the host could see it, nothing can leak, and no directory above the state directory needs to be
+ * open to the sandbox's user ids. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/mount.h>
+#include <linux/sched.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mount.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/statfs.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "keeper.h"
+
+#ifndef OPEN_TREE_CLONE
+#define OPEN_TREE_CLONE 1
+#endif
+#ifndef OPEN_TREE_CLOEXEC
+#define OPEN_TREE_CLOEXEC O_CLOEXEC
+#endif
+enum { CGROUP2_MAGIC_NUMBER = 0x63677270 };
+
+void give_up(const char *what)
+{
+    dprintf(STDERR_FILENO, "keeper: %s: %s\n", what, strerror(errno));
+    _exit(1);
+}
+
+static void give_up_f(const char *format, ...)
+{
+    char what[4352];
+    int saved = errno;
+    va_list args;
+    va_start(args, format);
+    vsnprintf(what, sizeof what, format, args);
+    va_end(args);
+    errno = saved;
+    give_up(what);
+}
+
+static void write_file(const char *path, const char *text)
+{
+    int fd = open(path, O_WRONLY | O_CLOEXEC);
+    if (fd < 0 || write(fd, text, strlen(text)) != (ssize_t)strlen(text))
+        give_up_f("writing %s", path);
+    close(fd);
+}
+
+static void run_map_tool(const char *tool, pid_t pid, const struct id_map *maps, int count)
+{
+    char numbers[1 + MAX_MAPS * 3][16];
+    char *argv[3 + MAX_MAPS * 3 + 1];
+    int n = 0, a = 0;
+    argv[a++] = (char *)tool;
+    snprintf(numbers[n], sizeof numbers[n], "%d", (int)pid);
+    argv[a++] = numbers[n++];
+    for (int i = 0; i < count; i++) {
+        unsigned values[3] = {maps[i].inside, maps[i].outside, maps[i].count};
+        for (int v = 0; v < 3; v++) {
+            snprintf(numbers[n], sizeof numbers[n], "%u", values[v]);
+            argv[a++] = numbers[n++];
+        }
+    }
+    argv[a] = NULL;
+    pid_t child = fork();
+    if (child < 0)
+        give_up("fork");
+    if (child == 0) {
+        execvp(tool, argv);
+        give_up_f("%s (package uidmap)", tool);
+    }
+    int status;
+    if (waitpid(child, &status, 0) < 0 || status != 0) {
+        errno = EPERM;
+        give_up_f("%s failed; /etc/subuid and /etc/subgid must give this user the ids", tool);
+    }
+}
+
+static void write_maps(const struct plan *plan, pid_t pid)
+{
+    /* Without privilege, the kernel takes one line that maps one's own id; more go through the set-uid tools. */
+    if (plan->rootless && (plan->uid_count > 1 || plan->gid_count > 1)) {
+        run_map_tool("newuidmap", pid, plan->uids, plan->uid_count);
+        run_map_tool("newgidmap", pid, plan->gids, plan->gid_count);
+        return;
+    }
+    char path[64], text[MAX_MAPS * 48];
+    if (plan->rootless) {
+        snprintf(path, sizeof path, "/proc/%d/setgroups", (int)pid);
+        write_file(path, "deny");
+    }
+    for (int kind = 0; kind < 2; kind++) {
+        const struct id_map *maps = kind ? plan->gids : plan->uids;
+        int count = kind ? plan->gid_count : plan->uid_count, used = 0;
+        for (int i = 0; i < count; i++)
+            used += snprintf(text + used, sizeof text - used, "%u %u %u\n", maps[i].inside, maps[i].outside,
+                             maps[i].count);
+        snprintf(path, sizeof path, "/proc/%d/%s", (int)pid, kind ? "gid_map" : "uid_map");
+        write_file(path, text);
+    }
+}
+
+/* A user namespace with the plan's mapping. Needs a process in it only for as long as it takes to open it. */
+static int make_user_namespace(const struct plan *plan)
+{
+    int ready[2];
+    if (pipe2(ready, O_CLOEXEC) < 0)
+        give_up("pipe");
+    pid_t child = fork();
+    if (child < 0)
+        give_up("fork");
+    if (child == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        char ok = unshare(CLONE_NEWUSER) == 0 ? 0 : (char)errno;
+        if (write(ready[1], &ok, 1) == 1)
+            for (;;)
+                pause();
+        _exit(1);
+    }
+    char error = EIO;
+    if (read(ready[0], &error, 1) != 1 || error != 0) {
+        errno = error;
+        give_up("making a user namespace");
+    }
+    write_maps(plan, child);
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%d/ns/user", (int)child);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        give_up("opening the user namespace");
+    kill(child, SIGKILL);
+    waitpid(child, NULL, 0);
+    close(ready[0]);
+    close(ready[1]);
+    return fd;
+}
+
+static bool is_v2(const char *cgroup)
+{
+    struct statfs fs;
+    return statfs(cgroup, &fs) == 0 && fs.f_type == CGROUP2_MAGIC_NUMBER;
+}
+
+/* crun refuses hybrid cgroups; without the `unified` mount, here and only here, the machine is plain v1 to it. In a
+ * user namespace the mount is locked, and is covered instead. */
+static void hide_unified_cgroup(void)
+{
+    const char *unified = "/sys/fs/cgroup/unified";
+    if (is_v2(unified) && umount2(unified, MNT_DETACH) < 0 && mount("none", unified, "tmpfs", MS_RDONLY, NULL) < 0)
+        give_up("hiding the unified cgroup hierarchy");
+}
+
+/* A mount namespace of our own and, without privilege, the user namespace that owns it. Returns the latter's fd. */
+static int private_namespaces(const struct plan *plan)
+{
+    int user_fd = plan->uid_count ? make_user_namespace(plan) : -1;
+    if (plan->rootless) {
+        if (setns(user_fd, CLONE_NEWUSER) < 0)
+            give_up("entering the user namespace");
+        if (setresgid(0, 0, 0) < 0 || setresuid(0, 0, 0) < 0)
+            give_up("becoming root in the user namespace");
+    }
+    if (unshare(CLONE_NEWNS) < 0)
+        give_up("making a mount namespace");
+    if (mount(NULL, "/", NULL, MS_SLAVE | MS_REC, NULL) < 0)
+        give_up("separating the mount namespace");
+    hide_unified_cgroup();
+    return user_fd;
+}
+
+void enter_namespaces(const struct plan *plan)
+{
+    int fd = private_namespaces(plan);
+    if (fd >= 0)
+        close(fd);
+}
+
+/* Detach a copy of what `fd` points to from where it is mounted, read-only and id-mapped when it is a layer. */
+static int clone_tree(int fd, bool layer, int user_fd)
+{
+    int tree = (int)syscall(SYS_open_tree, fd, "", AT_EMPTY_PATH | OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC);
+    if (tree < 0)
+        return -1;
+    struct mount_attr attr = {.attr_set = MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV};
+    if (layer)
+        attr.attr_set |= MOUNT_ATTR_RDONLY;
+    if (layer && user_fd >= 0) {
+        attr.attr_set |= MOUNT_ATTR_IDMAP;
+        attr.userns_fd = (uint64_t)user_fd;
+    }
+    if (syscall(SYS_mount_setattr, tree, "", AT_EMPTY_PATH, &attr, sizeof attr) < 0) {
+        int saved = errno;
+        close(tree);
+        errno = saved;
+        return -1;
+    }
+    return tree;
+}
+
+static void attach(int tree, const char *at)
+{
+    if (syscall(SYS_move_mount, tree, "", AT_FDCWD, at, MOVE_MOUNT_F_EMPTY_PATH) < 0)
+        give_up_f("attaching %s", at);
+    close(tree);
+}
+
+static void mount_overlay(const struct plan *plan, int index, const int *layer_fds, int user_fd)
+{
+    const struct overlay *o = &plan->overlays[index];
+    char options[64 + MAX_LAYERS * 16 + 512], name[32], target[4200];
+    int used = snprintf(options, sizeof options, "lowerdir=");
+    for (int i = 0; i < o->layer_count; i++) {
+        snprintf(name, sizeof name, "l%d.%d", index, i);
+        int tree = clone_tree(layer_fds[i], true, plan->rootless ? -1 : user_fd);
+        if (tree < 0)
+            give_up_f("id-mapping the layer %s (its file system may not support it)", o->layers[i]);
+        if (mkdir(name, 0755) < 0)
+            give_up("mkdir");
+        attach(tree, name);
+        used += snprintf(options + used, sizeof options - used, "%s%s", i ? ":" : "", name);
+    }
+    snprintf(options + used, sizeof options - used,
+             ",upperdir=d/upper/%s,workdir=d/work/%s,index=off,%s", o->key, o->key,
+             plan->rootless ? "userxattr" : "redirect_dir=off,metacopy=off");
+    /* An upper is kept whole in itself, so that it can become a layer anywhere; userxattr implies that. */
+    snprintf(target, sizeof target, "root%s", strcmp(o->target, "/") ? o->target : "");
+    if (mount("overlay", target, "overlay", MS_NOSUID | MS_NODEV, options) < 0)
+        give_up_f("mounting the overlay of %s (%s)", o->target, options);
+}
+
+static void assemble(const struct plan *plan, int user_fd)
+{
+    /* Descriptors first: the cover may hide the paths. */
+    static int layer_fds[MAX_OVERLAYS][MAX_LAYERS];
+    for (int i = 0; i < plan->overlay_count; i++)
+        for (int j = 0; j < plan->overlays[i].layer_count; j++) {
+            layer_fds[i][j] = open(plan->overlays[i].layers[j], O_PATH | O_DIRECTORY | O_CLOEXEC);
+            if (layer_fds[i][j] < 0)
+                give_up_f("the layer %s", plan->overlays[i].layers[j]);
+        }
+    int dir = open(plan->dir, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    int guest = open(plan->guest, O_PATH | O_CLOEXEC);
+    if (dir < 0 || guest < 0)
+        give_up_f("opening %s or %s", plan->dir, plan->guest);
+    if (mount("atoll", plan->cover, "tmpfs", MS_NOSUID | MS_NODEV, "mode=755,size=1m") < 0)
+        give_up_f("mounting a tmpfs on %s", plan->cover);
+    if (chdir(plan->cover) < 0 || mkdir("d", 0700) < 0 || mkdir("root", 0755) < 0)
+        give_up("preparing the mounts");
+    int tree = clone_tree(dir, false, -1);
+    if (tree < 0)
+        give_up("cloning the sandbox's directory");
+    attach(tree, "d");
+    for (int i = 0; i < plan->overlay_count; i++)
+        mount_overlay(plan, i, layer_fds[i], user_fd);
+    int file = open("guest", O_CREAT | O_WRONLY | O_CLOEXEC, 0555);
+    tree = clone_tree(guest, false, -1);
+    if (file < 0 || tree < 0)
+        give_up("mounting the guest");
+    close(file);
+    attach(tree, "guest");
+    close(dir);
+    close(guest);
+}
+
+static int open_in(const char *dir, const char *name, int flags)
+{
+    char path[4352];
+    snprintf(path, sizeof path, "%s/%s", dir, name);
+    int fd = open(path, flags | O_CLOEXEC, 0600);
+    if (fd < 0)
+        give_up_f("opening %s", path);
+    return fd;
+}
+
+/* A child that is born in a v2 cgroup: moving it there afterwards would wait for an RCU grace period. */
+static pid_t fork_into(const char *cgroup)
+{
+    int fd = open(cgroup, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0)
+        return -1;
+    struct clone_args args = {.flags = CLONE_INTO_CGROUP, .exit_signal = SIGCHLD, .cgroup = (uint64_t)fd};
+    pid_t pid = (pid_t)syscall(SYS_clone3, &args, sizeof args);
+    if (pid != 0)
+        close(fd);
+    return pid;
+}
+
+/* A thread that moves itself in v1 does not wait for one. */
+static void join_v1(const char *cgroup)
+{
+    char path[4352];
+    snprintf(path, sizeof path, "%s/tasks", cgroup);
+    write_file(path, "0");
+}
+
+pid_t launch_runtime(const struct plan *plan)
+{
+    bool v2 = plan->cgroup_count == 1 && is_v2(plan->cgroups[0]);
+    pid_t pid = v2 ? fork_into(plan->cgroups[0]) : fork();
+    if (pid != 0)
+        return pid;
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    /* The guest gets file descriptions of its own: what it sets on them must not change the keeper's. */
+    int in = open_in(plan->dir, "in", O_RDWR), out = open_in(plan->dir, "out", O_RDWR);
+    int log = open_in(plan->dir, "runtime.log", O_WRONLY | O_CREAT | O_APPEND);
+    if (dup2(log, STDERR_FILENO) < 0)
+        give_up("dup2");
+    for (int i = 0; i < plan->cgroup_count && !v2; i++)
+        join_v1(plan->cgroups[i]);
+    int user_fd = private_namespaces(plan);
+    assemble(plan, user_fd);
+    if (chdir("/") < 0 || dup2(in, STDIN_FILENO) < 0 || dup2(out, STDOUT_FILENO) < 0)
+        give_up("preparing the descriptors");
+    syscall(SYS_close_range, 3, ~0U, 0);
+    execvp(plan->command[0], plan->command);
+    give_up(plan->command[0]);
+}

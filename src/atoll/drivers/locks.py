@@ -1,0 +1,48 @@
+"""Locks that end with whoever holds them, across processes.
+
+Open file description locks: they belong to an open file, so a process can hand one on to another (the keeper) by
+inheritance, and others can look without taking. A file that is gone counts as not held.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+from pathlib import Path
+
+import anyio
+
+_FLOCK = struct.Struct("hhqqi4x")
+_POLL_S = 0.002
+
+
+def try_lock(fd: int) -> bool:
+    """Lock the open file `fd` unless somebody else holds it. Closing every copy of `fd` unlocks."""
+    try:
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, 0, 0, 0, 0))
+    except BlockingIOError:
+        return False
+    return True
+
+
+async def lock_within(fd: int, patience_s: float) -> bool:
+    """Lock the open file `fd`, waiting for at most `patience_s`."""
+    with anyio.move_on_after(patience_s):
+        while not try_lock(fd):  # noqa: ASYNC110 - the holder is another process
+            await anyio.sleep(_POLL_S)
+        return True
+    return False
+
+
+def is_held(path: Path) -> bool:
+    """Whether a living process holds the lock file `path`."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _FLOCK.pack(fcntl.F_WRLCK, 0, 0, 0, 0))
+        return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
+    finally:
+        os.close(fd)

@@ -1,0 +1,450 @@
+"""Isolation by an OCI runtime: crun, runc or runsc (gVisor), as root or as an ordinary user.
+
+Knows the OCI configuration, what differs between the three, and where a sandbox's cgroup is. The security-critical
+work is theirs; mounts and the guest's stream are the keeper's (`keeper/`). Refuses to know names, images and the
+protocol. Above it stands `runtime/host.py`.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+
+from atoll.contract.driver import Capabilities, Finding, Launch
+from atoll.contract.errors import LaunchFailed, SandboxError, Unenforceable
+from atoll.contract.model import Limits, RuntimeName, Usage
+from atoll.drivers import seccomp
+from atoll.drivers.cgroups import Cgroups
+from atoll.drivers.locks import is_held, lock_within, try_lock
+from atoll.drivers.machine import Machine, read_machine
+
+RUNTIMES: tuple[RuntimeName, ...] = ("crun", "runc", "runsc")
+"""Fastest first."""
+ID_COUNT = 65535
+"""Ids of a sandbox's range that exist inside. The one after them is the keeper's: nothing inside can be it."""
+GUEST_INSIDE = "/run/atoll/guest"
+_BIN = Path(__file__).resolve().parent.parent / "_bin"
+_SEARCH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/local/sbin", "/usr/sbin", "/sbin"])
+_COVERS = ("/mnt", "/media", "/srv", "/dev/shm")
+_PACKAGES = {"crun": "crun", "runc": "runc", "runsc": "runsc"}
+
+_CAPABILITIES = [
+    f"CAP_{name}"
+    for name in (
+        "CHOWN DAC_OVERRIDE FOWNER FSETID KILL NET_BIND_SERVICE SETFCAP SETGID SETPCAP SETUID SYS_CHROOT".split()
+    )
+]
+"""What a package manager needs, and the guest. Without SYS_PTRACE nobody inside can reach into the guest."""
+
+_MASKED = """
+/proc/acpi /proc/asound /proc/interrupts /proc/kcore /proc/keys /proc/latency_stats /proc/sched_debug /proc/scsi
+/proc/timer_list /proc/timer_stats /sys/devices/virtual/powercap /sys/firmware /sys/kernel/debug
+""".split()
+_READ_ONLY = "/proc/bus /proc/fs /proc/irq /proc/sys /proc/sysrq-trigger".split()
+
+
+def find_program(name: str) -> str | None:
+    return shutil.which(name, path=_SEARCH)
+
+
+class OciDriver:
+    """One OCI runtime. Implements `contract.driver.Driver`."""
+
+    def __init__(self, name: RuntimeName, state_dir: Path, machine: Machine) -> None:
+        program = find_program(name)
+        if program is None:
+            raise FileNotFoundError(name)
+        self._name: RuntimeName = name
+        self._program = program
+        self._machine = machine
+        self._root = state_dir / "run" / name
+        self._cgroups = Cgroups(machine)
+        self._born_in_cgroup = name != "runc"
+        """runc cannot be told to leave cgroups alone: it moves the sandbox there itself, which takes longer."""
+        in_cgroup = machine.controllers
+        self._capabilities = Capabilities(
+            memory_limit="memory" in in_cgroup,
+            cpu_limit="cpu" in in_cgroup,
+            pids_limit="pids" in in_cgroup,
+            id_range=machine.root,
+            process_oom=name != "runsc",
+            memory_checkpoint=name == "runsc" and machine.root,
+            freeze="memory" in in_cgroup,
+        )
+
+    @property
+    def name(self) -> RuntimeName:
+        return self._name
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._capabilities
+
+    # ---- starting ----
+
+    async def launch(self, launch: Launch) -> None:
+        self._check_limits(launch.limits)
+        directory = launch.directory
+        self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        cover = self._cover(directory)
+        self._prepare(launch)
+        (directory / "config.json").write_text(json.dumps(self._config(launch, cover)))
+        command = self._keeper("start", "--dir", str(directory), "--cover", cover, "--guest", str(_BIN / "guest"))
+        if launch.ephemeral:
+            command.append("--ephemeral")
+        if self._machine.root:
+            command += ["--confine", str(launch.id_base + ID_COUNT)]
+        command += self._maps(launch.id_base)
+        if self._born_in_cgroup:
+            for path in self._cgroups.make(launch.id):
+                command += ["--cgroup", str(path)]
+        for setting, value in self._cgroups.settings(launch.id, launch.limits):
+            command += ["--limit", str(setting), value]
+        for fs in launch.filesystems:
+            command += ["--overlay", fs.key, fs.target, str(len(fs.layers)), *map(str, fs.layers)]
+        with _listener(directory) as listener, _held_lock(directory) as lock:
+            command += ["--listen", str(listener.fileno()), "--lock", str(lock), "--", self._program, *self._flags()]
+            run = ["run", "--detach", "--pid-file", str(directory / "pid"), "--bundle", str(directory), launch.id]
+            # The keeper leaves this process at once, so this is a matter of a millisecond: no thread, no child watcher.
+            started = subprocess.run(  # noqa: ASYNC221
+                [*command, *run],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                pass_fds=(listener.fileno(), lock),
+                env={"PATH": _SEARCH, "XDG_RUNTIME_DIR": str(self._root)},
+                check=False,
+            )
+        if started.returncode != 0:
+            raise LaunchFailed(f"the keeper did not start: {started.stderr.decode(errors='replace').strip()}")
+
+    def _check_limits(self, limits: Limits) -> None:
+        able = self._capabilities
+        for limit, value, can in (
+            ("memory", limits.memory_bytes, able.memory_limit),
+            ("CPU", limits.cpus, able.cpu_limit),
+            ("pids", limits.pids, able.pids_limit),
+        ):
+            if value is not None and not can:
+                raise Unenforceable(
+                    f"a {limit} limit cannot be enforced here: no cgroup controller for it may be used by this user; "
+                    "leave the limit out, or run as root on a machine with cgroups",
+                    hint="atoll doctor",
+                    limit=limit.lower(),
+                )
+        if limits.open_files is not None and not self._machine.root:
+            import resource
+
+            hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+            if limits.open_files > hard:
+                raise Unenforceable(f"open files can be limited to {hard} at most, which is this user's own limit")
+
+    def _cover(self, directory: Path) -> str:
+        """A directory that may be hidden from the runtime, in its private mount namespace, behind the mounts."""
+        needed = [str(directory), str(self._root), self._program, str(_BIN)]
+        for candidate in _COVERS:
+            if os.path.isdir(candidate) and not any(os.path.realpath(p).startswith(candidate + "/") for p in needed):
+                return candidate
+        raise LaunchFailed(f"none of {', '.join(_COVERS)} can serve as a place for mounts", hint=f"mkdir {_COVERS[0]}")
+
+    def _prepare(self, launch: Launch) -> None:
+        for name in ("in", "out"):
+            os.mkfifo(launch.directory / name, 0o600)
+        for fs in launch.filesystems:
+            for part in ("upper", "work"):
+                path = launch.directory / part / fs.key
+                path.mkdir(parents=True, exist_ok=True)
+                if part == "upper":
+                    # An upper's own directory stands for the image's: its owner and mode are what is seen inside.
+                    path.chmod(0o755)
+                if self._machine.root:
+                    os.chown(path, launch.id_base, launch.id_base)
+
+    def _maps(self, id_base: int) -> list[str]:
+        machine = self._machine
+        if machine.root:
+            ranges = [["0", str(id_base), str(ID_COUNT)]]
+            return [word for kind in ("--uid", "--gid") for numbers in ranges for word in (kind, *numbers)]
+        words = ["--uid", "0", str(os.getuid()), "1"]
+        if machine.subuids and machine.subgids:
+            words += ["--uid", "1", str(machine.subuids.start), str(ID_COUNT - 1)]
+        words += ["--gid", "0", str(os.getgid()), "1"]
+        if machine.subuids and machine.subgids:
+            words += ["--gid", "1", str(machine.subgids.start), str(ID_COUNT - 1)]
+        return words
+
+    def _keeper(self, verb: str, *arguments: str) -> list[str]:
+        return [str(_BIN / "keeper"), verb, *arguments, *([] if self._machine.root else ["--rootless"])]
+
+    def _flags(self) -> list[str]:
+        flags = ["--root", str(self._root)]
+        if self._name == "crun":
+            flags.append("--cgroup-manager=disabled")
+        elif self._name == "runsc":
+            flags += ["--network=none", "--ignore-cgroups"]
+        return flags
+
+    # ---- the OCI configuration ----
+
+    def _config(self, launch: Launch, cover: str) -> dict[str, object]:
+        machine, limits = self._machine, launch.limits
+        single_id = not machine.root and not (machine.subuids and machine.subgids)
+        user_ids = "0:0" if single_id else "1000:1000"
+        rlimits = [{"type": "RLIMIT_CORE", "soft": 0, "hard": 0}]
+        if limits.open_files is not None:
+            rlimits.append({"type": "RLIMIT_NOFILE", "soft": limits.open_files, "hard": limits.open_files})
+        namespaces = [{"type": kind} for kind in ("pid", "network", "ipc", "uts", "mount")]
+        linux: dict[str, object] = {
+            "namespaces": namespaces,
+            "maskedPaths": _MASKED,
+            "readonlyPaths": _READ_ONLY,
+            "seccomp": seccomp.profile(),
+        }
+        if machine.root:
+            namespaces.append({"type": "user"})
+            mapping = [{"containerID": 0, "hostID": launch.id_base, "size": ID_COUNT}]
+            linux |= {"uidMappings": mapping, "gidMappings": mapping}
+            if not self._born_in_cgroup:
+                linux["cgroupsPath"] = f"/atoll/{launch.id}"
+        if machine.cgroup_mode == "v2":
+            namespaces.append({"type": "cgroup"})
+        annotations = {}
+        if self._name == "crun" and (program := seccomp.compiled(self._root.parent)):
+            # crun takes this in place of the list. One that does not know the annotation compiles the list.
+            annotations["run.oci.seccomp_bpf_data"] = base64.b64encode(program).decode()
+        capabilities = dict.fromkeys(("bounding", "effective", "permitted"), _CAPABILITIES)
+        return {
+            "ociVersion": "1.0.2",
+            "hostname": launch.hostname,
+            "annotations": annotations,
+            "process": {
+                "terminal": False,
+                "user": {"uid": 0, "gid": 0},
+                "args": [GUEST_INSIDE, "--home", f"{user_ids}:/home/user", "--user", f"user:{user_ids}:/home/user"],
+                "env": ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"],
+                "cwd": "/",
+                "capabilities": capabilities,
+                "rlimits": rlimits,
+                "noNewPrivileges": True,
+            },
+            "root": {"path": f"{cover}/root", "readonly": False},
+            "mounts": self._mounts(cover, single_id),
+            "linux": linux,
+        }
+
+    def _mounts(self, cover: str, single_id: bool) -> list[dict[str, object]]:
+        safe = ["nosuid", "noexec", "nodev"]
+        scratch = ["nosuid", "nodev", "mode=755", "size=64m"]
+        terminals = ["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620"]
+        return [
+            {"destination": "/proc", "type": "proc", "source": "proc", "options": safe},
+            {"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid", "mode=755", "size=64k"]},
+            {
+                "destination": "/dev/pts",
+                "type": "devpts",
+                "source": "devpts",
+                "options": terminals if single_id else [*terminals, "gid=5"],
+            },
+            {"destination": "/dev/shm", "type": "tmpfs", "source": "shm", "options": [*safe, "mode=1777", "size=64m"]},
+            {"destination": "/dev/mqueue", "type": "mqueue", "source": "mqueue", "options": safe},
+            {"destination": "/sys", "type": "sysfs", "source": "sysfs", "options": [*safe, "ro"]},
+            {"destination": "/run", "type": "tmpfs", "source": "tmpfs", "options": scratch},
+            {
+                "destination": GUEST_INSIDE,
+                "type": "bind",
+                "source": f"{cover}/guest",
+                "options": ["bind", "ro", "nosuid", "nodev"],
+            },
+        ]
+
+    # ---- ending ----
+
+    async def destroy(self, id: str, directory: Path) -> None:
+        with anyio.CancelScope(shield=True):
+            if self.pid(directory) is None:
+                await self._end_keeper(directory, patience_s=0)
+            await self._delete(id)
+            await self._end_keeper(directory, patience_s=2)
+            await self._cgroups.remove(id)
+            if directory.exists():
+                await self._within("rm", "-rf", "--one-file-system", "--", str(directory))
+
+    async def _delete(self, id: str) -> None:
+        """Have the runtime end and forget the container. That there is none is fine."""
+        if not any((self._root / name).exists() for name in (id, f"{id}_sandbox:{id}.state")):
+            return
+        done = await self._within(self._program, *self._flags(), "delete", "--force", id)
+        if done.returncode != 0 and (self._root / id).exists():
+            said = done.stderr.decode(errors="replace").strip()[-500:]
+            raise SandboxError(f"{self._name} could not delete the sandbox: {said}", id=id)
+
+    async def _within(self, *command: str) -> subprocess.CompletedProcess[bytes]:
+        """Run something where the runtime runs: in a private mount namespace and, rootless, in the user namespace."""
+        maps = [] if self._machine.root else self._maps(0)
+        full = [*self._keeper("within", *maps), "--", *command]
+        with anyio.fail_after(60):
+            return await anyio.run_process(full, check=False, env={"PATH": _SEARCH, "XDG_RUNTIME_DIR": str(self._root)})
+
+    async def _end_keeper(self, directory: Path, *, patience_s: float) -> None:
+        """Wait until no keeper works on `directory`; after `patience_s`, end it."""
+        try:
+            lock = os.open(directory / "keeper.lock", os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return
+        try:
+            if await lock_within(lock, patience_s):
+                return
+            with contextlib.suppress(ValueError, ProcessLookupError):
+                os.kill(int(os.pread(lock, 32, 0)), signal.SIGKILL)
+            if not await lock_within(lock, 10):
+                raise SandboxError("the sandbox's keeper does not end", hint=f"see {directory}/keeper.log")
+        finally:
+            os.close(lock)
+
+    # ---- looking ----
+
+    def pid(self, directory: Path) -> int | None:
+        # A number alone may be another process's by now; one that a living keeper watches over is not.
+        if not is_held(directory / "keeper.lock"):
+            return None
+        try:
+            return int((directory / "pid").read_text())
+        except (OSError, ValueError):
+            return None
+
+    def oom_kills(self, id: str) -> int | None:
+        return self._cgroups.oom_kills(id)
+
+    async def usage(self, id: str, directory: Path) -> Usage:
+        disk = await self._within("du", "-s", "--block-size=1", "--", str(directory / "upper"))
+        return Usage(
+            memory_bytes=self._cgroups.read(id, "memory/memory.usage_in_bytes", "memory.current"),
+            memory_peak_bytes=self._cgroups.read(id, "memory/memory.max_usage_in_bytes", "memory.peak"),
+            cpu_s=self._cgroups.cpu_s(id),
+            pids=self._cgroups.read(id, "pids/pids.current", "pids.current"),
+            disk_bytes=int((disk.stdout.split() or [b"0"])[0]),
+            oom_kills=self.oom_kills(id),
+        )
+
+
+@contextlib.contextmanager
+def _listener(directory: Path) -> Iterator[socket.socket]:
+    """The socket that clients connect to, bound before the keeper starts so that nobody comes too early.
+
+    Bound through the directory's descriptor: a Unix address holds 107 bytes, a state directory's path may be longer.
+    """
+    fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    previous = os.umask(0o177)
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            listener.bind(f"/proc/self/fd/{fd}/sock")
+            listener.listen(128)
+            yield listener
+    finally:
+        os.umask(previous)
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def _held_lock(directory: Path) -> Iterator[int]:
+    """`keeper.lock`, locked. The keeper inherits the lock and holds it for as long as it lives."""
+    fd = os.open(directory / "keeper.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        if not try_lock(fd):
+            raise SandboxError("another keeper works on this sandbox", hint=str(directory))
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def find_drivers(state_dir: Path, machine: Machine | None = None) -> dict[RuntimeName, OciDriver]:
+    """The runtimes that are installed and that this machine lets us use, fastest first."""
+    machine = machine or read_machine()
+    if not machine.user_namespaces or not (machine.id_mapped_overlay or not machine.root):
+        return {}
+    usable = [name for name in RUNTIMES if find_program(name)]
+    if not machine.root and not (machine.subuids and machine.subgids):
+        # gVisor runs its own processes as another user id than root's, and there is none.
+        usable = [name for name in usable if name != "runsc"]
+    return {name: OciDriver(name, state_dir, machine) for name in usable}
+
+
+def examine(machine: Machine | None = None) -> list[Finding]:
+    """What this machine can do for isolation and, for each lack, what mends it."""
+    machine = machine or read_machine()
+    findings = [
+        Finding(
+            topic=name,
+            ok=find_program(name) is not None,
+            detail=find_program(name) or "not installed",
+            fix=None if find_program(name) else f"apt-get install {_PACKAGES[name]}",
+        )
+        for name in RUNTIMES
+    ]
+    kernel = ".".join(map(str, machine.kernel))
+    recent = machine.kernel >= (5, 19)
+    findings += [
+        Finding(
+            topic="kernel",
+            ok=recent,
+            detail=f"Linux {kernel}" + ("" if recent else "; id-mapped overlays need 5.19"),
+            fix=None if recent else "install a newer kernel",
+        ),
+        Finding(
+            topic="user namespaces",
+            ok=machine.user_namespaces,
+            detail="may be made" if machine.user_namespaces else "may not be made by this user",
+            fix=None
+            if machine.user_namespaces
+            else "sysctl -w user.max_user_namespaces=10000 kernel.unprivileged_userns_clone=1"
+            " kernel.apparmor_restrict_unprivileged_userns=0",
+        ),
+    ]
+    missing = sorted({"memory", "cpu", "pids"} - machine.controllers)
+    findings.append(
+        Finding(
+            topic="cgroups",
+            ok=not missing,
+            detail=f"{machine.cgroup_mode}; limits on {', '.join(sorted(machine.controllers)) or 'nothing'} can be set",
+            fix=None if not missing else "run as root for limits on " + ", ".join(missing),
+        )
+    )
+    overlay = "overlay" in Path("/proc/filesystems").read_text().split()
+    findings.append(
+        Finding(
+            topic="overlay",
+            ok=overlay,
+            detail="in the kernel" if overlay else "not loaded",
+            fix=None if overlay else "modprobe overlay",
+        )
+    )
+    if machine.root:
+        findings.append(Finding(topic="ids", ok=True, detail="each sandbox has a range of user ids of its own"))
+    else:
+        ranged = bool(machine.subuids and machine.subgids and find_program("newuidmap"))
+        mend = "apt-get install uidmap && usermod --add-subuids 100000-165535 --add-subgids 100000-165535"
+        findings.append(
+            Finding(
+                topic="ids",
+                ok=ranged,
+                detail="a range from /etc/subuid" if ranged else "one user id for all inside",
+                fix=None if ranged else f"{mend} {os.getuid()}",
+            )
+        )
+    return findings
+
+
+if sys.platform != "linux":
+    raise ImportError("Atoll's sandboxes need Linux; on other systems, run it in a Linux virtual machine")

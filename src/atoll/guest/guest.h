@@ -1,0 +1,23 @@
+/* What the guest as a whole offers to its parts: see main.c. */
+#ifndef ATOLL_GUEST_H
+#define ATOLL_GUEST_H
+
+#include <stdbool.h>
+#include <sys/resource.h>
+#include <sys/types.h>
+
+/* Ends everything that was started inside, and then the guest. */
+_Noreturn void guest_end(int status);
+
+/* True for a child that the guest has a use for (a sitter, a worker) or did not make (in tests, where it is not
+ * PID 1): one that must not be swept away as an orphan. */
+bool guest_knows_child(pid_t pid);
+
+/* Forks. In the child: only the named descriptors are left, 0 to 2 are /dev/null, signals are as usual, and the child
+ * is named `name` and cannot be traced. -1 and errno as fork(). */
+pid_t guest_fork(const char *name, const int *keep, int count);
+
+/* The limit on open files that the guest was started with: what programs get, while the guest has more. */
+const struct rlimit *guest_first_nofile(void);
+
+#endif

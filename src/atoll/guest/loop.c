@@ -1,0 +1,244 @@
+/* The event loop: descriptors, timers, and children that have ended.
+ *
+ * Knows: epoll, the clock, SIGCHLD. Refuses to know: what a descriptor carries and what a child was for.
+ *
+ * Edge-triggered, because back-pressure then costs nothing: a source that nobody can take bytes from stays flagged as
+ * readable, and no event comes for it again until it has been read empty. Signals are only let in while waiting
+ * (epoll_pwait), so that there is no race to lose and no signalfd is needed, which gVisor did not always have.
+ */
+#define _GNU_SOURCE
+#include "loop.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/epoll.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { EVENTS_PER_ROUND = 64 };
+
+static int epoll_fd = -1;
+static volatile sig_atomic_t child_signalled;
+static sigset_t waiting_mask;
+static struct task *tasks, **tasks_tail = &tasks;
+static struct timer *timers;
+
+struct garbage {
+    struct garbage *next;
+};
+static struct garbage *garbage;
+
+static int64_t clock_us(clockid_t clock)
+{
+    struct timespec now;
+    clock_gettime(clock, &now);
+    return (int64_t)now.tv_sec * 1000000 + now.tv_nsec / 1000;
+}
+
+int64_t now_us(void)
+{
+    return clock_us(CLOCK_MONOTONIC);
+}
+
+int64_t unix_time_us(void)
+{
+    return clock_us(CLOCK_REALTIME);
+}
+
+static void on_child(int signal)
+{
+    (void)signal;
+    child_signalled = 1;
+}
+
+void loop_start(void)
+{
+    epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+    if (epoll_fd < 0)
+        _exit(71);
+    sigset_t child;
+    sigemptyset(&child);
+    sigaddset(&child, SIGCHLD);
+    sigprocmask(SIG_SETMASK, &child, NULL);
+    sigemptyset(&waiting_mask);
+    struct sigaction action = {.sa_handler = on_child, .sa_flags = SA_NOCLDSTOP};
+    sigaction(SIGCHLD, &action, NULL);
+    child_signalled = 1;
+}
+
+void loop_forget_after_fork(void)
+{
+    struct sigaction action = {.sa_handler = SIG_DFL};
+    sigaction(SIGCHLD, &action, NULL);
+    sigset_t none;
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, NULL);
+}
+
+int loop_add(struct source *source, int fd, void (*wake)(struct source *source))
+{
+    *source = (struct source){.fd = fd, .wake = wake};
+    int flags = fcntl(fd, F_GETFL);
+    if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) < 0)
+        return errno;
+    struct epoll_event event = {.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, .data.ptr = source};
+    return epoll_ctl(epoll_fd, EPOLL_CTL_ADD, fd, &event) < 0 ? errno : 0;
+}
+
+void loop_remove(struct source *source)
+{
+    if (source->fd < 0)
+        return;
+    /* Explicitly: a child that was just forked may still hold the same open file, which would keep the entry alive. */
+    epoll_ctl(epoll_fd, EPOLL_CTL_DEL, source->fd, NULL);
+    close(source->fd);
+    source->fd = -1;
+    source->readable = source->writable = false;
+}
+
+void loop_soon(struct task *task)
+{
+    if (task->queued)
+        return;
+    task->queued = true;
+    task->next = NULL;
+    *tasks_tail = task;
+    tasks_tail = &task->next;
+}
+
+void loop_not_soon(struct task *task)
+{
+    if (!task->queued)
+        return;
+    struct task **at = &tasks;
+    while (*at != task)
+        at = &(*at)->next;
+    *at = task->next;
+    if (tasks_tail == &task->next)
+        tasks_tail = at;
+    task->queued = false;
+}
+
+void timer_set(struct timer *timer, int after_ms, void (*fire)(struct timer *timer))
+{
+    timer_cancel(timer);
+    timer->at_ms = now_us() / 1000 + after_ms;
+    timer->fire = fire;
+    timer->set = true;
+    struct timer **at = &timers;
+    while (*at && (*at)->at_ms <= timer->at_ms)
+        at = &(*at)->next;
+    timer->next = *at;
+    *at = timer;
+}
+
+void timer_cancel(struct timer *timer)
+{
+    if (!timer->set)
+        return;
+    struct timer **at = &timers;
+    while (*at != timer)
+        at = &(*at)->next;
+    *at = timer->next;
+    timer->set = false;
+}
+
+void loop_free(void *memory)
+{
+    struct garbage *piece = memory;
+    if (piece) {
+        piece->next = garbage;
+        garbage = piece;
+    }
+}
+
+static void collect_garbage(void)
+{
+    while (garbage) {
+        struct garbage *next = garbage->next;
+        free(garbage);
+        garbage = next;
+    }
+}
+
+static void reap(void (*child_ended)(pid_t pid, int status))
+{
+    int status;
+    pid_t pid;
+    child_signalled = 0;
+    while ((pid = waitpid(-1, &status, WNOHANG)) > 0)
+        child_ended(pid, status);
+}
+
+static void fire_timers(void)
+{
+    int64_t now = now_us() / 1000;
+    while (timers && timers->at_ms <= now) {
+        struct timer *due = timers;
+        timers = due->next;
+        due->set = false;
+        due->fire(due);
+    }
+}
+
+/* Only as many as are queued now: a task that queues itself again waits for the next round. */
+static void run_tasks(void)
+{
+    int count = 0;
+    for (struct task *task = tasks; task; task = task->next)
+        count++;
+    while (tasks && count-- > 0) {
+        struct task *task = tasks;
+        loop_not_soon(task);
+        task->run(task);
+    }
+}
+
+static int wait_ms(bool busy)
+{
+    if (busy || tasks || child_signalled)
+        return 0;
+    if (!timers)
+        return -1;
+    int64_t left = timers->at_ms - now_us() / 1000;
+    return left < 0 ? 0 : left > 3600000 ? 3600000 : (int)left + 1;
+}
+
+void loop_round(bool busy, void (*child_ended)(pid_t pid, int status))
+{
+    struct epoll_event events[EVENTS_PER_ROUND];
+    int count = epoll_pwait(epoll_fd, events, EVENTS_PER_ROUND, wait_ms(busy), &waiting_mask);
+    for (int i = 0; i < count; i++) {
+        struct source *source = events[i].data.ptr;
+        if (source->fd < 0)
+            continue;
+        source->readable |= (events[i].events & (EPOLLIN | EPOLLHUP | EPOLLERR | EPOLLRDHUP)) != 0;
+        source->writable |= (events[i].events & (EPOLLOUT | EPOLLHUP | EPOLLERR)) != 0;
+        source->hangup |= (events[i].events & (EPOLLHUP | EPOLLERR | EPOLLRDHUP)) != 0;
+        source->wake(source);
+    }
+    if (child_signalled)
+        reap(child_ended);
+    fire_timers();
+    run_tasks();
+    collect_garbage();
+}
+
+void *pages_alloc(size_t size)
+{
+    void *pages = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (pages == MAP_FAILED)
+        return NULL;
+    madvise(pages, size, MADV_DONTFORK);
+    return pages;
+}
+
+void pages_free(void *pages, size_t size)
+{
+    if (pages)
+        munmap(pages, size);
+}

@@ -1,0 +1,278 @@
+/* PID 1 of a sandbox: the start, the loop, the table of operations, the end.
+ *
+ * Knows: what the guest needs of its surroundings, and which file answers which operation. Refuses to know: how any
+ * operation works, and anything about the host beyond the byte stream.
+ *
+ * In tests it runs as an ordinary child. It is then the subreaper of what it starts, and touches nothing else.
+ */
+#define _GNU_SOURCE
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <malloc.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "files.h"
+#include "guest.h"
+#include "link.h"
+#include "loop.h"
+#include "net.h"
+#include "proc.h"
+#include "search.h"
+#include "stream.h"
+#include "tar.h"
+#include "tree.h"
+#include "users.h"
+#include "watch.h"
+#include "worker.h"
+
+enum { FIRST_OWN_DESCRIPTOR = 10, MOST_STRANGERS = 64 };
+
+static struct rlimit first_nofile;
+static bool is_init;
+static pid_t strangers[MOST_STRANGERS]; /* children that were there before (only when this is not PID 1) */
+static int stranger_count;
+
+const struct rlimit *guest_first_nofile(void)
+{
+    return &first_nofile;
+}
+
+bool guest_knows_child(pid_t pid)
+{
+    for (int i = 0; i < stranger_count; i++)
+        if (strangers[i] == pid)
+            return true;
+    return proc_has_sitter(pid) || worker_has_child(pid);
+}
+
+static bool is_stranger(pid_t pid)
+{
+    for (int i = 0; i < stranger_count; i++)
+        if (strangers[i] == pid)
+            return true;
+    return false;
+}
+
+_Noreturn void guest_end(int status)
+{
+    if (is_init)
+        kill(-1, SIGKILL); /* what is left, the kernel ends with its init */
+    else
+        tree_kill_all(getpid(), is_stranger);
+    _exit(status);
+}
+
+/* ---- forking ---- */
+
+static void close_span(unsigned first, unsigned last)
+{
+    if (first > last)
+        return;
+#ifdef SYS_close_range
+    if (syscall(SYS_close_range, first, last, 0) == 0)
+        return;
+#endif
+    /* An older kernel, or gVisor: ask which are open. */
+    DIR *list = opendir("/proc/self/fd");
+    struct dirent *entry;
+    if (!list) {
+        for (unsigned fd = first; fd <= last && fd < 4096; fd++)
+            close((int)fd);
+        return;
+    }
+    while ((entry = readdir(list))) {
+        unsigned fd = (unsigned)atoi(entry->d_name);
+        if (entry->d_name[0] != '.' && fd >= first && fd <= last && (int)fd != dirfd(list))
+            close((int)fd);
+    }
+    closedir(list);
+}
+
+static void close_all_but(const int *keep, int count)
+{
+    unsigned from = 3;
+    for (;;) {
+        unsigned next = ~0U;
+        for (int i = 0; i < count; i++)
+            if (keep[i] >= (int)from && (unsigned)keep[i] < next)
+                next = (unsigned)keep[i];
+        close_span(from, next - 1);
+        if (next == ~0U)
+            return;
+        from = next + 1;
+    }
+}
+
+pid_t guest_fork(const char *name, const int *keep, int count)
+{
+    pid_t pid = fork();
+    if (pid != 0)
+        return pid;
+    dup2(0, 2);
+    close_all_but(keep, count);
+    loop_forget_after_fork();
+    prctl(PR_SET_NAME, name);
+    return 0;
+}
+
+/* ---- operations ---- */
+
+void operation_open(uint32_t id, struct fields fields)
+{
+    switch (fields_int(fields, TAG_OP, 0)) {
+    case OP_SPAWN: proc_open_spawn(id, fields); break;
+    case OP_ATTACH: proc_open_attach(id, fields); break;
+    case OP_SIGNAL: proc_open_signal(id, fields); break;
+    case OP_PROCS: worker_open(id, fields, &operation_procs); break;
+    case OP_PS: worker_open(id, fields, &operation_ps); break;
+    case OP_READ: worker_open(id, fields, &operation_read); break;
+    case OP_WRITE: worker_open(id, fields, &operation_write); break;
+    case OP_STAT: worker_open(id, fields, &operation_stat); break;
+    case OP_LIST: worker_open(id, fields, &operation_list); break;
+    case OP_MKDIR: worker_open(id, fields, &operation_mkdir); break;
+    case OP_REMOVE: worker_open(id, fields, &operation_remove); break;
+    case OP_RENAME: worker_open(id, fields, &operation_rename); break;
+    case OP_SYMLINK: worker_open(id, fields, &operation_symlink); break;
+    case OP_CHMOD: worker_open(id, fields, &operation_chmod); break;
+    case OP_TAR_OUT: worker_open(id, fields, &operation_tar_out); break;
+    case OP_TAR_IN: worker_open(id, fields, &operation_tar_in); break;
+    case OP_GLOB: worker_open(id, fields, &operation_glob); break;
+    case OP_GREP: worker_open(id, fields, &operation_grep); break;
+    case OP_WATCH: worker_open(id, fields, &operation_watch); break;
+    case OP_DIAL: net_open_dial(id, fields); break;
+    case OP_LISTEN: net_open_listen(id, fields); break;
+    case OP_ACCEPT: net_open_accept(id, fields); break;
+    default: stream_refuse(id, ENOSYS, "no such operation"); break;
+    }
+}
+
+static void take(const struct frame *frame, const uint8_t *payload)
+{
+    if (frame->type == FRAME_SHUTDOWN)
+        guest_end(0);
+    streams_take(frame, payload);
+}
+
+static void child_ended(pid_t pid, int status)
+{
+    (void)status; /* sitters and workers tell over their pipes how things ended */
+    proc_sitter_ended(pid);
+    worker_child_ended(pid);
+}
+
+/* ---- the start ---- */
+
+/* The two ends move up and /dev/null takes their place, so that no slip can hand them to a program. */
+static void hide_link(int *in, int *out)
+{
+    *in = fcntl(0, F_DUPFD_CLOEXEC, FIRST_OWN_DESCRIPTOR);
+    *out = fcntl(1, F_DUPFD_CLOEXEC, FIRST_OWN_DESCRIPTOR);
+    if (*in < 0 || *out < 0)
+        _exit(71);
+    int null = open("/dev/null", O_RDWR | O_CLOEXEC);
+    if (null < 0) {
+        /* An image without devices: a pipe without a writer is as empty. */
+        int ends[2];
+        if (pipe2(ends, O_CLOEXEC) < 0)
+            _exit(71);
+        close(ends[1]);
+        null = ends[0];
+    }
+    dup2(null, 0);
+    dup2(null, 1);
+    if (fcntl(2, F_GETFD) < 0)
+        dup2(null, 2);
+    if (null > 2)
+        close(null);
+    close_all_but((const int[]){*in, *out}, 2);
+}
+
+static void reset_signals(void)
+{
+    struct sigaction usual = {.sa_handler = SIG_DFL}, ignored = {.sa_handler = SIG_IGN};
+    for (int signal = 1; signal < 32; signal++)
+        if (signal != SIGKILL && signal != SIGSTOP)
+            sigaction(signal, &usual, NULL);
+    sigaction(SIGPIPE, &ignored, NULL);
+}
+
+static void raise_nofile(void)
+{
+    getrlimit(RLIMIT_NOFILE, &first_nofile);
+    struct rlimit more = first_nofile;
+    more.rlim_cur = more.rlim_max;
+    setrlimit(RLIMIT_NOFILE, &more);
+}
+
+static void remember_strangers(void)
+{
+    stranger_count = tree_children(getpid(), strangers, MOST_STRANGERS);
+}
+
+static bool take_arguments(char **argv)
+{
+    for (argv++; *argv; argv += 2) {
+        if (!argv[1])
+            return false;
+        if (!strcmp(argv[0], "--user") && users_add(argv[1]))
+            continue;
+        if (!strcmp(argv[0], "--home") && users_make_home(argv[1]))
+            continue;
+        return false;
+    }
+    return true;
+}
+
+static void say_hello(void)
+{
+    uint8_t space[64];
+    struct pack fields = PACK(space);
+    pack_int(&fields, TAG_VERSION, PROTOCOL_VERSION);
+    pack_int(&fields, TAG_EPOCH, 0);
+    link_send(FRAME_HELLO, 0, 0, fields.at, fields.size);
+    link_flush();
+}
+
+int main(int argc, char **argv)
+{
+    int in, out;
+    (void)argc;
+    prctl(PR_SET_DUMPABLE, 0);
+    prctl(PR_SET_NAME, "atoll-guest");
+    is_init = getpid() == 1;
+    umask(022);
+    if (!take_arguments(argv)) {
+        static const char usage[] = "usage: atoll-guest [--user NAME:UID:GID:HOME] [--home UID:GID:PATH]\n";
+        (void)!write(2, usage, sizeof usage - 1);
+        return 64;
+    }
+#ifdef M_TRIM_THRESHOLD
+    mallopt(M_TRIM_THRESHOLD, 64 << 10);
+    mallopt(M_MMAP_THRESHOLD, 64 << 10);
+#endif
+    reset_signals();
+    hide_link(&in, &out);
+    raise_nofile();
+    if (!is_init) {
+        prctl(PR_SET_CHILD_SUBREAPER, 1);
+        remember_strangers();
+    }
+    loop_start();
+    link_start(in, out);
+    say_hello();
+    for (bool busy = true;;) {
+        loop_round(busy, child_ended);
+        link_read(take);
+        streams_pump();
+        link_flush();
+        busy = link_busy() || streams_busy();
+    }
+}

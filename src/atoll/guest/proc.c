@@ -1,0 +1,696 @@
+/* Spawned processes: their records, their pipes, their sitters.
+ *
+ * Knows: how a process is set up and what its sitter tells, what to read of its output, how it is signalled and
+ * remembered. Refuses to know: who is attached and what they have been sent (attach.c), how a program is started
+ * (sitter.c), how a tree is killed (tree.c).
+ */
+#define _GNU_SOURCE
+#include "proc.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <termios.h>
+#include <unistd.h>
+
+#include "guest.h"
+#include "link.h"
+#include "sitter.h"
+#include "tree.h"
+
+enum {
+    USUAL_RING = 65536,
+    LARGEST_RING = 1 << 20,
+    ENDED_KEPT = 64,
+    COMMAND_KEPT = 1024,
+    READS_PER_ROUND = 4,
+    LARGEST_PIPE = 1 << 20,    /* what may be in a pipe when the kernel does not say */
+    TERMINAL_BUFFER = 128 << 10,
+    OBEY_WITHIN_MS = 5000,     /* after that a sitter is taken to be stuck, and is killed itself */
+    SWEEP_EVERY_MS = 20,
+    SWEEPS = 10,
+};
+
+/* A SIGNAL stream that waits for the sitter's answer. */
+struct waiter {
+    struct stream stream;
+    struct waiter *next;
+    struct proc *proc;
+    uint32_t sequence;
+};
+
+static struct proc *procs;
+static int64_t last_id;
+static struct timer sweep_timer;
+static int sweeps_left;
+
+struct proc *proc_find(int64_t id)
+{
+    struct proc *proc = procs;
+    while (proc && proc->id != id)
+        proc = proc->next;
+    return proc;
+}
+
+/* ---- output ---- */
+
+static void settle(struct output *output)
+{
+    if (output->settled)
+        return;
+    output->settled = true;
+    output->at_end = output->ring.total;
+    attach_settled(output);
+}
+
+/* An extra channel stays open for writing until the tree is gone: only its other direction has ended. */
+static void output_closed(struct output *output)
+{
+    output->open = false;
+    if (output->channel < FIRST_CHANNEL || !output->proc->live)
+        loop_remove(&output->source);
+    if (output->proc->state == PROC_ENDED)
+        settle(output);
+    attach_output(output);
+}
+
+/* A terminal that nobody has open may be opened again while its session lives. */
+static bool is_end(const struct output *output, ssize_t count)
+{
+    if (count == 0)
+        return true;
+    return !(output->proc->terminal && output->channel == 1 && errno == EIO && output->proc->state != PROC_ENDED);
+}
+
+static bool read_some(struct output *output)
+{
+    struct iovec places[2];
+    size_t room = attach_room(output);
+    bool settling = output->proc->state == PROC_ENDED && !output->settled;
+    if (settling && room > output->to_settle)
+        room = output->to_settle;
+    if (!room)
+        return false;
+    int parts = ring_reserve(&output->ring, room, places);
+    if (!parts)
+        return false;
+    ssize_t count = readv(output->source.fd, places, parts);
+    if (count > 0) {
+        ring_commit(&output->ring, (size_t)count);
+        if (settling && !(output->to_settle -= (size_t)count))
+            settle(output);
+        attach_output(output);
+        return true;
+    }
+    if (count < 0 && errno == EINTR)
+        return true;
+    if (count < 0 && errno == EAGAIN) {
+        output->source.readable = false;
+        if (settling)
+            settle(output);
+    } else if (is_end(output, count)) {
+        output_closed(output);
+    } else {
+        output->source.readable = false;
+    }
+    return false;
+}
+
+void proc_fill(struct output *output)
+{
+    for (int i = 0; i < READS_PER_ROUND; i++)
+        if (!output->open || !output->source.readable || !read_some(output))
+            return;
+    loop_soon(&output->fill_task);
+}
+
+static void on_fill_task(struct task *task)
+{
+    proc_fill(container_of(task, struct output, fill_task));
+}
+
+static void on_output(struct source *source)
+{
+    struct output *output = container_of(source, struct output, source);
+    if (output->channel >= FIRST_CHANNEL)
+        sink_flush(&output->sink);
+    else if (output->proc->terminal)
+        sink_flush(&output->proc->input_sink);
+    proc_fill(output);
+}
+
+static void on_input(struct source *source)
+{
+    sink_flush(&container_of(source, struct proc, input)->input_sink);
+}
+
+/* How much END has to wait for: what is in the pipe now, and not what a child may add for ever. */
+static void begin_settling(struct output *output)
+{
+    int count;
+    bool is_terminal = output->proc->terminal && output->channel == 1;
+    if (!output->open) {
+        settle(output);
+        return;
+    }
+    if (is_terminal) /* the count leaves out what is still on its way through the line discipline; read until empty */
+        output->to_settle = TERMINAL_BUFFER;
+    else if (ioctl(output->source.fd, FIONREAD, &count) == 0)
+        output->to_settle = (size_t)count;
+    else
+        output->to_settle = LARGEST_PIPE;
+    if (!output->to_settle)
+        settle(output);
+    output->source.readable = true;
+    proc_fill(output);
+}
+
+/* ---- the end of a process ---- */
+
+static void main_ended(struct proc *proc)
+{
+    proc->state = PROC_ENDED;
+    proc->ended_us = unix_time_us();
+    proc->ended_after_kill = proc->tree_kill_asked;
+    for (int i = 0; i < proc->output_count; i++)
+        begin_settling(&proc->outputs[i]);
+    attach_ended(proc);
+}
+
+static void drop(struct proc *proc)
+{
+    struct proc **at = &procs;
+    while (*at != proc)
+        at = &(*at)->next;
+    *at = proc->next;
+    timer_cancel(&proc->kill_timer);
+    loop_remove(&proc->report);
+    loop_remove(&proc->input);
+    if (proc->orders >= 0)
+        close(proc->orders);
+    sink_free(&proc->input_sink);
+    for (int i = 0; i < proc->output_count; i++) {
+        struct output *output = &proc->outputs[i];
+        loop_not_soon(&output->fill_task);
+        loop_remove(&output->source);
+        sink_free(&output->sink);
+        ring_free(&output->ring);
+    }
+    free(proc->command);
+    loop_free(proc);
+}
+
+/* Newest first in the list, so what comes after the kept ones is older. */
+void proc_trim(void)
+{
+    int ended = 0;
+    for (struct proc *proc = procs, *next; proc; proc = next) {
+        next = proc->next;
+        if (proc->state != PROC_ENDED || proc->live || proc->waiters)
+            continue;
+        if (++ended > ENDED_KEPT && !proc->attachments)
+            drop(proc);
+    }
+}
+
+static void answer_waiters(struct proc *proc, int64_t sequence, int error)
+{
+    for (struct waiter **at = &proc->waiters; *at;) {
+        struct waiter *waiter = *at;
+        if (sequence >= 0 && waiter->sequence != (uint32_t)sequence) {
+            at = &waiter->next;
+            continue;
+        }
+        *at = waiter->next;
+        if (error)
+            stream_fail(&waiter->stream, error, NULL);
+        else
+            stream_end(&waiter->stream, &(struct pack){0});
+    }
+}
+
+/* Goes on for a while after the last find: a dying sitter closes its pipe before the kernel hands its children on. */
+static void on_sweep(struct timer *timer)
+{
+    sweeps_left = tree_kill_sweep(getpid(), guest_knows_child) ? SWEEPS : sweeps_left - 1;
+    if (sweeps_left > 0)
+        timer_set(timer, SWEEP_EVERY_MS, on_sweep);
+}
+
+/* The sitter is gone. If it did not say that nothing was left, it was killed: its orphans are the guest's children
+ * now, told from others by being nobody's. */
+static void sitter_gone(struct proc *proc)
+{
+    loop_remove(&proc->report);
+    if (proc->orders >= 0)
+        close(proc->orders);
+    proc->orders = -1;
+    proc->live = false;
+    timer_cancel(&proc->kill_timer);
+    if (!proc->dismissed) {
+        sweeps_left = SWEEPS;
+        timer_set(&sweep_timer, 0, on_sweep);
+    }
+    if (proc->state == PROC_STARTING) {
+        attach_refused(proc, ECHILD, "the sitter of this process was killed");
+        answer_waiters(proc, -1, 0);
+        drop(proc);
+        return;
+    }
+    if (proc->state == PROC_RUNNING) {
+        proc->lost = true;
+        main_ended(proc);
+    }
+    answer_waiters(proc, -1, 0);
+    for (int i = 0; i < proc->output_count; i++) {
+        struct output *output = &proc->outputs[i];
+        if (output->open) {
+            output->source.readable = true;
+            proc_fill(output);
+        } else {
+            loop_remove(&output->source);
+        }
+    }
+    loop_remove(&proc->input);
+    proc_trim();
+}
+
+bool proc_has_sitter(pid_t pid)
+{
+    for (struct proc *proc = procs; proc; proc = proc->next)
+        if (proc->sitter == pid)
+            return true;
+    return false;
+}
+
+void proc_sitter_ended(pid_t pid)
+{
+    for (struct proc *proc = procs; proc; proc = proc->next)
+        if (proc->sitter == pid)
+            proc->sitter = 0;
+}
+
+/* ---- what the sitter reports ---- */
+
+static void take_report(struct proc *proc, struct report *report)
+{
+    switch (report->kind) {
+    case REPORT_STARTED:
+        proc->pid = report->value;
+        proc->uid = (uid_t)report->number;
+        proc->state = PROC_RUNNING;
+        attach_started(proc);
+        break;
+    case REPORT_REFUSED:
+        report->text[sizeof report->text - 1] = 0;
+        attach_refused(proc, report->value, report->text[0] ? report->text : NULL);
+        proc->dismissed = true;
+        break;
+    case REPORT_ENDED:
+        proc->wait_status = report->value;
+        proc->duration_us = report->number;
+        main_ended(proc);
+        break;
+    case REPORT_OBEYED:
+        if (proc->state == PROC_ENDED)
+            timer_cancel(&proc->kill_timer);
+        answer_waiters(proc, report->number, report->value);
+        break;
+    case REPORT_EMPTY:
+        proc->dismissed = true;
+        break;
+    }
+}
+
+static void on_report(struct source *source)
+{
+    struct proc *proc = container_of(source, struct proc, report);
+    while (source->readable && source->fd >= 0) {
+        struct report report;
+        ssize_t size = read(source->fd, &report, sizeof report);
+        if (size == (ssize_t)sizeof report)
+            take_report(proc, &report);
+        else if (size < 0 && (errno == EAGAIN || errno == EINTR))
+            source->readable = errno == EINTR;
+        else
+            sitter_gone(proc);
+    }
+}
+
+/* ---- signals ---- */
+
+static int order(struct proc *proc, int signal, bool tree)
+{
+    struct order order = {.signal = signal, .tree = tree, .sequence = ++proc->sequence};
+    if (proc->orders < 0)
+        return ESRCH;
+    if (write(proc->orders, &order, sizeof order) != (ssize_t)sizeof order)
+        return errno;
+    if (proc->state != PROC_ENDED)
+        proc->signals_asked |= 1ULL << signal;
+    /* Somebody inside may have stopped the sitter. */
+    if (proc->sitter)
+        kill(proc->sitter, SIGCONT);
+    return 0;
+}
+
+static void on_kill_timer(struct timer *timer)
+{
+    struct proc *proc = container_of(timer, struct proc, kill_timer);
+    if (proc->sitter)
+        kill(proc->sitter, SIGKILL);
+}
+
+static int send_signal(struct proc *proc, int signal, bool tree)
+{
+    if (signal < 0 || signal > 63)
+        return EINVAL;
+    int error = order(proc, signal, tree);
+    if (signal == SIGKILL && tree && proc->orders >= 0) {
+        if (proc->state != PROC_ENDED)
+            proc->tree_kill_asked = true;
+        if (!proc->kill_timer.set)
+            timer_set(&proc->kill_timer, OBEY_WITHIN_MS, on_kill_timer);
+    }
+    return error;
+}
+
+void proc_kill(struct proc *proc)
+{
+    send_signal(proc, SIGKILL, true);
+}
+
+static void resize(struct proc *proc, struct fields fields)
+{
+    int64_t rows = fields_int(fields, TAG_PTY_ROWS, 0), columns = fields_int(fields, TAG_PTY_COLS, 0);
+    struct winsize size = {.ws_row = (unsigned short)rows, .ws_col = (unsigned short)columns};
+    if (proc->terminal && proc->outputs[0].source.fd >= 0 && rows > 0 && rows < 65536 && columns > 0 && columns < 65536)
+        ioctl(proc->outputs[0].source.fd, TIOCSWINSZ, &size);
+}
+
+void proc_control(struct proc *proc, struct fields fields)
+{
+    int64_t action = fields_int(fields, TAG_ACTION, 0), signal = fields_int(fields, TAG_SIGNAL, -1);
+    if (action == ACTION_SIGNAL && signal > 0 && signal < 64)
+        send_signal(proc, (int)signal, fields_int(fields, TAG_TREE, 0) == 1);
+    else if (action == ACTION_RESIZE)
+        resize(proc, fields);
+}
+
+static void forget_waiter(struct stream *stream)
+{
+    struct waiter *waiter = container_of(stream, struct waiter, stream);
+    struct waiter **at = &waiter->proc->waiters;
+    while (*at != waiter)
+        at = &(*at)->next;
+    *at = waiter->next;
+    stream_fail(stream, ECANCELED, NULL);
+}
+
+static const struct stream_kind waiter_kind = {.reset = forget_waiter};
+
+void proc_open_signal(uint32_t id, struct fields fields)
+{
+    struct proc *proc = proc_find(fields_int(fields, TAG_PROC, 0));
+    int64_t signal = fields_int(fields, TAG_SIGNAL, -1);
+    bool tree = fields_int(fields, TAG_TREE, 0) == 1;
+    if (!proc || (!tree && proc->state == PROC_ENDED) || !proc->live) {
+        stream_refuse(id, ESRCH, NULL);
+        return;
+    }
+    struct waiter *waiter = calloc(1, sizeof *waiter);
+    int error = !waiter ? ENOMEM : signal < 0 || signal > 63 ? EINVAL : send_signal(proc, (int)signal, tree);
+    if (error) {
+        free(waiter);
+        stream_refuse(id, error, NULL);
+        return;
+    }
+    stream_begin(&waiter->stream, &waiter_kind, id, fields);
+    waiter->proc = proc;
+    waiter->sequence = proc->sequence;
+    waiter->next = proc->waiters;
+    proc->waiters = waiter;
+}
+
+/* ---- starting ---- */
+
+struct request {
+    int64_t rows, columns, channels, ring;
+    bool has_input, terminal, keep;
+};
+
+static const char *read_request(struct fields fields, struct request *request)
+{
+    const uint8_t *value;
+    uint32_t size;
+    bool line = fields_find(fields, TAG_SHELL, &value, &size);
+    if (line == (fields_count(fields, TAG_ARGV) > 0))
+        return "either ARGV or SHELL";
+    request->rows = fields_int(fields, TAG_PTY_ROWS, 0);
+    request->columns = fields_int(fields, TAG_PTY_COLS, 0);
+    request->terminal = request->rows || request->columns;
+    if (request->terminal &&
+        (request->rows < 1 || request->rows > 65535 || request->columns < 1 || request->columns > 65535))
+        return "PTY_ROWS and PTY_COLS";
+    request->channels = fields_int(fields, TAG_CHANNELS, 0);
+    if (request->channels < 0 || request->channels > MAX_CHANNELS)
+        return "CHANNELS";
+    request->ring = fields_int(fields, TAG_RING, USUAL_RING);
+    if (request->ring < 0 || request->ring > LARGEST_RING)
+        return "RING";
+    request->has_input = fields_int(fields, TAG_STDIN, 0) == 1;
+    request->keep = fields_int(fields, TAG_KEEP, 0) == 1;
+    return NULL;
+}
+
+static void copy_command(struct proc *proc, struct fields fields)
+{
+    uint16_t tag;
+    const uint8_t *value;
+    uint32_t size;
+    size_t length = 0;
+    char command[COMMAND_KEPT];
+    while (fields_next(&fields, &tag, &value, &size)) {
+        if (tag != TAG_ARGV && tag != TAG_SHELL)
+            continue;
+        if (length && length < sizeof command)
+            command[length++] = ' ';
+        size_t part = size < sizeof command - length ? size : sizeof command - length;
+        memcpy(command + length, value, part);
+        length += part;
+    }
+    proc->command = strndup(command, length);
+}
+
+/* The guest's end and the process's end of one connection. */
+struct ends {
+    int ours, theirs;
+};
+
+static int make_pipe(struct ends *ends, bool we_read)
+{
+    int fds[2];
+    if (pipe2(fds, O_CLOEXEC) < 0)
+        return errno;
+    *ends = (struct ends){fds[!we_read], fds[we_read]};
+    return 0;
+}
+
+static int make_socket(struct ends *ends)
+{
+    int fds[2];
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds) < 0)
+        return errno;
+    *ends = (struct ends){fds[0], fds[1]};
+    return 0;
+}
+
+/* O_NONBLOCK because what is called /dev/ptmx in there may be anything. The other side is opened by the sitter. */
+static int make_terminal(struct ends *ends, const struct request *request)
+{
+    struct winsize size = {.ws_row = (unsigned short)request->rows, .ws_col = (unsigned short)request->columns};
+    int number, unlock = 0, fd = open("/dev/ptmx", O_RDWR | O_NOCTTY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0)
+        return errno;
+    ends->ours = fd;
+    if (ioctl(fd, TIOCGPTN, &number) < 0 || ioctl(fd, TIOCSPTLCK, &unlock) < 0 || ioctl(fd, TIOCSWINSZ, &size) < 0)
+        return errno;
+    return 0;
+}
+
+struct plumbing {
+    struct ends orders, reports, in, out, err, terminal, extras[MAX_CHANNELS];
+};
+
+static void no_plumbing(struct plumbing *plumbing)
+{
+    struct ends *all = (struct ends *)plumbing;
+    for (size_t i = 0; i < sizeof *plumbing / sizeof *all; i++)
+        all[i] = (struct ends){-1, -1};
+}
+
+static void close_plumbing(struct plumbing *plumbing, bool ours)
+{
+    struct ends *all = (struct ends *)plumbing;
+    for (size_t i = 0; i < sizeof *plumbing / sizeof *all; i++) {
+        if (all[i].theirs >= 0)
+            close(all[i].theirs);
+        if (ours && all[i].ours >= 0)
+            close(all[i].ours);
+    }
+}
+
+static int lay_plumbing(struct plumbing *plumbing, const struct request *request)
+{
+    int error;
+    if ((error = make_pipe(&plumbing->orders, false)) || (error = make_pipe(&plumbing->reports, true)))
+        return error;
+    if (request->terminal) {
+        if ((error = make_terminal(&plumbing->terminal, request)))
+            return error;
+    } else {
+        if ((error = make_pipe(&plumbing->out, true)) || (error = make_pipe(&plumbing->err, true)))
+            return error;
+        if (request->has_input && (error = make_pipe(&plumbing->in, false)))
+            return error;
+    }
+    for (int i = 0; i < request->channels; i++)
+        if ((error = make_socket(&plumbing->extras[i])))
+            return error;
+    return 0;
+}
+
+static int fork_sitter(struct proc *proc, struct fields fields, const struct plumbing *plumbing, int extra_count)
+{
+    /* A copy, because children do not inherit the buffer that the frame lies in. */
+    uint8_t *copy = malloc(fields.size + 1);
+    if (!copy)
+        return ENOMEM;
+    memcpy(copy, fields.at, fields.size);
+    struct sitting sitting = {
+        .fields = {copy, fields.size},
+        .orders = plumbing->orders.theirs,
+        .reports = plumbing->reports.theirs,
+        .in = plumbing->in.theirs,
+        .out = plumbing->out.theirs,
+        .err = plumbing->err.theirs,
+        .terminal = plumbing->terminal.ours,
+        .extra_count = extra_count,
+    };
+    int keep[6 + MAX_CHANNELS] = {sitting.orders, sitting.reports, sitting.in, sitting.out, sitting.err, sitting.terminal};
+    for (int i = 0; i < extra_count; i++)
+        sitting.extras[i] = keep[6 + i] = plumbing->extras[i].theirs;
+    proc->sitter = guest_fork("atoll-sitter", keep, 6 + extra_count);
+    if (proc->sitter == 0)
+        sitter_run(&sitting);
+    int error = proc->sitter < 0 ? errno : 0;
+    free(copy);
+    return error;
+}
+
+static void begin_output(struct proc *proc, int channel, int fd, size_t ring)
+{
+    struct output *output = &proc->outputs[proc->output_count++];
+    output->proc = proc;
+    output->channel = channel;
+    output->fill_task.run = on_fill_task;
+    output->open = true;
+    ring_begin(&output->ring, ring);
+    if (loop_add(&output->source, fd, on_output))
+        output->open = false; /* as if it had been closed; the descriptor is still closed with the record */
+    if (channel >= FIRST_CHANNEL)
+        sink_begin(&output->sink, &output->source, SINK_SHUTDOWN);
+}
+
+static void connect_plumbing(struct proc *proc, const struct plumbing *plumbing, const struct request *request)
+{
+    size_t ring = (size_t)request->ring;
+    proc->orders = plumbing->orders.ours;
+    fcntl(proc->orders, F_SETFL, O_NONBLOCK);
+    proc->input.fd = -1;
+    loop_add(&proc->report, plumbing->reports.ours, on_report);
+    if (request->terminal) {
+        begin_output(proc, 1, plumbing->terminal.ours, ring);
+        sink_begin(&proc->input_sink, &proc->outputs[0].source, SINK_TERMINAL);
+    } else {
+        begin_output(proc, 1, plumbing->out.ours, ring);
+        begin_output(proc, 2, plumbing->err.ours, ring);
+        if (request->has_input) {
+            loop_add(&proc->input, plumbing->in.ours, on_input);
+            sink_begin(&proc->input_sink, &proc->input, SINK_CLOSE);
+        }
+    }
+    for (int i = 0; i < request->channels; i++)
+        begin_output(proc, FIRST_CHANNEL + i, plumbing->extras[i].ours, ring);
+}
+
+void proc_open_spawn(uint32_t id, struct fields fields)
+{
+    struct request request;
+    struct plumbing plumbing;
+    const char *wrong = read_request(fields, &request);
+    if (wrong) {
+        stream_refuse(id, EINVAL, wrong);
+        return;
+    }
+    no_plumbing(&plumbing);
+    struct proc *proc = calloc(1, sizeof *proc + MOST_OUTPUTS * sizeof *proc->outputs);
+    int error = proc ? lay_plumbing(&plumbing, &request) : ENOMEM;
+    if (!error)
+        error = fork_sitter(proc, fields, &plumbing, (int)request.channels);
+    close_plumbing(&plumbing, error != 0);
+    if (error) {
+        free(proc);
+        stream_refuse(id, error, "starting a process");
+        return;
+    }
+    proc->id = ++last_id;
+    proc->live = true;
+    proc->keep = request.keep;
+    proc->terminal = request.terminal;
+    proc->started_us = unix_time_us();
+    copy_command(proc, fields);
+    connect_plumbing(proc, &plumbing, &request);
+    proc->next = procs;
+    procs = proc;
+    if (!attach_spawner(proc, id, fields)) {
+        stream_refuse(id, ENOMEM, NULL);
+        proc_kill(proc);
+    }
+}
+
+/* ---- the list; in a worker, which sees the guest's memory as it was ---- */
+
+static int run_procs(struct job *job)
+{
+    for (struct proc *proc = procs; proc; proc = proc->next) {
+        if (proc->state == PROC_STARTING)
+            continue;
+        struct pack *record = &job->record;
+        job_begin_record(job);
+        pack_int(record, TAG_PROC, proc->id);
+        pack_int(record, TAG_PID, proc->pid);
+        pack_string(record, TAG_COMMAND, proc->command ? proc->command : "");
+        pack_int(record, TAG_UID, proc->uid);
+        pack_int(record, TAG_STARTED_US, proc->started_us);
+        pack_int(record, TAG_OUT_TOTAL, (int64_t)proc->outputs[0].ring.total);
+        pack_int(record, TAG_ERR_TOTAL, proc->terminal ? 0 : (int64_t)proc->outputs[1].ring.total);
+        if (proc->state == PROC_ENDED) {
+            if (!proc->lost && WIFEXITED(proc->wait_status))
+                pack_int(record, TAG_EXIT_CODE, WEXITSTATUS(proc->wait_status));
+            else if (!proc->lost)
+                pack_int(record, TAG_SIGNAL, WTERMSIG(proc->wait_status));
+            pack_int(record, TAG_ENDED_US, proc->ended_us);
+        }
+        pack_int(record, TAG_LIVE, proc->live);
+        job_end_record(job);
+    }
+    return 0;
+}
+
+const struct operation operation_procs = {.run = run_procs, .gives_output = true, .as_root = true};

@@ -1,0 +1,91 @@
+/* Spawned processes and who is attached to them: see proc.c and attach.c. */
+#ifndef ATOLL_PROC_H
+#define ATOLL_PROC_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "frame.h"
+#include "loop.h"
+#include "ring.h"
+#include "sink.h"
+#include "stream.h"
+#include "worker.h"
+
+enum { MOST_OUTPUTS = 2 + MAX_CHANNELS };
+
+struct proc;
+struct attachment;
+
+/* One channel from the process: what was read of it, and whether more may come. */
+struct output {
+    struct proc *proc;
+    int channel;
+    struct source source; /* both ways for a terminal and for extra channels */
+    struct sink sink;     /* extra channels only */
+    struct ring ring;
+    struct task fill_task;
+    bool open;            /* more may come */
+    bool settled;         /* the main process has ended, and what it had written by then was read */
+    size_t to_settle;     /* how much of that may still be in the pipe */
+    uint64_t at_end;      /* the total when it settled */
+    uint64_t sent;        /* extra channels: what has been sent once is not sent again */
+};
+
+enum proc_state { PROC_STARTING, PROC_RUNNING, PROC_ENDED };
+
+struct proc {
+    struct proc *next;
+    int64_t id;
+    pid_t pid, sitter; /* sitter: 0 once reaped */
+    uid_t uid;
+    enum proc_state state; /* of the main process */
+    bool lost;             /* it ended, but nobody can say how: its sitter was killed */
+    bool live;             /* the sitter has something to sit on */
+    bool dismissed;        /* the sitter said that nothing was left */
+    bool keep, terminal;
+    bool tree_kill_asked, ended_after_kill;
+    uint64_t signals_asked; /* bit n: the host asked for signal n */
+    int wait_status;
+    int64_t duration_us, started_us, ended_us;
+    char *command;
+    struct source report;
+    int orders;
+    uint32_t sequence;
+    struct waiter *waiters;
+    struct timer kill_timer;
+    struct source input; /* stdin when it is not a terminal */
+    struct sink input_sink;
+    struct attachment *attachments;
+    struct attachment *writer; /* whose stdin and extra channels are the process's */
+    int output_count;
+    struct output outputs[];
+};
+
+/* Operations, and what the main loop tells. */
+void proc_open_spawn(uint32_t id, struct fields fields);
+void proc_open_attach(uint32_t id, struct fields fields);
+void proc_open_signal(uint32_t id, struct fields fields);
+extern const struct operation operation_procs;
+bool proc_has_sitter(pid_t pid);
+void proc_sitter_ended(pid_t pid);
+
+/* Between proc.c and attach.c. */
+struct proc *proc_find(int64_t id);
+void proc_kill(struct proc *proc);
+void proc_control(struct proc *proc, struct fields fields);
+void proc_fill(struct output *output); /* reads what there is and what there is room for */
+void proc_trim(void);                  /* forgets the oldest of the ended when there are too many */
+
+struct attachment *attach_spawner(struct proc *proc, uint32_t id, struct fields fields);
+void attach_started(struct proc *proc);
+void attach_refused(struct proc *proc, int error, const char *about);
+void attach_output(struct output *output);  /* there is more to send, or no more will come */
+void attach_settled(struct output *output); /* what there is now is all that END waits for */
+void attach_ended(struct proc *proc);       /* the main process has ended */
+
+/* How many bytes may be read without losing what a lossless attachment has not sent yet. */
+size_t attach_room(const struct output *output);
+
+#endif

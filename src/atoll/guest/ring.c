@@ -1,0 +1,62 @@
+/* What is kept of a channel's output: a ring that forgets its oldest bytes.
+ *
+ * Knows: offsets. Refuses to know: who reads, and whether it is right to forget.
+ *
+ * Its addresses are taken when the first byte comes, but memory only as bytes reach a page: a process that prints a
+ * line costs a page, whatever its ring may hold.
+ */
+#define _GNU_SOURCE
+#include "ring.h"
+
+#include "loop.h"
+
+enum { SMALLEST = 4096 };
+
+void ring_begin(struct ring *ring, size_t size)
+{
+    *ring = (struct ring){.size = size < SMALLEST ? SMALLEST : size};
+}
+
+void ring_free(struct ring *ring)
+{
+    pages_free(ring->bytes, ring->size);
+    ring->bytes = NULL;
+    ring->kept = 0;
+}
+
+uint64_t ring_oldest(const struct ring *ring)
+{
+    return ring->total - ring->kept;
+}
+
+/* The at most two stretches of memory for `size` bytes at `offset`. */
+static int stretches(const struct ring *ring, uint64_t offset, size_t size, struct iovec out[2])
+{
+    size_t at = (size_t)(offset % ring->size), first = ring->size - at;
+    if (size <= first) {
+        out[0] = (struct iovec){ring->bytes + at, size};
+        return 1;
+    }
+    out[0] = (struct iovec){ring->bytes + at, first};
+    out[1] = (struct iovec){ring->bytes, size - first};
+    return 2;
+}
+
+int ring_reserve(struct ring *ring, size_t want, struct iovec places[2])
+{
+    if (!ring->bytes && !(ring->bytes = pages_alloc(ring->size)))
+        return 0;
+    return stretches(ring, ring->total, want < ring->size ? want : ring->size, places);
+}
+
+void ring_commit(struct ring *ring, size_t size)
+{
+    ring->total += size;
+    ring->kept = ring->kept + size < ring->size ? ring->kept + size : ring->size;
+}
+
+int ring_view(const struct ring *ring, uint64_t offset, size_t most, struct iovec parts[2])
+{
+    size_t size = (size_t)(ring->total - offset);
+    return stretches(ring, offset, size < most ? size : most, parts);
+}

@@ -1,0 +1,35 @@
+/* Bytes of the host's on their way into a descriptor: see sink.c. */
+#ifndef ATOLL_SINK_H
+#define ATOLL_SINK_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "loop.h"
+#include "stream.h"
+
+/* How the end of the input looks to the other side. */
+enum sink_end { SINK_CLOSE, SINK_SHUTDOWN, SINK_TERMINAL };
+
+struct sink {
+    struct source *source;
+    struct stream *writer; /* who is given credit; NULL when nobody writes */
+    int channel;
+    enum sink_end end;
+    uint8_t *queue;
+    uint32_t start, size, cap;
+    uint32_t foreign; /* bytes at the front that another writer left: no credit for them */
+    bool ending;      /* the writer said EOF */
+    bool done;        /* the end was passed on, or the other side will take no more */
+};
+
+void sink_begin(struct sink *sink, struct source *source, enum sink_end end);
+void sink_set_writer(struct sink *sink, struct stream *writer, int channel);
+void sink_put(struct sink *sink, const uint8_t *bytes, size_t size);
+void sink_eof(struct sink *sink);
+
+/* To be called when the source was woken. */
+void sink_flush(struct sink *sink);
+void sink_free(struct sink *sink);
+
+#endif

@@ -1,0 +1,248 @@
+/* Users of the sandbox: who a name is, and how to become that user.
+ *
+ * Knows: /etc/passwd, /etc/group, set*id. Refuses to know: what is done as that user. Everything is parsed by hand,
+ * because the C library's way loads modules of the image, and the image is hostile.
+ */
+#define _GNU_SOURCE
+#include "users.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+enum { LARGEST_DATABASE = 4 << 20, MOST_GROUPS = 256, MOST_EXTRA_USERS = 8 };
+
+static const char *extra_users[MOST_EXTRA_USERS];
+static int extra_user_count;
+
+/* Splits in place at ':'; missing fields are empty. */
+static void split(char *line, char **parts, int count)
+{
+    for (int i = 0; i < count; i++) {
+        parts[i] = line;
+        char *colon = i + 1 < count ? strchr(line, ':') : NULL;
+        if (colon)
+            *colon++ = 0;
+        line = colon ? colon : line + strlen(line);
+    }
+}
+
+static bool parse_id(const char *text, uint32_t *id)
+{
+    uint64_t value = 0;
+    if (!*text)
+        return false;
+    for (; *text; text++) {
+        if (*text < '0' || *text > '9' || value > UINT32_MAX)
+            return false;
+        value = value * 10 + (uint64_t)(*text - '0');
+    }
+    *id = (uint32_t)value;
+    return value < UINT32_MAX; /* the last one means "no change" to the kernel */
+}
+
+/* A whole small file; NULL when there is none. Never hangs on a pipe that somebody put in its place. */
+static char *slurp(const char *path)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+    struct stat status;
+    if (fd < 0)
+        return NULL;
+    char *text = NULL;
+    size_t size = 0;
+    if (fstat(fd, &status) == 0 && S_ISREG(status.st_mode) && status.st_size <= LARGEST_DATABASE &&
+        (text = malloc((size_t)status.st_size + 1))) {
+        ssize_t count;
+        while (size < (size_t)status.st_size && (count = read(fd, text + size, (size_t)status.st_size - size)) > 0)
+            size += (size_t)count;
+        text[size] = 0;
+    }
+    close(fd);
+    return text;
+}
+
+bool users_add(const char *definition)
+{
+    char *copy = strdup(definition), *parts[4];
+    uint32_t uid, gid;
+    if (!copy || extra_user_count == MOST_EXTRA_USERS)
+        return false;
+    split(copy, parts, 4);
+    bool good = *parts[0] && parse_id(parts[1], &uid) && parse_id(parts[2], &gid) && *parts[3] == '/';
+    if (good)
+        extra_users[extra_user_count++] = definition;
+    free(copy);
+    return good;
+}
+
+bool users_make_home(const char *definition)
+{
+    char *copy = strdup(definition), *parts[3];
+    uint32_t uid, gid;
+    if (!copy)
+        return false;
+    split(copy, parts, 3);
+    char *path = parts[2];
+    bool good = parse_id(parts[0], &uid) && parse_id(parts[1], &gid) && *path == '/';
+    if (good) {
+        for (char *slash = strchr(path + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
+            *slash = 0;
+            mkdir(path, 0755);
+            *slash = '/';
+        }
+        mkdir(path, 0755);
+        /* Not through a link: the upper layer of a sandbox that slept is in the hands of who was inside. */
+        int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+        struct stat status;
+        if (fd >= 0) {
+            if (fstat(fd, &status) == 0 && (status.st_uid != uid || status.st_gid != gid))
+                (void)!fchown(fd, uid, gid);
+            close(fd);
+        }
+    }
+    free(copy);
+    return good;
+}
+
+struct wanted {
+    const char *name;
+    bool by_id;
+    uint32_t uid;
+};
+
+/* parts: name, uid, gid, home, shell */
+static bool take_entry(const struct wanted *wanted, char **parts, struct account *account)
+{
+    uint32_t uid, gid;
+    if (!parse_id(parts[1], &uid) || !parse_id(parts[2], &gid))
+        return false;
+    if (wanted->by_id ? uid != wanted->uid : strcmp(parts[0], wanted->name))
+        return false;
+    account->uid = uid;
+    account->gid = gid;
+    account->name = parts[0];
+    account->home = *parts[3] ? parts[3] : "/";
+    account->shell = *parts[4] ? parts[4] : "/bin/sh";
+    return true;
+}
+
+static bool find_in_passwd(char *passwd, const struct wanted *wanted, struct account *account)
+{
+    char *line, *fields[7];
+    while (passwd && (line = strsep(&passwd, "\n"))) {
+        split(line, fields, 7);
+        char *parts[] = {fields[0], fields[2], fields[3], fields[5], fields[6]};
+        if (take_entry(wanted, parts, account))
+            return true;
+    }
+    return false;
+}
+
+static bool find_in_extra(const struct wanted *wanted, struct account *account)
+{
+    for (int i = 0; i < extra_user_count; i++) {
+        char *copy = strdup(extra_users[i]), *parts[5];
+        if (!copy)
+            return false;
+        split(copy, parts, 4);
+        parts[4] = "";
+        if (take_entry(wanted, parts, account))
+            return true;
+    }
+    return false;
+}
+
+static bool is_member(char *members, const char *name)
+{
+    char *member;
+    while ((member = strsep(&members, ",")))
+        if (!strcmp(member, name))
+            return true;
+    return false;
+}
+
+static void find_groups(struct account *account)
+{
+    char *text = slurp("/etc/group"), *line, *parts[4];
+    account->groups = malloc(MOST_GROUPS * sizeof *account->groups);
+    if (!account->groups)
+        return;
+    account->groups[account->group_count++] = account->gid;
+    while (account->name && text && (line = strsep(&text, "\n")) && account->group_count < MOST_GROUPS) {
+        uint32_t gid;
+        split(line, parts, 4);
+        if (parse_id(parts[2], &gid) && gid != account->gid && is_member(parts[3], account->name))
+            account->groups[account->group_count++] = gid;
+    }
+}
+
+static int find_account(const char *spec, struct account *account)
+{
+    struct wanted wanted = {.name = spec, .by_id = !spec};
+    char *copy = NULL, *parts[2];
+    uint32_t gid;
+    bool has_gid = false;
+    if (spec) {
+        if (!(copy = strdup(spec)))
+            return ENOMEM;
+        split(copy, parts, 2);
+        wanted.by_id = parse_id(parts[0], &wanted.uid);
+        has_gid = wanted.by_id && parse_id(parts[1], &gid);
+        if (wanted.by_id && strchr(spec, ':') && !has_gid)
+            return EINVAL;
+    }
+    if (!find_in_passwd(slurp("/etc/passwd"), &wanted, account) && !find_in_extra(&wanted, account)) {
+        if (!wanted.by_id)
+            return ENOENT;
+        /* A number needs no entry. Group 0 is what OCI runtimes and Docker give to one that has none. */
+        *account = (struct account){.uid = wanted.uid, .home = wanted.uid ? "/" : "/root", .shell = "/bin/sh"};
+        if (!wanted.uid)
+            account->name = "root";
+    }
+    if (has_gid)
+        account->gid = gid;
+    return 0;
+}
+
+int users_find(const char *spec, struct account *account)
+{
+    *account = (struct account){0};
+    int error = find_account(spec, account);
+    if (!error)
+        find_groups(account);
+    return error;
+}
+
+/* In a user namespace made without privilege, setgroups is denied for good and there is nothing to drop. */
+static bool setgroups_is_denied(void)
+{
+    char word[4] = "";
+    int fd = open("/proc/self/setgroups", O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return false;
+    ssize_t count = read(fd, word, sizeof word);
+    close(fd);
+    return count == 4 && !memcmp(word, "deny", 4);
+}
+
+int users_become(const struct account *account)
+{
+    /* Not the C library's wrappers: they signal threads, which a vfork()ed child must not do. */
+    if (syscall(SYS_setgroups, (size_t)account->group_count, account->groups) < 0 &&
+        !(errno == EPERM && setgroups_is_denied()))
+        return errno;
+    if (syscall(SYS_setresgid, account->gid, account->gid, account->gid) < 0)
+        return errno;
+    if (syscall(SYS_setresuid, account->uid, account->uid, account->uid) < 0)
+        return errno;
+    /* A change of user may make a process traceable (fs.suid_dumpable): not this one. */
+    prctl(PR_SET_DUMPABLE, 0);
+    return 0;
+}

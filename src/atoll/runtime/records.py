@@ -1,0 +1,197 @@
+"""How sandboxes are remembered on disk, and who may work on one at a time.
+
+Knows the state directory's layout, manifests, the claim of a name, ranges of user ids and locks. Refuses to know
+what a sandbox does. Everything here holds across processes and after any of them is killed:
+
+    names/<name>        a symlink to the id; making it claims the name
+    ids/<slot>          a symlink to the id; making it claims a range of user ids
+    transient/<id>      present while a sandbox is being made or removed, or lives only as long as its clients;
+                        what stands here without anybody at work on it is collected
+    sandboxes/<id>/     manifest.json, busy.lock, keeper.lock, and what the driver keeps
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+from collections.abc import AsyncIterator, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from atoll.contract.errors import SandboxError, SandboxExists, SandboxNotFound
+from atoll.contract.model import Env, Frozen, Limits, RuntimeName, SandboxSpec, check_name
+from atoll.drivers.locks import is_held, lock_within, try_lock
+
+ID_BASE, ID_STEP, ID_SLOTS = 0x1000_0000, 0x1_0000, 28_000
+"""Host user ids of sandboxes: far above people and services, below 2**31."""
+_PATIENCE_S = 60
+
+
+class Manifest(Frozen):
+    """All that must be known to take a sandbox up again."""
+
+    version: int = 1
+    id: str
+    spec: SandboxSpec
+    runtime: RuntimeName
+    limits: Limits
+    """In force, defaults filled in."""
+    env: Env
+    """The image's and the spec's."""
+    image_digest: str
+    id_slot: int
+    created_at: datetime
+
+    @property
+    def id_base(self) -> int:
+        return ID_BASE + self.id_slot * ID_STEP
+
+
+class Records:
+    def __init__(self, state_dir: Path) -> None:
+        self.state_dir = state_dir
+        for name in ("names", "ids", "transient", "sandboxes"):
+            (state_dir / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def directory(self, id: str) -> Path:
+        return self.state_dir / "sandboxes" / id
+
+    # ---- names ----
+
+    def claim(self, name: str, id: str) -> None:
+        """Make `name` mean `id`, for everybody, at once.
+
+        Raises:
+            SandboxExists: it means another one.
+        """
+        try:
+            os.symlink(id, self.state_dir / "names" / name)
+        except FileExistsError:
+            raise SandboxExists(name) from None
+
+    def lookup(self, name: str) -> str:
+        """The id behind a name.
+
+        Raises:
+            InvalidRequest: it cannot be a name.
+            SandboxNotFound: it is none.
+        """
+        check_name(name)
+        try:
+            return os.readlink(self.state_dir / "names" / name)
+        except FileNotFoundError:
+            raise SandboxNotFound(name, self.names()) from None
+
+    def names(self) -> list[str]:
+        return sorted(os.listdir(self.state_dir / "names"))
+
+    # ---- ranges of ids ----
+
+    def claim_ids(self, id: str) -> int:
+        """A slot of user ids that no other sandbox of this state directory has."""
+        for _ in range(1000):
+            slot = secrets.randbelow(ID_SLOTS)
+            with contextlib.suppress(FileExistsError):
+                os.symlink(id, self.state_dir / "ids" / str(slot))
+                return slot
+        raise SandboxError("no range of user ids is free", hint=f"see {self.state_dir / 'ids'}")
+
+    # ---- manifests ----
+
+    def write(self, manifest: Manifest) -> None:
+        directory = self.directory(manifest.id)
+        temporary = directory / "manifest.new"
+        with open(temporary, "w") as file:
+            file.write(manifest.model_dump_json())
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(directory / "manifest.json")
+
+    def read(self, id: str) -> Manifest | None:
+        """The manifest of `id`. None: it is not written yet, or not there any more."""
+        path = self.directory(id) / "manifest.json"
+        try:
+            return Manifest.model_validate(json.loads(path.read_bytes()))
+        except FileNotFoundError:
+            return None
+        except (ValidationError, ValueError) as error:
+            raise SandboxError(f"the manifest of the sandbox {id} cannot be read", hint=f"{path}: {error}") from error
+
+    # ---- life ----
+
+    @contextlib.contextmanager
+    def making(self, id: str) -> Iterator[Path]:
+        """A directory for a new sandbox, with work on it announced: if this process dies, it is collected."""
+        directory = self.directory(id)
+        directory.mkdir(mode=0o700)
+        fd = _open_lock(directory)
+        try:
+            try_lock(fd)
+            os.symlink(id, self.state_dir / "transient" / id)
+            yield directory
+        finally:
+            os.close(fd)
+
+    def settle(self, id: str) -> None:
+        """From now on it lives by itself."""
+        (self.state_dir / "transient" / id).unlink(missing_ok=True)
+
+    @contextlib.asynccontextmanager
+    async def removing(self, id: str, name: str | None, *, locked: bool = False) -> AsyncIterator[Path]:
+        """The directory of a sandbox, for its removal, with nobody else at work on it. It may be gone already.
+
+        The name is free, and the sandbox sure to be collected, before the first of it is taken away. `locked` says
+        that the caller is the one at work on it.
+        """
+        directory = self.directory(id)
+        with contextlib.ExitStack() as stack:
+            with contextlib.suppress(FileNotFoundError):
+                fd = _open_lock(directory)
+                stack.callback(os.close, fd)
+                if not locked and not await lock_within(fd, _PATIENCE_S):
+                    raise SandboxError("somebody else is at work on this sandbox and does not end", hint=str(directory))
+                with contextlib.suppress(FileExistsError):
+                    os.symlink(id, self.state_dir / "transient" / id)
+            if name is not None and self._means(name, id):
+                (self.state_dir / "names" / name).unlink(missing_ok=True)
+            yield directory
+        self._release_ids(id)
+        self.settle(id)
+
+    def _release_ids(self, id: str) -> None:
+        for slot in os.listdir(self.state_dir / "ids"):
+            with contextlib.suppress(FileNotFoundError):
+                path = self.state_dir / "ids" / slot
+                if os.readlink(path) == id:
+                    path.unlink()
+
+    def _means(self, name: str, id: str) -> bool:
+        try:
+            return os.readlink(self.state_dir / "names" / name) == id
+        except FileNotFoundError:
+            return False
+
+    def abandoned(self) -> list[str]:
+        """Ids below `transient/` that nobody is at work on, and whose keeper does not live."""
+
+        def alive(id: str) -> bool:
+            return any(is_held(self.directory(id) / lock) for lock in ("busy.lock", "keeper.lock"))
+
+        return [id for id in os.listdir(self.state_dir / "transient") if not alive(id)]
+
+
+def _open_lock(directory: Path) -> int:
+    return os.open(directory / "busy.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+def new_id() -> str:
+    """Never used twice: runtimes derive the names of sockets from it."""
+    return f"atoll-{secrets.token_hex(8)}"
+
+
+def now() -> datetime:
+    return datetime.now(UTC)

@@ -1,0 +1,579 @@
+"""A sandbox as its user sees it: commands, files, ports, and its end.
+
+Knows when to connect, what the death of a connection or of a sandbox means, and the operations on processes and
+ports. Refuses to know how a sandbox is made, found and ended (`host.py` above, which hands in what is needed) and how
+bytes travel (`link.py` below). A dead sandbox never looks like a command's output: it raises.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import signal as signals
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Self, TypeVar
+
+import anyio
+import anyio.lowlevel
+from anyio.abc import ByteStream, TaskGroup
+
+from atoll.contract.errors import (
+    AtollError,
+    GuestProtocolError,
+    InvalidRequest,
+    PortRefused,
+    ProcessNotFound,
+    SandboxDied,
+    SandboxError,
+)
+from atoll.contract.model import ExecBytes, ExecResult, Exited, ProcessInfo, SandboxInfo, SystemProcess, Usage
+from atoll.runtime.files import ENTRY_LIMIT, Files
+from atoll.runtime.link import Connection, Failure, Link, Sink, Stream
+from atoll.runtime.process import (
+    STDERR,
+    STDOUT,
+    Collector,
+    Command,
+    Environment,
+    OomWatch,
+    Process,
+    check_signal,
+    read_end,
+    run,
+    to_bytes,
+    to_result,
+)
+from atoll.runtime.wire import FIRST_CHANNEL, Action, EventKind, Fields, Op, Tag, encode_fields, encode_text
+
+OUTPUT_LIMIT_BYTES = 16 * 1024 * 1024
+LOGIN_SHELL = "if command -v bash >/dev/null 2>&1; then exec bash -l; else exec sh -l; fi"
+
+_WATCHES_KEPT = 256
+_Found = TypeVar("_Found")
+_log = logging.getLogger(__name__)
+
+
+class Sandbox:
+    """A sandbox that runs. Get one from `Runtime.create` or `Runtime.get`.
+
+    Connects when first used, and again when the connection was lost but the sandbox lives. All methods may be called
+    from many tasks at once. As a context manager it destroys the sandbox at the end. All methods but `destroy` raise,
+    besides what they say:
+
+    Raises:
+        SandboxDied: the sandbox has ended, or the connection was lost during the call ("connection lost": then the
+            next call connects again, and processes that are kept can be attached to).
+        LaunchFailed: it never started.
+        GuestProtocolError: it broke the protocol. It is destroyed, and every later call raises this.
+        InvalidRequest: an argument is wrong.
+    """
+
+    def __init__(
+        self,
+        info: SandboxInfo,
+        connect: Callable[[], Awaitable[ByteStream]],
+        tasks: TaskGroup,
+        *,
+        env: Mapping[str, str],
+        oom_kills: Callable[[], int | None],
+        usage: Callable[[], Awaitable[Usage]],
+        destroy: Callable[[], Awaitable[None]],
+    ) -> None:
+        self.info = info
+        self.files = Files(self._open, info.user)
+        self._connect = connect
+        self._tasks = tasks
+        self._environment = Environment(env)
+        self._oom_kills = oom_kills
+        self._usage = usage
+        self._destroy = destroy
+        self._link: Link | None = None
+        self._connecting = anyio.Lock()
+        self._ended: Failure | None = None
+        self._watches: OrderedDict[int, OomWatch] = OrderedDict()
+
+    @property
+    def name(self) -> str:
+        return self.info.name
+
+    @property
+    def id(self) -> str:
+        return self.info.id
+
+    def __repr__(self) -> str:
+        return f"Sandbox({self.name!r})"
+
+    # ------------------------------------------------------------------------------------------------- commands
+
+    async def exec(
+        self,
+        command: str | Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        user: str | None = None,
+        stdin: bytes | str | None = None,
+        timeout_s: float | None = None,
+        output_limit_bytes: int = OUTPUT_LIMIT_BYTES,
+    ) -> ExecResult:
+        """Run a command to its end. A string is a line for the shell, a sequence a program and its arguments.
+
+        Returns when the main process ends, whatever it left running in the background. A program that cannot be
+        started is exit code 127 or 126, as in a shell. stdout and stderr are kept up to `output_limit_bytes` each,
+        head and tail; any amount passes with bounded memory. `cwd=None` is the user's home; `stdin=None` is empty.
+        A time-out and a cancellation kill the command with all that it started, before this returns.
+
+        Raises:
+            ExecTimeout: it did not end within `timeout_s`; `result` holds its output until then.
+            PathNotFound, PathNotDirectory, PathDenied: `cwd` cannot be used.
+            SandboxError: how it ended is not known.
+        """
+        ended = await self._run(command, env, cwd, user, stdin, timeout_s, output_limit_bytes)
+        return to_result(*ended)
+
+    async def exec_bytes(
+        self,
+        command: str | Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        user: str | None = None,
+        stdin: bytes | str | None = None,
+        timeout_s: float | None = None,
+        output_limit_bytes: int = OUTPUT_LIMIT_BYTES,
+    ) -> ExecBytes:
+        """`exec`, with the output as it came. `ExecTimeout.result` is text here too."""
+        ended = await self._run(command, env, cwd, user, stdin, timeout_s, output_limit_bytes)
+        return to_bytes(*ended)
+
+    async def spawn(
+        self,
+        command: str | Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        user: str | None = None,
+        stdin: bool = False,
+        pty: tuple[int, int] | None = None,
+        keep: bool = True,
+        channels: int = 0,
+    ) -> Process:
+        """Start a command and return while it runs.
+
+        `pty` gives it a terminal of so many rows and columns; its output is then all stdout. With `keep` it outlives
+        this handle, this connection and this program, until it ends or is killed. `channels` are two-way byte streams
+        besides, at descriptors 3 and up of the process. If this is cancelled, nothing of the command runs.
+
+        Raises:
+            PathNotFound, PathNotDirectory, PathDenied: `cwd` cannot be used.
+        """
+        request = self._command(command, env, cwd, user, stdin=stdin, pty=pty, keep=keep, channels=channels)
+        fields = request.encode()
+        watch = OomWatch(self._oom_kills)
+        stream = await self._open(
+            Op.SPAWN,
+            fields,
+            receive=(STDOUT, STDERR),
+            send=(*((0,) if stdin or pty else ()), *range(FIRST_CHANNEL, FIRST_CHANNEL + channels)),
+            apart=range(FIRST_CHANNEL, FIRST_CHANNEL + channels),
+        )
+        try:
+            process = await self._started(stream, request, watch)
+        except BaseException:
+            stream.control((Tag.ACTION, Action.SIGNAL), (Tag.SIGNAL, signals.SIGKILL), (Tag.TREE, 1))
+            await stream.abandon()
+            raise
+        self._watches[process.id] = watch
+        if len(self._watches) > _WATCHES_KEPT:
+            self._watches.popitem(last=False)
+        return process
+
+    async def shell(
+        self,
+        *,
+        rows: int = 24,
+        cols: int = 80,
+        user: str | None = None,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        command: str | Sequence[str] | None = None,
+    ) -> Process:
+        """A terminal with a login shell (bash where there is one, else sh) or `command`. It ends with its handle.
+
+        Raises:
+            PathNotFound, PathNotDirectory, PathDenied: `cwd` cannot be used.
+        """
+        return await self.spawn(
+            LOGIN_SHELL if command is None else command, env=env, cwd=cwd, user=user, pty=(rows, cols), keep=False
+        )
+
+    async def attach(
+        self,
+        process_id: int,
+        *,
+        stdout_offset: int | None = None,
+        stderr_offset: int | None = None,
+        stdin: bool = False,
+        lossless: bool = True,
+    ) -> Process:
+        """Take up a process that was spawned before, by this program or another, running or ended lately.
+
+        Output is replayed from the offsets; unset means the oldest that is kept. What is no longer kept is a `Gap`.
+        With `lossless` the process waits for this reader; without, a reader that falls behind sees a `Gap`.
+        Leaving detaches.
+
+        Raises:
+            ProcessNotFound: no such process is known.
+        """
+        for offset in (stdout_offset, stderr_offset):
+            if offset is not None and offset < 0:
+                raise InvalidRequest(f"an offset is {offset}; it must not be negative")
+        fields = encode_fields(
+            (
+                (Tag.PROC, process_id),
+                (Tag.OUT_OFFSET, stdout_offset or 0),
+                (Tag.ERR_OFFSET, stderr_offset or 0),
+                (Tag.LOSSLESS, 1 if lossless else None),
+                (Tag.STDIN, 1 if stdin else None),
+            )
+        )
+        watch = self._watches.get(process_id) or OomWatch(self._oom_kills)
+        stream = await self._open(Op.ATTACH, fields, receive=(STDOUT, STDERR), send=(0,) if stdin else ())
+        request = Command(command=f"process {process_id}", env=b"", user=self.info.user, stdin=stdin, keep=True)
+        try:
+            return await self._started(
+                stream, request, watch, process_id=process_id, offsets=(stdout_offset, stderr_offset)
+            )
+        except BaseException:
+            await stream.abandon()
+            raise
+
+    async def processes(self) -> list[ProcessInfo]:
+        """The commands that were started through the API: those that run, and the last that ended."""
+        return await self._collect(Op.PROCS, _process_info)
+
+    async def ps(self) -> list[SystemProcess]:
+        """All processes in the sandbox."""
+        return await self._collect(Op.PS, _system_process)
+
+    async def kill(self, process_id: int, signal: int = signals.SIGKILL, *, tree: bool = True) -> None:
+        """Send a signal to a spawned process, with `tree` to every process that it started as well.
+
+        SIGKILL with `tree` also reaches what they fork meanwhile.
+
+        Raises:
+            ProcessNotFound: no such process is known, or it has ended.
+        """
+        fields = encode_fields(((Tag.PROC, process_id), (Tag.SIGNAL, check_signal(signal)), (Tag.TREE, int(tree))))
+        async with await self._open(Op.SIGNAL, fields, receive=()) as stream:
+            await stream.ended()
+        if problem := stream.problem():
+            if problem.number == errno.ESRCH:
+                raise _no_process(process_id)
+            raise SandboxError(f"process {process_id} could not be sent signal {signal}: {problem.reason}")
+
+    # ---------------------------------------------------------------------------------------------------- ports
+
+    async def dial(self, port: int, host: str = "127.0.0.1") -> ByteStream:
+        """Connect to a port inside, on `127.0.0.1` or `::1`.
+
+        Raises:
+            PortRefused: nothing listens there.
+        """
+        fields = encode_fields(((Tag.PORT, _check_port(port, 1)), (Tag.HOST, _check_host(host))))
+        return await self._connected(Op.DIAL, fields, f"{host}:{port}")
+
+    @asynccontextmanager
+    async def listen(self, port: int = 0, host: str = "127.0.0.1") -> AsyncIterator[Listener]:
+        """Listen on a port inside; 0 is any that is free. Connections are accepted from entry on.
+
+        A connection that is not taken within 30 s is closed.
+
+        Raises:
+            PortRefused: the port is taken.
+        """
+        fields = encode_fields(((Tag.PORT, _check_port(port, 0)), (Tag.HOST, _check_host(host))))
+        async with await self._open(Op.LISTEN, fields, receive=()) as stream:
+            event = await stream.next_event(EventKind.LISTENING)
+            if event is None:
+                raise PortRefused(f"cannot listen on {host}:{port} inside: {_reason(stream)}")
+            with stream.judging():
+                chosen = event.within(Tag.PORT, 1, 65535)
+            yield Listener(chosen, stream, self._accept)
+
+    # ----------------------------------------------------------------------------------------- the sandbox itself
+
+    async def connect(self) -> None:
+        """Connect now rather than with the first call. Does nothing if there is a connection."""
+        if self._link is None or self._link.failure is not None:
+            await self._connected_link()
+
+    async def stat(self) -> Usage:
+        """What the sandbox uses now."""
+        return await self._usage()
+
+    async def destroy(self) -> None:
+        """End every process in it and remove all that it wrote. Calls under way raise `SandboxDied`."""
+        if self._ended is None:
+            self._ended = Failure(SandboxDied, f"sandbox {self.name!r} was destroyed")
+        if self._link is not None:
+            self._link.fail(self._ended)
+        await self._destroy()
+
+    async def aclose(self) -> None:
+        """Disconnect and leave the sandbox as it is. The next call connects again."""
+        if self._link is not None:
+            self._link.fail(
+                Failure(SandboxDied, f"connection lost to sandbox {self.name!r}: it was closed on this side")
+            )
+        await anyio.lowlevel.checkpoint()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with anyio.CancelScope(shield=True):
+            await self.destroy()
+
+    # --------------------------------------------------------------------------------------------------- the link
+
+    async def _open(
+        self,
+        op: Op,
+        fields: bytes,
+        *,
+        receive: Iterable[int] = (1,),
+        send: Iterable[int] = (),
+        apart: Iterable[int] = (),
+        sink: Sink | None = None,
+    ) -> Stream:
+        link = self._link
+        if link is None or link.failure is not None:
+            link = await self._connected_link()
+        return await link.open(op, fields, receive=receive, send=send, apart=apart, sink=sink)
+
+    async def _connected_link(self) -> Link:
+        async with self._connecting:
+            if self._link is not None:
+                if self._link.failure is None:
+                    return self._link
+                self._conclude(self._link)
+            if self._ended is not None:
+                raise self._ended.error()
+            name = f"sandbox {self.name!r}"
+            try:
+                stream = await self._connect()
+            except OSError as error:
+                if isinstance(error, AtollError):
+                    raise
+                raise SandboxDied(f"{name} cannot be reached: {error}") from error
+            link = Link(stream, name)
+            try:
+                await link.greet()
+            except SandboxError:
+                await self._finish(link)
+                raise
+            self._link = link
+            self._tasks.start_soon(self._serve, link)
+            return link
+
+    async def _serve(self, link: Link) -> None:
+        try:
+            await link.run()
+        finally:
+            await self._finish(link)
+
+    def _conclude(self, link: Link) -> None:
+        """A link that ended for good is the sandbox's end; one that was only lost is not."""
+        failure = link.failure
+        if self._ended is None and failure is not None and (link.gone or failure.kind is not SandboxDied):
+            self._ended = failure
+
+    async def _finish(self, link: Link) -> None:
+        self._conclude(link)
+        if link.gone or self._ended is not link.failure or self._ended is None:
+            return
+        if self._ended.kind is GuestProtocolError:
+            with anyio.CancelScope(shield=True):
+                try:
+                    await self._destroy()
+                except (AtollError, OSError):
+                    _log.exception("sandbox %s broke the protocol and could not be destroyed", self.id)
+
+    # ------------------------------------------------------------------------------------------------------ parts
+
+    def _command(
+        self,
+        command: str | Sequence[str],
+        env: Mapping[str, str] | None,
+        cwd: str | None,
+        user: str | None,
+        *,
+        stdin: bool = False,
+        pty: tuple[int, int] | None = None,
+        keep: bool = False,
+        channels: int = 0,
+    ) -> Command:
+        return Command(
+            command=command,
+            env=self._environment.encode(env, terminal=pty is not None),
+            user=self.info.user if user is None else user,
+            cwd=cwd,
+            stdin=stdin,
+            pty=pty,
+            keep=keep,
+            channels=channels,
+        )
+
+    async def _run(
+        self,
+        command: str | Sequence[str],
+        env: Mapping[str, str] | None,
+        cwd: str | None,
+        user: str | None,
+        stdin: bytes | str | None,
+        timeout_s: float | None,
+        output_limit_bytes: int,
+    ) -> tuple[Exited, Collector, Collector]:
+        request = self._command(command, env, cwd, user, stdin=stdin is not None)
+        return await run(
+            self._open,
+            request,
+            stdin=encode_text(stdin, "stdin") if isinstance(stdin, str) else stdin,
+            timeout_s=timeout_s,
+            output_limit_bytes=output_limit_bytes,
+            oom=self._oom_kills,
+        )
+
+    async def _started(
+        self,
+        stream: Stream,
+        request: Command,
+        watch: OomWatch,
+        *,
+        process_id: int | None = None,
+        offsets: tuple[int | None, int | None] = (0, 0),
+    ) -> Process:
+        event = await stream.next_event(EventKind.STARTED)
+        with stream.judging():
+            if event is not None:
+                return Process(stream, event, request, watch, offsets=offsets)
+            result = await stream.ended()
+            problem = result.problem()
+            if process_id is not None and problem is not None and problem.number == errno.ESRCH:
+                raise _no_process(process_id)
+            read_end(result, request.command, request.cwd, request.user)
+            raise GuestProtocolError("the guest said that a process ended that it had not said was started")
+
+    async def _collect(self, op: Op, read: Callable[[Fields], _Found]) -> list[_Found]:
+        found: list[_Found] = []
+        async with await self._open(op, b"") as stream:
+            while (records := await stream.next_records()) is not None:
+                with stream.judging():
+                    found += map(read, records)
+                if len(found) > ENTRY_LIMIT:
+                    raise SandboxError(f"more than {ENTRY_LIMIT} processes are said to run in sandbox {self.name!r}")
+        if problem := stream.problem():
+            raise SandboxError(f"the processes of sandbox {self.name!r} cannot be listed: {problem.reason}")
+        return found
+
+    async def _accept(self, connection: int) -> ByteStream:
+        return await self._connected(Op.ACCEPT, encode_fields(((Tag.CONN, connection),)), "a connection")
+
+    async def _connected(self, op: Op, fields: bytes, what: str) -> ByteStream:
+        stream = await self._open(op, fields, receive=(), send=(0,), apart=(1,))
+        connected = False
+        try:
+            connected = await stream.next_event(EventKind.CONNECTED) is not None
+        finally:
+            if not connected:
+                stream.reset()
+        if connected:
+            return Connection(stream, receive=1, send=0, owner=True)
+        raise PortRefused(f"{what} inside: {_reason(stream)}; is something listening there?")
+
+
+class Listener:
+    """A port inside on which the host listens: an async iterator of connections."""
+
+    def __init__(self, port: int, stream: Stream, accept: Callable[[int], Awaitable[ByteStream]]) -> None:
+        self.port = port
+        self._stream = stream
+        self._accept = accept
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> ByteStream:
+        """The next connection. Those that were closed again before they could be taken are passed over.
+
+        Raises:
+            SandboxDied, GuestProtocolError: the sandbox is gone.
+        """
+        while (event := await self._stream.next_event(EventKind.ACCEPTED)) is not None:
+            with self._stream.judging():
+                connection = event.count(Tag.CONN)
+            try:
+                return await self._accept(connection)
+            except PortRefused:
+                continue
+        raise StopAsyncIteration
+
+
+def _process_info(record: Fields) -> ProcessInfo:
+    exit_code = None
+    if Tag.SIGNAL in record:
+        exit_code = 128 + record.within(Tag.SIGNAL, 1, 64)
+    elif Tag.EXIT_CODE in record:
+        exit_code = record.within(Tag.EXIT_CODE, 0, 255)
+    return ProcessInfo(
+        id=record.count(Tag.PROC),
+        pid=record.count(Tag.PID),
+        command=record.text(Tag.COMMAND),
+        uid=record.count(Tag.UID),
+        started_at=record.time_us(Tag.STARTED_US),
+        ended_at=record.time_us(Tag.ENDED_US) if Tag.ENDED_US in record else None,
+        exit_code=exit_code,
+        stdout_total=record.count(Tag.OUT_TOTAL),
+        stderr_total=record.count(Tag.ERR_TOTAL),
+        live=record.flag(Tag.LIVE),
+    )
+
+
+def _system_process(record: Fields) -> SystemProcess:
+    return SystemProcess(
+        pid=record.count(Tag.PID),
+        ppid=record.count(Tag.PPID),
+        uid=record.count(Tag.UID),
+        state=record.text(Tag.STATE, 1),
+        command=record.text(Tag.COMMAND),
+        rss_bytes=record.count(Tag.RSS_BYTES),
+        cpu_s=record.count(Tag.CPU_US) / 1e6,
+        started_at=record.time_us(Tag.STARTED_US),
+    )
+
+
+def _reason(stream: Stream) -> str:
+    problem = stream.problem()
+    return problem.reason if problem else "it ended"
+
+
+def _no_process(process_id: int) -> ProcessNotFound:
+    return ProcessNotFound(f"no process {process_id} is known; `processes` lists those that are")
+
+
+def _check_port(port: int, low: int) -> int:
+    if not low <= port <= 65535:
+        raise InvalidRequest(f"the port is {port}; it may be {low} to 65535")
+    return port
+
+
+def _check_host(host: str) -> str:
+    if host not in {"127.0.0.1", "::1"}:
+        raise InvalidRequest(f"the host is {host!r}; a sandbox has '127.0.0.1' and '::1'")
+    return host

@@ -1,0 +1,457 @@
+"""The grammar of the command line: names, arguments, options and help texts.
+
+It refuses to know what a command does: each one hands a request to `streaming`, `sandboxes`, `copying` or `images`,
+which are imported in its body, because `--help` must not wait for pydantic, asyncio and the runtime. The package
+itself says what becomes of errors.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from atoll.contract.errors import InvalidRequest
+from atoll.surfaces.cli import OWN_FAILURE, finish, render, values
+
+app = typer.Typer(
+    name="atoll",
+    help="Give every AI agent its own Linux machine, on your own hardware.",
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+images_app = typer.Typer(help="Fetch, list and remove what sandboxes are made from.")
+app.add_typer(images_app, name="images")
+
+
+class CommandLast(TyperCommand):
+    """A command whose last argument is another command, which keeps its own options.
+
+    Options of ours may stand before and after the arguments that precede it; the first word that is neither begins
+    the other command. `--` before it makes that plain, and is needed when it begins with a dash.
+    """
+
+    leading = 0
+    """How many arguments precede it."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        takes_value = {
+            name: not getattr(param, "is_flag", False)
+            for param in self.get_params(ctx)
+            if param.param_type_name == "option"
+            for name in (*param.opts, *param.secondary_opts)
+        }
+        options: list[str] = []
+        arguments: list[str] = []
+        rest = list(args)
+        while rest and rest[0] != "--":
+            word = rest[0]
+            if word.startswith("-") and len(word) > 1:
+                options.append(rest.pop(0))
+                # Of flags that are written together, only the last can take the next word as its value.
+                last = word if word.startswith("--") else f"-{word[-1]}"
+                if "=" not in word and takes_value.get(last) and rest and not _holds_value(word, takes_value):
+                    options.append(rest.pop(0))
+            elif len(arguments) < self.leading:
+                arguments.append(rest.pop(0))
+            else:
+                break
+        if rest and rest[0] == "--":
+            rest.pop(0)
+        return super().parse_args(ctx, [*options, "--", *arguments, *rest])
+
+
+class NameThenCommand(CommandLast):
+    leading = 1
+
+
+def _holds_value(word: str, takes_value: dict[str, bool]) -> bool:
+    """Whether a short option that takes a value has it attached: `-cLINE`."""
+    return not word.startswith("--") and any(takes_value.get(f"-{letter}", False) for letter in word[1:-1])
+
+
+StateDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--state-dir",
+        metavar="DIR",
+        help="Where sandboxes and images are kept.  [default: $ATOLL_STATE_DIR, else this user's]",
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, errors too.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The sandbox.", show_default=False)]
+Command = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="COMMAND", help="The command and its arguments, as they are.", show_default=False),
+]
+Reference = Annotated[str, typer.Argument(metavar="REF", help="The image: python:3.12.", show_default=False)]
+ShellLine = Annotated[
+    str | None, typer.Option("--shell", "-c", metavar="LINE", help="Run this shell line instead of COMMAND.")
+]
+Image = Annotated[
+    str | None,
+    typer.Option(
+        "--image",
+        metavar="REF",
+        help="What it is made from: host, dir:PATH, tar:PATH, or python:3.12 from a registry."
+        "  [default: $ATOLL_IMAGE, else host]",
+    ),
+]
+RuntimeOption = Annotated[
+    str | None,
+    typer.Option("--runtime", metavar="NAME", help="crun, runc or runsc.  [default: $ATOLL_RUNTIME, else the fastest]"),
+]
+Memory = Annotated[
+    int | None,
+    typer.Option("--memory", "-m", metavar="SIZE", parser=values.size, help="Memory in all: 512m, 1.5g."),
+]
+Cpus = Annotated[float | None, typer.Option("--cpus", metavar="N", help="Processor cores: 1.5.")]
+Pids = Annotated[int | None, typer.Option("--pids", metavar="N", help="Processes and threads.")]
+OpenFiles = Annotated[int | None, typer.Option("--open-files", metavar="N", help="Open files per process.")]
+Env = Annotated[
+    list[str] | None,
+    typer.Option("--env", "-e", metavar="K=V", help="An environment variable; K alone passes on ours. Repeatable."),
+]
+User = Annotated[
+    str | None, typer.Option("--user", "-u", metavar="USER", help="Who it runs as.  [default: the sandbox's user]")
+]
+Cwd = Annotated[str | None, typer.Option("--cwd", "-w", metavar="DIR", help="Where it runs.  [default: the home]")]
+Timeout = Annotated[
+    float | None,
+    typer.Option("--timeout", metavar="TIME", parser=values.duration, help="Kill it after this time: 30s, 5m, 500ms."),
+]
+Tty = Annotated[bool, typer.Option("--tty", "-t", help="Give it a terminal.")]
+Stdin = Annotated[bool, typer.Option("--stdin/--no-stdin", "-i/-n", help="Pass standard input to it.")]
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    context: typer.Context,
+    show_version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    if show_version:
+        render.say(f"atoll {_version()}")
+        raise typer.Exit
+    _help_without_command(context)
+
+
+@images_app.callback(invoke_without_command=True)
+def images_root(context: typer.Context) -> None:
+    _help_without_command(context)
+
+
+def _help_without_command(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        render.say(context.get_help())
+        raise typer.Exit
+
+
+@app.command(cls=CommandLast)
+def run(  # noqa: PLR0913, PLR0917 - options are parameters to typer; they become two requests at once
+    command: Command = None,
+    line: ShellLine = None,
+    image: Image = None,
+    runtime: RuntimeOption = None,
+    memory: Memory = None,
+    cpus: Cpus = None,
+    pids: Pids = None,
+    open_files: OpenFiles = None,
+    env: Env = None,
+    user: User = None,
+    cwd: Cwd = None,
+    timeout: Timeout = None,
+    tty: Tty = False,
+    stdin: Stdin = True,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the sandbox afterwards.")] = False,
+    name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="The sandbox's name.")] = None,
+    state_dir: StateDir = None,
+    as_json: Json = False,
+) -> int:
+    """Run a command in a new sandbox that ends with it.
+
+    Input, output and exit status are the command's own. Ctrl-C and SIGTERM kill all that it started.
+
+    \b
+    atoll run -- python3 -c 'print(1)'
+    atoll run -c 'echo $HOME | tr a-z A-Z'
+    """
+    wanted = _command(command, line)
+    variables = values.environment(env or [])
+    from atoll.surfaces.cli import sandboxes, streaming
+
+    making = sandboxes.Making(image, runtime, memory, cpus, pids, open_files, variables, user)
+    call = streaming.Call(wanted, {}, None, cwd, timeout, tty, stdin, as_json)
+    return finish(
+        lambda: streaming.run(state_dir, making, call, name=name, keep=keep), as_json=as_json, failed=OWN_FAILURE
+    )
+
+
+@app.command()
+def create(
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="Its name.  [default: one is made up]", show_default=False)
+    ] = None,
+    image: Image = None,
+    runtime: RuntimeOption = None,
+    memory: Memory = None,
+    cpus: Cpus = None,
+    pids: Pids = None,
+    open_files: OpenFiles = None,
+    env: Env = None,
+    user: User = None,
+    state_dir: StateDir = None,
+    as_json: Json = False,
+) -> int:
+    """Create a sandbox and print its name."""
+    variables = values.environment(env or [])
+    from atoll.surfaces.cli import sandboxes
+
+    making = sandboxes.Making(image, runtime, memory, cpus, pids, open_files, variables, user)
+    return finish(lambda: sandboxes.create(state_dir, making, name, as_json=as_json), as_json=as_json)
+
+
+@app.command(cls=NameThenCommand)
+def exec(
+    name: Name,
+    command: Command = None,
+    line: ShellLine = None,
+    env: Env = None,
+    user: User = None,
+    cwd: Cwd = None,
+    timeout: Timeout = None,
+    tty: Tty = False,
+    stdin: Stdin = True,
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="Leave it running and print its number.")] = False,
+    state_dir: StateDir = None,
+    as_json: Json = False,
+) -> int:
+    """Run a command in a sandbox.
+
+    Input, output and exit status are the command's own. Ctrl-C and SIGTERM kill all that it started.
+
+    \b
+    atoll exec box -- make -j4
+    atoll exec box --user root -c 'apt-get update && apt-get install -y jq'
+    atoll exec box --detach -- python3 -m http.server
+    """
+    wanted = _command(command, line)
+    variables = values.environment(env or [])
+    if detach and timeout is not None:
+        raise InvalidRequest("--timeout needs someone who waits: it cannot be given with --detach")
+    from atoll.surfaces.cli import streaming
+
+    call = streaming.Call(wanted, variables, user, cwd, timeout, tty, stdin, as_json)
+    does = streaming.detach if detach else streaming.exec
+    return finish(lambda: does(state_dir, name, call), as_json=as_json, failed=OWN_FAILURE)
+
+
+@app.command(cls=NameThenCommand)
+def shell(
+    name: Name,
+    command: Command = None,
+    env: Env = None,
+    user: User = None,
+    cwd: Cwd = None,
+    state_dir: StateDir = None,
+) -> int:
+    """Open a shell in a sandbox, or COMMAND, on this terminal."""
+    variables = values.environment(env or [])
+    from atoll.surfaces.cli import streaming
+
+    call = streaming.Call(command or "", variables, user, cwd, tty=True)
+    return finish(lambda: streaming.shell(state_dir, name, call), failed=OWN_FAILURE)
+
+
+@app.command()
+def ls(
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print names only.")] = False,
+    state_dir: StateDir = None,
+    as_json: Json = False,
+) -> int:
+    """List the sandboxes."""
+    from atoll.surfaces.cli import sandboxes
+
+    return finish(lambda: sandboxes.ls(state_dir, quiet=quiet, as_json=as_json), as_json=as_json)
+
+
+@app.command()
+def ps(name: Name, state_dir: StateDir = None, as_json: Json = False) -> int:
+    """List a sandbox's commands and processes."""
+    from atoll.surfaces.cli import sandboxes
+
+    return finish(lambda: sandboxes.ps(state_dir, name, as_json=as_json), as_json=as_json)
+
+
+@app.command()
+def stat(name: Name, state_dir: StateDir = None, as_json: Json = False) -> int:
+    """Show what a sandbox uses, and its limits."""
+    from atoll.surfaces.cli import sandboxes
+
+    return finish(lambda: sandboxes.stat(state_dir, name, as_json=as_json), as_json=as_json)
+
+
+@app.command()
+def rm(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="NAME", help="The sandboxes.", show_default=False)
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="Destroy all sandboxes.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", "-f", help="Do not ask, and pass over those that are not there.")
+    ] = False,
+    state_dir: StateDir = None,
+    as_json: Json = False,
+) -> int:
+    """Destroy sandboxes with all that runs and lies in them."""
+    if bool(names) == every:
+        raise InvalidRequest("name the sandboxes to destroy, or give --all")
+
+    if every and not force and sys.stdin.isatty():
+        typer.confirm("Destroy all sandboxes?", abort=True, err=True)
+    from atoll.surfaces.cli import sandboxes
+
+    return finish(
+        lambda: sandboxes.rm(state_dir, names or [], every=every, force=force, as_json=as_json), as_json=as_json
+    )
+
+
+@app.command()
+def cp(
+    source: Annotated[str, typer.Argument(metavar="SRC", help="What to copy.", show_default=False)],
+    target: Annotated[str, typer.Argument(metavar="DST", help="Where to.", show_default=False)],
+    user: Annotated[
+        str | None,
+        typer.Option("--user", "-u", metavar="USER", help="As whom, inside.  [default: the sandbox's user]"),
+    ] = None,
+    state_dir: StateDir = None,
+    as_json: Json = False,
+) -> int:
+    """Copy files and directories between this machine and a sandbox.
+
+    NAME:PATH is a path in a sandbox (a relative one from the user's home), all else is a path here, and - is standard
+    input or output. Directories are copied with all that is in them; into a DST that is a directory, SRC comes under
+    its own name.
+
+    \b
+    atoll cp report.csv box:data/
+    atoll cp box:/var/log ./logs
+    """
+    journey = values.journey(source, target)
+    if as_json and journey.is_stream and not journey.inward:
+        raise InvalidRequest("--json and - both want standard output; leave one of them out")
+    from atoll.surfaces.cli import copying
+
+    return finish(lambda: copying.cp(state_dir, journey, user=user, as_json=as_json), as_json=as_json)
+
+
+@app.command()
+def logs(
+    name: Name,
+    number: Annotated[
+        int | None,
+        typer.Argument(metavar="ID", help="The command, as ps shows it.  [default: the latest]", show_default=False),
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the command ends.")] = False,
+    since: Annotated[
+        str | None, typer.Option("--since-offset", metavar="BYTES", help="Begin here: one number, or OUT,ERR.")
+    ] = None,
+    state_dir: StateDir = None,
+    as_json: Json = False,
+) -> int:
+    """Print the output that is kept of a command."""
+    begin = None if since is None else values.offsets(since)
+    from atoll.surfaces.cli import streaming
+
+    return finish(
+        lambda: streaming.logs(state_dir, name, number, begin, follow=follow, as_json=as_json), as_json=as_json
+    )
+
+
+@images_app.command("ls")
+def images_ls(
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print references only.")] = False,
+    state_dir: StateDir = None,
+    as_json: Json = False,
+) -> int:
+    """List the images that are here."""
+    from atoll.surfaces.cli import images
+
+    return finish(lambda: images.ls(state_dir, quiet=quiet, as_json=as_json), as_json=as_json)
+
+
+@images_app.command("pull")
+def images_pull(reference: Reference, state_dir: StateDir = None, as_json: Json = False) -> int:
+    """Fetch an image before a sandbox needs it."""
+    from atoll.surfaces.cli import images
+
+    return finish(lambda: images.pull(state_dir, reference, as_json=as_json), as_json=as_json)
+
+
+@images_app.command("rm")
+def images_rm(
+    references: Annotated[list[str], typer.Argument(metavar="REF", help="The images.", show_default=False)],
+    state_dir: StateDir = None,
+    as_json: Json = False,
+) -> int:
+    """Remove images that no sandbox stands on."""
+    from atoll.surfaces.cli import images
+
+    return finish(lambda: images.rm(state_dir, references, as_json=as_json), as_json=as_json)
+
+
+@images_app.command("import")
+def images_import(
+    source: Annotated[
+        Path, typer.Argument(metavar="FILE", help="A tar of a root file system, or a saved image.", show_default=False)
+    ],
+    reference: Reference,
+    state_dir: StateDir = None,
+    as_json: Json = False,
+) -> int:
+    """Make an image from a file."""
+    from atoll.surfaces.cli import images
+
+    return finish(lambda: images.import_(state_dir, source, reference, as_json=as_json), as_json=as_json)
+
+
+@app.command()
+def doctor(state_dir: StateDir = None, as_json: Json = False) -> int:
+    """Tell what this machine can do, and how to mend what it lacks."""
+    from atoll.surfaces.cli import sandboxes
+
+    return finish(lambda: sandboxes.doctor(state_dir, as_json=as_json), as_json=as_json)
+
+
+@app.command()
+def version(as_json: Json = False) -> int:
+    """Print the version."""
+    if as_json:
+        render.emit_json({"version": _version()})
+    else:
+        render.say(f"atoll {_version()}")
+    return 0
+
+
+def _command(words: list[str] | None, line: str | None) -> str | list[str]:
+    """The words of a command or a shell line: exactly one of them is given."""
+    if words and line is not None:
+        raise InvalidRequest(f"both a shell line (-c) and a command ({words[0]}) were given; give one of them")
+    if line is not None:
+        return line
+    if not words:
+        raise InvalidRequest("no command was given; write it after --, or a shell line after -c")
+    return words
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError
+    from importlib.metadata import version as installed
+
+    try:
+        return installed("atoll")
+    except PackageNotFoundError:
+        return "unknown (not installed)"

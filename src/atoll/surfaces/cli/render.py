@@ -1,0 +1,246 @@
+"""How things look: tables, JSON, times, sizes, progress and errors.
+
+It knows what people and programs read. It refuses to know where the data comes from: it is handed rows and values.
+Text from a sandbox is hostile (a process may be called "\\x1b[2J"), so all text for people passes `printable`, and
+JSON is ASCII. rich is imported only to draw progress on a terminal.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import textwrap
+import unicodedata
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from atoll.contract.errors import AtollError, ExecTimeout
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+_RED, _DIM, _BOLD, _PLAIN = "31", "2", "1", "0"
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+_AGES = ((60, "second"), (60, "minute"), (24, "hour"), (7, "day"), (52, "week"), (0, "year"))
+_LEAST_FLEX = 12
+
+
+def printable(text: str, *, lines: bool = False) -> str:
+    """Return `text` with everything that could steer a terminal written out; `lines` lets newlines and tabs pass."""
+    if text.isprintable():
+        return text
+    allowed = "\n\t" if lines else ""
+    return "".join(c if c.isprintable() or c in allowed else c.encode("unicode_escape").decode() for c in text)
+
+
+def say(text: str) -> None:
+    """Print lines for people on standard output."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def note(text: str) -> None:
+    """Print a remark on standard error, where it cannot be mistaken for output."""
+    sys.stderr.write(_styled(printable(text), _DIM) + "\n")
+    sys.stderr.flush()
+
+
+def emit_json(value: object, *, line: bool = False) -> None:
+    """Print one JSON value, indented, or on one line where many follow each other."""
+    say(json.dumps(value) if line else json.dumps(value, indent=2))
+
+
+def table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, flex: int | None = None, indent: int = 0) -> None:
+    """Print rows under headers. On a terminal the column `flex` gives way so that a row stays on its line."""
+    cells = [[printable(cell) for cell in row] for row in rows]
+    widths = [max(map(_cells, column)) for column in zip(headers, *cells, strict=True)]
+    room = terminal_columns()
+    if flex is not None and room is not None:
+        excess = indent + sum(widths) + 2 * (len(widths) - 1) - room
+        if excess > 0:
+            widths[flex] = max(min(widths[flex], _LEAST_FLEX), widths[flex] - excess)
+            for row in cells:
+                row[flex] = _shortened(row[flex], widths[flex])
+    for number, row in enumerate([list(headers), *cells]):
+        line = " " * indent + "  ".join(_padded(cell, width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        say(_styled(line, _BOLD, sys.stdout.fileno()) if number == 0 else line)
+
+
+def facts(pairs: Sequence[tuple[str, str]]) -> None:
+    """Print names and values below each other."""
+    width = max(len(name) for name, _ in pairs)
+    for name, value in pairs:
+        say(f"{name.ljust(width)}  {printable(value)}")
+
+
+def findings(rows: Sequence[tuple[bool, str, str, str | None]]) -> None:
+    """Print what was looked at: whether it is well, the topic, the detail, and what mends it."""
+    width = max((_cells(topic) for _, topic, _, _ in rows), default=0)
+    room = terminal_columns()
+    for ok, topic, detail, fix in rows:
+        mark = "✓" if ok else _styled("✗", _RED, sys.stdout.fileno())
+        text = printable(detail)
+        lines = textwrap.wrap(text, max(room - width - 4, 20)) if room else [text]
+        say(f"{mark} {_padded(printable(topic), width)}  {(lines or [''])[0]}".rstrip())
+        for line in lines[1:]:
+            say(" " * (width + 4) + line)
+        if fix:
+            say(" " * (width + 4) + "fix: " + printable(fix))
+
+
+def ago(moment: datetime, now: datetime | None = None) -> str:
+    """Return how long ago `moment` was, as people say it: `3 minutes ago`."""
+    elapsed = int(((now or datetime.now(UTC)) - moment).total_seconds())
+    if elapsed < 1:
+        return "just now"
+    for step, unit in _AGES:
+        if not step or elapsed < step:
+            return f"{elapsed} {unit}{'' if elapsed == 1 else 's'} ago"
+        elapsed //= step
+    raise AssertionError("the last unit has no next one")
+
+
+def human_bytes(amount: int | None) -> str:
+    """Return a size as people read it: `1.5 GiB`; `?` when it is not known."""
+    if amount is None:
+        return "?"
+    value = float(amount)
+    for unit in _UNITS:
+        if value < 1024 or unit == _UNITS[-1]:
+            break
+        value /= 1024
+    return f"{amount} B" if unit == "B" else f"{value:.1f} {unit}"
+
+
+def human_seconds(seconds: float) -> str:
+    """Return a duration as short as it can be read: `0.42 s`, `12 s`, `3m 20s`, `2h 5m`."""
+    if seconds < 10:
+        return f"{seconds:.2f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    if minutes < 60:
+        return f"{minutes}m {rest}s"
+    return f"{minutes // 60}h {minutes % 60}m"
+
+
+class Bars:
+    """Progress on standard error: bars on a terminal, a line per thing at its start and end otherwise.
+
+    Called as the runtime calls its `progress`, from any thread: what is done, how much, of how much.
+    """
+
+    def __init__(self) -> None:
+        self._bars: Progress | None = None
+        self._tasks: dict[str, TaskID] = {}
+        self._told: set[tuple[str, bool]] = set()
+
+    def __enter__(self) -> Bars:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bars is not None:
+            self._bars.stop()
+
+    def __call__(self, what: str, done: int, total: int | None) -> None:
+        if sys.stderr.isatty():
+            self._draw(printable(what), done, total)
+        else:
+            self._tell(what, done, total)
+
+    def _draw(self, what: str, done: int, total: int | None) -> None:
+        if self._bars is None:
+            from rich.console import Console
+            from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+
+            self._bars = Progress(
+                TextColumn("{task.description}", markup=False),
+                BarColumn(),
+                DownloadColumn(binary_units=True),
+                console=Console(stderr=True),
+                transient=True,
+            )
+            self._bars.start()
+        if what not in self._tasks:
+            self._tasks[what] = self._bars.add_task(what, total=total)
+        self._bars.update(self._tasks[what], completed=done, total=total)
+
+    def _tell(self, what: str, done: int, total: int | None) -> None:
+        ended = total is not None and done >= total
+        if (what, ended) in self._told or (what, True) in self._told:
+            return
+        self._told.add((what, ended))
+        note(f"{what}: {human_bytes(done)}, done" if ended and total else what)
+
+
+def failure(error: BaseException, *, as_json: bool, hint: str | None = None) -> None:
+    """Tell an error: a line on standard error, or with `as_json` an object on standard output.
+
+    This is the one place where the command line says that something went wrong.
+    """
+    told = _described(error)
+    hint = error.hint if isinstance(error, AtollError) and error.hint else hint
+    if as_json:
+        document: dict[str, object] = {"error": {**told, "hint": hint}}
+        if isinstance(error, ExecTimeout):
+            document["result"] = error.result.model_dump(mode="json")
+        emit_json(document)
+        return
+    message = printable(str(told["message"]), lines=True)
+    sys.stdout.flush()
+    sys.stderr.write(f"{_styled('error:', _RED)} {message}\n")
+    if hint:
+        sys.stderr.write(_styled(f"hint: {printable(hint, lines=True)}", _DIM) + "\n")
+    sys.stderr.flush()
+
+
+def _described(error: BaseException) -> Mapping[str, object]:
+    if isinstance(error, AtollError):
+        return error.to_dict()
+    if isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename is not None else ""
+        message = f"{where}{error.strerror or error}"
+        return {"code": "host_error", "message": message, "retryable": False, "details": {"errno": error.errno}}
+    return {"code": "usage", "message": str(error), "retryable": False, "details": {}}
+
+
+def terminal_columns() -> int | None:
+    """Return how wide standard output is, None when it is not a terminal: what is piped is never shortened."""
+    try:
+        return os.get_terminal_size(sys.stdout.fileno()).columns or 80
+    except (OSError, ValueError):
+        return None
+
+
+def _styled(text: str, style: str, fd: int = 2) -> str:
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" or not os.isatty(fd):
+        return text
+    return f"\x1b[{style}m{text}\x1b[{_PLAIN}m"
+
+
+def _cells(text: str) -> int:
+    """How many columns of a terminal `text` takes."""
+    if text.isascii():
+        return len(text)
+    return sum(
+        0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in ("W", "F") else 1 for c in text
+    )
+
+
+def _padded(text: str, width: int) -> str:
+    return text + " " * (width - _cells(text))
+
+
+def _shortened(text: str, width: int) -> str:
+    if _cells(text) <= width:
+        return text
+    kept = text
+    while kept and _cells(kept) > width - 1:
+        kept = kept[: width - 1] if len(kept) > width else kept[:-1]
+    return kept + "…"

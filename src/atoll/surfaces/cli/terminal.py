@@ -1,0 +1,233 @@
+"""The process's own ends: standard input and output, signals, and the terminal's modes.
+
+It knows descriptors, epoll and termios. It refuses to know sandboxes: it hands out bytes, sizes and cancellation,
+and `streaming` connects them to a command. Nothing here blocks the event loop where the kernel offers a way not to,
+because a loop that hangs in a write to a pager can answer neither a signal nor a time-out.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import stat
+import termios
+import tty
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+
+CHUNK_BYTES = 65536
+STDIN, STDOUT, STDERR = 0, 1, 2
+
+
+class OutputClosed(Exception):
+    """Whoever read our output has gone. There is nobody left to tell."""
+
+
+class Outlet:
+    """Standard output or standard error, as bytes."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = _unblocked(fd, os.O_WRONLY)
+
+    async def write(self, data: bytes) -> None:
+        """Write all of `data`, however slowly it is read.
+
+        Raises:
+            OutputClosed: nobody reads it any more.
+        """
+        rest = memoryview(data)
+        while rest:
+            try:
+                rest = rest[os.write(self._fd, rest) :]
+            except BlockingIOError:
+                await anyio.wait_writable(self._fd)
+            except OSError as error:
+                if error.errno in (errno.EPIPE, errno.EIO, errno.EBADF):
+                    raise OutputClosed from None
+                raise
+
+
+def stdin_offered() -> bool:
+    """Whether there is an input to pass on: false when it is closed, or a terminal that is another job's.
+
+    A job in the background that reads its terminal is stopped by the kernel; better that it reads nothing.
+    """
+    try:
+        os.fstat(STDIN)
+    except OSError:
+        return False
+    if not os.isatty(STDIN):
+        return True
+    try:
+        return os.tcgetpgrp(STDIN) == os.getpgrp()
+    except OSError:
+        return True
+
+
+async def stdin_chunks() -> AsyncIterator[bytes]:
+    """Yield standard input as it comes, until it ends. Waiting for it can be cancelled."""
+    fd = _unblocked(STDIN, os.O_RDONLY)
+    waits = True
+    while True:
+        try:
+            if waits:
+                await anyio.wait_readable(fd)
+            else:
+                await anyio.lowlevel.checkpoint()
+        except PermissionError:
+            waits = False  # A file or /dev/null: always ready, and epoll refuses it.
+        try:
+            data = os.read(fd, CHUNK_BYTES)
+        except BlockingIOError:
+            continue
+        except OSError as error:
+            if error.errno == errno.EIO:  # The terminal has hung up.
+                return
+            raise
+        if not data:
+            return
+        yield data
+
+
+def _unblocked(fd: int, access: int) -> int:
+    """Open `fd` anew without blocking, or return it as it is.
+
+    `O_NONBLOCK` belongs to the open file, which we share with our parent and its other children, so it must not be
+    set on what we were handed. A pipe or a terminal can be opened again; a file cannot (its position would be lost),
+    but never blocks for long.
+    """
+    try:
+        if stat.S_ISFIFO(os.fstat(fd).st_mode) or os.isatty(fd):
+            return os.open(f"/proc/self/fd/{fd}", access | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError:
+        pass
+    return fd
+
+
+def terminal_size() -> tuple[int, int]:
+    """Return rows and columns of the terminal we are on, 24 and 80 if there is none."""
+    for fd in (STDIN, STDOUT, STDERR):
+        try:
+            size = os.get_terminal_size(fd)
+        except OSError:
+            continue
+        if size.lines and size.columns:
+            return size.lines, size.columns
+    return 24, 80
+
+
+class _Mode:
+    """The mode of the terminal on standard input, and what it was before we changed it."""
+
+    def __init__(self) -> None:
+        self._before: list[Any] | None = None
+
+    def set_raw(self) -> None:
+        self._before = self._before or termios.tcgetattr(STDIN)
+        tty.setraw(STDIN, termios.TCSADRAIN)  # Not TCSAFLUSH: what was typed ahead is for the command.
+
+    def renew(self) -> None:
+        """Set again what somebody else may have changed while we were stopped."""
+        if self._before is not None:
+            self.set_raw()
+
+    def restore(self) -> None:
+        before, self._before = self._before, None
+        if before is not None:
+            with suppress(termios.error):  # The terminal has gone, and its mode with it.
+                termios.tcsetattr(STDIN, termios.TCSADRAIN, before)
+
+
+_mode = _Mode()
+
+
+@contextmanager
+def raw() -> Iterator[None]:
+    """Hand every key to the reader as it is typed. The terminal is what it was however the block is left.
+
+    Without a terminal on standard input this does nothing.
+    """
+    if not os.isatty(STDIN):
+        yield
+        return
+    try:
+        _mode.set_raw()
+        yield
+    finally:
+        _mode.restore()
+
+
+async def size_changes() -> AsyncIterator[tuple[int, int]]:
+    """Yield rows and columns each time that the terminal gets another size.
+
+    After a stop (SIGSTOP, or a shell's own job control) the mode that `raw` had set is set again.
+    """
+    with anyio.open_signal_receiver(signal.SIGWINCH, signal.SIGCONT) as signals:
+        async for number in signals:
+            if number == signal.SIGCONT:
+                _mode.renew()
+            yield terminal_size()
+
+
+def run(main: Callable[[], Awaitable[int]]) -> int:
+    """Run `main` to its exit status. SIGINT, SIGTERM and SIGHUP cancel it and give 128+n once it has cleaned up.
+
+    A second signal ends the process at once. A signal that our parent made us ignore stays ignored (`nohup`).
+
+    Raises:
+        whatever `main` raises, never wrapped in a group of one.
+    """
+    try:
+        return anyio.run(_under_signals, main)
+    except BaseExceptionGroup as group:
+        raise _foremost(group) from group
+
+
+async def _under_signals(main: Callable[[], Awaitable[int]]) -> int:
+    wanted = [
+        number
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(number) is not signal.SIG_IGN
+    ]
+    received: signal.Signals | None = None
+    status = 0
+
+    async def watch(signals: AsyncIterator[signal.Signals]) -> None:
+        nonlocal received
+        async for number in signals:
+            if received is not None:
+                _mode.restore()
+                os._exit(128 + number)
+            received = number
+            scope.cancel()
+
+    with anyio.open_signal_receiver(*wanted) as signals:
+        async with anyio.create_task_group() as tasks:
+            scope = anyio.CancelScope()
+            tasks.start_soon(watch, signals)
+            with scope:
+                status = await main()
+            tasks.cancel_scope.cancel()
+    if received is not None and scope.cancelled_caught:
+        return 128 + received
+    return status
+
+
+def _foremost(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The error of a group that tells most: a bug of ours before all, and a closed output before what it led to."""
+    from atoll.contract.errors import AtollError
+
+    leaves: list[BaseException] = []
+    pending: list[BaseException] = [group]
+    while pending:
+        error = pending.pop(0)
+        if isinstance(error, BaseExceptionGroup):
+            pending.extend(error.exceptions)
+        else:
+            leaves.append(error)
+    return min(leaves, key=lambda leaf: (isinstance(leaf, OutputClosed | AtollError), isinstance(leaf, AtollError)))

@@ -1,0 +1,133 @@
+"""How words on the command line become values: sizes, durations, assignments, places, offsets.
+
+It knows what people type and says what would have been right when it is wrong. It refuses to know typer, sandboxes
+and what the values are for. Everything raises `InvalidRequest`, and nothing here imports more than the errors, so
+that `atoll --help` may import it.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from atoll.contract.errors import InvalidRequest
+
+_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*(?:([kmgt])(?:i?b)?|b)?\s*", re.IGNORECASE)
+_SIZE_POWER = {"k": 1, "m": 2, "g": 3, "t": 4}
+_DURATION_PART = r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)(ms|s|m|h|d)"
+_DURATION = re.compile(rf"(?:{_DURATION_PART})+")
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?|\.[0-9]+")
+_PLACE = re.compile(r"([a-z0-9][a-z0-9_.-]{0,62}):(.*)", re.DOTALL)
+
+
+def size(text: str) -> int:
+    """Return the bytes that `text` stands for: `512m`, `1.5g`, `1GiB`, `4096`. Units are powers of 1024.
+
+    Raises:
+        InvalidRequest: it is not a size, or not a size above 0.
+    """
+    found = _SIZE.fullmatch(text)
+    if not found:
+        raise InvalidRequest(
+            f"{text!r} is not a size; write bytes (1048576) or a number with k, m, g or t (512m, 1.5g)"
+        )
+    power = _SIZE_POWER[found[2].lower()] if found[2] else 0
+    amount = int(float(found[1]) * 1024**power) if "." in found[1] else int(found[1]) * 1024**power
+    if amount < 1:
+        raise InvalidRequest(f"{text!r} is less than one byte")
+    return amount
+
+
+def duration(text: str) -> float:
+    """Return the seconds that `text` stands for: `30`, `30s`, `500ms`, `5m`, `1m30s`, `2h`.
+
+    Raises:
+        InvalidRequest: it is not a duration, or not one above 0.
+    """
+    word = text.strip().lower()
+    if _NUMBER.fullmatch(word):
+        seconds = float(word)
+    elif _DURATION.fullmatch(word):
+        seconds = sum(float(number) * _SECONDS[unit] for number, unit in re.findall(_DURATION_PART, word))
+    else:
+        raise InvalidRequest(
+            f"{text!r} is not a duration; write seconds (30) or numbers with ms, s, m, h or d (500ms, 5m, 1m30s)"
+        )
+    if not 0 < seconds < math.inf:
+        raise InvalidRequest(f"{text!r} is not longer than nothing; leave it out for no limit")
+    return seconds
+
+
+def environment(words: Sequence[str]) -> dict[str, str]:
+    """Return the variables that `K=V` words set. `K` alone takes its value from our own environment.
+
+    Raises:
+        InvalidRequest: a word has no name, or names a variable that is not set here.
+    """
+    variables: dict[str, str] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not name:
+            raise InvalidRequest(f"{word!r} has no name; write NAME=VALUE, or NAME to pass on its value from here")
+        if not equals:
+            inherited = os.environ.get(name)
+            if inherited is None:
+                raise InvalidRequest(f"the variable {name} is not set here; write {name}=VALUE")
+            value = inherited
+        variables[name] = value
+    return variables
+
+
+@dataclass(frozen=True)
+class Journey:
+    """A copy between this machine and a sandbox."""
+
+    sandbox: str
+    inside: str
+    """The path in the sandbox; a relative one is taken from the user's home."""
+    here: str
+    """The path on this machine; `-` is standard input or output."""
+    inward: bool
+    """True: into the sandbox."""
+
+    @property
+    def is_stream(self) -> bool:
+        return self.here == "-"
+
+
+def journey(source: str, target: str) -> Journey:
+    """Return the copy that two places describe: `NAME:PATH` is in a sandbox, all else is here.
+
+    A path of this machine that holds a colon is written so that no name can precede it: `./a:b`.
+
+    Raises:
+        InvalidRequest: not exactly one of them is in a sandbox, or one is empty.
+    """
+    if not source or not target:
+        raise InvalidRequest("a path is empty; write a path of this machine, or NAME:PATH for one in a sandbox")
+    start, end = _PLACE.fullmatch(source), _PLACE.fullmatch(target)
+    if start and end:
+        raise InvalidRequest(
+            f"{source} and {target} are both in sandboxes; copy to this machine first, and from here to the other"
+        )
+    if start:
+        return Journey(start[1], start[2] or ".", target, inward=False)
+    if end:
+        return Journey(end[1], end[2] or ".", source, inward=True)
+    raise InvalidRequest(f"neither {source} nor {target} is in a sandbox; write NAME:PATH for the side that is")
+
+
+def offsets(text: str) -> tuple[int, int]:
+    """Return where stdout and stderr begin: `4096` is for both, `4096,0` for each.
+
+    Raises:
+        InvalidRequest: it is neither.
+    """
+    parts = text.split(",")
+    if len(parts) > 2 or not all(part.strip().isascii() and part.strip().isdigit() for part in parts):
+        raise InvalidRequest(f"{text!r} is not an offset; write bytes for both streams (4096) or OUT,ERR (4096,0)")
+    return int(parts[0]), int(parts[-1])

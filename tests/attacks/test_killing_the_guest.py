@@ -1,0 +1,85 @@
+"""Killing what keeps a sandbox going: PID 1, the sitters above commands, the workers of file operations."""
+
+from __future__ import annotations
+
+import contextlib
+
+import anyio
+import pytest
+
+from atoll.contract.errors import AtollError
+from atoll.runtime.sandbox import Sandbox
+from tests.attacks.programs import probe, running, shell
+
+USERS = ("user", "root")
+
+
+@pytest.mark.parametrize("user", USERS)
+async def test_no_signal_from_inside_ends_or_stops_the_guest(prey: Sandbox, user: str) -> None:
+    said = await probe(prey, "signals", "1", user=user)
+    assert said.stdout == "sent\n"
+    assert (await shell(prey, "echo on")).stdout == "on\n"
+
+
+@pytest.mark.parametrize("user", USERS)
+async def test_killing_all_that_may_be_killed_ends_no_sandbox(victim: Sandbox, user: str) -> None:
+    """`kill -9 -1` by root takes the sitters too: what they watched over is told to be lost, never made up."""
+    for _ in range(3):
+        with contextlib.suppress(AtollError):
+            result = await victim.exec(["/bin/sh", "-c", "kill -9 -1; kill -STOP -1; echo survived"], user=user, timeout_s=5)
+            assert not result.ok or result.stdout == "survived\n"
+        assert (await shell(victim, "echo on")).stdout == "on\n"
+
+
+async def test_a_user_cannot_kill_a_sitter(prey: Sandbox) -> None:
+    async with running(prey, "/bin/sh", "-c", "echo up; sleep 60") as (process, _):
+        sitter = next(each.ppid for each in await prey.ps() if each.pid == process.pid)
+        said = await shell(prey, f"kill -9 {sitter} && echo killed; kill -STOP {sitter} && echo stopped")
+        assert said.stdout == ""
+        await process.kill()
+
+
+async def test_a_command_whose_sitter_is_killed_is_lost_and_does_not_hang(victim: Sandbox) -> None:
+    async with await victim.spawn(["/bin/sh", "-c", "echo up; exec sleep 60"], user="root", keep=False) as process:
+        await anext(process)
+        sitter = next(each.ppid for each in await victim.ps() if each.pid == process.pid)
+        assert sitter != 1
+        await shell(victim, f"kill -9 {sitter}", user="root")
+        with anyio.fail_after(15):
+            with contextlib.suppress(AtollError):
+                assert (await process.wait()).exit_code != 0
+    assert (await shell(victim, "echo on")).stdout == "on\n"
+
+
+@pytest.mark.parametrize("signal", ["KILL", "STOP"])
+async def test_a_worker_that_is_killed_or_stopped_fails_its_operation_alone(victim: Sandbox, signal: str) -> None:
+    """A process that does nothing but hunt for workers while files are read and written."""
+    hunt = (
+        "echo hunting; while :; do for p in /proc/[0-9]*; do "
+        f'read -r n < $p/comm 2>/dev/null && [ "$n" = atoll-worker ] && kill -{signal} ${{p#/proc/}}; done; done'
+    )
+    outcomes = 0
+    async with running(victim, "/bin/sh", "-c", hunt, user="user"):
+        for i in range(10):
+            with anyio.move_on_after(1) as patience:
+                try:
+                    await victim.files.write_bytes(f"file-{i}", b"x" * 65536)
+                    assert len(await victim.files.read_bytes(f"file-{i}")) == 65536
+                except AtollError:
+                    pass
+                outcomes += 1
+            outcomes += patience.cancelled_caught
+            if patience.cancelled_caught:
+                break
+    assert outcomes
+    assert await victim.files.write_text("after", "x") == 1
+    assert await victim.files.read_text("after") == "x"
+
+
+async def test_stopping_the_whole_sandbox_from_inside_is_undone_by_the_host(victim: Sandbox) -> None:
+    """A command that stops itself and everything it may is killed when its time is up."""
+    with pytest.raises(TimeoutError):
+        await victim.exec("kill -STOP -1; kill -STOP $$; sleep 60", timeout_s=0.5)
+    assert (await shell(victim, "echo on")).stdout == "on\n"
+    left = [each for each in await victim.ps() if "sleep 60" in each.command]
+    assert not left

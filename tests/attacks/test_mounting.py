@@ -1,0 +1,77 @@
+"""Mounting: every way to mount, and unmounting what hides or protects something."""
+
+from __future__ import annotations
+
+import pytest
+
+from atoll.runtime.sandbox import Sandbox
+from tests.attacks.programs import python, shell
+
+_MOUNT = """
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+os.makedirs('/tmp/m', exist_ok=True)
+MS_RDONLY, MS_REMOUNT, MS_BIND, MS_MOVE, MS_REC, MS_PRIVATE, MS_SHARED = 1, 32, 4096, 8192, 16384, 1 << 18, 1 << 20
+tries = {
+    'tmpfs': (b'none', b'/tmp/m', b'tmpfs', 0, b''),
+    'proc': (b'proc', b'/tmp/m', b'proc', 0, b''),
+    'sysfs': (b'sysfs', b'/tmp/m', b'sysfs', 0, b''),
+    'cgroup': (b'cgroup', b'/tmp/m', b'cgroup', 0, b'memory'),
+    'cgroup2': (b'cgroup2', b'/tmp/m', b'cgroup2', 0, b''),
+    'devpts': (b'devpts', b'/tmp/m', b'devpts', 0, b''),
+    'overlay': (b'overlay', b'/tmp/m', b'overlay', 0, b'lowerdir=/,upperdir=/tmp/u,workdir=/tmp/w'),
+    'fuse': (b'fuse', b'/tmp/m', b'fuse', 0, b'fd=3,rootmode=40000,user_id=0,group_id=0'),
+    'bind': (b'/', b'/tmp/m', None, MS_BIND, None),
+    'bind a masked path': (b'/proc/kcore', b'/tmp/m', None, MS_BIND, None),
+    'recursive bind': (b'/', b'/tmp/m', None, MS_BIND | MS_REC, None),
+    'move': (b'/proc', b'/tmp/m', None, MS_MOVE, None),
+    'proc writable': (b'proc', b'/proc', b'proc', MS_REMOUNT, b''),
+    'proc/sys writable': (None, b'/proc/sys', None, MS_REMOUNT | MS_BIND, None),
+    'sys writable': (None, b'/sys', None, MS_REMOUNT | MS_BIND, None),
+    'guest writable': (None, b'/run/atoll/guest', None, MS_REMOUNT | MS_BIND, None),
+    'root with devices and setuid': (None, b'/', None, MS_REMOUNT | MS_BIND, None),
+    'shared': (None, b'/', None, MS_REC | MS_SHARED, None),
+    'private': (None, b'/', None, MS_REC | MS_PRIVATE, None),
+}
+for name, arguments in tries.items():
+    if libc.mount(*arguments) == 0:
+        print('mounted', name)
+for path in (b'/proc/kcore', b'/proc/keys', b'/proc/sys', b'/proc/sysrq-trigger', b'/sys/firmware', b'/proc', b'/sys', b'/dev/shm',
+             b'/run/atoll/guest', b'/run', b'/usr', b'/'):
+    for flags in (0, 2):
+        if libc.umount2(path, flags) == 0:
+            print('unmounted', path.decode())
+"""
+
+
+@pytest.mark.parametrize("user", ["user", "root"])
+async def test_nothing_can_be_mounted_or_unmounted(prey: Sandbox, user: str) -> None:
+    before = (await shell(prey, "cat /proc/self/mountinfo")).stdout
+    said = await python(prey, _MOUNT, user=user)
+    assert said.ok, said.stderr
+    assert said.stdout == ""
+    assert (await shell(prey, "cat /proc/self/mountinfo")).stdout == before
+
+
+@pytest.mark.parametrize("user", ["user", "root"])
+async def test_nothing_can_be_mounted_from_a_nested_user_namespace(prey: Sandbox, user: str) -> None:
+    """gVisor makes the namespace, in its own kernel, and still lets nobody mount."""
+    said = await shell(
+        prey,
+        "for t in tmpfs proc sysfs overlay cgroup2; do unshare -Urmpf mount -t $t none /mnt && echo MOUNTED $t; done; "
+        "unshare -Urm mount --bind / /mnt && echo MOUNTED bind; unshare -Urm umount -l /proc && echo UNMOUNTED; echo end",
+        user=user,
+    )
+    assert said.stdout == "end\n"
+
+
+async def test_mounts_carry_no_devices_and_no_setuid(prey: Sandbox) -> None:
+    said = await shell(prey, "cat /proc/self/mounts", user="root")
+    mounts = [line.split() for line in said.stdout.splitlines()]
+    assert mounts
+    for _, where, kind, options, *_ in mounts:
+        if where == "/dev" or where.startswith("/dev/") or kind in {"proc", "sysfs", "cgroup", "cgroup2", "mqueue"}:
+            # Nodes below /dev are the few that every process needs; making others is refused (test_devices.py).
+            continue
+        assert "nosuid" in options.split(",") or kind == "none", (where, options)
+        assert "nodev" in options.split(",") or kind == "none", (where, options)

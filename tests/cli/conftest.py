@@ -1,0 +1,27 @@
+"""Where the command line's tests get a state directory, the command line and a sandbox from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.cli.driving import Atoll
+
+
+@pytest.fixture(scope="session")
+def state_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One state directory for all tests, so that the image is made once, and the tests meet as users do."""
+    return tmp_path_factory.mktemp("state")
+
+
+@pytest.fixture
+def atoll(state_dir: Path, tmp_path: Path) -> Iterator[Atoll]:
+    cli = Atoll(state_dir, tmp_path)
+    yield cli
+    cli.close()
+
+
+@pytest.fixture
+def box(atoll: Atoll) -> str:
+    return atoll.box()

@@ -1,0 +1,208 @@
+"""The real binary on a real state directory: nothing here is replaced by something that acts like it."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import itertools
+import json
+import os
+import pty
+import select
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+BOUND_S = 60.0
+PROGRAM = [sys.executable, "-m", "atoll.surfaces.cli"]
+_PAUSE_S = 0.02
+
+
+def wait_until(condition: Callable[[], bool], what: str, bound_s: float = BOUND_S) -> None:
+    """Wait for a condition, with a bound."""
+    deadline = time.monotonic() + bound_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {bound_s:g} s: {what}")
+        time.sleep(_PAUSE_S)
+
+
+class Started:
+    """A command line that runs beside the test."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self.process = process
+        self.seen = b""
+
+    def read_until(self, text: bytes, bound_s: float = BOUND_S) -> bytes:
+        """Return all output so far once `text` is in it."""
+        assert self.process.stdout is not None
+        fd = self.process.stdout.fileno()
+        deadline = time.monotonic() + bound_s
+        while text not in self.seen:
+            ready, _, _ = select.select([fd], [], [], max(0.0, deadline - time.monotonic()))
+            data = os.read(fd, 65536) if ready else b""
+            if not data:
+                raise AssertionError(f"{text!r} did not come; there came {self.seen!r}")
+            self.seen += data
+        return self.seen
+
+    def wait(self, bound_s: float = BOUND_S) -> int:
+        return self.process.wait(bound_s)
+
+    def send_signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+
+class Terminal:
+    """A command line on a terminal of its own, with the test at the keyboard."""
+
+    def __init__(self, arguments: list[str], env: dict[str, str], rows: int = 24, cols: int = 80) -> None:
+        self.master, self.slave = pty.openpty()
+        self.resize(rows, cols)
+        self.mode = termios.tcgetattr(self.slave)
+        self.seen = b""
+        self.process = subprocess.Popen(
+            arguments,
+            stdin=self.slave,
+            stdout=self.slave,
+            stderr=self.slave,
+            env=env,
+            start_new_session=True,
+            preexec_fn=_take_terminal,  # noqa: PLW1509 - these tests have one thread
+        )
+
+    def resize(self, rows: int, cols: int) -> None:
+        fcntl.ioctl(self.slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, cols, 0, 0))
+
+    def type(self, text: bytes) -> None:
+        os.write(self.master, text)
+
+    def read_until(self, text: bytes, bound_s: float = BOUND_S) -> bytes:
+        """Return what came up to and including `text`; what follows is for the next call."""
+        deadline = time.monotonic() + bound_s
+        while text not in self.seen:
+            ready, _, _ = select.select([self.master], [], [], max(0.0, deadline - time.monotonic()))
+            if not ready:
+                raise AssertionError(f"{text!r} did not come; there came {self.seen!r}")
+            self.seen += os.read(self.master, 65536)
+        end = self.seen.index(text) + len(text)
+        seen, self.seen = self.seen[:end], self.seen[end:]
+        return seen
+
+    def wait(self, bound_s: float = BOUND_S) -> int:
+        """Wait for the end, reading on so that it is not held up."""
+        wait_until(lambda: self._drained() and self.process.poll() is not None, "the command line ends", bound_s)
+        return self.process.returncode
+
+    def _drained(self) -> bool:
+        while select.select([self.master], [], [], 0)[0]:
+            try:
+                self.seen += os.read(self.master, 65536)
+            except OSError as error:
+                if error.errno != errno.EIO:
+                    raise
+                break
+        return True
+
+    def is_raw(self) -> bool:
+        return not termios.tcgetattr(self.slave)[3] & termios.ICANON
+
+    def is_restored(self) -> bool:
+        return termios.tcgetattr(self.slave) == self.mode
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        os.close(self.master)
+        os.close(self.slave)
+
+
+def _take_terminal() -> None:
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+class Atoll:
+    """The command line, on one state directory."""
+
+    def __init__(self, state_dir: Path, scratch: Path) -> None:
+        self.state_dir = state_dir
+        self.scratch = scratch
+        self.env = {**os.environ, "ATOLL_STATE_DIR": str(state_dir), "NO_COLOR": ""}
+        self._open: list[Started | Terminal] = []
+        self._numbers = itertools.count(1)
+        self._names: list[str] = []
+        self._stem = f"t{os.getpid()}-{time.monotonic_ns() % 10**9}"
+
+    def __call__(
+        self, *arguments: str, input: bytes = b"", status: int | None = 0, bound_s: float = BOUND_S, **options: Any
+    ) -> subprocess.CompletedProcess[bytes]:
+        """Run it to its end and check its exit status (None: whatever it is)."""
+        options.setdefault("input", input)
+        if "stdin" in options:
+            del options["input"]
+        done = subprocess.run(
+            [*PROGRAM, *arguments], check=False, capture_output=True, env=self.env, timeout=bound_s, **options
+        )
+        if status is not None:
+            assert done.returncode == status, f"{arguments}: {done.returncode}\n{done.stdout!r}\n{done.stderr!r}"
+        return done
+
+    def json(self, *arguments: str, status: int | None = 0, **options: Any) -> Any:
+        """Run it and return the JSON that it prints."""
+        done = self(*arguments, status=status, **options)
+        return json.loads(done.stdout)
+
+    def text(self, *arguments: str, **options: Any) -> str:
+        return self(*arguments, **options).stdout.decode()
+
+    def start(self, *arguments: str, **options: Any) -> Started:
+        options = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+        started = Started(subprocess.Popen([*PROGRAM, *arguments], env=self.env, **options))
+        self._open.append(started)
+        return started
+
+    def terminal(self, *arguments: str, rows: int = 24, cols: int = 80) -> Terminal:
+        terminal = Terminal([*PROGRAM, *arguments], {**self.env, "TERM": "xterm"}, rows, cols)
+        self._open.append(terminal)
+        return terminal
+
+    def new_name(self) -> str:
+        """A name that no test has used; whatever bears it is destroyed after the test."""
+        name = f"{self._stem}-{next(self._numbers)}"
+        self._names.append(name)
+        return name
+
+    def box(self, *options: str) -> str:
+        """A new sandbox."""
+        name = self.new_name()
+        assert self.text("create", name, *options) == f"{name}\n"
+        return name
+
+    def names(self) -> list[str]:
+        return self.text("ls", "-q").split()
+
+    def commands(self, box: str) -> list[dict[str, Any]]:
+        """The processes in a sandbox, all of them."""
+        processes: list[dict[str, Any]] = self.json("ps", box, "--json")["processes"]
+        return processes
+
+    def runs(self, box: str, text: str) -> bool:
+        return any(text in process["command"] for process in self.commands(box))
+
+    def close(self) -> None:
+        for each in self._open:
+            if isinstance(each, Terminal):
+                each.close()
+                continue
+            if each.process.poll() is None:
+                each.process.kill()
+            each.process.communicate()
+        if self._names:
+            self("rm", "--force", *self._names)

@@ -1,0 +1,92 @@
+"""What may be typed, what is said when it is wrong, and how fast help comes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from tests.cli.driving import PROGRAM, Atoll
+
+COMMANDS = "run create exec shell ls ps stat rm cp logs doctor version images".split()
+IMAGE_COMMANDS = "ls pull rm import".split()
+
+
+def test_help_names_every_command(atoll: Atoll) -> None:
+    text = atoll.text("--help")
+    assert [command for command in COMMANDS if f"\n  {command} " not in text] == []
+    assert atoll.text() == text
+
+
+@pytest.mark.parametrize("command", [[c] for c in COMMANDS] + [["images", c] for c in IMAGE_COMMANDS])
+def test_every_command_has_help_within_100_columns(atoll: Atoll, command: list[str]) -> None:
+    text = atoll.text(*command, "--help")
+    assert "Usage: atoll " + " ".join(command) in text
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_help_imports_neither_pydantic_nor_asyncio_nor_rich() -> None:
+    done = subprocess.run([sys.executable, "-X", "importtime", *PROGRAM[1:], "--help"], capture_output=True, check=True)
+    imported = {line.rpartition(b"|")[2].strip().partition(b".")[0].decode() for line in done.stderr.splitlines()}
+    assert not imported & {"pydantic", "anyio", "asyncio", "rich"}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["nonsense"], "nonsense"),
+        (["exce", "box"], "exec"),
+        (["run", "--memory", "5x", "--", "true"], "'5x' is not a size"),
+        (["run", "--timeout", "soon", "--", "true"], "'soon' is not a duration"),
+        (["run", "--cpus", "many", "--", "true"], "--cpus"),
+        (["run", "--frobnicate", "--", "true"], "--frobnicate"),
+        (["run"], "no command"),
+        (["run", "-c", "true", "--", "true"], "both"),
+        (["run", "-e", "=x", "--", "true"], "no name"),
+        (["exec"], "NAME"),
+        (["exec", "box", "--detach", "--timeout", "3", "--", "true"], "--timeout"),
+        (["cp", "a", "b"], "neither"),
+        (["cp", "a:x", "b:y"], "both in sandboxes"),
+        (["rm"], "--all"),
+        (["rm", "a", "--all"], "--all"),
+        (["logs", "box", "--since-offset", "x"], "'x' is not an offset"),
+        (["logs", "box", "one"], "ID"),
+    ],
+)
+def test_a_wrong_command_line_is_status_2_and_one_sentence(atoll: Atoll, words: list[str], said: str) -> None:
+    done = atoll(*words, status=2)
+    first, *rest = done.stderr.decode().splitlines()
+    assert first.startswith("error: ")
+    assert said in first
+    assert all(line.startswith("hint: ") for line in rest)
+    assert done.stdout == b""
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["run", "--json", "--memory", "5x", "--", "true"], "'5x' is not a size"),
+        (["cp", "a:x", "-", "--json"], "standard output"),
+        (["exec", "--json"], "NAME"),
+    ],
+)
+def test_a_wrong_command_line_with_json_is_an_object(atoll: Atoll, words: list[str], said: str) -> None:
+    done = atoll(*words, status=2)
+    assert said in json.loads(done.stdout)["error"]["message"]
+    assert done.stderr == b""
+
+
+def test_json_behind_the_dashes_is_the_commands_own(atoll: Atoll) -> None:
+    assert atoll("run", "--memory", "5x", "--", "true", "--json", status=2).stdout == b""
+
+
+def test_the_version_is_the_same_by_option_and_by_command(atoll: Atoll) -> None:
+    text = atoll.text("--version")
+    assert text.startswith("atoll ")
+    assert atoll.text("version") == text
+    assert text == f"atoll {atoll.json('version', '--json')['version']}\n"
+
+
+def test_closed_standard_streams_do_no_harm(atoll: Atoll) -> None:
+    subprocess.run(["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *PROGRAM, "version"], env=atoll.env, check=True)

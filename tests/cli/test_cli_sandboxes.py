@@ -1,0 +1,178 @@
+"""Making, listing, looking at and destroying sandboxes; what images and the machine offer."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+from tests.cli.driving import PROGRAM, Atoll
+
+
+def test_create_prints_the_name_and_ls_shows_it(atoll: Atoll) -> None:
+    name = atoll.box()
+    header, *rows = atoll.text("ls").splitlines()
+    assert header.split() == ["NAME", "STATUS", "RUNTIME", "CREATED", "IMAGE"]
+    [row] = [row for row in rows if row.startswith(f"{name} ")]
+    assert "running" in row
+    assert "ago" in row or "just now" in row
+    assert row.endswith("host")
+    assert "\x1b" not in header
+
+
+def test_create_without_a_name_makes_one_up(atoll: Atoll) -> None:
+    name = atoll.text("create").strip()
+    assert name in atoll.names()
+    assert atoll.text("rm", name) == f"{name}\n"
+    assert name not in atoll.names()
+
+
+def test_create_and_ls_in_json_are_the_same_sandbox(atoll: Atoll) -> None:
+    name = atoll.new_name()
+    created = atoll.json("create", name, "--memory", "128m", "--pids", "64", "--json")
+    assert created["limits"] == {**created["limits"], "memory_bytes": 128 * 1024**2, "pids": 64}
+    [listed] = [info for info in atoll.json("ls", "--json") if info["name"] == name]
+    assert listed == created
+    assert datetime.fromisoformat(listed["created_at"]).tzinfo is not None
+
+
+def test_a_taken_name_is_status_1_with_what_to_do(atoll: Atoll, box: str) -> None:
+    done = atoll("create", box, status=1)
+    assert done.stderr.decode().startswith(f"error: a sandbox named '{box}' exists already")
+    assert atoll.json("create", box, "--json", status=1)["error"]["code"] == "sandbox_exists"
+
+
+def test_a_sandbox_keeps_its_variables_and_user(atoll: Atoll) -> None:
+    name = atoll.box("--env", "A=1", "--user", "root")
+    assert atoll.text("exec", name, "-c", "echo $A; id -un") == "1\nroot\n"
+
+
+def test_ps_shows_commands_and_all_processes(atoll: Atoll, box: str) -> None:
+    number = atoll.text("exec", box, "--detach", "-c", "sleep 1000 & wait").strip()
+    atoll("exec", box, "--", "sh", "-c", "exit 3", status=3)
+    shown = atoll.json("ps", box, "--json")
+    commands = {command["id"]: command for command in shown["commands"]}
+    assert commands[int(number)]["exit_code"] is None
+    assert commands[max(commands)]["exit_code"] == 3
+    assert any(process["command"] == "sleep 1000" for process in shown["processes"])
+    text = atoll.text("ps", box)
+    assert "running" in text
+    assert "exit 3" in text
+
+
+def test_a_name_of_a_process_cannot_steer_the_terminal(atoll: Atoll, box: str) -> None:
+    atoll("exec", box, "--detach", "-c", "exec -a $'\\e[2Jevil\\nrow' sleep 1000")
+    text = atoll.text("ps", box)
+    assert "\x1b" not in text
+    assert "\\x1b[2Jevil\\nrow" in text
+
+
+def test_stat_shows_what_is_used_and_the_limits(atoll: Atoll) -> None:
+    name = atoll.box("--memory", "256m", "--cpus", "1.5", "--pids", "100")
+    atoll("exec", name, "-c", "head -c 3000000 /dev/zero > file")
+    usage = atoll.json("stat", name, "--json")
+    assert usage["disk_bytes"] >= 3_000_000
+    assert usage["limits"]["cpus"] == 1.5
+    text = atoll.text("stat", name)
+    assert "of 256.0 MiB" in text
+    assert "limited to 1.5 cores" in text
+    assert "of 100" in text
+
+
+def test_rm_destroys_all_it_can_and_tells_what_it_could_not(atoll: Atoll) -> None:
+    first, second = atoll.box(), atoll.box()
+    done = atoll("rm", first, "not-there", second, status=1)
+    assert done.stdout.decode().split() == [first, second]
+    assert b"'not-there'" in done.stderr
+    assert {first, second}.isdisjoint(atoll.names())
+    assert atoll("rm", "--force", "not-there").stdout == b""
+    assert atoll.json("rm", "--json", "not-there", status=1)["errors"][0]["code"] == "sandbox_not_found"
+
+
+@pytest.fixture
+def lone(atoll: Atoll, tmp_path: Path) -> Atoll:
+    """The command line on a state directory that no other test uses."""
+    return Atoll(tmp_path / "own", tmp_path)
+
+
+def test_an_empty_list_is_empty_and_says_how_to_begin(lone: Atoll) -> None:
+    done = lone("ls")
+    assert done.stdout == b""
+    assert b"atoll create" in done.stderr
+    assert lone.json("ls", "--json") == []
+    assert lone.text("ls", "-q") == ""
+
+
+def test_all_asks_on_a_terminal_and_only_there(lone: Atoll) -> None:
+    lone("create", "one")
+    terminal = lone.terminal("rm", "--all")
+    terminal.read_until(b"?")
+    terminal.type(b"n\r")
+    assert terminal.wait() == 1
+    assert lone.names() == ["one"]
+    assert lone.text("rm", "--all") == "one\n"
+    assert lone.names() == []
+    assert not os.listdir(lone.state_dir / "sandboxes")
+    lone.close()
+
+
+def test_the_state_directory_can_be_given_on_the_command_line(atoll: Atoll, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    assert atoll.text("create", "here", "--state-dir", str(other)) == "here\n"
+    assert "here" not in atoll.names()
+    assert atoll.text("ls", "-q", "--state-dir", str(other)) == "here\n"
+    assert atoll.text("exec", "here", "--state-dir", str(other), "--", "echo", "1") == "1\n"
+    atoll("rm", "here", "--state-dir", str(other))
+
+
+def test_a_state_directory_that_cannot_be_is_a_sentence(atoll: Atoll, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = atoll("ls", "--state-dir", str(tmp_path / "file" / "below"), status=1)
+    assert done.stderr.startswith(b"error: ")
+    assert b"Traceback" not in done.stderr
+
+
+def test_doctor_names_what_it_looked_at_and_which_runtimes_work(atoll: Atoll) -> None:
+    report = atoll.json("doctor", "--json")
+    assert report["runtimes"]
+    assert all(set(finding) == {"topic", "ok", "detail", "fix"} for finding in report["findings"])
+    text = atoll.text("doctor")
+    assert "✓" in text
+    assert ", ".join(report["runtimes"]) in text
+
+
+def test_a_listing_that_is_not_read_to_the_end_is_no_error(atoll: Atoll, box: str) -> None:
+    line = '"$@" | true'
+    script = f"set -o pipefail; {line}"
+    done = subprocess.run(
+        ["bash", "-c", script, "bash", *PROGRAM, "ls"], capture_output=True, env=atoll.env, check=False
+    )
+    assert done.returncode in {0, 141}
+    assert done.stderr == b""
+
+
+def test_an_image_is_imported_listed_used_and_removed(lone: Atoll, tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    (root / "bin").mkdir(parents=True)
+    (root / "bin" / "busybox").write_bytes(Path("/bin/busybox").read_bytes())
+    (root / "bin" / "busybox").chmod(0o755)
+    (root / "bin" / "sh").symlink_to("busybox")
+    (root / "marker").write_text("imported\n")
+    subprocess.run(["tar", "-C", str(root), "-cf", str(tmp_path / "root.tar"), "."], check=True)
+    reference = lone.text("images", "import", str(tmp_path / "root.tar"), "mine:1").strip()
+    assert reference in lone.text("images", "ls")
+    assert [image["reference"] for image in lone.json("images", "ls", "--json")].count(reference) == 1
+    assert lone.text("run", "--image", "mine:1", "--", "busybox", "cat", "/marker") == "imported\n"
+    assert lone.text("images", "rm", "mine:1") == "mine:1\n"
+    assert reference not in lone.text("images", "ls", "-q")
+
+
+def test_an_image_that_cannot_be_had_is_a_sentence(atoll: Atoll) -> None:
+    done = atoll("images", "pull", "127.0.0.1:1/no/such:1", status=1)
+    assert done.stderr.splitlines()[-1].startswith((b"error: ", b"hint: "))
+    assert b"Traceback" not in done.stderr
+    lines = atoll("images", "pull", "127.0.0.1:1/no/such:1", "--json", status=1).stdout
+    assert json.loads(lines)["error"]["code"] == "image_unavailable"

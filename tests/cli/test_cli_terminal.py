@@ -1,0 +1,117 @@
+"""`shell` and `-t`: the terminal belongs to the command while it runs, and is what it was afterwards."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+
+import pytest
+from tests.cli.driving import Atoll, wait_until
+
+CTRL_C, CTRL_D = b"\x03", b"\x04"
+
+
+def test_a_shell_echoes_runs_and_returns_its_status(atoll: Atoll, box: str) -> None:
+    terminal = atoll.terminal("shell", box)
+    terminal.type(b"echo $((40 + 2)); tty\r")
+    terminal.read_until(b"42\r\n")
+    terminal.read_until(b"/dev/pts/")
+    terminal.type(b"exit 5\r")
+    assert terminal.wait() == 5
+    assert terminal.is_restored()
+
+
+def test_keys_reach_the_command_and_not_us(atoll: Atoll, box: str) -> None:
+    terminal = atoll.terminal("shell", box)
+    terminal.type(b"trap 'echo caught' INT; echo r''eady; while :; do read -r line && break; done\r")
+    terminal.read_until(b"ready\r\n")
+    assert terminal.is_raw()
+    terminal.type(CTRL_C)
+    terminal.read_until(b"caught")
+    terminal.type(b"\rexit 0\r")
+    assert terminal.wait() == 0
+    assert terminal.is_restored()
+
+
+def test_the_size_is_passed_on_and_follows(atoll: Atoll, box: str) -> None:
+    terminal = atoll.terminal("shell", box, rows=31, cols=97)
+    terminal.type(b"stty size\r")
+    terminal.read_until(b"31 97\r\n")
+    terminal.type(b"trap 'stty size; exit' WINCH; echo r''eady; while :; do sleep 0.1; done\r")
+    terminal.read_until(b"ready\r\n")
+    terminal.resize(40, 120)
+    terminal.read_until(b"40 120\r\n")
+    assert terminal.wait() == 0
+
+
+def test_what_is_typed_ahead_is_not_lost(atoll: Atoll, box: str) -> None:
+    terminal = atoll.terminal("shell", box)
+    terminal.type(b"echo a''head; exit\n")
+    terminal.read_until(b"ahead\r\n")
+    assert terminal.wait() == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_the_terminal_is_restored_when_we_are_told_to_end(atoll: Atoll, box: str, number: signal.Signals) -> None:
+    terminal = atoll.terminal("shell", box)
+    terminal.type(b"echo r''eady; sleep 1000\r")
+    terminal.read_until(b"ready\r\n")
+    terminal.process.send_signal(number)
+    assert terminal.wait() == 128 + number
+    assert terminal.is_restored()
+    wait_until(lambda: not atoll.runs(box, "sleep 1000"), "what ran in the shell is gone")
+
+
+def test_the_terminal_is_restored_when_the_sandbox_is_destroyed(atoll: Atoll, box: str) -> None:
+    terminal = atoll.terminal("shell", box)
+    terminal.type(b"echo r''eady\r")
+    terminal.read_until(b"ready\r\n")
+    atoll("rm", box)
+    assert terminal.wait() == 125
+    assert terminal.is_restored()
+    assert b"error:" in terminal.seen
+
+
+def test_a_terminal_for_a_command_is_a_terminal(atoll: Atoll, box: str) -> None:
+    line = "test -t 0 && test -t 1 && test -t 2 && echo $TERM"
+    terminal = atoll.terminal("exec", box, "-t", "--", "sh", "-c", line)
+    terminal.read_until(b"xterm\r\n")
+    assert terminal.wait() == 0
+    assert terminal.is_restored()
+
+
+def test_without_t_a_command_has_no_terminal_and_ctrl_c_ends_it(atoll: Atoll, box: str) -> None:
+    terminal = atoll.terminal("exec", box, "--", "sh", "-c", "test -t 0 || echo none; sleep 1000")
+    terminal.read_until(b"none\r\n")
+    assert terminal.is_restored()
+    terminal.type(CTRL_C)
+    assert terminal.wait() == 130
+    wait_until(lambda: not atoll.runs(box, "sleep 1000"), "the command's tree is gone")
+
+
+def test_an_idle_terminal_does_not_hold_up_the_end(atoll: Atoll, box: str) -> None:
+    terminal = atoll.terminal("exec", box, "--", "echo", "done")
+    terminal.read_until(b"done")
+    assert terminal.wait() == 0
+
+
+def test_an_end_of_file_from_the_keyboard_ends_the_input(atoll: Atoll, box: str) -> None:
+    terminal = atoll.terminal("exec", box, "--", "sh", "-c", "echo ready; cat; echo end")
+    terminal.read_until(b"ready\r\n")
+    terminal.type(b"word\n" + CTRL_D)
+    terminal.read_until(b"word\r\nword\r\nend\r\n")
+    assert terminal.wait() == 0
+
+
+def test_a_terminal_can_be_had_without_having_one(atoll: Atoll, box: str) -> None:
+    done = atoll("exec", box, "-t", "--", "sh", "-c", "stty size; tty", stdin=subprocess.DEVNULL)
+    assert done.stdout.startswith(b"24 80\r\n/dev/pts/")
+
+
+def test_tables_fit_a_terminal_of_80_columns(atoll: Atoll, box: str) -> None:
+    atoll("exec", box, "--detach", "--", "sleep", "1" + "0" * 200)
+    terminal = atoll.terminal("ps", box, cols=80)
+    assert terminal.wait() == 0
+    lines = terminal.seen.decode().replace("\x1b[1m", "").replace("\x1b[0m", "").splitlines()
+    assert max(map(len, lines)) <= 80
+    assert any(line.endswith("…") for line in lines)

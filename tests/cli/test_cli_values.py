@@ -1,0 +1,101 @@
+"""Words on the command line become values, and wrong ones become sentences."""
+
+from __future__ import annotations
+
+import pytest
+
+from atoll.contract.errors import InvalidRequest
+from atoll.surfaces.cli import values
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("4096", 4096),
+        ("1b", 1),
+        ("512m", 512 * 1024**2),
+        ("512M", 512 * 1024**2),
+        ("1.5g", 1536 * 1024**2),
+        ("1GiB", 1024**3),
+        ("1 gb", 1024**3),
+        (".5k", 512),
+        ("2t", 2 * 1024**4),
+        ("9007199254740993", 9007199254740993),
+    ],
+)
+def test_a_size_is_read_in_powers_of_1024(text: str, expected: int) -> None:
+    assert values.size(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "m", "12x", "-1", "1e3", "0", "0.1b", "nan", "inf", "5 5", "١"])
+def test_a_wrong_size_is_refused_with_what_was_typed(text: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        values.size(text)
+    assert repr(text) in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("30", 30), ("30s", 30), ("1.5s", 1.5), ("500ms", 0.5), ("5m", 300), ("2h", 7200), ("1m30s", 90), ("1D", 86400)],
+)
+def test_a_duration_is_read_in_seconds(text: str, expected: float) -> None:
+    assert values.duration(text) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("text", ["", "s", "5x", "-1", "0", "0ms", "1m30", "inf", "nan", "1e400", "9" * 400])
+def test_a_wrong_duration_is_refused_with_what_was_typed(text: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        values.duration(text)
+    assert repr(text) in refused.value.message
+
+
+def test_variables_are_set_or_taken_from_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FROM_HERE", "a=b")
+    assert values.environment(["A=1", "B=", "C=x=y", "FROM_HERE"]) == {
+        "A": "1",
+        "B": "",
+        "C": "x=y",
+        "FROM_HERE": "a=b",
+    }
+
+
+@pytest.mark.parametrize("word", ["=1", "", "NOT_SET_ANYWHERE_HERE"])
+def test_a_variable_without_name_or_value_is_refused(word: str) -> None:
+    with pytest.raises(InvalidRequest):
+        values.environment([word])
+
+
+@pytest.mark.parametrize(
+    ("text", "inside"),
+    [
+        ("box:/etc/hosts", "/etc/hosts"),
+        ("box:", "."),
+        ("box:a:b", "a:b"),
+        ("box:new\nline", "new\nline"),
+    ],
+)
+def test_a_name_before_a_colon_is_a_sandbox(text: str, inside: str) -> None:
+    assert values.journey("here", text) == values.Journey("box", inside, "here", inward=True)
+    assert values.journey(text, "here") == values.Journey("box", inside, "here", inward=False)
+
+
+@pytest.mark.parametrize("here", ["./box:file", "/a:b", "Box:file", "file", "-", ":x"])
+def test_all_else_is_a_path_of_this_machine(here: str) -> None:
+    assert values.journey(here, "box:x").here == here
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "word"),
+    [("a:x", "b:y", "both"), ("x", "y", "neither"), ("-", "-", "neither"), ("", "a:", "empty")],
+)
+def test_a_copy_needs_exactly_one_side_in_a_sandbox(source: str, target: str, word: str) -> None:
+    with pytest.raises(InvalidRequest, match=word):
+        values.journey(source, target)
+
+
+def test_an_offset_is_for_both_streams_or_for_each() -> None:
+    assert values.offsets("10") == (10, 10)
+    assert values.offsets("10,0") == (10, 0)
+    for wrong in ("", "-1", "1,2,3", "a", "1,"):
+        with pytest.raises(InvalidRequest):
+            values.offsets(wrong)

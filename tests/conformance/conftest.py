@@ -1,0 +1,50 @@
+"""What the conformance suite knows about the machine that it runs on."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from atoll import Capabilities, Runtime, Sandbox
+    from atoll.contract.model import RuntimeName
+
+
+@pytest.fixture
+def capabilities(runtime: Runtime, runtime_name: RuntimeName) -> Capabilities:
+    return runtime.drivers()[runtime_name].capabilities
+
+
+@pytest.fixture(scope="session")
+def single_id() -> bool:
+    """Whether all users inside are one: an ordinary user without a range of ids in /etc/subuid has no more to give."""
+    from atoll.drivers.machine import read_machine
+
+    machine = read_machine()
+    return not machine.root and not (machine.subuids and machine.subgids)
+
+
+@pytest.fixture(scope="session")
+def user_id(single_id: bool) -> int:
+    """The uid of `user` inside."""
+    return 0 if single_id else 1000
+
+
+@pytest.fixture
+def as_root() -> None:
+    """For tests that look at what only the host's root can see or do."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root on the host")
+
+
+@pytest.fixture
+async def here(shared: Sandbox, request: pytest.FixtureRequest) -> AsyncIterator[str]:
+    """A directory of the test's own in the shared sandbox, relative to the user's home."""
+    name = f"test-{abs(hash(request.node.name))}"
+    await shared.files.mkdir(name)
+    yield name
+    await shared.files.remove(name, recursive=True, user="root")

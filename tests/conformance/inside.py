@@ -1,0 +1,189 @@
+"""What the suite does in and to sandboxes again and again."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+import anyio.abc
+from tests.waiting import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from atoll import Output, Process, Sandbox, SystemProcess
+
+
+async def running(sandbox: Sandbox, marker: str) -> list[SystemProcess]:
+    """Processes inside whose command holds `marker`, dead ones that wait for their parent aside."""
+    return [process for process in await sandbox.ps() if marker in process.command and process.state != "Z"]
+
+
+async def until_running(sandbox: Sandbox, marker: str) -> list[SystemProcess]:
+    return await eventually(lambda: running(sandbox, marker), f"{marker} runs")
+
+
+async def until_gone(sandbox: Sandbox, marker: str) -> None:
+    async def gone() -> bool:
+        return not await running(sandbox, marker)
+
+    await eventually(gone, f"{marker} is gone")
+
+
+async def output_of(process: Process, stream: str = "stdout") -> bytes:
+    """All that a process writes to one stream, to its end."""
+    from atoll import Output
+
+    return b"".join([event.data async for event in process if isinstance(event, Output) and event.stream == stream])
+
+
+async def collect(process: Process, into: list[Output]) -> None:
+    """Put each piece of output into a list, which also holds what came before an error."""
+    from atoll import Output
+
+    async for event in process:
+        if isinstance(event, Output):
+            into += [event]
+
+
+async def read_until(process: Process, text: bytes) -> bytes:
+    """What a process writes to stdout until `text` is in it."""
+    from atoll import Output
+
+    seen = b""
+    with anyio.fail_after(20):
+        async for event in process:
+            if isinstance(event, Output) and event.stream == "stdout":
+                seen += event.data
+                if text in seen:
+                    return seen
+    raise AssertionError(f"it ended without {text!r}; there came {seen!r}")
+
+
+def contiguous(events: list[Output]) -> bool:
+    """Whether each piece begins where the one before it ended."""
+    return all(a.offset + len(a.data) == b.offset for a, b in pairwise(events))
+
+
+# ---- memory ----
+
+
+class Peak:
+    """The most memory that a process had resident since this was made, above what it had then."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        Path(f"/proc/{pid}/clear_refs").write_text("5")
+        self._before = self._read("VmRSS")
+
+    @property
+    def growth_bytes(self) -> int:
+        return self._read("VmHWM") - self._before
+
+    def _read(self, key: str) -> int:
+        for line in Path(f"/proc/{self._pid}/status").read_text().splitlines():
+            if line.startswith(key + ":"):
+                return int(line.split()[1]) * 1024
+        raise AssertionError(f"{self._pid} has no {key}")
+
+
+def keeper_pid(state_dir: Path, sandbox: Sandbox) -> int:
+    return int((state_dir / "sandboxes" / sandbox.id / "keeper.lock").read_text())
+
+
+# ---- connections ----
+
+
+def _unix_sockets() -> Iterator[tuple[int, str]]:
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            link = os.readlink(f"/proc/self/fd/{name}")
+            if link.startswith("socket:"):
+                with socket.socket(fileno=os.dup(int(name))) as copy:
+                    if copy.family == socket.AF_UNIX and str(copy.getpeername()).endswith("/sock"):
+                        yield int(name), link
+
+
+@contextmanager
+def connections_made() -> Iterator[list[int]]:
+    """The descriptors of connections to keepers that come into being inside."""
+    before = {link for _, link in _unix_sockets()}
+    made: list[int] = []
+    yield made
+    made += [fd for fd, link in _unix_sockets() if link not in before]
+
+
+def cut(fd: int) -> None:
+    """Break a connection under whoever uses it."""
+    with socket.socket(fileno=os.dup(fd)) as copy:
+        copy.shutdown(socket.SHUT_RDWR)
+
+
+# ---- other host processes ----
+
+_PRELUDE = """
+import os, sys
+import anyio, atoll
+
+def say(*words):
+    print(*words, flush=True)
+
+async def main():
+    async with atoll.open(sys.argv[1], settings=atoll.Settings(runtime=sys.argv[2])) as runtime:
+"""
+
+
+class Client:
+    """Another host process that uses the same state directory."""
+
+    def __init__(self, process: anyio.abc.Process) -> None:
+        self.process = process
+        self._rest = b""
+
+    async def line(self) -> str:
+        """The next line that it says."""
+        assert self.process.stdout is not None
+        with anyio.fail_after(30):
+            while b"\n" not in self._rest:
+                try:
+                    self._rest += await self.process.stdout.receive()
+                except anyio.EndOfStream:
+                    raise AssertionError(f"the client ended; {await self._errors()}") from None
+        line, self._rest = self._rest.split(b"\n", 1)
+        return line.decode()
+
+    async def ends(self) -> int:
+        """Its exit status, once it has ended by itself."""
+        with anyio.fail_after(30):
+            return await self.process.wait()
+
+    async def succeeds(self) -> None:
+        status = await self.ends()
+        assert status == 0, await self._errors()
+
+    async def _errors(self) -> str:
+        assert self.process.stderr is not None
+        return b"".join([chunk async for chunk in self.process.stderr]).decode(errors="replace")
+
+
+@asynccontextmanager
+async def client(
+    state_dir: Path, runtime_name: str, body: str, *arguments: str, env: Mapping[str, str] | None = None
+) -> AsyncIterator[Client]:
+    """A Python process that runs `body` with an open `runtime`. It is killed at the end, if it still lives."""
+    lines = [f"        {line}" for line in body.strip().splitlines()]
+    program = _PRELUDE + "\n".join(lines) + "\n\nanyio.run(main)\n"
+    command = [sys.executable, "-c", program, str(state_dir), runtime_name, *arguments]
+    async with await anyio.open_process(command, env={**os.environ, **(env or {})}) as process:
+        try:
+            yield Client(process)
+        finally:
+            with suppress(ProcessLookupError):
+                process.kill()

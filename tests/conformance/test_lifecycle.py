@@ -1,0 +1,477 @@
+"""`create`, `get`, `list`, `destroy` and `collect`: how sandboxes come, are found and go."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import anyio
+import pytest
+from tests.conformance.inside import client, until_running
+from tests.conftest import LeakCheck
+from tests.waiting import eventually
+
+import atoll
+from atoll import (
+    ImageUnavailable,
+    InvalidRequest,
+    LaunchFailed,
+    Runtime,
+    RuntimeUnavailable,
+    Sandbox,
+    SandboxDied,
+    SandboxExists,
+    SandboxNotFound,
+)
+from atoll.contract.model import RuntimeName
+
+# ---- coming ----
+
+
+@pytest.mark.core
+async def test_create_returns_a_sandbox_that_runs(runtime: Runtime, runtime_name: RuntimeName) -> None:
+    began = datetime.now(UTC)
+    async with await runtime.create("first") as sandbox:
+        info = sandbox.info
+        assert (sandbox.name, info.name, sandbox.id) == ("first", "first", info.id)
+        assert (info.runtime, info.image, info.user) == (runtime_name, "host", "user")
+        assert began <= info.created_at <= datetime.now(UTC)
+        assert info.pid is not None
+        os.kill(info.pid, 0)
+        assert (await sandbox.exec("echo works")).stdout == "works\n"
+        [listed] = [one for one in await runtime.list() if one.name == "first"]
+        assert (listed.status, listed.reason) == ("running", None)
+        assert listed.id == info.id
+
+
+@pytest.mark.core
+async def test_without_a_name_a_sandbox_gets_one_of_its_own(runtime: Runtime) -> None:
+    async with await runtime.create() as one, await runtime.create() as other:
+        assert one.name != other.name
+        assert one.id != other.id
+        assert {one.name, other.name} <= {info.name for info in await runtime.list()}
+
+
+@pytest.mark.parametrize("name", ["a", "0", "a.b_c-d", "x" * 63])
+async def test_names_that_are_allowed(runtime: Runtime, name: str) -> None:
+    async with await runtime.create(name) as sandbox:
+        assert (await sandbox.exec("hostname")).stdout == f"{name}\n"
+        assert (await runtime.get(name)).id == sandbox.id
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", "A", "ä", "a b", "-a", ".a", "_a", "a/b", "../a", ".", "..", "a\n", "a\0", "x" * 64, "a$(id)", "a:b"],
+    ids=ascii,
+)
+async def test_names_that_are_not_allowed_are_invalid_requests_that_say_the_rule(
+    runtime: Runtime, name: str, leak_check: LeakCheck
+) -> None:
+    for call in (runtime.create, runtime.get, runtime.destroy):
+        with pytest.raises(InvalidRequest, match="lower-case"):
+            await call(name)
+    await leak_check.back_to_start()
+
+
+@pytest.mark.core
+async def test_a_name_is_taken_once(runtime: Runtime, leak_check: LeakCheck) -> None:
+    async with await runtime.create("taken") as sandbox:
+        with pytest.raises(SandboxExists) as caught:
+            await runtime.create("taken")
+        assert isinstance(caught.value, FileExistsError)
+        assert caught.value.details["name"] == "taken"
+        # The one that has it is none the worse for it.
+        assert (await sandbox.exec("echo fine")).stdout == "fine\n"
+        assert (await runtime.get("taken")).id == sandbox.id
+    await leak_check.back_to_start()
+
+
+async def test_of_many_who_want_a_name_at_once_one_gets_it(runtime: Runtime, leak_check: LeakCheck) -> None:
+    got: list[Sandbox] = []
+    refused: list[SandboxExists] = []
+
+    async def want() -> None:
+        try:
+            got.append(await runtime.create("wanted"))
+        except SandboxExists as error:
+            refused.append(error)
+
+    async with anyio.create_task_group() as group:
+        for _ in range(6):
+            group.start_soon(want)
+    assert (len(got), len(refused)) == (1, 5)
+    assert (await got[0].exec("echo mine")).stdout == "mine\n"
+    await got[0].destroy()
+    await leak_check.back_to_start()
+
+
+@pytest.mark.core
+async def test_an_image_that_cannot_be_had_leaves_nothing(
+    runtime: Runtime, tmp_path: Path, leak_check: LeakCheck
+) -> None:
+    (tmp_path / "file").write_text("no directory")
+    for image in (f"dir:{tmp_path}/nothing", f"dir:{tmp_path}/file", f"tar:{tmp_path}/file"):
+        with pytest.raises((ImageUnavailable, InvalidRequest)):
+            await runtime.create("imageless", image=image)
+    await leak_check.back_to_start()
+
+
+async def test_a_runtime_that_is_not_known_is_an_invalid_request(runtime: Runtime) -> None:
+    with pytest.raises((InvalidRequest, RuntimeUnavailable)):
+        await runtime.create(runtime="qemu")  # type: ignore[arg-type]
+
+
+async def test_a_sandbox_is_made_whole_or_not_at_all_when_it_does_not_start(
+    runtime: Runtime, tmp_path: Path, leak_check: LeakCheck
+) -> None:
+    """An image in which /proc is a file: every runtime gives up, after much of the sandbox has been made."""
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "proc").write_text("in the way")
+    with pytest.raises(LaunchFailed) as caught:
+        await runtime.create("broken", image=f"dir:{broken}")
+    assert "proc" in caught.value.message
+    await leak_check.back_to_start()
+    with pytest.raises(SandboxNotFound):
+        await runtime.get("broken")
+
+
+FAKES = {
+    "says no": "#!/bin/sh\necho the-runtime-says-no >&2\nexit 3\n",
+    "dies": "#!/bin/sh\nkill -9 $$\n",
+    "says nothing and starts nothing": "#!/bin/sh\nexit 0\n",
+}
+
+
+@pytest.mark.parametrize("kind", FAKES)
+async def test_a_runtime_that_fails_leaves_nothing(
+    state_dir: Path, runtime_name: RuntimeName, tmp_path: Path, kind: str, leak_check: LeakCheck
+) -> None:
+    fake = tmp_path / runtime_name
+    fake.write_text(FAKES[kind])
+    fake.chmod(0o755)
+    body = """
+try:
+    await runtime.create("failing")
+    say("created")
+except atoll.LaunchFailed as error:
+    say("failed", " ".join(error.message.split()))
+say(*[info.name for info in await runtime.list() if info.name == "failing"], "listed")
+"""
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    async with client(state_dir, runtime_name, body, env={"PATH": path}) as other:
+        said = await other.line()
+        assert said.startswith("failed")
+        if kind == "says no":
+            assert "the-runtime-says-no" in said
+        assert await other.line() == "listed"
+        await other.succeeds()
+    await leak_check.back_to_start()
+
+
+@pytest.mark.core
+async def test_a_create_that_is_cancelled_leaves_nothing_whenever_it_was(
+    runtime: Runtime, runtime_name: RuntimeName, leak_check: LeakCheck
+) -> None:
+    (await runtime.create("timed")).name  # noqa: B018
+    await runtime.destroy("timed")
+    longest_s = 0.3 if runtime_name == "runsc" else 0.06
+    steps = 6 if runtime_name == "runsc" else 12
+    for step in range(steps):
+        with anyio.move_on_after(longest_s * step / steps):
+            await runtime.create("cancelled")
+            await runtime.destroy("cancelled")
+        if "cancelled" in {info.name for info in await runtime.list()}:
+            # It was complete, and the destroy was what was cancelled: that may be begun again.
+            await runtime.destroy("cancelled")
+    await leak_check.back_to_start()
+
+
+async def test_a_create_that_is_cancelled_while_its_runtime_hangs_leaves_nothing(
+    state_dir: Path, runtime_name: RuntimeName, tmp_path: Path, leak_check: LeakCheck
+) -> None:
+    fake = tmp_path / runtime_name
+    fake.write_text(f"#!/bin/sh\ntouch {tmp_path}/started\nexec sleep 31537001\n")
+    fake.chmod(0o755)
+    body = """
+with anyio.CancelScope() as scope:
+    async with anyio.create_task_group() as group:
+        async def cancel():
+            while not os.path.exists(sys.argv[3]):
+                await anyio.sleep(0.01)
+            scope.cancel()
+        group.start_soon(cancel)
+        await runtime.create("hanging")
+say("cancelled" if scope.cancelled_caught else "created")
+"""
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    async with client(state_dir, runtime_name, body, f"{tmp_path}/started", env={"PATH": path}) as other:
+        assert await other.line() == "cancelled"
+        await other.succeeds()
+    await leak_check.back_to_start()
+
+
+async def test_what_a_program_left_half_made_is_put_in_order_by_the_next(
+    state_dir: Path, runtime: Runtime, runtime_name: RuntimeName, tmp_path: Path, leak_check: LeakCheck
+) -> None:
+    fake = tmp_path / runtime_name
+    fake.write_text(f"#!/bin/sh\ntouch {tmp_path}/started\nexec sleep 31537002\n")
+    fake.chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    body = 'await runtime.create("half")'
+    async with client(state_dir, runtime_name, body, env={"PATH": path}) as other:
+        await eventually((tmp_path / "started").exists, "its runtime is at work")
+        other.process.send_signal(signal.SIGKILL)
+        await other.ends()
+    # The runtime at work is none that the next program can end: it gives up by itself, or its keeper is ended.
+    for pid in [int(name) for name in os.listdir("/proc") if name.isdigit()]:
+        try:
+            if b"31537002" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                os.kill(pid, signal.SIGKILL)
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+
+    async def collected() -> bool:
+        await runtime.collect()
+        return "half" not in {info.name for info in await runtime.list()}
+
+    await eventually(collected, "what was half-made is gone")
+    await leak_check.back_to_start()
+    async with await runtime.create("half") as sandbox:
+        assert (await sandbox.exec("echo whole")).stdout == "whole\n"
+
+
+# ---- being found ----
+
+
+@pytest.mark.core
+async def test_get_finds_by_name_and_says_what_there_is_when_it_does_not(runtime: Runtime) -> None:
+    async with await runtime.create("findable") as sandbox:
+        found = await runtime.get("findable")
+        assert found.id == sandbox.id
+        assert (await found.exec("hostname")).stdout == "findable\n"
+        with pytest.raises(SandboxNotFound) as caught:
+            await runtime.get("missing")
+        assert isinstance(caught.value, LookupError)
+        assert "findable" in caught.value.message
+        with pytest.raises(SandboxNotFound):
+            await runtime.destroy("missing")
+
+
+async def test_list_is_in_order_of_names(runtime: Runtime) -> None:
+    async with await runtime.create("beta"), await runtime.create("alpha"):
+        names = [info.name for info in await runtime.list()]
+        assert names == sorted(names)
+        assert {"alpha", "beta"} <= set(names)
+
+
+@pytest.mark.core
+async def test_a_sandbox_persists_for_the_next_runtime_with_its_files_and_processes(
+    state_dir: Path, runtime_name: RuntimeName
+) -> None:
+    settings = atoll.Settings(runtime=runtime_name)
+    async with atoll.open(state_dir, settings=settings) as first:
+        sandbox = await first.create("persistent", env={"KEPT": "yes"})
+        await sandbox.files.write_text("note", "still here")
+        process = await sandbox.spawn("echo begun; exec sleep 31537003")
+        await until_running(sandbox, "sleep 31537003")
+    async with atoll.open(state_dir, settings=settings) as second:
+        [info] = [info for info in await second.list() if info.name == "persistent"]
+        assert (info.status, info.id, info.pid) == ("running", sandbox.id, sandbox.info.pid)
+        found = await second.get("persistent")
+        assert await found.files.read_text("note") == "still here"
+        assert (await found.exec("echo $KEPT")).stdout == "yes\n"
+        [running] = [one for one in await found.processes() if one.id == process.id]
+        assert running.live
+        assert running.pid == process.pid
+        await second.destroy("persistent")
+
+
+async def test_another_state_directory_knows_nothing_of_it(
+    runtime: Runtime, runtime_name: RuntimeName, make_state_dir: Callable[[], Path], sandbox: Sandbox
+) -> None:
+    other_dir = make_state_dir()
+    async with atoll.open(other_dir, settings=atoll.Settings(runtime=runtime_name)) as other:
+        assert await other.list() == []
+        with pytest.raises(SandboxNotFound):
+            await other.get(sandbox.name)
+
+
+async def test_a_state_directory_may_have_a_path_longer_than_a_socket_address(
+    runtime_name: RuntimeName, make_state_dir: Callable[[], Path], state_dir: Path
+) -> None:
+    outer = make_state_dir()
+    long = outer / ("long" * 30)
+    long.mkdir()
+    # Images are not what this is about: those that were made already serve.
+    (long / "images").symlink_to(state_dir / "images")
+    async with atoll.open(long, settings=atoll.Settings(runtime=runtime_name)) as runtime:
+        async with await runtime.create("far-away") as sandbox:
+            assert (await sandbox.exec("echo reached")).stdout == "reached\n"
+    shutil.rmtree(long)
+
+
+async def test_a_state_directory_that_cannot_be_used_is_an_invalid_request(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InvalidRequest):
+        async with atoll.open(tmp_path / "file"):
+            pass
+
+
+# ---- going ----
+
+
+@pytest.mark.core
+async def test_destroy_leaves_nothing_and_frees_the_name(runtime: Runtime, leak_check: LeakCheck) -> None:
+    for _ in range(2):
+        sandbox = await runtime.create("short-lived")
+        pid = sandbox.info.pid
+        assert pid is not None
+        await sandbox.spawn("(setsid sleep 31537004 &) ; exec sleep 31537004")
+        await sandbox.files.write_bytes("file", bytes(1000))
+        await runtime.destroy("short-lived")
+        # When it returns, it is so: nothing is left for later.
+        assert not Path(f"/proc/{pid}").exists()
+        assert "short-lived" not in {info.name for info in await runtime.list()}
+        with pytest.raises(SandboxNotFound):
+            await runtime.get("short-lived")
+        with pytest.raises(SandboxNotFound):
+            await runtime.destroy("short-lived")
+    await leak_check.back_to_start()
+
+
+@pytest.mark.core
+async def test_leaving_the_context_destroys(runtime: Runtime, leak_check: LeakCheck) -> None:
+    with pytest.raises(ZeroDivisionError):
+        async with await runtime.create("in-context") as sandbox:
+            await sandbox.exec("true")
+            raise ZeroDivisionError
+    with pytest.raises(SandboxNotFound):
+        await runtime.get("in-context")
+    await leak_check.back_to_start()
+
+
+async def test_leaving_the_context_by_cancellation_destroys(runtime: Runtime, leak_check: LeakCheck) -> None:
+    async with anyio.create_task_group() as group:
+
+        async def hold() -> None:
+            async with await runtime.create("cancelled-context") as sandbox:
+                await sandbox.exec("sleep 31537005")
+
+        group.start_soon(hold)
+        await eventually(
+            lambda: any(name == "cancelled-context" for name in os.listdir(runtime.state_dir / "names")), "it is there"
+        )
+        sandbox = await runtime.get("cancelled-context")
+        await until_running(sandbox, "sleep 31537005")
+        group.cancel_scope.cancel()
+    await leak_check.back_to_start()
+
+
+@pytest.mark.core
+async def test_commands_under_way_raise_when_their_sandbox_is_destroyed(runtime: Runtime) -> None:
+    sandbox = await runtime.create()
+    told: list[SandboxDied] = []
+
+    async def one() -> None:
+        with pytest.raises(SandboxDied) as caught:
+            await sandbox.exec("exec sleep 31537006")
+        told.append(caught.value)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(one)
+        await until_running(sandbox, "sleep 31537006")
+        await sandbox.destroy()
+    assert told
+    with pytest.raises((SandboxDied, SandboxNotFound)):
+        await sandbox.exec("true")
+
+
+async def test_destroying_twice_or_twice_at_once_is_the_same_as_once(runtime: Runtime, leak_check: LeakCheck) -> None:
+    sandbox = await runtime.create()
+    async with anyio.create_task_group() as group:
+        for _ in range(3):
+            group.start_soon(sandbox.destroy)
+    await sandbox.destroy()
+    await leak_check.back_to_start()
+
+
+@pytest.mark.core
+async def test_a_sandbox_that_died_is_an_error_with_a_reason_until_it_is_destroyed(
+    runtime: Runtime, leak_check: LeakCheck
+) -> None:
+    sandbox = await runtime.create("killed")
+    assert sandbox.info.pid is not None
+    os.kill(sandbox.info.pid, signal.SIGKILL)
+
+    async def noticed() -> bool:
+        [info] = [info for info in await runtime.list() if info.name == "killed"]
+        return info.status == "error" and bool(info.reason) and info.pid is None
+
+    await eventually(noticed, "its death is noticed")
+    with pytest.raises(SandboxDied):
+        await (await runtime.get("killed")).exec("true")
+    with pytest.raises(SandboxExists):
+        await runtime.create("killed")
+    await runtime.destroy("killed")
+    await leak_check.back_to_start()
+
+
+async def test_a_sandbox_whose_keeper_died_can_be_destroyed(
+    runtime: Runtime, state_dir: Path, leak_check: LeakCheck
+) -> None:
+    sandbox = await runtime.create("keeperless")
+    await sandbox.spawn("exec sleep 31537007")
+    keeper = int((state_dir / "sandboxes" / sandbox.id / "keeper.lock").read_text())
+    os.kill(keeper, signal.SIGKILL)
+    with pytest.raises(SandboxDied), anyio.fail_after(30):
+        await sandbox.exec("sleep 31537008")
+    await runtime.destroy("keeperless")
+    await leak_check.back_to_start()
+
+
+async def test_twenty_sandboxes_come_and_go_at_once(
+    runtime: Runtime, runtime_name: RuntimeName, leak_check: LeakCheck
+) -> None:
+    async def one(number: int) -> None:
+        async with await runtime.create(f"many-{number}") as sandbox:
+            assert (await sandbox.exec("hostname")).stdout == f"many-{number}\n"
+
+    async with anyio.create_task_group() as group:
+        for number in range(20 if runtime_name != "runsc" else 4):
+            group.start_soon(one, number)
+    await leak_check.back_to_start()
+
+
+# ---- the machine ----
+
+
+@pytest.mark.core
+async def test_the_fastest_runtime_comes_first_and_is_the_default(
+    state_dir: Path, runtime_name: RuntimeName, runtime: Runtime
+) -> None:
+    order = [name for name in ("crun", "runc", "runsc") if name in runtime.drivers()]
+    assert list(runtime.drivers()) == order
+    if runtime_name != order[0]:
+        return
+    async with atoll.open(state_dir, settings=atoll.Settings()) as plain, await plain.create() as sandbox:
+        assert sandbox.info.runtime == order[0]
+
+
+@pytest.mark.core
+async def test_a_sandbox_may_name_its_runtime(runtime: Runtime, runtime_name: RuntimeName, state_dir: Path) -> None:
+    async with atoll.open(state_dir, settings=atoll.Settings()) as plain:
+        async with await plain.create(runtime=runtime_name) as sandbox:
+            assert sandbox.info.runtime == runtime_name
+
+
+@pytest.mark.core
+async def test_doctor_names_a_fix_for_everything_that_is_missing(runtime: Runtime, runtime_name: RuntimeName) -> None:
+    findings = {finding.topic: finding for finding in runtime.doctor()}
+    assert findings[runtime_name].ok
+    assert all(finding.detail for finding in findings.values())
+    assert all(finding.ok or finding.fix for finding in findings.values())

@@ -1,0 +1,285 @@
+"""Several host processes on one state directory: what one of them leaves, and what its death means to the others."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import anyio
+import pytest
+from tests.conformance.inside import client, output_of, running, until_gone, until_running
+from tests.conftest import LeakCheck
+from tests.waiting import eventually
+
+import atoll
+from atoll import Runtime, Sandbox, SandboxNotFound
+from atoll.contract.model import RuntimeName
+
+
+@pytest.mark.core
+async def test_two_processes_use_one_sandbox_at_once(
+    state_dir: Path, runtime_name: RuntimeName, sandbox: Sandbox
+) -> None:
+    body = """
+sandbox = await runtime.get(sys.argv[3])
+for number in range(50):
+    result = await sandbox.exec(f"echo theirs {number}")
+    assert result.stdout == f"theirs {number}\\n", result
+say("done")
+"""
+    async with client(state_dir, runtime_name, body, sandbox.name) as other:
+        for number in range(50):
+            assert (await sandbox.exec(f"echo ours {number}")).stdout == f"ours {number}\n"
+        assert await other.line() == "done"
+        await other.succeeds()
+
+
+@pytest.mark.core
+async def test_a_client_that_is_killed_takes_its_commands_with_it_and_nothing_else(
+    state_dir: Path, runtime_name: RuntimeName, sandbox: Sandbox
+) -> None:
+    body = """
+sandbox = await runtime.get(sys.argv[3])
+kept = await sandbox.spawn("i=0; while :; do i=$((i + 1)); echo line $i; sleep 0.01; done")
+seen = b""
+async for event in kept:
+    seen += event.data
+    if b"line 10\\n" in seen:
+        break
+say(kept.id, len(seen))
+async with anyio.create_task_group() as group:
+    group.start_soon(sandbox.exec, "(setsid sleep 31538001 &) ; sleep 31538001")
+    await sandbox.exec("head -c 1000000000 /dev/zero; sleep 31538002")
+"""
+    async with await sandbox.spawn("exec sleep 31538003", keep=False) as ours:
+        async with client(state_dir, runtime_name, body, sandbox.name) as other:
+            process_id, seen = map(int, (await other.line()).split())
+            await until_running(sandbox, "sleep 31538001")
+            other.process.send_signal(signal.SIGKILL)
+            assert await other.ends() == -signal.SIGKILL
+        # What it ran to its end is gone, for nobody can have its output. What is ours is untouched.
+        await until_gone(sandbox, "31538001")
+        await until_gone(sandbox, "31538002")
+        assert [process.pid for process in await running(sandbox, "sleep 31538003")] == [ours.pid]
+        # What it spawned to be kept goes on, and is taken up where the dead one had stopped to read.
+        process = await sandbox.attach(process_id, stdout_offset=seen)
+        got = b""
+        with anyio.fail_after(20):
+            async for event in process:
+                assert isinstance(event, atoll.Output)
+                assert event.offset == seen + len(got)
+                got += event.data
+                if got.count(b"\n") > 50:
+                    break
+        numbers = [int(line.split()[1]) for line in got.splitlines()[:-1] if line.startswith(b"line ")]
+        assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+        await process.detach()
+        await sandbox.kill(process_id)
+
+
+async def test_a_client_that_is_killed_while_it_writes_leaves_no_half_of_a_file(
+    state_dir: Path, runtime_name: RuntimeName, sandbox: Sandbox
+) -> None:
+    body = """
+sandbox = await runtime.get(sys.argv[3])
+async def endless():
+    yield bytes(100000)
+    say("writing")
+    await anyio.sleep_forever()
+await sandbox.files.write_bytes("file", endless())
+"""
+    await sandbox.files.write_text("file", "whole")
+    before = {entry.name for entry in await sandbox.files.list()}
+    async with client(state_dir, runtime_name, body, sandbox.name) as other:
+        assert await other.line() == "writing"
+        other.process.send_signal(signal.SIGKILL)
+        await other.ends()
+
+    async def clean() -> bool:
+        return {entry.name for entry in await sandbox.files.list()} == before
+
+    await eventually(clean, "what it had begun is gone")
+    assert await sandbox.files.read_text("file") == "whole"
+
+
+@pytest.mark.core
+async def test_a_sandbox_outlives_the_process_that_made_it(
+    state_dir: Path, runtime_name: RuntimeName, runtime: Runtime
+) -> None:
+    body = """
+sandbox = await runtime.create("orphan")
+process = await sandbox.spawn("echo begun; read -r x; echo $x", stdin=True)
+say(process.id)
+await anyio.sleep_forever()
+"""
+    async with client(state_dir, runtime_name, body) as other:
+        process_id = int(await other.line())
+        other.process.send_signal(signal.SIGKILL)
+        await other.ends()
+    async with await runtime.get("orphan") as sandbox:
+        process = await sandbox.attach(process_id, stdin=True)
+        assert process.stdin is not None
+        await process.stdin.send(b"adopted\n")
+        assert await output_of(process) == b"begun\nadopted\n"
+
+
+async def test_a_process_that_is_stopped_holds_up_nobody_else(
+    state_dir: Path, runtime_name: RuntimeName, sandbox: Sandbox
+) -> None:
+    body = """
+sandbox = await runtime.get(sys.argv[3])
+process = await sandbox.spawn("yes", keep=False)
+async for event in process:
+    say("reading")
+    break
+async for event in process:
+    pass
+"""
+    async with client(state_dir, runtime_name, body, sandbox.name) as other:
+        assert await other.line() == "reading"
+        other.process.send_signal(signal.SIGSTOP)
+        try:
+            with anyio.fail_after(30):
+                for number in range(20):
+                    assert (await sandbox.exec(f"echo {number}")).stdout == f"{number}\n"
+                data = bytes(3_000_000)
+                await sandbox.files.write_bytes("file", data)
+                assert await sandbox.files.read_bytes("file") == data
+        finally:
+            other.process.send_signal(signal.SIGCONT)
+
+
+async def test_one_process_destroys_what_another_uses(
+    state_dir: Path, runtime_name: RuntimeName, runtime: Runtime, leak_check: LeakCheck
+) -> None:
+    body = """
+sandbox = await runtime.get(sys.argv[3])
+try:
+    say("using")
+    await sandbox.exec("sleep 31538004")
+except atoll.SandboxDied:
+    say("died")
+try:
+    await runtime.get(sys.argv[3])
+except atoll.SandboxNotFound:
+    say("gone")
+"""
+    sandbox = await runtime.create()
+    async with client(state_dir, runtime_name, body, sandbox.name) as other:
+        assert await other.line() == "using"
+        await until_running(sandbox, "sleep 31538004")
+        await runtime.destroy(sandbox.name)
+        assert await other.line() == "died"
+        assert await other.line() == "gone"
+        await other.succeeds()
+    await leak_check.back_to_start()
+
+
+async def test_processes_that_want_one_name_do_not_both_get_it(
+    state_dir: Path, runtime_name: RuntimeName, runtime: Runtime
+) -> None:
+    body = """
+try:
+    sandbox = await runtime.create("contested")
+    say("got it")
+except atoll.SandboxExists:
+    say("refused")
+"""
+    async with client(state_dir, runtime_name, body) as one, client(state_dir, runtime_name, body) as other:
+        assert sorted([await one.line(), await other.line()]) == ["got it", "refused"]
+        await one.succeeds()
+        await other.succeeds()
+    await runtime.destroy("contested")
+
+
+# ---- ephemeral ----
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("end", ["leaves", "is killed"])
+async def test_an_ephemeral_sandbox_ends_with_its_client_however_that_one_ends(
+    state_dir: Path, runtime_name: RuntimeName, runtime: Runtime, end: str, leak_check: LeakCheck
+) -> None:
+    body = """
+sandbox = await runtime.create("mayfly", ephemeral=True)
+await sandbox.spawn("(setsid sleep 31538005 &) ; exec sleep 31538005")
+say(sandbox.info.pid)
+if sys.argv[3] == "leaves":
+    sys.stdin.readline() if False else None
+else:
+    await anyio.sleep_forever()
+"""
+    async with client(state_dir, runtime_name, body, end) as other:
+        pid = int(await other.line())
+        if end == "is killed":
+            other.process.send_signal(signal.SIGKILL)
+        await other.ends()
+    await eventually(lambda: not Path(f"/proc/{pid}").exists(), "its first process is gone")
+
+    async def collected() -> bool:
+        await runtime.collect()
+        return "mayfly" not in {info.name for info in await runtime.list()}
+
+    await eventually(collected, "its remains are collected")
+    await leak_check.back_to_start()
+
+
+async def test_an_ephemeral_sandbox_lives_until_its_last_client_leaves(
+    state_dir: Path, runtime_name: RuntimeName, runtime: Runtime
+) -> None:
+    body = """
+sandbox = await runtime.create("shared-mayfly", ephemeral=True)
+say(sandbox.info.pid)
+await anyio.sleep_forever()
+"""
+    settings = atoll.Settings(runtime=runtime_name)
+    async with client(state_dir, runtime_name, body) as other:
+        pid = int(await other.line())
+        async with atoll.open(state_dir, settings=settings) as second:
+            sandbox = await second.get("shared-mayfly")
+            assert (await sandbox.exec("echo two")).stdout == "two\n"
+            other.process.send_signal(signal.SIGKILL)
+            await other.ends()
+            for _ in range(20):
+                assert (await sandbox.exec("echo one left")).stdout == "one left\n"
+            assert await runtime.collect() == [], "it is in use"
+    await eventually(lambda: not Path(f"/proc/{pid}").exists(), "it ends with the last")
+
+    async def collected() -> bool:
+        await runtime.collect()
+        return "shared-mayfly" not in {info.name for info in await runtime.list()}
+
+    await eventually(collected, "its remains are collected")
+    with pytest.raises(SandboxNotFound):
+        await runtime.get("shared-mayfly")
+
+
+async def test_the_name_of_an_ephemeral_sandbox_that_ended_is_free(
+    state_dir: Path, runtime_name: RuntimeName, runtime: Runtime
+) -> None:
+    settings = atoll.Settings(runtime=runtime_name)
+    async with atoll.open(state_dir, settings=settings) as first:
+        sandbox = await first.create("again", ephemeral=True)
+        pid = sandbox.info.pid
+    await eventually(lambda: not Path(f"/proc/{pid}").exists(), "it ends with its client")
+
+    async def made() -> bool:
+        try:
+            async with await runtime.create("again") as second:
+                return second.id != sandbox.id
+        except atoll.SandboxExists:
+            return False  # its keeper may need a moment more
+
+    await eventually(made, "the name can be used again")
+    await runtime.collect()
+
+
+async def test_a_sandbox_that_is_not_ephemeral_needs_no_client(
+    state_dir: Path, runtime_name: RuntimeName, runtime: Runtime
+) -> None:
+    async with atoll.open(state_dir, settings=atoll.Settings(runtime=runtime_name)) as first:
+        sandbox = await first.create("needs-nobody")
+    assert await runtime.collect() == []
+    async with await runtime.get("needs-nobody") as found:
+        assert (await found.exec("echo still here")).stdout == "still here\n"
+        assert found.info.pid == sandbox.info.pid

@@ -1,0 +1,180 @@
+"""What all tests of running sandboxes share: a runtime for each container runtime, sandboxes, and the leak check.
+
+The container runtime is a parameter: a test that asks for `runtime_name`, or for anything made with it, runs once for
+each of crun, runc and runsc. One that is not installed is skipped, or fails the test where `ATOLL_STRICT=1` or
+`CI=true` is set. State directories belong to one test process, so that several may run side by side.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.leaks import Ledger, Snapshot
+
+if TYPE_CHECKING:
+    # Imported where used: tests of single parts need not wait for the whole.
+    from atoll import Runtime, Sandbox
+    from atoll.contract.model import RuntimeName
+
+RUNTIMES = ("crun", "runc", "runsc")
+STRICT = os.environ.get("ATOLL_STRICT") == "1" or os.environ.get("CI") == "true"
+_CHECKED_FOR_LEAKS = {"conformance", "attacks"}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "core: what also runs as an ordinary user, with and without a range of ids")
+    config.addinivalue_line("markers", "rootless: only means something as an ordinary user")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if os.geteuid() != 0:
+        return
+    rootless = [item for item in items if item.get_closest_marker("rootless")]
+    if rootless:
+        config.hook.pytest_deselected(items=rootless)
+        items[:] = [item for item in items if item not in rootless]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pycollect_makeitem(collector: pytest.Module | pytest.Class, name: str, obj: object) -> None:
+    """Put the leak check around every test of the directories that are about running sandboxes."""
+    if _CHECKED_FOR_LEAKS & set(collector.path.parts) and collector.istestfunction(obj, name):
+        pytest.mark.usefixtures("leak_check")(obj)
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+# ---------------------------------------------------------------------------------------------------- state directories
+
+
+@pytest.fixture(scope="session")
+def ledger() -> Iterator[Ledger]:
+    ledger = Ledger()
+    yield ledger
+    ledger.close()
+
+
+@pytest.fixture(scope="session")
+def make_state_dir(ledger: Ledger) -> Iterator[Callable[[], Path]]:
+    """Makes state directories that the leak check looks after. At the end each must be free of sandboxes."""
+    made: list[Path] = []
+
+    def make() -> Path:
+        path = Path(tempfile.mkdtemp(prefix="atoll-test-"))
+        made.append(path)
+        ledger.watch(path)
+        return path
+
+    yield make
+    left = [line for path in made for line in ledger.all_of(path)]
+    for path in made:
+        ledger.unwatch(path)
+        shutil.rmtree(path, ignore_errors=bool(left))
+    if left:
+        pytest.fail("left at the end of all tests:\n  " + "\n  ".join(left), pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def state_dir(make_state_dir: Callable[[], Path]) -> Path:
+    """The state directory of this test process. Images in it are made once; each module finds it without sandboxes."""
+    return make_state_dir()
+
+
+# ------------------------------------------------------------------------------------------------------------ sandboxes
+
+
+@pytest.fixture(scope="session", params=RUNTIMES)
+def runtime_name(request: pytest.FixtureRequest, state_dir: Path) -> RuntimeName:
+    """crun, runc and runsc in turn."""
+    from atoll.drivers.oci import find_drivers
+
+    name: RuntimeName = request.param
+    if name not in find_drivers(state_dir):
+        message = f"{name} cannot be used on this machine; 'atoll doctor' says why"
+        if STRICT:
+            pytest.fail(message, pytrace=False)
+        pytest.skip(message)
+    return name
+
+
+@pytest.fixture(scope="module")
+async def runtime(runtime_name: RuntimeName, state_dir: Path) -> AsyncIterator[Runtime]:
+    """An open runtime whose sandboxes are made with `runtime_name` unless they say otherwise."""
+    import atoll
+
+    async with atoll.open(state_dir, settings=atoll.Settings(runtime=runtime_name)) as runtime:
+        yield runtime
+        # A test that failed half-way must not fail those after it. One that leaves something behind has failed already.
+        for info in await runtime.list():
+            with suppress(LookupError):
+                await runtime.destroy(info.name)
+        await runtime.collect()
+
+
+@pytest.fixture(scope="module")
+async def shared(runtime: Runtime) -> AsyncIterator[Sandbox]:
+    """One sandbox for all tests of a module that leave no trace in it."""
+    async with await runtime.create() as sandbox:
+        yield sandbox
+
+
+@pytest.fixture
+async def sandbox(runtime: Runtime) -> AsyncIterator[Sandbox]:
+    """A fresh sandbox. The test may destroy or break it."""
+    async for fresh in _fresh(runtime):
+        yield fresh
+
+
+@pytest.fixture
+async def neighbour(runtime: Runtime) -> AsyncIterator[Sandbox]:
+    """A second fresh sandbox of the same runtime."""
+    async for fresh in _fresh(runtime):
+        yield fresh
+
+
+async def _fresh(runtime: Runtime) -> AsyncIterator[Sandbox]:
+    sandbox = await runtime.create()
+    yield sandbox
+    with suppress(LookupError):
+        await runtime.destroy(sandbox.name)
+
+
+# ---------------------------------------------------------------------------------------------------------------- leaks
+
+
+class LeakCheck:
+    """The machine as it was when the test began."""
+
+    def __init__(self, ledger: Ledger, before: Snapshot) -> None:
+        self._ledger = ledger
+        self._before = before
+
+    async def back_to_start(self) -> None:
+        """Wait until the machine is as it was, within a bound.
+
+        Raises:
+            AssertionError: it is not; the message says what is there too much or too little.
+        """
+        lines = await self._ledger.settled(self._before)
+        assert not lines, "not as it was when the test began:\n  " + "\n  ".join(lines)
+
+
+@pytest.fixture
+async def leak_check(anyio_backend: str, ledger: Ledger) -> AsyncIterator[LeakCheck]:
+    """Fails the test that leaves a process, a mount, a cgroup, a directory or a descriptor behind.
+
+    Set up before the test's own sandboxes and after its module's, so that it sees the former go.
+    """
+    check = LeakCheck(ledger, ledger.look())
+    yield check
+    await check.back_to_start()

@@ -1,0 +1,78 @@
+"""The documentation runs: README's program as a program, the guide's snippets one after another."""
+
+import ast
+import inspect
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import CodeType
+
+import pytest
+
+import atoll
+
+ROOT = Path(__file__).parents[2]
+
+
+def python_blocks(page: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL)
+
+
+def sections(page: str) -> dict[str, list[str]]:
+    parts = re.split(r"^## (.*)$", (ROOT / page).read_text(), flags=re.MULTILINE)
+    texts = dict(zip(parts[1::2], parts[2::2], strict=True))
+    return {title: re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL) for title, text in texts.items()}
+
+
+def test_the_readme_shows_it_in_fifteen_lines_that_run(tmp_path: Path) -> None:
+    (program,) = python_blocks("README.md")
+    assert len([line for line in program.splitlines() if line.strip()]) <= 15
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "ATOLL_STATE_DIR": str(tmp_path / "state")},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "hello from demo\n 3\n" in done.stdout
+    assert "begun\n" in done.stdout
+    assert os.listdir(tmp_path / "state" / "sandboxes") == []
+
+
+@pytest.mark.parametrize("section", sections("docs/guide.md"))
+async def test_the_guide_is_true(section: str, tmp_path: Path) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    (here / "file").write_text("x")
+    async with atoll.open(tmp_path / "state") as runtime, await runtime.create("guide") as box:
+        names: dict[str, object] = {"atoll": atoll, "runtime": runtime, "box": box, "here": here}
+        for snippet in sections("docs/guide.md")[section]:
+            code = compile(snippet, f"guide.md, {section}", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+            assert isinstance(code, CodeType)
+            coroutine = eval(code, names)
+            if inspect.iscoroutine(coroutine):
+                await coroutine
+
+
+def test_public_names_are_exactly_these() -> None:
+    """The public API is pinned: adding or removing a name is a decision, with a line in the changelog."""
+    names = """
+    AtollError CallerError Capabilities Cut DiskFull Event ExecBytes ExecResult ExecTimeout Exited FileChange FileEntry
+    FileError FileStat Files Finding Gap GuestProtocolError ImageStore ImageUnavailable InvalidRequest LaunchFailed
+    Limits Match Output PathDenied PathExists PathIsDirectory PathNotDirectory PathNotFound PortRefused Process
+    ProcessInfo ProcessNotFound Runtime RuntimeUnavailable Sandbox SandboxDied SandboxError SandboxExists SandboxInfo
+    SandboxNotFound Settings SystemProcess Unenforceable Usage open
+    """.split()
+    assert sorted(atoll.__all__) == sorted(names)
+    for name in names:
+        assert getattr(atoll, name) is not None
+
+
+def test_links_between_the_documents_lead_somewhere() -> None:
+    for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]:
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"

@@ -1,0 +1,273 @@
+"""The host image: the machine's programs, and nothing that is anyone's business."""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from pathlib import Path
+
+import pytest
+
+from atoll.runtime import hostimage
+from atoll.runtime.images import ImageStore
+
+
+@pytest.fixture(scope="module")
+async def host(tmp_path_factory: pytest.TempPathFactory) -> tuple[ImageStore, dict[str, tuple[Path, ...]]]:
+    """A store with the host image, and its layers by where they stand inside."""
+    store = ImageStore(tmp_path_factory.mktemp("host") / "images", rootless=os.geteuid() != 0)
+    layers = await store.resolve("host")
+    assert layers.filesystems[0].target == "/"
+    return store, {filesystem.target: filesystem.layers for filesystem in layers.filesystems}
+
+
+Host = tuple[ImageStore, dict[str, tuple[Path, ...]]]
+
+
+async def test_programs_are_used_in_place_and_everything_else_is_a_directory_of_the_store(host: Host):
+    _, layers = host
+    assert layers["/usr"][-1] == Path("/usr")
+    (skeleton,) = layers["/"]
+    for name in ("bin", "sbin", "lib", "lib64"):
+        path = Path("/", name)
+        if path.is_symlink():
+            assert os.readlink(skeleton / name) == os.readlink(path)
+        elif path.exists():
+            assert layers[f"/{name}"][-1] == path
+
+
+async def test_nothing_in_the_skeleton_is_private_on_the_machine(host: Host):
+    _, layers = host
+    (skeleton,) = layers["/"]
+    seen = 0
+    for path in skeleton.rglob("*"):
+        original = Path("/") / path.relative_to(skeleton)
+        if path.is_symlink() or not path.is_file() or not original.is_file():
+            continue
+        if path.read_bytes() == original.read_bytes() and path.stat().st_size:
+            seen += 1
+            assert original.stat().st_mode & stat.S_IROTH, original
+            for parent in original.parents:
+                assert parent.stat().st_mode & stat.S_IXOTH, original
+    assert seen > 50
+
+
+async def test_files_that_hold_secrets_by_nature_are_not_there(host: Host):
+    _, layers = host
+    (skeleton,) = layers["/"]
+    names = {str(path.relative_to(skeleton)) for path in skeleton.rglob("*")}
+    for name in (
+        *("etc/shadow", "etc/gshadow", "etc/ssh", "etc/ssl/private", "etc/sudoers", "etc/machine-id", "etc/crontab"),
+        *("etc/hostname", "etc/gitconfig", "etc/pip.conf", "etc/npmrc", "etc/docker", "etc/wgetrc", "etc/krb5.keytab"),
+        *("etc/apt/auth.conf.d", "etc/apt/sources.list", "root/.ssh", "root/.bashrc", "var/lib/dpkg/lock", "boot"),
+    ):
+        assert name not in names
+    assert os.listdir(skeleton / "root") == []
+    assert os.listdir(skeleton / "home") == ["user"]
+    assert os.listdir(skeleton / "var/log") == ["apt"]
+    assert not any(b"PRIVATE KEY" in path.read_bytes() for path in (skeleton / "etc/ssl").rglob("*") if path.is_file())
+
+
+async def test_the_accounts_are_ours_alone(host: Host):
+    _, layers = host
+    (skeleton,) = layers["/"]
+    accounts = [line.split(":") for line in (skeleton / "etc/passwd").read_text().splitlines()]
+    assert [account[0] for account in accounts] == [
+        *("root", "daemon", "bin", "sys", "man", "mail", "www-data", "_apt", "nobody", "user")
+    ]
+    assert accounts[-1][2:6] == ["1000", "1000", "user", "/home/user"]
+    assert all(len(line.split(":")) == 4 for line in (skeleton / "etc/group").read_text().splitlines())
+
+
+async def test_modes_and_owners_are_as_inside(host: Host):
+    _, layers = host
+    (skeleton,) = layers["/"]
+    modes = {"": 0o755, "tmp": 0o1777, "var/tmp": 0o1777, "root": 0o700, "home/user": 0o755, "etc/passwd": 0o644}
+    assert {name: stat.S_IMODE((skeleton / name).stat().st_mode) for name in modes} == modes
+    if os.geteuid() == 0:
+        owners = {path: path.lstat().st_uid for path in skeleton.rglob("*")}
+        assert {path.relative_to(skeleton).parts[:2] for path, uid in owners.items() if uid} == {("home", "user")}
+        assert (skeleton / "home/user/.profile").stat().st_uid == 1000
+
+
+async def test_what_common_programs_expect_is_there(host: Host):
+    _, layers = host
+    (skeleton,) = layers["/"]
+    for name in ("alternatives", "ld.so.cache", "ssl/certs", "os-release", "services", "protocols", "localtime"):
+        if os.path.lexists(f"/etc/{name}"):
+            assert os.path.lexists(skeleton / "etc" / name), name
+    if Path("/var/lib/dpkg/status").exists():
+        assert (skeleton / "var/lib/dpkg/status").read_bytes() == Path("/var/lib/dpkg/status").read_bytes()
+
+
+async def test_the_host_image_is_resolved_again_in_less_than_a_millisecond_and_built_once(host: Host):
+    store, _ = host
+    first = await store.resolve("host")
+    durations = []
+    for _ in range(30):
+        start = time.perf_counter()
+        assert await store.resolve("host") == first
+        durations.append(time.perf_counter() - start)
+    assert min(durations) < 0.001
+    assert [image.digest for image in store.list()] == [first.digest]
+    assert (await store.pull("host")).digest == first.digest
+
+
+# --- machines that are made up ------------------------------------------------------------------------------------
+
+
+class Machine:
+    """The root directory of a machine, with what a test puts there."""
+
+    def __init__(self, directory: Path) -> None:
+        self.root = directory / "machine"
+        self.root.mkdir()
+        self.root.chmod(0o755)
+        self._directory = directory
+        self._count = 0
+        for name in ("etc", "usr", "usr/bin", "usr/local", "var", "var/lib"):
+            self.directory(name)
+
+    def directory(self, path: str, mode: int = 0o755) -> None:
+        (self.root / path).mkdir(parents=True, exist_ok=True)
+        (self.root / path).chmod(mode)
+
+    def file(self, path: str, content: str = "x", mode: int = 0o644) -> None:
+        for parent in reversed(Path(path).parents[:-1]):
+            if not (self.root / parent).exists():
+                self.directory(str(parent))
+        (self.root / path).write_text(content)
+        (self.root / path).chmod(mode)
+
+    def link(self, path: str, target: str) -> None:
+        (self.root / path).symlink_to(target)
+
+    def build(self) -> tuple[hostimage.Skeleton, Path]:
+        self._count += 1
+        built = self._directory / f"built-{self._count}"
+        built.mkdir()
+        skeleton = hostimage.build(built, rootless=os.geteuid() != 0, machine=self.root, check=lambda: None)
+        return skeleton, built
+
+    def is_current(self, skeleton: hostimage.Skeleton) -> bool:
+        return skeleton.is_current(rootless=os.geteuid() != 0, machine=self.root)
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+def test_only_what_everyone_may_read_is_copied(machine: Machine):
+    machine.file("etc/ssl/certs/public.pem")
+    machine.file("etc/ssl/certs/private.pem", mode=0o640)
+    machine.file("etc/ssl/certs/closed/inside.pem")
+    machine.directory("etc/ssl/certs/closed", 0o750)
+    machine.file("etc/ssl/private/key.pem")
+    machine.file("etc/fonts/fonts.conf")
+    machine.directory("etc/fonts", 0o700)
+    machine.file("etc/unknown.conf")
+    _, built = machine.build()
+    assert os.listdir(built / "root/etc/ssl/certs") == ["public.pem"]
+    assert os.listdir(built / "root/etc/ssl") == ["certs"]
+    assert not (built / "root/etc/fonts").exists()
+    assert not (built / "root/etc/unknown.conf").exists()
+
+
+def test_a_key_among_the_certificates_is_left_out(machine: Machine):
+    machine.file("etc/ssl/certs/mistake.pem", "-----BEGIN RSA PRIVATE KEY-----\n")
+    _, built = machine.build()
+    assert os.listdir(built / "root/etc/ssl/certs") == []
+
+
+def test_only_links_into_what_is_inside_are_reproduced(machine: Machine):
+    machine.file("secret", "secret")
+    machine.directory("etc/alternatives")
+    links = {
+        "good": "/usr/bin/vim",
+        "near": "good",
+        "up": "../../usr/bin/vim",
+        "out": "/secret",
+        "home": "/home/me/x",
+        "climb": "../../usr/../secret",
+    }
+    for name, target in links.items():
+        machine.link(f"etc/alternatives/{name}", target)
+    machine.link("etc/localtime", "/secret")
+    _, built = machine.build()
+    assert sorted(os.listdir(built / "root/etc/alternatives")) == ["good", "near", "up"]
+    assert not os.path.lexists(built / "root/etc/localtime")
+
+
+def test_pipes_devices_and_giants_are_left_out(machine: Machine):
+    machine.directory("etc/perl")
+    os.mkfifo(machine.root / "etc/perl/pipe", 0o644)
+    machine.file("etc/perl/giant")
+    os.truncate(machine.root / "etc/perl/giant", 100 * 1024 * 1024)
+    _, built = machine.build()
+    assert os.listdir(built / "root/etc/perl") == []
+
+
+def test_what_is_private_among_the_programs_is_hidden(machine: Machine):
+    machine.file("usr/bin/open", mode=0o755)
+    machine.file("usr/bin/closed", mode=0o750)
+    machine.file("usr/share/rules/secret")
+    machine.directory("usr/share/rules", 0o700)
+    machine.file("usr/local/etc/npmrc", "token")
+    skeleton, built = machine.build()
+    assert skeleton.masked == ("usr",)
+    hidden = {str(path.relative_to(built)) for path in (built / "usr").rglob("*") if not path.is_dir()}
+    assert hidden == {"usr/bin/closed", "usr/share/rules", "usr/local/etc"}
+    for path in hidden:
+        found = (built / path).lstat()
+        assert stat.S_ISCHR(found.st_mode)
+        assert found.st_rdev == 0
+
+
+def test_a_machine_with_nothing_private_among_its_programs_needs_no_mask(machine: Machine):
+    machine.directory("usr/local/etc")
+    skeleton, built = machine.build()
+    assert (skeleton.trees, skeleton.masked) == (("usr",), ())
+    assert os.listdir(built) == ["root"]
+
+
+def test_top_level_directories_are_used_in_place_and_links_reproduced(machine: Machine):
+    machine.directory("bin")
+    machine.link("lib", "usr/lib")
+    skeleton, built = machine.build()
+    assert skeleton.trees == ("usr", "bin")
+    assert (built / "root/bin").is_dir()
+    assert os.readlink(built / "root/lib") == "usr/lib"
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["ld.so.cache", "alternatives/vim", "ssl/certs/new.pem", "java-21-openjdk/security/java.policy", "timezone"],
+)
+def test_a_change_of_the_machine_is_noticed_and_what_stays_the_same_has_the_same_digest(machine: Machine, change: str):
+    machine.file("etc/ld.so.cache", "1")
+    machine.file("etc/alternatives/old")
+    machine.file("etc/ssl/certs/old.pem")
+    first, _ = machine.build()
+    assert machine.is_current(first)
+    assert machine.build()[0].digest == first.digest
+    machine.file("etc/new-and-not-public")
+    assert machine.is_current(first)
+    machine.file(f"etc/{change}", "changed")
+    assert not machine.is_current(first)
+    second, _ = machine.build()
+    assert second.digest != first.digest
+    assert machine.is_current(second)
+
+
+def test_a_build_can_be_ended_from_outside(machine: Machine, tmp_path: Path):
+    class Ended(Exception):
+        pass
+
+    def check() -> None:
+        raise Ended
+
+    (tmp_path / "ended").mkdir()
+    with pytest.raises(Ended):
+        hostimage.build(tmp_path / "ended", rootless=True, machine=machine.root, check=check)

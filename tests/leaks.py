@@ -1,0 +1,177 @@
+"""What must not outlive a test: the processes, mounts, cgroups, directories and descriptors of its sandboxes.
+
+Knows where each of these can be seen and which of them are ours, though other tests run beside it on the same machine:
+processes and mounts by the state directory or the sandbox's id in them, cgroups by the id. Every id that was ever used
+below a watched state directory is known, whichever process used it: the kernel tells (inotify). Refuses to know the
+API: it looks at the machine only.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import struct
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+
+BOUND_S = 10.0
+"""How long what ends by itself may take to be gone."""
+
+_CGROUPS = Path("/sys/fs/cgroup")
+_KEPT = ("sandboxes", "names", "ids", "transient", "run/crun", "run/runc", "run/runsc")
+_ELSEWHERE = ("/run", "/tmp", "/dev/shm")
+_IN_CREATE, _IN_MOVED_TO = 0x100, 0x80
+_EVENT = struct.Struct("iIII")
+_NUMBERED = re.compile(r"^(socket|pipe|anon_inode):\[?([a-z_]*).*")
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The machine at one moment, as far as it is ours."""
+
+    pids: frozenset[int]
+    """All that there were: a process of ours that is not among them is a new one."""
+    things: Counter[str]
+    """Everything else, each as a line for people to read."""
+
+
+class Ledger:
+    """The state directories of this test process, and what stands on the machine because of them."""
+
+    def __init__(self) -> None:
+        self._notes = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        if self._notes < 0:
+            raise OSError(ctypes.get_errno(), "inotify_init1")
+        self._state_dirs: list[str] = []
+        self._ids: set[str] = set()
+
+    def close(self) -> None:
+        os.close(self._notes)
+
+    def watch(self, state_dir: Path) -> None:
+        """Look after a state directory. Nothing may have been made in it yet."""
+        sandboxes = state_dir / "sandboxes"
+        sandboxes.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if libc.inotify_add_watch(self._notes, os.fsencode(sandboxes), _IN_CREATE | _IN_MOVED_TO) < 0:
+            raise OSError(ctypes.get_errno(), "inotify_add_watch", str(sandboxes))
+        self._state_dirs.append(str(state_dir))
+
+    def unwatch(self, state_dir: Path) -> None:
+        self._state_dirs.remove(str(state_dir))
+
+    def look(self) -> Snapshot:
+        """The machine now. Takes about a millisecond."""
+        ids = self._known_ids()
+        things = Counter(self._directories())
+        things.update(self._cgroups(ids))
+        things.update(self._mounts(ids))
+        things.update(_descriptors())
+        return Snapshot(frozenset(_pids()), things)
+
+    def difference(self, before: Snapshot) -> list[str]:
+        """What is there now and was not `before`, or the other way round, a line each. Nothing: all is as it was."""
+        now = self.look()
+        lines = [f"+ {thing}" for thing in (now.things - before.things).elements()]
+        lines += [f"- {thing}" for thing in (before.things - now.things).elements()]
+        lines += [f"+ {process}" for process in self._processes(now.pids - before.pids)]
+        return sorted(lines)
+
+    async def settled(self, before: Snapshot, *, bound_s: float = BOUND_S) -> list[str]:
+        """`difference`, once it is nothing or `bound_s` have passed."""
+        deadline = time.monotonic() + bound_s
+        pause_s = 0.001
+        while (lines := self.difference(before)) and time.monotonic() < deadline:
+            await anyio.sleep(pause_s)
+            pause_s = min(pause_s * 2, 0.05)
+        return lines
+
+    def all_of(self, state_dir: Path) -> list[str]:
+        """Everything that stands because of a state directory, a line each; images and empty directories aside."""
+        ids = self._known_ids()
+        mine = [line for line in self._directories() if str(state_dir) in line]
+        mine += [line for line in self._mounts(ids) if str(state_dir) in line]
+        mine += [line for line in self._processes(_pids()) if str(state_dir) in line]
+        return mine + list(self._cgroups(ids))
+
+    # ---- the parts ----
+
+    def _known_ids(self) -> set[str]:
+        with suppress(BlockingIOError):
+            while events := os.read(self._notes, 65536):
+                at = 0
+                while at < len(events):
+                    _, _, _, length = _EVENT.unpack_from(events, at)
+                    name = events[at + _EVENT.size : at + _EVENT.size + length].rstrip(b"\0")
+                    self._ids.add(os.fsdecode(name))
+                    at += _EVENT.size + length
+        return self._ids
+
+    def _directories(self) -> Iterator[str]:
+        for state_dir in self._state_dirs:
+            for kept in _KEPT:
+                with suppress(FileNotFoundError):
+                    for name in os.listdir(f"{state_dir}/{kept}"):
+                        yield f"directory entry {state_dir}/{kept}/{name}"
+        # Runtimes put sockets and locks of their own elsewhere.
+        for place in _ELSEWHERE:
+            for name in os.listdir(place):
+                if "atoll-" in name and any(id in name for id in self._ids):
+                    yield f"directory entry {place}/{name}"
+
+    def _cgroups(self, ids: set[str]) -> Iterator[str]:
+        for parent in (_CGROUPS / "atoll", *_CGROUPS.glob("*/atoll")):
+            with suppress(FileNotFoundError, NotADirectoryError):
+                for name in os.listdir(parent):
+                    if name in ids:
+                        yield f"cgroup {parent}/{name}"
+
+    def _mounts(self, ids: set[str]) -> Iterator[str]:
+        for line in Path("/proc/self/mountinfo").read_text().splitlines():
+            if "atoll" in line and self._is_ours(line, ids):
+                yield f"mount {line}"
+
+    def _processes(self, pids: frozenset[int] | set[int]) -> Iterator[str]:
+        """Those of `pids` that are ours: by their command line, their cgroup or as children."""
+        ids = self._known_ids()
+        for pid in sorted(pids):
+            with suppress(FileNotFoundError, ProcessLookupError, PermissionError):
+                command = (
+                    Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+                )
+                stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+                state, parent = stat.rpartition(") ")[2].split()[:2]
+                mine = (
+                    int(parent) == os.getpid()
+                    or self._is_ours(command, ids)
+                    or (state != "Z" and self._is_ours(Path(f"/proc/{pid}/cgroup").read_text(), ids))
+                    or (command.startswith("/run/atoll/guest") and self._is_ours(os.readlink(f"/proc/{pid}/fd/0"), ids))
+                )
+                if mine:
+                    yield f"process {pid} ({state}) {command[:300] or stat.split(')')[0]}"
+
+    def _is_ours(self, text: str, ids: set[str]) -> bool:
+        return any(state_dir in text for state_dir in self._state_dirs) or (
+            "atoll-" in text and any(id in text for id in ids)
+        )
+
+
+def _pids() -> set[int]:
+    return {int(name) for name in os.listdir("/proc") if name.isdigit()}
+
+
+def _descriptors() -> Iterator[str]:
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{name}")
+        except FileNotFoundError:  # the one that listed them
+            continue
+        yield "descriptor to " + _NUMBERED.sub(r"a \1 \2", target).strip()

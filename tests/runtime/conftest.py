@@ -1,0 +1,159 @@
+"""What tests of the host's side of the protocol share: a scripted peer, and the real guest without isolation.
+
+The peer plays the keeper's part on one end of a socket pair. The guest is the program itself, started on this machine:
+tests that use it work below a temporary directory.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+
+import anyio
+import pytest
+from anyio.abc import ByteStream, TaskGroup, UNIXSocketStream
+from tests.runtime.peer import Peer
+
+from atoll.contract.model import Limits, SandboxInfo, Usage
+from atoll.runtime.sandbox import Sandbox
+
+GUEST_SOURCES = Path(__file__).parents[2] / "src" / "atoll" / "guest"
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+class Host:
+    """Makes sandboxes over connections that a test provides, and says what was asked of their owner."""
+
+    def __init__(self, tasks: TaskGroup) -> None:
+        self.tasks = tasks
+        self.destroyed = 0
+        self.oom_kills: int | None = 0
+
+    def sandbox(
+        self, connect: Callable[[], Awaitable[ByteStream]], *, user: str = "root", env: dict[str, str] | None = None
+    ) -> Sandbox:
+        info = SandboxInfo(
+            id="id",
+            name="one",
+            status="running",
+            image="host",
+            runtime="crun",
+            limits=Limits(),
+            user=user,
+            created_at=datetime.now(UTC),
+        )
+
+        async def usage() -> Usage:
+            return Usage(memory_bytes=1, memory_peak_bytes=2, cpu_s=3, pids=4, disk_bytes=5, oom_kills=6)
+
+        async def destroy() -> None:
+            self.destroyed += 1
+
+        return Sandbox(
+            info,
+            connect,
+            self.tasks,
+            env=env or {},
+            oom_kills=lambda: self.oom_kills,
+            usage=usage,
+            destroy=destroy,
+        )
+
+
+@pytest.fixture
+async def host() -> AsyncIterator[Host]:
+    async with anyio.create_task_group() as tasks:
+        yield Host(tasks)
+        tasks.cancel_scope.cancel()
+
+
+class Wire:
+    """Socket pairs: `connect` gives the sandbox one end of each, `peer` the other to the test."""
+
+    def __init__(self, stack: AsyncExitStack) -> None:
+        self._stack = stack
+        self._send, self._receive = anyio.create_memory_object_stream[Peer](8)
+        stack.callback(self._send.close)
+        stack.callback(self._receive.close)
+        self.connections = 0
+        self.greets = True
+
+    async def connect(self) -> ByteStream:
+        self.connections += 1
+        ours, theirs = socket.socketpair()
+        peer = Peer(await UNIXSocketStream.from_socket(theirs))
+        self._stack.push_async_callback(peer.aclose)
+        if self.greets:
+            await peer.hello()
+        self._send.send_nowait(peer)
+        return await UNIXSocketStream.from_socket(ours)
+
+    async def peer(self) -> Peer:
+        with anyio.fail_after(10):
+            return await self._receive.receive()
+
+
+@pytest.fixture
+async def wire() -> AsyncIterator[Wire]:
+    async with AsyncExitStack() as stack:
+        yield Wire(stack)
+
+
+@pytest.fixture
+def scripted(host: Host, wire: Wire) -> Sandbox:
+    """A sandbox whose guest is played by `wire.peer()`."""
+    return host.sandbox(wire.connect)
+
+
+# ------------------------------------------------------------------------------------------------------ the real guest
+
+
+@pytest.fixture(scope="session")
+def guest_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The guest: `ATOLL_GUEST`, or built from its sources."""
+    if given := os.environ.get("ATOLL_GUEST"):
+        return Path(given)
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.fail("the guest cannot be built: there is no C compiler; set ATOLL_GUEST to a program", pytrace=False)
+    program = tmp_path_factory.mktemp("guest") / "atoll-guest"
+    sources = sorted(map(str, GUEST_SOURCES.glob("*.c")))
+    subprocess.run([compiler, "-O2", "-static", "-std=gnu11", "-o", str(program), *sources], check=True, timeout=300)
+    return program
+
+
+@pytest.fixture
+async def guest_stream(guest_program: Path, tmp_path: Path) -> AsyncIterator[Callable[[], Awaitable[ByteStream]]]:
+    """Connects to a guest of its own each time, that ends with the test."""
+    guests: list[subprocess.Popen[bytes]] = []
+
+    async def connect() -> ByteStream:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            guests.append(subprocess.Popen([guest_program], stdin=theirs, stdout=theirs, cwd=tmp_path))
+        return await UNIXSocketStream.from_socket(ours)
+
+    yield connect
+    for guest in guests:
+        guest.terminate()
+        try:
+            guest.wait(10)
+        except subprocess.TimeoutExpired:
+            guest.kill()
+            guest.wait(10)
+
+
+@pytest.fixture
+def sandbox(host: Host, guest_stream: Callable[[], Awaitable[ByteStream]]) -> Sandbox:
+    """A sandbox that is no sandbox: the real guest on this machine, as root."""
+    return host.sandbox(guest_stream)

@@ -1,0 +1,39 @@
+"""How tests wait: for a condition, with a bound. Never for a time."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar, overload
+
+import anyio
+
+BOUND_S = 20.0
+"""Far above what anything takes, so that only what never comes runs into it."""
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.05
+
+T = TypeVar("T")
+
+
+@overload
+async def eventually(condition: Callable[[], Awaitable[T]], what: str, *, bound_s: float = ...) -> T: ...
+@overload
+async def eventually(condition: Callable[[], T], what: str, *, bound_s: float = ...) -> T: ...
+async def eventually(condition: Callable[[], Any], what: str, *, bound_s: float = BOUND_S) -> Any:
+    """Return what `condition` returns as soon as that is true.
+
+    Raises:
+        AssertionError: it was never true within `bound_s`.
+    """
+    deadline = time.monotonic() + bound_s
+    pause_s = _FIRST_PAUSE_S
+    while True:
+        answer = condition()
+        value = await answer if inspect.isawaitable(answer) else answer
+        if value:
+            return value
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {bound_s:g} s: {what}; the last answer was {value!r}")
+        await anyio.sleep(pause_s)
+        pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
