@@ -74,7 +74,7 @@ lint:
 	@said=$$($(BIN)/lint-imports) || { echo "$$said" >&2; exit 1; }
 	@! command -v shellcheck >/dev/null || shellcheck scripts/bootstrap scripts/fuzz scripts/lock .ci/run
 
-programs: $(NATIVE)/guest $(NATIVE)/keeper
+programs: $(NATIVE)/guest $(NATIVE)/keeper $(NATIVE)/statx.so
 	@:
 
 $(NATIVE)/guest: build_guest.py $(GUEST_HEADERS) $(wildcard src/atoll/guest/*.c)
@@ -82,3 +82,6 @@ $(NATIVE)/guest: build_guest.py $(GUEST_HEADERS) $(wildcard src/atoll/guest/*.c)
 
 $(NATIVE)/keeper: build_guest.py $(GUEST_HEADERS) $(wildcard src/atoll/drivers/keeper/*.[ch])
 	@$(BIN)/python build_guest.py $(WERROR) keeper
+
+$(NATIVE)/statx.so: build_guest.py $(wildcard src/atoll/drivers/statx/*.c)
+	@$(BIN)/python build_guest.py $(WERROR) statx.so

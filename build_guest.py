@@ -1,7 +1,7 @@
-"""Compiles the C programs: the guest and the keeper, one static binary each, into `src/atoll/_bin/`.
+"""Compiles the C programs into `src/atoll/_bin/`: guest and keeper, static, and statx.so, which needs no library.
 
 As a build hook of hatchling it puts them into the wheel and beside an editable install. As a program
-(`python build_guest.py [--werror] [guest] [keeper]`) it is what `make build` runs; make decides when.
+(`python build_guest.py [--werror] [NAME]…`) it is what `make build` runs; make decides when.
 The compiler is `$CC`, else `cc`; `$CFLAGS` and `$LDFLAGS` come after ours. `ATOLL_BUILD_GUEST=0` makes the hook
 of an editable install leave them alone.
 """
@@ -20,7 +20,11 @@ from typing import TYPE_CHECKING, Any
 
 ROOT = Path(__file__).resolve().parent
 PACKAGE = ROOT / "src" / "atoll"
-SOURCES = {"guest": PACKAGE / "guest", "keeper": PACKAGE / "drivers" / "keeper"}
+SOURCES = {
+    "guest": PACKAGE / "guest",
+    "keeper": PACKAGE / "drivers" / "keeper",
+    "statx.so": PACKAGE / "drivers" / "statx",
+}
 INCLUDE = PACKAGE / "guest"
 BIN = PACKAGE / "_bin"
 
@@ -36,7 +40,8 @@ CFLAGS = [
     "-ffunction-sections",
     "-fdata-sections",
 ]
-LDFLAGS = ["-static", "-s", "-Wl,--gc-sections"]
+STATIC = ["-static", "-s", "-Wl,--gc-sections"]
+SHARED = ["-shared", "-fPIC", "-nostdlib", "-s"]
 
 
 def compile_program(name: str, *, werror: bool = False) -> Path:
@@ -60,7 +65,7 @@ def compile_program(name: str, *, werror: bool = False) -> Path:
             "-o",
             str(output),
             *map(str, sources),
-            *LDFLAGS,
+            *(SHARED if name.endswith(".so") else STATIC),
             *shlex.split(os.environ.get("LDFLAGS", "")),
         ]
         try:
@@ -84,9 +89,9 @@ def is_stale(name: str) -> bool:
 
 
 def main() -> None:
-    """Compile what the command line names, or both programs."""
+    """Compile what the command line names, or all programs."""
     parser = argparse.ArgumentParser(description="Compile Atoll's C programs into src/atoll/_bin/.")
-    parser.add_argument("programs", nargs="*", choices=[*SOURCES], default=[*SOURCES], metavar="guest|keeper")
+    parser.add_argument("programs", nargs="*", choices=[*SOURCES], default=[*SOURCES], metavar="NAME")
     parser.add_argument("--werror", action="store_true", help="a warning is an error")
     arguments = parser.parse_args()
     for name in arguments.programs:

@@ -21,6 +21,7 @@ from bench.machine import describe
 from bench.render import markdown, show_machine, show_section, show_targets
 from bench.results import Report, Section
 
+WIDTH = 140
 RESULTS = Path(__file__).parent / "RESULTS.md"
 SUBJECTS: dict[str, Callable[[Lab], Awaitable[Section]]] = {
     "create": creation.measure,
@@ -36,6 +37,8 @@ SUBJECTS: dict[str, Callable[[Lab], Awaitable[Section]]] = {
 def main() -> int:
     options = _parser().parse_args()
     console = Console(file=sys.stderr if options.json == "-" else sys.stdout)
+    if not console.is_terminal:
+        console = Console(file=console.file, width=WIDTH)
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # sandboxes are destroyed either way
     try:
         report = anyio.run(_run, options, console)

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from bench.machine import is_hybrid
 
-HOST = "host: subprocess.run(/bin/true)"
+HOST = "host, subprocess.run"
 _DOCKER_IMAGE = "atoll-bench-true:latest"
 _KEEPER = Path(__file__).resolve().parent.parent / "src" / "atoll" / "_bin" / "keeper"
 _OCI_CONFIG = {
@@ -69,9 +69,9 @@ class Baselines:
         _make_root(self._bundle / "rootfs")
         (self._bundle / "config.json").write_text(json.dumps(_OCI_CONFIG))
         self.all = [Baseline(HOST, lambda: ["/bin/true"])]
-        self._add("bwrap", "bwrap --unshare-all, once", self._bwrap)
-        self._add("crun", "crun run, once", self._crun)
-        self._add("runc", "runc run, once", self._runc)
+        self._add("bwrap", "bwrap --unshare-all", self._bwrap)
+        self._add("crun", "crun run", self._crun)
+        self._add("runc", "runc run", self._runc)
         self._add_docker()
 
     def __enter__(self) -> Baselines:

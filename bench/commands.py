@@ -17,9 +17,10 @@ from bench.results import Row, Section, Spread, Table, Target, Value, ratio, tim
 from bench.sampling import Contender, in_turns, program, throughput, timed
 
 HOW = """\
-`sandbox.exec(["true"])` in a sandbox that runs, from Python to Python, in turns with `subprocess.run(["/bin/true"])` on
-the host. The throughput is that of one Python process that keeps so many commands of one sandbox under way for some
-seconds; on the host it is `anyio.run_process`, which is how the same program would be written without sandboxes."""
+`sandbox.exec(["true"])` in a sandbox that runs, from Python to Python, in turns with `subprocess.run(["/bin/true"])`
+on the host; `exec("true")` is a shell line and starts a shell. The throughput is that of one Python process that
+keeps so many commands of one sandbox under way for some seconds; on the host it is `anyio.run_process`, which is how
+the same program would be written without sandboxes."""
 
 AT_ONCE = (1, 8, 32)
 
@@ -30,11 +31,9 @@ async def measure(lab: Lab) -> Section:
         contenders = [Contender(HOST, program(["/bin/true"]))]
         for runtime, box in boxes.items():
             every = 3 if runtime == "runsc" else 1
-            contenders.append(
-                Contender(f'Atoll, {runtime}: exec(["true"])', partial(_exec, box, ["true"]), every=every)
-            )
+            contenders.append(Contender(f"Atoll, {runtime}", partial(_exec, box, ["true"]), every=every))
         contenders.append(
-            Contender(f'Atoll, {lab.fastest}: exec("true"), a shell line', partial(_exec, boxes[lab.fastest], "true"))
+            Contender(f"Atoll, {lab.fastest}, as a shell line", partial(_exec, boxes[lab.fastest], "true"))
         )
         rounds = lab.amount(1000, 100)
         with lab.progress("exec true, in turns", rounds) as advance:
@@ -61,7 +60,7 @@ async def _throughput(lab: Lab, boxes: Mapping[RuntimeName, atoll.Sandbox]) -> T
     async def on_host() -> None:
         await anyio.run_process(["/bin/true"], stdin=subprocess.DEVNULL)
 
-    operations = {"host: anyio.run_process(/bin/true)": on_host}
+    operations = {"host, anyio.run_process": on_host}
     for runtime, box in boxes.items():
         operations[f"Atoll, {runtime}"] = partial(_exec, box, ["true"])  # type: ignore[assignment]
     found: dict[str, list[float]] = {label: [] for label in operations}

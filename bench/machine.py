@@ -54,5 +54,7 @@ def _version(program: str) -> str:
 
 
 def _filesystem(path: Path) -> str:
-    done = subprocess.run(["stat", "-f", "-c", "%T", str(path)], capture_output=True, text=True, check=False)
-    return done.stdout.strip() or "unknown"
+    done = subprocess.run(
+        ["findmnt", "-n", "-o", "FSTYPE", "-T", str(path)], capture_output=True, text=True, check=False
+    )
+    return done.stdout.strip() or "an unknown file system"

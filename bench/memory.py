@@ -18,9 +18,10 @@ from bench.sampling import at_most
 HOW = """\
 So many sandboxes are made, each runs `true` once, and then nothing happens until their sizes stop changing. The
 proportional set size (`/proc/PID/smaps_rollup`) of a sandbox is that of its keeper and of everything below it: the
-guest and, with gVisor, its kernel and file server. Pages that sandboxes share are divided among them. *Of the machine*
-is by how much MemAvailable fell, kernel memory and page cache and this program's own connections included, divided by
-the number; anything else that the machine does shows in it."""
+guest (with runsc: gVisor's kernel, in which it runs) and what the runtime keeps beside it. Pages that sandboxes share
+are divided among them. *Of the machine* is by how much MemAvailable fell, kernel memory and page cache and this
+program's own connections included, divided by the number; anything else that the machine does shows in it, and it is
+left out where the machine had more than before."""
 
 SETTLE_S = 20.0
 COUNTS = {"crun": (1, 50), "runc": (1, 50), "runsc": (1, 10)}
@@ -68,7 +69,7 @@ async def _alive(lab: Lab, runtime: RuntimeName, count: int) -> tuple[Row, Footp
                     for _ in range(count):
                         await start(one)
             footprint = await settled(lab, made)
-            used = max(0, before - memory_kb("MemAvailable")) * 1024
+            used = (before - memory_kb("MemAvailable")) * 1024
         finally:
             await lab.destroy(made)
     return row_of(f"Atoll, {runtime}", footprint, count, used), footprint
@@ -90,5 +91,8 @@ async def settled(lab: Lab, sandboxes: list[atoll.Sandbox]) -> Footprint:
 
 
 def row_of(label: str, footprint: Footprint, count: int, used: int) -> Row:
-    parts = (footprint.keepers, footprint.guests, footprint.others, footprint.total, used)
-    return Row(label=label, cells=(Value(number=count), *(Value(number=part / count, unit="B") for part in parts)))
+    parts = (footprint.keepers, footprint.guests, footprint.others, footprint.total)
+    each = [Value(number=part / count, unit="B") for part in parts]
+    return Row(
+        label=label, cells=(Value(number=count), *each, Value(number=used / count, unit="B") if used > 0 else None)
+    )

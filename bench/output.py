@@ -26,7 +26,9 @@ async def measure(lab: Lab) -> Section:
         contenders = [Contender(HOST, partial(_host, size))]
         for runtime in lab.runtimes:
             box = await stack.enter_async_context(lab.sandbox(runtime))
-            contenders.append(Contender(f"Atoll, {runtime}", partial(_box, box, size)))
+            contenders.append(
+                Contender(f"Atoll, {runtime}", partial(_box, box, size), every=2 if runtime == "runsc" else 1)
+            )
         rounds = lab.amount(5, 2)
         with lab.progress(f"{size // 1_000_000} MB of output, in turns", rounds) as advance:
             samples = await in_turns(contenders, rounds, advance)

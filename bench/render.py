@@ -28,6 +28,8 @@ def text(cell: Cell) -> str:
     if isinstance(cell, str):
         return cell
     number, unit = cell.number, cell.unit
+    if number == 0:
+        return "0"
     if unit in _SCALES:
         scales = _SCALES[unit]
         factor, name = next((scale for scale in scales if abs(number) >= scale[0]), scales[-1])

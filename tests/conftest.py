@@ -78,6 +78,7 @@ def make_state_dir(ledger: Ledger) -> Iterator[Callable[[], Path]]:
     yield make
     left = [line for path in made for line in ledger.all_of(path)]
     for path in made:
+        ledger.end_processes_of(path)
         ledger.unwatch(path)
         shutil.rmtree(path, ignore_errors=bool(left))
     if left:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import signal
 import struct
 import time
 from collections import Counter
@@ -101,6 +102,13 @@ class Ledger:
         mine += [line for line in self._mounts(ids) if str(state_dir) in line]
         mine += [line for line in self._processes(_pids()) if str(state_dir) in line]
         return mine + list(self._cgroups(ids))
+
+    def end_processes_of(self, state_dir: Path) -> None:
+        """Kill what still runs because of a state directory, so that a test that failed does not burden the machine."""
+        for line in self._processes(_pids()):
+            if str(state_dir) in line:
+                with suppress(ProcessLookupError):
+                    os.kill(int(line.split()[1]), signal.SIGKILL)
 
     # ---- the parts ----
 

@@ -435,6 +435,27 @@ static void join_abstract(const char *name)
     tell("connect", connect(fd, (struct sockaddr *)&at, (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + size)));
 }
 
+/* Whatever another user of the machine might do with a path. */
+static void stranger(char **paths)
+{
+    for (; *paths; paths++) {
+        int reading = open(*paths, O_RDONLY | O_NONBLOCK), writing = open(*paths, O_WRONLY | O_NONBLOCK);
+        struct stat status;
+        struct sockaddr_un at = {.sun_family = AF_UNIX};
+        strncpy(at.sun_path, *paths, sizeof at.sun_path - 1);
+        int fd = socket(AF_UNIX, SOCK_STREAM, 0);
+        if (reading >= 0)
+            printf("read %s\n", *paths);
+        if (writing >= 0)
+            printf("write %s\n", *paths);
+        if (connect(fd, (struct sockaddr *)&at, sizeof at) == 0)
+            printf("connect %s\n", *paths);
+        if (access(*paths, X_OK) == 0 && stat(*paths, &status) == 0 && S_ISREG(status.st_mode))
+            printf("execute %s\n", *paths);
+    }
+    printf("end\n");
+}
+
 static void schedule(void)
 {
     struct sched_param param = {.sched_priority = 1};
@@ -498,6 +519,8 @@ int main(int argc, char **argv)
         hold_abstract(first);
     else if (!strcmp(what, "join-abstract"))
         join_abstract(first);
+    else if (!strcmp(what, "stranger"))
+        stranger(argv + 2);
     else if (!strcmp(what, "schedule"))
         schedule();
     else if (!strcmp(what, "litter"))

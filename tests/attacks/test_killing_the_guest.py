@@ -26,7 +26,9 @@ async def test_killing_all_that_may_be_killed_ends_no_sandbox(victim: Sandbox, u
     """`kill -9 -1` by root takes the sitters too: what they watched over is told to be lost, never made up."""
     for _ in range(3):
         with contextlib.suppress(AtollError):
-            result = await victim.exec(["/bin/sh", "-c", "kill -9 -1; kill -STOP -1; echo survived"], user=user, timeout_s=5)
+            result = await victim.exec(
+                ["/bin/sh", "-c", "kill -9 -1; kill -STOP -1; echo survived"], user=user, timeout_s=5
+            )
             assert not result.ok or result.stdout == "survived\n"
         assert (await shell(victim, "echo on")).stdout == "on\n"
 

@@ -58,6 +58,33 @@ class Started:
     def send_signal(self, number: int) -> None:
         self.process.send_signal(number)
 
+    def type(self, text: bytes) -> None:
+        """Write to its input."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(text)
+        self.process.stdin.flush()
+
+    def end_input(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+
+    def errors(self) -> bytes:
+        """Return all that it wrote to standard error, once it has ended."""
+        assert self.process.stderr is not None
+        return self.process.stderr.read()
+
+    def stop_reading(self) -> None:
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
+            if stream is not None:
+                stream.close()
+
 
 class Terminal:
     """A command line on a terminal of its own, with the test at the keyboard."""
@@ -66,6 +93,7 @@ class Terminal:
         self.master, self.slave = pty.openpty()
         self.resize(rows, cols)
         self.mode = termios.tcgetattr(self.slave)
+        self._closed = False
         self.seen = b""
         self.process = subprocess.Popen(
             arguments,
@@ -110,6 +138,9 @@ class Terminal:
                 break
         return True
 
+    def set_mode(self, mode: list[Any]) -> None:
+        termios.tcsetattr(self.slave, termios.TCSANOW, mode)
+
     def is_raw(self) -> bool:
         return not termios.tcgetattr(self.slave)[3] & termios.ICANON
 
@@ -120,8 +151,10 @@ class Terminal:
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
-        os.close(self.master)
-        os.close(self.slave)
+        if not self._closed:
+            self._closed = True
+            os.close(self.master)
+            os.close(self.slave)
 
 
 def _take_terminal() -> None:
@@ -164,12 +197,17 @@ class Atoll:
 
     def start(self, *arguments: str, **options: Any) -> Started:
         options = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
-        started = Started(subprocess.Popen([*PROGRAM, *arguments], env=self.env, **options))
+        popen: Any = subprocess.Popen  # Its overloads cannot see that no option makes text of bytes.
+        started = Started(popen([*PROGRAM, *arguments], env=self.env, **options))
         self._open.append(started)
         return started
 
     def terminal(self, *arguments: str, rows: int = 24, cols: int = 80) -> Terminal:
-        terminal = Terminal([*PROGRAM, *arguments], {**self.env, "TERM": "xterm"}, rows, cols)
+        return self.on_terminal(*PROGRAM, *arguments, rows=rows, cols=cols)
+
+    def on_terminal(self, *arguments: str, rows: int = 24, cols: int = 80) -> Terminal:
+        """Start any program on a terminal."""
+        terminal = Terminal(list(arguments), {**self.env, "TERM": "xterm"}, rows, cols)
         self._open.append(terminal)
         return terminal
 
@@ -198,11 +236,6 @@ class Atoll:
 
     def close(self) -> None:
         for each in self._open:
-            if isinstance(each, Terminal):
-                each.close()
-                continue
-            if each.process.poll() is None:
-                each.process.kill()
-            each.process.communicate()
+            each.close()
         if self._names:
             self("rm", "--force", *self._names)

@@ -92,5 +92,4 @@ def test_a_destroyed_sandbox_is_an_error_and_never_an_exit_status(atoll: Atoll, 
     started.read_until(b"ready\n")
     atoll("rm", box)
     assert started.wait() == 125
-    assert started.process.stderr is not None
-    assert started.process.stderr.read().startswith(b"error: ")
+    assert started.errors().startswith(b"error: ")

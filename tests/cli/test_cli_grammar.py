@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+
 from tests.cli.driving import PROGRAM, Atoll
 
 COMMANDS = "run create exec shell ls ps stat rm cp logs doctor version images".split()

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
 import random
+import select
 import signal
+import socket
+import struct
 import subprocess
+import termios
 from pathlib import Path
 
 import pytest
+
 from tests.cli.driving import PROGRAM, Atoll, wait_until
 
 
@@ -81,8 +87,6 @@ def test_no_input_is_an_end_of_file(atoll: Atoll) -> None:
 def test_it_ends_with_the_command_though_its_input_stays_open(atoll: Atoll) -> None:
     started = atoll.start("run", "--", "echo", "done", stdin=subprocess.PIPE)
     assert started.wait() == 0
-    assert started.process.stdin is not None
-    started.process.stdin.close()
 
 
 def test_it_ends_when_the_command_reads_only_some_of_an_endless_input(atoll: Atoll) -> None:
@@ -93,21 +97,17 @@ def test_it_ends_when_the_command_reads_only_some_of_an_endless_input(atoll: Ato
 
 def test_input_is_passed_on_as_it_comes(atoll: Atoll) -> None:
     started = atoll.start("run", "--", "cat", stdin=subprocess.PIPE)
-    assert started.process.stdin is not None
     for word in (b"one\n", b"two\n"):
-        started.process.stdin.write(word)
-        started.process.stdin.flush()
+        started.type(word)
         started.read_until(word)
-    started.process.stdin.close()
+    started.end_input()
     assert started.wait() == 0
 
 
 def test_output_comes_as_it_is_written(atoll: Atoll) -> None:
     started = atoll.start("run", "-c", "echo first; read line; echo $line", stdin=subprocess.PIPE)
     started.read_until(b"first\n")
-    assert started.process.stdin is not None
-    started.process.stdin.write(b"second\n")
-    started.process.stdin.close()
+    started.type(b"second\n")
     started.read_until(b"second\n")
     assert started.wait() == 0
 
@@ -130,12 +130,9 @@ def test_a_reader_that_leaves_ends_the_command_quietly(atoll: Atoll) -> None:
     box = atoll.box()
     started = atoll.start("exec", box, "--", "yes")
     started.read_until(b"y\n")
-    assert started.process.stdout is not None
-    started.process.stdout.close()
+    started.stop_reading()
     assert started.wait() == 128 + signal.SIGPIPE
-    assert started.process.stderr is not None
-    assert started.process.stderr.read() == b""
-    started.process.stdout = None
+    assert started.errors() == b""
     wait_until(lambda: not atoll.runs(box, "yes"), "yes is gone")
 
 
@@ -182,10 +179,31 @@ def test_a_signal_reaches_it_though_nobody_reads_its_output(atoll: Atoll) -> Non
     name = atoll.new_name()
     started = atoll.start("run", "--name", name, "--", "yes")
     started.read_until(b"y\n")
-    wait_until(lambda: name in atoll.names(), "the sandbox is there")
+    assert started.process.stdout is not None
+    pipe = started.process.stdout.fileno()
+    wait_until(lambda: unread_bytes(pipe) >= 65536, "the pipe is full")
     started.send_signal(signal.SIGTERM)
     assert started.wait() == 143
     assert name not in atoll.names()
+
+
+def test_a_signal_reaches_it_though_nobody_reads_the_socket_it_writes_to(atoll: Atoll, box: str) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        started = atoll.start("exec", box, "--", "yes", stdout=theirs)
+        assert ours.recv(2) == b"y\n"
+        wait_until(lambda: is_full(theirs), "the socket is full")
+        started.send_signal(signal.SIGTERM)
+        assert started.wait() == 143
+
+
+def unread_bytes(fd: int) -> int:
+    (count,) = struct.unpack("i", fcntl.ioctl(fd, termios.FIONREAD, b"\0" * 4))
+    return int(count)
+
+
+def is_full(end: socket.socket) -> bool:
+    return not select.select([], [end], [], 0)[1]
 
 
 def test_a_signal_that_was_ignored_before_stays_ignored(atoll: Atoll) -> None:
@@ -194,9 +212,7 @@ def test_a_signal_that_was_ignored_before_stays_ignored(atoll: Atoll) -> None:
     )
     started.read_until(b"ready\n")
     started.send_signal(signal.SIGHUP)
-    assert started.process.stdin is not None
-    started.process.stdin.write(b"\n")
-    started.process.stdin.close()
+    started.type(b"\n")
     assert started.wait() == 7
 
 

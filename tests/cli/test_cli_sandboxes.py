@@ -9,6 +9,7 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
+
 from tests.cli.driving import PROGRAM, Atoll
 
 
@@ -67,7 +68,7 @@ def test_a_name_of_a_process_cannot_steer_the_terminal(atoll: Atoll, box: str) -
     atoll("exec", box, "--detach", "-c", "exec -a $'\\e[2Jevil\\nrow' sleep 1000")
     text = atoll.text("ps", box)
     assert "\x1b" not in text
-    assert "\\x1b[2Jevil\\nrow" in text
+    assert "[2Jevil\\nrow" in text
 
 
 def test_stat_shows_what_is_used_and_the_limits(atoll: Atoll) -> None:

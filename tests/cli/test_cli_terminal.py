@@ -6,7 +6,8 @@ import signal
 import subprocess
 
 import pytest
-from tests.cli.driving import Atoll, wait_until
+
+from tests.cli.driving import PROGRAM, Atoll, wait_until
 
 CTRL_C, CTRL_D = b"\x03", b"\x04"
 
@@ -37,7 +38,8 @@ def test_the_size_is_passed_on_and_follows(atoll: Atoll, box: str) -> None:
     terminal = atoll.terminal("shell", box, rows=31, cols=97)
     terminal.type(b"stty size\r")
     terminal.read_until(b"31 97\r\n")
-    terminal.type(b"trap 'stty size; exit' WINCH; echo r''eady; while :; do sleep 0.1; done\r")
+    # Without job control the shell is in the terminal's foreground, where the kernel sends the news.
+    terminal.type(b"exec sh -c \"trap 'stty size; exit' WINCH; echo r''eady; while :; do sleep 0.1; done\"\r")
     terminal.read_until(b"ready\r\n")
     terminal.resize(40, 120)
     terminal.read_until(b"40 120\r\n")
@@ -115,3 +117,34 @@ def test_tables_fit_a_terminal_of_80_columns(atoll: Atoll, box: str) -> None:
     lines = terminal.seen.decode().replace("\x1b[1m", "").replace("\x1b[0m", "").splitlines()
     assert max(map(len, lines)) <= 80
     assert any(line.endswith("…") for line in lines)
+
+
+def test_a_job_in_the_background_leaves_the_terminal_to_others(atoll: Atoll, box: str) -> None:
+    script = 'set -m; "$@" & read line; echo "read $line"; wait'
+    command = [*PROGRAM, "exec", box, "--", "sh", "-c", "cat; echo cat ended"]
+    terminal = atoll.on_terminal("sh", "-c", script, "sh", *command)
+    terminal.read_until(b"cat ended\r\n")
+    terminal.type(b"word\r")
+    terminal.read_until(b"read word\r\n")
+    assert terminal.wait() == 0
+
+
+def test_after_a_stop_the_keys_reach_the_command_again(atoll: Atoll, box: str) -> None:
+    terminal = atoll.terminal("shell", box)
+    terminal.type(b"echo r''eady\r")
+    terminal.read_until(b"ready\r\n")
+    terminal.process.send_signal(signal.SIGSTOP)
+    terminal.set_mode(terminal.mode)
+    terminal.process.send_signal(signal.SIGCONT)
+    wait_until(terminal.is_raw, "the terminal is raw again")
+    terminal.type(b"exit\r")
+    assert terminal.wait() == 0
+    assert terminal.is_restored()
+
+
+def test_a_sandbox_outlives_the_terminal_it_was_made_on(atoll: Atoll) -> None:
+    name = atoll.new_name()
+    terminal = atoll.terminal("create", name)
+    assert terminal.wait() == 0
+    terminal.close()
+    atoll("exec", name, "--", "true")

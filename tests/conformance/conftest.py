@@ -47,4 +47,4 @@ async def here(shared: Sandbox, request: pytest.FixtureRequest) -> AsyncIterator
     name = f"test-{abs(hash(request.node.name))}"
     await shared.files.mkdir(name)
     yield name
-    await shared.files.remove(name, recursive=True, user="root")
+    await shared.files.remove(f"/home/user/{name}", recursive=True, user="root")

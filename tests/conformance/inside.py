@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 import anyio.abc
+
 from tests.waiting import eventually
 
 if TYPE_CHECKING:

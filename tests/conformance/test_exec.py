@@ -11,7 +11,6 @@ from pathlib import Path
 
 import anyio
 import pytest
-from tests.conformance.inside import Peak, keeper_pid, running, until_gone, until_running
 
 from atoll import (
     Cut,
@@ -25,6 +24,7 @@ from atoll import (
     SandboxDied,
 )
 from atoll.contract.model import RuntimeName
+from tests.conformance.inside import Peak, keeper_pid, running, until_gone, until_running
 
 MIB = 1024 * 1024
 

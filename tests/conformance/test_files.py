@@ -10,8 +10,6 @@ from pathlib import Path
 
 import anyio
 import pytest
-from tests.conformance.inside import Peak, keeper_pid, output_of
-from tests.waiting import eventually
 
 from atoll import (
     DiskFull,
@@ -25,6 +23,8 @@ from atoll import (
     Sandbox,
 )
 from atoll.contract.model import RuntimeName
+from tests.conformance.inside import Peak, keeper_pid, output_of
+from tests.waiting import eventually
 
 MIB = 1024 * 1024
 ODD_NAMES = [

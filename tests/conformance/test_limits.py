@@ -7,12 +7,12 @@ from pathlib import Path
 import anyio
 import pytest
 from pydantic import ValidationError
-from tests.conformance.inside import running
-from tests.conftest import LeakCheck
-from tests.waiting import eventually
 
 from atoll import Capabilities, Limits, Runtime, Sandbox, SandboxDied, Unenforceable
 from atoll.contract.model import RuntimeName
+from tests.conformance.inside import running
+from tests.conftest import LeakCheck
+from tests.waiting import eventually
 
 MIB = 1024 * 1024
 CGROUPS = Path("/sys/fs/cgroup")
@@ -118,20 +118,20 @@ async def test_running_out_of_memory_ends_the_command_and_not_the_sandbox(
 async def test_running_out_of_memory_in_one_sandbox_is_not_felt_in_another(
     runtime: Runtime, shared: Sandbox, capabilities: Capabilities, as_root: None
 ) -> None:
-    async with await runtime.create(limits=Limits(memory_bytes=64 * MIB)) as small:
-        async with await shared.spawn("exec sleep 31536901", keep=False):
-            async with anyio.create_task_group() as group:
+    limits = Limits(memory_bytes=64 * MIB)
+    async with await runtime.create(limits=limits) as small, await shared.spawn("exec sleep 31536901", keep=False):
+        async with anyio.create_task_group() as group:
 
-                async def eat() -> None:
-                    try:
-                        assert (await small.exec(EAT)).exit_code != 0
-                    except SandboxDied:
-                        assert not capabilities.process_oom
+            async def eat() -> None:
+                try:
+                    assert (await small.exec(EAT)).exit_code != 0
+                except SandboxDied:
+                    assert not capabilities.process_oom
 
-                group.start_soon(eat)
-                for _ in range(10):
-                    assert (await shared.exec("echo fine")).stdout == "fine\n"
-            assert await running(shared, "sleep 31536901")
+            group.start_soon(eat)
+            for _ in range(10):
+                assert (await shared.exec("echo fine")).stdout == "fine\n"
+        assert await running(shared, "sleep 31536901")
     usage = await shared.stat()
     assert usage.oom_kills in {0, None}
 
@@ -162,10 +162,10 @@ async def test_no_more_processes_than_the_limit_can_be_started_and_the_sandbox_l
 
 @pytest.mark.core
 async def test_no_more_files_than_the_limit_can_be_open(runtime: Runtime) -> None:
-    async with await runtime.create(limits=Limits(open_files=40)) as sandbox:
-        assert (await sandbox.exec("ulimit -n")).stdout == "40\n"
-        assert (await sandbox.exec("ulimit -n", user="root")).stdout == "40\n"
-        result = await sandbox.exec(["bash", "-c", 'for i in {10..60}; do eval "exec $i</dev/null" || exit 9; done'])
+    async with await runtime.create(limits=Limits(open_files=16)) as sandbox:
+        assert (await sandbox.exec("ulimit -n")).stdout == "16\n"
+        assert (await sandbox.exec("ulimit -n", user="root")).stdout == "16\n"
+        result = await sandbox.exec(["bash", "-c", 'for i in {10..30}; do eval "exec $i</dev/null" || exit 9; done'])
         assert result.exit_code != 0
         assert "many open files" in result.stderr or "Bad file descriptor" in result.stderr
         # The guest itself still works: it is not the one that is limited to its commands' needs.

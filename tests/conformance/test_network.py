@@ -13,9 +13,9 @@ from contextlib import asynccontextmanager
 import anyio
 import pytest
 from anyio.abc import ByteStream
-from tests.conformance.inside import Peak, until_running
 
 from atoll import InvalidRequest, PortRefused, Sandbox
+from tests.conformance.inside import Peak, until_running
 
 MIB = 1024 * 1024
 
@@ -90,10 +90,13 @@ async def test_a_port_on_which_nobody_listens_is_refused(shared: Sandbox) -> Non
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 async def test_both_families_of_loopback_can_be_listened_on_and_dialled(shared: Sandbox, host: str) -> None:
-    async with shared.listen(host=host) as listener, await shared.dial(listener.port, host) as near:
-        async with await anext(listener) as far:
-            await far.send(b"hello")
-            assert await near.receive() == b"hello"
+    async with (
+        shared.listen(host=host) as listener,
+        await shared.dial(listener.port, host) as near,
+        await anext(listener) as far,
+    ):
+        await far.send(b"hello")
+        assert await near.receive() == b"hello"
 
 
 @pytest.mark.parametrize("host", ["localhost", "0.0.0.0", "10.0.0.1", "127.0.0.2", "example.com", ""])
@@ -194,9 +197,9 @@ async def test_a_program_that_goes_away_ends_its_connection(shared: Sandbox) -> 
             assert await far.receive() == b"here\n"
             await until_running(shared, "sleep 31536801")
             group.cancel_scope.cancel()
-            with anyio.CancelScope(shield=True), anyio.fail_after(20):
-                with pytest.raises((anyio.EndOfStream, anyio.BrokenResourceError)):
-                    await far.receive()
+            ended = (anyio.EndOfStream, anyio.BrokenResourceError)
+            with anyio.CancelScope(shield=True), anyio.fail_after(20), pytest.raises(ended):
+                await far.receive()
 
 
 async def test_connections_that_wait_are_taken_later(shared: Sandbox) -> None:

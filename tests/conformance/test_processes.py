@@ -9,6 +9,21 @@ from pathlib import Path
 
 import anyio
 import pytest
+
+from atoll import (
+    Exited,
+    Gap,
+    InvalidRequest,
+    Output,
+    PathNotFound,
+    Process,
+    ProcessNotFound,
+    Runtime,
+    Sandbox,
+    SandboxDied,
+    SystemProcess,
+)
+from atoll.contract.model import RuntimeName
 from tests.conformance.inside import (
     Peak,
     collect,
@@ -23,20 +38,6 @@ from tests.conformance.inside import (
     until_running,
 )
 from tests.waiting import eventually
-
-from atoll import (
-    Exited,
-    Gap,
-    InvalidRequest,
-    Output,
-    PathNotFound,
-    Process,
-    ProcessNotFound,
-    Runtime,
-    Sandbox,
-    SandboxDied,
-)
-from atoll.contract.model import RuntimeName
 
 MIB = 1024 * 1024
 
@@ -654,18 +655,20 @@ async def test_ended_processes_are_remembered_though_not_for_ever(shared: Sandbo
 @pytest.mark.core
 async def test_ps_shows_every_process_with_its_parent_owner_and_state(shared: Sandbox, user_id: int) -> None:
     async with await shared.spawn("sleep 31536712 & sleep 31536713; true", keep=False) as process:
-        await until_running(shared, "sleep 31536712")
-        await until_running(shared, "sleep 31536713")
-        found = await shared.ps()
-        children = [one for one in found if one.command in {"sleep 31536712", "sleep 31536713"}]
-        assert len(children) == 2
+        children: list[SystemProcess] = []
+
+        async def asleep() -> bool:
+            children[:] = [one for one in await shared.ps() if one.command in {"sleep 31536712", "sleep 31536713"}]
+            return [one.state for one in children] == ["S", "S"]
+
+        await eventually(asleep, "both sleep")
         for child in children:
             assert child.ppid == process.pid
             assert child.uid == user_id
-            assert child.state == "S"
             assert child.rss_bytes > 0
             assert child.cpu_s < 5
             assert abs((child.started_at - datetime.now(UTC)).total_seconds()) < 60
+        found = await shared.ps()
         [first] = [one for one in found if one.pid == 1]
         assert first.uid == 0
         assert len({one.pid for one in found}) == len(found)

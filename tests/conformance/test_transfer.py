@@ -10,10 +10,10 @@ from pathlib import Path
 
 import anyio
 import pytest
-from tests.conformance.inside import Peak
-from tests.waiting import eventually
 
 from atoll import FileError, InvalidRequest, PathDenied, PathNotFound, Sandbox
+from tests.conformance.inside import Peak
+from tests.waiting import eventually
 
 MIB = 1024 * 1024
 ODD_NAMES = ["with space", "new\nline", "ünï€", os.fsdecode(b"\xff\xfe"), "n" * 200, "-r"]

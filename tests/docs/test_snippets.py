@@ -26,12 +26,17 @@ def sections(page: str) -> dict[str, list[str]]:
     return {title: re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL) for title, text in texts.items()}
 
 
-def test_the_readme_shows_it_in_fifteen_lines_that_run(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("state")
+
+
+def test_the_readme_shows_it_in_fifteen_lines_that_run(state: Path) -> None:
     (program,) = python_blocks("README.md")
     assert len([line for line in program.splitlines() if line.strip()]) <= 15
     done = subprocess.run(
         [sys.executable, "-c", program],
-        env={**os.environ, "ATOLL_STATE_DIR": str(tmp_path / "state")},
+        env={**os.environ, "ATOLL_STATE_DIR": str(state)},
         capture_output=True,
         text=True,
         timeout=60,
@@ -40,15 +45,15 @@ def test_the_readme_shows_it_in_fifteen_lines_that_run(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "hello from demo\n 3\n" in done.stdout
     assert "begun\n" in done.stdout
-    assert os.listdir(tmp_path / "state" / "sandboxes") == []
+    assert os.listdir(state / "sandboxes") == []
 
 
 @pytest.mark.parametrize("section", sections("docs/guide.md"))
-async def test_the_guide_is_true(section: str, tmp_path: Path) -> None:
+async def test_the_guide_is_true(section: str, state: Path, tmp_path: Path) -> None:
     here = tmp_path / "here"
     here.mkdir()
     (here / "file").write_text("x")
-    async with atoll.open(tmp_path / "state") as runtime, await runtime.create("guide") as box:
+    async with atoll.open(state) as runtime, await runtime.create("guide") as box:
         names: dict[str, object] = {"atoll": atoll, "runtime": runtime, "box": box, "here": here}
         for snippet in sections("docs/guide.md")[section]:
             code = compile(snippet, f"guide.md, {section}", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)

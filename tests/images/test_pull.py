@@ -367,7 +367,7 @@ async def test_an_image_that_is_larger_than_allowed_is_refused_before_it_is_fetc
 async def test_an_image_that_grows_beyond_what_is_allowed_when_unpacked_is_stopped(
     make_store, registry: Registry, tmp_path: Path
 ):
-    bomb = make_layout(tmp_path / "bomb", rootfs(file("zeros", bytes(400 * 1024 * 1024))))
+    bomb = make_layout(tmp_path / "bomb", rootfs(file("zeros", bytes(128 * 1024 * 1024))))
     registry.push(bomb, "t/bomb:1")
     store = make_store(max_bytes=16 * 1024 * 1024)
     with pytest.raises(ImageUnavailable, match="larger than the 16 MiB"):

@@ -18,10 +18,10 @@ from pathlib import Path
 import anyio
 import pytest
 from anyio.abc import ByteStream, TaskGroup, UNIXSocketStream
-from tests.runtime.peer import Peer
 
 from atoll.contract.model import Limits, SandboxInfo, Usage
 from atoll.runtime.sandbox import Sandbox
+from tests.runtime.peer import Peer
 
 GUEST_SOURCES = Path(__file__).parents[2] / "src" / "atoll" / "guest"
 
@@ -120,15 +120,19 @@ def scripted(host: Host, wire: Wire) -> Sandbox:
 
 @pytest.fixture(scope="session")
 def guest_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The guest: `ATOLL_GUEST`, or built from its sources."""
+    """The guest: `ATOLL_GUEST`, or the one that `make` built if nothing has changed since, or built here."""
     if given := os.environ.get("ATOLL_GUEST"):
         return Path(given)
+    sources = sorted(GUEST_SOURCES.glob("*.[ch]"))
+    built = GUEST_SOURCES.parent / "_bin" / "guest"
+    if built.exists() and built.stat().st_mtime > max(source.stat().st_mtime for source in sources):
+        return built
     compiler = shutil.which("cc")
     if compiler is None:
         pytest.fail("the guest cannot be built: there is no C compiler; set ATOLL_GUEST to a program", pytrace=False)
     program = tmp_path_factory.mktemp("guest") / "atoll-guest"
-    sources = sorted(map(str, GUEST_SOURCES.glob("*.c")))
-    subprocess.run([compiler, "-O2", "-static", "-std=gnu11", "-o", str(program), *sources], check=True, timeout=300)
+    units = [str(source) for source in sources if source.suffix == ".c"]
+    subprocess.run([compiler, "-O2", "-static", "-std=gnu11", "-o", str(program), *units], check=True, timeout=300)
     return program
 
 
@@ -140,7 +144,9 @@ async def guest_stream(guest_program: Path, tmp_path: Path) -> AsyncIterator[Cal
     async def connect() -> ByteStream:
         ours, theirs = socket.socketpair()
         with theirs:
-            guests.append(subprocess.Popen([guest_program], stdin=theirs, stdout=theirs, cwd=tmp_path))
+            guests.append(
+                subprocess.Popen([guest_program], stdin=theirs.fileno(), stdout=theirs.fileno(), cwd=tmp_path)
+            )
         return await UNIXSocketStream.from_socket(ours)
 
     yield connect

@@ -8,9 +8,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import anyio
 import pytest
-from tests.runtime.conftest import Host, Wire
-from tests.runtime.peer import Peer, encode_record
-from tests.waiting import eventually
 
 from atoll.contract.errors import (
     AtollError,
@@ -23,9 +20,13 @@ from atoll.contract.errors import (
 from atoll.contract.model import Output
 from atoll.runtime import files as files_module
 from atoll.runtime import link as link_module
-from atoll.runtime.link import BACKLOG, EVENT_LIMIT, WINDOW, Link
+from atoll.runtime.link import Link
 from atoll.runtime.sandbox import Sandbox
+from atoll.runtime.stream import BACKLOG, EVENT_LIMIT, WINDOW
 from atoll.runtime.wire import INITIAL_CREDIT, MAX_PAYLOAD, Change, EventKind, FrameType, Kind, Op, Tag, encode_frame
+from tests.runtime.conftest import Host, Wire
+from tests.runtime.peer import Peer, encode_record
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 
@@ -473,15 +474,19 @@ async def test_cancelling_a_sender_tears_no_frame(host: Host, wire: Wire) -> Non
     await link.greet()
     host.tasks.start_soon(link.run)
     cancelled = 0
+    opened = 0
     for _ in range(60):
         with anyio.move_on_after(0.002) as scope:
             stream = await link.open(Op.WRITE, b"", receive=(), send=(0,))
-            await stream.send(bytes(2 * INITIAL_CREDIT))
-        stream.reset()
+            opened += 1
+            try:
+                await stream.send(bytes(2 * INITIAL_CREDIT))
+            finally:
+                stream.reset()
         cancelled += scope.cancelled_caught
     assert cancelled == 60
     resets = 0
-    while resets < stream.number:
+    while resets < opened:
         resets += (await peer.hear()).kind is FrameType.RESET
 
 

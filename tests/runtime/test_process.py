@@ -5,13 +5,12 @@ from __future__ import annotations
 import errno
 import signal
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import anyio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.runtime.conftest import Host, Wire
-from tests.runtime.peer import Heard, Peer
 
 from atoll.contract.errors import (
     AtollError,
@@ -23,31 +22,49 @@ from atoll.contract.errors import (
     ProcessNotFound,
     SandboxError,
 )
-from atoll.contract.model import Exited, Gap, Output
+from atoll.contract.model import ExecResult, Exited, Gap, Output
 from atoll.runtime import process as process_module
 from atoll.runtime.process import Collector
 from atoll.runtime.sandbox import Sandbox
 from atoll.runtime.wire import INITIAL_CREDIT, Action, EventKind, FrameType, Op, Tag
+from tests.runtime.conftest import Host, Wire
+from tests.runtime.peer import Heard, Peer
 
 pytestmark = pytest.mark.anyio
 
 Answer = Callable[[Peer, Heard], Awaitable[None]]
 
 
-async def run(scripted: Sandbox, wire: Wire, answer: Answer, **options: object) -> object:
+async def play(wire: Wire, answer: Answer) -> None:
+    peer = await wire.peer()
+    await answer(peer, await peer.hear(FrameType.OPEN))
+
+
+async def run(scripted: Sandbox, wire: Wire, answer: Answer, **options: Any) -> ExecResult:
     """`exec`, answered by the script."""
-
-    async def play() -> None:
-        peer = await wire.peer()
-        await answer(peer, await peer.hear(FrameType.OPEN))
-
+    results: list[ExecResult] = []
     async with anyio.create_task_group() as group:
-        group.start_soon(play)
-        try:
-            with anyio.fail_after(10):
-                return await scripted.exec("command", **options)  # type: ignore[arg-type]
-        except AtollError as error:
-            return error
+        group.start_soon(play, wire, answer)
+        with anyio.fail_after(10):
+            results.append(await scripted.exec("command", **options))
+    return results[0]
+
+
+async def fail(scripted: Sandbox, wire: Wire, answer: Answer, **options: Any) -> AtollError:
+    """The error of `exec`, answered by the script."""
+    async with anyio.create_task_group() as group:
+        group.start_soon(play, wire, answer)
+        with anyio.fail_after(10), pytest.raises(AtollError) as caught:
+            await scripted.exec("command", **options)
+    return caught.value
+
+
+async def answer_kill(peer: Peer) -> None:
+    """The host asks whether anything is left of a tree that was killed."""
+    order = await peer.hear(FrameType.OPEN)
+    assert (order.fields.integer(Tag.OP), order.fields.integer(Tag.PROC)) == (Op.SIGNAL, 1)
+    assert (order.fields.integer(Tag.SIGNAL), order.fields.integer(Tag.TREE)) == (signal.SIGKILL, 1)
+    await peer.end(order.stream, (Tag.ERRNO, errno.ESRCH))
 
 
 # --------------------------------------------------------------------------------------------------------- how it ends
@@ -63,8 +80,8 @@ async def test_a_command_ends_with_its_output_and_its_exit_code(scripted: Sandbo
         await peer.exited(opened.stream, 3)
 
     result = await run(scripted, wire, answer)
-    assert (result.exit_code, result.stdout, result.stderr, result.ok) == (3, "out \ufffd", "err", False)  # type: ignore[attr-defined]
-    assert result.duration_s == 0.001  # type: ignore[attr-defined]
+    assert (result.exit_code, result.stdout, result.stderr, result.ok) == (3, "out \ufffd", "err", False)
+    assert result.duration_s == 0.001
 
 
 async def test_death_by_a_signal_is_128_and_the_signal(scripted: Sandbox, wire: Wire) -> None:
@@ -72,7 +89,7 @@ async def test_death_by_a_signal_is_128_and_the_signal(scripted: Sandbox, wire: 
         await peer.killed(opened.stream, signal.SIGSEGV)
 
     result = await run(scripted, wire, answer)
-    assert (result.exit_code, result.signal) == (139, 11)  # type: ignore[attr-defined]
+    assert (result.exit_code, result.signal) == (139, 11)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +110,7 @@ async def test_a_command_that_did_not_run_is_an_error_and_has_no_exit_code(
     async def answer(peer: Peer, opened: Heard) -> None:
         await peer.end(opened.stream, (Tag.ERRNO, number), (Tag.MESSAGE, message.encode()))
 
-    error = await run(scripted, wire, answer, cwd="/x", user="nobody-here")
+    error = await fail(scripted, wire, answer, cwd="/x", user="nobody-here")
     assert type(error) is kind
     assert host.destroyed == 0
 
@@ -114,8 +131,8 @@ async def test_memory_is_blamed_when_the_kernel_counted_a_kill(
             await peer.exited(opened.stream, 137)
 
     result = await run(scripted, wire, answer)
-    assert result.exit_code == 137  # type: ignore[attr-defined]
-    assert result.out_of_memory is bool(grown)  # type: ignore[attr-defined]
+    assert result.exit_code == 137
+    assert result.out_of_memory is bool(grown)
 
 
 async def test_memory_is_not_blamed_for_a_kill_that_was_asked_for(scripted: Sandbox, wire: Wire, host: Host) -> None:
@@ -123,7 +140,7 @@ async def test_memory_is_not_blamed_for_a_kill_that_was_asked_for(scripted: Sand
         host.oom_kills = 1
         await peer.killed(opened.stream, 9, (Tag.KILLED, 1))
 
-    assert not (await run(scripted, wire, answer)).out_of_memory  # type: ignore[attr-defined]
+    assert not (await run(scripted, wire, answer)).out_of_memory
 
 
 # -------------------------------------------------------------------------------------------------------- when it must
@@ -138,7 +155,7 @@ async def test_a_command_that_runs_too_long_is_killed_and_its_output_kept(script
         await peer.data(opened.stream, 1, b"after")
         await peer.killed(opened.stream, 9, (Tag.KILLED, 1))
 
-    error = await run(scripted, wire, answer, timeout_s=0.05)
+    error = await fail(scripted, wire, answer, timeout_s=0.05)
     assert isinstance(error, ExecTimeout)
     assert isinstance(error, TimeoutError)
     assert (error.result.stdout, error.result.timed_out, error.result.exit_code) == ("before after", True, 137)
@@ -154,7 +171,7 @@ async def test_a_command_that_cannot_be_killed_is_not_said_to_have_ended(
         await peer.hear(FrameType.RESET)
         await peer.end(opened.stream, (Tag.ERRNO, errno.ECANCELED))
 
-    error = await run(scripted, wire, answer, timeout_s=0.05)
+    error = await fail(scripted, wire, answer, timeout_s=0.05)
     assert isinstance(error, SandboxError)
     assert "could not be killed" in error.message
 
@@ -169,9 +186,11 @@ async def test_cancelling_kills_the_tree_and_waits_until_it_is_gone(scripted: Sa
         assert Tag.KEEP not in opened.fields
         scope.cancel()
         await peer.hear(FrameType.RESET)
+        await peer.started(opened.stream)
         await peer.data(opened.stream, 1, b"what was under way")
-        gone = True
         await peer.end(opened.stream, (Tag.ERRNO, errno.ECANCELED))
+        await answer_kill(peer)
+        gone = True
 
     async with anyio.create_task_group() as group:
         with anyio.CancelScope() as scope:
@@ -208,7 +227,7 @@ async def test_input_and_its_end_are_sent_with_the_request(scripted: Sandbox, wi
         await peer.hear(FrameType.EOF)
         await peer.exited(opened.stream)
 
-    assert (await run(scripted, wire, answer, stdin="grün")).ok  # type: ignore[attr-defined]
+    assert (await run(scripted, wire, answer, stdin="grün")).ok
 
 
 async def test_a_command_that_does_not_read_its_input_ends_as_usual(scripted: Sandbox, wire: Wire) -> None:
@@ -216,7 +235,7 @@ async def test_a_command_that_does_not_read_its_input_ends_as_usual(scripted: Sa
         await peer.hear(FrameType.DATA)
         await peer.exited(opened.stream, 4)
 
-    assert (await run(scripted, wire, answer, stdin=bytes(5 * INITIAL_CREDIT))).exit_code == 4  # type: ignore[attr-defined]
+    assert (await run(scripted, wire, answer, stdin=bytes(5 * INITIAL_CREDIT))).exit_code == 4
 
 
 async def test_input_to_a_process_that_has_ended_is_broken(scripted: Sandbox, wire: Wire) -> None:
@@ -373,6 +392,8 @@ async def test_leaving_a_process_resets_it_and_waits(scripted: Sandbox, wire: Wi
         await peer.data(opened.stream, 1, b"unread")
         await peer.hear(FrameType.RESET)
         await peer.end(opened.stream, (Tag.ERRNO, errno.ECANCELED))
+        if not keep:
+            await answer_kill(peer)
 
     async with anyio.create_task_group() as group:
         group.start_soon(answer)

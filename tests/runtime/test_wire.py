@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.runtime.peer import encode_record
 
 from atoll.contract.errors import GuestProtocolError, InvalidRequest
 from atoll.runtime import wire
@@ -34,6 +33,7 @@ from atoll.runtime.wire import (
     encode_fields,
     encode_frame,
 )
+from tests.runtime.peer import encode_record
 
 HEADER = (Path(__file__).parents[2] / "src" / "atoll" / "guest" / "protocol.h").read_text()
 
@@ -149,7 +149,7 @@ def test_frames_are_read_as_they_were_written_however_they_are_cut(
     data = b"".join(encode_frame(kind, stream, payload, channel) for kind, channel, stream, payload in frames)
     reader = FrameReader()
     read = [frame for piece in split(data, sizes) for frame in reader.feed(piece)]
-    assert joined(read) == joined([(int(kind), *rest) for kind, *rest in frames])
+    assert joined(read) == joined([(int(kind), channel, stream, payload) for kind, channel, stream, payload in frames])
 
 
 def header(length: int = 0, kind: int = FrameType.END, channel: int = 0, reserved: int = 0, stream: int = 1) -> bytes:

@@ -11,13 +11,16 @@ import base64
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 import anyio
 import anyio.to_thread
@@ -38,6 +41,8 @@ GUEST_INSIDE = "/run/atoll/guest"
 _BIN = Path(__file__).resolve().parent.parent / "_bin"
 _SEARCH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/local/sbin", "/usr/sbin", "/sbin"])
 _COVERS = ("/mnt", "/media", "/srv", "/dev/shm")
+_STATX_MENDED = "20240101"
+"""A gVisor of this date or later knows AT_NO_AUTOMOUNT; for some older ones the help is not needed, but harmless."""
 _PACKAGES = {"crun": "crun", "runc": "runc", "runsc": "runsc"}
 
 _CAPABILITIES = [
@@ -53,6 +58,21 @@ _MASKED = """
 /proc/timer_list /proc/timer_stats /sys/devices/virtual/powercap /sys/firmware /sys/kernel/debug
 """.split()
 _READ_ONLY = "/proc/bus /proc/fs /proc/irq /proc/sys /proc/sysrq-trigger".split()
+
+
+class _File(NamedTuple):
+    name: str
+    source: Path
+    destination: str
+
+    def mount(self, cover: str) -> dict[str, object]:
+        options = ["bind", "ro", "nosuid", "nodev"]
+        return {
+            "destination": self.destination,
+            "type": "bind",
+            "source": f"{cover}/{self.name}",
+            "options": options,
+        }
 
 
 def find_program(name: str) -> str | None:
@@ -100,8 +120,11 @@ class OciDriver:
         self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
         cover = self._cover(directory)
         self._prepare(launch)
-        (directory / "config.json").write_text(json.dumps(self._config(launch, cover)))
-        command = self._keeper("start", "--dir", str(directory), "--cover", cover, "--guest", str(_BIN / "guest"))
+        files = self._files(directory)
+        (directory / "config.json").write_text(json.dumps(self._config(launch, cover, files)))
+        command = self._keeper("start", "--dir", str(directory), "--cover", cover)
+        for inside in files:
+            command += ["--file", inside.name, str(inside.source)]
         if launch.ephemeral:
             command.append("--ephemeral")
         if self._machine.root:
@@ -198,7 +221,7 @@ class OciDriver:
 
     # ---- the OCI configuration ----
 
-    def _config(self, launch: Launch, cover: str) -> dict[str, object]:
+    def _config(self, launch: Launch, cover: str, files: list[_File]) -> dict[str, object]:
         machine, limits = self._machine, launch.limits
         single_id = not machine.root and not (machine.subuids and machine.subgids)
         user_ids = "0:0" if single_id else "1000:1000"
@@ -240,11 +263,11 @@ class OciDriver:
                 "noNewPrivileges": True,
             },
             "root": {"path": f"{cover}/root", "readonly": False},
-            "mounts": self._mounts(cover, single_id),
+            "mounts": self._mounts(cover, files, single_id),
             "linux": linux,
         }
 
-    def _mounts(self, cover: str, single_id: bool) -> list[dict[str, object]]:
+    def _mounts(self, cover: str, files: list[_File], single_id: bool) -> list[dict[str, object]]:
         safe = ["nosuid", "noexec", "nodev"]
         scratch = ["nosuid", "nodev", "mode=755", "size=64m"]
         terminals = ["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620"]
@@ -261,13 +284,29 @@ class OciDriver:
             {"destination": "/dev/mqueue", "type": "mqueue", "source": "mqueue", "options": safe},
             {"destination": "/sys", "type": "sysfs", "source": "sysfs", "options": [*safe, "ro"]},
             {"destination": "/run", "type": "tmpfs", "source": "tmpfs", "options": scratch},
-            {
-                "destination": GUEST_INSIDE,
-                "type": "bind",
-                "source": f"{cover}/guest",
-                "options": ["bind", "ro", "nosuid", "nodev"],
-            },
+            *(file.mount(cover) for file in files),
         ]
+
+    def _files(self, directory: Path) -> list[_File]:
+        """What of the host's is put into the sandbox, read-only."""
+        files = [_File("guest", _BIN / "guest", GUEST_INSIDE)]
+        if self._lacks_no_automount:
+            preload = directory / "ld.so.preload"
+            preload.write_text("/run/atoll/statx.so\n")
+            files += [
+                _File("statx.so", _BIN / "statx.so", "/run/atoll/statx.so"),
+                _File("preload", preload, "/etc/ld.so.preload"),
+            ]
+        return files
+
+    @cached_property
+    def _lacks_no_automount(self) -> bool:
+        """Whether this is a gVisor under which `ls` fails unless `statx.so` helps it."""
+        if self._name != "runsc":
+            return False
+        said = subprocess.run([self._program, "--version"], capture_output=True, text=True, check=False).stdout
+        date = re.search(r"\b(20\d{6})\b", said)
+        return date is not None and date[1] < _STATX_MENDED
 
     # ---- ending ----
 

@@ -176,10 +176,15 @@ bool fields_next(struct fields *rest, uint16_t *tag, const uint8_t **value, uint
 bool fields_find(struct fields fields, uint16_t tag, const uint8_t **value, uint32_t *size)
 {
     uint16_t found;
-    while (fields_next(&fields, &found, value, size))
-        if (found == tag)
+    const uint8_t *at;
+    uint32_t length;
+    while (fields_next(&fields, &found, &at, &length))
+        if (found == tag) {
+            *value = at;
+            *size = length;
             return true;
-    return false;
+        }
+    return false; /* and what the caller had as a default stays */
 }
 
 int64_t fields_int(struct fields fields, uint16_t tag, int64_t missing)

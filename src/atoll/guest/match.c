@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { LONGEST_PATTERN = 4096, MOST_ALTERNATIVES = 1024, MOST_COMPONENTS = 4096 };
+enum { LONGEST_PATTERN = 4096, MOST_ALTERNATIVES = 256, MOST_COMPONENTS = 4096 };
 
 /* ---- one name ---- */
 

@@ -182,7 +182,8 @@ static bool pump(struct stream *stream)
     }
     if (count < 0 && errno == EAGAIN && had_credit)
         connection->source.readable = false;
-    return connection->source.readable && stream->credit[1];
+    /* Once more when the credit was just used up: to look for an end. */
+    return connection->source.readable && had_credit;
 }
 
 static void take_data(struct stream *stream, int channel, const uint8_t *bytes, size_t size)

@@ -639,7 +639,9 @@ void proc_open_spawn(uint32_t id, struct fields fields)
         return;
     }
     no_plumbing(&plumbing);
-    struct proc *proc = calloc(1, sizeof *proc + MOST_OUTPUTS * sizeof *proc->outputs);
+    /* No more outputs than it has: the record may outlive it by many others. */
+    size_t outputs = (request.terminal ? 1 : 2) + (size_t)request.channels;
+    struct proc *proc = calloc(1, sizeof *proc + outputs * sizeof *proc->outputs);
     int error = proc ? lay_plumbing(&plumbing, &request) : ENOMEM;
     if (!error)
         error = fork_sitter(proc, fields, &plumbing, (int)request.channels);

@@ -275,8 +275,6 @@ static bool report_line(struct line_search *search, const struct reading *readin
     struct job *job = search->job;
     if (!count_one(&search->tally))
         return false;
-    if (size && text[size - 1] == '\r')
-        size--;
     job_begin_record(job);
     pack_bytes(&job->record, TAG_NAME, reading->name, reading->name_size);
     pack_int(&job->record, TAG_LINE, number);

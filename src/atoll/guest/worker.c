@@ -301,11 +301,13 @@ static bool pump(struct stream *stream)
     struct worker *worker = container_of(stream, struct worker, stream);
     if (worker->out_done || stream->reset)
         return false;
-    if (worker->out.readable && stream->credit[1])
+    bool had_credit = stream->credit[1] > 0;
+    if (worker->out.readable && had_credit)
         send_some(worker);
     else if (is_at_end(worker))
         out_ended(worker);
-    bool more = !worker->out_done && worker->out.readable && stream->credit[1];
+    /* Once more when the credit was just used up: to look for an end. */
+    bool more = !worker->out_done && worker->out.readable && had_credit;
     finish_when_done(worker);
     return more;
 }

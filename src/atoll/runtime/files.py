@@ -1,9 +1,9 @@
 """Files inside a sandbox.
 
 Knows the file operations of the protocol, what their results mean, and how an errno from inside becomes an error
-that helps. Refuses to know connections (`link.py` below), commands, and the file system of the host (`transfer.py`
-beside it). Every operation runs as a user of the sandbox, in a process of its own, so permissions are the kernel's
-to decide and no file system inside can hold up anything else.
+that helps. Refuses to know connections (`link.py` and `stream.py` below), commands, and the file system of the host
+(`transfer.py` beside it). Every operation runs as a user of the sandbox, in a process of its own, so permissions are
+the kernel's to decide and no file system inside can hold up anything else.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from atoll.contract.errors import (
 )
 from atoll.contract.model import FileChange, FileEntry, FileKind, FileStat, Match
 from atoll.runtime import transfer
-from atoll.runtime.link import Opener, Stream
+from atoll.runtime.link import Opener
+from atoll.runtime.stream import Stream, TooMuch
 from atoll.runtime.wire import Change, Fields, Kind, Op, Problem, Tag, encode_fields, name_user
 
 READ_LIMIT_BYTES = 256 * 1024 * 1024
@@ -246,18 +247,8 @@ class Files:
         Raises:
             InvalidRequest: there are more than a million entries.
         """
-        entries: builtins.list[FileEntry] = []
         fields = self._fields(user, (Tag.PATH, check_path(path)))
-        async with await self._open(Op.LIST, fields) as stream:
-            while (records := await stream.next_records()) is not None:
-                with stream.judging():
-                    entries += map(_entry, records)
-                if len(entries) > ENTRY_LIMIT:
-                    raise InvalidRequest(
-                        f"{os.fspath(path)}: more than {ENTRY_LIMIT} entries; use glob with a pattern and a limit"
-                    )
-            self._check(stream, Op.LIST, path, user)
-        return entries
+        return await self._gather(Op.LIST, fields, path, user, _entry, "use glob with a pattern and a limit")
 
     async def mkdir(
         self, path: AnyPath, *, parents: bool = True, mode: int | None = None, user: str | None = None
@@ -474,14 +465,28 @@ class Files:
     ) -> builtins.list[_Found]:
         if not 1 <= limit <= ENTRY_LIMIT:
             raise InvalidRequest(f"limit is {limit}; it may be 1 to {ENTRY_LIMIT}")
-        found: builtins.list[_Found] = []
         payload = self._fields(user, (Tag.PATH, check_path(path)), (Tag.LIMIT, limit), *fields)
+        return await self._gather(op, payload, path, user, read, "use a smaller limit", expected=limit)
+
+    async def _gather(
+        self,
+        op: Op,
+        payload: bytes,
+        path: AnyPath,
+        user: str | None,
+        read: Callable[[Fields], _Found],
+        advice: str,
+        *,
+        expected: int = ENTRY_LIMIT + 1,
+    ) -> builtins.list[_Found]:
         async with await self._open(op, payload) as stream:
-            while (records := await stream.next_records()) is not None:
-                with stream.judging():
-                    found += map(read, records)
-                    if len(found) > limit:
-                        raise GuestProtocolError("the guest found more than it was asked for")
+            try:
+                found = await stream.collect(read, min(expected, ENTRY_LIMIT))
+            except TooMuch as error:
+                if expected <= ENTRY_LIMIT and error.limit == expected:
+                    with stream.judging():
+                        raise GuestProtocolError("the guest found more than it was asked for") from None
+                raise InvalidRequest(f"{os.fspath(path)}: {error}; {advice}") from None
             self._check(stream, op, path, user)
         return found
 

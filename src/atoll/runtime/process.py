@@ -1,13 +1,14 @@
 """Commands in a sandbox: how one is asked for, how its output is collected, and the handle of one that runs.
 
 Knows the fields of SPAWN and ATTACH, what END of a process means, and how much output is kept. Refuses to know
-connections (`link.py` below) and which sandbox it is in (`sandbox.py` above). No exit code is made up here: a command
-whose end the guest did not report raises.
+connections (`link.py` and `stream.py` below) and which sandbox it is in (`sandbox.py` above). No exit code is made up
+here: a command whose end the guest did not report raises.
 """
 
 from __future__ import annotations
 
 import codecs
+import contextlib
 import errno
 import math
 import signal as signals
@@ -30,7 +31,8 @@ from atoll.contract.errors import (
     SandboxError,
 )
 from atoll.contract.model import Cut, Event, ExecBytes, ExecResult, Exited, Gap, Output, check_env
-from atoll.runtime.link import Connection, Opener, Stream
+from atoll.runtime.link import Opener
+from atoll.runtime.stream import Connection, Stream
 from atoll.runtime.wire import (
     FIRST_CHANNEL,
     MAX_CHANNELS,
@@ -274,20 +276,26 @@ async def run(
     fields = command.encode()
     watch = OomWatch(oom)
     stream = await opener(Op.SPAWN, fields, receive=(STDOUT, STDERR), send=(0,) if stdin is not None else (), sink=sink)
-    async with stream:
-        with anyio.move_on_after(timeout_s):
-            if stdin is not None:
-                await _feed(stream, stdin)
-            await stream.ended()
-        timed_out = stream.result is None
-        if timed_out:
-            stream.control((Tag.ACTION, Action.SIGNAL), (Tag.SIGNAL, signals.SIGKILL), (Tag.TREE, 1))
-            with anyio.move_on_after(KILL_S):
+    timed_out, ended = False, False
+    try:
+        async with stream:
+            with anyio.move_on_after(timeout_s):
+                if stdin is not None:
+                    await _feed(stream, stdin)
                 await stream.ended()
-        if stream.result is None:
-            raise SandboxError(f"the command ran into its time limit of {timeout_s:g} s and could not be killed")
-        with stream.judging():
-            exited, killed = read_end(stream.result, command.command, command.cwd, command.user)
+                ended = True
+            if stream.result is None:
+                timed_out = True
+                stream.control((Tag.ACTION, Action.SIGNAL), (Tag.SIGNAL, signals.SIGKILL), (Tag.TREE, 1))
+                with anyio.move_on_after(KILL_S):
+                    await stream.ended()
+            if stream.result is None:
+                raise SandboxError(f"the command ran into its time limit of {timeout_s:g} s and could not be killed")
+            with stream.judging():
+                exited, killed = read_end(stream.result, command.command, command.cwd, command.user)
+    finally:
+        if not ended:
+            await _until_gone(opener, stream)
     if timed_out:
         raise ExecTimeout(
             f"the command did not end within {timeout_s:g} s; it and all that it started have been killed",
@@ -296,6 +304,21 @@ async def run(
     if not killed and watch.blames(exited):
         exited = exited.model_copy(update={"out_of_memory": True})
     return exited, out, err
+
+
+async def _until_gone(opener: Opener, stream: Stream) -> None:
+    """Wait until nothing is left of a process that was killed, whatever is cancelled meanwhile.
+
+    END tells of the main process alone. An order to kill the tree is answered when that is empty.
+    """
+    if stream.result is None or stream.first_event is None:
+        return
+    with anyio.move_on_after(KILL_S, shield=True), contextlib.suppress(SandboxError):
+        with stream.judging():
+            process_id = stream.first_event.integer(Tag.PROC)
+        order = encode_fields(((Tag.PROC, process_id), (Tag.SIGNAL, signals.SIGKILL), (Tag.TREE, 1)))
+        async with await opener(Op.SIGNAL, order, receive=()) as answer:
+            await answer.ended()
 
 
 async def _feed(stream: Stream, stdin: bytes) -> None:
@@ -375,6 +398,7 @@ class Process:
 
     def __init__(
         self,
+        opener: Opener,
         stream: Stream,
         started: Fields,
         command: Command,
@@ -388,6 +412,7 @@ class Process:
         """The main process, as the sandbox numbers it."""
         self.stdin: ProcessInput | None = ProcessInput(stream) if command.stdin or command.pty else None
         """None: its input is empty, or was not asked for."""
+        self._opener = opener
         self._stream = stream
         self._command = command
         self._watch = watch
@@ -493,6 +518,7 @@ class Process:
         elif self._exited is None:
             self._detached = True
             await self._stream.abandon(KILL_S)
+            await _until_gone(self._opener, self._stream)
 
     async def __aenter__(self) -> Self:
         return self

@@ -2,7 +2,7 @@
 
 Knows when to connect, what the death of a connection or of a sandbox means, and the operations on processes and
 ports. Refuses to know how a sandbox is made, found and ended (`host.py` above, which hands in what is needed) and how
-bytes travel (`link.py` below). A dead sandbox never looks like a command's output: it raises.
+bytes travel (`link.py` and `stream.py` below). A dead sandbox never looks like a command's output: it raises.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from atoll.contract.errors import (
 )
 from atoll.contract.model import ExecBytes, ExecResult, Exited, ProcessInfo, SandboxInfo, SystemProcess, Usage
 from atoll.runtime.files import ENTRY_LIMIT, Files
-from atoll.runtime.link import Connection, Failure, Link, Sink, Stream
+from atoll.runtime.link import Link
 from atoll.runtime.process import (
     STDERR,
     STDOUT,
@@ -46,6 +46,7 @@ from atoll.runtime.process import (
     to_bytes,
     to_result,
 )
+from atoll.runtime.stream import Connection, Failure, Sink, Stream, TooMuch
 from atoll.runtime.wire import FIRST_CHANNEL, Action, EventKind, Fields, Op, Tag, encode_fields, encode_text
 
 OUTPUT_LIMIT_BYTES = 16 * 1024 * 1024
@@ -378,6 +379,10 @@ class Sandbox:
             except SandboxError:
                 await self._finish(link)
                 raise
+            if self._ended is not None:  # destroyed meanwhile
+                link.fail(self._ended)
+                await anyio.aclose_forcefully(stream)
+                raise self._ended.error()
             self._link = link
             self._tasks.start_soon(self._serve, link)
             return link
@@ -462,7 +467,7 @@ class Sandbox:
         event = await stream.next_event(EventKind.STARTED)
         with stream.judging():
             if event is not None:
-                return Process(stream, event, request, watch, offsets=offsets)
+                return Process(self._open, stream, event, request, watch, offsets=offsets)
             result = await stream.ended()
             problem = result.problem()
             if process_id is not None and problem is not None and problem.number == errno.ESRCH:
@@ -471,13 +476,11 @@ class Sandbox:
             raise GuestProtocolError("the guest said that a process ended that it had not said was started")
 
     async def _collect(self, op: Op, read: Callable[[Fields], _Found]) -> list[_Found]:
-        found: list[_Found] = []
         async with await self._open(op, b"") as stream:
-            while (records := await stream.next_records()) is not None:
-                with stream.judging():
-                    found += map(read, records)
-                if len(found) > ENTRY_LIMIT:
-                    raise SandboxError(f"more than {ENTRY_LIMIT} processes are said to run in sandbox {self.name!r}")
+            try:
+                found = await stream.collect(read, ENTRY_LIMIT)
+            except TooMuch as error:
+                raise SandboxError(f"the processes of sandbox {self.name!r} cannot be listed: {error}") from None
         if problem := stream.problem():
             raise SandboxError(f"the processes of sandbox {self.name!r} cannot be listed: {problem.reason}")
         return found

@@ -1,9 +1,9 @@
 """The guest's protocol as bytes: frames, fields and records, and the numbers of `guest/protocol.h`.
 
 Knows how each is written and what a well-formed one looks like. Refuses to know sockets, streams, credit and what an
-operation means: that is `link.py` above, which feeds what it receives into `FrameReader`. Whatever comes from a guest
-is hostile: every size is checked before anything is kept, and what is malformed is a `GuestProtocolError`, never
-another exception.
+operation means: `link.py` and `stream.py` above feed what they receive into `FrameReader` and `RecordReader`.
+Whatever comes from a guest is hostile: every size is checked before anything is kept, and what is malformed is a
+`GuestProtocolError`, never another exception.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ MAX_RECORD = 65536
 INITIAL_CREDIT = 65536
 MAX_CHANNELS = 8
 FIRST_CHANNEL = 3
+MAX_PATH = 4096
+"""The kernel's limit, and so that of names and of where links point to."""
 
 
 class FrameType(IntEnum):
@@ -370,8 +372,8 @@ class Fields:
     def path(self, tag: Tag) -> str:
         """A path or a part of one: bytes that are not UTF-8 become surrogates, so that it can be sent back."""
         raw = self.raw(tag)
-        if b"\0" in raw:
-            raise GuestProtocolError(f"the guest sent {tag.name} with a NUL")
+        if b"\0" in raw or len(raw) > MAX_PATH:
+            raise GuestProtocolError(f"the guest sent {tag.name} that cannot be a path")
         return raw.decode("utf-8", "surrogateescape")
 
     def text(self, tag: Tag, limit: int = 4096) -> str:
@@ -466,8 +468,8 @@ class FrameReader:
         self._channel = 0
         self._stream = 0
 
-    def feed(self, chunk: bytes) -> list[Frame]:
-        """The frames that `chunk` completes.
+    def feed(self, chunk: bytes | memoryview) -> list[Frame]:
+        """The frames that `chunk` completes. Nothing of `chunk` itself is kept.
 
         Raises:
             GuestProtocolError: a header breaks a rule of frames to the host. The reader is of no use afterwards.
@@ -480,7 +482,7 @@ class FrameReader:
                 position += len(piece)
                 self._left -= len(piece)
                 if self._kind == _DATA:
-                    frames.append((_DATA, self._channel, self._stream, piece))
+                    frames.append((_DATA, self._channel, self._stream, bytes(piece)))
                     continue
                 self._payload += piece
                 if not self._left:
@@ -502,7 +504,7 @@ class FrameReader:
                 frames.append((self._kind, self._channel, self._stream, b""))
         return frames
 
-    def _begin(self, buffer: bytes | bytearray, position: int) -> None:
+    def _begin(self, buffer: bytes | bytearray | memoryview, position: int) -> None:
         length, kind, channel, reserved, stream = _HEADER.unpack_from(buffer, position)
         if length > MAX_PAYLOAD:
             raise GuestProtocolError(f"the guest sent a frame of {length} bytes; {MAX_PAYLOAD} is the most")

@@ -1,7 +1,7 @@
 /* The keeper: one small process on the host per sandbox. It starts the sandbox's runtime, then owns the stream to
  * its guest and shares it among clients, so that no program that uses a sandbox has to outlive another.
  *
- *   keeper start --dir D --cover C --guest G --listen FD --lock FD [--uid I O N]… [--gid I O N]… [--rootless] [--ephemeral]
+ *   keeper start --dir D --cover C --listen FD --lock FD [--file NAME PATH]… [--uid I O N]… [--gid I O N]… [--rootless] [--ephemeral]
  *                [--confine ID] [--cgroup DIR]… [--limit FILE VALUE]… [--overlay KEY TARGET COUNT LAYER…]… -- RUNTIME ARGUMENTS…
  *   keeper within [--uid I O N]… [--gid I O N]… [--rootless] -- COMMAND ARGUMENTS…
  *
@@ -82,9 +82,10 @@ static struct plan parse(int argc, char **argv)
             plan.dir = argv[++i];
         else if (!strcmp(arg, "--cover") && left)
             plan.cover = argv[++i];
-        else if (!strcmp(arg, "--guest") && left)
-            plan.guest = argv[++i];
-        else if (!strcmp(arg, "--listen") && left)
+        else if (!strcmp(arg, "--file") && left >= 2 && plan.file_count < MAX_FILES) {
+            plan.files[plan.file_count].name = argv[++i];
+            plan.files[plan.file_count++].path = argv[++i];
+        } else if (!strcmp(arg, "--listen") && left)
             plan.listener = (int)number(argv[++i]);
         else if (!strcmp(arg, "--lock") && left)
             plan.lock = (int)number(argv[++i]);
@@ -208,7 +209,7 @@ static void set_limits(const struct plan *plan)
 
 static void start(const struct plan *plan)
 {
-    if (!plan->dir || !plan->cover || !plan->guest || plan->listener < 0 || plan->lock < 0 || !plan->overlay_count)
+    if (!plan->dir || !plan->cover || plan->listener < 0 || plan->lock < 0 || !plan->overlay_count)
         usage("start");
     detach(plan);
     struct relay_ends ends = {

@@ -7,7 +7,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-enum { MAX_MAPS = 4, MAX_OVERLAYS = 8, MAX_LAYERS = 128, MAX_CGROUPS = 8, MAX_LIMITS = 8 };
+enum { MAX_MAPS = 4, MAX_OVERLAYS = 8, MAX_LAYERS = 128, MAX_CGROUPS = 8, MAX_LIMITS = 8, MAX_FILES = 4 };
 
 struct id_map {
     unsigned inside, outside, count;
@@ -23,7 +23,10 @@ struct overlay {
 struct plan {
     const char *dir; /* the sandbox's own directory, absolute */
     const char *cover; /* where the mounts are assembled, in a private mount namespace */
-    const char *guest; /* the guest's binary on the host */
+    struct {
+        const char *name, *path;
+    } files[MAX_FILES]; /* of the host, found by the runtime as COVER/NAME */
+    int file_count;
     struct id_map uids[MAX_MAPS], gids[MAX_MAPS];
     int uid_count, gid_count;
     bool rootless;

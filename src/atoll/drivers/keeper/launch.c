@@ -255,9 +255,14 @@ static void assemble(const struct plan *plan, int user_fd)
                 give_up_f("the layer %s", plan->overlays[i].layers[j]);
         }
     int dir = open(plan->dir, O_PATH | O_DIRECTORY | O_CLOEXEC);
-    int guest = open(plan->guest, O_PATH | O_CLOEXEC);
-    if (dir < 0 || guest < 0)
-        give_up_f("opening %s or %s", plan->dir, plan->guest);
+    if (dir < 0)
+        give_up(plan->dir);
+    int files[MAX_FILES];
+    for (int i = 0; i < plan->file_count; i++) {
+        files[i] = open(plan->files[i].path, O_PATH | O_CLOEXEC);
+        if (files[i] < 0)
+            give_up(plan->files[i].path);
+    }
     if (mount("atoll", plan->cover, "tmpfs", MS_NOSUID | MS_NODEV, "mode=755,size=1m") < 0)
         give_up_f("mounting a tmpfs on %s", plan->cover);
     if (chdir(plan->cover) < 0 || mkdir("d", 0700) < 0 || mkdir("root", 0755) < 0)
@@ -268,14 +273,16 @@ static void assemble(const struct plan *plan, int user_fd)
     attach(tree, "d");
     for (int i = 0; i < plan->overlay_count; i++)
         mount_overlay(plan, i, layer_fds[i], user_fd);
-    int file = open("guest", O_CREAT | O_WRONLY | O_CLOEXEC, 0555);
-    tree = clone_tree(guest, false, -1);
-    if (file < 0 || tree < 0)
-        give_up("mounting the guest");
-    close(file);
-    attach(tree, "guest");
     close(dir);
-    close(guest);
+    for (int i = 0; i < plan->file_count; i++) {
+        int file = open(plan->files[i].name, O_CREAT | O_WRONLY | O_CLOEXEC, 0555);
+        tree = clone_tree(files[i], false, -1);
+        if (file < 0 || tree < 0)
+            give_up_f("mounting %s", plan->files[i].path);
+        attach(tree, plan->files[i].name);
+        close(file);
+        close(files[i]);
+    }
 }
 
 static int open_in(const char *dir, const char *name, int flags)

@@ -1,6 +1,6 @@
 """The command line: `main`, and what becomes of errors, signals and closed outputs.
 
-`grammar` says what may be typed; `streaming`, `sandboxes`, `copying` and `images` do it; `render` says how it looks;
+`grammar` says what may be typed; `streaming`, `sandboxes` and `images` do it; `render` says how it looks;
 `terminal` is this process's own ends; `values` reads words. Below stand `runtime` and `contract`, above nothing.
 
 Exit statuses: the command's own for `run`, `exec` and `shell`, and there 124 when its time was up and 125 when Atoll
@@ -23,6 +23,8 @@ FAILED, USAGE, TIMED_OUT, OWN_FAILURE = 1, 2, 124, 125
 def main(arguments: Sequence[str] | None = None) -> int:
     """Do what the arguments say and return the exit status. Only a bug of ours raises."""
     _hold_standard_streams()
+    # Looking for plugins reads the metadata of every installed package, at each start, and none is for a command line.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "1")
     words = list(sys.argv[1:] if arguments is None else arguments)
     # Errors of the grammar come before anybody has understood `--json`; what follows `--` is not ours.
     as_json = "--json" in words[: words.index("--") if "--" in words else None]

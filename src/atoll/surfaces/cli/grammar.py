@@ -1,7 +1,7 @@
 """The grammar of the command line: names, arguments, options and help texts.
 
-It refuses to know what a command does: each one hands a request to `streaming`, `sandboxes`, `copying` or `images`,
-which are imported in its body, because `--help` must not wait for pydantic, asyncio and the runtime. The package
+It refuses to know what a command does: each one hands a request to `streaming`, `sandboxes` or `images`, which
+are imported in its body, because `--help` must not wait for pydantic, asyncio and the runtime. The package
 itself says what becomes of errors.
 """
 
@@ -343,9 +343,9 @@ def cp(
     journey = values.journey(source, target)
     if as_json and journey.is_stream and not journey.inward:
         raise InvalidRequest("--json and - both want standard output; leave one of them out")
-    from atoll.surfaces.cli import copying
+    from atoll.surfaces.cli import streaming
 
-    return finish(lambda: copying.cp(state_dir, journey, user=user, as_json=as_json), as_json=as_json)
+    return finish(lambda: streaming.cp(state_dir, journey, user=user, as_json=as_json), as_json=as_json)
 
 
 @app.command()

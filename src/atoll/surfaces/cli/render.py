@@ -107,12 +107,10 @@ def human_bytes(amount: int | None) -> str:
     """Return a size as people read it: `1.5 GiB`; `?` when it is not known."""
     if amount is None:
         return "?"
-    value = float(amount)
-    for unit in _UNITS:
-        if value < 1024 or unit == _UNITS[-1]:
-            break
-        value /= 1024
-    return f"{amount} B" if unit == "B" else f"{value:.1f} {unit}"
+    power = 0
+    while power < len(_UNITS) - 1 and amount >= 1024 ** (power + 1):
+        power += 1
+    return f"{amount / 1024**power:.1f} {_UNITS[power]}" if power else f"{amount} B"
 
 
 def human_seconds(seconds: float) -> str:

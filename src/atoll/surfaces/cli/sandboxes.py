@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from atoll.runtime.host import Runtime
     from atoll.runtime.sandbox import Sandbox
 
+SHOWN_ENDED = 10
+"""How many commands that have ended `ps` shows to people."""
+
 
 @dataclass(frozen=True)
 class Making:
@@ -86,7 +89,7 @@ async def ls(state_dir: Path | None, *, quiet: bool, as_json: bool) -> int:
 async def ps(state_dir: Path | None, name: str, *, as_json: bool) -> int:
     async with open_runtime(state_dir) as runtime:
         sandbox = await runtime.get(name)
-        commands = await sandbox.processes()
+        commands = sorted(await sandbox.processes(), key=lambda info: -info.id)
         processes = await sandbox.ps()
     if as_json:
         render.emit_json(
@@ -143,8 +146,8 @@ async def rm(state_dir: Path | None, names: Sequence[str], *, every: bool, force
     if as_json:
         render.emit_json({"removed": removed, "errors": [{**e.to_dict(), "hint": e.hint} for e in failures]})
     else:
-        for error in failures:
-            render.failure(error, as_json=False)
+        for failure in failures:
+            render.failure(failure, as_json=False)
     return 1 if failures else 0
 
 

@@ -1,14 +1,15 @@
-"""`run`, `exec`, `shell` and `logs`: a command's streams connected to the streams of this process.
+"""`run`, `exec`, `shell`, `logs` and `cp`: bytes that pass between a sandbox and this process.
 
 It knows when a command has to die (its time is up, we were told to end, nobody reads) and what is passed on. It
-refuses to know how bytes enter and leave this process (`terminal`) and how things look (`render`). Output goes
-through as it came, byte for byte, and is never kept longer than a chunk, except with `--json`, which has a limit.
+refuses to know how bytes enter and leave this process (`terminal`), how files cross the boundary and where they land
+(`Files`), and how things look (`render`). Output goes through as it came, byte for byte, and is never kept longer
+than a chunk, except with `--json`, which has a limit.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,8 +23,10 @@ from atoll.runtime.host import open as open_runtime
 from atoll.runtime.process import Collector, to_result
 from atoll.surfaces.cli import render, terminal
 from atoll.surfaces.cli.sandboxes import Making, make
+from atoll.surfaces.cli.values import Journey
 
 if TYPE_CHECKING:
+    from atoll.runtime.files import Files
     from atoll.runtime.process import Process, ProcessInput
     from atoll.runtime.sandbox import Sandbox
 
@@ -101,7 +104,7 @@ async def logs(
         sandbox = await runtime.get(name)
         info = _chosen(await sandbox.processes(), name, number)
         reader = _LogReader(info, since, follow=follow, as_json=as_json)
-        if not reader.satisfied:
+        if not reader.is_satisfied():
             process = await sandbox.attach(
                 info.id,
                 stdout_offset=since[0] if since else None,
@@ -111,12 +114,31 @@ async def logs(
             try:
                 async for event in process:
                     await reader.take(event)
-                    if reader.satisfied:
+                    if reader.is_satisfied():
                         break
             finally:
                 with anyio.CancelScope(shield=True):
                     await process.detach()
         reader.finish()
+    return 0
+
+
+async def cp(state_dir: Path | None, journey: Journey, *, user: str | None, as_json: bool) -> int:
+    """Copy a file or a directory, or one file from standard input or to standard output."""
+    async with open_runtime(state_dir) as runtime:
+        files = (await runtime.get(journey.sandbox)).files
+        if journey.inward and journey.is_stream:
+            copied = await files.write_bytes(journey.inside, _stdin(), user=user)
+        elif journey.inward:
+            copied = await files.upload(Path(journey.here), journey.inside, user=user)
+        elif journey.is_stream:
+            copied = await _to_stdout(files, journey.inside, user)
+        else:
+            copied = await files.download(journey.inside, Path(journey.here), user=user)
+    if as_json:
+        ends = (journey.here, f"{journey.sandbox}:{journey.inside}")
+        source, target = ends if journey.inward else ends[::-1]
+        render.emit_json({"source": source, "target": target, "bytes": copied})
     return 0
 
 
@@ -194,6 +216,21 @@ async def _resize(process: Process) -> None:
         await process.resize(rows, cols)
 
 
+async def _to_stdout(files: Files, path: str, user: str | None) -> int:
+    outlet = terminal.Outlet(terminal.STDOUT)
+    copied = 0
+    async for chunk in files.stream(path, user=user):
+        await outlet.write(chunk)
+        copied += len(chunk)
+    return copied
+
+
+async def _stdin() -> AsyncIterator[bytes]:
+    if terminal.stdin_offered():
+        async for chunk in terminal.stdin_chunks():
+            yield chunk
+
+
 class _Through:
     """Output that goes on to our own streams as it comes."""
 
@@ -236,8 +273,7 @@ class _LogReader:
         self._start: dict[str, int] = {}
         self._ended = False
 
-    @property
-    def satisfied(self) -> bool:
+    def is_satisfied(self) -> bool:
         """True when nothing is left to wait for: the end, or what had been printed when we came."""
         if self._follow:
             return self._ended

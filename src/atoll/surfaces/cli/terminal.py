@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import socket
 import stat
 import termios
 import tty
@@ -33,6 +34,8 @@ class Outlet:
 
     def __init__(self, fd: int) -> None:
         self._fd = _unblocked(fd, os.O_WRONLY)
+        # A socket cannot be opened anew, but each write to it can be told not to block.
+        self._socket = socket.socket(fileno=os.dup(fd)) if stat.S_ISSOCK(os.fstat(fd).st_mode) else None
 
     async def write(self, data: bytes) -> None:
         """Write all of `data`, however slowly it is read.
@@ -43,13 +46,18 @@ class Outlet:
         rest = memoryview(data)
         while rest:
             try:
-                rest = rest[os.write(self._fd, rest) :]
+                rest = rest[self._write(rest) :]
             except BlockingIOError:
                 await anyio.wait_writable(self._fd)
             except OSError as error:
                 if error.errno in (errno.EPIPE, errno.EIO, errno.EBADF):
                     raise OutputClosed from None
                 raise
+
+    def _write(self, data: memoryview) -> int:
+        if self._socket is not None:
+            return self._socket.send(data, socket.MSG_DONTWAIT)
+        return os.write(self._fd, data)
 
 
 def stdin_offered() -> bool:

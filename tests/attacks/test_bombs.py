@@ -1,0 +1,178 @@
+"""Using up what is limited: processes, memory, descriptors, and what the kernel counts per user."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from pathlib import Path
+
+import anyio
+import pytest
+
+from atoll.contract.errors import AtollError, ExecTimeout, SandboxDied
+from atoll.contract.model import Limits, RuntimeName
+from atoll.runtime.host import Runtime
+from atoll.runtime.sandbox import Sandbox
+from tests.attacks.programs import PROBE, attempts, running, shell
+
+MIB = 1024 * 1024
+limited = pytest.mark.skipif(os.geteuid() != 0, reason="limits need cgroups, and those need root")
+NS_GET_OWNER_UID = 0xB704
+
+
+async def _make(runtime: Runtime, probe_program: bytes, limits: Limits) -> Sandbox:
+    sandbox = await runtime.create(limits=limits)
+    await sandbox.files.write_bytes(PROBE, probe_program, mode=0o755)
+    return sandbox
+
+
+@limited
+async def test_a_fork_bomb_is_held_and_ended_with_its_tree(
+    runtime: Runtime, runtime_name: RuntimeName, probe_program: bytes, bystander: Sandbox
+) -> None:
+    limits = Limits(pids=64, memory_bytes=128 * MIB)
+    async with await _make(runtime, probe_program, limits) as sandbox:
+        with pytest.raises(ExecTimeout) as bomb:
+            await sandbox.exec([PROBE, "fork-bomb"], timeout_s=1)
+        assert bomb.value.result.stdout == "lit\n" * bomb.value.result.stdout.count("\n")
+        assert (await shell(bystander, "echo on")).stdout == "on\n"
+        said = await shell(sandbox, "echo on")
+        assert said.stdout == "on\n"
+        assert not [each for each in await sandbox.ps() if "fork-bomb" in each.command]
+        if runtime_name != "runsc":
+            # gVisor's processes are threads of its own kernel, which has a pids limit of its own besides.
+            usage = await sandbox.stat()
+            assert usage.pids is not None
+            assert usage.pids < 16
+
+
+@limited
+async def test_a_fork_bomb_does_not_stop_other_operations_from_failing_fast(
+    runtime: Runtime, probe_program: bytes
+) -> None:
+    """With no process to be had, an operation says so or waits its turn; the sandbox is not lost."""
+    limits = Limits(pids=32, memory_bytes=128 * MIB)
+    async with await _make(runtime, probe_program, limits) as sandbox:
+        async with running(sandbox, PROBE, "fork-bomb") as (bomb, _):
+            for _ in range(3):
+                with anyio.fail_after(20), contextlib.suppress(AtollError):
+                    await sandbox.exec(["true"], timeout_s=5)
+                with anyio.fail_after(20), contextlib.suppress(AtollError):
+                    await sandbox.files.read_bytes("/etc/hosts")
+            await bomb.kill()
+        assert (await shell(sandbox, "echo on")).stdout == "on\n"
+
+
+@limited
+async def test_a_memory_bomb_is_ended_and_said_to_be_one(
+    runtime: Runtime, runtime_name: RuntimeName, probe_program: bytes
+) -> None:
+    limits = Limits(memory_bytes=96 * MIB, pids=64)
+    async with await _make(runtime, probe_program, limits) as sandbox:
+        if runtime_name == "runsc":
+            # One process of the host holds all of gVisor's memory: the kernel ends the sandbox, and that is said.
+            with pytest.raises(SandboxDied):
+                await sandbox.exec([PROBE, "memory-bomb"], timeout_s=30)
+        else:
+            result = await sandbox.exec([PROBE, "memory-bomb"], timeout_s=30)
+            assert result.out_of_memory
+            assert (await shell(sandbox, "echo on")).stdout == "on\n"
+
+
+@limited
+@pytest.mark.parametrize("place", ["/dev/shm", "/run", "/tmp"])
+async def test_memory_in_files_counts_as_the_sandboxs(
+    runtime: Runtime, runtime_name: RuntimeName, probe_program: bytes, place: str
+) -> None:
+    """tmpfs is memory, the file system's cache is given back: neither gets around the limit."""
+    limits = Limits(memory_bytes=96 * MIB, pids=64)
+    async with await _make(runtime, probe_program, limits) as sandbox:
+        with contextlib.suppress(AtollError):
+            await sandbox.exec(
+                ["dd", "if=/dev/zero", f"of={place}/big", "bs=1M", "count=160"], user="root", timeout_s=30
+            )
+        if runtime_name == "runsc":
+            return  # the sandbox may have been ended for it; test_a_memory_bomb says the same
+        usage = await sandbox.stat()
+        assert usage.memory_peak_bytes is not None
+        assert usage.memory_peak_bytes <= 96 * MIB
+        assert (await shell(sandbox, "echo on")).stdout == "on\n"
+
+
+async def test_running_out_of_descriptors_fails_the_program_alone(
+    runtime: Runtime, runtime_name: RuntimeName, probe_program: bytes
+) -> None:
+    async with await _make(runtime, probe_program, Limits(open_files=256)) as sandbox:
+        async with running(sandbox, PROBE, "hoard", "files", "100000") as (_, said):
+            count, error = map(int, said.split())
+            assert count < 256
+            assert error == 24
+            assert (await shell(sandbox, "echo on")).stdout == "on\n"
+
+
+async def test_many_processes_with_many_descriptors_leave_the_host_some(victim: Sandbox, bystander: Sandbox) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        for _ in range(8):
+            await stack.enter_async_context(running(victim, PROBE, "hoard", "files", "4000"))
+        assert (await shell(bystander, "cat /etc/hosts")).ok
+        os.close(os.open("/dev/null", os.O_RDONLY))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="as an ordinary user there is but one owner")
+async def test_the_user_namespace_belongs_to_the_sandbox_alone(
+    prey: Sandbox, bystander: Sandbox, runtime_name: RuntimeName
+) -> None:
+    """The kernel charges what a namespace uses (inotify, queues, pending signals) to its owner as well.
+
+    If all belonged to root, one sandbox could use up root's share, and every other sandbox's with it.
+    """
+    owners = []
+    for sandbox in (prey, bystander):
+        descriptor = os.open(f"/proc/{sandbox.info.pid}/ns/user", os.O_RDONLY)
+        try:
+            owner = bytearray(4)
+            fcntl.ioctl(descriptor, NS_GET_OWNER_UID, owner)
+        finally:
+            os.close(descriptor)
+        owners.append(int.from_bytes(owner, "little"))
+    if runtime_name == "runsc":
+        # gVisor counts these things in its own kernel; who owns the host's namespace does not matter.
+        return
+    assert 0 not in owners
+    assert owners[0] != owners[1]
+
+
+@pytest.mark.parametrize("what", ["inotify", "mqueue", "signals", "timers", "pipes", "locked", "watches"])
+async def test_what_the_kernel_counts_per_user_is_not_taken_from_the_neighbour(
+    victim: Sandbox, bystander: Sandbox, probe_program: bytes, what: str
+) -> None:
+    """One sandbox takes all it can get. The neighbour still gets some, and so does the host."""
+    most = {"signals": 100_000, "pipes": 1500, "timers": 4000, "watches": 500}.get(what, 600)
+    await bystander.files.write_bytes(PROBE, probe_program, mode=0o755)
+    async with contextlib.AsyncExitStack() as stack:
+        taken = 0
+        for user in ("user", "root"):
+            _, said = await stack.enter_async_context(running(victim, PROBE, "hoard", what, str(most), user=user))
+            taken += int(said.split()[0])
+        assert taken, "nothing could be taken at all"
+        _, said = await stack.enter_async_context(running(bystander, PROBE, "hoard", what, "4"))
+        assert said == "4 0", f"the neighbour got {said} after {taken} were taken"
+        if what == "inotify":
+            async with bystander.files.watch("/tmp"):
+                pass
+
+
+async def test_no_process_gets_a_better_place_in_the_queue(prey: Sandbox, runtime_name: RuntimeName) -> None:
+    for user in ("user", "root"):
+        found = await attempts(prey, "schedule", user=user)
+        granted = {name for name, error in found.items() if error == 0}
+        # gVisor schedules in its own kernel and says yes to what has no effect on the host's.
+        assert granted <= (
+            {"fifo", "rr", "nice", "ioprio", "rtprio", "nproc"} if runtime_name == "runsc" else {"nproc"}
+        )
+    if runtime_name == "runsc":
+        for task in Path(f"/proc/{prey.info.pid}/task").iterdir():
+            fields = (task / "stat").read_text().rpartition(") ")[2].split()
+            assert int(fields[16]) >= 0, "a task of the sandbox has a better nice value than others"
+            assert int(fields[38]) == 0, "a task of the sandbox has a realtime policy"

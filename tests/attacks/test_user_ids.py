@@ -1,0 +1,149 @@
+"""User ids on the host: what a sandbox's processes and files belong to, and what another local user can do."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+import pytest
+
+import atoll
+from atoll.contract.model import RuntimeName
+from atoll.runtime.host import Runtime
+from atoll.runtime.records import ID_BASE, ID_SLOTS, ID_STEP
+from atoll.runtime.sandbox import Sandbox
+from atoll.settings import Settings
+from tests.attacks.programs import PROBE, host_processes, running, shell, status_of
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="as an ordinary user there is one id for all sandboxes")
+NOBODY = 65534
+
+
+def _first_id(pid: int) -> int:
+    """The host id that root inside is, as the kernel says it."""
+    inside, outside, _ = Path(f"/proc/{pid}/uid_map").read_text().split()[:3]
+    assert inside == "0"
+    return int(outside)
+
+
+def _range_of(sandbox: Sandbox) -> range:
+    assert sandbox.info.pid is not None
+    first = _first_id(sandbox.info.pid)
+    return range(first, first + ID_STEP)
+
+
+async def test_two_sandboxes_have_ranges_that_do_not_meet(prey: Sandbox, bystander: Sandbox) -> None:
+    one, other = _range_of(prey), _range_of(bystander)
+    for ids in (one, other):
+        assert ID_BASE <= ids.start < ID_BASE + ID_SLOTS * ID_STEP
+        assert (ids.start - ID_BASE) % ID_STEP == 0
+    assert one.start >= other.stop or other.start >= one.stop
+
+
+@pytest.mark.parametrize("user", ["user", "root"])
+async def test_processes_belong_to_the_range_and_never_to_root(
+    prey: Sandbox, runtime_name: RuntimeName, user: str
+) -> None:
+    ids = _range_of(prey)
+    async with running(prey, PROBE, "hoard", "files", "1", user=user):
+        seen = {pid: status_of(pid) for pid in host_processes(prey)}
+        for status in seen.values():
+            for kind in ("Uid", "Gid"):
+                assert all(int(id) in ids for id in status[kind].split()), (status["Name"], status[kind])
+            assert set(map(int, status["Groups"].split())) <= set(ids), status["Name"]
+    if runtime_name != "runsc":
+        # gVisor's processes exist in its own kernel; on the host they are all one process, and that is nobody's.
+        assert ids.start + (1000 if user == "user" else 0) in {int(s["Uid"].split()[0]) for s in seen.values()}
+
+
+async def test_files_on_the_host_belong_to_the_range(sandbox: Sandbox, runtime: Runtime) -> None:
+    ids = _range_of(sandbox)
+    await shell(
+        sandbox, "echo x > /root/mine; echo x > /usr/made; chown 1000:1000 /usr/made; chmod 6755 /usr/made", user="root"
+    )
+    await sandbox.files.write_text("yours", "x")
+    upper = runtime.state_dir / "sandboxes" / sandbox.id / "upper"
+    found = [path for path in upper.rglob("*") if path.name in {"mine", "made", "yours"}]
+    assert len(found) == 3
+    for path in found:
+        status = path.lstat()
+        assert status.st_uid in ids, path
+        assert status.st_gid in ids, path
+
+
+async def test_root_inside_owns_nothing_of_the_hosts(prey: Sandbox) -> None:
+    """Files whose owner has no number inside belong to nobody, and nobody inside may change that."""
+    said = await shell(prey, "chown 70000:70000 /tmp/probe && echo changed; cat /proc/self/uid_map", user="root")
+    assert "changed" not in said.stdout
+
+
+@pytest.fixture
+def open_place() -> Iterator[Path]:
+    """A state directory in a place that everyone on the machine can come to."""
+    with tempfile.TemporaryDirectory(prefix="atoll-open-") as place:
+        Path(place).chmod(0o755)
+        yield Path(place)
+
+
+async def _as_nobody(program: Path, *arguments: str) -> str:
+    """What the probe says when a user of the machine starts it who has nothing to do with Atoll."""
+    done = await anyio.to_thread.run_sync(
+        partial(
+            subprocess.run,
+            [program, *arguments],
+            user=NOBODY,
+            group=NOBODY,
+            extra_groups=[],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=True,
+        )
+    )
+    return str(done.stdout)
+
+
+@pytest.fixture
+def nobodys_probe(open_place: Path, probe_program: bytes) -> Path:
+    path = open_place / "probe"
+    path.write_bytes(probe_program)
+    path.chmod(0o755)
+    return path
+
+
+async def test_another_user_of_the_machine_reaches_no_sandbox(
+    open_place: Path, nobodys_probe: Path, runtime: Runtime, prey: Sandbox, runtime_name: RuntimeName
+) -> None:
+    """Neither the keeper's socket, nor the stream, nor files that a setuid bit inside might have made useful.
+
+    The state directory stands where everyone can come to, and was made by someone who did not think of its mode.
+    """
+    state = open_place / "state"
+    state.mkdir(mode=0o755)
+    (state / "images").symlink_to(runtime.state_dir / "images")
+    async with (
+        atoll.open(state, settings=Settings(runtime=runtime_name)) as opened,
+        await opened.create() as sandbox,
+    ):
+        await shell(sandbox, "cp /bin/true /usr/suid && chmod 6755 /usr/suid", user="root")
+        own = state / "sandboxes" / sandbox.id
+        paths = [own, *(own / name for name in ("sock", "in", "out", "upper/usr/suid", "manifest.json", "pid"))]
+        paths += [state / name for name in ("names", "ids", "transient", "sandboxes", f"run/{runtime_name}")]
+        said = await _as_nobody(nobodys_probe, "stranger", *map(str, paths))
+    assert said.splitlines() == ["end"]
+
+
+async def test_another_user_of_the_machine_can_neither_signal_nor_trace_a_sandbox(
+    nobodys_probe: Path, prey: Sandbox, runtime: Runtime
+) -> None:
+    keeper = int((runtime.state_dir / "sandboxes" / prey.id / "keeper.lock").read_text())
+    for pid in [keeper, *host_processes(prey)]:
+        lines = (await _as_nobody(nobodys_probe, "reach", str(pid))).splitlines()
+        assert lines[-1] == "end -1"
+        assert not [line for line in lines if line.endswith(" 0")]

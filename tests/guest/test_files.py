@@ -1,0 +1,294 @@
+"""Reading, writing and the rest of the file operations."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+import pytest
+from tests.guest.client import N, Guest, wait_for
+
+NASTY = [b"plain", b"with\nnewline", b"\xff\xfe\x80", "€ü".encode(), b" lead", b"-dash", b"a" * 255]
+
+
+@pytest.fixture
+def public(tmp_path: Path) -> Path:
+    """A directory that other users can reach."""
+    for directory in [tmp_path, *tmp_path.parents]:
+        if directory not in (Path("/"), Path("/tmp")):
+            directory.chmod(0o755)
+    return tmp_path
+
+
+def test_read_gives_the_file_and_what_it_is(guest: Guest, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"0123456789")
+    path.chmod(0o640)
+    stream = guest.run("READ", PATH=str(path))
+    assert stream.out == b"0123456789"
+    assert stream.end == {"SIZE": 10, "MODE": 0o640, "MTIME_NS": path.stat().st_mtime_ns}
+
+
+@pytest.mark.parametrize(("offset", "limit", "wanted"), [(3, None, b"3456789"), (3, 4, b"3456"), (20, None, b""), (0, 0, b"")])
+def test_read_can_be_a_part(guest: Guest, tmp_path: Path, offset: int, limit: int | None, wanted: bytes) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"0123456789")
+    stream = guest.run("READ", PATH=str(path), OFFSET=offset, LIMIT=limit)
+    assert stream.out == wanted and stream.end["SIZE"] == 10
+
+
+@pytest.mark.parametrize("size", [0, 1, 65535, 65536, 65537, 1 << 20, 20_000_003])
+def test_read_of_any_size_is_exact(guest: Guest, tmp_path: Path, size: int) -> None:
+    path = tmp_path / "file"
+    data = os.urandom(size)
+    path.write_bytes(data)
+    stream = guest.run("READ", PATH=str(path))
+    assert stream.out == data and stream.end["SIZE"] == size
+
+
+def test_read_with_a_window_of_just_the_file_comes_to_an_end(guest: Guest, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * 70000)
+    for window in (70000, 0):
+        stream = guest.open("READ", window=window, auto=False, PATH=str(path))
+        if not window:
+            stream.give(70000)
+        assert "ERRNO" not in stream.wait()
+        assert len(stream.out) == 70000
+    path.write_bytes(b"")
+    assert guest.open("READ", window=0, auto=False, PATH=str(path)).wait()["SIZE"] == 0
+
+
+def test_read_never_sends_more_than_the_credit(guest: Guest, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * 1_000_000)
+    stream = guest.open("READ", window=1234, auto=False, PATH=str(path))
+    guest.until(lambda: len(stream.out) == 1234)
+    guest.run("STAT", PATH="/")
+    assert len(stream.out) == 1234
+    stream.give(1)
+    guest.until(lambda: len(stream.out) == 1235)
+    stream.reset()
+    assert stream.wait()["ERRNO"] == errno.ECANCELED
+    wait_for(lambda: guest.children() == [])
+
+
+def test_files_of_proc_can_be_read(guest: Guest) -> None:
+    stream = guest.run("READ", PATH="/proc/version")
+    assert stream.out.startswith(b"Linux") and stream.end["SIZE"] == len(stream.out)
+
+
+def test_read_and_write_refuse_what_is_no_file(guest: Guest, tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    for path, wanted in ((tmp_path, errno.EISDIR), (fifo, errno.EINVAL), ("/dev/zero", errno.EINVAL)):
+        assert guest.run("READ", PATH=str(path)).end["ERRNO"] == wanted
+        assert guest.run("WRITE", b"x", PATH=str(path)).end["ERRNO"] == wanted
+        assert guest.run("WRITE", b"x", PATH=str(path), ATOMIC=1).end["ERRNO"] == wanted
+    assert guest.run("READ", PATH=str(tmp_path / "none")).end["ERRNO"] == errno.ENOENT
+
+
+@pytest.mark.parametrize("atomic", [0, 1])
+@pytest.mark.parametrize("size", [0, 5, 65536, 10_000_001])
+def test_write_is_exact(guest: Guest, tmp_path: Path, atomic: int, size: int) -> None:
+    path = tmp_path / "file"
+    data = os.urandom(size)
+    stream = guest.run("WRITE", data, PATH=str(path), ATOMIC=atomic)
+    assert stream.end == {"SIZE": size}
+    assert path.read_bytes() == data
+    assert stat.S_IMODE(path.stat().st_mode) == 0o644
+    assert os.listdir(tmp_path) == ["file"]
+
+
+@pytest.mark.parametrize("atomic", [0, 1])
+def test_write_keeps_the_mode_of_an_old_file_unless_told(guest: Guest, tmp_path: Path, atomic: int) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"old and longer")
+    path.chmod(0o751)
+    os.chown(path, 1234, 1235)
+    guest.run("WRITE", b"new", PATH=str(path), ATOMIC=atomic)
+    assert path.read_bytes() == b"new"
+    assert (stat.S_IMODE(path.stat().st_mode), path.stat().st_uid, path.stat().st_gid) == (0o751, 1234, 1235)
+    guest.run("WRITE", b"new", PATH=str(path), ATOMIC=atomic, MODE=0o666)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o666
+
+
+def test_write_can_append_make_parents_and_be_exclusive(guest: Guest, tmp_path: Path) -> None:
+    path = tmp_path / "a" / "b" / "file"
+    assert guest.run("WRITE", b"x", PATH=str(path)).end["ERRNO"] == errno.ENOENT
+    assert guest.run("WRITE", b"x", PATH=str(path), PARENTS=1, EXCLUSIVE=1).end["SIZE"] == 1
+    assert guest.run("WRITE", b"yz", PATH=str(path), APPEND=1).end["SIZE"] == 3
+    for atomic in (0, 1):
+        assert guest.run("WRITE", b"x", PATH=str(path), EXCLUSIVE=1, ATOMIC=atomic).end["ERRNO"] == errno.EEXIST
+    other = tmp_path / "other"
+    assert guest.run("WRITE", b"x", PATH=str(other), EXCLUSIVE=1, ATOMIC=1).end["SIZE"] == 1
+    assert path.read_bytes() == b"xyz"
+    assert sorted(os.listdir(tmp_path)) == ["a", "other"]
+
+
+def test_an_abandoned_atomic_write_leaves_nothing(guest: Guest, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+    stream = guest.open("WRITE", PATH=str(path), ATOMIC=1)
+    stream.send(b"x" * 100_000)
+    wait_for(lambda: len(os.listdir(tmp_path)) == 2)
+    stream.reset()
+    assert stream.wait()["ERRNO"] == errno.ECANCELED
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_an_atomic_write_goes_through_links(guest: Guest, tmp_path: Path) -> None:
+    target, link = tmp_path / "target", tmp_path / "link"
+    target.write_bytes(b"old")
+    link.symlink_to("target")
+    guest.run("WRITE", b"new", PATH=str(link), ATOMIC=1)
+    assert link.is_symlink() and target.read_bytes() == b"new"
+    loop = tmp_path / "loop"
+    loop.symlink_to("loop")
+    assert guest.run("WRITE", b"new", PATH=str(loop), ATOMIC=1).end["ERRNO"] == errno.ELOOP
+
+
+def test_permissions_are_the_users(guest: Guest, public: Path) -> None:
+    secret, shared = public / "secret", public / "shared"
+    secret.write_bytes(b"x")
+    secret.chmod(0o600)
+    shared.mkdir()
+    shared.chmod(0o777)
+    assert guest.run("READ", PATH=str(secret), USER="nobody").end["ERRNO"] == errno.EACCES
+    assert guest.run("WRITE", b"x", PATH=str(secret), USER="nobody", ATOMIC=1).end["ERRNO"] == errno.EACCES
+    assert guest.run("WRITE", b"x", PATH=str(shared / "mine"), USER="nobody").end["SIZE"] == 1
+    assert (shared / "mine").stat().st_uid == 65534
+    assert guest.run("STAT", PATH="/", USER="no-such-user").end["ERRNO"] == errno.ENOENT
+
+
+def test_a_relative_path_is_taken_from_the_home(binary: str, public: Path) -> None:
+    guest = Guest(binary, "--user", f"agent:4321:4321:{public}")
+    (public / "file").write_bytes(b"hi")
+    assert guest.run("READ", PATH="file", USER="agent").out == b"hi"
+    assert guest.run("STAT", PATH=".", USER="4321").end["KIND"] == N["KIND_DIRECTORY"]
+    guest.close()
+
+
+def test_stat_tells_what_there_is(guest: Guest, tmp_path: Path) -> None:
+    path, link = tmp_path / "file", tmp_path / "link"
+    path.write_bytes(b"123")
+    os.chown(path, 11, 12)
+    link.symlink_to(path)
+    end = guest.run("STAT", PATH=str(link)).end
+    assert end == {"KIND": 1, "SIZE": 3, "MODE": 0o644, "UID": 11, "GID": 12, "MTIME_NS": path.stat().st_mtime_ns}
+    end = guest.run("STAT", PATH=str(link), FOLLOW=0).end
+    assert end["KIND"] == N["KIND_SYMLINK"] and end["TARGET"] == str(path).encode()
+    assert guest.run("STAT", PATH=str(tmp_path / "none")).end["ERRNO"] == errno.ENOENT
+    assert guest.run("STAT", PATH="/dev/null").end["KIND"] == N["KIND_CHAR_DEVICE"]
+
+
+def test_list_gives_every_name_as_it_is(guest: Guest, tmp_path: Path) -> None:
+    for name in NASTY:
+        with open(os.path.join(bytes(tmp_path), name), "wb") as file:
+            file.write(name)
+    (tmp_path / "dir").mkdir()
+    os.mkfifo(tmp_path / "fifo")
+    listed = guest.records("LIST", PATH=str(tmp_path))
+    assert [r["NAME"] for r in listed] == sorted([*NASTY, b"dir", b"fifo"])
+    kinds = {r["NAME"]: r["KIND"] for r in listed}
+    assert (kinds[b"dir"], kinds[b"fifo"], kinds[b"plain"]) == (2, 4, 1)
+    assert guest.run("LIST", PATH=str(tmp_path / "plain")).end["ERRNO"] == errno.ENOTDIR
+
+
+def test_list_of_a_huge_directory_is_complete(guest: Guest, tmp_path: Path) -> None:
+    for i in range(5000):
+        (tmp_path / f"{i:05}").touch()
+    assert [r["NAME"] for r in guest.records("LIST", PATH=str(tmp_path))] == [b"%05d" % i for i in range(5000)]
+
+
+@pytest.mark.parametrize("name", NASTY)
+def test_names_of_any_bytes_can_be_used(guest: Guest, tmp_path: Path, name: bytes) -> None:
+    path = os.path.join(bytes(tmp_path), name)
+    assert "ERRNO" not in guest.run("WRITE", name, PATH=path).end
+    assert guest.run("READ", PATH=path).out == name
+    assert guest.run("REMOVE", PATH=path).end == {}
+    assert os.listdir(tmp_path) == []
+
+
+def test_mkdir_makes_one_or_all(guest: Guest, tmp_path: Path) -> None:
+    path = tmp_path / "a" / "b"
+    assert guest.run("MKDIR", PATH=str(path)).end["ERRNO"] == errno.ENOENT
+    assert guest.run("MKDIR", PATH=str(path), PARENTS=1, MODE=0o777).end == {}
+    assert stat.S_IMODE(path.stat().st_mode) == 0o777
+    assert guest.run("MKDIR", PATH=str(path), PARENTS=1).end == {}
+    assert guest.run("MKDIR", PATH=str(path)).end["ERRNO"] == errno.EEXIST
+    (tmp_path / "file").touch()
+    assert guest.run("MKDIR", PATH=str(tmp_path / "file"), PARENTS=1).end["ERRNO"] == errno.ENOTDIR
+
+
+def test_remove_takes_files_links_and_trees(guest: Guest, tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    (tree / "a" / "b").mkdir(parents=True)
+    (tree / "a" / "file").touch()
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "kept").touch()
+    (tree / "link").symlink_to(outside)
+    assert guest.run("REMOVE", PATH=str(tree)).end["ERRNO"] == errno.ENOTEMPTY
+    assert guest.run("REMOVE", PATH=str(tree), RECURSIVE=1).end == {}
+    assert not tree.exists() and (outside / "kept").exists()
+    assert guest.run("REMOVE", PATH=str(tree)).end["ERRNO"] == errno.ENOENT
+    assert guest.run("REMOVE", PATH=str(tree), MISSING_OK=1).end == {}
+    assert guest.run("REMOVE", PATH="/", RECURSIVE=1).end["ERRNO"] == errno.EBUSY
+
+
+def test_a_tree_deeper_than_any_path_is_removed(guest: Guest, tmp_path: Path) -> None:
+    here = os.getcwd()
+    try:
+        os.chdir(tmp_path)
+        os.mkdir("deep")
+        os.chdir("deep")
+        for _ in range(1500):
+            os.mkdir("directory")
+            os.chdir("directory")
+    finally:
+        os.chdir(here)
+    assert guest.run("REMOVE", PATH=str(tmp_path / "deep"), RECURSIVE=1).end == {}
+    assert os.listdir(tmp_path) == []
+
+
+def test_rename_symlink_and_chmod_do_what_they_say(guest: Guest, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"x")
+    to = tmp_path / "new" / "name"
+    assert guest.run("RENAME", PATH=str(path), TO=str(to)).end["ERRNO"] == errno.ENOENT
+    assert guest.run("RENAME", PATH=str(path), TO=str(to), PARENTS=1).end == {}
+    assert to.read_bytes() == b"x" and not path.exists()
+    assert guest.run("SYMLINK", PATH=str(path), TARGET="new/name").end == {}
+    assert os.readlink(path) == "new/name"
+    assert guest.run("SYMLINK", PATH=str(path), TARGET="x").end["ERRNO"] == errno.EEXIST
+    assert guest.run("CHMOD", PATH=str(path), MODE=0o400).end == {}
+    assert stat.S_IMODE(to.stat().st_mode) == 0o400
+    assert guest.run("CHMOD", PATH=str(path), MODE=0o77777).end["ERRNO"] == errno.EINVAL
+
+
+def test_a_worker_that_is_killed_ends_its_operation_with_eio(guest: Guest, tmp_path: Path) -> None:
+    stream = guest.open("WRITE", PATH=str(tmp_path / "file"))
+    wait_for(lambda: len(guest.children()) == 1)
+    wait_for(lambda: (tmp_path / "file").exists())
+    os.kill(guest.children()[0], 9)
+    end = stream.wait()
+    assert end["ERRNO"] == errno.EIO and b"killed" in end["MESSAGE"]
+    assert guest.run("STAT", PATH="/").end["KIND"] == 2
+
+
+def test_a_full_disk_is_told(guest: Guest) -> None:
+    assert guest.run("WRITE", b"x", PATH="/proc/self/oom_score_adj-no").end["ERRNO"] in (errno.ENOENT, errno.EACCES)
+    # /dev/full is no regular file; a limit on file size is the nearest thing
+    stream = guest.run("WRITE", b"x" * 10, PATH="/proc/sys/kernel/ostype")
+    assert "ERRNO" in stream.end
+
+
+def test_missing_fields_are_an_error_and_not_a_crash(guest: Guest) -> None:
+    for op in ("READ", "STAT", "LIST", "MKDIR", "REMOVE", "RENAME", "SYMLINK", "CHMOD", "TAR_OUT", "GLOB", "GREP", "WATCH"):
+        assert guest.run(op).end["ERRNO"] in (errno.ENOENT, errno.EINVAL), op
+    assert guest.run("WRITE", b"").end["ERRNO"] == errno.ENOENT
+    assert guest.run("TAR_IN", b"").end["ERRNO"] == errno.ENOENT
