@@ -14,7 +14,7 @@ from atoll.contract.model import RuntimeName
 from bench.baselines import HOST, Baseline, Baselines
 from bench.lab import Lab
 from bench.results import Row, Section, Spread, Table, Target, Value, times
-from bench.sampling import Contender, in_turns, program, timed
+from bench.sampling import Contender, in_turns, program
 
 HOW = """\
 A new sandbox from the image `host`, with the default limits, until its first command (`true`) has answered; destroying
@@ -115,15 +115,16 @@ async def _burst(lab: Lab, label: str, count: int, operation: Callable[[], Await
     taken: list[float] = []
 
     async def one() -> None:
-        taken.append(await timed(operation()))
+        await operation()
+        taken.append(time.perf_counter() - start)
         advance()
 
-    start = time.perf_counter()
     with lab.progress(f"{count} at once: {label}", count) as advance:
+        start = time.perf_counter()
         async with anyio.create_task_group() as group:
             for _ in range(count):
                 group.start_soon(one)
-    total = time.perf_counter() - start
+        total = time.perf_counter() - start
     spread = Spread.of(taken)
     return Row(
         label=label,

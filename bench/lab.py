@@ -109,12 +109,9 @@ class Lab:
             if id.startswith("atoll-")
         ]
         found += [f"process {pid}" for seen in self._lives.values() for pid in still_alive(seen)]
-        made = (
-            [parent / "atoll" / id for parent in (CGROUPS, *CGROUPS.iterdir()) for id in self._lives]
-            if CGROUPS.is_dir()
-            else []
-        )
-        found += [f"cgroup {path}" for path in made if path.exists()]
+        hierarchies = [CGROUPS, *(path for path in CGROUPS.iterdir() if path.is_dir())] if CGROUPS.is_dir() else []
+        cgroups = [parent / "atoll" / id for parent in hierarchies for id in self._lives]
+        found += [f"cgroup {path}" for path in cgroups if path.exists()]
         found += [
             f"mount {line.split()[4]}"
             for line in Path("/proc/self/mountinfo").read_text().splitlines()

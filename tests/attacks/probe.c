@@ -294,8 +294,8 @@ static void hoard(const char *what, int most)
             if (timer_create(CLOCK_MONOTONIC, &event, &timer) < 0)
                 break;
         } else if (!strcmp(what, "locked")) {
-            void *page = mmap(NULL, 65536, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-            if (page == MAP_FAILED || mlock(page, 65536) < 0)
+            void *page = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+            if (page == MAP_FAILED || mlock(page, 4096) < 0)
                 break;
         } else if (!strcmp(what, "pipes")) {
             int ends[2];

@@ -37,7 +37,7 @@ async def probe(sandbox: Sandbox, *arguments: str, user: str = "user") -> ExecRe
 
 
 async def attempts(sandbox: Sandbox, *arguments: str, user: str = "user") -> dict[str, int]:
-    """Run the probe and return what each attempt gave: an errno, 0 for success, a negative number for death by signal."""
+    """Run the probe and return what each attempt gave: an errno, 0 for success, a negative number for a signal."""
     result = await probe(sandbox, *arguments, user=user)
     assert result.exit_code == 0, result
     lines = [line.rsplit(" ", 1) for line in result.stdout.splitlines()]

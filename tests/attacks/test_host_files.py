@@ -1,4 +1,4 @@
-"""Reading and changing the host's files: its secrets, its other directories, Atoll's state, the image that is shared."""
+"""Reading and changing the host's files: its secrets, its other directories, Atoll's state, the shared image."""
 
 from __future__ import annotations
 

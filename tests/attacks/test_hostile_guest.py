@@ -175,8 +175,7 @@ async def test_a_guest_that_breaks_the_protocol_fails_its_own_sandbox_alone(
             return  # it broke the protocol so early that it was never a sandbox
         try:
             with pytest.raises(SandboxError):
-                result = await sandbox.exec(["true"], timeout_s=20)
-                pytest.fail(f"an outcome was made up: {result}")
+                await sandbox.exec(["true"], timeout_s=20)
             with pytest.raises(AtollError):
                 await sandbox.exec(["true"], timeout_s=1)
         finally:
@@ -186,7 +185,7 @@ async def test_a_guest_that_breaks_the_protocol_fails_its_own_sandbox_alone(
 async def test_a_guest_that_broke_the_protocol_is_ended_although_it_ignores_being_told_to(
     runtime: Runtime, install: Install
 ) -> None:
-    """Its sandbox is of no use to anyone. It must not go on using the machine until somebody thinks of destroying it."""
+    """Its sandbox is of no use to anyone. It must not use the machine until somebody thinks of destroying it."""
     install(_answer(_frame(99)))
     async with await runtime.create() as sandbox:
         pid = sandbox.info.pid
@@ -375,7 +374,7 @@ async def test_an_archive_of_a_hostile_guest_writes_nothing_outside(
 @FASTEST
 @pytest.mark.usefixtures("impatient")
 async def test_a_listing_without_end_does_not_fill_the_hosts_memory(runtime: Runtime, install: Install) -> None:
-    """As much as credit allows, and the host gives credit as it reads: one megabyte here, of names that are all alike."""
+    """As much as credit allows; the host gives credit as it reads. One megabyte here, of names that are all alike."""
     record = encode_record(
         [
             (Tag.NAME, b"n"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import pytest
 
@@ -15,7 +14,7 @@ from tests.attacks.programs import shell
 async def test_addresses_of_the_kernel_are_not_told(prey: Sandbox, user: str) -> None:
     said = await shell(
         prey,
-        "head -n 400 /proc/kallsyms; head -n 200 /proc/modules; cat /proc/*/wchan /proc/*/stack /sys/module/*/sections/.text",
+        "head -n 400 /proc/kallsyms; head -n 200 /proc/modules; cat /proc/*/stack /sys/module/*/sections/.text",
         user=user,
     )
     addresses = {
@@ -70,4 +69,3 @@ async def test_the_boot_parameters_tell_no_secret_of_ours(prey: Sandbox) -> None
     """/proc/cmdline is the machine's and readable for all on it; what matters is that none of it is Atoll's."""
     said = await shell(prey, "cat /proc/cmdline /proc/version")
     assert "atoll" not in said.stdout.lower()
-    assert Path("/proc/version").exists()

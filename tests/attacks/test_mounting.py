@@ -37,8 +37,8 @@ tries = {
 for name, arguments in tries.items():
     if libc.mount(*arguments) == 0:
         print('mounted', name)
-for path in (b'/proc/kcore', b'/proc/keys', b'/proc/sys', b'/proc/sysrq-trigger', b'/sys/firmware', b'/proc', b'/sys', b'/dev/shm',
-             b'/run/atoll/guest', b'/run', b'/usr', b'/'):
+for path in (b'/proc/kcore', b'/proc/keys', b'/proc/sys', b'/proc/sysrq-trigger', b'/sys/firmware', b'/proc', b'/sys',
+             b'/dev/shm', b'/run/atoll/guest', b'/run', b'/usr', b'/'):
     for flags in (0, 2):
         if libc.umount2(path, flags) == 0:
             print('unmounted', path.decode())
@@ -60,7 +60,7 @@ async def test_nothing_can_be_mounted_from_a_nested_user_namespace(prey: Sandbox
     said = await shell(
         prey,
         "for t in tmpfs proc sysfs overlay cgroup2; do unshare -Urmpf mount -t $t none /mnt && echo MOUNTED $t; done; "
-        "unshare -Urm mount --bind / /mnt && echo MOUNTED bind; unshare -Urm umount -l /proc && echo UNMOUNTED; echo end",
+        "unshare -Urm mount --bind / /mnt && echo MOUNTED; unshare -Urm umount -l /proc && echo UNMOUNTED; echo end",
         user=user,
     )
     assert said.stdout == "end\n"

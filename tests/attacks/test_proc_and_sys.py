@@ -71,7 +71,7 @@ for path in sys.argv[1:]:
         try:
             os.write(fd, b'atoll-was-here')
         except OSError as error:
-            # Only a path that the kernel lets nobody write may be opened; EINVAL means that it looked at the value.
+            # EINVAL means that it looked at the value.
             if error.errno in (1, 13, 30): continue
             print(path, 'looked at it:', error.strerror)
         else:
@@ -85,7 +85,7 @@ async def test_nothing_of_the_kernel_can_be_written(prey: Sandbox, runtime_name:
     said = await python(prey, _WRITE, *TARGETS, user=user)
     assert said.ok, said.stderr
     written = set(said.stdout.splitlines())
-    # Id maps are looked at before they are refused: they are written already. That root may offer its own sandbox to the
+    # Id maps are looked at before they are refused: they are set already. That root may offer its own sandbox to the
     # killer is its own affair. With gVisor all of these are files of a kernel that is the sandbox's own; that a value
     # reaches it is no attack on the host.
     own = ("/proc/self/", "/proc/1/uid_map looked") + (("/proc/1/oom_score_adj",) if user == "root" else ())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import pytest
 
@@ -86,7 +85,9 @@ async def test_on_the_host_no_process_of_a_sandbox_has_rights(prey: Sandbox, run
         status = status_of(pid)
         assert status["Uid"].split()[0] != "0", status["Name"]
         assert os.readlink(f"/proc/{pid}/ns/user") != os.readlink("/proc/self/ns/user"), status["Name"]
-        for kind in ("mnt", "pid", "net", "ipc", "uts"):
+        # gVisor traces the processes of its sandbox from outside: its own are in the host's process namespace, and
+        # have a view of it through a /proc that is not there.
+        for kind in ("mnt", "net", "ipc", "uts", *(("pid",) if runtime_name != "runsc" else ())):
             assert os.readlink(f"/proc/{pid}/ns/{kind}") != os.readlink(f"/proc/self/ns/{kind}"), (status["Name"], kind)
         assert status["Seccomp"] == "2", (status["Name"], runtime_name)
 
@@ -102,4 +103,3 @@ for change in (lambda: os.setuid(0), lambda: os.setgid(0), lambda: os.setresuid(
     said = await prey.exec(["python3", "-I", "-S", "-c", code], timeout_s=20)
     assert said.ok, said.stderr
     assert said.stdout == ""
-    assert Path("/proc/self/status").exists()

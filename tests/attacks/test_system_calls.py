@@ -14,10 +14,10 @@ from tests.attacks.programs import ABSENT, attempts, probe, unexpected
 # What gVisor answers where that is not ENOSYS. Its kernel is the sandbox's own: these reach nothing of the host's.
 _DENIED = {errno.EPERM}
 GVISOR: dict[str, set[int]] = {
-    **{name: _DENIED for name in ("mount", "umount2", "pivot_root", "settimeofday", "clock_settime", "reboot", "acct")},
-    **{name: _DENIED for name in ("swapon", "swapoff", "init_module", "delete_module", "finit_module", "kexec_load")},
-    **{name: _DENIED for name in ("iopl", "ioperm", "vhangup", "quotactl", "syslog", "bpf", "perf_event_open")},
-    **{name: _DENIED for name in ("lookup_dcookie", "open_by_handle_at", "adjtimex", "clock_adjtime")},
+    **dict.fromkeys(("mount", "umount2", "pivot_root", "settimeofday", "clock_settime", "reboot", "acct"), _DENIED),
+    **dict.fromkeys(("swapon", "swapoff", "init_module", "delete_module", "finit_module", "kexec_load"), _DENIED),
+    **dict.fromkeys(("iopl", "ioperm", "vhangup", "quotactl", "syslog", "bpf", "perf_event_open"), _DENIED),
+    **dict.fromkeys(("lookup_dcookie", "open_by_handle_at", "adjtimex", "clock_adjtime"), _DENIED),
     "setns": {errno.EOPNOTSUPP},
     "name_to_handle_at": {errno.EOPNOTSUPP},
     "open_by_handle_at": {errno.EOPNOTSUPP, errno.EPERM},

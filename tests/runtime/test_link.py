@@ -5,9 +5,14 @@ from __future__ import annotations
 import contextlib
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
 
 import anyio
 import pytest
+from anyio.abc import ByteStream
+from anyio.streams.stapled import StapledByteStream
+from hypothesis import given
+from hypothesis import strategies as st
 
 from atoll.contract.errors import (
     AtollError,
@@ -109,6 +114,44 @@ async def test_whoever_greets_wrongly_is_destroyed(host: Host, wire: Wire, greet
         group.start_soon(greet)
         assert isinstance(await raised(sandbox.connect), GuestProtocolError)
     assert host.destroyed == 1
+
+
+async def test_a_sandbox_that_is_destroyed_while_a_call_connects_is_not_used(host: Host, wire: Wire) -> None:
+    wire.greets = False
+    sandbox = host.sandbox(wire.connect)
+    errors: list[AtollError] = []
+
+    async def call() -> None:
+        errors.append(await raised(lambda: sandbox.exec("true")))
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(call)
+        peer = await wire.peer()
+        await sandbox.destroy()
+        await peer.hello()
+        await peer.hears_the_end()
+    assert isinstance(errors[0], SandboxDied)
+
+
+async def test_any_byte_stream_will_do(host: Host, wire: Wire) -> None:
+    async def connect() -> ByteStream:
+        stream = await wire.connect()
+        return StapledByteStream(stream, stream)
+
+    sandbox = host.sandbox(connect)
+
+    async def answer() -> None:
+        peer = await wire.peer()
+        opened = await peer.hear(FrameType.OPEN)
+        await peer.data(opened.stream, 1, b"hello")
+        await peer.exited(opened.stream, 5)
+        await peer.hear(FrameType.OPEN)
+        await peer.aclose()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(answer)
+        assert (await sandbox.exec("true")).stdout == "hello"
+        assert isinstance(await raised(lambda: sandbox.exec("true")), SandboxDied)
 
 
 async def test_whoever_does_not_greet_is_given_up(host: Host, wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,6 +282,7 @@ VIOLATIONS = {
     "an END that is malformed": encode_frame(FrameType.END, 1, b"\1\2\3"),
     "a frame after END": encode_frame(FrameType.END, 1, struct.pack("<HIq", Tag.ERRNO, 8, 2))
     + encode_frame(FrameType.DATA, 1, b"x", 1),
+    "an event that is too large": encode_frame(FrameType.EVENT, 1, struct.pack("<HI", Tag.MESSAGE, 5000) + bytes(5000)),
     "more data than credit": encode_frame(FrameType.DATA, 1, bytes(MAX_PAYLOAD), 1) * 5,
 }
 
@@ -690,6 +734,98 @@ async def test_a_listener_passes_over_connections_that_were_closed_again(scripte
             assert listener.port == 8080
             async with await anext(listener) as connection:
                 assert await connection.receive() == b"hello"
+
+
+async def test_connections_that_nobody_takes_do_not_pile_up(scripted: Sandbox, wire: Wire, host: Host) -> None:
+    last = EVENT_LIMIT + 100
+
+    async def answer() -> None:
+        peer = await wire.peer()
+        opened = await peer.hear(FrameType.OPEN)
+        await peer.say(FrameType.EVENT, opened.stream, fields=((Tag.EVENT, EventKind.LISTENING), (Tag.PORT, 8080)))
+        for number in range(1, last + 1):
+            fields = ((Tag.EVENT, EventKind.ACCEPTED), (Tag.CONN, number), (Tag.PEER_PORT, 4000))
+            await peer.say(FrameType.EVENT, opened.stream, fields=fields)
+        await peer.exited((await peer.hear(FrameType.OPEN)).stream)
+        first = await peer.hear(FrameType.OPEN)
+        assert first.fields.integer(Tag.CONN) > 1
+        await peer.say(FrameType.EVENT, first.stream, fields=((Tag.EVENT, EventKind.CONNECTED),))
+        await peer.hear(FrameType.EOF)
+        for stream in (first.stream, opened.stream):
+            await peer.hear(FrameType.RESET)
+            await peer.end(stream, (Tag.ERRNO, 125))
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(answer)
+        async with scripted.listen() as listener:
+            assert (await scripted.exec("true")).ok
+            await (await anext(listener)).aclose()
+    assert host.destroyed == 0
+
+
+async def test_a_reader_that_stops_early_abandons_the_stream(scripted: Sandbox, wire: Wire) -> None:
+    async def answer() -> None:
+        peer = await wire.peer()
+        opened = await peer.hear(FrameType.OPEN)
+        await peer.data(opened.stream, 1, b"first")
+        await peer.hear(FrameType.RESET)
+        await peer.end(opened.stream, (Tag.ERRNO, 125))
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(answer)
+        pieces = scripted.files.stream("x")
+        assert await anext(pieces) == b"first"
+        await pieces.aclose()
+
+
+frames = st.lists(
+    st.tuples(
+        st.sampled_from(
+            [FrameType.DATA, FrameType.EOF, FrameType.CREDIT, FrameType.EVENT, FrameType.END, FrameType.GONE]
+        ),
+        st.integers(0, 3),
+        st.integers(0, 2),
+        st.one_of(
+            st.binary(max_size=20),
+            st.lists(st.tuples(st.sampled_from(Tag), st.integers(-3, 300)), max_size=6).map(
+                lambda fields: b"".join(struct.pack("<HIq", tag, 8, value) for tag, value in fields)
+            ),
+        ),
+    ),
+    max_size=12,
+)
+
+
+@given(frames)
+def test_whatever_frames_come_a_call_returns_or_raises_ours(script: list[tuple[FrameType, int, int, bytes]]) -> None:
+    data = b"".join(encode_frame(kind, stream, payload, channel) for kind, channel, stream, payload in script)
+
+    async def play() -> None:
+        async with AsyncExitStack() as stack, anyio.create_task_group() as tasks:
+            wire = Wire(stack)
+            sandbox = Host(tasks).sandbox(wire.connect)
+
+            async def misbehave() -> None:
+                peer = await wire.peer()
+                opened = 0
+                while opened < 2:
+                    opened += (await peer.hear()).kind is FrameType.OPEN
+                with contextlib.suppress(anyio.BrokenResourceError):
+                    await peer.say_raw(data or b" ")
+                await peer.aclose()
+
+            async def call(operation: Callable[[], Awaitable[object]]) -> None:
+                with contextlib.suppress(AtollError):
+                    await operation()
+
+            with anyio.fail_after(10):
+                async with anyio.create_task_group() as group:
+                    group.start_soon(misbehave)
+                    group.start_soon(call, lambda: sandbox.exec("true", stdin="x"))
+                    group.start_soon(call, lambda: sandbox.spawn("true", stdin=True, channels=1))
+            tasks.cancel_scope.cancel()
+
+    anyio.run(play)
 
 
 @pytest.mark.parametrize(("port", "host_name"), [(0, "127.0.0.1"), (65536, "127.0.0.1"), (80, "example.org")])

@@ -9,7 +9,11 @@
 /* Ends everything that was started inside, and then the guest. */
 _Noreturn void guest_end(int status);
 
-/* True for a child that the guest has a use for (a sitter, a worker) or did not make (in tests, where it is not
+/* Whether orphans come to the nearest subreaper above them. Where they do not, they come to the guest. */
+bool guest_has_subreapers(void);
+
+/* True for a child that the guest has a use for (a sitter, a worker, an orphan of a tree that is
+ * looked after) or did not make (in tests, where it is not
  * PID 1): one that must not be swept away as an orphan. */
 bool guest_knows_child(pid_t pid);
 

@@ -36,21 +36,13 @@
 enum { FIRST_OWN_DESCRIPTOR = 10, MOST_STRANGERS = 64 };
 
 static struct rlimit first_nofile;
-static bool is_init;
+static bool is_init, has_subreapers;
 static pid_t strangers[MOST_STRANGERS]; /* children that were there before (only when this is not PID 1) */
 static int stranger_count;
 
 const struct rlimit *guest_first_nofile(void)
 {
     return &first_nofile;
-}
-
-bool guest_knows_child(pid_t pid)
-{
-    for (int i = 0; i < stranger_count; i++)
-        if (strangers[i] == pid)
-            return true;
-    return proc_has_sitter(pid) || worker_has_child(pid);
 }
 
 static bool is_stranger(pid_t pid)
@@ -61,12 +53,22 @@ static bool is_stranger(pid_t pid)
     return false;
 }
 
+bool guest_has_subreapers(void)
+{
+    return has_subreapers;
+}
+
+bool guest_knows_child(pid_t pid)
+{
+    return is_stranger(pid) || proc_has_sitter(pid) || worker_has_child(pid) || proc_claims_orphan(pid);
+}
+
 _Noreturn void guest_end(int status)
 {
     if (is_init)
         kill(-1, SIGKILL); /* what is left, the kernel ends with its init */
     else
-        tree_kill_all(getpid(), is_stranger);
+        tree_kill_all(&(struct tree){.root = getpid(), .spare = is_stranger});
     _exit(status);
 }
 
@@ -261,6 +263,9 @@ int main(int argc, char **argv)
     reset_signals();
     hide_link(&in, &out);
     raise_nofile();
+    /* Asked by getting it: gVisor without subreapers lets PID 1 set it all the same. */
+    int is_subreaper;
+    has_subreapers = prctl(PR_GET_CHILD_SUBREAPER, &is_subreaper) == 0;
     if (!is_init) {
         prctl(PR_SET_CHILD_SUBREAPER, 1);
         remember_strangers();

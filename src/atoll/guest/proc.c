@@ -237,7 +237,8 @@ static void answer_waiters(struct proc *proc, int64_t sequence, int error)
 /* Goes on for a while after the last find: a dying sitter closes its pipe before the kernel hands its children on. */
 static void on_sweep(struct timer *timer)
 {
-    sweeps_left = tree_kill_sweep(getpid(), guest_knows_child) ? SWEEPS : sweeps_left - 1;
+    const struct tree everything = {.root = getpid(), .spare = guest_knows_child};
+    sweeps_left = tree_kill_sweep(&everything) ? SWEEPS : sweeps_left - 1;
     if (sweeps_left > 0)
         timer_set(timer, SWEEP_EVERY_MS, on_sweep);
 }
@@ -286,6 +287,27 @@ bool proc_has_sitter(pid_t pid)
         if (proc->sitter == pid)
             return true;
     return false;
+}
+
+static bool brand_is_taken(int brand)
+{
+    for (struct proc *proc = procs; proc; proc = proc->next)
+        if (proc->live && proc->brand == brand)
+            return true;
+    return false;
+}
+
+bool proc_claims_orphan(pid_t pid)
+{
+    return !guest_has_subreapers() && brand_is_taken(tree_brand_of(pid));
+}
+
+static int choose_brand(void)
+{
+    int brand = TREE_USUAL_BRAND;
+    while (!guest_has_subreapers() && brand < TREE_LAST_BRAND && brand_is_taken(brand))
+        brand++;
+    return brand;
 }
 
 void proc_sitter_ended(pid_t pid)
@@ -581,6 +603,7 @@ static int fork_sitter(struct proc *proc, struct fields fields, const struct plu
         .err = plumbing->err.theirs,
         .terminal = plumbing->terminal.ours,
         .extra_count = extra_count,
+        .brand = proc->brand,
     };
     int keep[6 + MAX_CHANNELS] = {sitting.orders, sitting.reports, sitting.in, sitting.out, sitting.err, sitting.terminal};
     for (int i = 0; i < extra_count; i++)
@@ -643,8 +666,10 @@ void proc_open_spawn(uint32_t id, struct fields fields)
     size_t outputs = (request.terminal ? 1 : 2) + (size_t)request.channels;
     struct proc *proc = calloc(1, sizeof *proc + outputs * sizeof *proc->outputs);
     int error = proc ? lay_plumbing(&plumbing, &request) : ENOMEM;
-    if (!error)
+    if (!error) {
+        proc->brand = choose_brand();
         error = fork_sitter(proc, fields, &plumbing, (int)request.channels);
+    }
     close_plumbing(&plumbing, error != 0);
     if (error) {
         free(proc);

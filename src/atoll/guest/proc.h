@@ -45,6 +45,7 @@ struct proc {
     bool live;             /* the sitter has something to sit on */
     bool dismissed;        /* the sitter said that nothing was left */
     bool keep, terminal;
+    int brand; /* see tree.h */
     bool tree_kill_asked, ended_after_kill;
     uint64_t signals_asked; /* bit n: the host asked for signal n */
     int wait_status;
@@ -70,6 +71,7 @@ void proc_open_signal(uint32_t id, struct fields fields);
 extern const struct operation operation_procs;
 bool proc_has_sitter(pid_t pid);
 void proc_sitter_ended(pid_t pid);
+bool proc_claims_orphan(pid_t pid); /* it is of a tree whose sitter lives (only where there are no subreapers) */
 
 /* Between proc.c and attach.c. */
 struct proc *proc_find(int64_t id);

@@ -45,6 +45,7 @@ enum {
     HURRIED_SWEEPS = 8,
     HOLD_MS = 300,         /* how long the dead are left to fill the process limit, against what forks and exits */
     OBEY_WITHIN_MS = 4000,
+    LOOK_EVERY_MS = 500,
 };
 
 static const char usual_path[] = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -66,6 +67,7 @@ struct program {
 
 struct sitter {
     const struct sitting *sitting;
+    struct tree tree;
     pid_t main;      /* 0 once it has been reaped */
     int64_t started;
 };
@@ -234,11 +236,12 @@ static void usual_signals(void)
 }
 
 /* The program goes before the guest when memory runs out. */
-static void be_killed_first(void)
+static void take_brand(int brand)
 {
+    char text[8];
     int fd = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
     if (fd >= 0) {
-        (void)!write(fd, "500", 3);
+        (void)!write(fd, text, (size_t)snprintf(text, sizeof text, "%d", brand));
         close(fd);
     }
 }
@@ -318,7 +321,7 @@ static _Noreturn void become_program(struct program *program)
     place_descriptors(program);
     if (program->terminal >= 0)
         ioctl(0, TIOCSCTTY, 0);
-    be_killed_first();
+    take_brand(program->sitting->brand);
     umask(022);
     setrlimit(RLIMIT_NOFILE, &program->nofile);
     int error = users_become(&program->account);
@@ -357,8 +360,8 @@ static void close_program_ends(const struct program *program)
         close(sitting->extras[i]);
 }
 
-/* Takes in the dead; true when nobody is left at all. */
-static bool reap(struct sitter *sitter)
+/* Takes in the dead; true when no child is left. */
+static bool reap_children(struct sitter *sitter)
 {
     for (;;) {
         int status;
@@ -372,6 +375,14 @@ static bool reap(struct sitter *sitter)
             report(sitter->sitting, REPORT_ENDED, status, now_us() - sitter->started, NULL);
         }
     }
+}
+
+/* True when nobody is left at all, orphans that went to the guest included: for them two looks are taken, because one
+ * takes a while and somebody may be born behind its back. */
+static bool reap(struct sitter *sitter)
+{
+    const struct tree *tree = &sitter->tree;
+    return reap_children(sitter) && (!tree->brand || (tree_is_empty(tree) && tree_is_empty(tree)));
 }
 
 static void sleep_until_signal(int ms)
@@ -389,7 +400,7 @@ static bool kill_tree(struct sitter *sitter)
 {
     int64_t until = now_us() + OBEY_WITHIN_MS * 1000, hold_until = 0;
     for (int sweeps = 1;; sweeps++) {
-        tree_kill_sweep(getpid(), NULL);
+        tree_kill_sweep(&sitter->tree);
         int64_t now = now_us();
         if (now >= hold_until) {
             if (reap(sitter))
@@ -410,7 +421,7 @@ static void obey(struct sitter *sitter, const struct order *order)
     if (order->tree && order->signal == SIGKILL)
         error = kill_tree(sitter) ? 0 : EBUSY;
     else if (order->tree)
-        error = tree_signal(getpid(), order->signal) ? 0 : ESRCH;
+        error = tree_signal(&sitter->tree, order->signal) ? 0 : ESRCH;
     else if (!sitter->main)
         error = ESRCH;
     else if (kill(sitter->main, order->signal) < 0)
@@ -441,8 +452,10 @@ static void sit(struct sitter *sitter)
     sigset_t none;
     sigemptyset(&none);
     struct pollfd orders = {.fd = sitter->sitting->orders, .events = POLLIN};
+    /* Of orphans that went to the guest no signal tells: they are looked after. */
+    const struct timespec look = {.tv_nsec = LOOK_EVERY_MS * 1000000L};
     while (!(reap(sitter) && !sitter->main))
-        if (ppoll(&orders, 1, NULL, &none) > 0)
+        if (ppoll(&orders, 1, sitter->tree.brand && !sitter->main ? &look : NULL, &none) > 0)
             take_order(sitter);
     report(sitter->sitting, REPORT_EMPTY, 0, 0, NULL);
 }
@@ -458,6 +471,7 @@ _Noreturn void sitter_run(const struct sitting *sitting)
     prctl(PR_SET_CHILD_SUBREAPER, 1);
     prepare(&program, sitting);
     struct sitter sitter = {.sitting = sitting, .started = now_us()};
+    sitter.tree = (struct tree){.root = getpid(), .brand = guest_has_subreapers() ? 0 : sitting->brand};
     sitter.main = start_main(&program);
     report(sitting, REPORT_STARTED, sitter.main, program.account.uid, NULL);
     close_program_ends(&program);

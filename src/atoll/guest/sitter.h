@@ -15,6 +15,7 @@ struct sitting {
     int terminal; /* the master, of which the sitter opens the other side */
     int extras[MAX_CHANNELS];
     int extra_count;
+    int brand; /* see tree.h */
 };
 
 struct order {

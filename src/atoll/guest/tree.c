@@ -132,9 +132,22 @@ static bool take_census(struct census *census)
     return true;
 }
 
-/* Walks up from a process to `root` or to something known, then writes the answer down along the way. */
-static void relate(struct census *census, struct process *process, pid_t root, bool (*spare)(pid_t child))
+int tree_brand_of(pid_t pid)
 {
+    char path[40], text[16];
+    snprintf(path, sizeof path, "/proc/%d/oom_score_adj", pid);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t size = fd < 0 ? 0 : read(fd, text, sizeof text - 1);
+    if (fd >= 0)
+        close(fd);
+    text[size > 0 ? size : 0] = 0;
+    return atoi(text);
+}
+
+/* Walks up from a process to the root or to something known, then writes the answer down along the way. */
+static void relate(struct census *census, struct process *process, const struct tree *tree)
+{
+    pid_t root = tree->root;
     enum relation answer = ELSEWHERE;
     struct process *at = process;
     for (int steps = 0; at && steps <= census->count; steps++) {
@@ -145,7 +158,7 @@ static void relate(struct census *census, struct process *process, pid_t root, b
         if (at->pid == root)
             break;
         if (at->parent == root) {
-            answer = spare && spare(at->pid) ? ELSEWHERE : BELOW;
+            answer = tree->spare && tree->spare(at->pid) ? ELSEWHERE : BELOW;
             at->relation = answer;
             break;
         }
@@ -157,12 +170,15 @@ static void relate(struct census *census, struct process *process, pid_t root, b
         at->relation = ELSEWHERE;
 }
 
-static bool find_below(struct census *census, pid_t root, bool (*spare)(pid_t child))
+static bool find_below(struct census *census, const struct tree *tree)
 {
     if (!take_census(census))
         return false;
     for (int i = 0; i < census->count; i++)
-        relate(census, &census->at[i], root, spare);
+        relate(census, &census->at[i], tree);
+    for (int i = 0; i < census->count && tree->brand; i++)
+        if (census->at[i].relation == ELSEWHERE && tree_brand_of(census->at[i].pid) == tree->brand)
+            census->at[i].relation = BELOW;
     return true;
 }
 
@@ -226,20 +242,31 @@ static bool may_still_fork(const struct process *process)
     return process->relation == BELOW && !strchr("TtZX", process->state);
 }
 
-int tree_signal(pid_t root, int signal)
+int tree_signal(const struct tree *tree, int signal)
 {
     struct census census = {0};
-    int count = find_below(&census, root, NULL) ? send_to_all(&census, signal, is_below) : 0;
+    int count = find_below(&census, tree) ? send_to_all(&census, signal, is_below) : 0;
     free(census.at);
     return count;
 }
 
-int tree_kill_sweep(pid_t root, bool (*spare)(pid_t child))
+bool tree_is_empty(const struct tree *tree)
+{
+    struct census census = {0};
+    int living = 0;
+    if (find_below(&census, tree))
+        for (int i = 0; i < census.count; i++)
+            living += census.at[i].relation == BELOW && !strchr("ZX", census.at[i].state);
+    free(census.at);
+    return living == 0;
+}
+
+int tree_kill_sweep(const struct tree *tree)
 {
     struct census census = {0};
     for (int pass = 0; pass < FREEZE_PASSES; pass++) {
         int running = 0;
-        if (!find_below(&census, root, spare))
+        if (!find_below(&census, tree))
             break;
         /* One process alone can be killed outright, and most trees are one process. */
         for (int i = 0; i < census.count; i++)
@@ -259,10 +286,10 @@ static void pause_ms(int ms)
     nanosleep(&(struct timespec){.tv_nsec = ms * 1000000L}, NULL);
 }
 
-void tree_kill_all(pid_t root, bool (*spare)(pid_t child))
+void tree_kill_all(const struct tree *tree)
 {
     for (int waited = 0; waited < KILL_ALL_MS; waited += RETRY_MS) {
-        int killed = tree_kill_sweep(root, spare);
+        int killed = tree_kill_sweep(tree);
         while (waitpid(-1, NULL, WNOHANG) > 0) {
         }
         if (!killed)

@@ -13,7 +13,7 @@ import errno
 import io
 import os
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import datetime
 from pathlib import Path
@@ -157,7 +157,7 @@ class Files:
 
     async def stream(
         self, path: AnyPath, *, offset: int = 0, limit: int | None = None, user: str | None = None
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncGenerator[bytes, None]:
         """The bytes of a regular file of any size, in pieces, with bounded memory."""
         fields = self._read_fields(path, offset, limit, user)
         async with await self._open(Op.READ, fields) as stream:
@@ -350,7 +350,9 @@ class Files:
 
     # ------------------------------------------------------------------------------------------------ archives
 
-    async def tar_out(self, path: AnyPath, *, inside: bool = False, user: str | None = None) -> AsyncIterator[bytes]:
+    async def tar_out(
+        self, path: AnyPath, *, inside: bool = False, user: str | None = None
+    ) -> AsyncGenerator[bytes, None]:
         """A pax tar of a file or a directory; with `inside`, of what is in it. Sockets, pipes and devices are left out.
 
         What reads it must treat it as hostile: the sandbox made it. `download` does.

@@ -364,8 +364,7 @@ class Sandbox:
                 if self._link.failure is None:
                     return self._link
                 self._conclude(self._link)
-            if self._ended is not None:
-                raise self._ended.error()
+            self._require_alive()
             name = f"sandbox {self.name!r}"
             try:
                 stream = await self._connect()
@@ -379,13 +378,18 @@ class Sandbox:
             except SandboxError:
                 await self._finish(link)
                 raise
-            if self._ended is not None:  # destroyed meanwhile
-                link.fail(self._ended)
+            try:
+                self._require_alive()  # it may have been destroyed meanwhile
+            except SandboxError:
                 await anyio.aclose_forcefully(stream)
-                raise self._ended.error()
+                raise
             self._link = link
             self._tasks.start_soon(self._serve, link)
             return link
+
+    def _require_alive(self) -> None:
+        if self._ended is not None:
+            raise self._ended.error()
 
     async def _serve(self, link: Link) -> None:
         try:

@@ -1,0 +1,170 @@
+"""Noise against the guest: its parsers under libFuzzer, and the whole of it under sanitizers."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import shutil
+import socket
+import struct
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from tests.guest.client import BYTES_TAGS, N, SOURCE, TAG_NAMES, build, encode, field_bytes, frame
+
+HERE = Path(__file__).parent
+SECONDS = float(os.environ.get("ATOLL_FUZZ_SECONDS", "6"))
+OPS = [value for name, value in N.items() if name.startswith("OP_")]
+INTS = [-(1 << 63), -1, 0, 1, 2, 9, 15, 77, 4096, 65536, 1 << 20, 1 << 31, (1 << 63) - 1]
+
+needs_clang = pytest.mark.skipif(not shutil.which("clang"), reason="clang builds the fuzzers")
+
+
+def seeds(directory: Path) -> None:
+    opened = encode(OP=7, WINDOW=5000, PATH="/x")
+    hello = frame("HELLO", 0, encode(VERSION=1, EPOCH=5))
+    examples = {
+        "stream": b"\0" + frame("OPEN", 1, opened) + frame("DATA", 1, b"\1hello") + frame("CREDIT", 1, b"\1\0\0\0", 1),
+        "epoch": b"\0" + frame("OPEN", 1, opened) + hello + frame("OPEN", 1, opened) + frame("RESET", 1),
+        "fields": b"\1" + opened + encode(USER="x", PORT=3),
+        "glob": b"\2src/**/*.{ts,tsx,[a-z]?}\0name.ts",
+        "tar": b"\3" + b"27 mtime=1700000000.123456\n12 path=a/b\n",
+        "ring": b"\4" + bytes(range(1, 60)),
+    }
+    for name, data in examples.items():
+        (directory / name).write_bytes(data)
+
+
+@needs_clang
+def test_the_parsers_withstand_libfuzzer(tmp_path: Path) -> None:
+    fuzzer = tmp_path / "fuzz_frames"
+    parts = [str(SOURCE / name) for name in ("frame.c", "match.c", "tarhead.c", "ring.c")]
+    flags = ["-g", "-O1", "-std=gnu11", "-fsanitize=fuzzer,address,undefined", "-fno-sanitize-recover=undefined"]
+    subprocess.run(
+        ["clang", *flags, f"-I{SOURCE}", "-o", str(fuzzer), str(HERE / "fuzz_frames.c"), *parts], check=True
+    )
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    seeds(corpus)
+    limits = ["-runs=200000", f"-max_total_time={max(1, int(SECONDS))}", "-max_len=700", "-seed=1"]
+    done = subprocess.run(
+        [str(fuzzer), *limits, f"-artifact_prefix={tmp_path}/", str(corpus)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "ASAN_OPTIONS": "quarantine_size_mb=16"},
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
+class Noise:
+    """Mostly proper frames with improper contents; now and then a frame that breaks a rule."""
+
+    def __init__(self, seed: int, directory: Path) -> None:
+        self.random = random.Random(seed)
+        self.epoch = 0
+        self.paths = [str(directory), str(directory / "a"), str(directory / "b/c"), "/etc/passwd", "/proc", "", ".", "/dev/null"]
+
+    def value(self, name: str) -> int | bytes | str:
+        pick = self.random.choice
+        if name in BYTES_TAGS:
+            texts = {
+                "PATH": self.paths, "TO": self.paths, "CWD": self.paths, "TARGET": self.paths,
+                "SHELL": ["true", "echo x; exit 3", "cat", "sleep 5 & exit 1", "yes | head -c 300000", "kill -9 $$"],
+                "ARGV": ["/bin/echo", "cat", "nonesuch", "-", ""], "ENV": ["PATH=/usr/bin:/bin", "=", "A"],
+                "PATTERN": ["**", "*.{a,b}", "a(b|c)*", "[", "x{1,300}", "\\", ""], "INCLUDE": ["*", "[a", "{a,b}"],
+                "HOST": ["127.0.0.1", "::1", "8.8.8.8"], "USER": ["root", "0", "0:0", "1:2:3", "nobody", "9:x"],
+            }  # fmt: skip
+            return pick(texts.get(name, [b"", b"x", b"\xff" * 300]))
+        small = {"PORT": [0, 0, 1, 65536], "CHANNELS": [0, 1, 8, 9], "PROC": list(range(8)), "CONN": list(range(5))}
+        return pick(small.get(name, INTS))
+
+    def fields(self) -> bytes:
+        names = self.random.choices(list(TAG_NAMES.values()), k=self.random.randrange(8))
+        usual = ["PATH", "WINDOW", "SHELL", "PROC", "SIGNAL", "PATTERN", "STDIN", "KEEP", "TREE", "PARENTS", "RECURSIVE"]
+        names += self.random.sample(usual, self.random.randrange(len(usual)))
+        return b"".join(field_bytes(N["TAG_" + name], self.value(name)) for name in names)
+
+    def open(self) -> bytes:
+        op = self.random.choice([*OPS, N["OP_SPAWN"], N["OP_SPAWN"], 0, 999])
+        return frame("OPEN", self.random.randrange(1, 2000), encode(OP=op) + self.fields())
+
+    def next(self) -> bytes:
+        kind = self.random.choices(
+            ["OPEN", "DATA", "EOF", "CREDIT", "RESET", "CONTROL", "HELLO", "raw"], [30, 20, 5, 20, 10, 10, 1, 0.1]
+        )[0]
+        stream, channel = self.random.randrange(1, 2000), self.random.choice([0, 0, 1, 2, 3, 10, 11, 255])
+        if kind == "OPEN":
+            return self.open()
+        if kind == "DATA":
+            return frame("DATA", stream, self.random.randbytes(self.random.choice([1, 10, 3000])), channel)
+        if kind == "EOF":
+            return frame("EOF", stream, channel=channel)
+        if kind == "CREDIT":
+            return frame("CREDIT", stream, struct.pack("<I", self.random.choice([1, 70000, 0xFFFFFFFF])), channel)
+        if kind == "RESET":
+            return frame("RESET", stream)
+        if kind == "CONTROL":
+            return frame("CONTROL", stream, encode(ACTION=self.random.choice([1, 2, 3])) + self.fields())
+        if kind == "HELLO":
+            self.epoch += 1
+            return frame("HELLO", 0, encode(VERSION=1, EPOCH=self.epoch))
+        return self.random.randbytes(30)
+
+
+@needs_clang
+def test_the_whole_guest_withstands_noise_under_sanitizers(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """As root of a user namespace of nobody's, so that no noise can harm the machine."""
+    root = Path("/tmp") / f"atoll-fuzz-{os.getpid()}"
+    root.mkdir(mode=0o755)
+    try:
+        guest = build(root / "guest", "-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", compiler="clang")
+        guest.chmod(0o755)
+        logs, playground = root / "logs", root / "playground"
+        for directory in (logs, playground):
+            directory.mkdir()
+            directory.chmod(0o777)
+        endings = [run_noise(guest, seed, logs, playground, SECONDS / 6) for seed in range(6)]
+        reports = "\n".join(log.read_text(errors="replace") for log in sorted(logs.iterdir()))
+        assert not reports, reports[:4000]
+        assert all(ending in (0, 70) for ending in endings), endings
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def run_noise(guest: Path, seed: int, logs: Path, playground: Path, seconds: float) -> int:
+    options = f"log_path={logs}/report:detect_leaks=0:allocator_may_return_null=1:handle_abort=1"
+    drop = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "unshare", "-r", "--kill-child"]
+    ours, theirs = socket.socketpair()
+    process = subprocess.Popen(
+        [*drop, str(guest)],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=subprocess.PIPE,
+        cwd=playground,
+        env={"PATH": "/usr/bin:/bin", "ASAN_OPTIONS": options, "UBSAN_OPTIONS": options + ":print_stacktrace=1"},
+    )
+    theirs.close()
+    noise = Noise(seed, playground)
+    deadline = time.monotonic() + seconds
+    ours.settimeout(0.001)
+    try:
+        while time.monotonic() < deadline and process.poll() is None:
+            try:
+                ours.sendall(b"".join(noise.next() for _ in range(20)))
+                while ours.recv(1 << 20):
+                    pass
+            except TimeoutError:
+                continue
+            except (BrokenPipeError, ConnectionResetError):
+                break
+    finally:
+        ours.close()
+        ending = process.wait(20)
+        text = process.stderr.read().decode(errors="replace")
+        process.stderr.close()
+    assert not re.search("ERROR|runtime error", text), text[-4000:]
+    return ending
