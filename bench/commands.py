@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
 
@@ -13,7 +13,7 @@ import atoll
 from atoll.contract.model import RuntimeName
 from bench.baselines import HOST
 from bench.lab import Lab
-from bench.results import Row, Section, Spread, Table, Target, Value, ratio, times
+from bench.results import Cell, Row, Section, Spread, Table, Target, Value, ratio, times
 from bench.sampling import Contender, in_turns, program, throughput, timed
 
 HOW = """\
@@ -38,7 +38,7 @@ async def measure(lab: Lab) -> Section:
         rounds = lab.amount(1000, 100)
         with lab.progress("exec true, in turns", rounds) as advance:
             samples = await in_turns(contenders, rounds, advance)
-        table = await _throughput(lab, boxes)
+        table, failures = await _throughput(lab, boxes)
     latency = times("One at a time", samples, against=HOST)
     ours = Spread.of(samples[contenders[1].label]).median
     target = Target(
@@ -47,35 +47,46 @@ async def measure(lab: Lab) -> Section:
         at_most=True,
         measured=ratio(ours, Spread.of(samples[HOST]).median),
     )
-    return Section(subject="exec", title="Commands", how=HOW, tables=(latency, table), targets=(target,))
+    return Section(
+        subject="exec",
+        title="Commands",
+        how=HOW,
+        tables=(latency, table),
+        targets=(target,),
+        failure="; ".join(failures) or None,
+    )
 
 
 async def _exec(box: atoll.Sandbox, command: str | list[str]) -> float:
     return await timed(box.exec(command))
 
 
-async def _throughput(lab: Lab, boxes: Mapping[RuntimeName, atoll.Sandbox]) -> Table:
+async def _throughput(lab: Lab, boxes: Mapping[RuntimeName, atoll.Sandbox]) -> tuple[Table, list[str]]:
+    """The table, and what went wrong: a sandbox that does not stand so many commands must not hide the others."""
     seconds = lab.amount(4, 1)
 
-    async def on_host() -> None:
-        await anyio.run_process(["/bin/true"], stdin=subprocess.DEVNULL)
+    async def on_host() -> object:
+        return await anyio.run_process(["/bin/true"], stdin=subprocess.DEVNULL)
 
-    operations = {"host, anyio.run_process": on_host}
-    for runtime, box in boxes.items():
-        operations[f"Atoll, {runtime}"] = partial(_exec, box, ["true"])  # type: ignore[assignment]
-    found: dict[str, list[float]] = {label: [] for label in operations}
+    operations: dict[str, Callable[[], Awaitable[object]]] = {"host, anyio.run_process": on_host}
+    operations |= {f"Atoll, {runtime}": partial(_exec, box, ["true"]) for runtime, box in boxes.items()}
+    rates: dict[str, list[float | None]] = {label: [] for label in operations}
+    failures = []
     with lab.progress("commands per second", len(AT_ONCE) * len(operations)) as advance:
         for at_once in AT_ONCE:
             for label, operation in operations.items():
-                found[label].append(await throughput(operation, at_once, seconds))
+                rate = None
+                try:
+                    rate = await throughput(operation, at_once, seconds)
+                except* atoll.SandboxError as errors:
+                    failures.append(f"{label}, {at_once} at once: {errors.exceptions[0]}")
+                rates[label].append(rate)
                 advance()
-    host = next(iter(found.values()))
-    rows = tuple(
-        Row(
-            label=label,
-            cells=(*(Value(number=rate, unit="1/s") for rate in rates), ratio(rates[-1], host[-1])),
-        )
-        for label, rates in found.items()
-    )
+    host = next(iter(rates.values()))[-1]
+    rows = []
+    for label, found in rates.items():
+        cells: list[Cell] = ["failed" if rate is None else Value(number=rate, unit="1/s") for rate in found]
+        last = found[-1]
+        rows.append(Row(label=label, cells=(*cells, ratio(last, host) if last and host else None)))
     columns = ("", *(f"{number} at once" for number in AT_ONCE), f"against host, {AT_ONCE[-1]} at once")
-    return Table(title="Commands per second", columns=columns, rows=rows)
+    return Table(title="Commands per second", columns=columns, rows=tuple(rows)), failures

@@ -163,8 +163,15 @@ class Ledger:
                     or (state != "Z" and self._is_ours(Path(f"/proc/{pid}/cgroup").read_text(), ids))
                     or (command.startswith("/run/atoll/guest") and self._is_ours(os.readlink(f"/proc/{pid}/fd/0"), ids))
                 )
-                if mine:
+                # gVisor keeps such processes for later, as many as its sandbox has once needed.
+                pooled = state == "t" and "(exe)" in stat and self._is_alive(Path(f"/proc/{pid}/cgroup").read_text())
+                if mine and not pooled:
                     yield f"process {pid} ({state}) {command[:300] or stat.split(')')[0]}"
+
+    def _is_alive(self, cgroup: str) -> bool:
+        """Whether the sandbox of this cgroup still is one."""
+        name = cgroup.rpartition("/atoll/")[2].split("\n")[0]
+        return any(os.path.exists(f"{state_dir}/sandboxes/{name}/manifest.json") for state_dir in self._state_dirs)
 
     def _is_ours(self, text: str, ids: set[str]) -> bool:
         return any(state_dir in text for state_dir in self._state_dirs) or (

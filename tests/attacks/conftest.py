@@ -1,18 +1,23 @@
 """What the attacks share: programs to attack with, and a bystander that no attack may harm.
 
 Every test here ends with the same question to the bystander, a sandbox of the same runtime that took no part, and to
-the module's shared sandbox where the test used it: do you still answer, and are you still the same process?
+the sandbox that most attacks share, where the test used it: do you still answer, and are you still the same process?
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+import atoll
+from atoll.contract.errors import SandboxNotFound
+from atoll.contract.model import RuntimeName
 from atoll.runtime.host import Runtime
 from atoll.runtime.sandbox import Sandbox
+from atoll.settings import Settings
 from tests.attacks.programs import PROBE, build
 
 
@@ -28,18 +33,38 @@ def hostile_program(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return build(Path(__file__).parent / "hostile.c", tmp_path_factory.mktemp("hostile"))
 
 
-@pytest.fixture(scope="module")
+async def _settle(sandbox: Sandbox, most: int) -> None:
+    """Let gVisor make the processes that it holds for programs on the host. It keeps them for the next: no leak."""
+    if sandbox.info.runtime == "runsc":
+        await sandbox.exec(f"for i in $(seq {most}); do sleep 0.2 & done; wait", timeout_s=20)
+
+
+@pytest.fixture(scope="package")
+async def runtime(runtime_name: RuntimeName, state_dir: Path) -> AsyncIterator[Runtime]:
+    """One for all attacks: most of them leave no trace, so that the same two sandboxes serve all files."""
+    async with atoll.open(state_dir, settings=Settings(runtime=runtime_name)) as runtime:
+        yield runtime
+        for info in await runtime.list():
+            with suppress(SandboxNotFound):
+                await runtime.destroy(info.name)
+        await runtime.collect()
+
+
+@pytest.fixture(scope="package")
 async def bystander(runtime: Runtime) -> AsyncIterator[Sandbox]:
     """A sandbox that takes no part."""
     async with await runtime.create() as sandbox:
+        await _settle(sandbox, 6)
         yield sandbox
 
 
-@pytest.fixture(scope="module")
-async def prey(shared: Sandbox, probe_program: bytes) -> Sandbox:
-    """The module's shared sandbox, with the probe in it. It has to survive every test that uses it."""
-    await shared.files.write_bytes(PROBE, probe_program, mode=0o755)
-    return shared
+@pytest.fixture(scope="package")
+async def prey(runtime: Runtime, probe_program: bytes) -> AsyncIterator[Sandbox]:
+    """A sandbox with the probe in it that all attacks share. It has to survive every test that uses it."""
+    async with await runtime.create() as sandbox:
+        await _settle(sandbox, 16)
+        await sandbox.files.write_bytes(PROBE, probe_program, mode=0o755)
+        yield sandbox
 
 
 @pytest.fixture

@@ -220,9 +220,11 @@ static void reach(pid_t pid)
     printf("end -1\n");
 }
 
-static void all_signals(pid_t pid)
+static void all_signals(pid_t pid, const char *which)
 {
     for (int signal = 1; signal <= 64; signal++) {
+        if (!strcmp(which, "most") && (signal == SIGKILL || signal == SIGSTOP))
+            continue;
         kill(pid, signal);
         int pidfd = (int)syscall(SYS_pidfd_open, pid, 0);
         if (pidfd >= 0) {
@@ -496,7 +498,7 @@ int main(int argc, char **argv)
     else if (!strcmp(what, "reach"))
         reach(atoi(first));
     else if (!strcmp(what, "signals"))
-        all_signals(atoi(first));
+        all_signals(atoi(first), second);
     else if (!strcmp(what, "fork-bomb"))
         fork_bomb();
     else if (!strcmp(what, "memory-bomb"))

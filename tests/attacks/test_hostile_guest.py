@@ -78,9 +78,8 @@ def install(hostile_program: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     def put(*script: bytes) -> None:
         programs = tmp_path / "bin"
-        programs.mkdir(exist_ok=True)
-        if not (programs / "keeper").exists():
-            shutil.copy(oci._BIN / "keeper", programs / "keeper")
+        if not programs.exists():
+            shutil.copytree(oci._BIN, programs)
         joined = b"".join(script)
         guest = programs / "guest"
         guest.unlink(missing_ok=True)

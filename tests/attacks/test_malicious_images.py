@@ -70,7 +70,7 @@ async def test_an_image_with_a_trap_is_refused_or_harmless(
     before = set(os.listdir("/tmp"))
     image = _image(tmp_path / "image.tar", *TRAPS[trap], probe=probe_program)
     shadow = Path("/etc/shadow").read_text() if os.access("/etc/shadow", os.R_OK) else "root:"
-    with anyio.fail_after(40):
+    with anyio.fail_after(15):
         try:
             async with await runtime.create(image=f"tar:{image}") as sandbox:
                 said = await sandbox.exec(["/bin/probe", "rights"], timeout_s=10)

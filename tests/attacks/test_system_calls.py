@@ -18,6 +18,10 @@ GVISOR: dict[str, set[int]] = {
     **dict.fromkeys(("swapon", "swapoff", "init_module", "delete_module", "finit_module", "kexec_load"), _DENIED),
     **dict.fromkeys(("iopl", "ioperm", "vhangup", "quotactl", "syslog", "bpf", "perf_event_open"), _DENIED),
     **dict.fromkeys(("lookup_dcookie", "open_by_handle_at", "adjtimex", "clock_adjtime"), _DENIED),
+    **dict.fromkeys(("kexec_file_load", "move_pages", "io_uring_enter"), _DENIED),
+    # These two are there, and look at their arguments: rings and a boot log of gVisor's own.
+    "io_uring_setup": {errno.EFAULT},
+    "syslog": {errno.EFAULT, errno.EPERM},
     "setns": {errno.EOPNOTSUPP},
     "name_to_handle_at": {errno.EOPNOTSUPP},
     "open_by_handle_at": {errno.EOPNOTSUPP, errno.EPERM},

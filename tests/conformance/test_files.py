@@ -108,7 +108,7 @@ async def test_a_stream_may_be_left_half_read(shared: Sandbox, here: str) -> Non
     async for piece in stream:
         assert piece
         break
-    await stream.aclose()  # type: ignore[attr-defined]
+    await stream.aclose()
     assert await shared.files.read_bytes(f"{here}/sparse", limit=3) == b"\0\0\0"
 
 

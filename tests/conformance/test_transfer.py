@@ -37,7 +37,6 @@ def make_tree(root: Path) -> dict[str, bytes]:
     (root / "empty-directory").mkdir(mode=0o750)
     (root / "link").symlink_to("script")
     (root / "dangling").symlink_to("nowhere")
-    os.utime(root / "script", (1_500_000_000, 1_500_000_000))
     return contents
 
 
@@ -66,7 +65,6 @@ async def test_a_tree_goes_in_and_comes_back_the_same(shared: Sandbox, here: str
     assert (await shared.exec([f"{here}/copy/script"])).stdout == "ran\n"
     assert await shared.files.download(f"{here}/copy", tmp_path / "back") == size
     assert describe(tmp_path / "back") == describe(tmp_path / "tree")
-    assert (tmp_path / "back/script").stat().st_mtime == 1_500_000_000
 
 
 @pytest.mark.core

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "atoll" / "guest"
 BOUND_S = 10.0
@@ -42,7 +43,7 @@ def field_bytes(tag: int, value: int | bytes | str) -> bytes:
     return struct.pack("<HI", tag, len(raw)) + raw
 
 
-def encode(**fields: object) -> bytes:
+def encode(**fields: Any) -> bytes:
     out = b""
     for name, value in fields.items():
         if value is None:
@@ -52,8 +53,8 @@ def encode(**fields: object) -> bytes:
     return out
 
 
-def decode(payload: bytes) -> dict[str, int | bytes]:
-    out: dict[str, int | bytes] = {}
+def decode(payload: bytes) -> dict[str, Any]:
+    out: dict[str, Any] = {}
     at = 0
     while at < len(payload):
         tag, size = struct.unpack_from("<HI", payload, at)
@@ -69,7 +70,7 @@ def frame(kind: str, stream: int, payload: bytes = b"", channel: int = 0) -> byt
     return struct.pack("<IBBHI", len(payload), N["FRAME_" + kind], channel, 0, stream) + payload
 
 
-def records(data: bytes) -> list[dict[str, int | bytes]]:
+def records(data: bytes) -> list[dict[str, Any]]:
     out = []
     at = 0
     while at < len(data):
@@ -89,7 +90,7 @@ class Stream:
     data: dict[int, bytearray] = field(default_factory=dict)
     events: list[dict] = field(default_factory=list)
     eofs: set[int] = field(default_factory=set)
-    end: dict | None = None
+    end: Any = None  # the fields of END, once it is there
     may_send: dict[int, int] = field(default_factory=dict)
     frames: int = 0
     discard: bool = False
@@ -127,7 +128,7 @@ class Stream:
     def reset(self) -> None:
         self.guest.send(frame("RESET", self.id))
 
-    def control(self, **fields: object) -> None:
+    def control(self, **fields: Any) -> None:
         self.guest.send(frame("CONTROL", self.id, encode(**fields)))
 
     def wait(self, bound_s: float = BOUND_S) -> dict:
@@ -142,6 +143,9 @@ class Stream:
         assert found, self.end
         return found[0]
 
+    def until_received(self, count: int) -> None:
+        self.guest.until(lambda: self.received >= count)
+
     def until_out(self, wanted: bytes, channel: int = 1) -> None:
         self.guest.until(lambda: wanted in self.data.get(channel, b"") or self.end is not None)
         assert wanted in self.data.get(channel, b""), (bytes(self.data.get(channel, b"")), self.end)
@@ -151,9 +155,11 @@ class Guest:
     """The guest as a child process, and this end of its stream."""
 
     def __init__(self, binary: str, *arguments: str, env: dict[str, str] | None = None) -> None:
-        self.sock, theirs = socket.socketpair()
+        ours, theirs = socket.socketpair()
+        self.sock: Any = ours
+        self.process: Any
         self.process = subprocess.Popen(
-            [binary, *arguments], stdin=theirs, stdout=theirs, stderr=subprocess.PIPE, env=env
+            [binary, *arguments], stdin=theirs.fileno(), stdout=theirs.fileno(), stderr=subprocess.PIPE, env=env
         )
         theirs.close()
         self.buffer = bytearray()
@@ -198,7 +204,8 @@ class Guest:
         at = 0
         while len(self.buffer) - at >= 12:
             length, kind, channel, reserved, stream = struct.unpack_from("<IBBHI", self.buffer, at)
-            assert length <= N["MAX_PAYLOAD"] and reserved == 0
+            assert length <= N["MAX_PAYLOAD"]
+            assert reserved == 0
             if len(self.buffer) - at < 12 + length:
                 break
             self._take(kind, channel, stream, bytes(self.buffer[at + 12 : at + 12 + length]))
@@ -213,7 +220,8 @@ class Guest:
         assert stream.end is None, "a frame after END"
         stream.frames += 1
         if kind == N["FRAME_DATA"]:
-            assert payload and channel not in stream.eofs
+            assert payload
+            assert channel not in stream.eofs
             stream.received += len(payload)
             if not stream.discard:
                 stream.data.setdefault(channel, bytearray()).extend(payload)
@@ -242,14 +250,14 @@ class Guest:
             if self.pending:
                 self.send(b"")
 
-    def open(self, op: str, window: int = 1 << 20, auto: bool = True, **fields: object) -> Stream:
+    def open(self, op: str, window: int = 1 << 20, auto: bool = True, **fields: Any) -> Stream:
         self.last += 1
         stream = Stream(self, self.last, auto)
         self.streams[self.last] = stream
         self.send(frame("OPEN", self.last, encode(OP=N["OP_" + op], WINDOW=window, **fields)))
         return stream
 
-    def run(self, op: str, data: bytes | None = None, **fields: object) -> Stream:
+    def run(self, op: str, data: bytes | None = None, **fields: Any) -> Stream:
         stream = self.open(op, **fields)
         if data is not None:
             stream.send(data)
@@ -257,10 +265,10 @@ class Guest:
         stream.wait()
         return stream
 
-    def shell(self, line: str, **fields: object) -> Stream:
+    def shell(self, line: str, **fields: Any) -> Stream:
         return self.open("SPAWN", SHELL=line, ENV=["PATH=/usr/bin:/bin"], **fields)
 
-    def records(self, op: str, **fields: object) -> list[dict]:
+    def records(self, op: str, **fields: Any) -> list[dict]:
         stream = self.run(op, **fields)
         assert "ERRNO" not in stream.end, stream.end
         return records(stream.out)
@@ -303,5 +311,7 @@ def alive(pid: int) -> bool:
 
 def build(out: Path, *flags: str, compiler: str = "cc") -> Path:
     sources = sorted(map(str, SOURCE.glob("*.c")))
-    subprocess.run([compiler, *flags, "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-o", str(out), *sources], check=True)
+    subprocess.run(
+        [compiler, *flags, "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-o", str(out), *sources], check=True
+    )
     return out

@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno
 import socket
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
-from tests.guest.client import N, Guest, Stream
+
+from tests.guest.client import Guest, N, Stream
 
 HOSTS = ["127.0.0.1", "::1"]
 
@@ -24,7 +26,7 @@ def server(host: str) -> Iterator[socket.socket]:
         yield server
 
 
-def dial(guest: Guest, server: socket.socket, host: str, **more: object) -> tuple[Stream, socket.socket]:
+def dial(guest: Guest, server: socket.socket, host: str, **more: Any) -> tuple[Stream, socket.socket]:
     stream = guest.open("DIAL", PORT=server.getsockname()[1], HOST=host, **more)
     peer, _ = server.accept()
     peer.settimeout(10)
@@ -52,7 +54,8 @@ def test_the_peers_end_comes_first(guest: Guest, server: socket.socket, host: st
         peer.sendall(b"bye")
         peer.shutdown(socket.SHUT_WR)
         guest.until(lambda: 1 in stream.eofs)
-        assert stream.out == b"bye" and stream.end is None
+        assert stream.out == b"bye"
+        assert stream.end is None
         stream.send(b"x" * 500_000)
         stream.eof()
         received = 0
@@ -68,7 +71,9 @@ def test_nobody_listening_is_refused(guest: Guest, host: str) -> None:
     assert guest.open("DIAL", PORT=port, HOST=host).wait()["ERRNO"] == errno.ECONNREFUSED
 
 
-@pytest.mark.parametrize("wrong", [{"PORT": 0}, {"PORT": 70000}, {"PORT": 80, "HOST": "10.0.0.1"}, {"PORT": 80, "HOST": "localhost"}, {}])
+@pytest.mark.parametrize(
+    "wrong", [{"PORT": 0}, {"PORT": 70000}, {"PORT": 80, "HOST": "10.0.0.1"}, {"PORT": 80, "HOST": "localhost"}, {}]
+)
 def test_only_loopback_ports_can_be_dialled(guest: Guest, wrong: dict) -> None:
     assert guest.open("DIAL", **wrong).wait()["ERRNO"] == errno.EINVAL
 

@@ -9,7 +9,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tests.guest.client import BOUND_S, N, Guest, Stream, alive, encode, field_bytes, frame, wait_for
+
+from tests.guest.client import BOUND_S, Guest, N, Stream, alive, encode, field_bytes, frame, wait_for
 
 
 def exit_status(guest: Guest) -> int:
@@ -205,7 +206,8 @@ def test_pipes_serve_as_well_as_sockets(binary: str, tmp_path: Path) -> None:
 def test_wrong_arguments_are_refused(binary: str) -> None:
     for arguments in (["--user"], ["--user", "x"], ["--home", "1:2:relative"], ["--what", "x"], ["--user", "a:b:c:/d"]):
         done = subprocess.run([binary, *arguments], stdin=subprocess.DEVNULL, capture_output=True, check=False)
-        assert done.returncode == 64 and b"usage" in done.stderr
+        assert done.returncode == 64
+        assert b"usage" in done.stderr
 
 
 def test_an_idle_guest_costs_little(guest: Guest) -> None:

@@ -7,9 +7,11 @@ import os
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
-from tests.guest.client import N, Guest, records
+
+from tests.guest.client import Guest, N, records
 
 
 @pytest.fixture
@@ -25,7 +27,7 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def names(guest: Guest, tree: Path, pattern: str, **more: object) -> list[str]:
+def names(guest: Guest, tree: Path, pattern: str, **more: Any) -> list[str]:
     return [os.fsdecode(r["NAME"]) for r in guest.records("GLOB", PATH=str(tree), PATTERN=pattern, **more)]
 
 
@@ -61,7 +63,8 @@ def test_a_pattern_finds_what_it_says(guest: Guest, tree: Path, pattern: str, wa
 
 def test_hidden_names_are_found_when_asked_for(guest: Guest, tree: Path) -> None:
     found = names(guest, tree, "**/*.py", HIDDEN=1)
-    assert ".git/config.py" in found and ".hidden.py" in found
+    assert ".git/config.py" in found
+    assert ".hidden.py" in found
 
 
 def test_matches_come_with_what_they_are_and_in_order(guest: Guest, tree: Path) -> None:
@@ -69,13 +72,15 @@ def test_matches_come_with_what_they_are_and_in_order(guest: Guest, tree: Path) 
     listed = [r["NAME"] for r in found]
     assert listed == sorted(listed, key=lambda name: name.split(b"/"))
     by_name = {r["NAME"]: r for r in found}
-    assert by_name[b"link"]["KIND"] == N["KIND_SYMLINK"] and by_name[b"link"]["TARGET"] == b"src"
+    assert by_name[b"link"]["KIND"] == N["KIND_SYMLINK"]
+    assert by_name[b"link"]["TARGET"] == b"src"
     assert not any(name.startswith(b"link/") for name in listed)
 
 
 def test_a_limit_cuts_and_says_so(guest: Guest, tree: Path) -> None:
     stream = guest.run("GLOB", PATH=str(tree), PATTERN="**/*.py", LIMIT=2)
-    assert stream.end == {"COUNT": 2, "TRUNCATED": 1} and len(records(stream.out)) == 2
+    assert stream.end == {"COUNT": 2, "TRUNCATED": 1}
+    assert len(records(stream.out)) == 2
     stream = guest.run("GLOB", PATH=str(tree), PATTERN="**/*.py", LIMIT=3)
     assert stream.end == {"COUNT": 3, "TRUNCATED": 0}
 
@@ -109,7 +114,7 @@ def test_hostile_stars_do_not_take_for_ever(guest: Guest, tmp_path: Path) -> Non
     assert time.monotonic() - started < 2
 
 
-def lines(guest: Guest, path: Path, pattern: str, **more: object) -> list[tuple[str, int, bytes]]:
+def lines(guest: Guest, path: Path, pattern: str, **more: Any) -> list[tuple[str, int, bytes]]:
     found = guest.records("GREP", PATH=str(path), PATTERN=pattern, **more)
     return [(os.fsdecode(r["NAME"]), r["LINE"], r["TEXT"]) for r in found]
 
@@ -140,7 +145,9 @@ def test_grep_finds_lines_in_a_tree_or_a_file(guest: Guest, tmp_path: Path) -> N
         ("f.*r", [1, 4]), ("\\bbar\\b", [1, 3, 4]), ("", [1, 2, 3, 4, 5, 6, 7]), ("o*", [1, 2, 3, 4, 5, 6, 7]),
     ],
 )  # fmt: skip
-def test_extended_expressions_match_as_grep_does(guest: Guest, tmp_path: Path, pattern: str, numbers: list[int]) -> None:
+def test_extended_expressions_match_as_grep_does(
+    guest: Guest, tmp_path: Path, pattern: str, numbers: list[int]
+) -> None:
     path = tmp_path / "file"
     path.write_text("foo bar\nnothing\n bar\nfoo.x bar!\n\nxyaa\ncolour\n")
     assert [line for _, line, _ in lines(guest, path, pattern)] == numbers
@@ -157,16 +164,16 @@ def test_long_lines_are_cut_and_counted_once(guest: Guest, tmp_path: Path) -> No
 
 def test_a_bad_expression_is_einval_with_a_message(guest: Guest, tmp_path: Path) -> None:
     end = guest.run("GREP", PATH=str(tmp_path), PATTERN="a(b").end
-    assert end["ERRNO"] == errno.EINVAL and end["MESSAGE"]
+    assert end["ERRNO"] == errno.EINVAL
+    assert end["MESSAGE"]
 
 
 def test_a_hostile_expression_hurts_only_itself(guest: Guest, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("a" * 3000 + "\n")
     for pattern in ("((((a{1,255}){1,255}){1,255}){1,255})", "(" * 20000 + ")" * 20000, "(a*)*\\1b" * 50):
         stream = guest.open("GREP", PATH=str(tmp_path), PATTERN=pattern)
-        guest.until(lambda s=stream: s.end is not None or guest.run("STAT", PATH="/").end["KIND"] == 2)
-        if stream.end is None:
-            stream.reset()
+        assert guest.run("STAT", PATH="/").end["KIND"] == 2
+        stream.reset()
         stream.wait()
     assert guest.status("VmRSS") < 4096
 
@@ -174,4 +181,5 @@ def test_a_hostile_expression_hurts_only_itself(guest: Guest, tmp_path: Path) ->
 def test_many_matches_arrive_whole(guest: Guest, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("".join(f"line {i}\n" for i in range(100_000)))
     found = lines(guest, tmp_path, "line")
-    assert len(found) == 100_000 and found[-1] == ("file", 100_000, b"line 99999")
+    assert len(found) == 100_000
+    assert found[-1] == ("file", 100_000, b"line 99999")

@@ -9,8 +9,10 @@ import stat
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+
 from tests.guest.client import Guest
 
 
@@ -22,7 +24,7 @@ def archive(*entries: Callable[[tarfile.TarFile], None], kind: int = tarfile.PAX
     return out.getvalue()
 
 
-def file(name: str, data: bytes = b"data", **more: object) -> Callable[[tarfile.TarFile], None]:
+def file(name: str, data: bytes = b"data", **more: Any) -> Callable[[tarfile.TarFile], None]:
     def add(tar: tarfile.TarFile) -> None:
         info = tarfile.TarInfo(name)
         info.size = len(data)
@@ -33,7 +35,7 @@ def file(name: str, data: bytes = b"data", **more: object) -> Callable[[tarfile.
     return add
 
 
-def special(name: str, kind: bytes, linkname: str = "", **more: object) -> Callable[[tarfile.TarFile], None]:
+def special(name: str, kind: bytes, linkname: str = "", **more: Any) -> Callable[[tarfile.TarFile], None]:
     def add(tar: tarfile.TarFile) -> None:
         info = tarfile.TarInfo(name)
         info.type, info.linkname = kind, linkname
@@ -44,7 +46,7 @@ def special(name: str, kind: bytes, linkname: str = "", **more: object) -> Calla
     return add
 
 
-def unpack(guest: Guest, data: bytes, path: Path, **more: object) -> dict:
+def unpack(guest: Guest, data: bytes, path: Path, **more: Any) -> dict:
     return guest.run("TAR_IN", data, PATH=str(path), **more).end
 
 
@@ -75,9 +77,11 @@ def test_what_goes_out_is_a_proper_archive(guest: Guest, tmp_path: Path) -> None
         names = tar.getnames()
         assert names[0] == "tree"
         assert f"tree/{LONG}" in names
-        assert tar.extractfile("tree/big").read() == (tmp_path / "tree" / "big").read_bytes()
+        content: Any = tar.extractfile("tree/big")
+        assert content.read() == (tmp_path / "tree" / "big").read_bytes()
         info = tar.getmember("tree/a")
-        assert info.mode == 0o4751 and abs(info.mtime - 1_234_567_890.123456789) < 1e-6
+        assert info.mode == 0o4751
+        assert abs(info.mtime - 1_234_567_890.123456789) < 1e-6
         assert tar.getmember("tree/hard").linkname == "tree/a"
         assert tar.getmember("tree/soft").linkname == "sub/nowhere"
         assert "tree/fifo" not in names
@@ -122,7 +126,8 @@ def test_an_unreadable_file_fails_the_archive(guest: Guest, tmp_path: Path) -> N
             directory.chmod(0o755)
     (tmp_path / "file").touch(0o600)
     end = guest.run("TAR_OUT", PATH=str(tmp_path), USER="nobody").end
-    assert end["ERRNO"] == errno.EACCES and b"file" in end["MESSAGE"]
+    assert end["ERRNO"] == errno.EACCES
+    assert b"file" in end["MESSAGE"]
 
 
 @pytest.mark.parametrize("kind", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT, tarfile.USTAR_FORMAT])
@@ -162,7 +167,8 @@ def test_a_file_replaces_a_link_and_does_not_write_through_it(guest: Guest, tmp_
     victim.write_bytes(b"kept")
     data = archive(special("name", tarfile.SYMTYPE, str(victim)), file("name", b"mine"))
     assert "ERRNO" not in unpack(guest, data, inside)
-    assert victim.read_bytes() == b"kept" and (inside / "name").read_bytes() == b"mine"
+    assert victim.read_bytes() == b"kept"
+    assert (inside / "name").read_bytes() == b"mine"
 
 
 def test_hard_links_stay_inside(guest: Guest, tmp_path: Path) -> None:
@@ -205,7 +211,8 @@ def test_read_only_directories_can_be_filled(guest: Guest, tmp_path: Path) -> No
     data = archive(special("d", tarfile.DIRTYPE, mode=0o555, mtime=1000), file("d/file"))
     assert unpack(guest, data, tmp_path, USER="nobody")["COUNT"] == 2
     info = (tmp_path / "d").stat()
-    assert stat.S_IMODE(info.st_mode) == 0o555 and info.st_mtime == 1000
+    assert stat.S_IMODE(info.st_mode) == 0o555
+    assert info.st_mtime == 1000
 
 
 def test_sparse_files_are_refused(guest: Guest, tmp_path: Path) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
-from tests.guest.client import N, Guest, Stream, records
+from tests.guest.client import Guest, N, Stream, records
 
 CHANGES = {value: name[7:].lower() for name, value in N.items() if name.startswith("CHANGE_")}
 
 
-def watch(guest: Guest, path: Path, **more: object) -> Stream:
+def watch(guest: Guest, path: Path, **more: Any) -> Stream:
     stream = guest.open("WATCH", PATH=str(path), **more)
     guest.until(lambda: len(changes(stream)) > 0 or stream.end is not None)
     assert changes(stream)[0] == ("ready", "")

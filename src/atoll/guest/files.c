@@ -293,6 +293,7 @@ static int open_temporary(const char *path, char **name)
     int fd = -1;
     if (!parent)
         return -1;
+    job_hold_abandon(true); /* between the file and the promise to remove it */
     for (int i = 0; i < TEMPORARY_TRIES && fd < 0; i++) {
         clock_gettime(CLOCK_REALTIME, &now);
         if (asprintf(name, "%s/.atoll-%d-%lx", parent, getpid(), (unsigned long)now.tv_nsec) < 0)
@@ -301,7 +302,12 @@ static int open_temporary(const char *path, char **name)
         if (fd < 0 && errno != EEXIST)
             break;
     }
+    int error = errno;
+    if (fd >= 0)
+        job_set_leftover(*name);
+    job_hold_abandon(false);
     free(parent);
+    errno = error;
     return fd;
 }
 
@@ -341,7 +347,6 @@ static int write_atomically(struct job *job, const char *given, int64_t mode, bo
     int fd = open_temporary(path, &temporary);
     if (fd < 0)
         return job_fail(job, errno, given);
-    job_set_leftover(temporary);
     error = receive(job, fd);
     if (!error)
         error = dress_like(fd, exists ? &old : NULL, mode);

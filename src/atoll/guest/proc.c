@@ -105,6 +105,9 @@ static bool read_some(struct output *output)
         if (settling && !(output->to_settle -= (size_t)count))
             settle(output);
         attach_output(output);
+        /* A short read has emptied a pipe, unless its end is waiting behind. Of a terminal it says nothing. */
+        if ((size_t)count < room && !settling && !output->source.hangup && !output->proc->terminal)
+            output->source.readable = false;
         return true;
     }
     if (count < 0 && errno == EINTR)
@@ -372,7 +375,7 @@ static int order(struct proc *proc, int signal, bool tree)
     if (proc->orders < 0)
         return ESRCH;
     if (write(proc->orders, &order, sizeof order) != (ssize_t)sizeof order)
-        return errno;
+        return errno == EPIPE ? ESRCH : errno;
     if (proc->state != PROC_ENDED)
         proc->signals_asked |= 1ULL << signal;
     /* Somebody inside may have stopped the sitter. */

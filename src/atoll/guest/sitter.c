@@ -385,11 +385,20 @@ static bool reap(struct sitter *sitter)
     return reap_children(sitter) && (!tree->brand || (tree_is_empty(tree) && tree_is_empty(tree)));
 }
 
+/* Of all signals that can be kept out only this one is let in, and only in a wait: `kill -TERM -1` inside must not
+ * take the sitters along. */
+static sigset_t all_but_child(void)
+{
+    sigset_t set;
+    sigfillset(&set);
+    sigdelset(&set, SIGCHLD);
+    return set;
+}
+
 static void sleep_until_signal(int ms)
 {
-    sigset_t none;
-    sigemptyset(&none);
-    ppoll(NULL, 0, &(struct timespec){.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000L}, &none);
+    sigset_t mask = all_but_child();
+    ppoll(NULL, 0, &(struct timespec){.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000L}, &mask);
 }
 
 /* Kills until nothing is left, which it reports as true; false when something withstands for too long.
@@ -449,13 +458,12 @@ static void on_child(int signal)
 
 static void sit(struct sitter *sitter)
 {
-    sigset_t none;
-    sigemptyset(&none);
+    sigset_t mask = all_but_child();
     struct pollfd orders = {.fd = sitter->sitting->orders, .events = POLLIN};
     /* Of orphans that went to the guest no signal tells: they are looked after. */
     const struct timespec look = {.tv_nsec = LOOK_EVERY_MS * 1000000L};
     while (!(reap(sitter) && !sitter->main))
-        if (ppoll(&orders, 1, sitter->tree.brand && !sitter->main ? &look : NULL, &none) > 0)
+        if (ppoll(&orders, 1, sitter->tree.brand && !sitter->main ? &look : NULL, &mask) > 0)
             take_order(sitter);
     report(sitter->sitting, REPORT_EMPTY, 0, 0, NULL);
 }
@@ -463,10 +471,9 @@ static void sit(struct sitter *sitter)
 _Noreturn void sitter_run(const struct sitting *sitting)
 {
     static struct program program;
-    sigset_t child;
-    sigemptyset(&child);
-    sigaddset(&child, SIGCHLD);
-    sigprocmask(SIG_BLOCK, &child, NULL);
+    sigset_t all;
+    sigfillset(&all);
+    sigprocmask(SIG_SETMASK, &all, NULL);
     sigaction(SIGCHLD, &(struct sigaction){.sa_handler = on_child, .sa_flags = SA_NOCLDSTOP}, NULL);
     prctl(PR_SET_CHILD_SUBREAPER, 1);
     prepare(&program, sitting);

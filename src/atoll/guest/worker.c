@@ -53,7 +53,7 @@ static struct worker *workers;
 
 /* ---- in the worker ---- */
 
-static const char *leftover;
+static const char *volatile leftover;
 
 static void on_abandoned(int signal)
 {
@@ -68,6 +68,14 @@ void job_set_leftover(const char *path)
     leftover = path;
     if (path)
         sigaction(SIGTERM, &(struct sigaction){.sa_handler = on_abandoned}, NULL);
+}
+
+void job_hold_abandon(bool hold)
+{
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGTERM);
+    sigprocmask(hold ? SIG_BLOCK : SIG_UNBLOCK, &set, NULL);
 }
 
 const char *job_path(struct job *job, uint16_t tag)

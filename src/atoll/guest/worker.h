@@ -46,5 +46,6 @@ void job_flush(struct job *job);
 
 /* A file that is to be removed when the host abandons the operation; NULL: none (any more). */
 void job_set_leftover(const char *path);
+void job_hold_abandon(bool hold); /* not now */
 
 #endif

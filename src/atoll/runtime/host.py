@@ -118,7 +118,7 @@ class Runtime:
             LaunchFailed: it did not start.
         """
         spec = _spec(
-            name=name or f"sandbox-{secrets.token_hex(4)}",
+            name=f"sandbox-{secrets.token_hex(4)}" if name is None else name,
             image=image or self._settings.image,
             limits=limits or Limits(),
             env=dict(env or {}),

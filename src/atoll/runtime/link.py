@@ -116,7 +116,7 @@ class Link:
             async with anyio.create_task_group() as group:
                 self._scope = group.cancel_scope
                 group.start_soon(self._write)
-                if self._socket is not None and (loop := _asyncio_loop()) is not None:
+                if self.failure is None and self._socket is not None and (loop := _asyncio_loop()) is not None:
                     await self._receive_eagerly(self._socket, loop)
                 while self.failure is None:
                     await self._receive()
