@@ -111,7 +111,8 @@ async def _measured(lab: Lab, subject: str, measure: Callable[[Lab], Awaitable[S
     try:
         section = await measure(lab)
     except Exception as error:  # noqa: BLE001 - one subject that fails must not take the others with it
-        section = Section(subject=subject, title=subject, how="", failure=_words(error))
+        words = _words(error).replace(str(lab.runtime.state_dir.parent), "…")  # the page is for others too
+        section = Section(subject=subject, title=subject, how="", failure=words)
     return section.model_copy(update={"took_s": time.perf_counter() - start})
 
 

@@ -703,3 +703,27 @@ def test_only_its_own_processes_are_touched(binary: str, tmp_path: Path) -> None
         assert alive(stranger)
     finally:
         subprocess.run(["kill", "-9", str(stranger)], check=False)
+
+
+def test_a_namespace_with_a_single_user_is_enough(binary: str, tmp_path: Path) -> None:
+    """As without root on the host: one id is mapped, and setgroups is denied for good."""
+    wrapper = tmp_path / "wrapper"
+    wrapper.write_text(f"#!/bin/sh\nexec unshare -r {binary}\n")
+    wrapper.chmod(0o755)
+    guest = Guest(str(wrapper))
+    stream = guest.shell("id -u; cat /proc/self/setgroups")
+    assert stream.wait()["EXIT_CODE"] == 0
+    assert stream.out == b"0\ndeny\n"
+    assert guest.run("WRITE", b"x", PATH=str(tmp_path / "file"), USER="root").end == {"SIZE": 1}
+    assert "ERRNO" in guest.shell("true", USER="12345").wait()
+    guest.close()
+
+
+def test_a_termination_of_everything_inside_spares_the_sitters(guest: Guest) -> None:
+    stream = guest.shell("echo ready; sleep 1000")
+    stream.until_out(b"ready")
+    sitter = sitter_of(guest, stream)
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGUSR1):
+        os.kill(sitter, number)
+    stream.control(ACTION=N["ACTION_SIGNAL"], SIGNAL=int(signal.SIGTERM), TREE=1)
+    assert stream.wait()["SIGNAL"] == signal.SIGTERM

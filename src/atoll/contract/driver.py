@@ -45,6 +45,9 @@ class Filesystem(Frozen):
     key: str
     """Its directory below `upper/` and `work/`."""
     layers: tuple[Path, ...]
+    machine_layers: int = 0
+    """How many of `layers`, from the bottom, are the machine's own directories: what belongs to anybody there belongs
+    to nobody inside, so that only what everybody may read can be read."""
 
 
 class Launch(Frozen):
