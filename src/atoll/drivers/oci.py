@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import re
+import resource
 import shutil
 import signal
 import socket
@@ -136,7 +137,8 @@ class OciDriver:
         for setting, value in self._cgroups.settings(launch.id, launch.limits):
             command += ["--limit", str(setting), value]
         for fs in launch.filesystems:
-            command += ["--overlay", fs.key, fs.target, str(len(fs.layers)), *map(str, fs.layers)]
+            counts = [str(len(fs.layers)), str(fs.machine_layers)]
+            command += ["--overlay", fs.key, fs.target, *counts, *map(str, fs.layers)]
         with _listener(directory) as listener, _held_lock(directory) as lock:
             command += ["--listen", str(listener.fileno()), "--lock", str(lock), "--", self._program, *self._flags()]
             run = ["run", "--detach", "--pid-file", str(directory / "pid"), "--bundle", str(directory), launch.id]
@@ -167,12 +169,13 @@ class OciDriver:
                     hint="atoll doctor",
                     limit=limit.lower(),
                 )
-        if limits.open_files is not None and not self._machine.root:
-            import resource
-
-            hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-            if limits.open_files > hard:
-                raise Unenforceable(f"open files can be limited to {hard} at most, which is this user's own limit")
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        if limits.open_files is not None and limits.open_files > hard:
+            raise Unenforceable(
+                f"a process here can have at most {hard} open files; ask for fewer, or raise the limit of this user",
+                hint="ulimit -Hn",
+                limit="open_files",
+            )
 
     def _cover(self, directory: Path) -> str:
         """A directory that may be hidden from the runtime, in its private mount namespace, behind the mounts."""
@@ -225,9 +228,9 @@ class OciDriver:
         machine, limits = self._machine, launch.limits
         single_id = not machine.root and not (machine.subuids and machine.subgids)
         user_ids = "0:0" if single_id else "1000:1000"
-        rlimits = [{"type": "RLIMIT_CORE", "soft": 0, "hard": 0}]
+        guest = [GUEST_INSIDE, "--home", f"{user_ids}:/home/user", "--user", f"user:{user_ids}:/home/user"]
         if limits.open_files is not None:
-            rlimits.append({"type": "RLIMIT_NOFILE", "soft": limits.open_files, "hard": limits.open_files})
+            guest += ["--open-files", str(limits.open_files)]
         namespaces = [{"type": kind} for kind in ("pid", "network", "ipc", "uts", "mount")]
         linux: dict[str, object] = {
             "namespaces": namespaces,
@@ -236,7 +239,8 @@ class OciDriver:
             "seccomp": seccomp.profile(),
         }
         if machine.root:
-            namespaces.append({"type": "user"})
+            # runsc makes one of its own: its processes are not seen by the host's kernel anyway.
+            namespaces.append({"type": "user"} | ({} if self._name == "runsc" else {"path": f"{cover}/userns"}))
             mapping = [{"containerID": 0, "hostID": launch.id_base, "size": ID_COUNT}]
             linux |= {"uidMappings": mapping, "gidMappings": mapping}
             if not self._born_in_cgroup:
@@ -255,11 +259,11 @@ class OciDriver:
             "process": {
                 "terminal": False,
                 "user": {"uid": 0, "gid": 0},
-                "args": [GUEST_INSIDE, "--home", f"{user_ids}:/home/user", "--user", f"user:{user_ids}:/home/user"],
-                "env": ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"],
+                "args": guest,
+                # With HOME given, a runtime does not look for it in the image's /etc/passwd.
+                "env": ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root"],
                 "cwd": "/",
                 "capabilities": capabilities,
-                "rlimits": rlimits,
                 "noNewPrivileges": True,
             },
             "root": {"path": f"{cover}/root", "readonly": False},

@@ -176,7 +176,9 @@ static bool send_from(struct attachment *attachment, int i)
         proc_fill(output); /* there may be room now for what waits in the pipe */
         return true;
     }
-    if (!output->open && attachment->cursor[i] >= output->ring.total && !attachment->eof_sent[i]) {
+    /* stdout and stderr end with END: an EOF for each would wake the host twice more for every command. */
+    if (output->channel >= FIRST_CHANNEL && !output->open && attachment->cursor[i] >= output->ring.total &&
+        !attachment->eof_sent[i]) {
         attachment->eof_sent[i] = true;
         stream_eof(&attachment->stream, output->channel);
     }

@@ -469,7 +469,7 @@ static int remove_tree(const char *path)
 {
     int stopped = 0;
     struct walk walk = {.visit = remove_entry, .leave = remove_left, .blocked = remove_blocked, .data = &stopped};
-    int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    int fd = walk_open(AT_FDCWD, path);
     if (fd < 0)
         return rmdir(path) == 0 ? 0 : errno;
     int error = walk_tree(&walk, fd);

@@ -197,21 +197,33 @@ static void hide_link(int *in, int *out)
     close_all_but((const int[]){*in, *out}, 2);
 }
 
+static rlim_t open_files; /* what programs may open at most; 0: what we were given */
+
 static void reset_signals(void)
 {
+    /* Linux keeps signals from inside away from PID 1, older gVisors do not. A fault must still end us. */
     struct sigaction usual = {.sa_handler = SIG_DFL}, ignored = {.sa_handler = SIG_IGN};
-    for (int signal = 1; signal < 32; signal++)
+    for (int signal = 1; signal < 32; signal++) {
+        bool fault = signal == SIGSEGV || signal == SIGBUS || signal == SIGILL || signal == SIGFPE ||
+                     signal == SIGABRT || signal == SIGTRAP || signal == SIGSYS;
         if (signal != SIGKILL && signal != SIGSTOP)
-            sigaction(signal, &usual, NULL);
+            sigaction(signal, is_init && !fault && signal != SIGCHLD ? &ignored : &usual, NULL);
+    }
     sigaction(SIGPIPE, &ignored, NULL);
 }
 
 static void raise_nofile(void)
 {
     getrlimit(RLIMIT_NOFILE, &first_nofile);
-    struct rlimit more = first_nofile;
+    if (open_files && open_files < first_nofile.rlim_max)
+        first_nofile.rlim_max = open_files;
+    if (open_files && open_files < first_nofile.rlim_cur)
+        first_nofile.rlim_cur = open_files;
+    struct rlimit more;
+    getrlimit(RLIMIT_NOFILE, &more);
     more.rlim_cur = more.rlim_max;
     setrlimit(RLIMIT_NOFILE, &more);
+    setrlimit(RLIMIT_CORE, &(struct rlimit){0, 0});
 }
 
 static void remember_strangers(void)
@@ -227,6 +239,8 @@ static bool take_arguments(char **argv)
         if (!strcmp(argv[0], "--user") && users_add(argv[1]))
             continue;
         if (!strcmp(argv[0], "--home") && users_make_home(argv[1]))
+            continue;
+        if (!strcmp(argv[0], "--open-files") && (open_files = strtoul(argv[1], NULL, 10)) > 0)
             continue;
         return false;
     }
@@ -252,7 +266,7 @@ int main(int argc, char **argv)
     is_init = getpid() == 1;
     umask(022);
     if (!take_arguments(argv)) {
-        static const char usage[] = "usage: atoll-guest [--user NAME:UID:GID:HOME] [--home UID:GID:PATH]\n";
+        static const char usage[] = "usage: atoll-guest [--user NAME:UID:GID:HOME] [--home UID:GID:PATH] [--open-files N]\n";
         (void)!write(2, usage, sizeof usage - 1);
         return 64;
     }

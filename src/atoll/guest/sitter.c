@@ -194,6 +194,11 @@ static void prepare(struct program *program, const struct sitting *sitting)
     program->path = find_env(program->env, "PATH");
     if (!program->path)
         program->path = usual_path;
+    /* Whoever writes to /dev/stdout opens the pipe once more, as himself. */
+    const int ends[] = {sitting->in, sitting->out, sitting->err};
+    for (size_t i = 0; i < sizeof ends / sizeof *ends; i++)
+        if (ends[i] >= 0 && program->account.uid != 0)
+            (void)!fchown(ends[i], program->account.uid, program->account.gid);
     program->terminal = -1;
     if (sitting->terminal >= 0 && (program->terminal = open_terminal(sitting, &program->account)) < 0)
         refuse(sitting, errno, "terminal");
@@ -229,7 +234,9 @@ static void usual_signals(void)
 {
     /* exec() resets handlers by itself, but keeps what is ignored. */
     struct sigaction usual = {.sa_handler = SIG_DFL};
-    sigaction(SIGPIPE, &usual, NULL);
+    for (int signal = 1; signal < 32; signal++)
+        if (signal != SIGKILL && signal != SIGSTOP)
+            sigaction(signal, &usual, NULL);
     sigset_t none;
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);

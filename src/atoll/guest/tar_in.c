@@ -18,6 +18,7 @@
 #include "files.h"
 #include "tar.h"
 #include "tarhead.h"
+#include "walk.h"
 
 enum { CHUNK = 256 << 10, LARGEST_NAME = 65536 };
 
@@ -135,10 +136,9 @@ static int open_parent(struct unpacking *unpacking, const char *name, bool make,
         }
         if (!skipped) {
             if (last[0]) {
-                int flags = O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC;
-                int inner = openat(directory, last, flags);
+                int inner = walk_open(directory, last);
                 if (inner < 0 && errno == ENOENT && make && mkdirat(directory, last, 0755) == 0)
-                    inner = openat(directory, last, flags);
+                    inner = walk_open(directory, last);
                 if (inner < 0) {
                     int error = explain_blocked(unpacking, directory, last, name);
                     close(directory);
@@ -406,7 +406,7 @@ static void dress_directories(struct unpacking *unpacking)
         char last[NAME_MAX + 1];
         if (open_parent(unpacking, late->name, false, &parent, last))
             continue;
-        int fd = openat(parent, last, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+        int fd = walk_open(parent, last);
         if (fd >= 0) {
             struct timespec times[2] = {{.tv_nsec = UTIME_NOW}, late->mtime};
             futimens(fd, times);

@@ -5,6 +5,7 @@
  */
 #define _GNU_SOURCE
 #include "users.h"
+#include "walk.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -99,7 +100,7 @@ bool users_make_home(const char *definition)
         }
         mkdir(path, 0755);
         /* Not through a link: the upper layer of a sandbox that slept is in the hands of who was inside. */
-        int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+        int fd = walk_open(AT_FDCWD, path);
         struct stat status;
         if (fd >= 0) {
             if (fstat(fd, &status) == 0 && (status.st_uid != uid || status.st_gid != gid))

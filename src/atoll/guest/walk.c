@@ -216,11 +216,39 @@ static int pop(struct state *state)
     return error;
 }
 
+/* gVisor of 2022 follows a link when O_DIRECTORY and O_NOFOLLOW are given together. */
+static bool follows_links(void)
+{
+    static int answer = -1;
+    if (answer < 0) {
+        int fd = open("/proc/self", O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+        answer = fd >= 0;
+        if (fd >= 0)
+            close(fd);
+    }
+    return answer;
+}
+
+int walk_open(int at, const char *name)
+{
+    const int flags = O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NONBLOCK;
+    if (!follows_links())
+        return openat(at, name, flags | O_NOFOLLOW);
+    int place = openat(at, name, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (place < 0)
+        return -1;
+    int fd = openat(place, ".", flags), error = errno;
+    close(place);
+    errno = error;
+    return fd;
+}
+
 static int enter(struct state *state, const struct walk_entry *entry, bool through)
 {
     struct walk *walk = state->walk;
-    int flags = O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NONBLOCK | (through ? 0 : O_NOFOLLOW);
-    int fd = openat(entry->directory, entry->name, flags), error = fd < 0 ? errno : 0;
+    int fd = through ? openat(entry->directory, entry->name, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NONBLOCK)
+                     : walk_open(entry->directory, entry->name);
+    int error = fd < 0 ? errno : 0;
     if (!error) {
         state->levels[state->depth - 1].pinned = through && entry->type == DT_LNK;
         error = push(state, fd, entry->path_size, entry->child_mark);

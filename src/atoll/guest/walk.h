@@ -36,6 +36,9 @@ struct walk {
     const char *stuck_at; /* after an error: the path */
 };
 
+/* Opens a directory, never through a link. -1 and errno. */
+int walk_open(int at, const char *name);
+
 /* Visits everything below the directory, in byte order. 0 or an errno. */
 int walk_tree(struct walk *walk, int directory);
 

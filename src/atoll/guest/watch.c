@@ -242,7 +242,7 @@ static void read_directory(struct watching *watching, const char *path, bool qui
     struct reading reading = {.watching = watching, .base = path, .quiet = quiet};
     struct walk walk = {.visit = found, .data = &reading};
     char *full = full_path(watching, path);
-    int fd = full ? open(full, O_RDONLY | O_DIRECTORY | O_CLOEXEC | (*path ? O_NOFOLLOW : 0)) : -1;
+    int fd = !full ? -1 : *path ? walk_open(AT_FDCWD, full) : open(full, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     free(full);
     if (fd < 0)
         return;

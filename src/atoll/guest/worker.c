@@ -33,6 +33,7 @@ enum {
     BUFFER_SIZE = 2 * MAX_RECORD,
     FLUSH_AT = 32 << 10,
     USUAL_MEMORY_MB = 512,
+    DONE_MARK = 0xd0, /* the last byte that a worker says */
     KILL_AFTER_MS = 2000, /* what a worker gets to clean up after RESET */
     WIDE_PIPE = 1 << 20,
 };
@@ -179,7 +180,7 @@ static int take_user(struct job *job)
 
 static _Noreturn void work(struct job *job, const struct operation *operation, int status)
 {
-    static uint8_t space[LARGEST_RESULT];
+    static uint8_t space[LARGEST_RESULT - 1];
     job->result = (struct pack)PACK(space);
     signal(SIGPIPE, SIG_IGN);
     int error = operation->as_root ? 0 : take_user(job);
@@ -197,15 +198,15 @@ static _Noreturn void work(struct job *job, const struct operation *operation, i
         job->result.overflow = false;
         pack_error(&job->result, error, job->about);
     }
-    /* Never empty: no bytes at all would mean that the worker died. */
-    uint8_t mark = 1;
-    (void)!write(status, &mark, 1);
     for (size_t done = 0; done < job->result.size;) {
         ssize_t count = write(status, space + done, job->result.size - done);
         if (count <= 0)
-            break;
+            _exit(1);
         done += (size_t)count;
     }
+    /* Last, so that a worker that was killed on the way has not said that it is done. */
+    const uint8_t mark = DONE_MARK;
+    (void)!write(status, &mark, 1);
     _exit(0);
 }
 
@@ -220,10 +221,10 @@ static void finish(struct worker *worker)
     sink_free(&worker->sink);
     if (worker->stream.reset)
         stream_fail(&worker->stream, ECANCELED, NULL);
-    else if (!worker->result_size)
+    else if (!worker->result_size || worker->result[worker->result_size - 1] != DONE_MARK)
         stream_fail(&worker->stream, EIO, "the worker of this operation was killed");
     else
-        stream_end(&worker->stream, &(struct pack){worker->result + 1, worker->result_size - 1, 0, false});
+        stream_end(&worker->stream, &(struct pack){worker->result, worker->result_size - 1, 0, false});
     free(worker->result);
     worker->result = NULL;
     for (struct worker **at = &workers; *at; at = &(*at)->next)

@@ -6,6 +6,10 @@ copied is named in `PUBLIC`; what is not named there does not exist inside, so a
 outside. Settings that administrators are known to put passwords into (`/etc/profile`, `gitconfig`, `pip.conf`,
 `npmrc`, `environment`, sources of package managers) are written anew or left out.
 
+What is used in place belongs to nobody inside, so that the kernel gives out only what everyone may read. For root
+inside to add, replace and delete there all the same, a layer of directories, which are root's, stands over it:
+`docs/design/0003-host-image.md`.
+
 Refuses to know where the result is stored, who asks for it and how it is mounted. Above it stands `images.py`.
 """
 
@@ -22,7 +26,7 @@ from pathlib import Path, PurePosixPath
 
 from atoll.contract.model import Frozen
 
-RECIPE = 1
+RECIPE = 2
 """Raise it when the code below makes something else from the same inputs: all skeletons are then built anew."""
 
 TREES = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
@@ -63,7 +67,10 @@ and so is `statoverride`: dpkg refuses to install anything when it names a group
 """
 
 HIDDEN = ("usr/local/etc",)
-"""Settings of administrators within the trees of programs. They are not there, inside."""
+"""Settings of administrators within the trees of programs, often readable for all. They are not there, inside."""
+
+PACKAGES = ("var/lib/rpm/rpmdb.sqlite", "usr/lib/sysimage/rpm/rpmdb.sqlite", "var/lib/pacman/local", "lib/apk/db")
+"""What changes when packages are installed, and with them directories come and go. dpkg's is in `PUBLIC_STATE`."""
 
 _LINKS_INTO = ("/etc", "/var/lib/ca-certificates", "/proc/self/mounts", *(f"/{tree}" for tree in TREES))
 _FILE_LIMIT_BYTES = 16 * 1024 * 1024
@@ -85,9 +92,7 @@ class Skeleton(Frozen):
     recipe: int
     rootless: bool
     trees: tuple[str, ...]
-    """The directories of programs that are used in place."""
-    masked: tuple[str, ...]
-    """Those of them over which a layer of the same name in the skeleton's directory must stand, to hide files."""
+    """The directories of programs that are used in place, each under the layer of the same name that was built."""
     names: tuple[str, ...]
     """What the machine's `/etc` had of the first components in `PUBLIC`."""
     inputs: dict[str, Seen]
@@ -96,7 +101,8 @@ class Skeleton(Frozen):
         """Whether `build` would make the same again. Some 100 calls of `lstat`, well below a millisecond.
 
         Changes of a file in place, in a directory that is copied whole, go unnoticed; package managers, `ldconfig`,
-        `update-alternatives` and `update-ca-certificates` all replace files, which shows in their directory.
+        `update-alternatives` and `update-ca-certificates` all replace files, which shows in their directory. So does a
+        directory of programs that no package manager made: it belongs to nobody inside until the next build.
         """
         return (
             self.recipe == RECIPE
@@ -107,13 +113,13 @@ class Skeleton(Frozen):
 
 
 def build(destination: Path, *, rootless: bool, machine: Path = Path("/"), check: Callable[[], None]) -> Skeleton:
-    """Build in the existing, empty directory `destination`: `root/`, and beside it `usr/` and so on to hide files.
+    """Build in the existing, empty directory `destination`: `root/`, and beside it `usr/` and so on, of directories.
 
-    Files belong to the ids that they have inside, or with `rootless` to the caller. What is not readable for
-    everyone on the machine is left out, also when the caller could read it; links that lead elsewhere than into
-    what is inside are left out. In directories of programs, what is not readable for everyone is hidden.
+    Files belong to the ids that they have inside, or with `rootless` to the caller, who is root inside. What is not
+    readable for everyone on the machine is left out, also when the caller could read it; links that lead elsewhere
+    than into what is inside are left out.
 
-    Runs in a thread and takes about a second. `check` is called now and then, and raises to end it.
+    Runs in a thread and takes about half a second. `check` is called now and then, and raises to end it.
 
     Raises:
         OSError: the disk is full or the directory cannot be written.
@@ -143,7 +149,10 @@ class _Builder:
         for path in PUBLIC_STATE:
             self._copy_public(path)
         trees = tuple(tree for tree in TREES if self._is_directory(tree))
-        masked = tuple(tree for tree in trees if self._mask(tree, destination / tree))
+        for tree in trees:
+            self._cover(tree, destination)
+        for path in PACKAGES:
+            self._inputs[str(self._machine / path)] = _seen(self._machine / path)
         return Skeleton(
             digest=f"sha256:{self._content.hexdigest()}",
             size_bytes=self._written_bytes,
@@ -151,7 +160,6 @@ class _Builder:
             recipe=RECIPE,
             rootless=self._rootless,
             trees=trees,
-            masked=masked,
             names=names,
             inputs=self._inputs,
         )
@@ -235,26 +243,44 @@ class _Builder:
         # A second line of defence for a key that was put among the certificates, readable for all by mistake.
         return None if b"PRIVATE KEY-----" in content else content
 
-    # --- what is hidden in the trees that are used in place ---------------------------------------------------
+    # --- what stands over the trees that are used in place ----------------------------------------------------
 
-    def _mask(self, tree: str, layer: Path) -> bool:
-        """Make the layer that hides what is private in `tree`. False: nothing is, and there is no layer.
+    def _cover(self, tree: str, destination: Path) -> None:
+        """Make the layer that gives root the directories of `tree`: in an overlay the upper one's owner counts.
 
-        Inside, root may read what belongs to the machine's root, as the tree's owners are mapped. So what only some
-        users of the machine may read has to be absent. An overlay takes a character device 0:0 for "nothing here".
+        Those that not everyone may enter are left out, and what is below them. Some 15,000 directories: hence names
+        rather than paths, and a look at directories only, whatever there is beside them.
         """
-        for path in sorted(_private_paths(self._machine, tree, self._check)):
-            relative = PurePosixPath(path).relative_to(tree)
-            directory = layer
-            _make_directory(directory)
-            for name in relative.parts[:-1]:
-                directory = directory / name
-                _make_directory(directory, like=self._machine / tree / directory.relative_to(layer))
-            os.mknod(directory / relative.name, stat.S_IFCHR, os.makedev(0, 0))
-            self._note("hidden", path, b"")
-        for hidden in HIDDEN:
-            self._inputs[str(self._machine / hidden)] = _seen(self._machine / hidden)
-        return layer.exists()
+        machine, covers = os.path.join(self._machine, ""), os.path.join(destination, "")
+        layer = destination / tree
+        layer.mkdir()
+        top = layer.lstat()
+        umask = 0o777 & ~top.st_mode
+        layer.chmod(0o755)
+        device = os.lstat(machine + tree).st_dev
+        modes = {tree: 0o755}
+        ahead = [tree]
+        while ahead:
+            self._check()
+            path = ahead.pop()
+            for name, status in _public_directories(machine + path):
+                below = f"{path}/{name}"
+                if below in HIDDEN:
+                    continue
+                mode = modes[below] = status.st_mode & 0o1777 | 0o700
+                os.mkdir(covers + below, mode)
+                if mode & umask:
+                    os.chmod(covers + below, mode)
+                if status.st_dev == device:  # what is mounted there is not in the overlay
+                    ahead.append(below)
+        for path in HIDDEN:
+            parent = os.path.dirname(path)
+            self._inputs[machine + parent] = _seen(machine + parent)
+            if parent in modes:
+                # A character device 0:0 is an overlay's "nothing here", also when there will be something.
+                os.mknod(covers + path, stat.S_IFCHR, os.makedev(0, 0))
+        self._written_bytes += len(modes) * top.st_blocks * 512
+        self._note("cover", tree, repr(sorted(modes.items())).encode())
 
     # --- writing ----------------------------------------------------------------------------------------------
 
@@ -289,47 +315,18 @@ class _Builder:
         self._content.update(content)
 
 
-def _private_paths(machine: Path, tree: str, check: Callable[[], None]) -> Iterator[str]:
-    """The highest paths in `tree` that not everyone may read, or that are not files, directories or links."""
-
-    def walk(path: str) -> Iterator[str]:
-        check()
-        try:
-            entries = os.scandir(machine / path)
-        except PermissionError:  # readable for all by its mode, yet not for us: some other rule keeps it shut
-            yield path
-            return
-        except FileNotFoundError:
-            return
-        with entries:
-            for entry in entries:
-                below = f"{path}/{entry.name}"
-                try:
-                    mode = entry.stat(follow_symlinks=False).st_mode
-                except FileNotFoundError:
-                    continue
-                if below in HIDDEN and os.listdir(machine / below):
-                    yield below
-                elif stat.S_ISDIR(mode):
-                    if mode & _ENTERABLE == _ENTERABLE:
-                        yield from walk(below)
-                    else:
-                        yield below
-                elif not stat.S_ISLNK(mode) and not (stat.S_ISREG(mode) and mode & _READABLE):
-                    yield below
-
-    yield from walk(tree)
-
-
-def _make_directory(directory: Path, *, like: Path | None = None) -> None:
-    """A directory of a masking layer looks like the one that it covers: in an overlay the upper one's mode counts."""
-    if directory.exists():
+def _public_directories(path: str) -> Iterator[tuple[str, os.stat_result]]:
+    """The directories in `path` that everyone may list and enter."""
+    try:
+        entries = os.scandir(path)
+    except OSError:  # it is gone, or some other rule than its mode keeps it shut
         return
-    directory.mkdir()
-    found = None if like is None else _lstat(like)
-    directory.chmod(0o755 if found is None else stat.S_IMODE(found.st_mode))
-    if found is not None and os.geteuid() == 0:
-        os.chown(directory, found.st_uid, found.st_gid)
+    with entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                found = _lstat(entry.path)
+                if found is not None and stat.S_ISDIR(found.st_mode) and found.st_mode & _ENTERABLE == _ENTERABLE:
+                    yield entry.name, found
 
 
 def _matching_names(machine: Path) -> tuple[str, ...]:

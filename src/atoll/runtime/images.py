@@ -276,8 +276,8 @@ class ImageStore:
         tree = self._tree(skeleton.digest)
         filesystems = [Filesystem(target="/", key="root", layers=(tree / "root",))]
         for name in skeleton.trees:
-            mask = (tree / name,) if name in skeleton.masked else ()
-            filesystems.append(Filesystem(target=f"/{name}", key=name, layers=(*mask, Path("/", name))))
+            layers = (tree / name, Path("/", name))
+            filesystems.append(Filesystem(target=f"/{name}", key=name, layers=layers, machine_layers=1))
         return ImageLayers(filesystems=tuple(filesystems), env={}, digest=skeleton.digest)
 
     # --- directories ------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
  * its guest and shares it among clients, so that no program that uses a sandbox has to outlive another.
  *
  *   keeper start --dir D --cover C --listen FD --lock FD [--file NAME PATH]… [--uid I O N]… [--gid I O N]… [--rootless] [--ephemeral]
- *                [--confine ID] [--cgroup DIR]… [--limit FILE VALUE]… [--overlay KEY TARGET COUNT LAYER…]… -- RUNTIME ARGUMENTS…
+ *                [--confine ID] [--cgroup DIR]… [--limit FILE VALUE]… [--overlay KEY TARGET COUNT MACHINE LAYER…]… -- RUNTIME ARGUMENTS…
  *   keeper within [--uid I O N]… [--gid I O N]… [--rootless] -- COMMAND ARGUMENTS…
  *
  * `--lock` is a file that whoever starts us has locked: as long as the keeper lives, it is, and its process id is in it.
@@ -54,14 +54,17 @@ static void add_map(struct id_map *maps, int *count, char **values)
 
 static int add_overlay(struct plan *plan, char **values, int left)
 {
-    if (left < 4 || plan->overlay_count == MAX_OVERLAYS)
+    if (left < 5 || plan->overlay_count == MAX_OVERLAYS)
         usage("--overlay");
-    unsigned count = number(values[2]);
-    if (count < 1 || count > MAX_LAYERS || (int)count > left - 3)
+    unsigned count = number(values[2]), machine = number(values[3]);
+    if (count < 1 || count > MAX_LAYERS || (int)count > left - 4 || machine > count)
         usage(values[2]);
-    plan->overlays[plan->overlay_count++] =
-        (struct overlay){.key = values[0], .target = values[1], .layers = values + 3, .layer_count = (int)count};
-    return 3 + (int)count;
+    plan->overlays[plan->overlay_count++] = (struct overlay){.key = values[0],
+                                                             .target = values[1],
+                                                             .layers = values + 4,
+                                                             .layer_count = (int)count,
+                                                             .machine_count = (int)machine};
+    return 4 + (int)count;
 }
 
 static struct plan parse(int argc, char **argv)

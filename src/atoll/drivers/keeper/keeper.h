@@ -18,6 +18,7 @@ struct overlay {
     const char *target; /* "/" or a directory below it */
     char **layers;      /* top first */
     int layer_count;
+    int machine_count;  /* of them, from the bottom, are the machine's own: nobody's inside */
 };
 
 struct plan {

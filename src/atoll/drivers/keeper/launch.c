@@ -92,6 +92,17 @@ static void run_map_tool(const char *tool, pid_t pid, const struct id_map *maps,
     }
 }
 
+static void write_map(pid_t pid, const char *file, const struct id_map *maps, int count)
+{
+    char path[64], text[MAX_MAPS * 48];
+    int used = 0;
+    for (int i = 0; i < count; i++)
+        used += snprintf(text + used, sizeof text - (size_t)used, "%u %u %u\n", maps[i].inside, maps[i].outside,
+                         maps[i].count);
+    snprintf(path, sizeof path, "/proc/%d/%s", (int)pid, file);
+    write_file(path, text);
+}
+
 static void write_maps(const struct plan *plan, pid_t pid)
 {
     /* Without privilege, the kernel takes one line that maps one's own id; more go through the set-uid tools. */
@@ -100,24 +111,17 @@ static void write_maps(const struct plan *plan, pid_t pid)
         run_map_tool("newgidmap", pid, plan->gids, plan->gid_count);
         return;
     }
-    char path[64], text[MAX_MAPS * 48];
     if (plan->rootless) {
+        char path[64];
         snprintf(path, sizeof path, "/proc/%d/setgroups", (int)pid);
         write_file(path, "deny");
     }
-    for (int kind = 0; kind < 2; kind++) {
-        const struct id_map *maps = kind ? plan->gids : plan->uids;
-        int count = kind ? plan->gid_count : plan->uid_count, used = 0;
-        for (int i = 0; i < count; i++)
-            used += snprintf(text + used, sizeof text - used, "%u %u %u\n", maps[i].inside, maps[i].outside,
-                             maps[i].count);
-        snprintf(path, sizeof path, "/proc/%d/%s", (int)pid, kind ? "gid_map" : "uid_map");
-        write_file(path, text);
-    }
+    write_map(pid, "uid_map", plan->uids, plan->uid_count);
+    write_map(pid, "gid_map", plan->gids, plan->gid_count);
 }
 
-/* A user namespace with the plan's mapping. Needs a process in it only for as long as it takes to open it. */
-static int make_user_namespace(const struct plan *plan)
+/* A process in a user namespace of its own, which it made as `owner` (-1: as who we are), waiting to be ended. */
+static pid_t hold_user_namespace(long owner)
 {
     int ready[2];
     if (pipe2(ready, O_CLOEXEC) < 0)
@@ -127,8 +131,9 @@ static int make_user_namespace(const struct plan *plan)
         give_up("fork");
     if (child == 0) {
         prctl(PR_SET_PDEATHSIG, SIGKILL);
-        char ok = unshare(CLONE_NEWUSER) == 0 ? 0 : (char)errno;
-        if (write(ready[1], &ok, 1) == 1)
+        bool done = (owner < 0 || setresuid((uid_t)owner, (uid_t)owner, (uid_t)owner) == 0) && unshare(CLONE_NEWUSER) == 0;
+        char error = done ? 0 : (char)errno;
+        if (write(ready[1], &error, 1) == 1)
             for (;;)
                 pause();
         _exit(1);
@@ -138,17 +143,40 @@ static int make_user_namespace(const struct plan *plan)
         errno = error;
         give_up("making a user namespace");
     }
-    write_maps(plan, child);
+    close(ready[0]);
+    close(ready[1]);
+    return child;
+}
+
+static int release_user_namespace(pid_t holder)
+{
     char path[64];
-    snprintf(path, sizeof path, "/proc/%d/ns/user", (int)child);
+    snprintf(path, sizeof path, "/proc/%d/ns/user", (int)holder);
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0)
         give_up("opening the user namespace");
-    kill(child, SIGKILL);
-    waitpid(child, NULL, 0);
-    close(ready[0]);
-    close(ready[1]);
+    kill(holder, SIGKILL);
+    waitpid(holder, NULL, 0);
     return fd;
+}
+
+/* The sandbox's user namespace. It belongs to the sandbox's root and not to ours: the kernel counts inotify instances,
+ * message queues and the like against the owner, and one sandbox must not use up another's. */
+static int make_user_namespace(const struct plan *plan)
+{
+    pid_t holder = hold_user_namespace(plan->rootless ? -1 : (long)plan->uids[0].outside);
+    write_maps(plan, holder);
+    return release_user_namespace(holder);
+}
+
+/* A mapping under which all that root of the machine owns belongs to an id that no sandbox has. */
+static int make_machine_mapping(const struct plan *plan)
+{
+    pid_t holder = hold_user_namespace(-1);
+    const struct id_map nobody = {0, (unsigned)plan->confine_id, 1};
+    write_map(holder, "uid_map", &nobody, 1);
+    write_map(holder, "gid_map", &nobody, 1);
+    return release_user_namespace(holder);
 }
 
 static bool is_v2(const char *cgroup)
@@ -220,14 +248,15 @@ static void attach(int tree, const char *at)
     close(tree);
 }
 
-static void mount_overlay(const struct plan *plan, int index, const int *layer_fds, int user_fd)
+static void mount_overlay(const struct plan *plan, int index, const int *layer_fds, int user_fd, int machine_fd)
 {
     const struct overlay *o = &plan->overlays[index];
     char options[64 + MAX_LAYERS * 16 + 512], name[32], target[4200];
     int used = snprintf(options, sizeof options, "lowerdir=");
     for (int i = 0; i < o->layer_count; i++) {
         snprintf(name, sizeof name, "l%d.%d", index, i);
-        int tree = clone_tree(layer_fds[i], true, plan->rootless ? -1 : user_fd);
+        bool machine = i >= o->layer_count - o->machine_count;
+        int tree = clone_tree(layer_fds[i], true, plan->rootless ? -1 : machine ? machine_fd : user_fd);
         if (tree < 0)
             give_up_f("id-mapping the layer %s (its file system may not support it)", o->layers[i]);
         if (mkdir(name, 0755) < 0)
@@ -271,9 +300,22 @@ static void assemble(const struct plan *plan, int user_fd)
     if (tree < 0)
         give_up("cloning the sandbox's directory");
     attach(tree, "d");
-    for (int i = 0; i < plan->overlay_count; i++)
-        mount_overlay(plan, i, layer_fds[i], user_fd);
+    int machine_fd = -1;
+    for (int i = 0; i < plan->overlay_count; i++) {
+        if (plan->overlays[i].machine_count && machine_fd < 0 && !plan->rootless)
+            machine_fd = make_machine_mapping(plan);
+        mount_overlay(plan, i, layer_fds[i], user_fd, machine_fd);
+    }
     close(dir);
+    if (!plan->rootless) {
+        /* The runtime joins the namespace through this path. */
+        char source[64];
+        snprintf(source, sizeof source, "/proc/self/fd/%d", user_fd);
+        int file = open("userns", O_CREAT | O_WRONLY | O_CLOEXEC, 0444);
+        if (file < 0 || mount(source, "userns", NULL, MS_BIND, NULL) < 0)
+            give_up("mounting the user namespace");
+        close(file);
+    }
     for (int i = 0; i < plan->file_count; i++) {
         int file = open(plan->files[i].name, O_CREAT | O_WRONLY | O_CLOEXEC, 0555);
         tree = clone_tree(files[i], false, -1);
