@@ -19,6 +19,7 @@ async def host(tmp_path_factory: pytest.TempPathFactory) -> tuple[ImageStore, di
     store = ImageStore(tmp_path_factory.mktemp("host") / "images", rootless=os.geteuid() != 0)
     layers = await store.resolve("host")
     assert layers.filesystems[0].target == "/"
+    assert [filesystem.machine_layers for filesystem in layers.filesystems] == [0] + [1] * len(layers.filesystems[1:])
     return store, {filesystem.target: filesystem.layers for filesystem in layers.filesystems}
 
 
@@ -27,8 +28,8 @@ Host = tuple[ImageStore, dict[str, tuple[Path, ...]]]
 
 async def test_programs_are_used_in_place_and_everything_else_is_a_directory_of_the_store(host: Host):
     _, layers = host
-    assert layers["/usr"][-1] == Path("/usr")
     (skeleton,) = layers["/"]
+    assert layers["/usr"] == (skeleton.parent / "usr", Path("/usr"))
     for name in ("bin", "sbin", "lib", "lib64"):
         path = Path("/", name)
         if path.is_symlink():
@@ -99,6 +100,17 @@ async def test_what_common_programs_expect_is_there(host: Host):
             assert os.path.lexists(skeleton / "etc" / name), name
     if Path("/var/lib/dpkg/status").exists():
         assert (skeleton / "var/lib/dpkg/status").read_bytes() == Path("/var/lib/dpkg/status").read_bytes()
+
+
+async def test_the_programs_directories_are_roots_and_there_is_nothing_else(host: Host):
+    _, layers = host
+    layer = layers["/usr"][0]
+    found = {path: path.lstat() for path in layer.rglob("*")}
+    assert [path for path, status in found.items() if not stat.S_ISDIR(status.st_mode)] == [layer / "local/etc"]
+    assert {status.st_uid for status in found.values()} == {os.geteuid()}
+    for name in ("bin", "lib", "share", "local/bin"):
+        if Path("/usr", name).is_dir():
+            assert (layer / name).is_dir()
 
 
 async def test_the_host_image_is_resolved_again_in_less_than_a_millisecond_and_built_once(host: Host):
@@ -209,35 +221,79 @@ def test_pipes_devices_and_giants_are_left_out(machine: Machine):
     assert os.listdir(built / "root/etc/perl") == []
 
 
-def test_what_is_private_among_the_programs_is_hidden(machine: Machine):
-    machine.file("usr/bin/open", mode=0o755)
-    machine.file("usr/bin/closed", mode=0o750)
-    machine.file("usr/share/rules/secret")
-    machine.directory("usr/share/rules", 0o700)
+def test_over_the_programs_stands_a_layer_of_directories_that_are_roots(machine: Machine):
+    machine.file("usr/bin/program", mode=0o4755)
+    machine.link("usr/link", "bin")
+    machine.directory("usr/share/deep/below")
+    for path, mode in {"usr/local/fonts": 0o2775, "usr/share/sticky": 0o1777, "usr/share/fixed": 0o555}.items():
+        machine.directory(path, mode)
+    if os.geteuid() == 0:
+        os.chown(machine.root / "usr/local/fonts", 33, 50)
+    before = os.umask(0o077)
+    try:
+        _, built = machine.build()
+    finally:
+        os.umask(before)
+    found = {str(path.relative_to(built)): path.lstat() for path in (built / "usr", *(built / "usr").rglob("*"))}
+    found.pop("usr/local/etc")
+    assert all(stat.S_ISDIR(status.st_mode) for status in found.values())
+    assert set(found) == {str(path.relative_to(machine.root)) for path in _directories(machine.root / "usr")}
+    assert {(status.st_uid, status.st_gid) for status in found.values()} == {(os.geteuid(), os.getegid())}
+    modes = dict.fromkeys(found, 0o755) | {"usr/local/fonts": 0o775, "usr/share/sticky": 0o1777}
+    assert {path: stat.S_IMODE(status.st_mode) for path, status in found.items()} == modes
+
+
+def _directories(top: Path) -> list[Path]:
+    return [Path(path) for path, _, _ in os.walk(top)]
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o750, 0o751, 0o754])
+def test_a_directory_of_programs_that_not_everyone_may_enter_is_left_to_nobody(machine: Machine, mode: int):
+    machine.directory("usr/share/rules/open/below")
+    machine.directory("usr/share/rules", mode)
+    _, built = machine.build()
+    assert sorted(os.listdir(built / "usr")) == ["bin", "local", "share"]
+    assert os.listdir(built / "usr/share") == []
+
+
+@pytest.mark.parametrize("content", [None, "token"])
+def test_settings_of_administrators_are_hidden_also_when_they_come_later(machine: Machine, content: str | None):
+    if content is not None:
+        machine.file("usr/local/etc/npmrc", content)
+    _, built = machine.build()
+    found = (built / "usr/local/etc").lstat()
+    assert stat.S_ISCHR(found.st_mode)
+    assert found.st_rdev == 0
+
+
+def test_without_a_place_for_settings_the_place_is_watched(machine: Machine):
+    (machine.root / "usr/local").rmdir()
+    skeleton, built = machine.build()
+    assert os.listdir(built / "usr") == ["bin"]
+    assert machine.is_current(skeleton)
     machine.file("usr/local/etc/npmrc", "token")
-    skeleton, built = machine.build()
-    assert skeleton.masked == ("usr",)
-    hidden = {str(path.relative_to(built)) for path in (built / "usr").rglob("*") if not path.is_dir()}
-    assert hidden == {"usr/bin/closed", "usr/share/rules", "usr/local/etc"}
-    for path in hidden:
-        found = (built / path).lstat()
-        assert stat.S_ISCHR(found.st_mode)
-        assert found.st_rdev == 0
+    assert not machine.is_current(skeleton)
 
 
-def test_a_machine_with_nothing_private_among_its_programs_needs_no_mask(machine: Machine):
-    machine.directory("usr/local/etc")
-    skeleton, built = machine.build()
-    assert (skeleton.trees, skeleton.masked) == (("usr",), ())
-    assert os.listdir(built) == ["root"]
+def test_directories_that_come_with_a_package_are_roots_at_the_next_build(machine: Machine):
+    machine.file("var/lib/dpkg/status", "1")
+    first, _ = machine.build()
+    machine.directory("usr/bin/later")
+    assert machine.is_current(first), "as if a user had made it: it merely belongs to nobody"
+    machine.file("var/lib/dpkg/status", "1, 2")
+    assert not machine.is_current(first)
+    second, built = machine.build()
+    assert (built / "usr/bin/later").is_dir()
+    assert second.digest != first.digest
 
 
 def test_top_level_directories_are_used_in_place_and_links_reproduced(machine: Machine):
-    machine.directory("bin")
+    machine.directory("bin/below")
     machine.link("lib", "usr/lib")
     skeleton, built = machine.build()
     assert skeleton.trees == ("usr", "bin")
     assert (built / "root/bin").is_dir()
+    assert os.listdir(built / "bin") == ["below"]
     assert os.readlink(built / "root/lib") == "usr/lib"
 
 

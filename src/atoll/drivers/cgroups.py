@@ -89,17 +89,21 @@ class Cgroups:
         """A number of the sandbox's cgroup: the file's own, or that behind `key`. None: the machine cannot tell."""
         if self._mode == "none":
             return None
-        path = CGROUP_ROOT / "atoll" / id / v2
+        path = f"{CGROUP_ROOT}/atoll/{id}/{v2}"
         if self._mode == "v1":
             controller, file = v1.split("/")
-            path = CGROUP_ROOT / controller / "atoll" / id / file
+            path = f"{CGROUP_ROOT}/{controller}/atoll/{id}/{file}"
         try:
-            text = path.read_text()
-            if key is None:
-                return int(text)
-            return next((int(line.split()[1]) for line in text.splitlines() if line.split()[0] == key), None)
-        except (OSError, ValueError):
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
             return None
+        try:
+            text = os.read(fd, 4096).decode()
+        finally:
+            os.close(fd)
+        if key is None:
+            return int(text)
+        return next((int(line.split()[1]) for line in text.splitlines() if line.split()[0] == key), None)
 
     def oom_kills(self, id: str) -> int | None:
         return self.read(id, "memory/memory.oom_control", "memory.events", "oom_kill")

@@ -98,7 +98,8 @@ class OciDriver:
         self._capabilities = Capabilities(
             memory_limit="memory" in in_cgroup,
             cpu_limit="cpu" in in_cgroup,
-            pids_limit="pids" in in_cgroup,
+            # gVisor's own threads come and go with what runs in it: their number says little about that.
+            pids_limit="pids" in in_cgroup and name != "runsc",
             id_range=machine.root,
             process_oom=name != "runsc",
             memory_checkpoint=name == "runsc" and machine.root,
@@ -163,9 +164,12 @@ class OciDriver:
             ("pids", limits.pids, able.pids_limit),
         ):
             if value is not None and not can:
+                why = "no cgroup controller for it may be used by this user"
+                fix = "run as root on a machine with cgroups"
+                if limit.lower() in self._machine.controllers:
+                    why, fix = "runsc keeps its processes from the host's eyes", "limit memory instead, or use crun"
                 raise Unenforceable(
-                    f"a {limit} limit cannot be enforced here: no cgroup controller for it may be used by this user; "
-                    "leave the limit out, or run as root on a machine with cgroups",
+                    f"a {limit} limit cannot be enforced here: {why}; leave the limit out, or {fix}",
                     hint="atoll doctor",
                     limit=limit.lower(),
                 )

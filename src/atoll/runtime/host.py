@@ -24,13 +24,15 @@ from atoll.contract.errors import AtollError, InvalidRequest, RuntimeUnavailable
 from atoll.contract.model import Limits, RuntimeName, SandboxInfo, SandboxSpec, Status
 from atoll.drivers import oci
 from atoll.drivers.locks import is_held
-from atoll.runtime.images import ImageStore, Progress
+from atoll.runtime.images import ImageLayers, ImageStore, Progress
 from atoll.runtime.records import Manifest, Records, new_id, now
 from atoll.runtime.sandbox import Sandbox
 from atoll.settings import Settings
 
 _DEFAULT_MEMORY_BYTES = 2 * 1024**3
 _DEFAULT_PIDS = 1024
+_LAUNCHES = 8
+"""How many sandboxes are started at once. More would only make all of them wait for each other."""
 
 
 @contextlib.asynccontextmanager
@@ -54,14 +56,18 @@ async def open(state_dir: Path | str | None = None, *, settings: Settings | None
         raise InvalidRequest(
             f"the state directory {path} cannot be used: {error.strerror}; name another with ATOLL_STATE_DIR"
         ) from error
+    raised: BaseException | None = None
     async with anyio.create_task_group() as tasks:
         runtime = Runtime(records, settings, tasks)
         if records.abandoned():
             tasks.start_soon(runtime.collect)
         try:
             yield runtime
-        finally:
-            tasks.cancel_scope.cancel()
+        except BaseException as error:  # noqa: BLE001 - raised below: a task group would wrap what is the caller's own
+            raised = error
+        tasks.cancel_scope.cancel()
+    if raised is not None:
+        raise raised
 
 
 class Runtime:
@@ -73,6 +79,7 @@ class Runtime:
         self._tasks = tasks
         self._drivers: dict[RuntimeName, oci.OciDriver] | None = None
         self._open: dict[str, Sandbox] = {}
+        self._launches = anyio.CapacityLimiter(_LAUNCHES)
         self.images = ImageStore(records.state_dir / "images", rootless=os.geteuid() != 0, in_use=self._digests_in_use)
 
     @property
@@ -131,6 +138,10 @@ class Runtime:
             await self.collect()
         layers = await self.images.resolve(spec.image, progress=progress)
         id = new_id()
+        async with self._launches:
+            return await self._launch(id, spec, driver, layers)
+
+    async def _launch(self, id: str, spec: SandboxSpec, driver: Driver, layers: ImageLayers) -> Sandbox:
         with self._records.making(id) as directory:
             try:
                 self._records.claim(spec.name, id)

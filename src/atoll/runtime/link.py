@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import weakref
 from collections import deque
 from collections.abc import Iterable
 from typing import Protocol
@@ -36,6 +37,7 @@ from atoll.runtime.wire import (
 GREETING_S = 30.0
 
 _RECEIVE_BYTES = 512 * 1024
+_buffers: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, memoryview] = weakref.WeakKeyDictionary()
 _BATCH_BYTES = 256 * 1024
 _HIGH_WATER_BYTES = 1024 * 1024
 _EVENT_BYTES = 4096  # far above any; what nobody has taken is kept
@@ -257,7 +259,8 @@ class Link:
         A task that waits for the socket costs two system calls and two rounds of the loop each time. That is as much
         as all else that the host does for a short command.
         """
-        buffer = memoryview(bytearray(_RECEIVE_BYTES))
+        # One for all links of a loop: what is in it is taken before the callback returns.
+        buffer = _buffers.get(loop) or _buffers.setdefault(loop, memoryview(bytearray(_RECEIVE_BYTES)))
 
         def on_readable() -> None:
             if self.failure is not None:

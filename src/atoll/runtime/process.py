@@ -274,8 +274,8 @@ async def run(
         (out if channel == STDOUT else err).add(data)
 
     fields = command.encode()
-    watch = OomWatch(oom)
     stream = await opener(Op.SPAWN, fields, receive=(STDOUT, STDERR), send=(0,) if stdin is not None else (), sink=sink)
+    watch = OomWatch(oom)  # while the guest is at work: memory takes longer to fill up than this
     timed_out, ended = False, False
     try:
         async with stream:

@@ -405,14 +405,14 @@ class Sandbox:
 
     async def _finish(self, link: Link) -> None:
         self._conclude(link)
-        if link.gone or self._ended is not link.failure or self._ended is None:
+        if self._ended is None or self._ended is not link.failure or self._ended.kind is not GuestProtocolError:
             return
-        if self._ended.kind is GuestProtocolError:
-            with anyio.CancelScope(shield=True):
-                try:
-                    await self._destroy()
-                except (AtollError, OSError):
-                    _log.exception("sandbox %s broke the protocol and could not be destroyed", self.id)
+        # A guest that broke the protocol does not obey either; its processes end with the sandbox.
+        with anyio.CancelScope(shield=True):
+            try:
+                await self._destroy()
+            except (AtollError, OSError):
+                _log.exception("sandbox %s broke the protocol and could not be destroyed", self.id)
 
     # ------------------------------------------------------------------------------------------------------ parts
 

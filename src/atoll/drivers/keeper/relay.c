@@ -272,6 +272,23 @@ static void reap_all(void)
     }
 }
 
+/* The last word, for all clients and for those who wait to be one: the first of these for up to `patience_ms`. */
+static void tell_all(int listener, int patience_ms, const uint8_t *frame, size_t size)
+{
+    for (int i = 0; i < client_count; i++)
+        if (clients[i].fd >= 0)
+            to_a_client(&clients[i], frame, size);
+    struct pollfd p = {.fd = listener, .events = POLLIN};
+    for (int timeout = patience_ms; poll(&p, 1, timeout) == 1; timeout = 0) {
+        int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+        if (fd < 0)
+            return;
+        if (write(fd, frame, size) != (ssize_t)size)
+            dprintf(STDERR_FILENO, "keeper: a client left before it was told\n");
+        close(fd);
+    }
+}
+
 static void finish(const char *message, int status) __attribute__((noreturn));
 static void finish(const char *message, int status)
 {
@@ -281,9 +298,7 @@ static void finish(const char *message, int status)
     int n = snprintf(text, sizeof text, "%s\n", message);
     if (write(ends.exit_file, text, (size_t)n) != n)
         dprintf(STDERR_FILENO, "keeper: the reason could not be written: %s", text);
-    for (int i = 0; i < client_count; i++)
-        if (clients[i].fd >= 0)
-            to_a_client(&clients[i], frame, size);
+    tell_all(ends.listener, 0, frame, size);
     /* Slow readers get a second to take what is theirs. */
     for (int round = 0; round < 20; round++) {
         bool waiting = false;
@@ -624,16 +639,5 @@ void relay_fail(int listener, int error, const char *message)
     uint32_t size = put_field(fields, TAG_ERRNO, &number, 8);
     size += put_field(fields + size, TAG_MESSAGE, message, (uint32_t)strnlen(message, 8000));
     size_t total = put_frame(frame, FRAME_FAILED, 0, fields, size);
-    for (int i = 0; i < client_count; i++)
-        if (clients[i].fd >= 0)
-            to_a_client(&clients[i], frame, total);
-    struct pollfd p = {.fd = listener, .events = POLLIN};
-    for (int timeout = 2000; poll(&p, 1, timeout) == 1; timeout = 0) {
-        int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
-        if (fd < 0)
-            return;
-        if (write(fd, frame, total) != (ssize_t)total)
-            dprintf(STDERR_FILENO, "keeper: a client left before it was told: %s\n", message);
-        close(fd);
-    }
+    tell_all(listener, 2000, frame, total);
 }
