@@ -7,6 +7,8 @@ each of crun, runc and runsc. One that is not installed is skipped, or fails the
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
 import shutil
 import tempfile
@@ -15,7 +17,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import anyio
 import pytest
+
 from tests.leaks import Ledger, Snapshot
 
 if TYPE_CHECKING:
@@ -25,6 +29,7 @@ if TYPE_CHECKING:
 
 RUNTIMES = ("crun", "runc", "runsc")
 STRICT = os.environ.get("ATOLL_STRICT") == "1" or os.environ.get("CI") == "true"
+TEST_BOUND_S = 60
 _CHECKED_FOR_LEAKS = {"conformance", "attacks"}
 
 
@@ -47,6 +52,21 @@ def pytest_pycollect_makeitem(collector: pytest.Module | pytest.Class, name: str
     """Put the leak check around every test of the directories that are about running sandboxes."""
     if _CHECKED_FOR_LEAKS & set(collector.path.parts) and collector.istestfunction(obj, name):
         pytest.mark.usefixtures("leak_check")(obj)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> None:
+    """Bound every asynchronous test: one that hangs is cancelled and fails, and those after it run as ever."""
+    test = pyfuncitem.obj
+    if not inspect.iscoroutinefunction(test):
+        return
+
+    @functools.wraps(test)
+    async def bounded(**arguments: object) -> None:
+        with anyio.fail_after(TEST_BOUND_S):
+            await test(**arguments)
+
+    pyfuncitem.obj = bounded
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,7 @@ import errno
 
 import pytest
 
+from atoll.contract.errors import GuestProtocolError, SandboxDied
 from atoll.contract.model import RuntimeName
 from atoll.runtime.sandbox import Sandbox
 from tests.attacks.programs import PROBE, attempts, probe, python, running, shell
@@ -46,7 +47,9 @@ async def test_no_process_of_the_guests_can_be_traced(prey: Sandbox, runtime_nam
 
 
 @pytest.mark.parametrize("user", USERS)
-async def test_frames_cannot_be_forged_through_descriptors_in_proc(victim: Sandbox, user: str) -> None:
+async def test_frames_cannot_be_forged_through_descriptors_in_proc(
+    victim: Sandbox, bystander: Sandbox, runtime_name: RuntimeName, user: str
+) -> None:
     code = """
 import os
 frame = (0).to_bytes(4, 'little') + bytes([33, 0, 0, 0]) + (0).to_bytes(4, 'little')
@@ -61,6 +64,13 @@ for pid in os.listdir('/proc'):
             except OSError:
                 pass
 """
+    if runtime_name == "runsc" and user == "root":
+        # gVisor of 2022 lets root inside open any descriptor. The host believes no frame: the sandbox is ended for
+        # a forged one, and nobody else notices.
+        with pytest.raises((GuestProtocolError, SandboxDied)):
+            await python(victim, code, user=user)
+        assert (await shell(bystander, "echo on")).stdout == "on\n"
+        return
     said = await python(victim, code, user=user)
     assert said.ok, said.stderr
     wrote = [line for line in said.stdout.splitlines() if not line.endswith("/dev/null")]

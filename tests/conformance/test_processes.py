@@ -472,26 +472,42 @@ async def test_a_command_under_way_when_the_connection_breaks_raises_and_dies(ru
 
 @pytest.mark.core
 async def test_a_terminal_has_the_size_it_was_given_and_takes_another(shared: Sandbox) -> None:
-    command = "trap 'stty size' WINCH; tty; stty size; while :; do sleep 0.02; done"
-    async with await shared.spawn(command, pty=(33, 101), keep=False) as process:
+    async with await shared.spawn("tty; while :; do stty size; sleep 0.02; done", pty=(33, 101), keep=False) as process:
         seen = await read_until(process, b"33 101\r\n")
         assert b"/dev/pts/" in seen
         await process.resize(44, 122)
         await read_until(process, b"44 122\r\n")
 
 
-async def test_keys_on_a_terminal_are_signals_and_ends_of_file(shared: Sandbox) -> None:
+async def test_an_end_of_file_key_ends_the_input(shared: Sandbox) -> None:
     async with await shared.spawn(["cat"], pty=(24, 80), keep=False) as process:
         assert process.stdin is not None
         await process.stdin.send(b"typed\n")
         await read_until(process, b"typed\r\ntyped\r\n")
         await process.stdin.send(b"\x04")
         assert (await process.wait()).exit_code == 0
+
+
+@pytest.fixture
+def terminal_signals(runtime_name: RuntimeName) -> None:
+    if runtime_name == "runsc":
+        pytest.skip("gVisor's terminals do not turn keys and sizes into signals")
+
+
+async def test_an_interrupt_key_is_a_signal(shared: Sandbox, terminal_signals: None) -> None:
     async with await shared.spawn("echo ready; exec sleep 31536709", pty=(24, 80), keep=False) as process:
         await read_until(process, b"ready")
         assert process.stdin is not None
         await process.stdin.send(b"\x03")
         assert (await process.wait()).signal == signal.SIGINT
+
+
+async def test_a_new_size_is_a_signal(shared: Sandbox, terminal_signals: None) -> None:
+    command = "trap 'stty size' WINCH; echo ready; while :; do sleep 0.02; done"
+    async with await shared.spawn(command, pty=(33, 101), keep=False) as process:
+        await read_until(process, b"ready")
+        await process.resize(44, 122)
+        await read_until(process, b"44 122\r\n")
 
 
 async def test_a_terminals_output_is_all_stdout(shared: Sandbox) -> None:

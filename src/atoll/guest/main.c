@@ -201,14 +201,11 @@ static rlim_t open_files; /* what programs may open at most; 0: what we were giv
 
 static void reset_signals(void)
 {
-    /* Linux keeps signals from inside away from PID 1, older gVisors do not. A fault must still end us. */
+    /* Linux keeps signals from inside away from PID 1, gVisor does not. A true fault ends us all the same. */
     struct sigaction usual = {.sa_handler = SIG_DFL}, ignored = {.sa_handler = SIG_IGN};
-    for (int signal = 1; signal < 32; signal++) {
-        bool fault = signal == SIGSEGV || signal == SIGBUS || signal == SIGILL || signal == SIGFPE ||
-                     signal == SIGABRT || signal == SIGTRAP || signal == SIGSYS;
+    for (int signal = 1; signal < 65; signal++)
         if (signal != SIGKILL && signal != SIGSTOP)
-            sigaction(signal, is_init && !fault && signal != SIGCHLD ? &ignored : &usual, NULL);
-    }
+            sigaction(signal, is_init && signal != SIGCHLD ? &ignored : &usual, NULL);
     sigaction(SIGPIPE, &ignored, NULL);
 }
 

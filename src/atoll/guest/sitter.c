@@ -234,7 +234,7 @@ static void usual_signals(void)
 {
     /* exec() resets handlers by itself, but keeps what is ignored. */
     struct sigaction usual = {.sa_handler = SIG_DFL};
-    for (int signal = 1; signal < 32; signal++)
+    for (int signal = 1; signal < 65; signal++)
         if (signal != SIGKILL && signal != SIGSTOP)
             sigaction(signal, &usual, NULL);
     sigset_t none;

@@ -79,6 +79,7 @@ class Runtime:
         self._tasks = tasks
         self._drivers: dict[RuntimeName, oci.OciDriver] | None = None
         self._open: dict[str, Sandbox] = {}
+        self._making: set[str] = set()
         self._launches = anyio.CapacityLimiter(_LAUNCHES)
         self.images = ImageStore(records.state_dir / "images", rootless=os.geteuid() != 0, in_use=self._digests_in_use)
 
@@ -143,6 +144,7 @@ class Runtime:
 
     async def _launch(self, id: str, spec: SandboxSpec, driver: Driver, layers: ImageLayers) -> Sandbox:
         with self._records.making(id) as directory:
+            self._making.add(id)
             try:
                 self._records.claim(spec.name, id)
                 manifest = Manifest(
@@ -172,6 +174,8 @@ class Runtime:
                 with anyio.CancelScope(shield=True):
                     await self._remove(id, spec.name, driver, locked=True)
                 raise
+            finally:
+                self._making.discard(id)
             if not spec.ephemeral:
                 self._records.settle(id)
         sandbox.info = self._info(manifest)
@@ -302,6 +306,8 @@ class Runtime:
         return collected
 
     async def _remove(self, id: str, name: str | None, driver: Driver | None, *, locked: bool = False) -> None:
+        if id in self._making and not locked:
+            return  # `_launch` is at work on it, hears of the same failure, and removes it
         sandbox = self._open.pop(id, None)
         async with self._records.removing(id, name, locked=locked) as directory:
             for each in [driver] if driver else list(self.drivers().values()):

@@ -214,7 +214,8 @@ def _cover(root: Path, layer: Path, name: str, *, rootless: bool) -> Path | None
 
 def _add_account(root: Path, target: Path, path: str, line: str, missing: str) -> None:
     place = find(root, path, read=True)
-    if place is None:
+    # What is not a file would make those wait who read it, the runtime among them.
+    if place is None or not stat.S_ISREG(place.status.st_mode):
         _write(target, (missing + line).encode())
     elif place.content is not None:
         name = line.partition(":")[0].encode()
