@@ -25,6 +25,7 @@ from atoll import (
 )
 from atoll.contract.model import RuntimeName
 from tests.conformance.inside import Peak, keeper_pid, running, until_gone, until_running
+from tests.waiting import eventually
 
 MIB = 1024 * 1024
 
@@ -500,7 +501,9 @@ async def test_a_dead_sandbox_raises_and_never_returns_output(runtime: Runtime, 
         await sandbox.exec("echo again")
     with pytest.raises(SandboxDied):
         await sandbox.files.read_bytes("/etc/passwd")
-    [info] = [info for info in await runtime.list() if info.name == sandbox.name]
-    assert info.status == "error"
-    assert info.reason
-    assert info.pid is None
+
+    async def noticed() -> bool:
+        [info] = [info for info in await runtime.list() if info.name == sandbox.name]
+        return info.status == "error" and bool(info.reason) and info.pid is None
+
+    await eventually(noticed, "it is listed as dead, with a reason")

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.images.registry import Registry, make_layout, rootfs
 
 from atoll.runtime.images import ImageStore
+from tests.images.registry import Registry, make_layout, rootfs
 
 _PROGRAMS = ("skopeo", "umoci", "docker-registry", "busybox")
 

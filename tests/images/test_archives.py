@@ -9,10 +9,10 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from tests.images.registry import BUSYBOX, entry, file, link, make_layout, rootfs, write_tar
 
 from atoll.contract.errors import ImageUnavailable, InvalidRequest
 from atoll.runtime.images import ImageStore
+from tests.images.registry import BUSYBOX, entry, file, link, make_layout, rootfs, write_tar
 
 pytestmark = pytest.mark.usefixtures("programs")
 

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import anyio
 import pytest
-from tests.images import puller
-from tests.images.registry import BUSYBOX, Registry, file, free_port, gate_before, make_layout, rootfs
-from tests.waiting import eventually
 
 from atoll.contract.errors import ImageUnavailable
 from atoll.runtime.images import ImageStore
+from tests.images import puller
+from tests.images.registry import BUSYBOX, Registry, file, free_port, gate_before, make_layout, rootfs
+from tests.waiting import eventually
 
 PULLER = str(Path(puller.__file__))
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import anyio
 import pytest
-from tests.images.registry import entry, file, rootfs, write_tar
 
 from atoll.contract.errors import ImageUnavailable, InvalidRequest
 from atoll.runtime.images import ImageStore
+from tests.images.registry import entry, file, rootfs, write_tar
 
 
 @pytest.fixture

@@ -90,11 +90,15 @@ class Driver(Protocol):
         """
         ...
 
-    async def destroy(self, id: str, directory: Path) -> None:
-        """End every process of the sandbox and free what it holds on the machine, then remove `directory`.
+    async def stop(self, id: str, directory: Path) -> None:
+        """End every process of the sandbox and free what it holds on the machine. `directory` stays.
 
         Works at any moment, on anything that `launch` may have left, and when there is nothing to do.
         """
+        ...
+
+    async def destroy(self, id: str, directory: Path) -> None:
+        """`stop`, and remove `directory`."""
         ...
 
     def pid(self, directory: Path) -> int | None:

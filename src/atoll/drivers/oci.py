@@ -38,6 +38,8 @@ RUNTIMES: tuple[RuntimeName, ...] = ("crun", "runc", "runsc")
 """Fastest first."""
 ID_COUNT = 65535
 """Ids of a sandbox's range that exist inside. The one after them is the keeper's: nothing inside can be it."""
+MACHINE_IDS = 0x0FFF_0000
+"""Host ids that no sandbox has, below those of all ranges: whom the files of the machine's own layers belong to."""
 GUEST_INSIDE = "/run/atoll/guest"
 _BIN = Path(__file__).resolve().parent.parent / "_bin"
 _SEARCH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/local/sbin", "/usr/sbin", "/sbin"])
@@ -130,7 +132,7 @@ class OciDriver:
         if launch.ephemeral:
             command.append("--ephemeral")
         if self._machine.root:
-            command += ["--confine", str(launch.id_base + ID_COUNT)]
+            command += ["--confine", str(launch.id_base + ID_COUNT), "--machine", str(MACHINE_IDS)]
         command += self._maps(launch.id_base)
         if self._born_in_cgroup:
             for path in self._cgroups.make(launch.id):
@@ -318,13 +320,17 @@ class OciDriver:
 
     # ---- ending ----
 
-    async def destroy(self, id: str, directory: Path) -> None:
+    async def stop(self, id: str, directory: Path) -> None:
         with anyio.CancelScope(shield=True):
             if self.pid(directory) is None:
                 await self._end_keeper(directory, patience_s=0)
             await self._delete(id)
             await self._end_keeper(directory, patience_s=2)
             await self._cgroups.remove(id)
+
+    async def destroy(self, id: str, directory: Path) -> None:
+        with anyio.CancelScope(shield=True):
+            await self.stop(id, directory)
             if directory.exists():
                 await self._within("rm", "-rf", "--one-file-system", "--", str(directory))
 
@@ -353,10 +359,13 @@ class OciDriver:
         try:
             if await lock_within(lock, patience_s):
                 return
-            with contextlib.suppress(ValueError, ProcessLookupError):
-                os.kill(int(os.pread(lock, 32, 0)), signal.SIGKILL)
-            if not await lock_within(lock, 10):
-                raise SandboxError("the sandbox's keeper does not end", hint=f"see {directory}/keeper.log")
+            # Told to, one that is still starting the sandbox ends what it has started with it.
+            for number in (signal.SIGTERM, signal.SIGKILL):
+                with contextlib.suppress(ValueError, ProcessLookupError):
+                    os.kill(int(os.pread(lock, 32, 0)), number)
+                if await lock_within(lock, 5):
+                    return
+            raise SandboxError("the sandbox's keeper does not end", hint=f"see {directory}/keeper.log")
         finally:
             os.close(lock)
 

@@ -206,6 +206,13 @@ static void reset_signals(void)
     for (int signal = 1; signal < 65; signal++)
         if (signal != SIGKILL && signal != SIGSTOP)
             sigaction(signal, is_init && signal != SIGCHLD ? &ignored : &usual, NULL);
+    /* The two that the C library keeps for itself. */
+    const struct {
+        void (*handler)(int);
+        unsigned long rest[4];
+    } action = {.handler = SIG_IGN};
+    for (int signal = 32; signal < 34 && is_init; signal++)
+        syscall(SYS_rt_sigaction, signal, &action, NULL, 8);
     sigaction(SIGPIPE, &ignored, NULL);
 }
 

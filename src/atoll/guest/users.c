@@ -188,7 +188,7 @@ static int find_account(const char *spec, struct account *account)
 {
     struct wanted wanted = {.name = spec, .by_id = !spec};
     char *copy = NULL, *parts[2];
-    uint32_t gid;
+    uint32_t gid = 0;
     bool has_gid = false;
     if (spec) {
         if (!(copy = strdup(spec)))
@@ -199,7 +199,9 @@ static int find_account(const char *spec, struct account *account)
         if (wanted.by_id && strchr(spec, ':') && !has_gid)
             return EINVAL;
     }
-    if (!find_in_passwd(slurp("/etc/passwd"), &wanted, account) && !find_in_extra(&wanted, account)) {
+    /* Where all ids inside are one, the host says that a name is root's, whatever the image says. */
+    bool all_one = find_in_extra(&wanted, account) && account->uid == 0;
+    if (!all_one && !find_in_passwd(slurp("/etc/passwd"), &wanted, account) && !find_in_extra(&wanted, account)) {
         if (!wanted.by_id)
             return ENOENT;
         /* A number needs no entry. Group 0 is what OCI runtimes and Docker give to one that has none. */

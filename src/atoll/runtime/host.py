@@ -204,6 +204,7 @@ class Runtime:
             oom_kills=partial(driver.oom_kills, manifest.id),
             usage=partial(driver.usage, manifest.id, directory),
             destroy=partial(self._remove, manifest.id, manifest.spec.name, driver),
+            stop=partial(self._stop, manifest.id, driver),
         )
         self._open[manifest.id] = sandbox
         return sandbox
@@ -305,9 +306,12 @@ class Runtime:
                 collected.append(id)
         return collected
 
+    async def _stop(self, id: str, driver: Driver) -> None:
+        """End a sandbox that cannot be trusted any more. It stays, with its files, as one that is in error."""
+        if id not in self._making:
+            await driver.stop(id, self._records.directory(id))
+
     async def _remove(self, id: str, name: str | None, driver: Driver | None, *, locked: bool = False) -> None:
-        if id in self._making and not locked:
-            return  # `_launch` is at work on it, hears of the same failure, and removes it
         sandbox = self._open.pop(id, None)
         async with self._records.removing(id, name, locked=locked) as directory:
             for each in [driver] if driver else list(self.drivers().values()):

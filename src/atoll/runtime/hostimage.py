@@ -119,7 +119,7 @@ def build(destination: Path, *, rootless: bool, machine: Path = Path("/"), check
     readable for everyone on the machine is left out, also when the caller could read it; links that lead elsewhere
     than into what is inside are left out.
 
-    Runs in a thread and takes about half a second. `check` is called now and then, and raises to end it.
+    Runs in a thread and takes less than a second. `check` is called now and then, and raises to end it.
 
     Raises:
         OSError: the disk is full or the directory cannot be written.

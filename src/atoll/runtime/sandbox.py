@@ -68,7 +68,7 @@ class Sandbox:
         SandboxDied: the sandbox has ended, or the connection was lost during the call ("connection lost": then the
             next call connects again, and processes that are kept can be attached to).
         LaunchFailed: it never started.
-        GuestProtocolError: it broke the protocol. It is destroyed, and every later call raises this.
+        GuestProtocolError: it broke the protocol. Its processes are ended, and every later call raises this.
         InvalidRequest: an argument is wrong.
     """
 
@@ -82,6 +82,7 @@ class Sandbox:
         oom_kills: Callable[[], int | None],
         usage: Callable[[], Awaitable[Usage]],
         destroy: Callable[[], Awaitable[None]],
+        stop: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self.info = info
         self.files = Files(self._open, info.user)
@@ -91,6 +92,7 @@ class Sandbox:
         self._oom_kills = oom_kills
         self._usage = usage
         self._destroy = destroy
+        self._stop = stop or destroy
         self._link: Link | None = None
         self._connecting = anyio.Lock()
         self._ended: Failure | None = None
@@ -410,9 +412,9 @@ class Sandbox:
         # A guest that broke the protocol does not obey either; its processes end with the sandbox.
         with anyio.CancelScope(shield=True):
             try:
-                await self._destroy()
+                await self._stop()
             except (AtollError, OSError):
-                _log.exception("sandbox %s broke the protocol and could not be destroyed", self.id)
+                _log.exception("sandbox %s broke the protocol and could not be ended", self.id)
 
     # ------------------------------------------------------------------------------------------------------ parts
 

@@ -2,7 +2,7 @@
  * its guest and shares it among clients, so that no program that uses a sandbox has to outlive another.
  *
  *   keeper start --dir D --cover C --listen FD --lock FD [--file NAME PATH]… [--uid I O N]… [--gid I O N]… [--rootless] [--ephemeral]
- *                [--confine ID] [--cgroup DIR]… [--limit FILE VALUE]… [--overlay KEY TARGET COUNT MACHINE LAYER…]… -- RUNTIME ARGUMENTS…
+ *                [--confine ID] [--machine ID] [--cgroup DIR]… [--limit FILE VALUE]… [--overlay KEY TARGET COUNT MACHINE LAYER…]… -- RUNTIME ARGUMENTS…
  *   keeper within [--uid I O N]… [--gid I O N]… [--rootless] -- COMMAND ARGUMENTS…
  *
  * `--lock` is a file that whoever starts us has locked: as long as the keeper lives, it is, and its process id is in it.
@@ -92,6 +92,8 @@ static struct plan parse(int argc, char **argv)
             plan.listener = (int)number(argv[++i]);
         else if (!strcmp(arg, "--lock") && left)
             plan.lock = (int)number(argv[++i]);
+        else if (!strcmp(arg, "--machine") && left)
+            plan.machine_base = number(argv[++i]);
         else if (!strcmp(arg, "--confine") && left)
             plan.confine_id = (int)number(argv[++i]);
         else if (!strcmp(arg, "--cgroup") && left && plan.cgroup_count < MAX_CGROUPS)
@@ -166,6 +168,34 @@ static void fail_with_log(const struct plan *plan, int error, const char *what)
     _exit(1);
 }
 
+static pid_t runtime; /* while it runs */
+
+/* We are told to stop before the sandbox is up. Whatever the runtime has started so far comes to us when it dies, and
+ * is ended too: without a cgroup nobody else could find it. */
+static void abandon(int signal)
+{
+    (void)signal;
+    if (runtime > 0)
+        kill(runtime, SIGKILL);
+    for (;;) {
+        char path[64], text[4096];
+        snprintf(path, sizeof path, "/proc/self/task/%d/children", (int)getpid());
+        int fd = open(path, O_RDONLY | O_CLOEXEC);
+        ssize_t size = fd < 0 ? 0 : read(fd, text, sizeof text - 1);
+        if (fd >= 0)
+            close(fd);
+        text[size > 0 ? size : 0] = 0;
+        for (char *at = text; *at; at += strspn(at, " ")) {
+            pid_t child = (pid_t)strtol(at, &at, 10);
+            if (child <= 1)
+                break;
+            kill(child, SIGKILL);
+        }
+        if (waitpid(-1, NULL, 0) < 0 && errno == ECHILD)
+            _exit(1);
+    }
+}
+
 static void wait_for_runtime(const struct plan *plan, pid_t pid)
 {
     int fd = (int)syscall(SYS_pidfd_open, pid, 0), status;
@@ -225,15 +255,18 @@ static void start(const struct plan *plan)
     /* More in flight for bulk data. Refused where a user has used up a quota: then it is only slower. */
     fcntl(ends.from_guest, F_SETPIPE_SZ, 1 << 20);
     fcntl(ends.to_guest, F_SETPIPE_SZ, 1 << 18);
-    pid_t runtime = launch_runtime(plan);
+    signal(SIGTERM, abandon);
+    runtime = launch_runtime(plan);
     if (runtime < 0)
         give_up("fork");
     wait_for_runtime(plan, runtime);
+    runtime = 0;
     set_limits(plan);
     ends.pid = read_pid(plan);
     ends.pidfd = (int)syscall(SYS_pidfd_open, ends.pid, 0);
     if (ends.pidfd < 0)
         fail_with_log(plan, errno, "the sandbox ended at once");
+    signal(SIGTERM, SIG_DFL);
     if (confine(plan->confine_id) < 0)
         fail_with_log(plan, errno, "the keeper could not give up its privileges");
     relay_run(&ends);

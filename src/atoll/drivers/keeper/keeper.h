@@ -40,6 +40,7 @@ struct plan {
         const char *file, *value;
     } limits[MAX_LIMITS]; /* set when the runtime is done */
     int limit_count;
+    unsigned machine_base; /* where the ids of the machine's own layers are: in no sandbox */
     int confine_id; /* the keeper's own user and group once everything is open; -1: stay who we are */
     int listener, lock;
     char **command; /* the runtime and its arguments */

@@ -169,11 +169,11 @@ static int make_user_namespace(const struct plan *plan)
     return release_user_namespace(holder);
 }
 
-/* A mapping under which all that root of the machine owns belongs to an id that no sandbox has. */
+/* A mapping under which all that is the machine's belongs to ids that no sandbox has. */
 static int make_machine_mapping(const struct plan *plan)
 {
     pid_t holder = hold_user_namespace(-1);
-    const struct id_map nobody = {0, (unsigned)plan->confine_id, 1};
+    const struct id_map nobody = {0, plan->machine_base, 65536};
     write_map(holder, "uid_map", &nobody, 1);
     write_map(holder, "gid_map", &nobody, 1);
     return release_user_namespace(holder);
@@ -365,6 +365,7 @@ pid_t launch_runtime(const struct plan *plan)
     if (pid != 0)
         return pid;
     prctl(PR_SET_PDEATHSIG, SIGKILL);
+    signal(SIGTERM, SIG_DFL);
     /* The guest gets file descriptions of its own: what it sets on them must not change the keeper's. */
     int in = open_in(plan->dir, "in", O_RDWR), out = open_in(plan->dir, "out", O_RDWR);
     int log = open_in(plan->dir, "runtime.log", O_WRONLY | O_CREAT | O_APPEND);
