@@ -379,7 +379,10 @@ async def test_cancelling_an_exec_that_is_still_being_sent_its_input_kills_it(sh
 
 
 @pytest.mark.core
-async def test_two_hundred_commands_at_once_each_get_their_own_output(shared: Sandbox) -> None:
+async def test_two_hundred_commands_at_once_each_get_their_own_output(
+    shared: Sandbox, runtime_name: RuntimeName
+) -> None:
+    many = 200 if runtime_name != "runsc" else 40  # gVisor takes 50 threads of the host for each, and keeps them
     results: dict[int, ExecResult] = {}
 
     async def one(number: int) -> None:
@@ -387,9 +390,9 @@ async def test_two_hundred_commands_at_once_each_get_their_own_output(shared: Sa
 
     with anyio.fail_after(100):
         async with anyio.create_task_group() as group:
-            for number in range(200):
+            for number in range(many):
                 group.start_soon(one, number)
-    assert len(results) == 200
+    assert len(results) == many
     for number, result in results.items():
         assert (result.stdout, result.stderr) == (f"in out {number}\n", f"err {number}\n")
 

@@ -46,14 +46,16 @@ async def test_the_limits_that_were_set_are_in_force_and_told(
     runtime: Runtime, capabilities: Capabilities, as_root: None
 ) -> None:
     assert capabilities.memory_limit, "root can set limits on every machine that the tests are for"
-    limits = Limits(memory_bytes=300 * MIB, cpus=0.5, pids=300, open_files=128)
+    pids = 300 if capabilities.pids_limit else None
+    limits = Limits(memory_bytes=300 * MIB, cpus=0.5, pids=pids, open_files=128)
     async with await runtime.create(limits=limits) as sandbox:
         assert sandbox.info.limits == limits
         assert cgroup_value(sandbox, "memory/memory.limit_in_bytes", "memory.max") == str(300 * MIB)
         quota = cgroup_value(sandbox, "cpu/cpu.cfs_quota_us", "cpu.max").split()[0]
         period = cgroup_value(sandbox, "cpu/cpu.cfs_period_us", "cpu.max").split()[-1]
         assert int(quota) / int(period) == 0.5
-        assert 300 <= int(cgroup_value(sandbox, "pids/pids.max", "pids.max")) <= 310
+        if pids is not None:
+            assert 300 <= int(cgroup_value(sandbox, "pids/pids.max", "pids.max")) <= 310
         assert (await sandbox.exec("ulimit -n; ulimit -Hn")).stdout == "128\n128\n"
         assert sandbox.info.pid is not None
         assert str(sandbox.info.pid) in cgroup_value(sandbox, "memory/cgroup.procs", "cgroup.procs").split()
@@ -152,11 +154,6 @@ async def test_no_more_processes_than_the_limit_can_be_started_and_the_sandbox_l
         async def full() -> bool:
             return ((await sandbox.stat()).pids or 0) >= 50
 
-        if not capabilities.process_oom:
-            # As with memory: it is gVisor's kernel that runs into the limit, and it does not go on then.
-            with pytest.raises(SandboxDied):
-                await bomb.wait()
-            return
         await eventually(full, "there are as many processes as there may be")
         for _ in range(10):
             assert ((await sandbox.stat()).pids or 0) <= 60, "more than there may be"

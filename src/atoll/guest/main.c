@@ -199,6 +199,14 @@ static void hide_link(int *in, int *out)
 
 static rlim_t open_files; /* what programs may open at most; 0: what we were given */
 
+/* A worker is told to stop by it, maybe before it has got anywhere; the guest itself is not. */
+static void on_terminate(int signal)
+{
+    (void)signal;
+    if (getpid() != 1)
+        _exit(1);
+}
+
 static void reset_signals(void)
 {
     /* Linux keeps signals from inside away from PID 1, gVisor does not. A true fault ends us all the same. */
@@ -214,6 +222,8 @@ static void reset_signals(void)
     for (int signal = 32; signal < 34 && is_init; signal++)
         syscall(SYS_rt_sigaction, signal, &action, NULL, 8);
     sigaction(SIGPIPE, &ignored, NULL);
+    if (is_init)
+        sigaction(SIGTERM, &(struct sigaction){.sa_handler = on_terminate, .sa_flags = SA_RESTART}, NULL);
 }
 
 static void raise_nofile(void)

@@ -258,11 +258,11 @@ class Runtime:
         driver = self.drivers().get(manifest.runtime)
         pid = driver.pid(directory) if driver else None
         status: Status = "running"
-        reason = None
+        reason = _ending(directory)
         if is_held(directory / "busy.lock"):
-            status = "provisioning"
-        elif pid is None:
-            status, reason = "error", _ending(directory) or "its keeper has ended"
+            status, reason = "provisioning", None
+        elif pid is None or reason is not None:
+            status, reason, pid = "error", reason or "its keeper has ended", None
         return SandboxInfo(
             id=manifest.id,
             name=manifest.spec.name,
