@@ -25,6 +25,7 @@ from atoll import (
     SandboxNotFound,
 )
 from atoll.contract.model import RuntimeName
+from atoll.drivers.oci import find_program
 from tests.conformance.inside import client, until_running
 from tests.conftest import LeakCheck
 from tests.waiting import eventually
@@ -138,19 +139,26 @@ async def test_a_sandbox_is_made_whole_or_not_at_all_when_it_does_not_start(
 
 
 FAKES = {
-    "says no": "#!/bin/sh\necho the-runtime-says-no >&2\nexit 3\n",
-    "dies": "#!/bin/sh\nkill -9 $$\n",
-    "says nothing and starts nothing": "#!/bin/sh\nexit 0\n",
+    "says no": "echo the-runtime-says-no >&2; exit 3",
+    "dies": "kill -9 $$",
+    "says nothing and starts nothing": "exit 0",
 }
+
+
+def replace_run(runtime_name: RuntimeName, place: Path, command: str) -> dict[str, str]:
+    """An environment in which starting a sandbox runs `command`; all else is the runtime's own."""
+    program = find_program(runtime_name)
+    fake = place / runtime_name
+    fake.write_text(f'#!/bin/sh\ncase " $* " in *" run "*) {command} ;; esac\nexec {program} "$@"\n')
+    fake.chmod(0o755)
+    return {"PATH": f"{place}:{os.environ['PATH']}"}
 
 
 @pytest.mark.parametrize("kind", FAKES)
 async def test_a_runtime_that_fails_leaves_nothing(
     state_dir: Path, runtime_name: RuntimeName, tmp_path: Path, kind: str, leak_check: LeakCheck
 ) -> None:
-    fake = tmp_path / runtime_name
-    fake.write_text(FAKES[kind])
-    fake.chmod(0o755)
+    env = replace_run(runtime_name, tmp_path, FAKES[kind])
     body = """
 try:
     await runtime.create("failing")
@@ -159,8 +167,7 @@ except atoll.LaunchFailed as error:
     say("failed", " ".join(error.message.split()))
 say(*[info.name for info in await runtime.list() if info.name == "failing"], "listed")
 """
-    path = f"{tmp_path}:{os.environ['PATH']}"
-    async with client(state_dir, runtime_name, body, env={"PATH": path}) as other:
+    async with client(state_dir, runtime_name, body, env=env) as other:
         said = await other.line()
         assert said.startswith("failed")
         if kind == "says no":
@@ -189,9 +196,7 @@ async def test_a_create_that_is_cancelled_leaves_nothing_whenever_it_was(
 async def test_a_create_that_is_cancelled_while_its_runtime_hangs_leaves_nothing(
     state_dir: Path, runtime_name: RuntimeName, tmp_path: Path, leak_check: LeakCheck
 ) -> None:
-    fake = tmp_path / runtime_name
-    fake.write_text(f"#!/bin/sh\ntouch {tmp_path}/started\nexec sleep 31537001\n")
-    fake.chmod(0o755)
+    env = replace_run(runtime_name, tmp_path, f"touch {tmp_path}/started; exec sleep 31537001")
     body = """
 with anyio.CancelScope() as scope:
     async with anyio.create_task_group() as group:
@@ -203,8 +208,7 @@ with anyio.CancelScope() as scope:
         await runtime.create("hanging")
 say("cancelled" if scope.cancelled_caught else "created")
 """
-    path = f"{tmp_path}:{os.environ['PATH']}"
-    async with client(state_dir, runtime_name, body, f"{tmp_path}/started", env={"PATH": path}) as other:
+    async with client(state_dir, runtime_name, body, f"{tmp_path}/started", env=env) as other:
         assert await other.line() == "cancelled"
         await other.succeeds()
     await leak_check.back_to_start()
@@ -213,12 +217,9 @@ say("cancelled" if scope.cancelled_caught else "created")
 async def test_what_a_program_left_half_made_is_put_in_order_by_the_next(
     state_dir: Path, runtime: Runtime, runtime_name: RuntimeName, tmp_path: Path, leak_check: LeakCheck
 ) -> None:
-    fake = tmp_path / runtime_name
-    fake.write_text(f"#!/bin/sh\ntouch {tmp_path}/started\nexec sleep 31537002\n")
-    fake.chmod(0o755)
-    path = f"{tmp_path}:{os.environ['PATH']}"
+    env = replace_run(runtime_name, tmp_path, f"touch {tmp_path}/started; exec sleep 31537002")
     body = 'await runtime.create("half")'
-    async with client(state_dir, runtime_name, body, env={"PATH": path}) as other:
+    async with client(state_dir, runtime_name, body, env=env) as other:
         await eventually((tmp_path / "started").exists, "its runtime is at work")
         other.process.send_signal(signal.SIGKILL)
         await other.ends()

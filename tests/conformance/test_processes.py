@@ -479,7 +479,13 @@ async def test_a_terminal_has_the_size_it_was_given_and_takes_another(shared: Sa
         await read_until(process, b"44 122\r\n")
 
 
-async def test_an_end_of_file_key_ends_the_input(shared: Sandbox) -> None:
+@pytest.fixture
+def terminal_keys(runtime_name: RuntimeName) -> None:
+    if runtime_name == "runsc":
+        pytest.skip("gVisor's terminals give keys and sizes no meaning: no end of file, no signals")
+
+
+async def test_an_end_of_file_key_ends_the_input(shared: Sandbox, terminal_keys: None) -> None:
     async with await shared.spawn(["cat"], pty=(24, 80), keep=False) as process:
         assert process.stdin is not None
         await process.stdin.send(b"typed\n")
@@ -488,13 +494,7 @@ async def test_an_end_of_file_key_ends_the_input(shared: Sandbox) -> None:
         assert (await process.wait()).exit_code == 0
 
 
-@pytest.fixture
-def terminal_signals(runtime_name: RuntimeName) -> None:
-    if runtime_name == "runsc":
-        pytest.skip("gVisor's terminals do not turn keys and sizes into signals")
-
-
-async def test_an_interrupt_key_is_a_signal(shared: Sandbox, terminal_signals: None) -> None:
+async def test_an_interrupt_key_is_a_signal(shared: Sandbox, terminal_keys: None) -> None:
     async with await shared.spawn("echo ready; exec sleep 31536709", pty=(24, 80), keep=False) as process:
         await read_until(process, b"ready")
         assert process.stdin is not None
@@ -502,7 +502,7 @@ async def test_an_interrupt_key_is_a_signal(shared: Sandbox, terminal_signals: N
         assert (await process.wait()).signal == signal.SIGINT
 
 
-async def test_a_new_size_is_a_signal(shared: Sandbox, terminal_signals: None) -> None:
+async def test_a_new_size_is_a_signal(shared: Sandbox, terminal_keys: None) -> None:
     command = "trap 'stty size' WINCH; echo ready; while :; do sleep 0.02; done"
     async with await shared.spawn(command, pty=(33, 101), keep=False) as process:
         await read_until(process, b"ready")

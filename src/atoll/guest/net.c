@@ -157,8 +157,7 @@ static ssize_t receive(struct connection *connection)
     if (count > 0) {
         link_commit(connection->stream.id, 1, (size_t)count);
         *credit -= (uint64_t)count;
-        if ((size_t)count < size && !connection->source.hangup)
-            connection->source.readable = false;
+        /* Read on until it says EAGAIN: gVisor may have told of the end together with the data, and not again. */
     }
     return count;
 }

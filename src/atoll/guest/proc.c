@@ -106,7 +106,7 @@ static bool read_some(struct output *output)
             settle(output);
         attach_output(output);
         /* A short read has emptied a pipe, unless its end is waiting behind. Of a terminal it says nothing. */
-        if ((size_t)count < room && !settling && !output->source.hangup && !output->proc->terminal)
+        if (output->channel < FIRST_CHANNEL && (size_t)count < room && !settling && !output->source.hangup && !output->proc->terminal)
             output->source.readable = false;
         return true;
     }
