@@ -47,14 +47,18 @@ class Cgroups:
             LaunchFailed: the machine did not let us.
         """
         try:
+            self._make_parents()
             for path in self.paths(id):
-                if not path.parent.is_dir():
-                    path.parent.mkdir(exist_ok=True)
-                    self._delegate(path.parent)
                 path.mkdir()
         except OSError as error:
             raise LaunchFailed(f"a cgroup could not be made: {error}", hint="atoll doctor") from error
         return self.paths(id)
+
+    def _make_parents(self) -> None:
+        for parent in self._parents:
+            if not parent.is_dir():
+                parent.mkdir(exist_ok=True)
+                self._delegate(parent)
 
     def _delegate(self, parent: Path) -> None:
         """v2: what a cgroup limits must be switched on in those above it."""
@@ -65,6 +69,7 @@ class Cgroups:
 
     def settings(self, id: str, limits: Limits) -> list[tuple[Path, str]]:
         """What must be written to which file for `limits` to hold, in order."""
+        self._make_parents()
         v2 = self._mode == "v2"
         wanted: list[tuple[str, str, str, str | None]] = []
         if limits.memory_bytes is not None:
@@ -81,7 +86,7 @@ class Cgroups:
         settings = []
         for controller, v1_file, v2_file, value in wanted:
             path = CGROUP_ROOT / "atoll" / id / v2_file if v2 else CGROUP_ROOT / controller / "atoll" / id / v1_file
-            if value is not None and (path.exists() or "sw" not in path.name):
+            if value is not None and ("sw" not in path.name or (path.parents[1] / path.name).exists()):
                 settings.append((path, value))
         return settings
 
@@ -121,8 +126,10 @@ class Cgroups:
         Raises:
             SandboxError: something in it does not end.
         """
+        # runc makes one in every hierarchy, also in those that do not matter to us.
+        everywhere = {*self.paths(id), *(CGROUP_ROOT.glob(f"*/atoll/{id}") if self._mode == "v1" else ())}
         for _ in range(5000):
-            left = [path for path in self.paths(id) if not _removed(path)]
+            left = [path for path in everywhere if not _removed(path)]
             if not left:
                 return
             for path in left:

@@ -337,11 +337,18 @@ class OciDriver:
     async def _delete(self, id: str) -> None:
         """Have the runtime end and forget the container. That there is none is fine."""
         if not any((self._root / name).exists() for name in (id, f"{id}_sandbox:{id}.state")):
+            self._forget(id)
             return
         done = await self._within(self._program, *self._flags(), "delete", "--force", id)
         if done.returncode != 0 and (self._root / id).exists():
             said = done.stderr.decode(errors="replace").strip()[-500:]
             raise SandboxError(f"{self._name} could not delete the sandbox: {said}", id=id)
+        self._forget(id)
+
+    def _forget(self, id: str) -> None:
+        """runsc leaves the lock of a container that it did not finish making."""
+        for left in self._root.glob(f"{id}_sandbox:*"):
+            left.unlink(missing_ok=True)
 
     async def _within(self, *command: str) -> subprocess.CompletedProcess[bytes]:
         """Run something where the runtime runs: in a private mount namespace and, rootless, in the user namespace."""
