@@ -17,6 +17,7 @@ from atoll import (
     ExecResult,
     ExecTimeout,
     InvalidRequest,
+    PathDenied,
     PathNotDirectory,
     PathNotFound,
     Runtime,
@@ -296,6 +297,12 @@ async def test_a_time_out_raises_with_what_was_printed_so_far(shared: Sandbox) -
     assert not result.out_of_memory
 
 
+async def test_a_time_out_of_exec_bytes_has_its_output_as_text_too(shared: Sandbox) -> None:
+    with pytest.raises(ExecTimeout) as caught:
+        await shared.exec_bytes("printf 'a\\377'; exec sleep 31536002", timeout_s=1)
+    assert caught.value.result.stdout == "a�"
+
+
 STUBBORN = {
     "plain": "echo ready; sleep 31536100",
     "pipeline": "echo ready; sleep 31536101 | cat | cat",
@@ -463,6 +470,13 @@ async def test_a_directory_that_is_none_is_an_error_and_not_an_exit_code(shared:
     assert caught.value.path == "/no/such"
     with pytest.raises(PathNotDirectory):
         await shared.exec("echo ran", cwd="/etc/passwd")
+
+
+async def test_a_directory_that_the_user_may_not_enter_is_denied(shared: Sandbox, single_id: bool) -> None:
+    if single_id:
+        pytest.skip("with one id for all, the user is root")
+    with pytest.raises(PathDenied):
+        await shared.exec("echo ran", cwd="/root")
 
 
 @pytest.mark.core

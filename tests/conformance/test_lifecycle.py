@@ -311,6 +311,22 @@ async def test_a_state_directory_may_have_a_path_longer_than_a_socket_address(
     shutil.rmtree(long)
 
 
+async def test_the_environment_says_where_and_with_what(
+    state_dir: Path, runtime_name: RuntimeName, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ATOLL_STATE_DIR", str(state_dir))
+    monkeypatch.setenv("ATOLL_RUNTIME", runtime_name)
+    async with atoll.open() as runtime:
+        assert runtime.state_dir == state_dir
+        assert (await runtime.get(sandbox.name)).id == sandbox.id
+        async with await runtime.create() as other:
+            assert other.info.runtime == runtime_name
+    monkeypatch.setenv("ATOLL_RUNTIME", "qemu")
+    with pytest.raises(InvalidRequest, match="ATOLL_RUNTIME"):
+        async with atoll.open():
+            pass
+
+
 async def test_a_state_directory_that_cannot_be_used_is_an_invalid_request(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InvalidRequest):

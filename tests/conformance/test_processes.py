@@ -371,6 +371,13 @@ async def test_an_offset_beyond_the_end_waits_for_what_comes_after_it(shared: Sa
     assert [type(event) for event in events] == [Exited]
 
 
+async def test_an_offset_before_the_beginning_is_an_invalid_request(shared: Sandbox) -> None:
+    process = await shared.spawn("true")
+    await process.wait()
+    with pytest.raises(InvalidRequest):
+        await shared.attach(process.id, stdout_offset=-1)
+
+
 async def test_two_attached_readers_both_get_everything(shared: Sandbox) -> None:
     async with await shared.spawn("read -r x; seq 1 50000", stdin=True, keep=True) as process:
         second = await shared.attach(process.id, stdout_offset=0)
@@ -447,6 +454,17 @@ async def test_a_kept_process_survives_a_broken_connection_and_goes_on_at_its_of
         seen += await output_of(again)
         assert seen == lines_to(5050)
         assert (await again.wait()).exit_code == 0
+
+
+async def test_a_sandbox_that_was_disconnected_from_connects_again_when_it_is_used(sandbox: Sandbox) -> None:
+    process = await sandbox.spawn("echo begun; exec sleep 31536715")
+    await read_until(process, b"begun\n")
+    await sandbox.aclose()
+    with pytest.raises(SandboxDied, match="connection lost"):
+        await process.wait()
+    assert [found.pid for found in await running(sandbox, "sleep 31536715")] == [process.pid]
+    await sandbox.connect()
+    await sandbox.connect()
 
 
 async def test_a_command_under_way_when_the_connection_breaks_raises_and_dies(runtime: Runtime) -> None:

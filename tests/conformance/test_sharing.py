@@ -35,6 +35,26 @@ say("done")
 
 
 @pytest.mark.core
+async def test_two_runtimes_in_one_process_are_two_clients(
+    state_dir: Path, runtime_name: RuntimeName, sandbox: Sandbox
+) -> None:
+    ours = await sandbox.spawn("read -r x; seq 1 1000", stdin=True)
+    async with atoll.open(state_dir, settings=atoll.Settings(runtime=runtime_name)) as second:
+        same = await second.get(sandbox.name)
+        assert same is not sandbox
+        theirs = await same.attach(ours.id)
+        with pytest.raises(atoll.AtollError, match="another stream writes"):
+            await same.attach(ours.id, stdin=True)
+        assert ours.stdin is not None
+        await ours.stdin.send(b"go\n")
+        expected = b"".join(b"%d\n" % number for number in range(1, 1001))
+        assert await output_of(theirs) == expected
+        assert await output_of(ours) == expected
+    # One leaves, the other stays connected.
+    assert (await sandbox.exec("echo still here")).stdout == "still here\n"
+
+
+@pytest.mark.core
 async def test_a_client_that_is_killed_takes_its_commands_with_it_and_nothing_else(
     state_dir: Path, runtime_name: RuntimeName, sandbox: Sandbox
 ) -> None:

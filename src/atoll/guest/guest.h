@@ -24,4 +24,7 @@ pid_t guest_fork(const char *name, const int *keep, int count);
 /* The limit on open files that the guest was started with: what programs get, while the guest has more. */
 const struct rlimit *guest_first_nofile(void);
 
+/* What the two signals do that the C library keeps for itself, and lets nobody else set. */
+void guest_set_reserved_signals(void (*handler)(int));
+
 #endif

@@ -199,6 +199,16 @@ static void hide_link(int *in, int *out)
 
 static rlim_t open_files; /* what programs may open at most; 0: what we were given */
 
+void guest_set_reserved_signals(void (*handler)(int))
+{
+    const struct {
+        void (*handler)(int);
+        unsigned long rest[4];
+    } action = {.handler = handler};
+    for (int signal = 32; signal < 34; signal++)
+        syscall(SYS_rt_sigaction, signal, &action, NULL, 8);
+}
+
 /* A worker is told to stop by it, maybe before it has got anywhere; the guest itself is not. */
 static void on_terminate(int signal)
 {
@@ -214,13 +224,8 @@ static void reset_signals(void)
     for (int signal = 1; signal < 65; signal++)
         if (signal != SIGKILL && signal != SIGSTOP)
             sigaction(signal, is_init && signal != SIGCHLD ? &ignored : &usual, NULL);
-    /* The two that the C library keeps for itself. */
-    const struct {
-        void (*handler)(int);
-        unsigned long rest[4];
-    } action = {.handler = SIG_IGN};
-    for (int signal = 32; signal < 34 && is_init; signal++)
-        syscall(SYS_rt_sigaction, signal, &action, NULL, 8);
+    if (is_init)
+        guest_set_reserved_signals(SIG_IGN);
     sigaction(SIGPIPE, &ignored, NULL);
     if (is_init)
         sigaction(SIGTERM, &(struct sigaction){.sa_handler = on_terminate, .sa_flags = SA_RESTART}, NULL);

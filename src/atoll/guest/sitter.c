@@ -237,6 +237,7 @@ static void usual_signals(void)
     for (int signal = 1; signal < 65; signal++)
         if (signal != SIGKILL && signal != SIGSTOP)
             sigaction(signal, &usual, NULL);
+    guest_set_reserved_signals(SIG_DFL);
     sigset_t none;
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);

@@ -200,7 +200,7 @@ static int find_account(const char *spec, struct account *account)
             return EINVAL;
     }
     /* Where all ids inside are one, the host says that a name is root's, whatever the image says. */
-    bool all_one = find_in_extra(&wanted, account) && account->uid == 0;
+    bool all_one = !wanted.by_id && find_in_extra(&wanted, account) && account->uid == 0;
     if (!all_one && !find_in_passwd(slurp("/etc/passwd"), &wanted, account) && !find_in_extra(&wanted, account)) {
         if (!wanted.by_id)
             return ENOENT;

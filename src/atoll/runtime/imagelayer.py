@@ -97,7 +97,7 @@ def generate(root: Path, layer: Path, *, rootless: bool) -> None:
 
     Directories that the image has keep their mode and owner. `etc/hosts`, `etc/resolv.conf` and the mount points are
     ours in any case. Accounts are the image's own and `user` (1000, 1000, `/home/user`), unless it has one of that
-    name; another name of 1000 stays as it is. An image whose account files cannot be read keeps them unchanged.
+    name; another name of 1000 stays as it is. What stands in their place and is no file is replaced.
 
     Raises:
         OSError: the disk is full, or the layer cannot be written.
