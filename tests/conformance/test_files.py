@@ -413,10 +413,13 @@ async def test_list_shows_entries_of_every_kind_without_following_them(
     assert {entry.uid for entry in entries.values()} == {user_id}
 
 
-async def test_a_directory_of_ten_thousand_files_is_listed_whole(shared: Sandbox, here: str) -> None:
-    await shared.exec(f"cd {here} && seq -f file-%05g 1 10000 | xargs touch")
+async def test_a_directory_of_thousands_of_files_is_listed_whole(
+    shared: Sandbox, here: str, runtime_name: RuntimeName
+) -> None:
+    many = 10_000 if runtime_name != "runsc" else 2_000
+    await shared.exec(f"cd {here} && seq -f file-%05g 1 {many} | xargs touch")
     names = sorted(entry.name for entry in await shared.files.list(here))
-    assert names == [f"file-{number:05}" for number in range(1, 10001)]
+    assert names == [f"file-{number:05}" for number in range(1, many + 1)]
 
 
 # ---- making, renaming, removing ----

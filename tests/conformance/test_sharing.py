@@ -22,13 +22,13 @@ async def test_two_processes_use_one_sandbox_at_once(
 ) -> None:
     body = """
 sandbox = await runtime.get(sys.argv[3])
-for number in range(50):
+for number in range(20):
     result = await sandbox.exec(f"echo theirs {number}")
     assert result.stdout == f"theirs {number}\\n", result
 say("done")
 """
     async with client(state_dir, runtime_name, body, sandbox.name) as other:
-        for number in range(50):
+        for number in range(20):
             assert (await sandbox.exec(f"echo ours {number}")).stdout == f"ours {number}\n"
         assert await other.line() == "done"
         await other.succeeds()
