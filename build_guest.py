@@ -91,10 +91,12 @@ def is_stale(name: str) -> bool:
 def main() -> None:
     """Compile what the command line names, or all programs."""
     parser = argparse.ArgumentParser(description="Compile Atoll's C programs into src/atoll/_bin/.")
-    parser.add_argument("programs", nargs="*", choices=[*SOURCES], default=[*SOURCES], metavar="NAME")
+    parser.add_argument("programs", nargs="*", metavar="NAME", help=f"of {', '.join(SOURCES)}; none: all")
     parser.add_argument("--werror", action="store_true", help="a warning is an error")
     arguments = parser.parse_args()
-    for name in arguments.programs:
+    if unknown := [name for name in arguments.programs if name not in SOURCES]:
+        parser.error(f"no such program: {', '.join(unknown)} (there are {', '.join(SOURCES)})")
+    for name in arguments.programs or SOURCES:
         path = compile_program(name, werror=arguments.werror)
         print(f"{path.relative_to(ROOT)}: {path.stat().st_size // 1024} kB", file=sys.stderr)
 
