@@ -273,7 +273,7 @@ async def test_leaving_a_process_that_is_not_kept_kills_its_tree(shared: Sandbox
 async def test_leaving_a_process_that_is_kept_detaches_and_it_runs_on(shared: Sandbox) -> None:
     async with await shared.spawn("echo ready; exec sleep 31536706") as process:
         await read_until(process, b"ready")
-    assert [found.pid for found in await running(shared, "sleep 31536706")] == [process.pid]
+    assert [found.pid for found in await until_running(shared, "sleep 31536706")] == [process.pid]
     with pytest.raises(anyio.ClosedResourceError):
         await process.wait()
     await shared.kill(process.id)
