@@ -157,8 +157,10 @@ async def test_no_more_processes_than_the_limit_can_be_started_and_the_sandbox_l
         await eventually(full, "there are as many processes as there may be")
         for _ in range(10):
             assert ((await sandbox.stat()).pids or 0) <= 60, "more than there may be"
-        # What is needed to end it needs no process of its own.
-        await sandbox.kill(bomb.id)
+        # What is needed to find and to end it needs no process of its own.
+        (found,) = await sandbox.processes()
+        assert found.id == bomb.id
+        await sandbox.kill(found.id)
         await bomb.wait()
         await until_gone(sandbox, "sleep 31536902")
         assert (await sandbox.exec("echo alive")).stdout == "alive\n"

@@ -274,7 +274,12 @@ class Guest:
         return records(stream.out)
 
     def children(self) -> list[int]:
-        return [int(p) for p in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()]
+        """Processes of the guest's that have something to do: a sitter without a child waits for its next job."""
+        return [pid for pid in children_of(self.pid) if not is_waiting_sitter(pid)]
+
+    def sitters(self) -> list[int]:
+        """Those that wait for a job."""
+        return [pid for pid in children_of(self.pid) if is_waiting_sitter(pid)]
 
     def status(self, key: str) -> int:
         for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
@@ -291,6 +296,17 @@ class Guest:
                 self.process.send_signal(signal.SIGKILL)
                 self.process.wait()
             self.process.stderr.close()
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def is_waiting_sitter(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text() == "atoll-sitter\n" and not children_of(pid)
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def wait_for(condition: Callable[[], bool], bound_s: float = BOUND_S) -> None:

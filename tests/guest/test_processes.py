@@ -11,6 +11,7 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -609,6 +610,68 @@ def test_ps_lists_processes(guest: Guest) -> None:
 def sitter_of(guest: Guest, stream: Stream) -> int:
     pid = stream.event("STARTED")["PID"]
     return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+
+
+def said(guest: Guest, line: str, *env: str, **fields: Any) -> bytes:
+    stream = guest.open("SPAWN", SHELL=line, ENV=["PATH=/usr/bin:/bin", *env], **fields)
+    assert stream.wait()["EXIT_CODE"] == 0
+    return stream.out
+
+
+def ppid(guest: Guest, line: str = "echo $PPID", *env: str, **fields: Any) -> int:
+    return int(said(guest, line, *env, **fields))
+
+
+def test_a_sitter_with_nothing_left_takes_the_next_process(guest: Guest) -> None:
+    first = ppid(guest, "echo $PPID", "SECRET=1", CHANNELS=3, STDIN=1)
+    wait_for(lambda: guest.sitters() == [first])
+    # What it got for the first is gone: descriptors, environment, user.
+    assert said(guest, "echo $PPID $SECRET; ls /proc/self/fd") == f"{first}\n0\n1\n2\n3\n".encode()
+    wait_for(lambda: guest.sitters() == [first])
+    assert said(guest, "echo $PPID; id -u", USER="nobody", CWD="/") == f"{first}\n65534\n".encode()
+    wait_for(lambda: guest.sitters() == [first])
+    refused = guest.shell("true", USER="nobody-of-that-name")
+    assert refused.wait()["ERRNO"] == 2
+    wait_for(lambda: guest.sitters() == [first])
+    terminal = guest.shell("tty && echo $PPID", PTY_ROWS=24, PTY_COLS=80)
+    assert terminal.wait()["EXIT_CODE"] == 0
+    assert str(first).encode() in terminal.out
+    wait_for(lambda: guest.sitters() == [first])
+
+
+def test_a_sitter_with_something_left_takes_nothing_else(guest: Guest) -> None:
+    first = ppid(guest, "sleep 1000 >&- 2>&- & echo $PPID")
+    assert ppid(guest) != first
+
+
+def test_a_sitter_that_waits_and_is_killed_or_stopped_holds_nothing_up(guest: Guest) -> None:
+    first = ppid(guest)
+    wait_for(lambda: guest.sitters() == [first])
+    os.kill(first, signal.SIGKILL)
+    wait_for(lambda: guest.sitters() == [])
+    second = ppid(guest)
+    assert second != first
+    wait_for(lambda: guest.sitters() == [second])
+    os.kill(second, signal.SIGSTOP)
+    assert ppid(guest) == second
+
+
+def test_a_request_that_no_sitter_could_be_sent_gets_a_new_one(guest: Guest) -> None:
+    first = ppid(guest)
+    wait_for(lambda: guest.sitters() == [first])
+    large = "x" * 100_000
+    assert said(guest, "echo $PPID ${#LARGE}", f"LARGE={large}").split()[1] == b"100000"
+
+
+def test_of_many_sitters_few_wait_and_one_stays(guest: Guest) -> None:
+    streams = [guest.shell("echo ready; read x", STDIN=1) for _ in range(20)]
+    for stream in streams:
+        stream.until_out(b"ready")
+    for stream in streams:
+        stream.eof()
+        stream.wait()
+    wait_for(lambda: guest.children() == [] and 1 <= len(guest.sitters()) <= 8)
+    wait_for(lambda: len(guest.sitters()) == 1)
 
 
 def test_a_killed_sitter_is_told_and_its_orphans_are_ended(guest: Guest, tmp_path: Path) -> None:

@@ -80,12 +80,24 @@ class Peer:
 
     async def exited(self, stream: int, code: int = 0, *more: tuple[Tag, Value]) -> None:
         await self.end(
-            stream, (Tag.EXIT_CODE, code), (Tag.DURATION_US, 1000), (Tag.OUT_TOTAL, 0), (Tag.ERR_TOTAL, 0), *more
+            stream,
+            (Tag.PROC, 1),
+            (Tag.EXIT_CODE, code),
+            (Tag.DURATION_US, 1000),
+            (Tag.OUT_TOTAL, 0),
+            (Tag.ERR_TOTAL, 0),
+            *more,
         )
 
     async def killed(self, stream: int, signal: int = 9, *more: tuple[Tag, Value]) -> None:
         await self.end(
-            stream, (Tag.SIGNAL, signal), (Tag.DURATION_US, 1000), (Tag.OUT_TOTAL, 0), (Tag.ERR_TOTAL, 0), *more
+            stream,
+            (Tag.PROC, 1),
+            (Tag.SIGNAL, signal),
+            (Tag.DURATION_US, 1000),
+            (Tag.OUT_TOTAL, 0),
+            (Tag.ERR_TOTAL, 0),
+            *more,
         )
 
     async def hear(self, kind: FrameType | None = None) -> Heard:

@@ -169,7 +169,7 @@ async def test_a_command_that_cannot_be_killed_is_not_said_to_have_ended(
     async def answer(peer: Peer, opened: Heard) -> None:
         await peer.hear(FrameType.CONTROL)
         await peer.hear(FrameType.RESET)
-        await peer.end(opened.stream, (Tag.ERRNO, errno.ECANCELED))
+        await peer.end(opened.stream, (Tag.PROC, 1), (Tag.ERRNO, errno.ECANCELED))
 
     error = await fail(scripted, wire, answer, timeout_s=0.05)
     assert isinstance(error, SandboxError)
@@ -188,7 +188,7 @@ async def test_cancelling_kills_the_tree_and_waits_until_it_is_gone(scripted: Sa
         await peer.hear(FrameType.RESET)
         await peer.started(opened.stream)
         await peer.data(opened.stream, 1, b"what was under way")
-        await peer.end(opened.stream, (Tag.ERRNO, errno.ECANCELED))
+        await peer.end(opened.stream, (Tag.PROC, 1), (Tag.ERRNO, errno.ECANCELED))
         await answer_kill(peer)
         gone = True
 
@@ -208,7 +208,7 @@ async def test_cancelling_a_spawn_leaves_nothing_running(scripted: Sandbox, wire
         scope.cancel()
         assert (await peer.hear(FrameType.CONTROL)).fields.integer(Tag.SIGNAL) == signal.SIGKILL
         await peer.hear(FrameType.RESET)
-        await peer.end(opened.stream, (Tag.ERRNO, errno.ECANCELED))
+        await peer.end(opened.stream, (Tag.PROC, 1), (Tag.ERRNO, errno.ECANCELED))
 
     async with anyio.create_task_group() as group:
         with anyio.CancelScope() as scope:
@@ -391,7 +391,7 @@ async def test_leaving_a_process_resets_it_and_waits(scripted: Sandbox, wire: Wi
         await peer.started(opened.stream)
         await peer.data(opened.stream, 1, b"unread")
         await peer.hear(FrameType.RESET)
-        await peer.end(opened.stream, (Tag.ERRNO, errno.ECANCELED))
+        await peer.end(opened.stream, (Tag.PROC, 1), (Tag.ERRNO, errno.ECANCELED))
         if not keep:
             await answer_kill(peer)
 
@@ -477,7 +477,7 @@ async def test_a_process_that_is_attached_to_again_remembers_the_kernels_count(
         opened = await peer.hear(FrameType.OPEN)
         await peer.started(opened.stream, 3)
         await peer.hear(FrameType.RESET)
-        await peer.end(opened.stream, (Tag.ERRNO, errno.ECANCELED))
+        await peer.end(opened.stream, (Tag.PROC, 1), (Tag.ERRNO, errno.ECANCELED))
         opened = await peer.hear(FrameType.OPEN)
         await peer.started(opened.stream, 3)
         await peer.killed(opened.stream)

@@ -17,6 +17,7 @@ struct attachment {
     struct proc *proc;
     bool spawned; /* the stream that started the process: its RESET kills, unless KEEP */
     bool lossless;
+    bool quiet; /* wants no STARTED */
     int turn;
     uint64_t cursor[MOST_OUTPUTS]; /* the next byte to send */
     uint64_t goal[MOST_OUTPUTS];   /* END waits for this; UINT64_MAX while the process runs */
@@ -63,6 +64,7 @@ static void pack_outcome(struct pack *fields, const struct proc *proc)
     const struct output *out = &proc->outputs[0], *err = proc->terminal ? NULL : &proc->outputs[1];
     int status = proc->wait_status;
     bool killed = proc->ended_after_kill;
+    pack_int(fields, TAG_PROC, proc->id);
     if (!proc->lost && WIFEXITED(status)) {
         pack_int(fields, TAG_EXIT_CODE, WEXITSTATUS(status));
     } else if (!proc->lost) {
@@ -286,6 +288,7 @@ struct attachment *attach_spawner(struct proc *proc, uint32_t id, struct fields 
     struct attachment *attachment = attach(proc, id, fields);
     if (attachment) {
         attachment->spawned = attachment->lossless = true;
+        attachment->quiet = fields_int(fields, TAG_QUIET, 0) == 1;
         set_writer(proc, attachment);
     }
     return attachment;
@@ -333,7 +336,8 @@ void proc_open_attach(uint32_t id, struct fields fields)
 void attach_started(struct proc *proc)
 {
     for (struct attachment *at = proc->attachments; at; at = at->next) {
-        say_started(at);
+        if (!at->quiet)
+            say_started(at);
         stream_want(&at->stream);
     }
 }

@@ -60,7 +60,7 @@ bool guest_has_subreapers(void)
 
 bool guest_knows_child(pid_t pid)
 {
-    return is_stranger(pid) || proc_has_sitter(pid) || worker_has_child(pid) || proc_claims_orphan(pid);
+    return is_stranger(pid) || seats_know(pid) || worker_has_child(pid) || proc_claims_orphan(pid);
 }
 
 _Noreturn void guest_end(int status)
@@ -133,7 +133,7 @@ void operation_open(uint32_t id, struct fields fields)
     case OP_SPAWN: proc_open_spawn(id, fields); break;
     case OP_ATTACH: proc_open_attach(id, fields); break;
     case OP_SIGNAL: proc_open_signal(id, fields); break;
-    case OP_PROCS: worker_open(id, fields, &operation_procs); break;
+    case OP_PROCS: proc_open_list(id, fields); break;
     case OP_PS: worker_open(id, fields, &operation_ps); break;
     case OP_READ: worker_open(id, fields, &operation_read); break;
     case OP_WRITE: worker_open(id, fields, &operation_write); break;
@@ -166,7 +166,7 @@ static void take(const struct frame *frame, const uint8_t *payload)
 static void child_ended(pid_t pid, int status)
 {
     (void)status; /* sitters and workers tell over their pipes how things ended */
-    proc_sitter_ended(pid);
+    seats_child_ended(pid);
     worker_child_ended(pid);
 }
 

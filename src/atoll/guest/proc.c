@@ -2,7 +2,7 @@
  *
  * Knows: how a process is set up and what its sitter tells, what to read of its output, how it is signalled and
  * remembered. Refuses to know: who is attached and what they have been sent (attach.c), how a program is started
- * (sitter.c), how a tree is killed (tree.c).
+ * (sitter.c) and by whom (seats.c), how a tree is killed (tree.c).
  */
 #define _GNU_SOURCE
 #include "proc.h"
@@ -20,7 +20,6 @@
 
 #include "guest.h"
 #include "link.h"
-#include "sitter.h"
 #include "tree.h"
 
 enum {
@@ -28,6 +27,7 @@ enum {
     LARGEST_RING = 1 << 20,
     ENDED_KEPT = 64,
     COMMAND_KEPT = 1024,
+    RECORD_ROOM = COMMAND_KEPT + 256,
     READS_PER_ROUND = 4,
     LARGEST_PIPE = 1 << 20,    /* what may be in a pipe when the kernel does not say */
     TERMINAL_BUFFER = 128 << 10,
@@ -72,7 +72,7 @@ static void settle(struct output *output)
 static void output_closed(struct output *output)
 {
     output->open = false;
-    if (output->channel < FIRST_CHANNEL || !output->proc->live)
+    if (output->channel < FIRST_CHANNEL || !output->proc->seat)
         loop_remove(&output->source);
     if (output->proc->state == PROC_ENDED)
         settle(output);
@@ -87,9 +87,21 @@ static bool is_end(const struct output *output, ssize_t count)
     return !(output->proc->terminal && output->channel == 1 && errno == EIO && output->proc->state != PROC_ENDED);
 }
 
+/* Nobody writes any more and nothing is left: no memory has to be had to read that. */
+static bool is_drained(const struct output *output)
+{
+    int count;
+    return output->source.hangup && output->channel < FIRST_CHANNEL && !output->proc->terminal &&
+           ioctl(output->source.fd, FIONREAD, &count) == 0 && count == 0;
+}
+
 static bool read_some(struct output *output)
 {
     struct iovec places[2];
+    if (is_drained(output)) {
+        output_closed(output);
+        return false;
+    }
     size_t room = attach_room(output);
     bool settling = output->proc->state == PROC_ENDED && !output->settled;
     if (settling && room > output->to_settle)
@@ -192,10 +204,7 @@ static void drop(struct proc *proc)
         at = &(*at)->next;
     *at = proc->next;
     timer_cancel(&proc->kill_timer);
-    loop_remove(&proc->report);
     loop_remove(&proc->input);
-    if (proc->orders >= 0)
-        close(proc->orders);
     sink_free(&proc->input_sink);
     for (int i = 0; i < proc->output_count; i++) {
         struct output *output = &proc->outputs[i];
@@ -214,7 +223,7 @@ void proc_trim(void)
     int ended = 0;
     for (struct proc *proc = procs, *next; proc; proc = next) {
         next = proc->next;
-        if (proc->state != PROC_ENDED || proc->live || proc->waiters)
+        if (proc->state != PROC_ENDED || proc->seat || proc->waiters)
             continue;
         if (++ended > ENDED_KEPT && !proc->attachments)
             drop(proc);
@@ -246,31 +255,15 @@ static void on_sweep(struct timer *timer)
         timer_set(timer, SWEEP_EVERY_MS, on_sweep);
 }
 
-/* The sitter is gone. If it did not say that nothing was left, it was killed: its orphans are the guest's children
- * now, told from others by being nobody's. */
-static void sitter_gone(struct proc *proc)
+void proc_left(struct proc *proc)
 {
-    loop_remove(&proc->report);
-    if (proc->orders >= 0)
-        close(proc->orders);
-    proc->orders = -1;
-    proc->live = false;
+    proc->seat = NULL;
     timer_cancel(&proc->kill_timer);
-    if (!proc->dismissed) {
-        sweeps_left = SWEEPS;
-        timer_set(&sweep_timer, 0, on_sweep);
-    }
-    if (proc->state == PROC_STARTING) {
-        attach_refused(proc, ECHILD, "the sitter of this process was killed");
-        answer_waiters(proc, -1, 0);
+    answer_waiters(proc, -1, 0);
+    if (proc->state == PROC_STARTING) { /* it was refused */
         drop(proc);
         return;
     }
-    if (proc->state == PROC_RUNNING) {
-        proc->lost = true;
-        main_ended(proc);
-    }
-    answer_waiters(proc, -1, 0);
     for (int i = 0; i < proc->output_count; i++) {
         struct output *output = &proc->outputs[i];
         if (output->open) {
@@ -284,18 +277,24 @@ static void sitter_gone(struct proc *proc)
     proc_trim();
 }
 
-bool proc_has_sitter(pid_t pid)
+/* The sitter was killed: its orphans are the guest's children now, told from others by being nobody's. */
+void proc_lost(struct proc *proc)
 {
-    for (struct proc *proc = procs; proc; proc = proc->next)
-        if (proc->sitter == pid)
-            return true;
-    return false;
+    sweeps_left = SWEEPS;
+    timer_set(&sweep_timer, 0, on_sweep);
+    if (proc->state == PROC_STARTING) {
+        attach_refused(proc, ECHILD, "the sitter of this process was killed");
+    } else if (proc->state == PROC_RUNNING) {
+        proc->lost = true;
+        main_ended(proc);
+    }
+    proc_left(proc);
 }
 
 static bool brand_is_taken(int brand)
 {
     for (struct proc *proc = procs; proc; proc = proc->next)
-        if (proc->live && proc->brand == brand)
+        if (proc->seat && proc->brand == brand)
             return true;
     return false;
 }
@@ -313,16 +312,9 @@ static int choose_brand(void)
     return brand;
 }
 
-void proc_sitter_ended(pid_t pid)
-{
-    for (struct proc *proc = procs; proc; proc = proc->next)
-        if (proc->sitter == pid)
-            proc->sitter = 0;
-}
-
 /* ---- what the sitter reports ---- */
 
-static void take_report(struct proc *proc, struct report *report)
+void proc_report(struct proc *proc, struct report *report)
 {
     switch (report->kind) {
     case REPORT_STARTED:
@@ -334,7 +326,6 @@ static void take_report(struct proc *proc, struct report *report)
     case REPORT_REFUSED:
         report->text[sizeof report->text - 1] = 0;
         attach_refused(proc, report->value, report->text[0] ? report->text : NULL);
-        proc->dismissed = true;
         break;
     case REPORT_ENDED:
         proc->wait_status = report->value;
@@ -346,24 +337,6 @@ static void take_report(struct proc *proc, struct report *report)
             timer_cancel(&proc->kill_timer);
         answer_waiters(proc, report->number, report->value);
         break;
-    case REPORT_EMPTY:
-        proc->dismissed = true;
-        break;
-    }
-}
-
-static void on_report(struct source *source)
-{
-    struct proc *proc = container_of(source, struct proc, report);
-    while (source->readable && source->fd >= 0) {
-        struct report report;
-        ssize_t size = read(source->fd, &report, sizeof report);
-        if (size == (ssize_t)sizeof report)
-            take_report(proc, &report);
-        else if (size < 0 && (errno == EAGAIN || errno == EINTR))
-            source->readable = errno == EINTR;
-        else
-            sitter_gone(proc);
     }
 }
 
@@ -371,24 +344,17 @@ static void on_report(struct source *source)
 
 static int order(struct proc *proc, int signal, bool tree)
 {
-    struct order order = {.signal = signal, .tree = tree, .sequence = ++proc->sequence};
-    if (proc->orders < 0)
+    if (!proc->seat)
         return ESRCH;
-    if (write(proc->orders, &order, sizeof order) != (ssize_t)sizeof order)
-        return errno == EPIPE ? ESRCH : errno;
-    if (proc->state != PROC_ENDED)
+    int error = seat_order(proc->seat, (struct order){.signal = signal, .tree = tree, .sequence = ++proc->sequence});
+    if (!error && proc->state != PROC_ENDED)
         proc->signals_asked |= 1ULL << signal;
-    /* Somebody inside may have stopped the sitter. */
-    if (proc->sitter)
-        kill(proc->sitter, SIGCONT);
-    return 0;
+    return error;
 }
 
 static void on_kill_timer(struct timer *timer)
 {
-    struct proc *proc = container_of(timer, struct proc, kill_timer);
-    if (proc->sitter)
-        kill(proc->sitter, SIGKILL);
+    seat_kill(container_of(timer, struct proc, kill_timer)->seat);
 }
 
 static int send_signal(struct proc *proc, int signal, bool tree)
@@ -396,7 +362,7 @@ static int send_signal(struct proc *proc, int signal, bool tree)
     if (signal < 0 || signal > 63)
         return EINVAL;
     int error = order(proc, signal, tree);
-    if (signal == SIGKILL && tree && proc->orders >= 0) {
+    if (signal == SIGKILL && tree && proc->seat) {
         if (proc->state != PROC_ENDED)
             proc->tree_kill_asked = true;
         if (!proc->kill_timer.set)
@@ -444,7 +410,7 @@ void proc_open_signal(uint32_t id, struct fields fields)
     struct proc *proc = proc_find(fields_int(fields, TAG_PROC, 0));
     int64_t signal = fields_int(fields, TAG_SIGNAL, -1);
     bool tree = fields_int(fields, TAG_TREE, 0) == 1;
-    if (!proc || (!tree && proc->state == PROC_ENDED) || !proc->live) {
+    if (!proc || (!tree && proc->state == PROC_ENDED) || !proc->seat) {
         stream_refuse(id, ESRCH, NULL);
         return;
     }
@@ -549,7 +515,7 @@ static int make_terminal(struct ends *ends, const struct request *request)
 }
 
 struct plumbing {
-    struct ends orders, reports, in, out, err, terminal, extras[MAX_CHANNELS];
+    struct ends in, out, err, terminal, extras[MAX_CHANNELS];
 };
 
 static void no_plumbing(struct plumbing *plumbing)
@@ -573,8 +539,6 @@ static void close_plumbing(struct plumbing *plumbing, bool ours)
 static int lay_plumbing(struct plumbing *plumbing, const struct request *request)
 {
     int error;
-    if ((error = make_pipe(&plumbing->orders, false)) || (error = make_pipe(&plumbing->reports, true)))
-        return error;
     if (request->terminal) {
         if ((error = make_terminal(&plumbing->terminal, request)))
             return error;
@@ -590,17 +554,10 @@ static int lay_plumbing(struct plumbing *plumbing, const struct request *request
     return 0;
 }
 
-static int fork_sitter(struct proc *proc, struct fields fields, const struct plumbing *plumbing, int extra_count)
+static int take_seat(struct proc *proc, struct fields fields, const struct plumbing *plumbing, int extra_count)
 {
-    /* A copy, because children do not inherit the buffer that the frame lies in. */
-    uint8_t *copy = malloc(fields.size + 1);
-    if (!copy)
-        return ENOMEM;
-    memcpy(copy, fields.at, fields.size);
     struct sitting sitting = {
-        .fields = {copy, fields.size},
-        .orders = plumbing->orders.theirs,
-        .reports = plumbing->reports.theirs,
+        .fields = fields,
         .in = plumbing->in.theirs,
         .out = plumbing->out.theirs,
         .err = plumbing->err.theirs,
@@ -608,15 +565,9 @@ static int fork_sitter(struct proc *proc, struct fields fields, const struct plu
         .extra_count = extra_count,
         .brand = proc->brand,
     };
-    int keep[6 + MAX_CHANNELS] = {sitting.orders, sitting.reports, sitting.in, sitting.out, sitting.err, sitting.terminal};
     for (int i = 0; i < extra_count; i++)
-        sitting.extras[i] = keep[6 + i] = plumbing->extras[i].theirs;
-    proc->sitter = guest_fork("atoll-sitter", keep, 6 + extra_count);
-    if (proc->sitter == 0)
-        sitter_run(&sitting);
-    int error = proc->sitter < 0 ? errno : 0;
-    free(copy);
-    return error;
+        sitting.extras[i] = plumbing->extras[i].theirs;
+    return seat_take(&proc->seat, proc, sitting);
 }
 
 static void begin_output(struct proc *proc, int channel, int fd, size_t ring)
@@ -636,10 +587,7 @@ static void begin_output(struct proc *proc, int channel, int fd, size_t ring)
 static void connect_plumbing(struct proc *proc, const struct plumbing *plumbing, const struct request *request)
 {
     size_t ring = (size_t)request->ring;
-    proc->orders = plumbing->orders.ours;
-    fcntl(proc->orders, F_SETFL, O_NONBLOCK);
     proc->input.fd = -1;
-    loop_add(&proc->report, plumbing->reports.ours, on_report);
     if (request->terminal) {
         begin_output(proc, 1, plumbing->terminal.ours, ring);
         sink_begin(&proc->input_sink, &proc->outputs[0].source, SINK_TERMINAL);
@@ -671,7 +619,7 @@ void proc_open_spawn(uint32_t id, struct fields fields)
     int error = proc ? lay_plumbing(&plumbing, &request) : ENOMEM;
     if (!error) {
         proc->brand = choose_brand();
-        error = fork_sitter(proc, fields, &plumbing, (int)request.channels);
+        error = take_seat(proc, fields, &plumbing, (int)request.channels);
     }
     close_plumbing(&plumbing, error != 0);
     if (error) {
@@ -680,7 +628,6 @@ void proc_open_spawn(uint32_t id, struct fields fields)
         return;
     }
     proc->id = ++last_id;
-    proc->live = true;
     proc->keep = request.keep;
     proc->terminal = request.terminal;
     proc->started_us = unix_time_us();
@@ -694,33 +641,88 @@ void proc_open_spawn(uint32_t id, struct fields fields)
     }
 }
 
-/* ---- the list; in a worker, which sees the guest's memory as it was ---- */
+/* ---- the list, without a worker: at the process limit it tells whom to kill ---- */
 
-static int run_procs(struct job *job)
+struct listing {
+    struct stream stream;
+    uint8_t *records;
+    size_t size, sent;
+};
+
+static size_t pack_record(uint8_t *at, const struct proc *proc)
 {
-    for (struct proc *proc = procs; proc; proc = proc->next) {
-        if (proc->state == PROC_STARTING)
-            continue;
-        struct pack *record = &job->record;
-        job_begin_record(job);
-        pack_int(record, TAG_PROC, proc->id);
-        pack_int(record, TAG_PID, proc->pid);
-        pack_string(record, TAG_COMMAND, proc->command ? proc->command : "");
-        pack_int(record, TAG_UID, proc->uid);
-        pack_int(record, TAG_STARTED_US, proc->started_us);
-        pack_int(record, TAG_OUT_TOTAL, (int64_t)proc->outputs[0].ring.total);
-        pack_int(record, TAG_ERR_TOTAL, proc->terminal ? 0 : (int64_t)proc->outputs[1].ring.total);
-        if (proc->state == PROC_ENDED) {
-            if (!proc->lost && WIFEXITED(proc->wait_status))
-                pack_int(record, TAG_EXIT_CODE, WEXITSTATUS(proc->wait_status));
-            else if (!proc->lost)
-                pack_int(record, TAG_SIGNAL, WTERMSIG(proc->wait_status));
-            pack_int(record, TAG_ENDED_US, proc->ended_us);
-        }
-        pack_int(record, TAG_LIVE, proc->live);
-        job_end_record(job);
+    struct pack record = {at + 4, 0, RECORD_ROOM - 4, false};
+    pack_int(&record, TAG_PROC, proc->id);
+    pack_int(&record, TAG_PID, proc->pid);
+    pack_string(&record, TAG_COMMAND, proc->command ? proc->command : "");
+    pack_int(&record, TAG_UID, proc->uid);
+    pack_int(&record, TAG_STARTED_US, proc->started_us);
+    pack_int(&record, TAG_OUT_TOTAL, (int64_t)proc->outputs[0].ring.total);
+    pack_int(&record, TAG_ERR_TOTAL, proc->terminal ? 0 : (int64_t)proc->outputs[1].ring.total);
+    if (proc->state == PROC_ENDED) {
+        if (!proc->lost && WIFEXITED(proc->wait_status))
+            pack_int(&record, TAG_EXIT_CODE, WEXITSTATUS(proc->wait_status));
+        else if (!proc->lost)
+            pack_int(&record, TAG_SIGNAL, WTERMSIG(proc->wait_status));
+        pack_int(&record, TAG_ENDED_US, proc->ended_us);
     }
-    return 0;
+    pack_int(&record, TAG_LIVE, proc->seat != NULL);
+    put_u32(at, (uint32_t)record.size);
+    return 4 + record.size;
 }
 
-const struct operation operation_procs = {.run = run_procs, .gives_output = true, .as_root = true};
+static void end_listing(struct listing *listing, int error)
+{
+    free(listing->records);
+    if (error)
+        stream_fail(&listing->stream, error, NULL);
+    else
+        stream_end(&listing->stream, &(struct pack){0});
+}
+
+static bool pump_listing(struct stream *stream)
+{
+    struct listing *listing = container_of(stream, struct listing, stream);
+    size_t left = listing->size - listing->sent;
+    size_t most = left < MAX_PAYLOAD ? left : MAX_PAYLOAD;
+    if (most > stream->credit[1])
+        most = (size_t)stream->credit[1];
+    if (most) {
+        link_send_data(stream->id, 1, &(struct iovec){listing->records + listing->sent, most}, 1);
+        stream->credit[1] -= most;
+        listing->sent += most;
+    }
+    if (listing->sent == listing->size) {
+        end_listing(listing, 0);
+        return false;
+    }
+    return most > 0;
+}
+
+static void reset_listing(struct stream *stream)
+{
+    end_listing(container_of(stream, struct listing, stream), ECANCELED);
+}
+
+static const struct stream_kind listing_kind = {.pump = pump_listing, .reset = reset_listing};
+
+void proc_open_list(uint32_t id, struct fields fields)
+{
+    size_t count = 1;
+    for (struct proc *proc = procs; proc; proc = proc->next)
+        count++;
+    struct listing *listing = calloc(1, sizeof *listing);
+    uint8_t *records = malloc(count * RECORD_ROOM);
+    if (!listing || !records) {
+        free(listing);
+        free(records);
+        stream_refuse(id, ENOMEM, NULL);
+        return;
+    }
+    stream_begin(&listing->stream, &listing_kind, id, fields);
+    listing->records = records;
+    for (struct proc *proc = procs; proc; proc = proc->next)
+        if (proc->state != PROC_STARTING)
+            listing->size += pack_record(records + listing->size, proc);
+    stream_want(&listing->stream);
+}

@@ -9,9 +9,9 @@
 #include "frame.h"
 #include "loop.h"
 #include "ring.h"
+#include "seats.h"
 #include "sink.h"
 #include "stream.h"
-#include "worker.h"
 
 enum { MOST_OUTPUTS = 2 + MAX_CHANNELS };
 
@@ -38,12 +38,10 @@ enum proc_state { PROC_STARTING, PROC_RUNNING, PROC_ENDED };
 struct proc {
     struct proc *next;
     int64_t id;
-    pid_t pid, sitter; /* sitter: 0 once reaped */
+    pid_t pid;
     uid_t uid;
     enum proc_state state; /* of the main process */
     bool lost;             /* it ended, but nobody can say how: its sitter was killed */
-    bool live;             /* the sitter has something to sit on */
-    bool dismissed;        /* the sitter said that nothing was left */
     bool keep, terminal;
     int brand; /* see tree.h */
     bool tree_kill_asked, ended_after_kill;
@@ -51,8 +49,7 @@ struct proc {
     int wait_status;
     int64_t duration_us, started_us, ended_us;
     char *command;
-    struct source report;
-    int orders;
+    struct seat *seat; /* who sits on its tree; NULL when nothing is left of that */
     uint32_t sequence;
     struct waiter *waiters;
     struct timer kill_timer;
@@ -68,9 +65,7 @@ struct proc {
 void proc_open_spawn(uint32_t id, struct fields fields);
 void proc_open_attach(uint32_t id, struct fields fields);
 void proc_open_signal(uint32_t id, struct fields fields);
-extern const struct operation operation_procs;
-bool proc_has_sitter(pid_t pid);
-void proc_sitter_ended(pid_t pid);
+void proc_open_list(uint32_t id, struct fields fields);
 bool proc_claims_orphan(pid_t pid); /* it is of a tree whose sitter lives (only where there are no subreapers) */
 
 /* Between proc.c and attach.c. */

@@ -128,6 +128,7 @@ enum tag {
     TAG_STATE = 48,       /* s, one letter as in /proc */
     TAG_RSS_BYTES = 49,   /* i */
     TAG_CPU_US = 50,      /* i */
+    TAG_QUIET = 51,       /* i */
     TAG_PATH = 60,        /* s */
     TAG_OFFSET = 61,      /* i */
     TAG_LIMIT = 62,       /* i */

@@ -3,6 +3,8 @@
  * Knows: how a program is started as a user with exactly what it should have, and that everything it leaves behind
  * comes to its subreaper. Refuses to know: output, streams, the host.
  *
+ * When nothing is left of a process it takes the next one: what it holds of one is given back before that.
+ *
  * The program is started with vfork(): the sitter waits until exec() or failure, and learns of a failure through the
  * memory they share until then. A hostile file system that makes chdir() or exec() hang makes the sitter hang too;
  * the guest then ends the sitter and sweeps up (proc.c).
@@ -21,6 +23,7 @@
 #include <sys/ioctl.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
@@ -56,9 +59,9 @@ struct program {
     struct account account;
     char **argv;
     char **env;
+    char *line; /* for the shell; NULL: there is none */
     const char *path; /* "PATH=…" */
-    const char *cwd;
-    bool is_shell_line;
+    char *cwd;
     int terminal; /* the program's side */
     struct rlimit nofile;
     volatile int error; /* why it could not even try to run the program */
@@ -77,18 +80,18 @@ static void report(const struct sitting *sitting, enum report_kind kind, int val
     struct report message = {.kind = (int32_t)kind, .value = value, .number = number};
     if (text)
         memcpy(message.text, text, strnlen(text, sizeof message.text - 1));
-    /* Smaller than PIPE_BUF, so it arrives whole; when nobody reads it the guest is gone. */
-    if (write(sitting->reports, &message, sizeof message) < 0)
-        return;
-}
-
-static _Noreturn void refuse(const struct sitting *sitting, int error, const char *about)
-{
-    report(sitting, REPORT_REFUSED, error, 0, about);
-    _exit(0);
+    /* When nobody takes it the guest is gone, and the next order says so. */
+    (void)!send(sitting->link, &message, sizeof message, MSG_NOSIGNAL);
 }
 
 /* ---- what the program is to be ---- */
+
+static void free_list(char **list)
+{
+    for (char **at = list; at && *at; at++)
+        free(*at);
+    free(list);
+}
 
 static char **collect(struct fields fields, uint16_t wanted, size_t spare)
 {
@@ -100,8 +103,10 @@ static char **collect(struct fields fields, uint16_t wanted, size_t spare)
     while (list && fields_next(&fields, &tag, &value, &size)) {
         if (tag != wanted)
             continue;
-        if (!(list[count] = malloc(size + 1)))
+        if (!(list[count] = malloc(size + 1))) {
+            free_list(list);
             return NULL;
+        }
         memcpy(list[count], value, size);
         list[count++][size] = 0;
     }
@@ -146,10 +151,8 @@ static char **make_env(struct fields fields, const struct account *account)
     return env;
 }
 
-static char **make_argv(struct fields fields, bool *is_shell_line)
+static char **make_argv(struct fields fields, char *line)
 {
-    char *line = fields_string(fields, TAG_SHELL);
-    *is_shell_line = line != NULL;
     if (!line)
         return collect(fields, TAG_ARGV, 0);
     char **argv = calloc(4, sizeof *argv);
@@ -177,20 +180,24 @@ static int open_terminal(const struct sitting *sitting, const struct account *ac
     return fd;
 }
 
-static void prepare(struct program *program, const struct sitting *sitting)
+/* 0, or an errno and what it is about. */
+static int prepare(struct program *program, const struct sitting *sitting, const char **about)
 {
     struct fields fields = sitting->fields;
+    *program = (struct program){.sitting = sitting, .nofile = *guest_first_nofile(), .terminal = -1};
     char *user = fields_string(fields, TAG_USER);
     int error = users_find(user, &program->account);
+    free(user);
+    *about = error == ENOENT ? "no such user" : "user";
     if (error)
-        refuse(sitting, error, error == ENOENT ? "no such user" : "user");
-    program->sitting = sitting;
-    program->nofile = *guest_first_nofile();
-    program->argv = make_argv(fields, &program->is_shell_line);
+        return error;
+    program->line = fields_string(fields, TAG_SHELL);
+    program->argv = make_argv(fields, program->line);
     program->env = make_env(fields, &program->account);
     program->cwd = fields_string(fields, TAG_CWD);
+    *about = NULL;
     if (!program->argv || !program->env)
-        refuse(sitting, ENOMEM, NULL);
+        return ENOMEM;
     program->path = find_env(program->env, "PATH");
     if (!program->path)
         program->path = usual_path;
@@ -199,9 +206,30 @@ static void prepare(struct program *program, const struct sitting *sitting)
     for (size_t i = 0; i < sizeof ends / sizeof *ends; i++)
         if (ends[i] >= 0 && program->account.uid != 0)
             (void)!fchown(ends[i], program->account.uid, program->account.gid);
-    program->terminal = -1;
+    *about = "terminal";
     if (sitting->terminal >= 0 && (program->terminal = open_terminal(sitting, &program->account)) < 0)
-        refuse(sitting, errno, "terminal");
+        return errno;
+    return 0;
+}
+
+/* Gives back what prepare() took, and the program's ends of everything. */
+static void forget(struct program *program)
+{
+    const struct sitting *sitting = program->sitting;
+    const int ends[] = {sitting->in, sitting->out, sitting->err, sitting->terminal, program->terminal};
+    for (size_t i = 0; i < sizeof ends / sizeof *ends; i++)
+        if (ends[i] >= 0)
+            close(ends[i]);
+    for (int i = 0; i < sitting->extra_count; i++)
+        close(sitting->extras[i]);
+    if (program->line)
+        free(program->argv); /* which holds nothing but the line and words of ours */
+    else
+        free_list(program->argv);
+    free(program->line);
+    free_list(program->env);
+    free(program->cwd);
+    users_forget(&program->account);
 }
 
 /* ---- in the child, which shares our memory until it runs the program ---- */
@@ -336,36 +364,35 @@ static _Noreturn void become_program(struct program *program)
     if (error)
         give_up(program, error, "becoming the user");
     enter_directory(program);
-    complain(program, program->is_shell_line ? try_shells(program) : try_program(program, program->argv[0]));
+    complain(program, program->line ? try_shells(program) : try_program(program, program->argv[0]));
 }
 
 /* ---- sitting ---- */
 
-static pid_t start_main(struct program *program)
+/* The main process's pid; 0 when it could not be started, which it has said then. */
+static pid_t start_main(struct program *program, const struct sitting *sitting)
 {
-    pid_t pid = vfork();
-    if (pid == 0)
-        become_program(program);
-    int error = errno;
-    prctl(PR_SET_DUMPABLE, 0); /* the child's change of user may have touched what we share */
-    if (pid < 0)
-        refuse(program->sitting, error, "fork");
-    if (program->error) {
-        waitpid(pid, NULL, 0);
-        refuse(program->sitting, program->error, program->about);
+    const char *about;
+    int error = prepare(program, sitting, &about);
+    pid_t pid = 0;
+    if (!error) {
+        pid = vfork();
+        if (pid == 0)
+            become_program(program);
+        error = pid < 0 ? errno : program->error;
+        about = pid < 0 ? "fork" : program->about;
+        prctl(PR_SET_DUMPABLE, 0); /* the child's change of user may have touched what we share */
     }
+    if (error) {
+        if (pid > 0)
+            waitpid(pid, NULL, 0);
+        report(sitting, REPORT_REFUSED, error, 0, about);
+        pid = 0;
+    } else {
+        report(sitting, REPORT_STARTED, pid, program->account.uid, NULL);
+    }
+    forget(program);
     return pid;
-}
-
-static void close_program_ends(const struct program *program)
-{
-    const struct sitting *sitting = program->sitting;
-    const int ends[] = {sitting->in, sitting->out, sitting->err, sitting->terminal, program->terminal};
-    for (size_t i = 0; i < sizeof ends / sizeof *ends; i++)
-        if (ends[i] >= 0)
-            close(ends[i]);
-    for (int i = 0; i < sitting->extra_count; i++)
-        close(sitting->extras[i]);
 }
 
 /* Takes in the dead; true when no child is left. */
@@ -450,10 +477,10 @@ static void obey(struct sitter *sitter, const struct order *order)
 static void take_order(struct sitter *sitter)
 {
     struct order order;
-    ssize_t size = read(sitter->sitting->orders, &order, sizeof order);
+    ssize_t size = recv(sitter->sitting->link, &order, sizeof order, MSG_DONTWAIT);
     if (size == (ssize_t)sizeof order) {
         obey(sitter, &order);
-    } else if (size == 0) {
+    } else if (size >= 0 || (errno != EAGAIN && errno != EINTR)) {
         kill_tree(sitter);
         _exit(0);
     }
@@ -464,32 +491,83 @@ static void on_child(int signal)
     (void)signal; /* only there to interrupt a wait */
 }
 
-static void sit(struct sitter *sitter)
-{
-    sigset_t mask = all_but_child();
-    struct pollfd orders = {.fd = sitter->sitting->orders, .events = POLLIN};
-    /* Of orphans that went to the guest no signal tells: they are looked after. */
-    const struct timespec look = {.tv_nsec = LOOK_EVERY_MS * 1000000L};
-    while (!(reap(sitter) && !sitter->main))
-        if (ppoll(&orders, 1, sitter->tree.brand && !sitter->main ? &look : NULL, &mask) > 0)
-            take_order(sitter);
-    report(sitter->sitting, REPORT_EMPTY, 0, 0, NULL);
-}
-
-_Noreturn void sitter_run(const struct sitting *sitting)
+static void sit(const struct sitting *sitting)
 {
     static struct program program;
+    struct sitter sitter = {.sitting = sitting, .started = now_us()};
+    sitter.tree = (struct tree){.root = getpid(), .brand = guest_has_subreapers() ? 0 : sitting->brand};
+    sitter.main = start_main(&program, sitting);
+    sigset_t mask = all_but_child();
+    struct pollfd orders = {.fd = sitting->link, .events = POLLIN};
+    /* Of orphans that went to the guest no signal tells: they are looked after. */
+    const struct timespec look = {.tv_nsec = LOOK_EVERY_MS * 1000000L};
+    while (!(reap(&sitter) && !sitter.main))
+        if (ppoll(&orders, 1, sitter.tree.brand && !sitter.main ? &look : NULL, &mask) > 0)
+            take_order(&sitter);
+    report(sitting, REPORT_EMPTY, 0, 0, NULL);
+}
+
+/* ---- the next job ---- */
+
+/* The descriptors of a job, each in its place. */
+static void take_ends(struct sitting *sitting, uint32_t bits, const int *fds, int count)
+{
+    int *places[MOST_ENDS] = {&sitting->in, &sitting->out, &sitting->err, &sitting->terminal};
+    for (int i = 0; i < MAX_CHANNELS; i++)
+        places[4 + i] = &sitting->extras[i];
+    sitting->extra_count = 0;
+    for (int i = 0, next = 0; i < MOST_ENDS; i++) {
+        *places[i] = bits >> i & 1 && next < count ? fds[next++] : -1;
+        if (i >= 4 && *places[i] >= 0)
+            sitting->extra_count++;
+    }
+}
+
+/* Waits until the guest has one; false when it will not have any. */
+static bool take_job(struct sitting *sitting)
+{
+    static uint8_t request[LARGEST_JOB];
+    for (;;) {
+        struct order order;
+        union {
+            struct cmsghdr header;
+            char space[CMSG_SPACE(MOST_ENDS * sizeof(int))];
+        } control;
+        struct iovec parts[] = {{&order, sizeof order}, {request, sizeof request}};
+        struct msghdr message = {
+            .msg_iov = parts,
+            .msg_iovlen = 2,
+            .msg_control = &control,
+            .msg_controllen = sizeof control,
+        };
+        ssize_t size = recvmsg(sitting->link, &message, MSG_CMSG_CLOEXEC);
+        if (size < 0 && errno == EINTR)
+            continue;
+        if (size < (ssize_t)sizeof order)
+            return false;
+        if (order.signal != ORDER_JOB)
+            continue; /* for those who are gone */
+        struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+        int fds[MOST_ENDS], count = header ? (int)((header->cmsg_len - CMSG_LEN(0)) / sizeof *fds) : 0;
+        if (header)
+            memcpy(fds, CMSG_DATA(header), (size_t)count * sizeof *fds);
+        take_ends(sitting, order.ends, fds, count);
+        sitting->fields = (struct fields){request, (size_t)size - sizeof order};
+        sitting->brand = order.brand;
+        return true;
+    }
+}
+
+_Noreturn void sitter_run(const struct sitting *first)
+{
+    struct sitting sitting = *first;
     sigset_t all;
     sigfillset(&all);
     sigprocmask(SIG_SETMASK, &all, NULL);
     sigaction(SIGCHLD, &(struct sigaction){.sa_handler = on_child, .sa_flags = SA_NOCLDSTOP}, NULL);
     prctl(PR_SET_CHILD_SUBREAPER, 1);
-    prepare(&program, sitting);
-    struct sitter sitter = {.sitting = sitting, .started = now_us()};
-    sitter.tree = (struct tree){.root = getpid(), .brand = guest_has_subreapers() ? 0 : sitting->brand};
-    sitter.main = start_main(&program);
-    report(sitting, REPORT_STARTED, sitter.main, program.account.uid, NULL);
-    close_program_ends(&program);
-    sit(&sitter);
+    do
+        sit(&sitting);
+    while (take_job(&sitting));
     _exit(0);
 }

@@ -134,15 +134,18 @@ static bool take_entry(const struct wanted *wanted, char **parts, struct account
     return true;
 }
 
-static bool find_in_passwd(char *passwd, const struct wanted *wanted, struct account *account)
+static bool find_in_passwd(const struct wanted *wanted, struct account *account)
 {
-    char *line, *fields[7];
-    while (passwd && (line = strsep(&passwd, "\n"))) {
+    char *text = slurp("/etc/passwd"), *rest = text, *line, *fields[7];
+    while (rest && (line = strsep(&rest, "\n"))) {
         split(line, fields, 7);
         char *parts[] = {fields[0], fields[2], fields[3], fields[5], fields[6]};
-        if (take_entry(wanted, parts, account))
+        if (take_entry(wanted, parts, account)) {
+            account->text = text;
             return true;
+        }
     }
+    free(text);
     return false;
 }
 
@@ -154,8 +157,11 @@ static bool find_in_extra(const struct wanted *wanted, struct account *account)
             return false;
         split(copy, parts, 4);
         parts[4] = "";
-        if (take_entry(wanted, parts, account))
+        if (take_entry(wanted, parts, account)) {
+            account->text = copy;
             return true;
+        }
+        free(copy);
     }
     return false;
 }
@@ -171,37 +177,43 @@ static bool is_member(char *members, const char *name)
 
 static void find_groups(struct account *account)
 {
-    char *text = slurp("/etc/group"), *line, *parts[4];
     account->groups = malloc(MOST_GROUPS * sizeof *account->groups);
     if (!account->groups)
         return;
     account->groups[account->group_count++] = account->gid;
-    while (account->name && text && (line = strsep(&text, "\n")) && account->group_count < MOST_GROUPS) {
+    char *text = account->name ? slurp("/etc/group") : NULL, *rest = text, *line, *parts[4];
+    while (rest && (line = strsep(&rest, "\n")) && account->group_count < MOST_GROUPS) {
         uint32_t gid;
         split(line, parts, 4);
         if (parse_id(parts[2], &gid) && gid != account->gid && is_member(parts[3], account->name))
             account->groups[account->group_count++] = gid;
     }
+    free(text);
 }
 
 static int find_account(const char *spec, struct account *account)
 {
     struct wanted wanted = {.name = spec, .by_id = !spec};
-    char *copy = NULL, *parts[2];
     uint32_t gid = 0;
     bool has_gid = false;
     if (spec) {
-        if (!(copy = strdup(spec)))
+        char *copy = strdup(spec), *parts[2];
+        if (!copy)
             return ENOMEM;
         split(copy, parts, 2);
         wanted.by_id = parse_id(parts[0], &wanted.uid);
         has_gid = wanted.by_id && parse_id(parts[1], &gid);
+        free(copy);
         if (wanted.by_id && strchr(spec, ':') && !has_gid)
             return EINVAL;
     }
     /* Where all ids inside are one, the host says that a name is root's, whatever the image says. */
     bool all_one = !wanted.by_id && find_in_extra(&wanted, account) && account->uid == 0;
-    if (!all_one && !find_in_passwd(slurp("/etc/passwd"), &wanted, account) && !find_in_extra(&wanted, account)) {
+    if (!all_one) {
+        free(account->text);
+        account->text = NULL;
+    }
+    if (!all_one && !find_in_passwd(&wanted, account) && !find_in_extra(&wanted, account)) {
         if (!wanted.by_id)
             return ENOENT;
         /* A number needs no entry. Group 0 is what OCI runtimes and Docker give to one that has none. */
@@ -221,6 +233,13 @@ int users_find(const char *spec, struct account *account)
     if (!error)
         find_groups(account);
     return error;
+}
+
+void users_forget(struct account *account)
+{
+    free(account->groups);
+    free(account->text);
+    *account = (struct account){0};
 }
 
 /* In a user namespace made without privilege, setgroups is denied for good and there is nothing to drop. */

@@ -13,6 +13,7 @@ struct account {
     char *shell;
     gid_t *groups;
     int group_count;
+    char *text; /* what the strings lie in */
 };
 
 /* `--user NAME:UID:GID:HOME`: one that is known although /etc/passwd has no such entry. False when malformed. */
@@ -22,8 +23,9 @@ bool users_add(const char *definition);
 bool users_make_home(const char *definition);
 
 /* Finds a NAME, `uid` or `uid:gid` (NULL: root) with home, shell and groups. 0 or an errno. Reads files of the
- * sandbox, which may be slow or hostile: only for sitters and workers. What it allocates is never freed. */
+ * sandbox, which may be slow or hostile: only for sitters and workers. */
 int users_find(const char *spec, struct account *account);
+void users_forget(struct account *account);
 
 /* Becomes that user for good, with bare system calls only, so that it may run in a vfork()ed child. 0 or an errno. */
 int users_become(const struct account *account);

@@ -99,6 +99,8 @@ class Command:
     keep: bool = False
     """True: it outlives the stream that started it."""
     channels: int = 0
+    quiet: bool = False
+    """True: nobody waits to hear that it has started."""
 
     def encode(self) -> bytes:
         """The fields of SPAWN.
@@ -113,6 +115,7 @@ class Command:
             (Tag.CWD, self.cwd),
             (Tag.STDIN, 1 if self.stdin else None),
             (Tag.KEEP, 1 if self.keep else None),
+            (Tag.QUIET, 1 if self.quiet else None),
             (Tag.CHANNELS, self.channels or None),
         ]
         if self.pty is not None:
@@ -274,8 +277,8 @@ async def run(
         (out if channel == STDOUT else err).add(data)
 
     fields = command.encode()
+    watch = OomWatch(oom)
     stream = await opener(Op.SPAWN, fields, receive=(STDOUT, STDERR), send=(0,) if stdin is not None else (), sink=sink)
-    watch = OomWatch(oom)  # while the guest is at work: memory takes longer to fill up than this
     timed_out, ended = False, False
     try:
         async with stream:
@@ -295,7 +298,7 @@ async def run(
                 exited, killed = read_end(stream.result, command.command, command.cwd, command.user)
     finally:
         if not ended:
-            await _until_gone(opener, stream)
+            await until_gone(opener, stream)
     if timed_out:
         raise ExecTimeout(
             f"the command did not end within {timeout_s:g} s; it and all that it started have been killed",
@@ -306,16 +309,16 @@ async def run(
     return exited, out, err
 
 
-async def _until_gone(opener: Opener, stream: Stream) -> None:
+async def until_gone(opener: Opener, stream: Stream) -> None:
     """Wait until nothing is left of a process that was killed, whatever is cancelled meanwhile.
 
     END tells of the main process alone. An order to kill the tree is answered when that is empty.
     """
-    if stream.result is None or stream.first_event is None:
+    if stream.result is None or Tag.PROC not in stream.result:
         return
     with anyio.move_on_after(KILL_S, shield=True), contextlib.suppress(SandboxError):
         with stream.judging():
-            process_id = stream.first_event.integer(Tag.PROC)
+            process_id = stream.result.integer(Tag.PROC)
         order = encode_fields(((Tag.PROC, process_id), (Tag.SIGNAL, signals.SIGKILL), (Tag.TREE, 1)))
         async with await opener(Op.SIGNAL, order, receive=()) as answer:
             await answer.ended()
@@ -518,7 +521,7 @@ class Process:
         elif self._exited is None:
             self._detached = True
             await self._stream.abandon(KILL_S)
-            await _until_gone(self._opener, self._stream)
+            await until_gone(self._opener, self._stream)
 
     async def __aenter__(self) -> Self:
         return self

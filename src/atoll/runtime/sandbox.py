@@ -45,6 +45,7 @@ from atoll.runtime.process import (
     run,
     to_bytes,
     to_result,
+    until_gone,
 )
 from atoll.runtime.stream import Connection, Failure, Sink, Stream, TooMuch
 from atoll.runtime.wire import FIRST_CHANNEL, Action, EventKind, Fields, Op, Tag, encode_fields, encode_text
@@ -188,6 +189,7 @@ class Sandbox:
         except BaseException:
             stream.control((Tag.ACTION, Action.SIGNAL), (Tag.SIGNAL, signals.SIGKILL), (Tag.TREE, 1))
             await stream.abandon()
+            await until_gone(self._open, stream)
             raise
         self._watches[process.id] = watch
         if len(self._watches) > _WATCHES_KEPT:
@@ -230,6 +232,7 @@ class Sandbox:
 
         Raises:
             ProcessNotFound: no such process is known.
+            InvalidRequest: `stdin` is asked for, and somebody else has it.
         """
         for offset in (stdout_offset, stderr_offset):
             if offset is not None and offset < 0:
@@ -429,6 +432,7 @@ class Sandbox:
         pty: tuple[int, int] | None = None,
         keep: bool = False,
         channels: int = 0,
+        quiet: bool = False,
     ) -> Command:
         return Command(
             command=command,
@@ -439,6 +443,7 @@ class Sandbox:
             pty=pty,
             keep=keep,
             channels=channels,
+            quiet=quiet,
         )
 
     async def _run(
@@ -451,7 +456,7 @@ class Sandbox:
         timeout_s: float | None,
         output_limit_bytes: int,
     ) -> tuple[Exited, Collector, Collector]:
-        request = self._command(command, env, cwd, user, stdin=stdin is not None)
+        request = self._command(command, env, cwd, user, stdin=stdin is not None, quiet=True)
         return await run(
             self._open,
             request,
@@ -478,6 +483,10 @@ class Sandbox:
             problem = result.problem()
             if process_id is not None and problem is not None and problem.number == errno.ESRCH:
                 raise _no_process(process_id)
+            if process_id is not None and problem is not None and problem.number == errno.EBUSY:
+                raise InvalidRequest(
+                    f"somebody else writes to the stdin of process {process_id}; attach without stdin to read along"
+                )
             read_end(result, request.command, request.cwd, request.user)
             raise GuestProtocolError("the guest said that a process ended that it had not said was started")
 

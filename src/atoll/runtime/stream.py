@@ -176,8 +176,6 @@ class Stream:
         self.number = number
         self.result: Fields | None = None
         """What END said. None until then."""
-        self.first_event: Fields | None = None
-        """The first event of all, whether or not it was taken."""
         self.taken_bytes = 0
         """What `next` has given out so far."""
         self._link = link
@@ -452,8 +450,6 @@ class Stream:
         kind = event.integer(Tag.EVENT)
         if kind not in _EVENT_KINDS:
             raise GuestProtocolError(f"the guest sent event {kind}")
-        if self.first_event is None:
-            self.first_event = event
         if self._abandoned:
             return
         self._events += 1

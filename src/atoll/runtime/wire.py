@@ -144,6 +144,7 @@ class Tag(IntEnum):
     STATE = 48
     RSS_BYTES = 49
     CPU_US = 50
+    QUIET = 51
     PATH = 60
     OFFSET = 61
     LIMIT = 62
