@@ -54,8 +54,9 @@ async def test_the_limits_that_were_set_are_in_force_and_told(
         quota = cgroup_value(sandbox, "cpu/cpu.cfs_quota_us", "cpu.max").split()[0]
         period = cgroup_value(sandbox, "cpu/cpu.cfs_period_us", "cpu.max").split()[-1]
         assert int(quota) / int(period) == 0.5
-        if pids is not None:
-            assert 300 <= int(cgroup_value(sandbox, "pids/pids.max", "pids.max")) <= 310
+        # What cannot be limited is bounded all the same, far above what a sandbox needs.
+        bound = int(cgroup_value(sandbox, "pids/pids.max", "pids.max"))
+        assert bound in range(300, 311) if pids is not None else bound in range(16384, 16400)
         assert (await sandbox.exec("ulimit -n; ulimit -Hn")).stdout == "128\n128\n"
         assert sandbox.info.pid is not None
         assert str(sandbox.info.pid) in cgroup_value(sandbox, "memory/cgroup.procs", "cgroup.procs").split()

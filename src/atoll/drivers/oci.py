@@ -46,6 +46,9 @@ _SEARCH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/local/sbin"
 _COVERS = ("/mnt", "/media", "/srv", "/dev/shm")
 _STATX_MENDED = "20240101"
 """A gVisor of this date or later knows AT_NO_AUTOMOUNT; for some older ones the help is not needed, but harmless."""
+_GVISOR_THREADS = 16384
+"""gVisor makes several threads on the host for each process inside, and never gives them back. No limit on processes
+can be made of that, but a bound: a sandbox that reaches it ends, before the machine runs out."""
 _PACKAGES = {"crun": "crun", "runc": "runc", "runsc": "runsc"}
 
 _CAPABILITIES = [
@@ -137,7 +140,7 @@ class OciDriver:
         if self._born_in_cgroup:
             for path in self._cgroups.make(launch.id):
                 command += ["--cgroup", str(path)]
-        for setting, value in self._cgroups.settings(launch.id, launch.limits):
+        for setting, value in self._cgroups.settings(launch.id, self._bounded(launch.limits)):
             command += ["--limit", str(setting), value]
         for fs in launch.filesystems:
             counts = [str(len(fs.layers)), str(fs.machine_layers)]
@@ -157,6 +160,11 @@ class OciDriver:
             )
         if started.returncode != 0:
             raise LaunchFailed(f"the keeper did not start: {started.stderr.decode(errors='replace').strip()}")
+
+    def _bounded(self, limits: Limits) -> Limits:
+        if self._name != "runsc" or "pids" not in self._machine.controllers:
+            return limits
+        return limits.model_copy(update={"pids": _GVISOR_THREADS})
 
     def _check_limits(self, limits: Limits) -> None:
         able = self._capabilities
