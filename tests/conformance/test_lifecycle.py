@@ -138,6 +138,31 @@ async def test_a_sandbox_is_made_whole_or_not_at_all_when_it_does_not_start(
         await runtime.get("broken")
 
 
+async def test_where_no_user_namespace_can_be_made_nothing_is_left(
+    state_dir: Path, runtime_name: RuntimeName, tmp_path: Path, as_root: None, leak_check: LeakCheck
+) -> None:
+    """The kernel refuses it below chroot(); others refuse it by a setting."""
+    body = """
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+NEWNS, BIND, REC, PRIVATE = 0x20000, 0x1000, 0x4000, 0x40000
+assert libc.unshare(NEWNS) == 0
+assert libc.mount(b"none", b"/", None, REC | PRIVATE, None) == 0
+assert libc.mount(b"/", os.fsencode(sys.argv[3]), None, BIND | REC, None) == 0
+os.chroot(sys.argv[3])
+try:
+    await runtime.create("refused")
+except atoll.LaunchFailed as error:
+    say("failed", " ".join(error.message.split()))
+"""
+    async with client(state_dir, runtime_name, body, str(tmp_path)) as other:
+        said = await other.line()
+        assert said.startswith("failed")
+        assert "user namespace" in said
+        await other.succeeds()
+    await leak_check.back_to_start()
+
+
 FAKES = {
     "says no": "echo the-runtime-says-no >&2; exit 3",
     "dies": "kill -9 $$",

@@ -20,6 +20,7 @@
 #include <string.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/statfs.h>
 #include <sys/syscall.h>
@@ -120,42 +121,43 @@ static void write_maps(const struct plan *plan, pid_t pid)
     write_map(pid, "gid_map", plan->gids, plan->gid_count);
 }
 
-/* A process in a user namespace of its own, which it made as `owner` (-1: as who we are), waiting to be ended. */
-static pid_t hold_user_namespace(long owner)
+/* A process in a user namespace of its own, which it made as `owner` (-1: as who we are). It waits to be ended, or for
+ * our end: that it sees on its line to us, because a change of user takes PR_SET_PDEATHSIG back. */
+static pid_t hold_user_namespace(long owner, int *end)
 {
-    int ready[2];
-    if (pipe2(ready, O_CLOEXEC) < 0)
-        give_up("pipe");
+    int line[2];
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, line) < 0)
+        give_up("socketpair");
     pid_t child = fork();
     if (child < 0)
         give_up("fork");
+    char error = EIO;
     if (child == 0) {
-        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        close(line[0]);
         bool done = (owner < 0 || setresuid((uid_t)owner, (uid_t)owner, (uid_t)owner) == 0) && unshare(CLONE_NEWUSER) == 0;
-        char error = done ? 0 : (char)errno;
-        if (write(ready[1], &error, 1) == 1)
-            for (;;)
-                pause();
+        error = done ? 0 : (char)errno;
+        if (write(line[1], &error, 1) == 1 && done)
+            (void)!read(line[1], &error, 1);
         _exit(1);
     }
-    char error = EIO;
-    if (read(ready[0], &error, 1) != 1 || error != 0) {
+    close(line[1]);
+    if (read(line[0], &error, 1) != 1 || error != 0) {
+        waitpid(child, NULL, 0);
         errno = error;
         give_up("making a user namespace");
     }
-    close(ready[0]);
-    close(ready[1]);
+    *end = line[0];
     return child;
 }
 
-static int release_user_namespace(pid_t holder)
+static int release_user_namespace(pid_t holder, int line)
 {
     char path[64];
     snprintf(path, sizeof path, "/proc/%d/ns/user", (int)holder);
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0)
         give_up("opening the user namespace");
-    kill(holder, SIGKILL);
+    close(line);
     waitpid(holder, NULL, 0);
     return fd;
 }
@@ -164,19 +166,21 @@ static int release_user_namespace(pid_t holder)
  * message queues and the like against the owner, and one sandbox must not use up another's. */
 static int make_user_namespace(const struct plan *plan)
 {
-    pid_t holder = hold_user_namespace(plan->rootless ? -1 : (long)plan->uids[0].outside);
+    int line;
+    pid_t holder = hold_user_namespace(plan->rootless ? -1 : (long)plan->uids[0].outside, &line);
     write_maps(plan, holder);
-    return release_user_namespace(holder);
+    return release_user_namespace(holder, line);
 }
 
 /* A mapping under which all that is the machine's belongs to ids that no sandbox has. */
 static int make_machine_mapping(const struct plan *plan)
 {
-    pid_t holder = hold_user_namespace(-1);
+    int line;
+    pid_t holder = hold_user_namespace(-1, &line);
     const struct id_map nobody = {0, plan->machine_base, 65536};
     write_map(holder, "uid_map", &nobody, 1);
     write_map(holder, "gid_map", &nobody, 1);
-    return release_user_namespace(holder);
+    return release_user_namespace(holder, line);
 }
 
 static bool is_v2(const char *cgroup)
