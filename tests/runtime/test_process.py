@@ -154,6 +154,7 @@ async def test_a_command_that_runs_too_long_is_killed_and_its_output_kept(script
         assert (control.integer(Tag.SIGNAL), control.integer(Tag.TREE)) == (9, 1)
         await peer.data(opened.stream, 1, b"after")
         await peer.killed(opened.stream, 9, (Tag.KILLED, 1))
+        await answer_kill(peer)
 
     error = await fail(scripted, wire, answer, timeout_s=0.05)
     assert isinstance(error, ExecTimeout)
@@ -170,6 +171,7 @@ async def test_a_command_that_cannot_be_killed_is_not_said_to_have_ended(
         await peer.hear(FrameType.CONTROL)
         await peer.hear(FrameType.RESET)
         await peer.end(opened.stream, (Tag.PROC, 1), (Tag.ERRNO, errno.ECANCELED))
+        await answer_kill(peer)
 
     error = await fail(scripted, wire, answer, timeout_s=0.05)
     assert isinstance(error, SandboxError)
@@ -209,6 +211,7 @@ async def test_cancelling_a_spawn_leaves_nothing_running(scripted: Sandbox, wire
         assert (await peer.hear(FrameType.CONTROL)).fields.integer(Tag.SIGNAL) == signal.SIGKILL
         await peer.hear(FrameType.RESET)
         await peer.end(opened.stream, (Tag.PROC, 1), (Tag.ERRNO, errno.ECANCELED))
+        await answer_kill(peer)
 
     async with anyio.create_task_group() as group:
         with anyio.CancelScope() as scope:
