@@ -11,6 +11,7 @@ import functools
 import inspect
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
@@ -30,7 +31,13 @@ if TYPE_CHECKING:
 RUNTIMES = ("crun", "runc", "runsc")
 STRICT = os.environ.get("ATOLL_STRICT") == "1" or os.environ.get("CI") == "true"
 TEST_BOUND_S = 60
+TOLD = "told"
+"""The name of a test's property that is shown at the end, though the test passed."""
 _CHECKED_FOR_LEAKS = {"conformance", "attacks"}
+
+# The tests start Python some thousand times. Where bytecode is not to be kept, each would compile all of Atoll anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -45,6 +52,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if rootless:
         config.hook.pytest_deselected(items=rootless)
         items[:] = [item for item in items if item not in rootless]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """With `--dist loadfile`, put together what belongs together, which is mostly a file."""
+    from tests.spreading import Spread
+
+    return Spread(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -69,6 +84,16 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> None:
     pyfuncitem.obj = bounded
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Show what tests have to tell: what a run within a run passed over must not go unseen."""
+    for report in terminalreporter.getreports("passed"):
+        lines = [value for name, value in report.user_properties if name == TOLD]
+        if lines and report.when == "call":
+            terminalreporter.section(report.nodeid.partition("::")[2], sep="-")
+            for line in lines:
+                terminalreporter.line(str(line))
+
+
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
     return "asyncio"
@@ -85,7 +110,37 @@ def ledger() -> Iterator[Ledger]:
 
 
 @pytest.fixture(scope="session")
-def make_state_dir(ledger: Ledger) -> Iterator[Callable[[], Path]]:
+def host_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An image store that holds the host image, built once for all processes of a run."""
+    from atoll.runtime.images import ImageStore
+
+    base = tmp_path_factory.getbasetemp()
+    root = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "host-images"
+    anyio.run(ImageStore(root, rootless=os.geteuid() != 0).resolve, "host")
+    return root
+
+
+@pytest.fixture(scope="session")
+def give_host_image(host_images: Path) -> Callable[[Path], Path]:
+    """Gives a new state directory the host image, and returns it.
+
+    Otherwise the first sandbox of each would wait for some fifteen thousand directories to be made, and its end for
+    them to be removed. A state directory that begins with nothing is for `test_cli_sandboxes.py`.
+    """
+
+    def give(state_dir: Path) -> Path:
+        images = state_dir / "images"
+        (images / "unpacked").mkdir(mode=0o700, parents=True)
+        shutil.copy(host_images / "host.json", images)
+        for tree in (host_images / "unpacked").iterdir():
+            (images / "unpacked" / tree.name).symlink_to(tree)
+        return state_dir
+
+    return give
+
+
+@pytest.fixture(scope="session")
+def make_state_dir(ledger: Ledger, give_host_image: Callable[[Path], Path]) -> Iterator[Callable[[], Path]]:
     """Makes state directories that the leak check looks after. At the end each must be free of sandboxes."""
     made: list[Path] = []
 
@@ -93,7 +148,7 @@ def make_state_dir(ledger: Ledger) -> Iterator[Callable[[], Path]]:
         path = Path(tempfile.mkdtemp(prefix="atoll-test-"))
         made.append(path)
         ledger.watch(path)
-        return path
+        return give_host_image(path)
 
     yield make
     left = [line for path in made for line in ledger.all_of(path)]

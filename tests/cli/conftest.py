@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,12 +12,12 @@ from tests.cli.driving import Atoll, wait_until
 
 
 @pytest.fixture(scope="session")
-def state_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """One state directory for all tests, so that the image is made once, and the tests meet as users do.
+def state_dir(tmp_path_factory: pytest.TempPathFactory, give_host_image: Callable[[Path], Path]) -> Iterator[Path]:
+    """One state directory for all tests, so that they meet as users do.
 
     When all have ended, nothing is left in it.
     """
-    path = tmp_path_factory.mktemp("state")
+    path = give_host_image(tmp_path_factory.mktemp("state"))
     yield path
     cli = Atoll(path, path)
     wait_until(lambda: cli.names() == [] and not os.listdir(path / "sandboxes"), "no sandbox is left")

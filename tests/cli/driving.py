@@ -1,4 +1,8 @@
-"""The real binary on a real state directory: nothing here is replaced by something that acts like it."""
+"""The real binary on a real state directory: nothing here is replaced by something that acts like it.
+
+What a test is about goes through the command line. The sandbox that it stands on, and the look at whether a process
+still runs, come from the API in this process, which is the same and spares starting Python each time.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +19,13 @@ import sys
 import termios
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+import anyio
+
+import atoll
 
 BOUND_S = 60.0
 PROGRAM = [sys.executable, "-m", "atoll.surfaces.cli"]
@@ -217,25 +226,43 @@ class Atoll:
         self._names.append(name)
         return name
 
-    def box(self, *options: str) -> str:
-        """A new sandbox."""
+    def create(self, *options: str) -> str:
+        """A new sandbox, by the command line."""
         name = self.new_name()
         assert self.text("create", name, *options) == f"{name}\n"
+        return name
+
+    def box(self) -> str:
+        """A new sandbox."""
+        name = self.new_name()
+
+        async def create() -> None:
+            async with atoll.open(self.state_dir) as runtime:
+                await runtime.create(name)
+
+        anyio.run(create)
         return name
 
     def names(self) -> list[str]:
         return self.text("ls", "-q").split()
 
-    def commands(self, box: str) -> list[dict[str, Any]]:
-        """The processes in a sandbox, all of them."""
-        processes: list[dict[str, Any]] = self.json("ps", box, "--json")["processes"]
-        return processes
-
     def runs(self, box: str, text: str) -> bool:
-        return any(text in process["command"] for process in self.commands(box))
+        """Whether a process in a sandbox has `text` in its command."""
+
+        async def look() -> bool:
+            async with atoll.open(self.state_dir) as runtime:
+                return any(text in process.command for process in await (await runtime.get(box)).ps())
+
+        return anyio.run(look)
 
     def close(self) -> None:
         for each in self._open:
             each.close()
         if self._names:
-            self("rm", "--force", *self._names)
+            anyio.run(self._destroy, self._names)
+
+    async def _destroy(self, names: list[str]) -> None:
+        async with atoll.open(self.state_dir) as runtime:
+            for name in names:
+                with suppress(atoll.SandboxNotFound):
+                    await runtime.destroy(name)

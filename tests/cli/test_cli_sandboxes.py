@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from tests.cli.driving import PROGRAM, Atoll
 
 
 def test_create_prints_the_name_and_ls_shows_it(atoll: Atoll) -> None:
-    name = atoll.box()
+    name = atoll.create()
     header, *rows = atoll.text("ls").splitlines()
     assert header.split() == ["NAME", "STATUS", "RUNTIME", "CREATED", "IMAGE"]
     [row] = [row for row in rows if row.startswith(f"{name} ")]
@@ -47,7 +48,7 @@ def test_a_taken_name_is_status_1_with_what_to_do(atoll: Atoll, box: str) -> Non
 
 
 def test_a_sandbox_keeps_its_variables_and_user(atoll: Atoll) -> None:
-    name = atoll.box("--env", "A=1", "--user", "root")
+    name = atoll.create("--env", "A=1", "--user", "root")
     assert atoll.text("exec", name, "-c", "echo $A; id -un") == "1\nroot\n"
 
 
@@ -72,7 +73,7 @@ def test_a_name_of_a_process_cannot_steer_the_terminal(atoll: Atoll, box: str) -
 
 
 def test_stat_shows_what_is_used_and_the_limits(atoll: Atoll) -> None:
-    name = atoll.box("--memory", "256m", "--cpus", "1.5", "--pids", "100")
+    name = atoll.create("--memory", "256m", "--cpus", "1.5", "--pids", "100")
     atoll("exec", name, "-c", "head -c 3000000 /dev/zero > file")
     usage = atoll.json("stat", name, "--json")
     assert usage["disk_bytes"] >= 3_000_000
@@ -84,7 +85,7 @@ def test_stat_shows_what_is_used_and_the_limits(atoll: Atoll) -> None:
 
 
 def test_rm_destroys_all_it_can_and_tells_what_it_could_not(atoll: Atoll) -> None:
-    first, second = atoll.box(), atoll.box()
+    first, second = atoll.create(), atoll.create()
     done = atoll("rm", first, "not-there", second, status=1)
     assert done.stdout.decode().split() == [first, second]
     assert b"'not-there'" in done.stderr
@@ -94,9 +95,9 @@ def test_rm_destroys_all_it_can_and_tells_what_it_could_not(atoll: Atoll) -> Non
 
 
 @pytest.fixture
-def lone(atoll: Atoll, tmp_path: Path) -> Atoll:
+def lone(atoll: Atoll, tmp_path: Path, give_host_image: Callable[[Path], Path]) -> Atoll:
     """The command line on a state directory that no other test uses."""
-    return Atoll(tmp_path / "own", tmp_path)
+    return Atoll(give_host_image(tmp_path / "own"), tmp_path)
 
 
 def test_an_empty_list_is_empty_and_says_how_to_begin(lone: Atoll) -> None:
@@ -121,7 +122,7 @@ def test_all_asks_on_a_terminal_and_only_there(lone: Atoll) -> None:
 
 
 def test_the_state_directory_can_be_given_on_the_command_line(atoll: Atoll, tmp_path: Path) -> None:
-    other = tmp_path / "other"
+    other = tmp_path / "other"  # There is nothing yet: not the directory, and no image either.
     assert atoll.text("create", "here", "--state-dir", str(other)) == "here\n"
     assert "here" not in atoll.names()
     assert atoll.text("ls", "-q", "--state-dir", str(other)) == "here\n"

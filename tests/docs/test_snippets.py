@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import CodeType
 
@@ -27,8 +28,8 @@ def sections(page: str) -> dict[str, list[str]]:
 
 
 @pytest.fixture(scope="module")
-def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("state")
+def state(tmp_path_factory: pytest.TempPathFactory, give_host_image: Callable[[Path], Path]) -> Path:
+    return give_host_image(tmp_path_factory.mktemp("state"))
 
 
 def test_the_readme_shows_it_in_fifteen_lines_that_run(state: Path) -> None:

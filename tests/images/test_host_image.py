@@ -14,9 +14,9 @@ from atoll.runtime.images import ImageStore
 
 
 @pytest.fixture(scope="module")
-async def host(tmp_path_factory: pytest.TempPathFactory) -> tuple[ImageStore, dict[str, tuple[Path, ...]]]:
+async def host(host_images: Path) -> tuple[ImageStore, dict[str, tuple[Path, ...]]]:
     """A store with the host image, and its layers by where they stand inside."""
-    store = ImageStore(tmp_path_factory.mktemp("host") / "images", rootless=os.geteuid() != 0)
+    store = ImageStore(host_images, rootless=os.geteuid() != 0)
     layers = await store.resolve("host")
     assert layers.filesystems[0].target == "/"
     assert [filesystem.machine_layers for filesystem in layers.filesystems] == [0] + [1] * len(layers.filesystems[1:])
