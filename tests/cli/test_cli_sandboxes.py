@@ -91,6 +91,8 @@ def test_rm_destroys_all_it_can_and_tells_what_it_could_not(atoll: Atoll) -> Non
     assert b"'not-there'" in done.stderr
     assert {first, second}.isdisjoint(atoll.names())
     assert atoll("rm", "--force", "not-there").stdout == b""
+    third = atoll.box()
+    assert atoll.text("rm", "--force", "not-there", third) == f"{third}\n"
     assert atoll.json("rm", "--json", "not-there", status=1)["errors"][0]["code"] == "sandbox_not_found"
 
 
