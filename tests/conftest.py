@@ -11,6 +11,7 @@ import functools
 import inspect
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -38,6 +39,11 @@ _CHECKED_FOR_LEAKS = {"conformance", "attacks"}
 # The tests start Python some thousand times. Where bytecode is not to be kept, each would compile all of Atoll anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+# Who is started in the background ignores what a terminal sends, and so does all that it starts: what is tested is
+# started as from a terminal.
+for _number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+    if signal.getsignal(_number) == signal.SIG_IGN:
+        signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL)
 
 
 def pytest_configure(config: pytest.Config) -> None:
