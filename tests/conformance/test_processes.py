@@ -602,7 +602,9 @@ async def test_a_channel_ends_when_the_process_closes_it(shared: Sandbox) -> Non
 
 
 async def test_a_channel_that_nobody_reads_holds_up_nothing_else(shared: Sandbox) -> None:
-    async with await shared.spawn("yes >&3 & echo still here", channels=1, keep=False) as process:
+    # More than there is room for is on its way before the process ends.
+    line = "yes >&3 & sleep 0.5; echo still here"
+    async with await shared.spawn(line, channels=1, keep=False) as process:
         with anyio.fail_after(20):
             assert await output_of(process) == b"still here\n"
             assert (await shared.exec("echo and here")).stdout == "and here\n"

@@ -430,6 +430,7 @@ class Process:
             Connection(stream, receive=FIRST_CHANNEL + i, send=FIRST_CHANNEL + i, owner=False)
             for i in range(command.channels)
         ]
+        self._untaken = set(range(command.channels))
 
     def __aiter__(self) -> Self:
         return self
@@ -466,11 +467,15 @@ class Process:
     def channel(self, i: int) -> ByteStream:
         """Extra channel `i`: what the process finds at descriptor 3+i.
 
+        The end of the process waits until what it wrote there has been read. A channel that has not been taken by the
+        time somebody waits for output or for the end is nobody's: what comes on it is dropped.
+
         Raises:
             InvalidRequest: it was not started with so many.
         """
         if not 0 <= i < len(self._channels):
             raise InvalidRequest(f"the process has {len(self._channels)} extra channels; there is no number {i}")
+        self._untaken.discard(i)
         return self._channels[i]
 
     async def signal(self, signal: int, *, tree: bool = False) -> None:
@@ -534,6 +539,8 @@ class Process:
     async def _next(self) -> Event | None:
         if self._exited is not None:
             return self._exited
+        while self._untaken:
+            self._stream.discard(FIRST_CHANNEL + self._untaken.pop())
         item = None if self._detached else await self._stream.next()
         if self._detached:
             raise anyio.ClosedResourceError
