@@ -184,6 +184,11 @@ async def test_a_signal_to_the_tree_reaches_children_and_daemons(shared: Sandbox
         "(setsid sleep 31536701 &) ; sleep 31536701 & echo ready; wait", keep=False
     ) as process:
         await read_until(process, b"ready")
+
+        async def both() -> bool:
+            return [found.command for found in await shared.ps()].count("sleep 31536701") == 2
+
+        await eventually(both, "both sleep")
         await process.signal(signal.SIGTERM, tree=True)
         exited = await process.wait()
         assert (exited.exit_code, exited.signal) == (143, signal.SIGTERM)
