@@ -100,7 +100,9 @@ class Lab:
         """What is still there of sandboxes, after all have been destroyed. Empty: nothing is."""
         state = self.runtime.state_dir
         found = [
-            f"{part}/{name}" for part in ("sandboxes", "names", "ids", "transient") for name in _names(state / part)
+            f"{part}/{name}"
+            for part in ("sandboxes", "names", "ids", "transient", "layers", "checkpoints")
+            for name in _names(state / part)
         ]
         found += [
             f"run/{name}/{id}"
@@ -110,7 +112,7 @@ class Lab:
         ]
         found += [f"process {pid}" for seen in self._lives.values() for pid in still_alive(seen)]
         hierarchies = [CGROUPS, *(path for path in CGROUPS.iterdir() if path.is_dir())] if CGROUPS.is_dir() else []
-        cgroups = [parent / "atoll" / id for parent in hierarchies for id in self._lives]
+        cgroups = [parent / "atoll" / f"{id}.1" for parent in hierarchies for id in self._lives]
         found += [f"cgroup {path}" for path in cgroups if path.exists()]
         found += [
             f"mount {line.split()[4]}"

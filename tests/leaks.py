@@ -26,7 +26,7 @@ BOUND_S = 10.0
 """How long what ends by itself may take to be gone."""
 
 _CGROUPS = Path("/sys/fs/cgroup")
-_KEPT = ("sandboxes", "names", "ids", "transient", "run/crun", "run/runc", "run/runsc")
+_KEPT = ("sandboxes", "names", "ids", "transient", "layers", "checkpoints", "run/crun", "run/runc", "run/runsc")
 _ELSEWHERE = ("/run", "/tmp", "/dev/shm")
 _IN_CREATE, _IN_MOVED_TO = 0x100, 0x80
 _EVENT = struct.Struct("iIII")
@@ -139,7 +139,7 @@ class Ledger:
         for parent in (_CGROUPS / "atoll", *_CGROUPS.glob("*/atoll")):
             with suppress(FileNotFoundError, NotADirectoryError):
                 for name in os.listdir(parent):
-                    if name in ids:
+                    if name.partition(".")[0] in ids:
                         yield f"cgroup {parent}/{name}"
 
     def _mounts(self, ids: set[str]) -> Iterator[str]:
@@ -176,7 +176,7 @@ class Ledger:
 
     def _is_alive(self, cgroup: str) -> bool:
         """Whether the sandbox of this cgroup still is one."""
-        name = cgroup.rpartition("/atoll/")[2].split("\n")[0]
+        name = cgroup.rpartition("/atoll/")[2].split("\n")[0].partition(".")[0]
         return any(os.path.exists(f"{state_dir}/sandboxes/{name}/manifest.json") for state_dir in self._state_dirs)
 
     def _is_ours(self, text: str, ids: set[str]) -> bool:

@@ -18,6 +18,8 @@ LONGEST_FIRST = (
     "tests/conformance/test_as_ordinary_user.py",
     "tests/attacks runsc",
     "tests/cli/test_cli_run.py",
+    "tests/conformance/test_checkpoints.py runsc",
+    "tests/conformance/test_sleep.py runsc",
     "tests/conformance/test_exec.py runsc",
     "tests/conformance/test_sharing.py runsc",
     "tests/attacks",

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from atoll.contract.errors import (
         AtollError,
         CallerError,
+        CheckpointNotFound,
         DiskFull,
         ExecTimeout,
         FileError,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
         PortRefused,
         ProcessNotFound,
         RuntimeUnavailable,
+        SandboxAsleep,
         SandboxDied,
         SandboxError,
         SandboxExists,
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
         Unenforceable,
     )
     from atoll.contract.model import (
+        Checkpoint,
         Cut,
         Event,
         ExecBytes,
@@ -66,13 +69,13 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _ERRORS = """
-AtollError CallerError DiskFull ExecTimeout FileError GuestProtocolError ImageUnavailable InvalidRequest LaunchFailed
-PathDenied PathExists PathIsDirectory PathNotDirectory PathNotFound PortRefused ProcessNotFound RuntimeUnavailable
-SandboxDied SandboxError SandboxExists SandboxNotFound Unenforceable
+AtollError CallerError CheckpointNotFound DiskFull ExecTimeout FileError GuestProtocolError ImageUnavailable
+InvalidRequest LaunchFailed PathDenied PathExists PathIsDirectory PathNotDirectory PathNotFound PortRefused
+ProcessNotFound RuntimeUnavailable SandboxAsleep SandboxDied SandboxError SandboxExists SandboxNotFound Unenforceable
 """
 _MODELS = """
-Cut Event ExecBytes ExecResult Exited FileChange FileEntry FileStat Gap Limits Match Output ProcessInfo SandboxInfo
-SystemProcess Usage
+Checkpoint Cut Event ExecBytes ExecResult Exited FileChange FileEntry FileStat Gap Limits Match Output ProcessInfo
+SandboxInfo SystemProcess Usage
 """
 _HOMES = {
     "atoll.contract.driver": "Capabilities Finding",
@@ -91,6 +94,8 @@ __all__ = [
     "AtollError",
     "CallerError",
     "Capabilities",
+    "Checkpoint",
+    "CheckpointNotFound",
     "Cut",
     "DiskFull",
     "Event",
@@ -125,6 +130,7 @@ __all__ = [
     "Runtime",
     "RuntimeUnavailable",
     "Sandbox",
+    "SandboxAsleep",
     "SandboxDied",
     "SandboxError",
     "SandboxExists",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import subprocess
 from collections.abc import AsyncIterator
@@ -10,6 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from atoll.contract.model import ExecResult, Output
+from atoll.runtime.host import Runtime
 from atoll.runtime.process import Process
 from atoll.runtime.sandbox import Sandbox
 
@@ -29,6 +31,12 @@ def build(source: Path, directory: Path) -> bytes:
     compiler = os.environ.get("CC", "cc")
     subprocess.run([compiler, "-std=c11", "-O1", "-static", "-w", "-o", program, source], check=True, timeout=60)
     return program.read_bytes()
+
+
+def top_of(runtime: Runtime, sandbox: Sandbox) -> Path:
+    """The layer on the host that a sandbox writes to."""
+    manifest = json.loads((runtime.state_dir / "sandboxes" / sandbox.id / "manifest.json").read_text())
+    return runtime.state_dir / "layers" / str(manifest["top"])
 
 
 async def probe(sandbox: Sandbox, *arguments: str, user: str = "user") -> ExecResult:

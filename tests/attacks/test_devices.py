@@ -9,7 +9,7 @@ import pytest
 from atoll.contract.model import RuntimeName
 from atoll.runtime.host import Runtime
 from atoll.runtime.sandbox import Sandbox
-from tests.attacks.programs import attempts, shell
+from tests.attacks.programs import attempts, shell, top_of
 
 HARMLESS = {"null", "zero", "full", "random", "urandom", "tty", "ptmx", "console", "net/tun"}
 
@@ -28,7 +28,7 @@ async def test_no_device_node_of_the_hosts_can_be_made_and_opened(
         # A node 0:0 cannot be opened: it is how an overlay says that something is not there.
         assert not opened
         assert made <= {"whiteout"}
-    upper = runtime.state_dir / "sandboxes" / prey.id / "upper"
+    upper = top_of(runtime, prey) / "upper"
     nodes = [path for path in upper.rglob("*") if path.is_block_device() or path.is_char_device()]
     assert {os.lstat(path).st_rdev for path in nodes} <= {0}, "on the host there are none either"
 

@@ -49,11 +49,23 @@ async def test_the_keeper_is_nobody_that_exists_inside(prey: Sandbox, runtime: R
 async def test_the_keeper_holds_only_what_it_relays(prey: Sandbox, runtime: Runtime) -> None:
     pid = keeper_of(runtime, prey)
     directory = str(runtime.state_dir / "sandboxes" / prey.id)
+    # And that by which it makes the sandbox, and nothing else, stand still.
+    freezers = {
+        f"/sys/fs/cgroup/{file}"
+        for file in (
+            f"freezer/atoll/{prey.id}.1/freezer.state",
+            f"atoll/{prey.id}.1/cgroup.freeze",
+            f"atoll/{prey.id}.1/cgroup.events",
+        )
+    }
     for name in os.listdir(f"/proc/{pid}/fd"):
         target = os.readlink(f"/proc/{pid}/fd/{name}")
-        assert target.startswith(("socket:", "anon_inode:[pidfd]", "pidfd:", "/dev/null", "pipe:")) or target in {
-            f"{directory}/{own}" for own in ("in", "out", "ended", "keeper.log", "keeper.lock")
-        }, target
+        assert (
+            target.startswith(("socket:", "anon_inode:[pidfd]", "pidfd:", "/dev/null", "pipe:"))
+            or target
+            in {f"{directory}/{own}" for own in ("in", "out", "ended", "keeper.log", "keeper.lock", "activity")}
+            | freezers
+        ), target
     assert os.readlink(f"/proc/{pid}/cwd") == "/"
 
 

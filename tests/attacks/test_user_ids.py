@@ -20,7 +20,7 @@ from atoll.runtime.host import Runtime
 from atoll.runtime.records import ID_BASE, ID_SLOTS, ID_STEP
 from atoll.runtime.sandbox import Sandbox
 from atoll.settings import Settings
-from tests.attacks.programs import PROBE, host_processes, running, shell, status_of
+from tests.attacks.programs import PROBE, host_processes, running, shell, status_of, top_of
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="as an ordinary user there is one id for all sandboxes")
 STRANGER = 54321
@@ -71,7 +71,7 @@ async def test_files_on_the_host_belong_to_the_range(sandbox: Sandbox, runtime: 
         sandbox, "echo x > /root/mine; echo x > /usr/made; chown 1000:1000 /usr/made; chmod 6755 /usr/made", user="root"
     )
     await sandbox.files.write_text("yours", "x")
-    upper = runtime.state_dir / "sandboxes" / sandbox.id / "upper"
+    upper = top_of(runtime, sandbox) / "upper"
     found = [path for path in upper.rglob("*") if path.name in {"mine", "made", "yours"}]
     assert len(found) == 3
     for path in found:
@@ -136,8 +136,9 @@ async def test_another_user_of_the_machine_reaches_no_sandbox(
     ):
         await shell(sandbox, "cp /bin/true /usr/suid && chmod 6755 /usr/suid", user="root")
         own = state / "sandboxes" / sandbox.id
-        paths = [own, *(own / name for name in ("sock", "in", "out", "upper/usr/suid", "manifest.json", "pid"))]
-        paths += [state / name for name in ("names", "ids", "transient", "sandboxes", f"run/{runtime_name}")]
+        paths = [own, *(own / name for name in ("sock", "in", "out", "manifest.json", "pid"))]
+        paths += [top_of(opened, sandbox) / "upper/usr/suid", state / "checkpoints"]
+        paths += [state / name for name in ("names", "ids", "transient", "sandboxes", "layers", f"run/{runtime_name}")]
         said = await _as_stranger(strangers_probe, "stranger", *map(str, paths))
     assert said.splitlines() == ["end"]
 

@@ -24,9 +24,9 @@ EAT = "head -c 400000000 /dev/zero | tail"
 def cgroup_value(sandbox: Sandbox, v1: str, v2: str) -> str:
     """What the kernel was told about a sandbox."""
     if (CGROUPS / "cgroup.controllers").exists():
-        return (CGROUPS / "atoll" / sandbox.id / v2).read_text().strip()
+        return (CGROUPS / "atoll" / f"{sandbox.id}.1" / v2).read_text().strip()
     controller, file = v1.split("/")
-    return (CGROUPS / controller / "atoll" / sandbox.id / file).read_text().strip()
+    return (CGROUPS / controller / "atoll" / f"{sandbox.id}.1" / file).read_text().strip()
 
 
 # ---- what is in force ----

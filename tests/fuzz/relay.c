@@ -52,7 +52,9 @@ static void forget_everything(void)
     release(&from_guest);
     release(&to_guest);
     hello_size = 0;
-    had_client = shutdown_sent = false;
+    had_client = shutdown_sent = warm = false;
+    open_streams = 0;
+    holders = 0;
 }
 
 static void drain(int fd)
@@ -132,7 +134,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     pair(to);
     for (int i = 0; i < 4; i++)
         peers[i] = -1;
-    ends = (struct relay_ends){.from_guest = guest[0], .to_guest = to[0], .listener = -1, .exit_file = open("/dev/null", O_WRONLY)};
+    ends = (struct relay_ends){.from_guest = guest[0], .to_guest = to[0], .listener = -1, .exit_file = open("/dev/null", O_WRONLY), .freezer = -1, .frozen = -1};
+    ends.activity = ends.exit_file;
     if (setjmp(ended) == 0) {
         if (size == 0 || data[0] & 1) {
             if (write(guest[1], greeting, sizeof greeting) != sizeof greeting)

@@ -139,6 +139,10 @@ static bool fake_pump(struct stream *stream)
 static const struct stream_kind fake_kind = {
     .data = fake_data, .eof = fake_eof, .control = fake_control, .reset = fake_reset, .pump = fake_pump};
 
+void operation_epoch(void)
+{
+}
+
 void operation_open(uint32_t id, struct fields fields)
 {
     int64_t op = fields_int(fields, TAG_OP, 0);

@@ -31,7 +31,7 @@ def compress(tar: Path, how: str) -> Path:
 async def unpacked(store: ImageStore, tar: Path) -> tuple[Path, Path]:
     """The generated layer and the root file system."""
     layers = await store.resolve(f"tar:{tar}")
-    layer, root = layers.filesystems[0].layers
+    layer, root = (each.path for each in layers.filesystems[0].layers)
     return layer, root
 
 
@@ -60,8 +60,8 @@ async def test_a_tar_is_unpacked_once_and_again_when_it_has_changed(store: Image
     write_tar(tar, rootfs(file("version", b"two")))
     second = await store.resolve(f"tar:{tar}")
     assert second.digest != first.digest
-    assert (second.filesystems[0].layers[1] / "version").read_bytes() == b"two"
-    assert (first.filesystems[0].layers[1] / "version").read_bytes() == b"1"
+    assert (second.filesystems[0].layers[1].path / "version").read_bytes() == b"two"
+    assert (first.filesystems[0].layers[1].path / "version").read_bytes() == b"1"
 
 
 async def test_a_tar_that_is_gone_is_still_there_in_the_store(store: ImageStore, tmp_path: Path):
@@ -227,7 +227,7 @@ async def test_a_file_is_imported_under_a_name_whatever_it_is(
     assert (image.reference, image.kind) == ("docker.io/team/tools:1", "registry")
     layers = await store.resolve("team/tools:1")  # the registry of that name is not asked
     assert layers.digest == image.digest
-    assert (layers.filesystems[0].layers[1] / "bin/busybox").read_bytes() == BUSYBOX.read_bytes()
+    assert (layers.filesystems[0].layers[1].path / "bin/busybox").read_bytes() == BUSYBOX.read_bytes()
     if not kind.startswith("rootfs"):
         assert layers.env["GREETING"] == "hello world"
 

@@ -19,8 +19,11 @@ async def host(host_images: Path) -> tuple[ImageStore, dict[str, tuple[Path, ...
     store = ImageStore(host_images, rootless=os.geteuid() != 0)
     layers = await store.resolve("host")
     assert layers.filesystems[0].target == "/"
-    assert [filesystem.machine_layers for filesystem in layers.filesystems] == [0] + [1] * len(layers.filesystems[1:])
-    return store, {filesystem.target: filesystem.layers for filesystem in layers.filesystems}
+    owners = [[layer.owner for layer in filesystem.layers] for filesystem in layers.filesystems]
+    assert owners == [[0]] + [[0, "machine"]] * len(layers.filesystems[1:])
+    return store, {
+        filesystem.target: tuple(layer.path for layer in filesystem.layers) for filesystem in layers.filesystems
+    }
 
 
 Host = tuple[ImageStore, dict[str, tuple[Path, ...]]]

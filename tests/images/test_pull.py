@@ -33,7 +33,7 @@ async def test_a_pulled_image_is_its_files_under_the_generated_layer(
     reference, digest = pushed
     layers = await store.resolve(reference)
     (filesystem,) = layers.filesystems
-    layer, root = filesystem.layers
+    layer, root = (each.path for each in filesystem.layers)
     assert (filesystem.target, filesystem.key, layers.digest) == ("/", "root", digest)
     assert (root / "bin/busybox").read_bytes() == BUSYBOX.read_bytes()
     assert os.readlink(root / "bin/sh") == "busybox"
@@ -96,7 +96,7 @@ async def test_pull_follows_a_tag_that_has_moved_and_resolve_does_not(
     assert (await store.pull(reference)).digest == new
     layers = await store.resolve(reference)
     assert layers.digest == new
-    assert (layers.filesystems[0].layers[1] / "etc/new").read_text() == "1"
+    assert (layers.filesystems[0].layers[1].path / "etc/new").read_text() == "1"
 
 
 async def test_pull_of_an_unchanged_tag_fetches_no_blob_again(
@@ -131,7 +131,7 @@ async def test_an_image_for_several_platforms_gives_the_one_of_this_machine(
         )
     digest = _push_index(registry, index, tmp_path, {"ours": ours, "other": "s390x"})
     layers = await store.resolve(f"{registry.host}/t/multi:1")
-    assert (layers.filesystems[0].layers[1] / "etc/which").read_bytes() == b"ours"
+    assert (layers.filesystems[0].layers[1].path / "etc/which").read_bytes() == b"ours"
     assert layers.digest == digest
 
 
@@ -252,7 +252,7 @@ async def test_a_pull_that_is_killed_leaves_nothing_that_breaks_the_next(
     assert len(leftovers(tmp_path / "images")) == 1
     layers = await store.resolve(reference)
     assert layers.digest == digest
-    assert (layers.filesystems[0].layers[1] / "bin/busybox").read_bytes() == BUSYBOX.read_bytes()
+    assert (layers.filesystems[0].layers[1].path / "bin/busybox").read_bytes() == BUSYBOX.read_bytes()
 
     async def nothing_is_left() -> bool:
         await store.collect()

@@ -32,7 +32,7 @@ def trees_in(root: Path) -> set[str]:
 
 async def test_a_directory_is_used_in_place_under_the_generated_layer(store: ImageStore, tree: Path):
     layers = await store.resolve(f"dir:{tree}")
-    layer, root = layers.filesystems[0].layers
+    layer, root = (each.path for each in layers.filesystems[0].layers)
     assert root == tree
     assert (layer / "etc/passwd").read_text().endswith("user:x:1000:1000:user:/home/user:/bin/sh\n")
     assert (layer / "etc/hosts").read_text().startswith("127.0.0.1\tlocalhost\n")
@@ -55,8 +55,8 @@ async def test_the_layer_follows_the_accounts_of_a_directory(store: ImageStore, 
     (tree / "etc/passwd").write_text("root:x:0:0::/root:/bin/sh\napp:x:5:5::/:/bin/sh\n")
     second = await store.resolve(f"dir:{tree}")
     assert second.digest != first.digest
-    assert "app:x:5" in (second.filesystems[0].layers[0] / "etc/passwd").read_text()
-    assert "app:x:5" not in (first.filesystems[0].layers[0] / "etc/passwd").read_text()
+    assert "app:x:5" in (second.filesystems[0].layers[0].path / "etc/passwd").read_text()
+    assert "app:x:5" not in (first.filesystems[0].layers[0].path / "etc/passwd").read_text()
     assert [image.digest for image in store.list()] == [second.digest]
 
 
@@ -161,7 +161,7 @@ async def test_an_ordinary_user_has_a_store_as_well(tmp_path: Path):
             for reference in ("host", f"tar:{base}/root.tar"):
                 layers = await store.resolve(reference)
                 for layer in layers.filesystems[0].layers:
-                    print({path.lstat().st_uid for path in layer.rglob("*")})
+                    print({path.lstat().st_uid for path in layer.path.rglob("*")})
             await store.remove(f"tar:{base}/root.tar")
             print(os.geteuid(), len(os.listdir(base / "images/unpacked")), os.listdir(base / "images/tmp"))
         anyio.run(main, Path(sys.argv[1]))

@@ -7,8 +7,10 @@ Above it stands `runtime/`, below it an OCI runtime.
 
 from __future__ import annotations
 
+from contextlib import AbstractAsyncContextManager
+from datetime import datetime
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 from atoll.contract.model import Frozen, Limits, RuntimeName, Usage
 
@@ -37,6 +39,16 @@ class Finding(Frozen):
     """The command that mends it. Unset when there is nothing to mend, or no command does."""
 
 
+class Layer(Frozen):
+    """A directory that a sandbox sees and never changes."""
+
+    path: Path
+    owner: int | Literal["machine"] = 0
+    """The id on disk of what root inside is to own: 0 in an image, the first of its range in what a sandbox left.
+    `machine`: these are the machine's own directories; what belongs to anybody there belongs to nobody inside, so that
+    only what everybody may read can be read."""
+
+
 class Filesystem(Frozen):
     """One overlay of a sandbox: `layers` read-only, the first on top, under a writable upper of its own."""
 
@@ -44,10 +56,15 @@ class Filesystem(Frozen):
     """Where it stands inside: `/`, or a directory below it such as `/usr`."""
     key: str
     """Its directory below `upper/` and `work/`."""
-    layers: tuple[Path, ...]
-    machine_layers: int = 0
-    """How many of `layers`, from the bottom, are the machine's own directories: what belongs to anybody there belongs
-    to nobody inside, so that only what everybody may read can be read."""
+    layers: tuple[Layer, ...]
+
+
+class Memory(Frozen):
+    """What `save` wrote of a sandbox's processes."""
+
+    path: Path
+    hostname: str
+    """That they knew."""
 
 
 class Launch(Frozen):
@@ -57,6 +74,8 @@ class Launch(Frozen):
     """Never used twice on a machine."""
     directory: Path
     """The sandbox's own. The driver makes what it needs in it; `destroy` removes all of it."""
+    top: Path
+    """The layer that it writes to. The driver makes `upper/` and `work/` in it where they are missing."""
     hostname: str
     filesystems: tuple[Filesystem, ...]
     """`/` first."""
@@ -65,6 +84,10 @@ class Launch(Frozen):
     id_base: int
     """The first host user id of the sandbox's range, where `Capabilities.id_range` holds."""
     ephemeral: bool
+    memory: Memory | None = None
+    """The processes that are to go on. Unset: it begins with none."""
+    pause_after_s: float | None = None
+    """How long it may be unused before it is frozen. Unset: for ever."""
 
 
 class Driver(Protocol):
@@ -97,16 +120,64 @@ class Driver(Protocol):
         """
         ...
 
-    async def destroy(self, id: str, directory: Path) -> None:
-        """`stop`, and remove `directory`."""
+    async def destroy(self, id: str, directory: Path, *more: Path) -> None:
+        """`stop`, and remove `directory` and what is in `more`."""
         ...
+
+    async def copy(self, source: Path, target: Path) -> None:
+        """Copy a layer that nobody writes to meanwhile, with all that overlayfs keeps in it. `target` is made.
+
+        Raises:
+            SandboxError: it could not be copied whole; what there is of `target` is the caller's to remove.
+        """
+        ...
+
+    async def remove(self, *paths: Path) -> None:
+        """Remove trees that sandboxes have written."""
+        ...
+
+    async def freeze(self, directory: Path) -> None:
+        """Have every process of the sandbox stand still until it is next used. When it returns, none runs any more.
+
+        Raises:
+            Unenforceable: `Capabilities.freeze` is false.
+            SandboxError: they do not stand still.
+        """
+        ...
+
+    def held(self, directory: Path) -> AbstractAsyncContextManager[None]:
+        """As `freeze`, but whoever uses it meanwhile waits. It goes on when the context, or this process, ends."""
+        ...
+
+    async def save(self, id: str, directory: Path, image: Path) -> None:
+        """Write the sandbox's processes to the directory `image`, and end them. Only where `memory_checkpoint` holds.
+
+        Clients lose their connections. What is not kept alive beyond its connection ends when `image` goes on.
+
+        Raises:
+            SandboxError: it could not be done.
+        """
+        ...
+
+    def last_used(self, directory: Path) -> tuple[datetime | None, bool]:
+        """When something was last asked of the sandbox, to about a second, and whether it is at work on something.
+
+        None: nothing was asked since it was made.
+        """
+        ...
+
+    def is_frozen(self, id: str) -> bool: ...
 
     def pid(self, directory: Path) -> int | None:
         """The sandbox's process on the host, if it runs."""
         ...
 
-    async def usage(self, id: str, directory: Path) -> Usage:
-        """What the sandbox uses now."""
+    async def size(self, path: Path) -> int:
+        """The bytes that a layer takes up."""
+        ...
+
+    async def usage(self, id: str, top: Path) -> Usage:
+        """What the sandbox uses now, writing to the layer `top`."""
         ...
 
     def oom_kills(self, id: str) -> int | None:

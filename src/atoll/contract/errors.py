@@ -5,6 +5,8 @@
     │   ├── InvalidRequest          (ValueError)        an argument is wrong
     │   ├── SandboxNotFound         (LookupError)       no sandbox has this name
     │   ├── SandboxExists           (FileExistsError)   the name is taken
+    │   ├── SandboxAsleep                               it was shut down, and wakes only when it is told to
+    │   ├── CheckpointNotFound      (LookupError)       no checkpoint has this id or name
     │   ├── ProcessNotFound         (LookupError)       no such process is known in the sandbox
     │   ├── ImageUnavailable        (LookupError)       the image cannot be had
     │   ├── RuntimeUnavailable                          no runtime on this machine can do it
@@ -80,6 +82,18 @@ class SandboxExists(CallerError, FileExistsError):
 
     def __init__(self, name: str) -> None:
         super().__init__(f"a sandbox named {name!r} exists already; use it, or destroy it first", name=name)
+
+
+class SandboxAsleep(CallerError):
+    code = "sandbox_asleep"
+
+
+class CheckpointNotFound(CallerError, LookupError):
+    code = "checkpoint_not_found"
+
+    def __init__(self, wanted: str, known: list[str]) -> None:
+        have = ", ".join(repr(id) for id in known[:8]) or "there are none"
+        super().__init__(f"there is no checkpoint {wanted!r} (checkpoints: {have})", wanted=wanted, known=known[:64])
 
 
 class ProcessNotFound(CallerError, LookupError):

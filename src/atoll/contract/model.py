@@ -86,6 +86,8 @@ class SandboxSpec(Frozen):
     """Unset: the fastest that works on this machine."""
     ephemeral: bool = False
     """True: it ends when the last client that uses it leaves, however that one ends."""
+    pause_after_s: float | None = Field(default=None, gt=0)
+    """How long it may be unused before its processes stand still. Unset: for ever. Using it wakes it."""
 
 
 class SandboxInfo(Frozen):
@@ -104,6 +106,25 @@ class SandboxInfo(Frozen):
     created_at: datetime
     pid: int | None = None
     """The guest's process on the host. Unset when none runs."""
+
+
+class Checkpoint(Frozen):
+    """A sandbox as it once was, to go back to or to make others of."""
+
+    id: str
+    name: str | None = None
+    """What it was called. Unset: nothing; it goes by its id."""
+    sandbox: str
+    """The name of the sandbox that it was made of."""
+    created_at: datetime
+    size_bytes: int | None = None
+    """What was written since its parent. Unset where that has not been counted yet."""
+    parent: str | None = None
+    """The checkpoint that the sandbox was at before. Unset: none."""
+    with_memory: bool
+    """True: its running processes are part of it. False: its files are."""
+    runtime: RuntimeName
+    image: str
 
 
 class Cut(Frozen):

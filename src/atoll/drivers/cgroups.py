@@ -120,6 +120,29 @@ class Cgroups:
         nano = self.read(id, "cpuacct/cpuacct.usage", "")
         return None if nano is None else nano / 1e9
 
+    def _freezer(self, id: str) -> Path:
+        if self._mode == "v2":
+            return CGROUP_ROOT / "atoll" / id / "cgroup.freeze"
+        return CGROUP_ROOT / "freezer" / "atoll" / id / "freezer.state"
+
+    def is_frozen(self, id: str) -> bool:
+        try:
+            return self._mode != "none" and self._freezer(id).read_text().strip() not in ("0", "THAWED")
+        except OSError:
+            return False
+
+    def freezer(self, id: str) -> list[str]:
+        """How the keeper freezes it: the file to write to, what freezes, what thaws, the file that tells, its line."""
+        file = self._freezer(id)
+        if self._mode == "v2":
+            return [str(file), "1", "0", str(file.with_name("cgroup.events")), "frozen 1"]
+        return [str(file), "FROZEN", "THAWED", str(file), "FROZEN"]
+
+    def thaw(self, id: str) -> None:
+        if self._mode != "none":
+            with contextlib.suppress(FileNotFoundError):
+                self._freezer(id).write_text("0" if self._mode == "v2" else "THAWED")
+
     async def remove(self, id: str) -> None:
         """End what is left in the sandbox's cgroup and remove it. Fine when there is none.
 

@@ -17,19 +17,23 @@ _FLOCK = struct.Struct("hhqqi4x")
 _POLL_S = 0.002
 
 
-def try_lock(fd: int) -> bool:
-    """Lock the open file `fd` unless somebody else holds it. Closing every copy of `fd` unlocks."""
+def try_lock(fd: int, *, shared: bool = False) -> bool:
+    """Lock the open file `fd` unless somebody else holds it, alone or together with others who share it.
+
+    Closing every copy of `fd` unlocks.
+    """
+    kind = fcntl.F_RDLCK if shared else fcntl.F_WRLCK
     try:
-        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, 0, 0, 0, 0))
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, 0, 0, 0, 0))
     except BlockingIOError:
         return False
     return True
 
 
-async def lock_within(fd: int, patience_s: float) -> bool:
+async def lock_within(fd: int, patience_s: float, *, shared: bool = False) -> bool:
     """Lock the open file `fd`, waiting for at most `patience_s`."""
     with anyio.move_on_after(patience_s):
-        while not try_lock(fd):  # noqa: ASYNC110 - the holder is another process
+        while not try_lock(fd, shared=shared):  # noqa: ASYNC110 - the holder is another process
             await anyio.sleep(_POLL_S)
         return True
     return False

@@ -16,9 +16,12 @@ import resource
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import AsyncIterator, Iterator
+from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -31,6 +34,7 @@ from atoll.contract.errors import LaunchFailed, SandboxError, Unenforceable
 from atoll.contract.model import Limits, RuntimeName, Usage
 from atoll.drivers import seccomp
 from atoll.drivers.cgroups import Cgroups
+from atoll.drivers.holding import frozen, greeted
 from atoll.drivers.locks import is_held, lock_within, try_lock
 from atoll.drivers.machine import Machine, read_machine
 
@@ -49,6 +53,8 @@ _STATX_MENDED = "20240101"
 _GVISOR_THREADS = 16384
 """gVisor makes several threads on the host for each process inside, and never gives them back. No limit on processes
 can be made of that, but a bound: a sandbox that reaches it ends, before the machine runs out."""
+_OF_A_RUN = ("in", "out", "sock", "pid", "ended", "runtime.log", "keeper.log")
+"""What a start leaves in a sandbox's directory, and the next one makes anew."""
 _PACKAGES = {"crun": "crun", "runc": "runc", "runsc": "runsc"}
 
 _CAPABILITIES = [
@@ -129,25 +135,33 @@ class OciDriver:
         self._prepare(launch)
         files = self._files(directory)
         (directory / "config.json").write_text(json.dumps(self._config(launch, cover, files)))
-        command = self._keeper("start", "--dir", str(directory), "--cover", cover)
+        command = self._keeper("start", "--dir", str(directory), "--top", str(launch.top), "--cover", cover)
         for inside in files:
             command += ["--file", inside.name, str(inside.source)]
         if launch.ephemeral:
             command.append("--ephemeral")
+        if launch.memory is not None:
+            command += ["--epoch", str(time.time_ns() // 1000)]
         if self._machine.root:
             command += ["--confine", str(launch.id_base + ID_COUNT), "--machine", str(MACHINE_IDS)]
         command += self._maps(launch.id_base)
         if self._born_in_cgroup:
             for path in self._cgroups.make(launch.id):
                 command += ["--cgroup", str(path)]
+        if self._capabilities.freeze:
+            command += ["--freezer", *self._cgroups.freezer(launch.id)]
+            if launch.pause_after_s is not None:
+                command += ["--pause-after", str(max(1, round(launch.pause_after_s * 1000)))]
         for setting, value in self._cgroups.settings(launch.id, self._bounded(launch.limits)):
             command += ["--limit", str(setting), value]
         for fs in launch.filesystems:
-            counts = [str(len(fs.layers)), str(fs.machine_layers)]
-            command += ["--overlay", fs.key, fs.target, *counts, *map(str, fs.layers)]
+            layers = [word for layer in fs.layers for word in (str(layer.path), str(layer.owner))]
+            command += ["--overlay", fs.key, fs.target, str(len(fs.layers)), *layers]
         with _listener(directory) as listener, _held_lock(directory) as lock:
             command += ["--listen", str(listener.fileno()), "--lock", str(lock), "--", self._program, *self._flags()]
             run = ["run", "--detach", "--pid-file", str(directory / "pid"), "--bundle", str(directory), launch.id]
+            if launch.memory is not None:
+                run[0:1] = ["restore", "--image-path", str(launch.memory.path)]
             # The keeper leaves this process at once, so this is a matter of a millisecond: no thread, no child watcher.
             started = subprocess.run(  # noqa: ASYNC221
                 [*command, *run],
@@ -160,6 +174,21 @@ class OciDriver:
             )
         if started.returncode != 0:
             raise LaunchFailed(f"the keeper did not start: {started.stderr.decode(errors='replace').strip()}")
+        if launch.memory is not None:
+            await greeted(directory)
+            if launch.memory.hostname != launch.hostname:
+                await self._rename(launch)
+
+    async def _rename(self, launch: Launch) -> None:
+        """Give a sandbox the hostname that is its own: what was restored has that of the one that was saved.
+
+        Nobody inside may do it, so the runtime is asked to start one who may, for this alone.
+        """
+        order = [self._program, *self._flags(), "exec", "--user", "0:0", "--cap", "CAP_SYS_ADMIN", launch.id]
+        done = await self._within(*order, GUEST_INSIDE, "--hostname", launch.hostname)
+        if done.returncode != 0:
+            said = done.stderr.decode(errors="replace").strip()[-500:]
+            raise LaunchFailed(f"the sandbox could not be given its hostname: {said}")
 
     def _bounded(self, limits: Limits) -> Limits:
         if self._name != "runsc" or "pids" not in self._machine.controllers:
@@ -200,12 +229,16 @@ class OciDriver:
         raise LaunchFailed(f"none of {', '.join(_COVERS)} can serve as a place for mounts", hint=f"mkdir {_COVERS[0]}")
 
     def _prepare(self, launch: Launch) -> None:
+        for name in _OF_A_RUN:
+            (launch.directory / name).unlink(missing_ok=True)
         for name in ("in", "out"):
             os.mkfifo(launch.directory / name, 0o600)
         for fs in launch.filesystems:
             for part in ("upper", "work"):
-                path = launch.directory / part / fs.key
-                path.mkdir(parents=True, exist_ok=True)
+                path = launch.top / part / fs.key
+                if path.exists():
+                    continue
+                path.mkdir(parents=True)
                 if part == "upper":
                     # An upper's own directory stands for the image's: its owner and mode are what is seen inside.
                     path.chmod(0o755)
@@ -330,17 +363,69 @@ class OciDriver:
 
     async def stop(self, id: str, directory: Path) -> None:
         with anyio.CancelScope(shield=True):
+            self._cgroups.thaw(id)  # what is frozen does not die
             if self.pid(directory) is None:
                 await self._end_keeper(directory, patience_s=0)
             await self._delete(id)
             await self._end_keeper(directory, patience_s=2)
             await self._cgroups.remove(id)
 
-    async def destroy(self, id: str, directory: Path) -> None:
+    async def destroy(self, id: str, directory: Path, *more: Path) -> None:
         with anyio.CancelScope(shield=True):
             await self.stop(id, directory)
-            if directory.exists():
-                await self._within("rm", "-rf", "--one-file-system", "--", str(directory))
+            await self.remove(directory, *more)
+
+    async def remove(self, *paths: Path) -> None:
+        there = [str(path) for path in paths if path.exists()]
+        if there:
+            await self._within("rm", "-rf", "--one-file-system", "--", *there)
+
+    async def copy(self, source: Path, target: Path) -> None:
+        maps = [] if self._machine.root else self._maps(0)
+        command = [*self._keeper("copy", *maps), "--", str(source), str(target)]
+        done = await anyio.run_process(command, check=False)
+        if done.returncode != 0:
+            said = done.stderr.decode(errors="replace").strip()[-500:]
+            raise SandboxError(f"what the sandbox wrote could not be copied: {said}")
+
+    # ---- standing still ----
+
+    async def freeze(self, directory: Path) -> None:
+        self._require_freezer()
+        async with frozen(directory, "warm"):
+            pass
+
+    @contextlib.asynccontextmanager
+    async def held(self, directory: Path) -> AsyncIterator[None]:
+        self._require_freezer()
+        async with frozen(directory, "hold"):
+            yield
+
+    async def save(self, id: str, directory: Path, image: Path) -> None:
+        image.mkdir(mode=0o700, exist_ok=True)
+        async with frozen(directory, "quiet"):
+            command = [self._program, *self._flags(), "checkpoint", "--image-path", str(image), id]
+            done = await self._within(*command)
+        if done.returncode != 0:
+            said = done.stderr.decode(errors="replace").strip()[-500:]
+            raise SandboxError(f"{self._name} could not write the sandbox's processes to disk: {said}")
+
+    def _require_freezer(self) -> None:
+        if not self._capabilities.freeze:
+            raise Unenforceable(
+                "a sandbox cannot be frozen here: no cgroup may be used by this user; put it to sleep, or run as root",
+                hint="atoll doctor",
+            )
+
+    def last_used(self, directory: Path) -> tuple[datetime | None, bool]:
+        try:
+            noted_ms, streams = struct.unpack("<qq", (directory / "activity").read_bytes())
+        except (OSError, struct.error):
+            return None, False
+        return datetime.fromtimestamp(noted_ms / 1000, UTC), streams > 0 and self.pid(directory) is not None
+
+    def is_frozen(self, id: str) -> bool:
+        return self._cgroups.is_frozen(id)
 
     async def _delete(self, id: str) -> None:
         """Have the runtime end and forget the container. That there is none is fine."""
@@ -391,6 +476,8 @@ class OciDriver:
         if not is_held(directory / "keeper.lock"):
             return None
         try:
+            if (directory / "ended").stat().st_size:  # its keeper is about to leave too
+                return None
             return int((directory / "pid").read_text())
         except (OSError, ValueError):
             return None
@@ -398,14 +485,17 @@ class OciDriver:
     def oom_kills(self, id: str) -> int | None:
         return self._cgroups.oom_kills(id)
 
-    async def usage(self, id: str, directory: Path) -> Usage:
-        disk = await self._within("du", "-s", "--block-size=1", "--", str(directory / "upper"))
+    async def size(self, path: Path) -> int:
+        disk = await self._within("du", "-s", "--block-size=1", "--", str(path / "upper"))
+        return int((disk.stdout.split() or [b"0"])[0])
+
+    async def usage(self, id: str, top: Path) -> Usage:
         return Usage(
             memory_bytes=self._cgroups.read(id, "memory/memory.usage_in_bytes", "memory.current"),
             memory_peak_bytes=self._cgroups.read(id, "memory/memory.max_usage_in_bytes", "memory.peak"),
             cpu_s=self._cgroups.cpu_s(id),
             pids=self._cgroups.read(id, "pids/pids.current", "pids.current"),
-            disk_bytes=int((disk.stdout.split() or [b"0"])[0]),
+            disk_bytes=await self.size(top),
             oom_kills=self.oom_kills(id),
         )
 

@@ -37,6 +37,12 @@ static bool held; /* whole frames are left in the buffer because too much waits 
 static bool bulk;
 static struct timer trim_timer;
 
+void link_renew(void)
+{
+    loop_renew(&in);
+    loop_renew(&out);
+}
+
 static void on_event(struct source *source)
 {
     (void)source; /* the flags are all that is needed: the main loop reads and flushes in every round */

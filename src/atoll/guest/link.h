@@ -11,6 +11,9 @@
 
 void link_start(int in, int out);
 
+/* The stream is the same, but what carries it may be another. */
+void link_renew(void);
+
 /* Any frame but DATA. Never fails and never blocks: such frames are few and small, and reading pauses when they pile
  * up. */
 void link_send(uint8_t type, uint8_t channel, uint32_t stream, const void *payload, size_t size);

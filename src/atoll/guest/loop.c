@@ -89,6 +89,14 @@ int loop_add(struct source *source, int fd, void (*wake)(struct source *source))
     return epoll_ctl(epoll_fd, EPOLL_CTL_ADD, fd, &event) < 0 ? errno : 0;
 }
 
+void loop_renew(struct source *source)
+{
+    struct epoll_event event = {.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, .data.ptr = source};
+    epoll_ctl(epoll_fd, EPOLL_CTL_DEL, source->fd, NULL);
+    epoll_ctl(epoll_fd, EPOLL_CTL_ADD, source->fd, &event);
+    source->readable = source->writable = true;
+}
+
 void loop_remove(struct source *source)
 {
     if (source->fd < 0)

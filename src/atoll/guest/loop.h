@@ -42,6 +42,9 @@ void loop_start(void);
 int loop_add(struct source *source, int fd, void (*wake)(struct source *source));
 void loop_remove(struct source *source);
 
+/* Watches it anew: gVisor that was restored from disk does not tell of descriptors of the host that it watched before. */
+void loop_renew(struct source *source);
+
 void loop_soon(struct task *task);
 void loop_not_soon(struct task *task);
 void timer_set(struct timer *timer, int after_ms, void (*fire)(struct timer *timer));

@@ -156,6 +156,12 @@ void operation_open(uint32_t id, struct fields fields)
     }
 }
 
+void operation_epoch(void)
+{
+    link_renew();
+    seats_renew();
+}
+
 static void take(const struct frame *frame, const uint8_t *payload)
 {
     if (frame->type == FRAME_SHUTDOWN)
@@ -279,13 +285,15 @@ static void say_hello(void)
 int main(int argc, char **argv)
 {
     int in, out;
-    (void)argc;
     prctl(PR_SET_DUMPABLE, 0);
     prctl(PR_SET_NAME, "atoll-guest");
     is_init = getpid() == 1;
     umask(022);
+    if (argc == 3 && !strcmp(argv[1], "--hostname"))
+        return sethostname(argv[2], strlen(argv[2])) < 0;
     if (!take_arguments(argv)) {
-        static const char usage[] = "usage: atoll-guest [--user NAME:UID:GID:HOME] [--home UID:GID:PATH] [--open-files N]\n";
+        static const char usage[] = "usage: atoll-guest [--user NAME:UID:GID:HOME] [--home UID:GID:PATH] [--open-files N]\n"
+                                    "       atoll-guest --hostname NAME\n";
         (void)!write(2, usage, sizeof usage - 1);
         return 64;
     }

@@ -25,6 +25,8 @@ enum frame_type {
     FRAME_SHUTDOWN = 10,
     FRAME_FAILED = 32,
     FRAME_GONE = 33,
+    FRAME_FREEZE = 34,
+    FRAME_FROZEN = 35,
 };
 
 enum op {

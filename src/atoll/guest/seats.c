@@ -48,6 +48,11 @@ static void dismiss_waiting(int keep)
     }
 }
 
+void seats_renew(void)
+{
+    dismiss_waiting(0);
+}
+
 static void on_idle(struct timer *timer)
 {
     (void)timer;

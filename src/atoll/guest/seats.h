@@ -24,6 +24,9 @@ int seat_take(struct seat **seat, struct proc *proc, struct sitting sitting);
 int seat_order(struct seat *seat, struct order order);
 void seat_kill(struct seat *seat);
 
+/* Lets all go who wait for a job. */
+void seats_renew(void);
+
 bool seats_know(pid_t pid);
 void seats_child_ended(pid_t pid);
 

@@ -182,6 +182,7 @@ static void take_hello(struct fields fields)
     struct pack answer = PACK(space);
     pack_int(&answer, TAG_VERSION, PROTOCOL_VERSION);
     pack_int(&answer, TAG_EPOCH, epoch);
+    operation_epoch();
     link_send(FRAME_HELLO, 0, 0, answer.at, answer.size);
 }
 

@@ -10,24 +10,32 @@ import builtins
 import contextlib
 import os
 import secrets
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
+from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.abc
 import anyio.to_thread
 from pydantic import ValidationError
 
-from atoll.contract.driver import Driver, Finding, Launch
+from atoll.contract.driver import Driver, Finding, Memory
 from atoll.contract.errors import AtollError, InvalidRequest, RuntimeUnavailable, SandboxDied, SandboxNotFound
-from atoll.contract.model import Limits, RuntimeName, SandboxInfo, SandboxSpec, Status
+from atoll.contract.model import Checkpoint, Limits, RuntimeName, SandboxInfo, SandboxSpec, Status, Usage, check_name
 from atoll.drivers import oci
 from atoll.drivers.locks import is_held
-from atoll.runtime.images import ImageLayers, ImageStore, Progress
+from atoll.runtime.checkpoints import CheckpointRecord, Checkpoints
+from atoll.runtime.images import ImageStore, Progress
+from atoll.runtime.layers import Layers
+from atoll.runtime.life import Life
 from atoll.runtime.records import Manifest, Records, new_id, now
 from atoll.runtime.sandbox import Sandbox
 from atoll.settings import Settings
+
+if TYPE_CHECKING:
+    from atoll.runtime.pool import Pool
 
 _DEFAULT_MEMORY_BYTES = 2 * 1024**3
 _DEFAULT_PIDS = 1024
@@ -78,7 +86,12 @@ class Runtime:
         self._settings = settings
         self._tasks = tasks
         self._drivers: dict[RuntimeName, oci.OciDriver] | None = None
+        self._layers = Layers(records.state_dir)
+        self._checkpoints = Checkpoints(records.state_dir)
+        self._life = Life(records, self._layers, self._checkpoints, self._choose)
         self._open: dict[str, Sandbox] = {}
+        self._current: dict[str, Manifest] = {}
+        """The manifests of those that are open, as they were when a connection was last made."""
         self._making: set[str] = set()
         self._launches = anyio.CapacityLimiter(_LAUNCHES)
         self.images = ImageStore(records.state_dir / "images", rootless=os.geteuid() != 0, in_use=self._digests_in_use)
@@ -109,6 +122,7 @@ class Runtime:
         user: str = "user",
         runtime: RuntimeName | None = None,
         ephemeral: bool = False,
+        pause_after_s: float | None = None,
         progress: Progress | None = None,
     ) -> Sandbox:
         """Make a sandbox and wait until it answers.
@@ -133,51 +147,50 @@ class Runtime:
             user=user,
             runtime=runtime or self._settings.runtime,
             ephemeral=ephemeral,
+            pause_after_s=pause_after_s,
         )
         driver = self._choose(spec.runtime)
         if spec.name in self._records.names():
             await self.collect()
-        layers = await self.images.resolve(spec.image, progress=progress)
-        id = new_id()
-        async with self._launches:
-            return await self._launch(id, spec, driver, layers)
+        image_layers = await self.images.resolve(spec.image, progress=progress)
+        return await self._make(
+            spec,
+            driver,
+            limits=_resolve_limits(spec.limits, driver),
+            env={**image_layers.env, **spec.env},
+            image_digest=image_layers.digest,
+            base=image_layers.filesystems,
+        )
 
-    async def _launch(self, id: str, spec: SandboxSpec, driver: Driver, layers: ImageLayers) -> Sandbox:
-        with self._records.making(id) as directory:
-            self._making.add(id)
-            try:
-                self._records.claim(spec.name, id)
-                manifest = Manifest(
-                    id=id,
-                    spec=spec,
-                    runtime=driver.name,
-                    limits=_resolve_limits(spec.limits, driver),
-                    env={**layers.env, **spec.env},
-                    image_digest=layers.digest,
-                    id_slot=self._records.claim_ids(id),
-                    created_at=now(),
-                )
-                self._records.write(manifest)
-                launch = Launch(
-                    id=id,
-                    directory=directory,
-                    hostname=spec.name,
-                    filesystems=layers.filesystems,
-                    limits=manifest.limits,
-                    id_base=manifest.id_base,
-                    ephemeral=spec.ephemeral,
-                )
-                await driver.launch(launch)
-                sandbox = self._sandbox(manifest, driver)
-                await sandbox.connect()
-            except BaseException:
-                with anyio.CancelScope(shield=True):
-                    await self._remove(id, spec.name, driver, locked=True)
-                raise
-            finally:
-                self._making.discard(id)
-            if not spec.ephemeral:
-                self._records.settle(id)
+    async def _make(self, spec: SandboxSpec, driver: Driver, *, memory: Memory | None = None, **parts: Any) -> Sandbox:
+        """A new sandbox; `parts` are what its manifest says it is made from, `memory` processes that go on in it."""
+        id = new_id()
+        async with self._launches, self._layers.held():
+            with self._records.making(id):
+                self._making.add(id)
+                try:
+                    self._records.claim(spec.name, id)
+                    manifest = Manifest(
+                        id=id,
+                        spec=spec,
+                        runtime=driver.name,
+                        top=self._layers.new(),
+                        id_slot=self._records.claim_ids(id),
+                        created_at=now(),
+                        **parts,
+                    )
+                    self._records.write(manifest)
+                    await self._life.start(manifest, driver, memory)
+                    sandbox = self._sandbox(manifest, driver)
+                    await sandbox.connect()
+                except BaseException:
+                    with anyio.CancelScope(shield=True):
+                        await self._remove(id, spec.name, driver, locked=True)
+                    raise
+                finally:
+                    self._making.discard(id)
+                if not spec.ephemeral:
+                    self._records.settle(id)
         sandbox.info = self._info(manifest)
         return sandbox
 
@@ -195,22 +208,42 @@ class Runtime:
         )
 
     def _sandbox(self, manifest: Manifest, driver: Driver) -> Sandbox:
-        directory = self._records.directory(manifest.id)
+        id = manifest.id
+        self._current[id] = manifest
         sandbox = Sandbox(
             self._info(manifest),
-            partial(self._connect, manifest, directory),
+            partial(self._connect, id),
             self._tasks,
             env=manifest.env,
-            oom_kills=partial(driver.oom_kills, manifest.id),
-            usage=partial(driver.usage, manifest.id, directory),
-            destroy=partial(self._remove, manifest.id, manifest.spec.name, driver),
-            stop=partial(self._stop, manifest.id, driver),
+            oom_kills=partial(self._oom_kills, id, driver),
+            usage=partial(self._usage, id, driver),
+            destroy=partial(self._remove, id, manifest.spec.name, driver),
+            stop=partial(self._stop, id, driver),
+            host=self,
         )
-        self._open[manifest.id] = sandbox
+        self._open[id] = sandbox
         return sandbox
 
-    async def _connect(self, manifest: Manifest, directory: Path) -> anyio.abc.ByteStream:
-        """A client's connection to the sandbox's keeper."""
+    def _oom_kills(self, id: str, driver: Driver) -> int | None:
+        manifest = self._current.get(id)
+        return driver.oom_kills(manifest.run_id) if manifest else None
+
+    async def _usage(self, id: str, driver: Driver) -> Usage:
+        manifest = self._records.read(id)
+        if manifest is None:
+            raise SandboxDied("the sandbox was destroyed")
+        return await driver.usage(manifest.run_id, self._layers.path(manifest.top))
+
+    async def _connect(self, id: str) -> anyio.abc.ByteStream:
+        """A client's connection to the sandbox's keeper. One that sleeps is woken."""
+        manifest = self._records.read(id)
+        if manifest is None:
+            raise SandboxDied("the sandbox was destroyed")
+        if manifest.state != "running" and id not in self._making:
+            async with self._launches:
+                manifest = await self._life.wake(id, asked=False)
+        self._current[id] = manifest
+        directory = self._records.directory(id)
         try:
             fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -222,6 +255,211 @@ class Runtime:
             raise SandboxDied(f"the sandbox {manifest.spec.name!r} has ended: {reason}; destroy it") from error
         finally:
             os.close(fd)
+
+    def has_ended(self, id: str) -> bool:
+        """Whether the run that this process was last connected to is the one that is meant to be running."""
+        manifest = self._records.read(id)
+        known = self._current.get(id)
+        return manifest is None or known is None or (manifest.state == "running" and manifest.run == known.run)
+
+    # ---- sleeping and waking ----
+
+    async def sleep(self, name: str, *, warm: bool = False) -> None:
+        """Put a sandbox to sleep until it is next used: cold, on disk, or `warm`, standing still in memory.
+
+        Cold, its files stay and its processes end. Calls under way raise `SandboxDied`.
+
+        Raises:
+            SandboxNotFound: there is none of this name.
+            Unenforceable: it is to be warm, and cannot be frozen here.
+        """
+        id = self._records.lookup(name)
+        if warm:
+            await self._life.freeze(id)
+            return
+        await self._life.sleep(id, "cold")
+        await self._disconnect(id)
+
+    async def shutdown(self, name: str) -> None:
+        """Put a sandbox to sleep until `wake` is called: using it raises `SandboxAsleep`.
+
+        Raises:
+            SandboxNotFound: there is none of this name.
+        """
+        id = self._records.lookup(name)
+        await self._life.sleep(id, "shutdown")
+        await self._disconnect(id)
+
+    async def _disconnect(self, id: str) -> None:
+        """Let go of the connection to a run that is over, without waiting to be told."""
+        if id in self._open:
+            await self._open[id].aclose()
+
+    async def sleep_unused(self, name: str, after: timedelta) -> bool:
+        """Put a sandbox to sleep, cold, if nobody has used it for so long. Returns whether it was.
+
+        Raises:
+            SandboxNotFound: there is none of this name.
+        """
+        id = self._records.lookup(name)
+        slept = await self._life.sleep_unused(id, after)
+        if slept:
+            await self._disconnect(id)
+        return slept
+
+    def last_used(self, id: str) -> datetime | None:
+        """When something was last asked of a sandbox. None: nothing was."""
+        manifest = self._records.read(id)
+        driver = self.drivers().get(manifest.runtime) if manifest else None
+        return driver.last_used(self._records.directory(id))[0] if driver else None
+
+    @contextlib.asynccontextmanager
+    async def pool(self, session_id: str, **options: Any) -> AsyncIterator[Pool]:
+        """The sandboxes of one session. While it is open, those that nobody uses go to sleep.
+
+        `options` are those of `Pool`: `image`, `limits`, `env`, `user`, `runtime_name`, `pause_after_s` and
+        `sleep_after_s`, ten minutes when it is not said.
+
+        Raises:
+            InvalidRequest: an option is wrong.
+        """
+        from atoll.runtime.pool import Pool
+
+        pool = Pool(self, session_id, **options)
+        scope = anyio.CancelScope()
+
+        async def reap() -> None:
+            with scope:
+                await pool.reap()
+
+        self._tasks.start_soon(reap)
+        try:
+            yield pool
+        finally:
+            scope.cancel()
+
+    async def wake(self, name: str) -> Sandbox:
+        """Have a sandbox run that sleeps, was shut down, or has ended. Does nothing to one that runs.
+
+        Raises:
+            SandboxNotFound: there is none of this name.
+            LaunchFailed: it did not start.
+        """
+        sandbox = await self.get(name)
+        async with self._launches:
+            await self._life.wake(sandbox.id, asked=True)
+        await sandbox.connect()
+        return sandbox
+
+    # ---- checkpoints ----
+
+    async def checkpoint(self, name: str, label: str | None = None) -> Checkpoint:
+        """Remember a sandbox as it is now. It goes on; a running one stands still while its files are copied.
+
+        Raises:
+            SandboxNotFound: there is none of this name.
+            InvalidRequest: the label is not allowed.
+            Unenforceable: it runs, and cannot be frozen here.
+        """
+        if label is not None:
+            check_name(label)
+        return (await self._checkpoint(self._records.lookup(name), label)).checkpoint
+
+    async def _checkpoint(self, id: str, label: str | None) -> CheckpointRecord:
+        record = await self._life.checkpoint(id, label)
+        if record.checkpoint.with_memory:
+            await self._disconnect(id)
+        return record
+
+    async def checkpoints(self, name: str | None = None) -> builtins.list[Checkpoint]:
+        """All checkpoints, or those of one sandbox, the oldest first."""
+        found = []
+        for record in self._checkpoints.all():
+            if name is None or record.checkpoint.sandbox == name:
+                size = await self._life.size(record)
+                found.append(record.checkpoint.model_copy(update={"size_bytes": size}))
+        return found
+
+    async def restore(self, name: str, checkpoint: str) -> Sandbox:
+        """Have a sandbox be again what it was at a checkpoint: its id, or its label.
+
+        What was written since is lost, and processes end. When it fails, the sandbox sleeps and has its files.
+
+        Raises:
+            SandboxNotFound, CheckpointNotFound: there is none.
+            LaunchFailed: it did not start.
+        """
+        sandbox = await self.get(name)
+        record = self._checkpoints.find(checkpoint, name)
+        async with self._launches:
+            await self._life.restore(sandbox.id, record)
+        await self._disconnect(sandbox.id)
+        await sandbox.connect()
+        return sandbox
+
+    async def fork(
+        self, source: str, count: int = 1, *, checkpoint: str | None = None, names: Sequence[str] | None = None
+    ) -> builtins.list[Sandbox]:
+        """Make sandboxes that begin as `source` is now, or was at a checkpoint. All of them, or none.
+
+        `source` goes on. Without `names` they are called after it.
+
+        Raises:
+            SandboxNotFound, CheckpointNotFound: there is none.
+            InvalidRequest: the count is not 1 or more, or does not fit the names.
+            SandboxExists: a name is taken.
+        """
+        names = names or [f"{source[:50]}-{secrets.token_hex(4)}" for _ in range(count)]
+        if count < 1 or len(names) != count:
+            raise InvalidRequest(f"{count} forks with {len(names)} names cannot be; give as many names as forks")
+        id = self._records.lookup(source)
+        kept = checkpoint is not None
+        record = self._checkpoints.find(checkpoint, source) if checkpoint else await self._checkpoint(id, None)
+        driver = self._choose(record.checkpoint.runtime)
+        made: builtins.list[Sandbox] = []
+
+        async def one(name: str) -> None:
+            spec = _spec(**{**record.spec.model_dump(), "name": name, "ephemeral": False})
+            made.append(
+                await self._make(
+                    spec,
+                    driver,
+                    limits=record.limits,
+                    env=record.env,
+                    image_digest=record.image_digest,
+                    base=record.base,
+                    layers=record.layers,
+                    memory=self._checkpoints.memory(record),
+                    checkpoint=record.checkpoint.id if kept else record.checkpoint.parent,
+                )
+            )
+
+        try:
+            async with anyio.create_task_group() as group:
+                for name in names:
+                    group.start_soon(one, name)
+        except BaseException as error:
+            with anyio.CancelScope(shield=True):
+                for sandbox in made:
+                    await sandbox.destroy()
+            if isinstance(error, BaseExceptionGroup) and isinstance(error.exceptions[0], AtollError):
+                raise error.exceptions[0] from None
+            raise
+        finally:
+            if not kept:
+                self._checkpoints.forget(record.checkpoint.id)
+                with anyio.CancelScope(shield=True):
+                    await self._life.collect(patience_s=1)
+        return sorted(made, key=lambda sandbox: list(names).index(sandbox.name))
+
+    async def delete_checkpoint(self, checkpoint: str, *, sandbox: str | None = None) -> None:
+        """Forget a checkpoint, and free what nobody else needs of it.
+
+        Raises:
+            CheckpointNotFound: there is none.
+        """
+        self._checkpoints.forget(self._checkpoints.find(checkpoint, sandbox).checkpoint.id)
+        await self._life.collect()
 
     # ---- finding ----
 
@@ -261,8 +499,12 @@ class Runtime:
         reason = _ending(directory)
         if is_held(directory / "busy.lock"):
             status, reason = "provisioning", None
+        elif pid is None and manifest.state != "running":
+            status, reason = manifest.state, None
         elif pid is None or reason is not None:
             status, reason, pid = "error", reason or "its keeper has ended", None
+        elif driver is not None and driver.is_frozen(manifest.run_id):
+            status = "warm"
         return SandboxInfo(
             id=manifest.id,
             name=manifest.spec.name,
@@ -278,7 +520,8 @@ class Runtime:
 
     def _digests_in_use(self) -> set[str]:
         manifests = (self._records.read(id) for id in os.listdir(self.state_dir / "sandboxes"))
-        return {manifest.image_digest for manifest in manifests if manifest is not None}
+        standing = {manifest.image_digest for manifest in manifests if manifest is not None}
+        return standing | {record.image_digest for record in self._checkpoints.all()}
 
     # ---- ending ----
 
@@ -306,18 +549,29 @@ class Runtime:
                 collected.append(id)
         return collected
 
+    async def gc(self) -> builtins.list[str]:
+        """`collect`, and free layers and images that nobody needs any more. Returns the ids of what was freed."""
+        freed = await self.collect()
+        freed += [path.name for path in await self._life.collect()]
+        return freed + await self.images.collect()
+
     async def _stop(self, id: str, driver: Driver) -> None:
         """End a sandbox that cannot be trusted any more. It stays, with its files, as one that is in error."""
         if id not in self._making:
-            await driver.stop(id, self._records.directory(id))
+            await driver.stop(self._current[id].run_id, self._records.directory(id))
 
     async def _remove(self, id: str, name: str | None, driver: Driver | None, *, locked: bool = False) -> None:
         sandbox = self._open.pop(id, None)
         async with self._records.removing(id, name, locked=locked) as directory:
+            manifest = self._records.read(id)
+            run_id, more = (manifest.run_id, [self._layers.path(manifest.top)]) if manifest else (f"{id}.1", [])
             for each in [driver] if driver else list(self.drivers().values()):
-                await each.destroy(id, directory)
+                await each.destroy(run_id, directory, *more)
+        self._current.pop(id, None)
         if sandbox is not None:
             await sandbox.aclose()
+        if manifest is not None and manifest.layers and not locked:
+            await self._life.collect(patience_s=1)
 
 
 def _spec(**fields: object) -> SandboxSpec:

@@ -34,7 +34,7 @@ import anyio
 from anyio import from_thread, to_thread
 from pydantic import Field, ValidationError
 
-from atoll.contract.driver import Filesystem
+from atoll.contract.driver import Filesystem, Layer
 from atoll.contract.errors import ImageUnavailable, InvalidRequest
 from atoll.contract.model import Env, Frozen
 from atoll.runtime import hostimage, imagelayer
@@ -274,10 +274,10 @@ class ImageStore:
 
     def _host_layers(self, skeleton: hostimage.Skeleton) -> ImageLayers:
         tree = self._tree(skeleton.digest)
-        filesystems = [Filesystem(target="/", key="root", layers=(tree / "root",))]
+        filesystems = [Filesystem(target="/", key="root", layers=(Layer(path=tree / "root"),))]
         for name in skeleton.trees:
-            layers = (tree / name, Path("/", name))
-            filesystems.append(Filesystem(target=f"/{name}", key=name, layers=layers, machine_layers=1))
+            layers = (Layer(path=tree / name), Layer(path=Path("/", name), owner="machine"))
+            filesystems.append(Filesystem(target=f"/{name}", key=name, layers=layers))
         return ImageLayers(filesystems=tuple(filesystems), env={}, digest=skeleton.digest)
 
     # --- directories ------------------------------------------------------------------------------------------
@@ -382,7 +382,8 @@ class ImageStore:
     def _layers(self, image: Image, root: Path | None = None) -> ImageLayers:
         tree = self._tree(image.digest)
         self._touch(image.digest)
-        filesystem = Filesystem(target="/", key="root", layers=(tree / "layer", root or tree / "rootfs"))
+        layers = (Layer(path=tree / "layer"), Layer(path=root or tree / "rootfs"))
+        filesystem = Filesystem(target="/", key="root", layers=layers)
         return ImageLayers(filesystems=(filesystem,), env=image.env, digest=image.digest)
 
     # --- what is on disk --------------------------------------------------------------------------------------

@@ -151,11 +151,12 @@ class OomWatch:
 
     def __init__(self, kills: Callable[[], int | None]) -> None:
         self._kills = kills
-        self._before = kills()
+        # None: the machine cannot tell, or the sandbox sleeps, and nothing has ended in it since it will have woken.
+        self._before = kills() or 0
 
     def blames(self, exited: Exited) -> bool:
         """Whether memory is why the process ended so. A shell says 137 of a child that was killed."""
-        if exited.exit_code != 128 + signals.SIGKILL or self._before is None:
+        if exited.exit_code != 128 + signals.SIGKILL:
             return False
         now = self._kills()
         return now is not None and now > self._before

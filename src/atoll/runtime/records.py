@@ -7,7 +7,7 @@ what a sandbox does. Everything here holds across processes and after any of the
     ids/<slot>          a symlink to the id; making it claims a range of user ids
     transient/<id>      present while a sandbox is being made or removed, or lives only as long as its clients;
                         what stands here without anybody at work on it is collected
-    sandboxes/<id>/     manifest.json, busy.lock, keeper.lock, and what the driver keeps
+    sandboxes/<id>/     manifest.json, busy.lock, work.lock, keeper.lock, and what the driver keeps
 """
 
 from __future__ import annotations
@@ -19,22 +19,26 @@ import secrets
 from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Literal
 
 from pydantic import ValidationError
 
-from atoll.contract.errors import SandboxError, SandboxExists, SandboxNotFound
+from atoll.contract.driver import Filesystem
+from atoll.contract.errors import SandboxDied, SandboxError, SandboxExists, SandboxNotFound
 from atoll.contract.model import Env, Frozen, Limits, RuntimeName, SandboxSpec, check_name
 from atoll.drivers.locks import is_held, lock_within, try_lock
+from atoll.runtime.layers import Sealed
 
 ID_BASE, ID_STEP, ID_SLOTS = 0x1000_0000, 0x1_0000, 28_000
 """Host user ids of sandboxes: far above people and services, below 2**31."""
 _PATIENCE_S = 60
+_WORK_S = 600
 
 
 class Manifest(Frozen):
     """All that must be known to take a sandbox up again."""
 
-    version: int = 1
+    version: int = 2
     id: str
     spec: SandboxSpec
     runtime: RuntimeName
@@ -43,12 +47,31 @@ class Manifest(Frozen):
     env: Env
     """The image's and the spec's."""
     image_digest: str
+    base: tuple[Filesystem, ...]
+    """The image's."""
+    layers: tuple[Sealed, ...] = ()
+    """What stands on the image and is not written to any more, the first on top."""
+    top: str
+    """The layer that the sandbox writes to. No other manifest and no checkpoint names it."""
     id_slot: int
     created_at: datetime
+    state: Literal["running", "cold", "shutdown"] = "running"
+    """What it is meant to be. Whether it runs, its keeper tells."""
+    run: int = 1
+    """Counts its starts: no runtime is given the same id twice."""
+    memory: str | None = None
+    """The directory, in the sandbox's own, that its processes were written to when it went to sleep. Unset: it has none
+    that could go on."""
+    checkpoint: str | None = None
+    """Where it stands in the tree of its checkpoints: the last that was made of it, or that it was made of."""
 
     @property
     def id_base(self) -> int:
         return ID_BASE + self.id_slot * ID_STEP
+
+    @property
+    def run_id(self) -> str:
+        return f"{self.id}.{self.run}"
 
 
 class Records:
@@ -154,6 +177,10 @@ class Records:
                 stack.callback(os.close, fd)
                 if not locked and not await lock_within(fd, _PATIENCE_S):
                     raise SandboxError("somebody else is at work on this sandbox and does not end", hint=str(directory))
+                work = os.open(directory / "work.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                stack.callback(os.close, work)
+                if not await lock_within(work, _WORK_S):
+                    raise SandboxError("somebody else is at work on this sandbox and does not end", hint=str(directory))
                 with contextlib.suppress(FileExistsError):
                     os.symlink(id, self.state_dir / "transient" / id)
             if name is not None and self._means(name, id):
@@ -174,6 +201,24 @@ class Records:
             return os.readlink(self.state_dir / "names" / name) == id
         except FileNotFoundError:
             return False
+
+    @contextlib.asynccontextmanager
+    async def working(self, id: str) -> AsyncIterator[None]:
+        """Be the only one who starts, stops or changes a sandbox that exists.
+
+        Raises:
+            SandboxError: somebody else does, and does not end.
+        """
+        try:
+            fd = os.open(self.directory(id) / "work.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except FileNotFoundError:
+            raise SandboxDied("the sandbox was destroyed") from None
+        try:
+            if not await lock_within(fd, _WORK_S):
+                raise SandboxError("somebody else is at work on this sandbox and does not end", hint=id)
+            yield
+        finally:
+            os.close(fd)
 
     def abandoned(self) -> list[str]:
         """Ids below `transient/` that nobody is at work on, and whose keeper does not live."""

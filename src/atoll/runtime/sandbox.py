@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Protocol, Self, TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -29,7 +29,16 @@ from atoll.contract.errors import (
     SandboxDied,
     SandboxError,
 )
-from atoll.contract.model import ExecBytes, ExecResult, Exited, ProcessInfo, SandboxInfo, SystemProcess, Usage
+from atoll.contract.model import (
+    Checkpoint,
+    ExecBytes,
+    ExecResult,
+    Exited,
+    ProcessInfo,
+    SandboxInfo,
+    SystemProcess,
+    Usage,
+)
 from atoll.runtime.files import ENTRY_LIMIT, Files
 from atoll.runtime.link import Link
 from atoll.runtime.process import (
@@ -58,6 +67,28 @@ _Found = TypeVar("_Found")
 _log = logging.getLogger(__name__)
 
 
+class Host(Protocol):
+    """What a sandbox needs of the runtime that it is one of."""
+
+    def has_ended(self, id: str) -> bool: ...
+
+    async def sleep(self, name: str, *, warm: bool = False) -> None: ...
+
+    async def wake(self, name: str) -> Sandbox: ...
+
+    async def shutdown(self, name: str) -> None: ...
+
+    async def checkpoint(self, name: str, label: str | None = None) -> Checkpoint: ...
+
+    async def checkpoints(self, name: str | None = None) -> list[Checkpoint]: ...
+
+    async def restore(self, name: str, checkpoint: str) -> Sandbox: ...
+
+    async def fork(
+        self, source: str, count: int = 1, *, checkpoint: str | None = None, names: Sequence[str] | None = None
+    ) -> list[Sandbox]: ...
+
+
 class Sandbox:
     """A sandbox that runs. Get one from `Runtime.create` or `Runtime.get`.
 
@@ -84,6 +115,7 @@ class Sandbox:
         usage: Callable[[], Awaitable[Usage]],
         destroy: Callable[[], Awaitable[None]],
         stop: Callable[[], Awaitable[None]] | None = None,
+        host: Host | None = None,
     ) -> None:
         self.info = info
         self.files = Files(self._open, info.user)
@@ -94,6 +126,7 @@ class Sandbox:
         self._usage = usage
         self._destroy = destroy
         self._stop = stop or destroy
+        self._host = host
         self._link: Link | None = None
         self._connecting = anyio.Lock()
         self._ended: Failure | None = None
@@ -329,6 +362,42 @@ class Sandbox:
             self._link.fail(self._ended)
         await self._destroy()
 
+    async def sleep(self, *, warm: bool = False) -> None:
+        """As `Runtime.sleep`."""
+        await self._owner.sleep(self.name, warm=warm)
+
+    async def wake(self) -> None:
+        """As `Runtime.wake`."""
+        await self._owner.wake(self.name)
+
+    async def shutdown(self) -> None:
+        """As `Runtime.shutdown`."""
+        await self._owner.shutdown(self.name)
+
+    async def checkpoint(self, label: str | None = None) -> Checkpoint:
+        """As `Runtime.checkpoint`."""
+        return await self._owner.checkpoint(self.name, label)
+
+    async def checkpoints(self) -> list[Checkpoint]:
+        """As `Runtime.checkpoints`, of this sandbox."""
+        return await self._owner.checkpoints(self.name)
+
+    async def restore(self, checkpoint: str) -> None:
+        """As `Runtime.restore`."""
+        await self._owner.restore(self.name, checkpoint)
+
+    async def fork(
+        self, count: int = 1, *, checkpoint: str | None = None, names: Sequence[str] | None = None
+    ) -> list[Sandbox]:
+        """As `Runtime.fork`."""
+        return await self._owner.fork(self.name, count, checkpoint=checkpoint, names=names)
+
+    @property
+    def _owner(self) -> Host:
+        if self._host is None:
+            raise InvalidRequest("this sandbox is not one of a runtime")
+        return self._host
+
     async def aclose(self) -> None:
         """Disconnect and leave the sandbox as it is. The next call connects again."""
         if self._link is not None:
@@ -369,6 +438,9 @@ class Sandbox:
                 if self._link.failure is None:
                     return self._link
                 self._conclude(self._link)
+                # One that was put to sleep, or has been started anew since, is there for the next call.
+                if self._link.gone and (self._host is None or self._host.has_ended(self.id)):
+                    raise self._link.failure.error()
             self._require_alive()
             name = f"sandbox {self.name!r}"
             try:
@@ -403,9 +475,9 @@ class Sandbox:
             await self._finish(link)
 
     def _conclude(self, link: Link) -> None:
-        """A link that ended for good is the sandbox's end; one that was only lost is not."""
+        """A guest that is not to be trusted is the sandbox's end; a connection that was lost is not."""
         failure = link.failure
-        if self._ended is None and failure is not None and (link.gone or failure.kind is not SandboxDied):
+        if self._ended is None and failure is not None and failure.kind is not SandboxDied:
             self._ended = failure
 
     async def _finish(self, link: Link) -> None:

@@ -42,6 +42,8 @@ class FrameType(IntEnum):
     SHUTDOWN = 10
     FAILED = 32
     GONE = 33
+    FREEZE = 34
+    FROZEN = 35
 
 
 class Op(IntEnum):

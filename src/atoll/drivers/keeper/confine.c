@@ -32,6 +32,9 @@ static const struct sock_filter filter[] = {
     BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
     ALLOW(read),
     ALLOW(write),
+    ALLOW(pread64),
+    ALLOW(pwrite64),
+    ALLOW(clock_gettime),
     ALLOW(ppoll),
 #ifdef SYS_poll
     ALLOW(poll),

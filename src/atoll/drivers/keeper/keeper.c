@@ -1,15 +1,17 @@
 /* The keeper: one small process on the host per sandbox. It starts the sandbox's runtime, then owns the stream to
  * its guest and shares it among clients, so that no program that uses a sandbox has to outlive another.
  *
- *   keeper start --dir D --cover C --listen FD --lock FD [--file NAME PATH]… [--uid I O N]… [--gid I O N]… [--rootless] [--ephemeral]
- *                [--confine ID] [--machine ID] [--cgroup DIR]… [--limit FILE VALUE]… [--overlay KEY TARGET COUNT MACHINE LAYER…]… -- RUNTIME ARGUMENTS…
+ *   keeper start --dir D --top T --cover C --listen FD --lock FD [--file NAME PATH]… [--uid I O N]… [--gid I O N]… [--rootless] [--ephemeral]
+ *                [--confine ID] [--machine ID] [--freezer FILE FREEZE THAW FILE LINE] [--pause-after MS] [--epoch N] [--cgroup DIR]… [--limit FILE VALUE]… [--overlay KEY TARGET COUNT (LAYER OWNER)…]… -- RUNTIME ARGUMENTS…
  *   keeper within [--uid I O N]… [--gid I O N]… [--rootless] -- COMMAND ARGUMENTS…
+ *   keeper copy [--uid I O N]… [--gid I O N]… [--rootless] -- FROM TO
  *
  * `--lock` is a file that whoever starts us has locked: as long as the keeper lives, it is, and its process id is in it.
  * `start` returns at once; who listens on the socket is told how it went. `within` runs a command where a runtime of
- * the same kind would run: in a private mount namespace and, rootless, in the user namespace that owns the files.
+ * the same kind would run: in a private mount namespace and, rootless, in the user namespace that owns the files. `copy`
+ * copies a tree there.
  *
- * This file knows the order of things; how each is done is in launch.c, relay.c and confine.c. */
+ * This file knows the order of things; how each is done is in launch.c, relay.c, copy.c and confine.c. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -56,15 +58,15 @@ static int add_overlay(struct plan *plan, char **values, int left)
 {
     if (left < 5 || plan->overlay_count == MAX_OVERLAYS)
         usage("--overlay");
-    unsigned count = number(values[2]), machine = number(values[3]);
-    if (count < 1 || count > MAX_LAYERS || (int)count > left - 4 || machine > count)
+    unsigned count = number(values[2]);
+    if (count < 1 || count > MAX_LAYERS || 2 * (int)count > left - 3)
         usage(values[2]);
-    plan->overlays[plan->overlay_count++] = (struct overlay){.key = values[0],
-                                                             .target = values[1],
-                                                             .layers = values + 4,
-                                                             .layer_count = (int)count,
-                                                             .machine_count = (int)machine};
-    return 4 + (int)count;
+    for (unsigned i = 0; i < count; i++)
+        if (strcmp(values[4 + 2 * i], "machine"))
+            number(values[4 + 2 * i]);
+    plan->overlays[plan->overlay_count++] = (struct overlay){
+        .key = values[0], .target = values[1], .layers = values + 3, .layer_count = (int)count};
+    return 3 + 2 * (int)count;
 }
 
 static struct plan parse(int argc, char **argv)
@@ -83,6 +85,8 @@ static struct plan parse(int argc, char **argv)
             plan.ephemeral = true;
         else if (!strcmp(arg, "--dir") && left)
             plan.dir = argv[++i];
+        else if (!strcmp(arg, "--top") && left)
+            plan.top = argv[++i];
         else if (!strcmp(arg, "--cover") && left)
             plan.cover = argv[++i];
         else if (!strcmp(arg, "--file") && left >= 2 && plan.file_count < MAX_FILES) {
@@ -92,7 +96,14 @@ static struct plan parse(int argc, char **argv)
             plan.listener = (int)number(argv[++i]);
         else if (!strcmp(arg, "--lock") && left)
             plan.lock = (int)number(argv[++i]);
-        else if (!strcmp(arg, "--machine") && left)
+        else if (!strcmp(arg, "--epoch") && left)
+            plan.epoch = atoll(argv[++i]);
+        else if (!strcmp(arg, "--pause-after") && left)
+            plan.pause_after_ms = number(argv[++i]);
+        else if (!strcmp(arg, "--freezer") && left >= 5) {
+            for (int k = 0; k < 5; k++)
+                plan.freezer[k] = argv[++i];
+        } else if (!strcmp(arg, "--machine") && left)
             plan.machine_base = number(argv[++i]);
         else if (!strcmp(arg, "--confine") && left)
             plan.confine_id = (int)number(argv[++i]);
@@ -240,9 +251,22 @@ static void set_limits(const struct plan *plan)
     }
 }
 
+static void open_freezer(const struct plan *plan, struct relay_ends *ends)
+{
+    if (!plan->freezer[0])
+        return;
+    ends->freezer = open(plan->freezer[0], O_WRONLY | O_CLOEXEC);
+    ends->frozen = open(plan->freezer[3], O_RDONLY | O_CLOEXEC);
+    if (ends->freezer < 0 || ends->frozen < 0)
+        fail_with_log(plan, errno, "the sandbox's freezer could not be opened");
+    ends->freeze = plan->freezer[1];
+    ends->thaw = plan->freezer[2];
+    ends->is_frozen = plan->freezer[4];
+}
+
 static void start(const struct plan *plan)
 {
-    if (!plan->dir || !plan->cover || plan->listener < 0 || plan->lock < 0 || !plan->overlay_count)
+    if (!plan->dir || !plan->top || !plan->cover || plan->listener < 0 || plan->lock < 0 || !plan->overlay_count)
         usage("start");
     detach(plan);
     struct relay_ends ends = {
@@ -251,10 +275,17 @@ static void start(const struct plan *plan)
         .exit_file = open_in(plan, "ended", O_WRONLY | O_CREAT | O_TRUNC),
         .listener = LISTENER,
         .ephemeral = plan->ephemeral,
+        .freezer = -1,
+        .frozen = -1,
+        .pause_after_ms = (int)plan->pause_after_ms,
+        .epoch = plan->epoch,
+        .activity = open_in(plan, "activity", O_WRONLY | O_CREAT),
     };
     /* More in flight for bulk data. Refused where a user has used up a quota: then it is only slower. */
     fcntl(ends.from_guest, F_SETPIPE_SZ, 1 << 20);
     fcntl(ends.to_guest, F_SETPIPE_SZ, 1 << 18);
+    if (plan->epoch)
+        relay_announce(&ends);
     signal(SIGTERM, abandon);
     runtime = launch_runtime(plan);
     if (runtime < 0)
@@ -262,6 +293,7 @@ static void start(const struct plan *plan)
     wait_for_runtime(plan, runtime);
     runtime = 0;
     set_limits(plan);
+    open_freezer(plan, &ends);
     ends.pid = read_pid(plan);
     ends.pidfd = (int)syscall(SYS_pidfd_open, ends.pid, 0);
     if (ends.pidfd < 0)
@@ -283,6 +315,12 @@ int main(int argc, char **argv)
         enter_namespaces(&plan);
         execvp(plan.command[0], plan.command);
         give_up(plan.command[0]);
+    } else if (!strcmp(argv[1], "copy")) {
+        if (!plan.command[1] || plan.command[2])
+            usage("copy");
+        enter_namespaces(&plan);
+        copy_tree(plan.command[0], plan.command[1]);
+        return 0;
     }
     usage(argv[1]);
 }

@@ -7,7 +7,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-enum { MAX_MAPS = 4, MAX_OVERLAYS = 8, MAX_LAYERS = 128, MAX_CGROUPS = 8, MAX_LIMITS = 8, MAX_FILES = 4 };
+enum { MAX_MAPS = 4, MAX_OVERLAYS = 8, MAX_LAYERS = 128, MAX_CGROUPS = 8, MAX_LIMITS = 8, MAX_FILES = 4, MAX_OWNERS = 64 };
 
 struct id_map {
     unsigned inside, outside, count;
@@ -16,13 +16,13 @@ struct id_map {
 struct overlay {
     const char *key;    /* its directory below upper/ and work/ */
     const char *target; /* "/" or a directory below it */
-    char **layers;      /* top first */
+    char **layers;      /* top first; each a path, then the id on disk of what root inside owns, or "machine" */
     int layer_count;
-    int machine_count;  /* of them, from the bottom, are the machine's own: nobody's inside */
 };
 
 struct plan {
     const char *dir; /* the sandbox's own directory, absolute */
+    const char *top; /* where upper/ and work/ are */
     const char *cover; /* where the mounts are assembled, in a private mount namespace */
     struct {
         const char *name, *path;
@@ -40,6 +40,9 @@ struct plan {
         const char *file, *value;
     } limits[MAX_LIMITS]; /* set when the runtime is done */
     int limit_count;
+    const char *freezer[5]; /* the file to write to, what freezes, what thaws, the file that tells, and its line */
+    unsigned pause_after_ms;
+    int64_t epoch;
     unsigned machine_base; /* where the ids of the machine's own layers are: in no sandbox */
     int confine_id; /* the keeper's own user and group once everything is open; -1: stay who we are */
     int listener, lock;
@@ -56,9 +59,20 @@ struct relay_ends {
     int from_guest, to_guest, listener, pidfd, exit_file;
     pid_t pid;
     bool ephemeral;
+    int freezer, frozen; /* files of the cgroup: to write to, and to read; -1: there is none */
+    const char *freeze, *thaw, *is_frozen; /* what to write, and the line that tells */
+    int pause_after_ms;  /* 0: never by itself */
+    int activity;        /* where the time of the last use is noted */
+    int64_t epoch;       /* of a guest that goes on where it was: what its HELLO must say; 0: it is a new one */
 };
 void relay_run(const struct relay_ends *ends) __attribute__((noreturn));
+/* Tells a guest that is about to go on that a new epoch has begun. It must be there before the guest is: gVisor wakes a
+ * process that it restored for what it finds, not for what comes (until the process watches anew). */
+void relay_announce(const struct relay_ends *ends);
 void relay_fail(int listener, int error, const char *message);
+
+/* copy.c */
+void copy_tree(const char *source, const char *target);
 
 /* confine.c */
 int confine(int id);

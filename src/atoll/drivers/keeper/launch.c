@@ -172,15 +172,35 @@ static int make_user_namespace(const struct plan *plan)
     return release_user_namespace(holder, line);
 }
 
-/* A mapping under which all that is the machine's belongs to ids that no sandbox has. */
-static int make_machine_mapping(const struct plan *plan)
+/* A mapping for layers that are not owned as the sandbox is. One for all layers of one owner. */
+static int layer_mapping(const struct plan *plan, const char *owner, int user_fd)
 {
+    static struct {
+        const char *owner;
+        int fd;
+    } known[MAX_OWNERS];
+    static int known_count;
+    if (plan->rootless)
+        return -1;
+    if (!strcmp(owner, "0"))
+        return user_fd;
+    for (int i = 0; i < known_count; i++)
+        if (!strcmp(known[i].owner, owner))
+            return known[i].fd;
+    if (known_count == MAX_OWNERS) {
+        errno = E2BIG;
+        give_up("the owners of the layers");
+    }
+    /* All that is the machine's belongs to ids that no sandbox has. What another sandbox left becomes this one's. */
+    struct id_map map = {0, plan->machine_base, 65536};
+    if (strcmp(owner, "machine"))
+        map = (struct id_map){(unsigned)strtoul(owner, NULL, 10), plan->uids[0].outside, plan->uids[0].count};
     int line;
     pid_t holder = hold_user_namespace(-1, &line);
-    const struct id_map nobody = {0, plan->machine_base, 65536};
-    write_map(holder, "uid_map", &nobody, 1);
-    write_map(holder, "gid_map", &nobody, 1);
-    return release_user_namespace(holder, line);
+    write_map(holder, "uid_map", &map, 1);
+    write_map(holder, "gid_map", &map, 1);
+    known[known_count].owner = owner;
+    return known[known_count++].fd = release_user_namespace(holder, line);
 }
 
 static bool is_v2(const char *cgroup)
@@ -252,24 +272,23 @@ static void attach(int tree, const char *at)
     close(tree);
 }
 
-static void mount_overlay(const struct plan *plan, int index, const int *layer_fds, int user_fd, int machine_fd)
+static void mount_overlay(const struct plan *plan, int index, const int *layer_fds, int user_fd)
 {
     const struct overlay *o = &plan->overlays[index];
     char options[64 + MAX_LAYERS * 16 + 512], name[32], target[4200];
     int used = snprintf(options, sizeof options, "lowerdir=");
     for (int i = 0; i < o->layer_count; i++) {
         snprintf(name, sizeof name, "l%d.%d", index, i);
-        bool machine = i >= o->layer_count - o->machine_count;
-        int tree = clone_tree(layer_fds[i], true, plan->rootless ? -1 : machine ? machine_fd : user_fd);
+        int tree = clone_tree(layer_fds[i], true, layer_mapping(plan, o->layers[2 * i + 1], user_fd));
         if (tree < 0)
-            give_up_f("id-mapping the layer %s (its file system may not support it)", o->layers[i]);
+            give_up_f("id-mapping the layer %s (its file system may not support it)", o->layers[2 * i]);
         if (mkdir(name, 0755) < 0)
             give_up("mkdir");
         attach(tree, name);
         used += snprintf(options + used, sizeof options - used, "%s%s", i ? ":" : "", name);
     }
     snprintf(options + used, sizeof options - used,
-             ",upperdir=d/upper/%s,workdir=d/work/%s,index=off,%s", o->key, o->key,
+             ",upperdir=top/upper/%s,workdir=top/work/%s,index=off,%s", o->key, o->key,
              plan->rootless ? "userxattr" : "redirect_dir=off,metacopy=off");
     /* An upper is kept whole in itself, so that it can become a layer anywhere; userxattr implies that. */
     snprintf(target, sizeof target, "root%s", strcmp(o->target, "/") ? o->target : "");
@@ -283,13 +302,13 @@ static void assemble(const struct plan *plan, int user_fd)
     static int layer_fds[MAX_OVERLAYS][MAX_LAYERS];
     for (int i = 0; i < plan->overlay_count; i++)
         for (int j = 0; j < plan->overlays[i].layer_count; j++) {
-            layer_fds[i][j] = open(plan->overlays[i].layers[j], O_PATH | O_DIRECTORY | O_CLOEXEC);
+            layer_fds[i][j] = open(plan->overlays[i].layers[2 * j], O_PATH | O_DIRECTORY | O_CLOEXEC);
             if (layer_fds[i][j] < 0)
-                give_up_f("the layer %s", plan->overlays[i].layers[j]);
+                give_up_f("the layer %s", plan->overlays[i].layers[2 * j]);
         }
-    int dir = open(plan->dir, O_PATH | O_DIRECTORY | O_CLOEXEC);
-    if (dir < 0)
-        give_up(plan->dir);
+    int top = open(plan->top, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    if (top < 0)
+        give_up(plan->top);
     int files[MAX_FILES];
     for (int i = 0; i < plan->file_count; i++) {
         files[i] = open(plan->files[i].path, O_PATH | O_CLOEXEC);
@@ -298,19 +317,15 @@ static void assemble(const struct plan *plan, int user_fd)
     }
     if (mount("atoll", plan->cover, "tmpfs", MS_NOSUID | MS_NODEV, "mode=755,size=1m") < 0)
         give_up_f("mounting a tmpfs on %s", plan->cover);
-    if (chdir(plan->cover) < 0 || mkdir("d", 0700) < 0 || mkdir("root", 0755) < 0)
+    if (chdir(plan->cover) < 0 || mkdir("top", 0700) < 0 || mkdir("root", 0755) < 0)
         give_up("preparing the mounts");
-    int tree = clone_tree(dir, false, -1);
+    int tree = clone_tree(top, false, -1);
     if (tree < 0)
-        give_up("cloning the sandbox's directory");
-    attach(tree, "d");
-    int machine_fd = -1;
-    for (int i = 0; i < plan->overlay_count; i++) {
-        if (plan->overlays[i].machine_count && machine_fd < 0 && !plan->rootless)
-            machine_fd = make_machine_mapping(plan);
-        mount_overlay(plan, i, layer_fds[i], user_fd, machine_fd);
-    }
-    close(dir);
+        give_up("cloning the sandbox's own layer");
+    attach(tree, "top");
+    for (int i = 0; i < plan->overlay_count; i++)
+        mount_overlay(plan, i, layer_fds[i], user_fd);
+    close(top);
     if (!plan->rootless) {
         /* The runtime joins the namespace through this path. */
         char source[64];

@@ -31,7 +31,12 @@ enum {
     MAX_CREDIT = 16 << 20,
     HELLO_TIMEOUT_MS = 20000,
     IDLE_MS = 1000,
+    NOTE_MS = 1000,          /* how often the time of the last use is noted at most */
+    FREEZE_WITHIN_MS = 5000,
 };
+
+/* FREEZE's ACTION. */
+enum { FREEZE_WARM = 1, FREEZE_HOLD = 2, FREEZE_RELEASE = 3, FREEZE_QUIET = 4 };
 
 struct buffer {
     uint8_t *data;
@@ -41,6 +46,7 @@ struct buffer {
 struct client {
     int fd; /* -1: gone; the slot is free when streams is 0 too */
     bool greeted;
+    bool holds; /* the sandbox stands still until this one says otherwise, or leaves */
     unsigned streams;
     struct buffer in, out;
 };
@@ -59,6 +65,10 @@ static struct relay_ends ends;
 static uint8_t hello[HEADER_SIZE + 64];
 static size_t hello_size;
 static bool had_client, shutdown_sent;
+static bool warm;    /* the sandbox stands still until somebody uses it */
+static int holders;
+static unsigned open_streams;
+static int64_t used_ms, noted_ms;
 
 /* ---- buffers ---- */
 
@@ -214,9 +224,121 @@ static void to_the_guest(const void *frame, size_t size)
         give_up("writing to the guest");
 }
 
+/* ---- standing still ---- */
+
+static int64_t clock_ms(clockid_t clock)
+{
+    struct timespec t;
+    clock_gettime(clock, &t);
+    return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
+}
+
+static int64_t now_ms(void)
+{
+    return clock_ms(CLOCK_MONOTONIC);
+}
+
+/* The sandbox is in use. Says when, and how many streams are open. */
+static void note_use(void)
+{
+    static unsigned noted_streams;
+    used_ms = now_ms();
+    if (noted_ms && used_ms - noted_ms < NOTE_MS && noted_streams == open_streams)
+        return;
+    noted_ms = used_ms;
+    noted_streams = open_streams;
+    int64_t note[] = {clock_ms(CLOCK_REALTIME), open_streams};
+    if (pwrite(ends.activity, note, sizeof note, 0) < 0)
+        dprintf(STDERR_FILENO, "keeper: the time of use could not be noted\n");
+}
+
+static void thaw(void)
+{
+    if (write(ends.freezer, ends.thaw, strlen(ends.thaw)) < 0)
+        dprintf(STDERR_FILENO, "keeper: thawing failed\n");
+}
+
+static bool stands_still(void)
+{
+    char text[256];
+    ssize_t size = pread(ends.frozen, text, sizeof text - 1, 0);
+    text[size > 0 ? size : 0] = 0;
+    for (char *line = text, *end; *line; line = end + (*end != 0)) {
+        end = line + strcspn(line, "\n");
+        if ((size_t)(end - line) == strlen(ends.is_frozen) && !memcmp(line, ends.is_frozen, (size_t)(end - line)))
+            return true;
+    }
+    return false;
+}
+
+/* 0 when no process of the sandbox runs any more, or an errno and everything goes on. */
+static int freeze(void)
+{
+    if (ends.freezer < 0)
+        return EOPNOTSUPP;
+    int64_t until = now_ms() + FREEZE_WITHIN_MS;
+    if (write(ends.freezer, ends.freeze, strlen(ends.freeze)) < 0)
+        return errno;
+    while (!stands_still()) {
+        if (now_ms() > until) {
+            thaw();
+            return EBUSY;
+        }
+        poll(NULL, 0, 1);
+    }
+    return 0;
+}
+
+/* Until the guest has taken all that was sent to it, so that no frame is torn when it is written to disk as it is. */
+static int quieten(void)
+{
+    int64_t until = now_ms() + FREEZE_WITHIN_MS;
+    struct pollfd p = {.fd = ends.to_guest, .events = POLLIN}; /* which is open both ways */
+    while (flush(&to_guest, ends.to_guest) && (used(&to_guest) > 0 || poll(&p, 1, 0) == 1)) {
+        if (now_ms() > until)
+            return EBUSY;
+        poll(NULL, 0, 1);
+    }
+    return 0;
+}
+
+static void thaw_unless_held(void)
+{
+    if (!warm && holders == 0)
+        thaw();
+}
+
+static void release_hold(struct client *c)
+{
+    if (!c->holds)
+        return;
+    c->holds = false;
+    holders--;
+    if (ends.freezer >= 0)
+        thaw_unless_held();
+}
+
+static void wake(void)
+{
+    note_use();
+    if (warm) {
+        warm = false;
+        thaw_unless_held();
+    }
+}
+
+/* Idle for as long as it may be: until when, or -1. */
+static int64_t pause_at(void)
+{
+    return ends.pause_after_ms && ends.freezer >= 0 && !warm && hello_size && open_streams == 0
+               ? used_ms + ends.pause_after_ms
+               : -1;
+}
+
 static void drop_client(struct client *c)
 {
     uint32_t slot = (uint32_t)(c - clients);
+    release_hold(c);
     close(c->fd);
     c->fd = -1;
     release(&c->in);
@@ -239,6 +361,29 @@ static bool to_a_client(struct client *c, const uint8_t *data, size_t size)
         drop_client(c);
         return false;
     }
+    return true;
+}
+
+/* A client wants the sandbox to stand still: until it is used, or until the client says so. False: drop the client. */
+static bool take_freeze(struct client *c, const uint8_t *payload, uint32_t length)
+{
+    int64_t action = int_field(payload, length, TAG_ACTION, -1), error = 0;
+    if (action == FREEZE_RELEASE) {
+        release_hold(c);
+    } else if ((action == FREEZE_HOLD || action == FREEZE_QUIET) && !c->holds) {
+        if (action == FREEZE_QUIET)
+            wake(); /* what stands still takes nothing */
+        error = action == FREEZE_HOLD ? freeze() : quieten();
+        c->holds = !error;
+        holders += c->holds;
+    } else if (action == FREEZE_WARM) {
+        error = freeze();
+        warm = warm || !error;
+    } else {
+        return false;
+    }
+    uint8_t frame[HEADER_SIZE + 16], fields[16];
+    append(&c->out, frame, put_frame(frame, FRAME_FROZEN, 0, fields, put_field(fields, TAG_ERRNO, &error, 8)));
     return true;
 }
 
@@ -336,6 +481,25 @@ static void greet(struct client *c)
     }
 }
 
+/* The HELLO that a guest answers with when it is told a new epoch. */
+static size_t epoch_hello(uint8_t *frame)
+{
+    uint8_t fields[28];
+    int64_t version = PROTOCOL_VERSION;
+    uint32_t size = put_field(fields, TAG_VERSION, &version, 8);
+    size += put_field(fields + size, TAG_EPOCH, &ends.epoch, 8);
+    return put_frame(frame, FRAME_HELLO, 0, fields, size);
+}
+
+/* A guest that was written to disk may still say the end of what it was saying then: all until its HELLO is stale. */
+static void skip_stale(void)
+{
+    uint8_t wanted[HEADER_SIZE + 28];
+    size_t size = epoch_hello(wanted);
+    while (used(&from_guest) >= size && memcmp(from_guest.data + from_guest.start, wanted, size))
+        from_guest.start++;
+}
+
 static void first_frame(const struct header *h, const uint8_t *frame)
 {
     if (h->type != FRAME_HELLO || h->stream != 0 || h->length > sizeof hello - HEADER_SIZE)
@@ -385,6 +549,8 @@ static struct client *take_guest_frame(uint8_t *frame)
         *at = s->next;
         free(s);
         c->streams--;
+        open_streams--;
+        note_use();
     }
     return c;
 }
@@ -399,6 +565,11 @@ static void take_from_guest(void)
 {
     if (fill(&from_guest, ends.from_guest) < 0)
         give_up("reading from the guest");
+    if (ends.epoch && !hello_size) {
+        skip_stale();
+        if (used(&from_guest) < HEADER_SIZE + 28)
+            return;
+    }
     /* Neighbouring frames of one client go out in one write. */
     struct client *owner = NULL;
     uint8_t *run = NULL;
@@ -434,6 +605,8 @@ static int take_client_frame(struct client *c, uint8_t *frame)
     struct header h = header_at(frame);
     if (h.type == FRAME_SHUTDOWN)
         return h.stream == 0 && h.length == 0 ? 1 : -1;
+    if (h.type == FRAME_FREEZE)
+        return h.stream == 0 && take_freeze(c, frame + HEADER_SIZE, h.length) ? 0 : -1;
     if (h.stream == 0 || h.stream >> STREAM_BITS)
         return -1;
     h.stream |= (uint32_t)(c - clients) << STREAM_BITS;
@@ -447,6 +620,7 @@ static int take_client_frame(struct client *c, uint8_t *frame)
             s->credit[i] = (uint32_t)window;
         *at = s;
         c->streams++;
+        open_streams++;
     } else if (h.type < FRAME_DATA || h.type > FRAME_CONTROL || h.channel >= CHANNELS) {
         return -1;
     } else if (!s) {
@@ -486,6 +660,8 @@ static void take_from_client(struct client *c)
         verdict = take_client_frame(c, frame);
         if (verdict < 0)
             break;
+        if (verdict)
+            wake();
         if (verdict == 0 || !run) {
             if (run)
                 to_the_guest(run, run_size);
@@ -521,13 +697,6 @@ static void accept_client(void)
 }
 
 /* ---- the loop ---- */
-
-static int64_t now_ms(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
-}
 
 static void sandbox_ended(void)
 {
@@ -575,6 +744,7 @@ void relay_run(const struct relay_ends *given)
     static struct pollfd polls[4 + CLIENTS];
     static int slots[4 + CLIENTS];
     ends = *given;
+    used_ms = now_ms();
     int64_t deadline = now_ms() + HELLO_TIMEOUT_MS;
     bool shrunk = false;
     for (;;) {
@@ -591,12 +761,16 @@ void relay_run(const struct relay_ends *given)
         bool congested = used(&to_guest) > GUEST_QUEUE;
         for (int i = 0; i < client_count; i++)
             if (clients[i].fd >= 0) {
-                short want = (short)((hello_size && !congested ? POLLIN : 0) | (used(&clients[i].out) ? POLLOUT : 0));
+                bool listen = hello_size && !congested && (holders == 0 || clients[i].holds);
+                short want = (short)((listen ? POLLIN : 0) | (used(&clients[i].out) ? POLLOUT : 0));
                 slots[n] = i;
                 polls[n++] = (struct pollfd){.fd = clients[i].fd, .events = want};
             }
-        int timeout = !hello_size ? (int)(deadline - now_ms()) : shrunk ? -1 : IDLE_MS;
-        int ready = poll(polls, (nfds_t)n, !hello_size && timeout < 0 ? 0 : timeout);
+        int64_t until = !hello_size ? deadline : pause_at(), left = until < 0 ? -1 : until - now_ms();
+        int timeout = until >= 0 ? (int)(left < 0 ? 0 : left) : -1;
+        if (hello_size && !shrunk && (timeout < 0 || timeout > IDLE_MS))
+            timeout = IDLE_MS;
+        int ready = poll(polls, (nfds_t)n, timeout);
         if (ready < 0 && errno != EINTR)
             give_up("poll");
         if (ready == 0 && !hello_size) {
@@ -604,8 +778,13 @@ void relay_run(const struct relay_ends *given)
             finish("the guest did not answer in time", -1);
         }
         if (ready == 0) {
-            shrink();
+            if (!shrunk)
+                shrink();
             shrunk = true;
+            if (pause_at() >= 0 && now_ms() >= pause_at()) {
+                warm = freeze() == 0;
+                used_ms = now_ms(); /* what would not stand still is tried again after as long */
+            }
             continue;
         }
         shrunk = false;
@@ -629,6 +808,15 @@ void relay_run(const struct relay_ends *given)
         if (polls[2].revents)
             accept_client();
     }
+}
+
+void relay_announce(const struct relay_ends *given)
+{
+    uint8_t frame[HEADER_SIZE + 28];
+    ends = *given;
+    size_t size = epoch_hello(frame);
+    if (write(ends.to_guest, frame, size) != (ssize_t)size)
+        give_up("announcing the epoch");
 }
 
 /* Tell those who wait for a sandbox that it did not start. */

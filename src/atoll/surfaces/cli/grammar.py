@@ -371,6 +371,116 @@ def logs(
     )
 
 
+@app.command()
+def sleep(
+    name: Name,
+    warm: Annotated[bool, typer.Option("--warm", help="Keep its processes, standing still in memory.")] = False,
+    shutdown: Annotated[
+        bool, typer.Option("--shutdown", help="Until it is told to wake, not until it is used.")
+    ] = False,
+    state_dir: StateDir = None,
+    as_json: Json = False,
+) -> int:
+    """Put a sandbox to sleep until it is next used.
+
+    Its files stay. Its processes end, unless it is to be warm.
+    """
+    if warm and shutdown:
+        raise InvalidRequest("--warm and --shutdown cannot both be: what was shut down has no processes")
+    from atoll.surfaces.cli import checkpoints as does
+
+    return finish(
+        lambda: does.sleep(state_dir, name, warm=warm, until_woken=shutdown, as_json=as_json), as_json=as_json
+    )
+
+
+@app.command()
+def wake(name: Name, state_dir: StateDir = None, as_json: Json = False) -> int:
+    """Have a sandbox run that sleeps, was shut down, or has ended."""
+    from atoll.surfaces.cli import checkpoints as does
+
+    return finish(lambda: does.wake(state_dir, name, as_json=as_json), as_json=as_json)
+
+
+@app.command()
+def checkpoint(
+    name: Name,
+    label: Annotated[
+        str | None, typer.Argument(metavar="LABEL", help="What to call it.  [default: nothing]", show_default=False)
+    ] = None,
+    state_dir: StateDir = None,
+    as_json: Json = False,
+) -> int:
+    """Remember a sandbox as it is now, and print the checkpoint's id."""
+    from atoll.surfaces.cli import checkpoints as does
+
+    return finish(lambda: does.checkpoint(state_dir, name, label, as_json=as_json), as_json=as_json)
+
+
+@app.command()
+def checkpoints(
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="The sandbox.  [default: all]", show_default=False)
+    ] = None,
+    delete: Annotated[
+        list[str] | None, typer.Option("--delete", metavar="CHECKPOINT", help="Delete this one. Repeatable.")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print ids only.")] = False,
+    state_dir: StateDir = None,
+    as_json: Json = False,
+) -> int:
+    """Show the tree of checkpoints."""
+    from atoll.surfaces.cli import checkpoints as does
+
+    return finish(
+        lambda: does.checkpoints(state_dir, name, delete=delete or [], quiet=quiet, as_json=as_json), as_json=as_json
+    )
+
+
+CheckpointArgument = Annotated[
+    str, typer.Argument(metavar="CHECKPOINT", help="Its id, or its label.", show_default=False)
+]
+
+
+@app.command()
+def restore(name: Name, checkpoint: CheckpointArgument, state_dir: StateDir = None, as_json: Json = False) -> int:
+    """Have a sandbox be again what it was at a checkpoint. What was written since is lost."""
+    from atoll.surfaces.cli import checkpoints as does
+
+    return finish(lambda: does.restore(state_dir, name, checkpoint, as_json=as_json), as_json=as_json)
+
+
+@app.command()
+def fork(
+    name: Name,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="NEW", help="What to call them.  [default: made up]", show_default=False),
+    ] = None,
+    count: Annotated[int, typer.Option("--count", "-n", metavar="N", help="How many, when they are not named.")] = 1,
+    checkpoint: Annotated[
+        str | None, typer.Option("--checkpoint", metavar="CHECKPOINT", help="As it was then.  [default: as it is now]")
+    ] = None,
+    state_dir: StateDir = None,
+    as_json: Json = False,
+) -> int:
+    """Make sandboxes that begin as another one is, and print their names."""
+    from atoll.surfaces.cli import checkpoints as does
+
+    return finish(
+        lambda: does.fork(state_dir, name, names or [], count=count, checkpoint=checkpoint, as_json=as_json),
+        as_json=as_json,
+    )
+
+
+@app.command()
+def gc(state_dir: StateDir = None, as_json: Json = False) -> int:
+    """Free what nobody needs any more, and put in order what was left half done."""
+    from atoll.surfaces.cli import checkpoints as does
+
+    return finish(lambda: does.gc(state_dir, as_json=as_json), as_json=as_json)
+
+
 @images_app.command("ls")
 def images_ls(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print references only.")] = False,

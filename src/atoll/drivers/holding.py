@@ -1,0 +1,94 @@
+"""How a sandbox is made to stand still: by asking its keeper.
+
+Knows the two frames that keeper and client exchange about it (PROTOCOL.md, "The keeper"). Refuses to know all others.
+The keeper is asked, and not the cgroup, because it alone knows when the sandbox is used again, and because it sees when
+whoever wanted the sandbox to stand still has died.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Literal
+
+import anyio
+import anyio.streams.buffered
+
+from atoll.contract.errors import LaunchFailed, SandboxDied, SandboxError
+
+_HEADER = struct.Struct("<IBBHI")
+_FIELD = struct.Struct("<HIq")
+_HELLO, _FAILED, _FREEZE, _FROZEN = 1, 32, 34, 35
+_ERRNO, _MESSAGE, _ACTION = 4, 5, 9
+_ACTIONS = {"warm": 1, "hold": 2, "quiet": 4}
+_WITHIN_S = 20
+
+
+@contextlib.asynccontextmanager
+async def frozen(directory: Path, how: Literal["warm", "hold", "quiet"]) -> AsyncIterator[None]:
+    """A sandbox that stands still: `warm`, until it is next used; on `hold`, as long as the context lasts.
+
+    A `quiet` one does not, but as long as the context lasts nothing new reaches it, and all that did has been taken.
+
+    Raises:
+        SandboxDied: it has ended.
+        SandboxError: its processes do not stand still.
+    """
+    fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        stream = await anyio.connect_unix(f"/proc/self/fd/{fd}/sock")
+    except OSError as error:
+        raise SandboxDied("the sandbox has ended: its keeper does not answer") from error
+    finally:
+        os.close(fd)
+    async with stream:
+        keeper = anyio.streams.buffered.BufferedByteReceiveStream(stream)
+        try:
+            with anyio.fail_after(_WITHIN_S):
+                await _receive(keeper, _HELLO)
+                await stream.send(_HEADER.pack(_FIELD.size, _FREEZE, 0, 0, 0) + _FIELD.pack(_ACTION, 8, _ACTIONS[how]))
+                tag, _, error_number = _FIELD.unpack(await _receive(keeper, _FROZEN))
+        except (anyio.IncompleteRead, anyio.EndOfStream, anyio.BrokenResourceError, TimeoutError) as error:
+            raise SandboxDied("the sandbox has ended: its keeper does not answer") from error
+        if tag != _ERRNO or error_number:
+            raise SandboxError(f"the sandbox does not stand still: {os.strerror(error_number)}")
+        yield
+
+
+async def greeted(directory: Path) -> None:
+    """Wait until the guest has said that it is there.
+
+    Raises:
+        LaunchFailed: it is not.
+    """
+    fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        async with await anyio.connect_unix(f"/proc/self/fd/{fd}/sock") as stream:
+            with anyio.fail_after(_WITHIN_S):
+                await _receive(anyio.streams.buffered.BufferedByteReceiveStream(stream), _HELLO)
+    except (OSError, anyio.IncompleteRead, anyio.EndOfStream, anyio.BrokenResourceError) as error:
+        raise LaunchFailed("the sandbox did not go on where it was", hint=f"see {directory}/runtime.log") from error
+    finally:
+        os.close(fd)
+
+
+async def _receive(keeper: anyio.streams.buffered.BufferedByteReceiveStream, wanted: int) -> bytes:
+    length, kind, _, _, _ = _HEADER.unpack(await keeper.receive_exactly(_HEADER.size))
+    payload = await keeper.receive_exactly(length) if length else b""
+    if kind == _FAILED:
+        raise LaunchFailed(f"the sandbox did not start: {_message(payload)}")
+    if kind != wanted:
+        raise anyio.EndOfStream
+    return payload
+
+
+def _message(payload: bytes) -> str:
+    while payload:
+        tag, size = struct.unpack_from("<HI", payload)
+        if tag == _MESSAGE:
+            return payload[6 : 6 + size].decode(errors="replace").strip()
+        payload = payload[6 + size :]
+    return "its keeper did not say why"

@@ -1,0 +1,114 @@
+"""Checkpoints on disk: what each one is, and which layers it names.
+
+Knows `checkpoints/<id>/checkpoint.json`, written whole and put in place by a rename: a checkpoint is there or it is
+not. Refuses to know how a sandbox is stopped or started for one (`life.py`).
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from atoll.contract.driver import Filesystem, Memory
+from atoll.contract.errors import CheckpointNotFound, SandboxError
+from atoll.contract.model import Checkpoint, Env, Frozen, Limits, SandboxSpec
+from atoll.runtime.layers import Sealed
+
+
+class CheckpointRecord(Frozen):
+    """All that is needed to make a sandbox of a checkpoint."""
+
+    version: int = 1
+    checkpoint: Checkpoint
+    spec: SandboxSpec
+    limits: Limits
+    env: Env
+    image_digest: str
+    base: tuple[Filesystem, ...]
+    layers: tuple[Sealed, ...]
+    """The first on top."""
+
+
+class Checkpoints:
+    def __init__(self, state_dir: Path) -> None:
+        self._root = state_dir / "checkpoints"
+        self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    @staticmethod
+    def new_id() -> str:
+        return f"cp-{secrets.token_hex(6)}"
+
+    def memory(self, record: CheckpointRecord) -> Memory | None:
+        """The processes that are part of a checkpoint, if any are."""
+        if not record.checkpoint.with_memory:
+            return None
+        return Memory(path=self.directory(record.checkpoint.id) / "memory", hostname=record.spec.name)
+
+    def directory(self, id: str) -> Path:
+        return self._root / id
+
+    def write(self, record: CheckpointRecord) -> None:
+        """From when this returns, the checkpoint is there, whatever is killed."""
+        directory = self.directory(record.checkpoint.id)
+        directory.mkdir(mode=0o700, exist_ok=True)
+        _write(directory / "checkpoint.json", record.model_dump_json())
+
+    def read(self, id: str) -> CheckpointRecord:
+        """
+        Raises:
+            CheckpointNotFound: there is none.
+        """
+        found = self._read(id) if "/" not in id else None
+        if found is None:
+            raise CheckpointNotFound(id, sorted(record.checkpoint.id for record in self.all()))
+        return found
+
+    def find(self, wanted: str, sandbox: str | None = None) -> CheckpointRecord:
+        """The checkpoint with this id or, of one sandbox, this name; of several with the name the newest.
+
+        Raises:
+            CheckpointNotFound: there is none.
+        """
+        known = [record for record in self.all() if sandbox is None or record.checkpoint.sandbox == sandbox]
+        named = [record for record in known if wanted == record.checkpoint.name]
+        return max(named, key=lambda record: record.checkpoint.created_at) if named else self.read(wanted)
+
+    def all(self) -> Iterator[CheckpointRecord]:
+        """All that there are, the oldest first."""
+        records = [record for id in os.listdir(self._root) if (record := self._read(id)) is not None]
+        yield from sorted(records, key=lambda record: record.checkpoint.created_at)
+
+    def forget(self, id: str) -> None:
+        """The checkpoint is gone with the first thing that this does."""
+        directory = self.directory(id)
+        (directory / "checkpoint.json").unlink(missing_ok=True)
+        shutil.rmtree(directory, ignore_errors=True)
+
+    def collect(self) -> None:
+        """Take away what was never finished. Call it with the layers held alone."""
+        for id in os.listdir(self._root):
+            if self._read(id) is None:
+                self.forget(id)
+
+    def _read(self, id: str) -> CheckpointRecord | None:
+        try:
+            return CheckpointRecord.model_validate_json((self.directory(id) / "checkpoint.json").read_bytes())
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except ValidationError as error:
+            # What cannot be read names layers all the same: nothing may be taken away as if it were not there.
+            raise SandboxError(f"the checkpoint {id} cannot be read", hint=str(error)) from error
+
+
+def _write(path: Path, text: str) -> None:
+    temporary = path.with_suffix(".new")
+    with open(temporary, "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.rename(path)

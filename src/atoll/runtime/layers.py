@@ -1,0 +1,83 @@
+"""What sandboxes have written, kept as layers.
+
+Knows where a layer is, how layers stand on an image, and which of them nobody needs any more. Refuses to know what is
+in one, and how it is copied (the driver's).
+
+    layers/<id>/upper/<key>    what was written to the overlay `key`
+    layers/<id>/work/<key>     overlayfs's own, while a sandbox writes to the layer
+
+A sandbox writes to the layer on top of its stack and to no other. Sealing that layer is nothing but a manifest that
+names it below a new top: no file moves, so it takes the same time whatever is in it, and a crash finds it sealed or
+not. A layer that no manifest and no checkpoint names is nobody's.
+
+Who makes something that will name a layer holds the store's lock together with others, who collects holds it alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import AsyncIterator, Iterable
+from pathlib import Path
+
+from atoll.contract.driver import Filesystem, Layer
+from atoll.contract.errors import SandboxError
+from atoll.contract.model import Frozen
+from atoll.drivers.locks import lock_within
+
+MOST_LAYERS = 64
+"""Of one stack, above its image. A longer one is flattened."""
+_PATIENCE_S = 600
+
+
+class Sealed(Frozen):
+    """A layer in a stack."""
+
+    id: str
+    owner: int
+    """The host id of what root owned in the sandbox that wrote it."""
+
+
+class Layers:
+    def __init__(self, state_dir: Path) -> None:
+        self._root = state_dir / "layers"
+        self._lock = state_dir / "layers.lock"
+        self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def path(self, id: str) -> Path:
+        return self._root / id
+
+    def new(self) -> str:
+        """An empty layer. Call it with the store held."""
+        id = f"layer-{secrets.token_hex(8)}"
+        self.path(id).mkdir(mode=0o700)
+        return id
+
+    def compose(self, base: Iterable[Filesystem], stack: Iterable[Sealed]) -> tuple[Filesystem, ...]:
+        """An image's file systems with `stack`, the first on top, standing on them."""
+        stack = tuple(stack)
+        composed = []
+        for filesystem in base:
+            above = (Layer(path=self.path(each.id) / "upper" / filesystem.key, owner=each.owner) for each in stack)
+            composed.append(filesystem.model_copy(update={"layers": (*above, *filesystem.layers)}))
+        return tuple(composed)
+
+    def unnamed(self, named: set[str]) -> list[Path]:
+        """Layers that are nobody's, `named` being all that somebody names. Call it with the store held alone."""
+        return [self._root / id for id in os.listdir(self._root) if id not in named]
+
+    @contextlib.asynccontextmanager
+    async def held(self, *, alone: bool = False, patience_s: float | None = None) -> AsyncIterator[bool]:
+        """Hold the store: with others who make something, or alone, to take away what nobody names.
+
+        With `patience_s`, false is given to who could not have it within that time.
+        """
+        fd = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            held = await lock_within(fd, _PATIENCE_S if patience_s is None else patience_s, shared=not alone)
+            if not held and patience_s is None:
+                raise SandboxError("somebody else is at work on the layers and does not end", hint=str(self._lock))
+            yield held
+        finally:
+            os.close(fd)

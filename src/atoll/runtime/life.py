@@ -1,0 +1,323 @@
+"""How a sandbox that exists is started, put to sleep, checkpointed and taken back.
+
+Knows the order in which manifests, layers and processes change, so that whoever is killed in between leaves something
+that the next one can finish or undo. Refuses to know how a sandbox is made and named (`host.py`), how processes are
+isolated and copied (the driver), and connections.
+
+The manifest is written before what it announces is begun, except where it says that something is finished:
+
+    wake        the number of the new run, then the start. A start that was cut short is stopped and begun anew.
+    sleep       `cold`, then the end of its processes. One whose keeper lives is running, whatever the manifest says.
+    checkpoint  the sealed stack with a new top, or a copy of the top; then the checkpoint, which is what counts.
+    restore     the new stack with a new top, after the old processes have ended; then the start.
+
+All of it is done with the sandbox's `work.lock` held; what makes a layer, with the layers held.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import stat
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Literal
+
+import anyio
+
+from atoll.contract.driver import Driver, Launch, Memory
+from atoll.contract.errors import InvalidRequest, LaunchFailed, SandboxAsleep, SandboxDied, SandboxError
+from atoll.contract.model import Checkpoint, RuntimeName
+from atoll.runtime.checkpoints import CheckpointRecord, Checkpoints
+from atoll.runtime.layers import MOST_LAYERS, Layers, Sealed
+from atoll.runtime.records import Manifest, Records, now
+
+_log = logging.getLogger(__name__)
+
+
+class Life:
+    def __init__(
+        self,
+        records: Records,
+        layers: Layers,
+        checkpoints: Checkpoints,
+        choose: Callable[[RuntimeName | None], Driver],
+    ) -> None:
+        self._records = records
+        self._layers = layers
+        self._checkpoints = checkpoints
+        self._choose = choose
+
+    async def start(self, manifest: Manifest, driver: Driver, memory: Memory | None = None) -> None:
+        """Start the run that `manifest` names, with no process in it or with those that were saved in `memory`."""
+        await driver.launch(
+            Launch(
+                id=manifest.run_id,
+                directory=self._records.directory(manifest.id),
+                top=self._layers.path(manifest.top),
+                hostname=manifest.spec.name,
+                filesystems=self._layers.compose(manifest.base, manifest.layers),
+                limits=manifest.limits,
+                id_base=manifest.id_base,
+                ephemeral=manifest.spec.ephemeral,
+                memory=memory,
+                pause_after_s=manifest.spec.pause_after_s,
+            )
+        )
+
+    # ---- sleeping and waking ----
+
+    async def wake(self, id: str, *, asked: bool) -> Manifest:
+        """Have it run, whoever else wants that too.
+
+        Raises:
+            SandboxAsleep: it was shut down, and nobody `asked` for it to wake.
+            SandboxDied: it was not asleep but has ended, and nobody asked.
+            LaunchFailed: it did not start.
+        """
+        async with self._records.working(id):
+            manifest = self._read(id)
+            driver = self._choose(manifest.runtime)
+            directory = self._records.directory(id)
+            if driver.pid(directory) is not None:  # its keeper lets it go on, should it stand still
+                return self._write(manifest, state="running", memory=None)
+            if not asked and manifest.state == "shutdown":
+                raise SandboxAsleep(f"the sandbox {manifest.spec.name!r} was shut down; wake it first")
+            if not asked and manifest.state == "running":
+                raise SandboxDied(f"the sandbox {manifest.spec.name!r} has ended; wake it, or destroy it")
+            if manifest.memory is None:
+                return await self._run_anew(manifest, driver)
+            memory = Memory(path=directory / manifest.memory, hostname=manifest.spec.name)
+            try:
+                woken = await self._run_anew(manifest, driver, memory)
+            except LaunchFailed:
+                # Cut short when it was written, or of another version of the runtime. The files are there all the same.
+                _log.warning("the processes of %s could not go on and are lost", manifest.spec.name, exc_info=True)
+                woken = await self._run_anew(self._read(id), driver)
+            woken = self._write(woken, memory=None)
+            await driver.remove(memory.path)
+            return woken
+
+    async def _run_anew(
+        self, manifest: Manifest, driver: Driver, saved: Memory | None = None, **changes: object
+    ) -> Manifest:
+        """Stop what there is, and start the sandbox as it is with `changes`, with the processes that were saved."""
+        directory = self._records.directory(manifest.id)
+        await driver.stop(manifest.run_id, directory)
+        begun = self._write(manifest, run=manifest.run + 1, state="running", **changes)
+        try:
+            await self.start(begun, driver, saved)
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await driver.stop(begun.run_id, directory)
+                # As it was, but for what no run is to be called again.
+                self._write(manifest, run=begun.run, state="cold" if manifest.state == "running" else manifest.state)
+            raise
+        return begun
+
+    async def sleep(self, id: str, state: Literal["cold", "shutdown"]) -> None:
+        """End its processes and keep its files; where the runtime can, the processes are kept too."""
+        async with self._records.working(id):
+            manifest = self._read(id)
+            driver = self._choose(manifest.runtime)
+            if driver.pid(self._records.directory(id)) is None:
+                self._write(manifest, state=state)
+            elif driver.capabilities.memory_checkpoint:
+                await self._save(manifest, driver, state)
+            else:
+                self._write(manifest, state=state)
+                await driver.stop(manifest.run_id, self._records.directory(id))
+
+    async def _save(self, manifest: Manifest, driver: Driver, state: Literal["cold", "shutdown"]) -> None:
+        directory = self._records.directory(manifest.id)
+        asleep = self._write(manifest, state=state, memory=f"memory-{manifest.run}")
+        try:
+            await driver.save(manifest.run_id, directory, directory / str(asleep.memory))
+        except SandboxError:
+            if driver.pid(directory) is not None:
+                self._write(asleep, state="running", memory=None)
+            raise
+        await driver.stop(manifest.run_id, directory)
+
+    async def sleep_unused(self, id: str, after: timedelta) -> bool:
+        """Put it to sleep, cold, if nobody has used it for so long. Returns whether it was.
+
+        Who begins to use it in this very moment waits until it is known, and then finds it asleep or as it was.
+        """
+        async with self._records.working(id):
+            manifest = self._read(id)
+            driver = self._choose(manifest.runtime)
+            directory = self._records.directory(id)
+
+            def unused() -> bool:
+                last, at_work = driver.last_used(directory)
+                return not at_work and now() - (last or manifest.created_at) >= after
+
+            if driver.pid(directory) is None or not unused():
+                return False
+            async with driver.held(directory) if driver.capabilities.freeze else contextlib.nullcontext():
+                if not unused():
+                    return False
+                if not driver.capabilities.memory_checkpoint:
+                    self._write(manifest, state="cold")
+                    await driver.stop(manifest.run_id, directory)
+                    return True
+            await self._save(manifest, driver, "cold")
+            return True
+
+    async def freeze(self, id: str) -> None:
+        """Have its processes stand still in memory, until somebody wakes it."""
+        async with self._records.working(id):
+            manifest = self._read(id)
+            driver = self._choose(manifest.runtime)
+            if driver.pid(self._records.directory(id)) is not None:
+                await driver.freeze(self._records.directory(id))
+
+    # ---- checkpoints ----
+
+    async def checkpoint(self, id: str, name: str | None) -> CheckpointRecord:
+        """Remember the sandbox as it is now. Its processes stand still meanwhile."""
+        async with self._layers.held(), self._records.working(id):
+            manifest = self._read(id)
+            driver = self._choose(manifest.runtime)
+            directory = self._records.directory(id)
+            new_id = self._checkpoints.new_id()
+            saved = self._checkpoints.directory(new_id) / "memory"
+            running = driver.pid(directory) is not None
+            with_memory = running and driver.capabilities.memory_checkpoint
+            if with_memory:
+                self._checkpoints.directory(new_id).mkdir(mode=0o700)
+                await driver.save(manifest.run_id, directory, saved)
+                manifest = self._seal(manifest)
+                stack = manifest.layers
+            elif running:
+                stack = (Sealed(id=await self._copy_top(manifest, driver), owner=manifest.id_base), *manifest.layers)
+            else:
+                manifest = self._seal(manifest)
+                stack = manifest.layers
+            record = CheckpointRecord(
+                checkpoint=Checkpoint(
+                    id=new_id,
+                    name=name,
+                    sandbox=manifest.spec.name,
+                    created_at=now(),
+                    parent=manifest.checkpoint,
+                    with_memory=with_memory,
+                    runtime=manifest.runtime,
+                    image=manifest.spec.image,
+                ),
+                spec=manifest.spec,
+                limits=manifest.limits,
+                env=manifest.env,
+                image_digest=manifest.image_digest,
+                base=manifest.base,
+                layers=stack,
+            )
+            self._checkpoints.write(record)
+            manifest = self._write(manifest, checkpoint=record.checkpoint.id)
+            if with_memory:
+                await self._run_anew(manifest, driver, self._checkpoints.memory(record))
+            return record
+
+    def _seal(self, manifest: Manifest) -> Manifest:
+        """What was written so far becomes a layer; nothing that runs writes to it."""
+        if self._is_untouched(manifest):
+            return manifest
+        if len(manifest.layers) >= MOST_LAYERS:
+            raise InvalidRequest(
+                f"the sandbox {manifest.spec.name!r} stands on {len(manifest.layers)} layers; there cannot be more"
+            )
+        sealed = Sealed(id=manifest.top, owner=manifest.id_base)
+        return self._write(manifest, layers=(sealed, *manifest.layers), top=self._layers.new())
+
+    def _is_untouched(self, manifest: Manifest) -> bool:
+        """Whether nothing was written to the top since it was made."""
+        for filesystem in manifest.base:
+            upper = self._layers.path(manifest.top) / "upper" / filesystem.key
+            with contextlib.suppress(FileNotFoundError):
+                seen = upper.stat()
+                if os.listdir(upper) or stat.S_IMODE(seen.st_mode) != 0o755:
+                    return False
+        return True
+
+    async def _copy_top(self, manifest: Manifest, driver: Driver) -> str:
+        """A layer with what the sandbox has written by now."""
+        layer = self._layers.new()
+        try:
+            async with driver.held(self._records.directory(manifest.id)):
+                await driver.copy(self._layers.path(manifest.top) / "upper", self._layers.path(layer) / "upper")
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await driver.remove(self._layers.path(layer))
+            raise
+        return layer
+
+    async def restore(self, id: str, record: CheckpointRecord) -> Manifest:
+        """Have the sandbox be what it was at a checkpoint. What it wrote since is lost, and its processes end."""
+        async with self._layers.held(), self._records.working(id):
+            manifest = self._read(id)
+            driver = self._choose(manifest.runtime)
+            await driver.stop(manifest.run_id, self._records.directory(id))
+            restored = await self._run_anew(
+                manifest,
+                driver,
+                self._checkpoints.memory(record) if driver.capabilities.memory_checkpoint else None,
+                spec=manifest.spec.model_copy(update={"image": record.spec.image}),
+                env=record.env,
+                image_digest=record.image_digest,
+                base=record.base,
+                layers=record.layers,
+                top=self._layers.new(),
+                memory=None,
+                checkpoint=record.checkpoint.id,
+            )
+            old = [self._records.directory(id) / manifest.memory] if manifest.memory else []
+            await driver.remove(self._layers.path(manifest.top), *old)
+            return restored
+
+    # ---- parts ----
+
+    def _read(self, id: str) -> Manifest:
+        manifest = self._records.read(id)
+        if manifest is None:
+            raise SandboxDied("the sandbox was destroyed")
+        return manifest
+
+    def _write(self, manifest: Manifest, **changes: object) -> Manifest:
+        changed = manifest.model_copy(update=changes)
+        if changed != manifest:
+            self._records.write(changed)
+        return changed
+
+    async def size(self, record: CheckpointRecord) -> int:
+        """What a checkpoint holds beyond the one before it, counted once."""
+        if not record.layers:
+            return 0
+        noted = self._checkpoints.directory(record.checkpoint.id) / "size"
+        with contextlib.suppress(OSError, ValueError):
+            return int(noted.read_text())
+        size = await self._choose(None).size(self._layers.path(record.layers[0].id))
+        with contextlib.suppress(OSError):
+            noted.write_text(str(size))
+        return size
+
+    async def collect(self, *, patience_s: float | None = None) -> list[Path]:
+        """Take away the layers that nobody names any more. Returns what was taken away.
+
+        With `patience_s`, it is left to somebody else when others are at work for longer.
+        """
+        async with self._layers.held(alone=True, patience_s=patience_s) as held:
+            if not held:
+                return []
+            self._checkpoints.collect()
+            named = {layer.id for record in self._checkpoints.all() for layer in record.layers}
+            for id in os.listdir(self._records.state_dir / "sandboxes"):
+                manifest = self._records.read(id)
+                if manifest is not None:
+                    named |= {manifest.top, *(layer.id for layer in manifest.layers)}
+            unnamed = self._layers.unnamed(named)
+            if unnamed:
+                await self._choose(None).remove(*unnamed)
+            return unnamed

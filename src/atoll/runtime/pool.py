@@ -1,0 +1,151 @@
+"""The sandboxes of one session: they come to life when first used, and sleep when nobody uses them.
+
+Knows which names belong to a session, and for how long each may be unused. Refuses to know how a sandbox is made,
+sleeps or wakes (`host.py`, `life.py`).
+
+A session's sandbox `name` is the runtime's sandbox `session.name`. Sessions have no dot in them, so none can be taken
+for another's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+
+import anyio
+
+from atoll.contract.errors import AtollError, InvalidRequest, SandboxExists, SandboxNotFound
+from atoll.contract.model import Frozen, Limits, RuntimeName, Status, check_name
+from atoll.runtime.host import Runtime
+from atoll.runtime.sandbox import Sandbox
+
+DEFAULT = "default"
+SLEEP_AFTER_S = 600.0
+SESSION_RULE = "1 to 32 characters: lower-case letters, digits, '-' and '_', beginning with a letter or a digit"
+_SESSION = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
+_LONGEST_NAME = 30
+_LOOKS = 4
+"""How often within the time that a sandbox may be unused somebody looks."""
+_log = logging.getLogger(__name__)
+
+
+class PooledSandbox(Frozen):
+    """A sandbox of a session, as `Pool.list` shows it."""
+
+    name: str
+    image: str
+    status: Status
+    last_used_at: datetime | None
+    """When something was last asked of it. Unset: it has not been used since it was made."""
+
+
+class Pool:
+    """Named sandboxes of one session. `Runtime.pool` gives one, as a context: while it is open, the unused go to sleep.
+
+    What `create` is given holds for all of them, unless `configure` says otherwise of one. They stay when the pool is
+    closed: the session's next pool, here or in another process, finds them.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        session_id: str,
+        *,
+        image: str | None = None,
+        limits: Limits | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str = "user",
+        runtime_name: RuntimeName | None = None,
+        pause_after_s: float | None = None,
+        sleep_after_s: float | None = SLEEP_AFTER_S,
+    ) -> None:
+        if not _SESSION.fullmatch(session_id):
+            raise InvalidRequest(f"{session_id!r} is not a session's id; allowed are {SESSION_RULE}")
+        if sleep_after_s is not None and not sleep_after_s > 0:
+            raise InvalidRequest(f"sleep_after_s is {sleep_after_s}; it must be above 0, or None for never")
+        self.session_id = session_id
+        self.sleep_after_s = sleep_after_s
+        self._runtime = runtime
+        self._making: dict[str, anyio.Lock] = {}
+        self._options: dict[str, object] = {
+            "image": image,
+            "limits": limits,
+            "env": env,
+            "user": user,
+            "runtime": runtime_name,
+            "pause_after_s": pause_after_s,
+        }
+
+    async def get(self, name: str = DEFAULT, **options: object) -> Sandbox:
+        """The sandbox of this name, made now if it is not there. However many ask at once, one is made.
+
+        `options` are those of `Runtime.create`, over the pool's own; they count only when the sandbox is made.
+
+        Raises:
+            InvalidRequest: the name is not allowed, or an option is wrong.
+            and what `Runtime.create` raises.
+        """
+        full = self._full(name)
+        async with self._making.setdefault(name, anyio.Lock()):
+            with contextlib.suppress(SandboxNotFound):
+                return await self._runtime.get(full)
+            try:
+                return await self._runtime.create(full, **{**self._options, **options})  # type: ignore[arg-type]
+            except SandboxExists:  # another process was faster
+                return await self._runtime.get(full)
+
+    async def list(self) -> list[PooledSandbox]:
+        """The session's sandboxes, by name."""
+        found = []
+        for info in await self._runtime.list():
+            session, _, name = info.name.partition(".")
+            if session == self.session_id and name:
+                found.append(
+                    PooledSandbox(
+                        name=name,
+                        image=info.image,
+                        status=info.status,
+                        last_used_at=self._runtime.last_used(info.id),
+                    )
+                )
+        return found
+
+    async def destroy(self, name: str = DEFAULT) -> None:
+        """End a sandbox and remove all of it.
+
+        Raises:
+            SandboxNotFound: there is none of this name.
+        """
+        await self._runtime.destroy(self._full(name))
+
+    async def aclose(self) -> None:
+        """Destroy all sandboxes of the session."""
+        for each in await self.list():
+            with contextlib.suppress(SandboxNotFound):
+                await self.destroy(each.name)
+
+    def _full(self, name: str) -> str:
+        check_name(name)
+        if len(name) > _LONGEST_NAME:
+            raise InvalidRequest(
+                f"{name!r} is too long for a name in a session; it may have {_LONGEST_NAME} characters"
+            )
+        return f"{self.session_id}.{name}"
+
+    async def reap(self) -> None:
+        """Put to sleep what has been unused for too long, for ever."""
+        if self.sleep_after_s is None:
+            return
+        while True:
+            await anyio.sleep(self.sleep_after_s / _LOOKS)
+            for each in await self.list():
+                if each.status not in ("running", "warm"):
+                    continue
+                with contextlib.suppress(SandboxNotFound):
+                    try:
+                        await self._runtime.sleep_unused(self._full(each.name), timedelta(seconds=self.sleep_after_s))
+                    except AtollError:
+                        _log.exception("the unused sandbox %s could not be put to sleep", each.name)

@@ -1,0 +1,47 @@
+"""`sleep`, `wake`, `checkpoint`, `checkpoints`, `restore`, `fork` and `gc`."""
+
+from __future__ import annotations
+
+from tests.cli.driving import Atoll
+
+
+def test_a_sandbox_is_put_to_sleep_and_woken(atoll: Atoll) -> None:
+    name = atoll.box()
+    assert atoll.text("sleep", name) == f"{name} is cold\n"
+    assert atoll.text("exec", name, "echo", "awake") == "awake\n"
+    assert atoll.json("sleep", name, "--warm", "--json") == {"name": name, "status": "warm"}
+    assert atoll.json("sleep", name, "--shutdown", "--json") == {"name": name, "status": "shutdown"}
+    assert b"wake it first" in atoll("exec", name, "true", status=125).stderr
+    assert atoll.text("wake", name) == f"{name} is running\n"
+    assert atoll.text("exec", name, "echo", "awake") == "awake\n"
+    atoll("sleep", name, "--warm", "--shutdown", status=2)
+    atoll("sleep", "nobody", status=1)
+
+
+def test_checkpoints_are_made_drawn_gone_back_to_and_deleted(atoll: Atoll) -> None:
+    name = atoll.box()
+    atoll.text("exec", name, "-c", "echo 1 > f")
+    first = atoll.text("checkpoint", name, "one").strip()
+    atoll.text("exec", name, "-c", "echo 2 > f")
+    second = atoll.json("checkpoint", name, "two", "--json")
+    assert (second["parent"], second["name"], second["with_memory"]) == (first, "two", False)
+    assert atoll.text("restore", name, "one") == f"{name} is what it was at one\n"
+    assert atoll.text("exec", name, "cat", "f") == "1\n"
+    third = atoll.text("checkpoint", name, "three").strip()
+    header, *rows = atoll.text("checkpoints", name).splitlines()
+    assert header.split() == ["CHECKPOINT", "LABEL", "SANDBOX", "CREATED", "SIZE"]
+    assert [row.split("  ")[0].strip() for row in rows] == [first, f"├─ {second['id']}", f"└─ {third}"]
+    assert atoll.text("checkpoints", name, "--quiet").split() == [first, second["id"], third]
+    made = atoll.text("fork", name, f"{name}-a", f"{name}-b", "--checkpoint", "two").split()
+    assert made == [f"{name}-a", f"{name}-b"]
+    assert atoll.text("exec", made[1], "cat", "f") == "2\n"
+    atoll.text("rm", *made)
+    assert atoll.text("checkpoints", name, "--delete", "one", "--delete", "two", "--delete", third).split() == [
+        "one",
+        "two",
+        third,
+    ]
+    assert atoll.json("checkpoints", name, "--json") == []
+    atoll("restore", name, "one", status=1)
+    freed = atoll.json("gc", "--json")
+    assert set(freed) == {"freed"}

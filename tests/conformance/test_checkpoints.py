@@ -1,0 +1,298 @@
+"""Checkpoints, going back to them, and forks: files, on every runtime."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+
+import anyio
+import pytest
+
+from atoll import (
+    Capabilities,
+    CheckpointNotFound,
+    InvalidRequest,
+    Runtime,
+    Sandbox,
+    SandboxDied,
+    SandboxExists,
+    SandboxNotFound,
+    Unenforceable,
+)
+from atoll.contract.model import RuntimeName
+from tests.conformance.inside import client
+from tests.conftest import LeakCheck
+
+WRITE = """
+set -e
+echo one > one; mkdir -p d/e; echo two > d/e/two; ln one twin; ln -s one link; mkfifo pipe
+printf x > 'a name
+with a newline'
+rm -rf /usr/share/common-licenses; mkdir /usr/share/common-licenses; echo mine > /usr/share/common-licenses/GPL
+rm /etc/nsswitch.conf; echo opt > /opt/file; chown 1234:1235 /opt/file; chmod 4755 /opt/file
+truncate -s 300M sparse; touch -d '2001-02-03 04:05:06' old
+"""
+LOOK = """
+cat one twin d/e/two; readlink link; [ one -ef twin ] && echo same; [ -p pipe ] && echo pipe; ls a*newline | wc -l
+ls /usr/share/common-licenses; cat /usr/share/common-licenses/*; ls /etc/nsswitch.conf 2>&1 | grep -c 'No such'
+stat -c '%a %u %g' /opt/file; stat -c %s sparse; stat -c %Y old
+"""
+TWO_FILES = """
+import os
+i = 0
+while True:
+    i += 1
+    for name in ("first", "second"):
+        with open("new", "w") as file:
+            file.write(f"{i}\\n")
+        os.replace("new", name)
+"""
+FOUND = "one\none\ntwo\none\nsame\npipe\n2\nGPL\nmine\n1\n4755 1234 1235\n314572800\n981173106\n"
+
+
+async def write(sandbox: Sandbox) -> None:
+    result = await sandbox.exec(WRITE, user="root", cwd="/root")
+    assert result.ok, result.stderr
+
+
+async def look(sandbox: Sandbox) -> str:
+    if sandbox.info.runtime == "runsc":
+        # gVisor has named pipes in its own memory, not on disk.
+        await sandbox.exec("[ -p pipe ] || mkfifo pipe", user="root", cwd="/root")
+    return (await sandbox.exec(LOOK, user="root", cwd="/root")).stdout
+
+
+async def clean(runtime: Runtime) -> None:
+    for checkpoint in await runtime.checkpoints():
+        await runtime.delete_checkpoint(checkpoint.id)
+
+
+@pytest.fixture
+def freezes(capabilities: Capabilities) -> bool:
+    return capabilities.freeze
+
+
+# ---- making and going back ----
+
+
+@pytest.mark.parametrize("asleep", [False, True], ids=["running", "asleep"])
+async def test_restore_brings_back_every_file_as_it_was(
+    runtime: Runtime, capabilities: Capabilities, as_root: None, asleep: bool
+) -> None:
+    async with await runtime.create("past") as sandbox:
+        await write(sandbox)
+        assert await look(sandbox) == FOUND
+        if asleep:
+            await sandbox.sleep()
+        checkpoint = await sandbox.checkpoint("before")
+        assert (checkpoint.name, checkpoint.sandbox, checkpoint.parent) == ("before", "past", None)
+        assert checkpoint.with_memory is (capabilities.memory_checkpoint and not asleep)
+        assert await look(sandbox) == FOUND
+        await sandbox.exec("rm -rf /root/* /opt/file; echo new > /root/one; echo x > /etc/nsswitch.conf", user="root")
+        await sandbox.restore(checkpoint.id)
+        assert await look(sandbox) == FOUND
+        # And what is written after that goes with the next one.
+        await sandbox.exec("echo changed > /root/one", user="root")
+        await sandbox.restore("before")
+        assert await look(sandbox) == FOUND
+    await clean(runtime)
+
+
+@pytest.mark.core
+async def test_a_checkpoint_of_one_that_sleeps_is_made_without_waking_it(runtime: Runtime) -> None:
+    async with await runtime.create("quiet") as sandbox:
+        await sandbox.files.write_text("f", "1")
+        await sandbox.sleep()
+        first = await sandbox.checkpoint()
+        assert {info.status for info in await runtime.list() if info.name == "quiet"} == {"cold"}
+        await sandbox.files.write_text("f", "2")
+        await sandbox.sleep()
+        second = await sandbox.checkpoint("second")
+        third = await sandbox.checkpoint("third")
+        assert [(each.id, each.parent) for each in await sandbox.checkpoints()] == [
+            (first.id, None),
+            (second.id, first.id),
+            (third.id, second.id),
+        ]
+        assert all(each.size_bytes is not None for each in await sandbox.checkpoints())
+        await sandbox.restore(first.id)
+        assert await sandbox.files.read_text("f") == "1"
+        await sandbox.restore(third.id)
+        assert await sandbox.files.read_text("f") == "2"
+    await clean(runtime)
+
+
+async def test_a_checkpoint_is_of_one_moment(runtime: Runtime, capabilities: Capabilities, as_root: None) -> None:
+    """Two files that are always written in order never tell of a moment that there was not."""
+    async with await runtime.create("moment") as sandbox:
+        await (await sandbox.spawn(["python3", "-c", TWO_FILES])).detach()
+        await sandbox.exec("until [ -s second ]; do sleep 0.01; done; head -c 20000000 /dev/zero > bulk")
+        for _ in range(1 if capabilities.memory_checkpoint else 3):
+            (copy,) = await sandbox.fork(1)
+            async with copy:
+                first, second = (await copy.exec("cat first second")).stdout.split()
+                # Where processes go on in the copy, they have written on by the time that one can look.
+                assert int(first) - int(second) in ((0, 1) if not capabilities.memory_checkpoint else range(-99, 2))
+    await clean(runtime)
+
+
+async def test_a_running_sandbox_that_cannot_be_frozen_is_not_copied(runtime: Runtime, freezes: bool) -> None:
+    if freezes:
+        pytest.skip("it can be frozen here")
+    async with await runtime.create() as sandbox:
+        with pytest.raises(Unenforceable, match="put it to sleep"):
+            await sandbox.checkpoint()
+
+
+async def test_many_checkpoints_stand_on_each_other(runtime: Runtime, runtime_name: RuntimeName, as_root: None) -> None:
+    last = 5 if runtime_name == "runsc" else 11
+    async with await runtime.create("tower") as sandbox:
+        for number in range(last + 1):
+            await sandbox.exec(f"echo {number} > file-{number}; rm -f file-{number - 2}; echo {number} > last")
+            await sandbox.sleep()
+            await sandbox.checkpoint(f"step-{number}")
+        await sandbox.restore("step-3")
+        assert (await sandbox.exec("cat last; ls file-* | tr '\\n' ' '")).stdout == "3\nfile-2 file-3 "
+        await sandbox.restore(f"step-{last}")
+        assert (await sandbox.exec("cat last")).stdout == f"{last}\n"
+    await clean(runtime)
+
+
+# ---- forks ----
+
+
+async def test_forks_begin_alike_and_share_nothing(runtime: Runtime, as_root: None) -> None:
+    async with await runtime.create("parent", env={"WHO": "parent"}) as sandbox:
+        await write(sandbox)
+        forks = await sandbox.fork(3)
+        assert len({fork.name for fork in forks} | {"parent"}) == 4
+        for fork in forks:
+            assert await look(fork) == FOUND
+            assert (await fork.exec("hostname; echo $WHO")).stdout == f"{fork.name}\nparent\n"
+            await fork.exec("echo $(hostname) > /root/one; touch /root/only", user="root")
+        assert await look(sandbox) == FOUND
+        for fork in forks:
+            assert (await fork.exec("cat /root/one", user="root")).stdout == f"{fork.name}\n"
+        # A fork of a fork stands on the same ground.
+        (grandchild,) = await forks[0].fork(1, names=["grandchild"])
+        await forks[0].destroy()
+        assert (await grandchild.exec("cat /root/one; ls /root/only", user="root")).stdout == (
+            f"{forks[0].name}\n/root/only\n"
+        )
+        for each in (*forks[1:], grandchild):
+            await each.destroy()
+        assert await look(sandbox) == FOUND
+    assert await runtime.checkpoints() == []
+
+
+async def test_a_fork_is_made_of_a_checkpoint(runtime: Runtime, as_root: None) -> None:
+    async with await runtime.create("origin") as sandbox:
+        await sandbox.files.write_text("f", "then")
+        checkpoint = await sandbox.checkpoint("then")
+        await sandbox.files.write_text("f", "now")
+        (fork,) = await sandbox.fork(1, checkpoint="then")
+        assert await fork.files.read_text("f") == "then"
+        (again,) = await runtime.fork("origin", 1, checkpoint=checkpoint.id, names=["again"])
+        assert await again.files.read_text("f") == "then"
+        # What it was made of may go; the fork stays whole.
+        await runtime.delete_checkpoint("then")
+        await fork.sleep()
+        assert await fork.files.read_text("f") == "then"
+        await fork.destroy()
+        await again.destroy()
+
+
+async def test_forks_are_made_all_or_none(runtime: Runtime, as_root: None, leak_check: LeakCheck) -> None:
+    async with await runtime.create("whole") as sandbox, await runtime.create("taken"):
+        with pytest.raises(SandboxExists):
+            await sandbox.fork(3, names=["left", "taken", "right"])
+        assert {info.name for info in await runtime.list()} >= {"whole", "taken"}
+        assert not {info.name for info in await runtime.list()} & {"left", "right"}
+        for count, names in ((0, None), (-1, None), (2, ["one"])):
+            with pytest.raises(InvalidRequest):
+                await sandbox.fork(count, names=names)
+    await leak_check.back_to_start()
+
+
+# ---- what there is, and what goes ----
+
+
+async def test_deleting_frees_what_nobody_else_needs(runtime: Runtime, as_root: None, leak_check: LeakCheck) -> None:
+    sandbox = await runtime.create("freed")
+    layers = runtime.state_dir / "layers"
+    await sandbox.exec("head -c 1000000 /dev/urandom > big")
+    await sandbox.sleep()
+    one, two = await sandbox.checkpoint("one"), await sandbox.checkpoint("two")
+    assert one.size_bytes is None or one.size_bytes > 0
+    before = set(os.listdir(layers))
+    await runtime.delete_checkpoint("one")
+    assert set(os.listdir(layers)) == before, "the other checkpoint, and the sandbox, stand on it"
+    await sandbox.destroy()
+    assert len(os.listdir(layers)) < len(before)
+    (kept,) = await runtime.checkpoints()
+    assert kept.id == two.id
+    await runtime.delete_checkpoint(two.id)
+    assert os.listdir(layers) == []
+    await leak_check.back_to_start()
+
+
+async def test_what_is_not_there_is_told(runtime: Runtime) -> None:
+    with pytest.raises(SandboxNotFound):
+        await runtime.checkpoint("nobody")
+    with pytest.raises(CheckpointNotFound, match="there are none"):
+        await runtime.delete_checkpoint("cp-000000000000")
+    async with await runtime.create("here") as sandbox:
+        for wanted in ("nothing", "../../names", "", "cp-1"):
+            with pytest.raises(CheckpointNotFound):
+                await sandbox.restore(wanted)
+        assert (await sandbox.exec("echo alive")).stdout == "alive\n"
+        with pytest.raises(InvalidRequest, match="allowed are"):
+            await sandbox.checkpoint("Not A Label")
+
+
+async def test_a_checkpoint_is_seen_by_others_and_outlives_its_sandbox(
+    runtime: Runtime, runtime_name: RuntimeName, as_root: None
+) -> None:
+    async with await runtime.create("author") as sandbox:
+        await sandbox.files.write_text("f", "text")
+        await sandbox.checkpoint("work")
+    body = """
+for each in await runtime.checkpoints("author"):
+    say(each.name, each.size_bytes > 0)
+await runtime.create("heir")
+await runtime.restore("heir", each.id)
+box = await runtime.get("heir")
+say(await box.files.read_text("f"))
+await box.destroy()
+await runtime.delete_checkpoint(each.id)
+"""
+    async with client(runtime.state_dir, runtime_name, body) as other:
+        assert await other.line() == "work True"
+        assert await other.line() == "text"
+        await other.succeeds()
+    assert await runtime.checkpoints() == []
+
+
+async def test_checkpoints_forks_and_sleep_at_once(runtime: Runtime, capabilities: Capabilities, as_root: None) -> None:
+    async with await runtime.create("busy") as sandbox:
+        await sandbox.files.write_text("f", "text")
+
+        lost = [SandboxDied] if capabilities.memory_checkpoint else []
+
+        async def read() -> None:
+            for _ in range(5):
+                # Where processes are written to disk too, a call that is under way then is lost, and says so.
+                with suppress(*lost):
+                    assert await sandbox.files.read_text("f") == "text"
+
+        async with anyio.create_task_group() as group:
+            for number in range(4):
+                group.start_soon(sandbox.checkpoint, f"at-{number}")
+                group.start_soon(read)
+            group.start_soon(sandbox.fork, 2)
+        assert len(await sandbox.checkpoints()) == 4
+        for info in await runtime.list():
+            if info.name != "busy":
+                assert await (await runtime.get(info.name)).files.read_text("f") == "text"
+                await runtime.destroy(info.name)
+    await clean(runtime)

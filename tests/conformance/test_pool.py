@@ -1,0 +1,101 @@
+"""Pools: the sandboxes of a session, which come when they are used and sleep when they are not."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from atoll import InvalidRequest, Runtime, Sandbox, SandboxNotFound
+from atoll.contract.model import RuntimeName
+from tests.conformance.inside import client
+from tests.waiting import eventually
+
+
+@pytest.mark.core
+async def test_a_sandbox_is_made_once_however_many_ask_for_it(runtime: Runtime) -> None:
+    async with runtime.pool("session-1", env={"A": "pool", "B": "pool"}) as pool:
+        assert await pool.list() == []
+        found: list[Sandbox] = []
+
+        async def ask() -> None:
+            found.append(await pool.get())
+
+        async with anyio.create_task_group() as group:
+            for _ in range(10):
+                group.start_soon(ask)
+        assert len({sandbox.id for sandbox in found}) == 1
+        other = await pool.get("other", env={"A": "own"})
+        assert other.id != found[0].id
+        assert (await found[0].exec("echo $A $B")).stdout == "pool pool\n"
+        assert (await other.exec("echo $A")).stdout == "own\n"
+        assert [(each.name, each.image, each.status) for each in await pool.list()] == [
+            ("default", "host", "running"),
+            ("other", "host", "running"),
+        ]
+        assert all(each.last_used_at is not None for each in await pool.list())
+        await pool.destroy("other")
+        with pytest.raises(SandboxNotFound):
+            await pool.destroy("other")
+        await pool.aclose()
+        assert await pool.list() == []
+
+
+async def test_sessions_do_not_see_each_other_and_are_found_again(runtime: Runtime, runtime_name: RuntimeName) -> None:
+    async with runtime.pool("one") as one, runtime.pool("two") as two:
+        await (await one.get("box")).files.write_text("f", "one")
+        await (await two.get("box")).files.write_text("f", "two")
+        assert await (await one.get("box")).files.read_text("f") == "one"
+        assert [each.name for each in await one.list()] == ["box"]
+    body = """
+async with runtime.pool("one") as pool:
+    say(await (await pool.get("box")).files.read_text("f"))
+"""
+    async with client(runtime.state_dir, runtime_name, body) as other:
+        assert await other.line() == "one"
+        await other.succeeds()
+    async with runtime.pool("one") as one, runtime.pool("two") as two:
+        await one.aclose()
+        assert [each.name for each in await two.list()] == ["box"]
+        await two.aclose()
+
+
+async def test_the_unused_go_to_sleep_and_come_back_with_their_files(runtime: Runtime) -> None:
+    async with runtime.pool("tired", sleep_after_s=1.1) as pool:
+        sandbox = await pool.get()
+        await sandbox.files.write_text("f", "kept")
+        # A command, and an open stream, are use, for as long as they last.
+        assert (await sandbox.exec("sleep 1.8; echo done")).stdout == "done\n"
+        process = await sandbox.spawn("sleep 31537201")
+        await anyio.sleep(1.6)
+        assert [each.status for each in await pool.list()] == ["running"]
+        await process.kill()
+        await process.wait()
+
+        async def asleep() -> bool:
+            return [each.status for each in await pool.list()] == ["cold"]
+
+        await eventually(asleep, "it sleeps")
+        assert await (await pool.get()).files.read_text("f") == "kept"
+        assert [each.status for each in await pool.list()] == ["running"]
+        await pool.aclose()
+
+
+@pytest.mark.parametrize("session", ["", "A", "a.b", "a b", "x" * 33, "../x", "-a"])
+async def test_a_session_that_cannot_be_is_refused(runtime: Runtime, session: str) -> None:
+    with pytest.raises(InvalidRequest, match="allowed are"):
+        async with runtime.pool(session):
+            pass
+
+
+async def test_names_and_times_that_cannot_be_are_refused(runtime: Runtime) -> None:
+    async with runtime.pool("strict") as pool:
+        for name in ("", "A", "../x", "a b"):
+            with pytest.raises(InvalidRequest, match="allowed are"):
+                await pool.get(name)
+        with pytest.raises(InvalidRequest, match="30 characters"):
+            await pool.get("x" * 31)
+        assert await pool.list() == []
+    for seconds in (0, -1):
+        with pytest.raises(InvalidRequest, match="above 0"):
+            async with runtime.pool("strict", sleep_after_s=seconds):
+                pass

@@ -1,0 +1,325 @@
+"""Sleeping and waking: warm in memory, cold on disk, shut down until told otherwise."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from atoll import Capabilities, PortRefused, Runtime, Sandbox, SandboxAsleep, SandboxDied, Unenforceable
+from atoll.contract.model import RuntimeName
+from tests.conformance.inside import client, until_running
+from tests.waiting import eventually
+
+COUNT = "i=0; while :; do i=$((i+1)); echo $i > count; sleep 0.01; done"
+
+
+async def status(runtime: Runtime, name: str) -> str:
+    (info,) = [info for info in await runtime.list() if info.name == name]
+    return info.status
+
+
+async def counted(sandbox: Sandbox) -> int:
+    """How far COUNT has come."""
+
+    async def number() -> int:
+        text = (await sandbox.exec("cat count 2>/dev/null")).stdout
+        return int(text) if text.strip() else 0
+
+    return await eventually(number, "it counts")
+
+
+# ---- cold ----
+
+
+@pytest.mark.core
+async def test_a_cold_sandbox_has_no_process_and_wakes_with_its_files_when_it_is_used(
+    runtime: Runtime, capabilities: Capabilities
+) -> None:
+    async with await runtime.create("sleeper", env={"MODE": "test"}) as sandbox:
+        await sandbox.files.write_text("kept", "yes")
+        await sandbox.exec("echo 1 > /usr/made; rm /etc/nsswitch.conf; mkdir /srv/d", user="root")
+        process = await sandbox.spawn("sleep 31537101")
+        first = sandbox.info.pid
+        await sandbox.sleep()
+        assert await status(runtime, "sleeper") == "cold"
+        (info,) = [info for info in await runtime.list() if info.name == "sleeper"]
+        assert (info.pid, info.reason) == (None, None)
+        with pytest.raises(SandboxDied):
+            await process.wait()
+        assert (await sandbox.exec("cat kept /usr/made; ls -d /srv/d; ls /etc/nsswitch.conf; echo $MODE")).stdout == (
+            "yes1\n/srv/d\ntest\n"
+        )
+        assert await status(runtime, "sleeper") == "running"
+        (info,) = [info for info in await runtime.list() if info.name == "sleeper"]
+        assert info.pid not in (None, first)
+        left = [found.command for found in await sandbox.ps() if "31537101" in found.command]
+        assert bool(left) is capabilities.memory_checkpoint, "its processes are kept where the runtime can"
+
+
+@pytest.mark.core
+async def test_many_who_use_it_wake_it_once(runtime: Runtime) -> None:
+    async with await runtime.create() as sandbox:
+        await sandbox.sleep()
+        pids: list[str] = []
+
+        async def look() -> None:
+            pids.append((await sandbox.exec("cat /proc/sys/kernel/random/boot_id; stat -c %Y /proc/1")).stdout)
+
+        async with anyio.create_task_group() as group:
+            for _ in range(20):
+                group.start_soon(look)
+        assert len(pids) == 20
+        assert len(set(pids)) == 1
+        (info,) = [info for info in await runtime.list() if info.name == sandbox.name]
+        assert info.status == "running"
+
+
+async def test_another_process_wakes_it_too_and_the_first_goes_on(runtime: Runtime, runtime_name: RuntimeName) -> None:
+    async with await runtime.create("shared-sleeper") as sandbox:
+        await sandbox.sleep()
+        body = """
+box = await runtime.get("shared-sleeper")
+say((await box.exec("echo woken > by; echo done")).stdout.strip())
+await box.sleep()
+say("asleep")
+"""
+        async with client(runtime.state_dir, runtime_name, body) as other:
+            assert await other.line() == "done"
+            assert await other.line() == "asleep"
+            await other.succeeds()
+        assert (await sandbox.exec("cat by")).stdout == "woken\n"
+
+
+async def test_a_sandbox_sleeps_and_wakes_again_and_again(runtime: Runtime) -> None:
+    async with await runtime.create() as sandbox:
+        for number in range(3):
+            await sandbox.exec(f"echo {number} >> log")
+            await sandbox.sleep()
+        await sandbox.sleep()  # it does already
+        assert (await sandbox.exec("cat log")).stdout == "0\n1\n2\n"
+
+
+async def test_a_sandbox_that_sleeps_can_be_destroyed(runtime: Runtime) -> None:
+    sandbox = await runtime.create("gone-in-its-sleep")
+    await sandbox.exec("echo x > /usr/x", user="root")
+    await sandbox.sleep()
+    await sandbox.destroy()
+    assert "gone-in-its-sleep" not in {info.name for info in await runtime.list()}
+
+
+async def test_limits_hold_after_waking(runtime: Runtime, capabilities: Capabilities, as_root: None) -> None:
+    from atoll import Limits
+
+    if not capabilities.process_oom:
+        pytest.skip("gVisor ends the sandbox, not the process")
+    async with await runtime.create(limits=Limits(memory_bytes=64 << 20)) as sandbox:
+        await sandbox.sleep()
+        result = await sandbox.exec(["python3", "-c", "x = bytearray(200_000_000)"])
+        assert (result.exit_code, result.out_of_memory) == (137, True)
+
+
+SERVER = """
+import socket, threading, time
+server = socket.socket()
+server.bind(("127.0.0.1", 8080))
+server.listen()
+count, log = 0, open("log", "w")
+
+def serve():
+    while True:
+        connection, _ = server.accept()
+        connection.sendall(str(count).encode())
+        connection.close()
+
+threading.Thread(target=serve, daemon=True).start()
+while True:
+    count += 1
+    log.write(f"{count}\\n")
+    log.flush()
+    time.sleep(0.02)
+"""
+"""It counts, holds a file open and listens."""
+
+
+async def ask(sandbox: Sandbox) -> int:
+    """The count that SERVER is at."""
+
+    async def answer() -> int:
+        async with await sandbox.dial(8080) as connection:
+            return int(await connection.receive())
+
+    with anyio.fail_after(20):
+        while True:
+            try:
+                return await answer()
+            except PortRefused:
+                await anyio.sleep(0.05)
+
+
+async def serve(sandbox: Sandbox) -> None:
+    await sandbox.files.write_text("server.py", SERVER)
+    await (await sandbox.spawn(["python3", "server.py"])).detach()
+
+
+async def goes_on(sandbox: Sandbox, count: int) -> None:
+    """SERVER is what it was when it had come to `count`, and counts on."""
+    assert count <= await ask(sandbox) < count + 2000
+
+    async def further() -> bool:
+        return await ask(sandbox) > count + 3
+
+    await eventually(further, "it counts on")
+    # The open file is the same one: nothing is missing in it, and nothing is there twice.
+    lines = [int(line) for line in (await sandbox.exec("cat log")).stdout.split()]
+    assert lines == list(range(1, len(lines) + 1))
+    assert len(lines) > count
+
+
+async def test_processes_go_on_where_they_were_if_the_runtime_can(runtime: Runtime, capabilities: Capabilities) -> None:
+    async with await runtime.create("counting") as sandbox:
+        await serve(sandbox)
+        for _ in range(2):
+            count = await ask(sandbox)
+            await sandbox.sleep()
+            assert await status(runtime, "counting") == "cold"
+            if not capabilities.memory_checkpoint:
+                with pytest.raises(PortRefused):
+                    await sandbox.dial(8080)
+                return
+            await goes_on(sandbox, count)
+        # And so they do in copies, which are then on their own.
+        count = await ask(sandbox)
+        forks = await sandbox.fork(5)
+        for fork in forks:
+            await goes_on(fork, count)
+            assert (await fork.exec("hostname")).stdout == f"{fork.name}\n"
+        await goes_on(sandbox, count)
+        for fork in forks:
+            await fork.destroy()
+        checkpoint = await sandbox.checkpoint("counted")
+        assert checkpoint.with_memory
+        count = await ask(sandbox)
+        await anyio.sleep(1)
+        await sandbox.restore("counted")
+        assert abs(await ask(sandbox) - count) < 40, "it went back"
+        await goes_on(sandbox, 1)
+    await runtime.delete_checkpoint("counted")
+
+
+async def test_processes_that_cannot_go_on_do_not_keep_a_sandbox_asleep(
+    runtime: Runtime, capabilities: Capabilities
+) -> None:
+    """What was written of them is cut short, as by a machine that was switched off."""
+    if not capabilities.memory_checkpoint:
+        pytest.skip("nothing is written of them with this runtime")
+    async with await runtime.create("cut-short") as sandbox:
+        await sandbox.files.write_text("f", "kept")
+        await sandbox.sleep()
+        (image,) = (runtime.state_dir / "sandboxes" / sandbox.id).glob("memory-*/checkpoint.img")
+        image.write_bytes(image.read_bytes()[:5000])
+        assert await sandbox.files.read_text("f") == "kept"
+        assert not list((runtime.state_dir / "sandboxes" / sandbox.id).glob("memory-*"))
+
+
+# ---- shut down ----
+
+
+@pytest.mark.core
+async def test_one_that_was_shut_down_wakes_only_when_it_is_told_to(runtime: Runtime) -> None:
+    async with await runtime.create("closed") as sandbox:
+        await sandbox.files.write_text("kept", "yes")
+        await sandbox.shutdown()
+        assert await status(runtime, "closed") == "shutdown"
+        for _ in range(2):
+            with pytest.raises(SandboxAsleep, match="wake it first"):
+                await sandbox.exec("true")
+        assert await status(runtime, "closed") == "shutdown"
+        await sandbox.wake()
+        assert await sandbox.files.read_text("kept") == "yes"
+        await sandbox.wake()  # it is awake
+
+
+async def test_one_that_has_ended_can_be_woken(runtime: Runtime) -> None:
+    """A machine that was switched off leaves such ones; here it is the guest that is killed."""
+    import os
+    import signal
+
+    async with await runtime.create("fallen") as sandbox:
+        await sandbox.files.write_text("kept", "yes")
+        assert sandbox.info.pid is not None
+        os.kill(sandbox.info.pid, signal.SIGKILL)
+
+        async def ended() -> bool:
+            return await status(runtime, "fallen") == "error"
+
+        await eventually(ended, "it is seen to have ended")
+        with pytest.raises(SandboxDied):
+            await sandbox.exec("true")
+        await sandbox.wake()
+        assert await sandbox.files.read_text("kept") == "yes"
+
+
+# ---- warm ----
+
+
+async def test_a_warm_sandbox_stands_still_until_it_is_used(runtime: Runtime, capabilities: Capabilities) -> None:
+    async with await runtime.create("warm") as sandbox:
+        if not capabilities.freeze:
+            with pytest.raises(Unenforceable):
+                await sandbox.sleep(warm=True)
+            return
+        await (await sandbox.spawn(COUNT)).detach()
+        await counted(sandbox)
+        pid = sandbox.info.pid
+        await sandbox.sleep(warm=True)
+        assert await status(runtime, "warm") == "warm"
+        before = (await sandbox.stat()).cpu_s
+        await anyio.sleep(0.3)
+        after = (await sandbox.stat()).cpu_s
+        assert before is not None
+        assert after is not None
+        assert after - before < 0.02, "nothing runs in it"
+        seen = await counted(sandbox)
+        assert await status(runtime, "warm") == "running"
+        assert sandbox.info.pid == pid
+
+        async def further() -> bool:
+            return await counted(sandbox) > seen
+
+        await eventually(further, "it goes on where it was")
+
+
+async def test_an_unused_sandbox_pauses_by_itself_and_one_in_use_does_not(
+    runtime: Runtime, capabilities: Capabilities, as_root: None
+) -> None:
+    assert capabilities.freeze
+    async with await runtime.create("pausing", pause_after_s=0.3) as sandbox:
+        # A command that takes longer than that is use.
+        assert (await sandbox.exec("sleep 0.8; echo done")).stdout == "done\n"
+
+        async def warm() -> bool:
+            return await status(runtime, "pausing") == "warm"
+
+        await eventually(warm, "it pauses")
+        assert (await sandbox.exec("echo awake")).stdout == "awake\n"
+        process = await sandbox.spawn("sleep 31537102")
+        await anyio.sleep(0.8)
+        assert not await warm(), "an open stream is use"
+        await process.kill()
+        await process.wait()
+        await eventually(warm, "it pauses again")
+
+
+async def test_a_warm_sandbox_can_be_put_to_sleep_and_destroyed(
+    runtime: Runtime, capabilities: Capabilities, as_root: None
+) -> None:
+    assert capabilities.freeze
+    sandbox = await runtime.create("frozen")
+    await (await sandbox.spawn("exec sleep 31537103")).detach()
+    await until_running(sandbox, "31537103")
+    await sandbox.sleep(warm=True)
+    await sandbox.sleep()
+    assert await status(runtime, "frozen") == "cold"
+    await sandbox.wake()
+    await sandbox.sleep(warm=True)
+    await sandbox.destroy()
