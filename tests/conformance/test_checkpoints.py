@@ -30,12 +30,12 @@ printf x > 'a name
 with a newline'
 rm -rf /usr/share/common-licenses; mkdir /usr/share/common-licenses; echo mine > /usr/share/common-licenses/GPL
 rm /etc/nsswitch.conf; echo opt > /opt/file; chown 1234:1235 /opt/file; chmod 4755 /opt/file
-truncate -s 300M sparse; touch -d '2001-02-03 04:05:06' old
+chmod 711 /; truncate -s 300M sparse; touch -d '2001-02-03 04:05:06' old
 """
 LOOK = """
 cat one twin d/e/two; readlink link; [ one -ef twin ] && echo same; [ -p pipe ] && echo pipe; ls a*newline | wc -l
 ls /usr/share/common-licenses; cat /usr/share/common-licenses/*; ls /etc/nsswitch.conf 2>&1 | grep -c 'No such'
-stat -c '%a %u %g' /opt/file; stat -c %s sparse; stat -c %Y old
+stat -c '%a %u %g' /opt/file; stat -c %s sparse; stat -c %Y old; stat -c %a /
 """
 TWO_FILES = """
 import os
@@ -47,7 +47,7 @@ while True:
             file.write(f"{i}\\n")
         os.replace("new", name)
 """
-FOUND = "one\none\ntwo\none\nsame\npipe\n2\nGPL\nmine\n1\n4755 1234 1235\n314572800\n981173106\n"
+FOUND = "one\none\ntwo\none\nsame\npipe\n2\nGPL\nmine\n1\n4755 1234 1235\n314572800\n981173106\n711\n"
 
 
 async def write(sandbox: Sandbox) -> None:
@@ -195,7 +195,7 @@ async def test_a_fork_is_made_of_a_checkpoint(runtime: Runtime, as_root: None) -
         (again,) = await runtime.fork("origin", 1, checkpoint=checkpoint.id, names=["again"])
         assert await again.files.read_text("f") == "then"
         # What it was made of may go; the fork stays whole.
-        await runtime.delete_checkpoint("then")
+        await runtime.delete_checkpoint("then", sandbox="origin")
         await fork.sleep()
         assert await fork.files.read_text("f") == "then"
         await fork.destroy()
@@ -225,7 +225,7 @@ async def test_deleting_frees_what_nobody_else_needs(runtime: Runtime, as_root: 
     one, two = await sandbox.checkpoint("one"), await sandbox.checkpoint("two")
     assert one.size_bytes is None or one.size_bytes > 0
     before = set(os.listdir(layers))
-    await runtime.delete_checkpoint("one")
+    await runtime.delete_checkpoint("one", sandbox="freed")
     assert set(os.listdir(layers)) == before, "the other checkpoint, and the sandbox, stand on it"
     await sandbox.destroy()
     assert len(os.listdir(layers)) < len(before)

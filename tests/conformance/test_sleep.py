@@ -5,7 +5,7 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from atoll import Capabilities, PortRefused, Runtime, Sandbox, SandboxAsleep, SandboxDied, Unenforceable
+from atoll import Capabilities, InvalidRequest, PortRefused, Runtime, Sandbox, SandboxAsleep, SandboxDied, Unenforceable
 from atoll.contract.model import RuntimeName
 from tests.conformance.inside import client, until_running
 from tests.waiting import eventually
@@ -203,7 +203,7 @@ async def test_processes_go_on_where_they_were_if_the_runtime_can(runtime: Runti
         await sandbox.restore("counted")
         assert abs(await ask(sandbox) - count) < 40, "it went back"
         await goes_on(sandbox, 1)
-    await runtime.delete_checkpoint("counted")
+    await runtime.delete_checkpoint(checkpoint.id)
 
 
 async def test_processes_that_cannot_go_on_do_not_keep_a_sandbox_asleep(
@@ -219,6 +219,14 @@ async def test_processes_that_cannot_go_on_do_not_keep_a_sandbox_asleep(
         image.write_bytes(image.read_bytes()[:5000])
         assert await sandbox.files.read_text("f") == "kept"
         assert not list((runtime.state_dir / "sandboxes" / sandbox.id).glob("memory-*"))
+
+
+async def test_one_that_ends_with_its_clients_cannot_sleep(runtime: Runtime) -> None:
+    async with await runtime.create(ephemeral=True) as sandbox:
+        for sleep in (sandbox.sleep, sandbox.shutdown):
+            with pytest.raises(InvalidRequest, match="ephemeral"):
+                await sleep()
+        assert (await sandbox.exec("echo alive")).stdout == "alive\n"
 
 
 # ---- shut down ----

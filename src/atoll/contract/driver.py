@@ -160,9 +160,9 @@ class Driver(Protocol):
         ...
 
     def last_used(self, directory: Path) -> tuple[datetime | None, bool]:
-        """When something was last asked of the sandbox, to about a second, and whether it is at work on something.
+        """When the sandbox was last started or asked something, to about a second.
 
-        None: nothing was asked since it was made.
+        None: it never was. Also whether it is at work on something now.
         """
         ...
 

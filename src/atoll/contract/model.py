@@ -86,7 +86,7 @@ class SandboxSpec(Frozen):
     """Unset: the fastest that works on this machine."""
     ephemeral: bool = False
     """True: it ends when the last client that uses it leaves, however that one ends."""
-    pause_after_s: float | None = Field(default=None, gt=0)
+    pause_after_s: float | None = Field(default=None, gt=0, le=1_000_000)
     """How long it may be unused before its processes stand still. Unset: for ever. Using it wakes it."""
 
 

@@ -16,6 +16,7 @@ import resource
 import shutil
 import signal
 import socket
+import stat
 import struct
 import subprocess
 import sys
@@ -55,6 +56,8 @@ _GVISOR_THREADS = 16384
 can be made of that, but a bound: a sandbox that reaches it ends, before the machine runs out."""
 _OF_A_RUN = ("in", "out", "sock", "pid", "ended", "runtime.log", "keeper.log")
 """What a start leaves in a sandbox's directory, and the next one makes anew."""
+_SAVE_S = 600
+"""How long gigabytes may take to be written, or a million files to be removed."""
 _PACKAGES = {"crun": "crun", "runc": "runc", "runsc": "runsc"}
 
 _CAPABILITIES = [
@@ -239,11 +242,17 @@ class OciDriver:
                 if path.exists():
                     continue
                 path.mkdir(parents=True)
+                mode, uid, gid = 0o755, launch.id_base, launch.id_base
+                below = fs.layers[0]
+                if isinstance(below.owner, int) and below.owner:  # what a sandbox left, which may have changed it
+                    seen = below.path.stat()
+                    mode = stat.S_IMODE(seen.st_mode)
+                    uid, gid = (each - below.owner + launch.id_base for each in (seen.st_uid, seen.st_gid))
                 if part == "upper":
                     # An upper's own directory stands for the image's: its owner and mode are what is seen inside.
-                    path.chmod(0o755)
+                    path.chmod(mode)
                 if self._machine.root:
-                    os.chown(path, launch.id_base, launch.id_base)
+                    os.chown(path, uid, gid)
 
     def _maps(self, id_base: int) -> list[str]:
         machine = self._machine
@@ -378,7 +387,7 @@ class OciDriver:
     async def remove(self, *paths: Path) -> None:
         there = [str(path) for path in paths if path.exists()]
         if there:
-            await self._within("rm", "-rf", "--one-file-system", "--", *there)
+            await self._within("rm", "-rf", "--one-file-system", "--", *there, within_s=_SAVE_S)
 
     async def copy(self, source: Path, target: Path) -> None:
         maps = [] if self._machine.root else self._maps(0)
@@ -402,10 +411,11 @@ class OciDriver:
             yield
 
     async def save(self, id: str, directory: Path, image: Path) -> None:
-        image.mkdir(mode=0o700, exist_ok=True)
+        await self.remove(image)  # gVisor takes no directory that a save before has used
+        image.mkdir(mode=0o700)
         async with frozen(directory, "quiet"):
             command = [self._program, *self._flags(), "checkpoint", "--image-path", str(image), id]
-            done = await self._within(*command)
+            done = await self._within(*command, within_s=_SAVE_S)
         if done.returncode != 0:
             said = done.stderr.decode(errors="replace").strip()[-500:]
             raise SandboxError(f"{self._name} could not write the sandbox's processes to disk: {said}")
@@ -443,12 +453,16 @@ class OciDriver:
         for left in self._root.glob(f"{id}_sandbox:*"):
             left.unlink(missing_ok=True)
 
-    async def _within(self, *command: str) -> subprocess.CompletedProcess[bytes]:
+    async def _within(self, *command: str, within_s: float = 60) -> subprocess.CompletedProcess[bytes]:
         """Run something where the runtime runs: in a private mount namespace and, rootless, in the user namespace."""
         maps = [] if self._machine.root else self._maps(0)
         full = [*self._keeper("within", *maps), "--", *command]
-        with anyio.fail_after(60):
-            return await anyio.run_process(full, check=False, env={"PATH": _SEARCH, "XDG_RUNTIME_DIR": str(self._root)})
+        try:
+            with anyio.fail_after(within_s):
+                env = {"PATH": _SEARCH, "XDG_RUNTIME_DIR": str(self._root)}
+                return await anyio.run_process(full, check=False, env=env)
+        except TimeoutError:
+            raise SandboxError(f"{Path(command[0]).name} did not end within {within_s:g} s") from None
 
     async def _end_keeper(self, directory: Path, *, patience_s: float) -> None:
         """Wait until no keeper works on `directory`; after `patience_s`, end it."""

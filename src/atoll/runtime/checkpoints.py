@@ -74,9 +74,12 @@ class Checkpoints:
         Raises:
             CheckpointNotFound: there is none.
         """
-        known = [record for record in self.all() if sandbox is None or record.checkpoint.sandbox == sandbox]
-        named = [record for record in known if wanted == record.checkpoint.name]
-        return max(named, key=lambda record: record.checkpoint.created_at) if named else self.read(wanted)
+        known = list(self.all())
+        by_id = [record for record in known if record.checkpoint.id == wanted]
+        named = [
+            record for record in known if record.checkpoint.name == wanted and record.checkpoint.sandbox == sandbox
+        ]
+        return (by_id or named or [self.read(wanted)])[-1]
 
     def all(self) -> Iterator[CheckpointRecord]:
         """All that there are, the oldest first."""
@@ -84,16 +87,14 @@ class Checkpoints:
         yield from sorted(records, key=lambda record: record.checkpoint.created_at)
 
     def forget(self, id: str) -> None:
-        """The checkpoint is gone with the first thing that this does."""
-        directory = self.directory(id)
-        (directory / "checkpoint.json").unlink(missing_ok=True)
-        shutil.rmtree(directory, ignore_errors=True)
+        """There is no such checkpoint any more. What is left of it, `collect` takes away."""
+        (self.directory(id) / "checkpoint.json").unlink(missing_ok=True)
 
-    def collect(self) -> None:
-        """Take away what was never finished. Call it with the layers held alone."""
+    def collect(self, spare: set[Path]) -> None:
+        """Take away what was forgotten or never finished, but for `spare`. Call it with the layers held alone."""
         for id in os.listdir(self._root):
-            if self._read(id) is None:
-                self.forget(id)
+            if self._read(id) is None and self.directory(id) not in spare:
+                shutil.rmtree(self.directory(id), ignore_errors=True)
 
     def _read(self, id: str) -> CheckpointRecord | None:
         try:

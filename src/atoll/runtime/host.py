@@ -242,35 +242,44 @@ class Runtime:
         if manifest.state != "running" and id not in self._making:
             async with self._launches:
                 manifest = await self._life.wake(id, asked=False)
-        self._current[id] = manifest
-        directory = self._records.directory(id)
         try:
-            fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            return await self._reach(manifest)
+        except OSError:
+            if id in self._making:
+                raise
+        # It has ended, or somebody is at work on it: that one is waited for.
+        reason = _ending(self._records.directory(id)) or "its keeper does not answer"
+        async with self._launches:
+            try:
+                manifest = await self._life.wake(id, asked=False)
+            except SandboxDied as error:
+                raise SandboxDied(
+                    f"the sandbox {manifest.spec.name!r} has ended: {reason}; wake it, or destroy it"
+                ) from error
+        return await self._reach(manifest)
+
+    async def _reach(self, manifest: Manifest) -> anyio.abc.ByteStream:
+        self._current[manifest.id] = manifest
+        try:
+            fd = os.open(self._records.directory(manifest.id), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         except FileNotFoundError:
             raise SandboxNotFound(manifest.spec.name, self._records.names()) from None
         try:
             return await anyio.connect_unix(f"/proc/self/fd/{fd}/sock")
-        except OSError as error:
-            reason = _ending(directory) or "its keeper does not answer"
-            raise SandboxDied(f"the sandbox {manifest.spec.name!r} has ended: {reason}; destroy it") from error
         finally:
             os.close(fd)
-
-    def has_ended(self, id: str) -> bool:
-        """Whether the run that this process was last connected to is the one that is meant to be running."""
-        manifest = self._records.read(id)
-        known = self._current.get(id)
-        return manifest is None or known is None or (manifest.state == "running" and manifest.run == known.run)
 
     # ---- sleeping and waking ----
 
     async def sleep(self, name: str, *, warm: bool = False) -> None:
         """Put a sandbox to sleep until it is next used: cold, on disk, or `warm`, standing still in memory.
 
-        Cold, its files stay and its processes end. Calls under way raise `SandboxDied`.
+        Cold, its files stay; its processes go on when it wakes with runsc, and end with the others. Calls under way
+        raise `SandboxDied`.
 
         Raises:
             SandboxNotFound: there is none of this name.
+            InvalidRequest: it is ephemeral.
             Unenforceable: it is to be warm, and cannot be frozen here.
         """
         id = self._records.lookup(name)
@@ -308,7 +317,7 @@ class Runtime:
         return slept
 
     def last_used(self, id: str) -> datetime | None:
-        """When something was last asked of a sandbox. None: nothing was."""
+        """When a sandbox was last started or asked something. None: it never was."""
         manifest = self._records.read(id)
         driver = self.drivers().get(manifest.runtime) if manifest else None
         return driver.last_used(self._records.directory(id))[0] if driver else None
@@ -317,7 +326,7 @@ class Runtime:
     async def pool(self, session_id: str, **options: Any) -> AsyncIterator[Pool]:
         """The sandboxes of one session. While it is open, those that nobody uses go to sleep.
 
-        `options` are those of `Pool`: `image`, `limits`, `env`, `user`, `runtime_name`, `pause_after_s` and
+        `options` are those of `Pool`: `image`, `limits`, `env`, `user`, `runtime`, `pause_after_s` and
         `sleep_after_s`, ten minutes when it is not said.
 
         Raises:
@@ -348,6 +357,7 @@ class Runtime:
         sandbox = await self.get(name)
         async with self._launches:
             await self._life.wake(sandbox.id, asked=True)
+        sandbox.begin_anew()
         await sandbox.connect()
         return sandbox
 
@@ -365,8 +375,8 @@ class Runtime:
             check_name(label)
         return (await self._checkpoint(self._records.lookup(name), label)).checkpoint
 
-    async def _checkpoint(self, id: str, label: str | None) -> CheckpointRecord:
-        record = await self._life.checkpoint(id, label)
+    async def _checkpoint(self, id: str, label: str | None, *, keep: bool = True) -> CheckpointRecord:
+        record = await self._life.checkpoint(id, label, keep=keep)
         if record.checkpoint.with_memory:
             await self._disconnect(id)
         return record
@@ -394,6 +404,7 @@ class Runtime:
         async with self._launches:
             await self._life.restore(sandbox.id, record)
         await self._disconnect(sandbox.id)
+        sandbox.begin_anew()
         await sandbox.connect()
         return sandbox
 
@@ -413,8 +424,16 @@ class Runtime:
         if count < 1 or len(names) != count:
             raise InvalidRequest(f"{count} forks with {len(names)} names cannot be; give as many names as forks")
         id = self._records.lookup(source)
-        kept = checkpoint is not None
-        record = self._checkpoints.find(checkpoint, source) if checkpoint else await self._checkpoint(id, None)
+        try:
+            async with self._layers.held():  # what the forks stand on is nobody else's until they do
+                if checkpoint is not None:
+                    return await self._fork(self._checkpoints.find(checkpoint, source), names, kept=True)
+                return await self._fork(await self._checkpoint(id, None, keep=False), names, kept=False)
+        finally:
+            with anyio.CancelScope(shield=True), contextlib.suppress(AtollError):
+                await self._life.collect(patience_s=1)
+
+    async def _fork(self, record: CheckpointRecord, names: Sequence[str], *, kept: bool) -> builtins.list[Sandbox]:
         driver = self._choose(record.checkpoint.runtime)
         made: builtins.list[Sandbox] = []
 
@@ -445,21 +464,16 @@ class Runtime:
             if isinstance(error, BaseExceptionGroup) and isinstance(error.exceptions[0], AtollError):
                 raise error.exceptions[0] from None
             raise
-        finally:
-            if not kept:
-                self._checkpoints.forget(record.checkpoint.id)
-                with anyio.CancelScope(shield=True):
-                    await self._life.collect(patience_s=1)
         return sorted(made, key=lambda sandbox: list(names).index(sandbox.name))
 
     async def delete_checkpoint(self, checkpoint: str, *, sandbox: str | None = None) -> None:
-        """Forget a checkpoint, and free what nobody else needs of it.
+        """Forget a checkpoint, by its id or, with `sandbox`, by its label, and free what nobody else needs of it.
 
         Raises:
             CheckpointNotFound: there is none.
         """
         self._checkpoints.forget(self._checkpoints.find(checkpoint, sandbox).checkpoint.id)
-        await self._life.collect()
+        await self._life.collect(patience_s=1)
 
     # ---- finding ----
 

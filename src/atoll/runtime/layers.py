@@ -27,7 +27,7 @@ from atoll.contract.model import Frozen
 from atoll.drivers.locks import lock_within
 
 MOST_LAYERS = 64
-"""Of one stack, above its image. A longer one is flattened."""
+"""Of one stack, above its image. A checkpoint that would make it longer is refused."""
 _PATIENCE_S = 600
 
 

@@ -37,6 +37,13 @@ from atoll.runtime.records import Manifest, Records, now
 _log = logging.getLogger(__name__)
 
 
+def _require_lasting(manifest: Manifest) -> None:
+    if manifest.spec.ephemeral:
+        raise InvalidRequest(
+            f"the sandbox {manifest.spec.name!r} is ephemeral: it ends with its last client, and cannot sleep"
+        )
+
+
 class Life:
     def __init__(
         self,
@@ -82,7 +89,9 @@ class Life:
             driver = self._choose(manifest.runtime)
             directory = self._records.directory(id)
             if driver.pid(directory) is not None:  # its keeper lets it go on, should it stand still
-                return self._write(manifest, state="running", memory=None)
+                awake = self._write(manifest, state="running", memory=None)
+                await self._drop_memory(manifest, driver)
+                return awake
             if not asked and manifest.state == "shutdown":
                 raise SandboxAsleep(f"the sandbox {manifest.spec.name!r} was shut down; wake it first")
             if not asked and manifest.state == "running":
@@ -96,9 +105,14 @@ class Life:
                 # Cut short when it was written, or of another version of the runtime. The files are there all the same.
                 _log.warning("the processes of %s could not go on and are lost", manifest.spec.name, exc_info=True)
                 woken = await self._run_anew(self._read(id), driver)
-            woken = self._write(woken, memory=None)
-            await driver.remove(memory.path)
+            await self._drop_memory(manifest, driver)
             return woken
+
+    async def _drop_memory(self, manifest: Manifest, driver: Driver) -> None:
+        """What was written of its processes is of no more use, unless it is a checkpoint's."""
+        directory = self._records.directory(manifest.id)
+        if manifest.memory is not None and (directory / manifest.memory).parent == directory:
+            await driver.remove(directory / manifest.memory)
 
     async def _run_anew(
         self, manifest: Manifest, driver: Driver, saved: Memory | None = None, **changes: object
@@ -106,7 +120,8 @@ class Life:
         """Stop what there is, and start the sandbox as it is with `changes`, with the processes that were saved."""
         directory = self._records.directory(manifest.id)
         await driver.stop(manifest.run_id, directory)
-        begun = self._write(manifest, run=manifest.run + 1, state="running", **changes)
+        # From here on it may write to its files: processes of before must never be put on top of them.
+        begun = self._write(manifest, **{"run": manifest.run + 1, "state": "running", "memory": None, **changes})
         try:
             await self.start(begun, driver, saved)
         except BaseException:
@@ -122,6 +137,7 @@ class Life:
         async with self._records.working(id):
             manifest = self._read(id)
             driver = self._choose(manifest.runtime)
+            _require_lasting(manifest)
             if driver.pid(self._records.directory(id)) is None:
                 self._write(manifest, state=state)
             elif driver.capabilities.memory_checkpoint:
@@ -130,9 +146,12 @@ class Life:
                 self._write(manifest, state=state)
                 await driver.stop(manifest.run_id, self._records.directory(id))
 
-    async def _save(self, manifest: Manifest, driver: Driver, state: Literal["cold", "shutdown"]) -> None:
+    async def _save(
+        self, manifest: Manifest, driver: Driver, state: Literal["cold", "shutdown"], image: Path | None = None
+    ) -> None:
+        """Write its processes to `image`, or to a place of its own, and end them. The manifest names it before that."""
         directory = self._records.directory(manifest.id)
-        asleep = self._write(manifest, state=state, memory=f"memory-{manifest.run}")
+        asleep = self._write(manifest, state=state, memory=str(image or f"memory-{manifest.run}"))
         try:
             await driver.save(manifest.run_id, directory, directory / str(asleep.memory))
         except SandboxError:
@@ -150,6 +169,9 @@ class Life:
             manifest = self._read(id)
             driver = self._choose(manifest.runtime)
             directory = self._records.directory(id)
+
+            if manifest.spec.ephemeral:
+                return False
 
             def unused() -> bool:
                 last, at_work = driver.last_used(directory)
@@ -177,8 +199,11 @@ class Life:
 
     # ---- checkpoints ----
 
-    async def checkpoint(self, id: str, name: str | None) -> CheckpointRecord:
-        """Remember the sandbox as it is now. Its processes stand still meanwhile."""
+    async def checkpoint(self, id: str, name: str | None, *, keep: bool = True) -> CheckpointRecord:
+        """Remember the sandbox as it is now. Its processes stand still meanwhile.
+
+        One that is not to be kept is nowhere on disk: it lasts as long as the caller holds the layers.
+        """
         async with self._layers.held(), self._records.working(id):
             manifest = self._read(id)
             driver = self._choose(manifest.runtime)
@@ -187,10 +212,15 @@ class Life:
             saved = self._checkpoints.directory(new_id) / "memory"
             running = driver.pid(directory) is not None
             with_memory = running and driver.capabilities.memory_checkpoint
+            if len(manifest.layers) >= MOST_LAYERS:
+                raise InvalidRequest(
+                    f"the sandbox {manifest.spec.name!r} stands on {len(manifest.layers)} layers; there cannot be more"
+                )
             if with_memory:
+                _require_lasting(manifest)
                 self._checkpoints.directory(new_id).mkdir(mode=0o700)
-                await driver.save(manifest.run_id, directory, saved)
-                manifest = self._seal(manifest)
+                await self._save(manifest, driver, "cold", saved)
+                manifest = self._seal(self._read(id))
                 stack = manifest.layers
             elif running:
                 stack = (Sealed(id=await self._copy_top(manifest, driver), owner=manifest.id_base), *manifest.layers)
@@ -215,8 +245,9 @@ class Life:
                 base=manifest.base,
                 layers=stack,
             )
-            self._checkpoints.write(record)
-            manifest = self._write(manifest, checkpoint=record.checkpoint.id)
+            if keep:
+                self._checkpoints.write(record)
+                manifest = self._write(manifest, checkpoint=record.checkpoint.id)
             if with_memory:
                 await self._run_anew(manifest, driver, self._checkpoints.memory(record))
             return record
@@ -225,10 +256,6 @@ class Life:
         """What was written so far becomes a layer; nothing that runs writes to it."""
         if self._is_untouched(manifest):
             return manifest
-        if len(manifest.layers) >= MOST_LAYERS:
-            raise InvalidRequest(
-                f"the sandbox {manifest.spec.name!r} stands on {len(manifest.layers)} layers; there cannot be more"
-            )
         sealed = Sealed(id=manifest.top, owner=manifest.id_base)
         return self._write(manifest, layers=(sealed, *manifest.layers), top=self._layers.new())
 
@@ -238,7 +265,9 @@ class Life:
             upper = self._layers.path(manifest.top) / "upper" / filesystem.key
             with contextlib.suppress(FileNotFoundError):
                 seen = upper.stat()
-                if os.listdir(upper) or stat.S_IMODE(seen.st_mode) != 0o755:
+                below = self._layers.path(manifest.layers[0].id) / "upper" / filesystem.key if manifest.layers else None
+                mode = stat.S_IMODE(below.stat().st_mode) if below is not None else 0o755
+                if os.listdir(upper) or stat.S_IMODE(seen.st_mode) != mode:
                     return False
         return True
 
@@ -257,7 +286,9 @@ class Life:
     async def restore(self, id: str, record: CheckpointRecord) -> Manifest:
         """Have the sandbox be what it was at a checkpoint. What it wrote since is lost, and its processes end."""
         async with self._layers.held(), self._records.working(id):
+            record = self._checkpoints.read(record.checkpoint.id)  # nobody can take its layers away from here on
             manifest = self._read(id)
+            _require_lasting(manifest)
             driver = self._choose(manifest.runtime)
             await driver.stop(manifest.run_id, self._records.directory(id))
             restored = await self._run_anew(
@@ -270,11 +301,10 @@ class Life:
                 base=record.base,
                 layers=record.layers,
                 top=self._layers.new(),
-                memory=None,
                 checkpoint=record.checkpoint.id,
             )
-            old = [self._records.directory(id) / manifest.memory] if manifest.memory else []
-            await driver.remove(self._layers.path(manifest.top), *old)
+            await driver.remove(self._layers.path(manifest.top))
+            await self._drop_memory(manifest, driver)
             return restored
 
     # ---- parts ----
@@ -311,12 +341,14 @@ class Life:
         async with self._layers.held(alone=True, patience_s=patience_s) as held:
             if not held:
                 return []
-            self._checkpoints.collect()
             named = {layer.id for record in self._checkpoints.all() for layer in record.layers}
+            memories = set()
             for id in os.listdir(self._records.state_dir / "sandboxes"):
                 manifest = self._records.read(id)
                 if manifest is not None:
                     named |= {manifest.top, *(layer.id for layer in manifest.layers)}
+                    memories.add((self._records.directory(id) / (manifest.memory or "")).parent)
+            self._checkpoints.collect(spare=memories)
             unnamed = self._layers.unnamed(named)
             if unnamed:
                 await self._choose(None).remove(*unnamed)

@@ -45,20 +45,20 @@ class PooledSandbox(Frozen):
 class Pool:
     """Named sandboxes of one session. `Runtime.pool` gives one, as a context: while it is open, the unused go to sleep.
 
-    What `create` is given holds for all of them, unless `configure` says otherwise of one. They stay when the pool is
-    closed: the session's next pool, here or in another process, finds them.
+    What the pool is given holds for all of them, unless `get` says otherwise of one. They stay when the context ends:
+    the session's next pool, here or in another process, finds them.
     """
 
     def __init__(
         self,
-        runtime: Runtime,
+        host: Runtime,
         session_id: str,
         *,
         image: str | None = None,
         limits: Limits | None = None,
         env: Mapping[str, str] | None = None,
         user: str = "user",
-        runtime_name: RuntimeName | None = None,
+        runtime: RuntimeName | None = None,
         pause_after_s: float | None = None,
         sleep_after_s: float | None = SLEEP_AFTER_S,
     ) -> None:
@@ -68,14 +68,14 @@ class Pool:
             raise InvalidRequest(f"sleep_after_s is {sleep_after_s}; it must be above 0, or None for never")
         self.session_id = session_id
         self.sleep_after_s = sleep_after_s
-        self._runtime = runtime
+        self._runtime = host
         self._making: dict[str, anyio.Lock] = {}
         self._options: dict[str, object] = {
             "image": image,
             "limits": limits,
             "env": env,
             "user": user,
-            "runtime": runtime_name,
+            "runtime": runtime,
             "pause_after_s": pause_after_s,
         }
 
@@ -125,7 +125,7 @@ class Pool:
         """Destroy all sandboxes of the session."""
         for each in await self.list():
             with contextlib.suppress(SandboxNotFound):
-                await self.destroy(each.name)
+                await self._runtime.destroy(f"{self.session_id}.{each.name}")
 
     def _full(self, name: str) -> str:
         check_name(name)
@@ -141,11 +141,15 @@ class Pool:
             return
         while True:
             await anyio.sleep(self.sleep_after_s / _LOOKS)
-            for each in await self.list():
-                if each.status not in ("running", "warm"):
+            try:
+                names = [each.name for each in await self.list() if each.status in ("running", "warm")]
+            except (AtollError, OSError):
+                _log.exception("the sandboxes of the session %s could not be looked at", self.session_id)
+                continue
+            for name in names:
+                try:
+                    await self._runtime.sleep_unused(f"{self.session_id}.{name}", timedelta(seconds=self.sleep_after_s))
+                except SandboxNotFound:
                     continue
-                with contextlib.suppress(SandboxNotFound):
-                    try:
-                        await self._runtime.sleep_unused(self._full(each.name), timedelta(seconds=self.sleep_after_s))
-                    except AtollError:
-                        _log.exception("the unused sandbox %s could not be put to sleep", each.name)
+                except (AtollError, OSError):
+                    _log.exception("the unused sandbox %s could not be put to sleep", name)

@@ -151,13 +151,15 @@ class Records:
         """A directory for a new sandbox, with work on it announced: if this process dies, it is collected."""
         directory = self.directory(id)
         directory.mkdir(mode=0o700)
-        fd = _open_lock(directory)
+        locks = [_open_lock(directory, name) for name in ("busy.lock", "work.lock")]
         try:
-            try_lock(fd)
+            for fd in locks:
+                try_lock(fd)
             os.symlink(id, self.state_dir / "transient" / id)
             yield directory
         finally:
-            os.close(fd)
+            for fd in locks:
+                os.close(fd)
 
     def settle(self, id: str) -> None:
         """From now on it lives by itself."""
@@ -173,14 +175,13 @@ class Records:
         directory = self.directory(id)
         with contextlib.ExitStack() as stack:
             with contextlib.suppress(FileNotFoundError):
-                fd = _open_lock(directory)
-                stack.callback(os.close, fd)
-                if not locked and not await lock_within(fd, _PATIENCE_S):
-                    raise SandboxError("somebody else is at work on this sandbox and does not end", hint=str(directory))
-                work = os.open(directory / "work.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-                stack.callback(os.close, work)
-                if not await lock_within(work, _WORK_S):
-                    raise SandboxError("somebody else is at work on this sandbox and does not end", hint=str(directory))
+                for lock, patience_s in (("busy.lock", _PATIENCE_S), ("work.lock", _WORK_S)):
+                    fd = _open_lock(directory, lock)
+                    stack.callback(os.close, fd)
+                    if not locked and not await lock_within(fd, patience_s):
+                        raise SandboxError(
+                            "somebody else is at work on this sandbox and does not end", hint=str(directory)
+                        )
                 with contextlib.suppress(FileExistsError):
                     os.symlink(id, self.state_dir / "transient" / id)
             if name is not None and self._means(name, id):
@@ -210,7 +211,7 @@ class Records:
             SandboxError: somebody else does, and does not end.
         """
         try:
-            fd = os.open(self.directory(id) / "work.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fd = _open_lock(self.directory(id), "work.lock")
         except FileNotFoundError:
             raise SandboxDied("the sandbox was destroyed") from None
         try:
@@ -229,8 +230,8 @@ class Records:
         return [id for id in os.listdir(self.state_dir / "transient") if not alive(id)]
 
 
-def _open_lock(directory: Path) -> int:
-    return os.open(directory / "busy.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+def _open_lock(directory: Path, name: str) -> int:
+    return os.open(directory / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
 
 def new_id() -> str:

@@ -70,8 +70,6 @@ _log = logging.getLogger(__name__)
 class Host(Protocol):
     """What a sandbox needs of the runtime that it is one of."""
 
-    def has_ended(self, id: str) -> bool: ...
-
     async def sleep(self, name: str, *, warm: bool = False) -> None: ...
 
     async def wake(self, name: str) -> Sandbox: ...
@@ -438,8 +436,7 @@ class Sandbox:
                 if self._link.failure is None:
                     return self._link
                 self._conclude(self._link)
-                # One that was put to sleep, or has been started anew since, is there for the next call.
-                if self._link.gone and (self._host is None or self._host.has_ended(self.id)):
+                if self._link.gone and self._host is None:
                     raise self._link.failure.error()
             self._require_alive()
             name = f"sandbox {self.name!r}"
@@ -463,6 +460,11 @@ class Sandbox:
             self._link = link
             self._tasks.start_soon(self._serve, link)
             return link
+
+    def begin_anew(self) -> None:
+        """The host has started it again: what it was found guilty of is over."""
+        if self._ended is not None and self._ended.kind is not SandboxDied:
+            self._ended = self._link = None
 
     def _require_alive(self) -> None:
         if self._ended is not None:

@@ -314,6 +314,7 @@ static void release_hold(struct client *c)
         return;
     c->holds = false;
     holders--;
+    used_ms = now_ms();
     if (ends.freezer >= 0)
         thaw_unless_held();
 }
@@ -330,7 +331,7 @@ static void wake(void)
 /* Idle for as long as it may be: until when, or -1. */
 static int64_t pause_at(void)
 {
-    return ends.pause_after_ms && ends.freezer >= 0 && !warm && hello_size && open_streams == 0
+    return ends.pause_after_ms && ends.freezer >= 0 && !warm && !holders && !shutdown_sent && hello_size && open_streams == 0
                ? used_ms + ends.pause_after_ms
                : -1;
 }
@@ -744,13 +745,14 @@ void relay_run(const struct relay_ends *given)
     static struct pollfd polls[4 + CLIENTS];
     static int slots[4 + CLIENTS];
     ends = *given;
-    used_ms = now_ms();
+    note_use();
     int64_t deadline = now_ms() + HELLO_TIMEOUT_MS;
     bool shrunk = false;
     for (;;) {
         if (ends.ephemeral && had_client && !shutdown_sent && nobody_left()) {
             uint8_t frame[HEADER_SIZE];
             shutdown_sent = true;
+            wake(); /* what stands still does not end */
             to_the_guest(frame, put_frame(frame, FRAME_SHUTDOWN, 0, NULL, 0));
         }
         int n = 0;
@@ -798,7 +800,7 @@ void relay_run(const struct relay_ends *given)
                 continue;
             if ((polls[i].revents & POLLOUT) && !flush(&c->out, c->fd))
                 drop_client(c);
-            else if (polls[i].revents & POLLIN)
+            else if ((polls[i].revents & POLLIN) && (holders == 0 || c->holds)) /* somebody may hold it since this round began */
                 take_from_client(c);
             else if (polls[i].revents & (POLLHUP | POLLERR | POLLNVAL))
                 drop_client(c);

@@ -383,7 +383,7 @@ def sleep(
 ) -> int:
     """Put a sandbox to sleep until it is next used.
 
-    Its files stay. Its processes end, unless it is to be warm.
+    Its files stay. Its processes end, unless it is to be warm or runs with runsc, where they go on when it wakes.
     """
     if warm and shutdown:
         raise InvalidRequest("--warm and --shutdown cannot both be: what was shut down has no processes")
