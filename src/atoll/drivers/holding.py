@@ -21,7 +21,7 @@ from atoll.contract.errors import LaunchFailed, SandboxDied, SandboxError
 
 _HEADER = struct.Struct("<IBBHI")
 _FIELD = struct.Struct("<HIq")
-_HELLO, _FAILED, _FREEZE, _FROZEN = 1, 32, 34, 35
+_HELLO, _FAILED, _GONE, _FREEZE, _FROZEN = 1, 32, 33, 34, 35
 _ERRNO, _MESSAGE, _ACTION = 4, 5, 9
 _ACTIONS = {"warm": 1, "hold": 2, "quiet": 4}
 _WITHIN_S = 20
@@ -78,7 +78,7 @@ async def greeted(directory: Path) -> None:
 async def _receive(keeper: anyio.streams.buffered.BufferedByteReceiveStream, wanted: int) -> bytes:
     length, kind, _, _, _ = _HEADER.unpack(await keeper.receive_exactly(_HEADER.size))
     payload = await keeper.receive_exactly(length) if length else b""
-    if kind == _FAILED:
+    if kind in (_FAILED, _GONE):
         raise LaunchFailed(f"the sandbox did not start: {_message(payload)}")
     if kind != wanted:
         raise anyio.EndOfStream

@@ -22,14 +22,21 @@ import anyio.to_thread
 from pydantic import ValidationError
 
 from atoll.contract.driver import Driver, Finding, Memory
-from atoll.contract.errors import AtollError, InvalidRequest, RuntimeUnavailable, SandboxDied, SandboxNotFound
+from atoll.contract.errors import (
+    AtollError,
+    InvalidRequest,
+    LaunchFailed,
+    RuntimeUnavailable,
+    SandboxDied,
+    SandboxNotFound,
+)
 from atoll.contract.model import Checkpoint, Limits, RuntimeName, SandboxInfo, SandboxSpec, Status, Usage, check_name
 from atoll.drivers import oci
 from atoll.drivers.locks import is_held
 from atoll.runtime.checkpoints import CheckpointRecord, Checkpoints
 from atoll.runtime.images import ImageStore, Progress
 from atoll.runtime.layers import Layers
-from atoll.runtime.life import Life
+from atoll.runtime.life import GO_ON_TRIES, Life
 from atoll.runtime.records import Manifest, Records, new_id, now
 from atoll.runtime.sandbox import Sandbox
 from atoll.settings import Settings
@@ -435,22 +442,30 @@ class Runtime:
 
     async def _fork(self, record: CheckpointRecord, names: Sequence[str], *, kept: bool) -> builtins.list[Sandbox]:
         driver = self._choose(record.checkpoint.runtime)
+        memory = self._checkpoints.memory(record)
         made: builtins.list[Sandbox] = []
 
         async def one(name: str) -> None:
+            for left in range(GO_ON_TRIES - 1 if memory else 0, -1, -1):
+                try:
+                    made.append(await copy(name))
+                    return
+                except LaunchFailed:
+                    if not left:
+                        raise
+
+        async def copy(name: str) -> Sandbox:
             spec = _spec(**{**record.spec.model_dump(), "name": name, "ephemeral": False})
-            made.append(
-                await self._make(
-                    spec,
-                    driver,
-                    limits=record.limits,
-                    env=record.env,
-                    image_digest=record.image_digest,
-                    base=record.base,
-                    layers=record.layers,
-                    memory=self._checkpoints.memory(record),
-                    checkpoint=record.checkpoint.id if kept else record.checkpoint.parent,
-                )
+            return await self._make(
+                spec,
+                driver,
+                limits=record.limits,
+                env=record.env,
+                image_digest=record.image_digest,
+                base=record.base,
+                layers=record.layers,
+                memory=memory,
+                checkpoint=record.checkpoint.id if kept else record.checkpoint.parent,
             )
 
         try:
