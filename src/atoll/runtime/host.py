@@ -444,15 +444,17 @@ class Runtime:
         driver = self._choose(record.checkpoint.runtime)
         memory = self._checkpoints.memory(record)
         made: builtins.list[Sandbox] = []
+        failures: builtins.list[AtollError] = []
 
         async def one(name: str) -> None:
             for left in range(GO_ON_TRIES - 1 if memory else 0, -1, -1):
                 try:
                     made.append(await copy(name))
                     return
-                except LaunchFailed:
-                    if not left:
-                        raise
+                except AtollError as error:
+                    if not left or not isinstance(error, LaunchFailed):
+                        failures.append(error)
+                        return
 
         async def copy(name: str) -> Sandbox:
             spec = _spec(**{**record.spec.model_dump(), "name": name, "ephemeral": False})
@@ -468,17 +470,19 @@ class Runtime:
                 checkpoint=record.checkpoint.id if kept else record.checkpoint.parent,
             )
 
+        whole = False
         try:
             async with anyio.create_task_group() as group:
                 for name in names:
                     group.start_soon(one, name)
-        except BaseException as error:
-            with anyio.CancelScope(shield=True):
-                for sandbox in made:
-                    await sandbox.destroy()
-            if isinstance(error, BaseExceptionGroup) and isinstance(error.exceptions[0], AtollError):
-                raise error.exceptions[0] from None
-            raise
+            whole = not failures
+        finally:
+            if not whole:
+                with anyio.CancelScope(shield=True):
+                    for sandbox in made:
+                        await sandbox.destroy()
+        if failures:
+            raise failures[0]
         return sorted(made, key=lambda sandbox: list(names).index(sandbox.name))
 
     async def delete_checkpoint(self, checkpoint: str, *, sandbox: str | None = None) -> None:
