@@ -67,11 +67,6 @@ async def clean(runtime: Runtime) -> None:
         await runtime.delete_checkpoint(checkpoint.id)
 
 
-@pytest.fixture
-def freezes(capabilities: Capabilities) -> bool:
-    return capabilities.freeze
-
-
 # ---- making and going back ----
 
 
@@ -136,12 +131,20 @@ async def test_a_checkpoint_is_of_one_moment(runtime: Runtime, capabilities: Cap
     await clean(runtime)
 
 
-async def test_a_running_sandbox_that_cannot_be_frozen_is_not_copied(runtime: Runtime, freezes: bool) -> None:
-    if freezes:
-        pytest.skip("it can be frozen here")
+@pytest.mark.core
+async def test_a_running_sandbox_is_copied_only_if_it_can_be_frozen(
+    runtime: Runtime, capabilities: Capabilities
+) -> None:
     async with await runtime.create() as sandbox:
-        with pytest.raises(Unenforceable, match="put it to sleep"):
+        if capabilities.freeze:
             await sandbox.checkpoint()
+            assert len(await sandbox.checkpoints()) == 1
+        else:
+            with pytest.raises(Unenforceable, match="put it to sleep"):
+                await sandbox.checkpoint()
+            assert await sandbox.checkpoints() == []
+        assert (await sandbox.exec("echo alive")).stdout == "alive\n"
+    await clean(runtime)
 
 
 async def test_many_checkpoints_stand_on_each_other(runtime: Runtime, runtime_name: RuntimeName, as_root: None) -> None:

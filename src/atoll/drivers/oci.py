@@ -237,7 +237,7 @@ class OciDriver:
         for name in ("in", "out"):
             os.mkfifo(launch.directory / name, 0o600)
         for fs in launch.filesystems:
-            for part in ("upper", "work"):
+            for part in ("upper", "scratch"):
                 path = launch.top / part / fs.key
                 if path.exists():
                     continue

@@ -14,24 +14,18 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from atoll.contract.driver import Filesystem, Memory
+from atoll.contract.driver import Memory
 from atoll.contract.errors import CheckpointNotFound, SandboxError
-from atoll.contract.model import Checkpoint, Env, Frozen, Limits, SandboxSpec
-from atoll.runtime.layers import Sealed
+from atoll.contract.model import Checkpoint, SandboxSpec
+from atoll.runtime.layers import Ground
 
 
-class CheckpointRecord(Frozen):
+class CheckpointRecord(Ground):
     """All that is needed to make a sandbox of a checkpoint."""
 
     version: int = 1
     checkpoint: Checkpoint
     spec: SandboxSpec
-    limits: Limits
-    env: Env
-    image_digest: str
-    base: tuple[Filesystem, ...]
-    layers: tuple[Sealed, ...]
-    """The first on top."""
 
 
 class Checkpoints:

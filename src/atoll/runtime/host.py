@@ -35,7 +35,7 @@ from atoll.drivers import oci
 from atoll.drivers.locks import is_held
 from atoll.runtime.checkpoints import CheckpointRecord, Checkpoints
 from atoll.runtime.images import ImageStore, Progress
-from atoll.runtime.layers import Layers
+from atoll.runtime.layers import Ground, Layers
 from atoll.runtime.life import GO_ON_TRIES, Life
 from atoll.runtime.records import Manifest, Records, new_id, now
 from atoll.runtime.sandbox import Sandbox
@@ -160,17 +160,24 @@ class Runtime:
         if spec.name in self._records.names():
             await self.collect()
         image_layers = await self.images.resolve(spec.image, progress=progress)
-        return await self._make(
-            spec,
-            driver,
+        ground = Ground(
             limits=_resolve_limits(spec.limits, driver),
             env={**image_layers.env, **spec.env},
             image_digest=image_layers.digest,
             base=image_layers.filesystems,
         )
+        return await self._make(spec, driver, ground)
 
-    async def _make(self, spec: SandboxSpec, driver: Driver, *, memory: Memory | None = None, **parts: Any) -> Sandbox:
-        """A new sandbox; `parts` are what its manifest says it is made from, `memory` processes that go on in it."""
+    async def _make(
+        self,
+        spec: SandboxSpec,
+        driver: Driver,
+        ground: Ground,
+        *,
+        memory: Memory | None = None,
+        checkpoint: str | None = None,
+    ) -> Sandbox:
+        """A new sandbox, with the processes in `memory`, and with `checkpoint` as the one that it comes from."""
         id = new_id()
         async with self._launches, self._layers.held():
             with self._records.making(id):
@@ -184,7 +191,8 @@ class Runtime:
                         top=self._layers.new(),
                         id_slot=self._records.claim_ids(id),
                         created_at=now(),
-                        **parts,
+                        checkpoint=checkpoint,
+                        **ground.ground(),
                     )
                     self._records.write(manifest)
                     await self._life.start(manifest, driver, memory)
@@ -458,17 +466,8 @@ class Runtime:
 
         async def copy(name: str) -> Sandbox:
             spec = _spec(**{**record.spec.model_dump(), "name": name, "ephemeral": False})
-            return await self._make(
-                spec,
-                driver,
-                limits=record.limits,
-                env=record.env,
-                image_digest=record.image_digest,
-                base=record.base,
-                layers=record.layers,
-                memory=memory,
-                checkpoint=record.checkpoint.id if kept else record.checkpoint.parent,
-            )
+            stands_at = record.checkpoint.id if kept else record.checkpoint.parent
+            return await self._make(spec, driver, record, memory=memory, checkpoint=stands_at)
 
         whole = False
         try:

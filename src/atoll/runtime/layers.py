@@ -4,7 +4,7 @@ Knows where a layer is, how layers stand on an image, and which of them nobody n
 in one, and how it is copied (the driver's).
 
     layers/<id>/upper/<key>    what was written to the overlay `key`
-    layers/<id>/work/<key>     overlayfs's own, while a sandbox writes to the layer
+    layers/<id>/scratch/<key>  overlayfs's own, while a sandbox writes to the layer
 
 A sandbox writes to the layer on top of its stack and to no other. Sealing that layer is nothing but a manifest that
 names it below a new top: no file moves, so it takes the same time whatever is in it, and a crash finds it sealed or
@@ -20,10 +20,11 @@ import os
 import secrets
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
+from typing import Any
 
 from atoll.contract.driver import Filesystem, Layer
 from atoll.contract.errors import SandboxError
-from atoll.contract.model import Frozen
+from atoll.contract.model import Env, Frozen, Limits
 from atoll.drivers.locks import lock_within
 
 MOST_LAYERS = 64
@@ -37,6 +38,24 @@ class Sealed(Frozen):
     id: str
     owner: int
     """The host id of what root owned in the sandbox that wrote it."""
+
+
+class Ground(Frozen):
+    """What a sandbox stands on and is run with: the same in its manifest and in its checkpoints."""
+
+    limits: Limits
+    """In force, defaults filled in."""
+    env: Env
+    """The image's and the spec's."""
+    image_digest: str
+    base: tuple[Filesystem, ...]
+    """The image's."""
+    layers: tuple[Sealed, ...] = ()
+    """What stands on the image and is not written to any more, the first on top."""
+
+    def ground(self) -> dict[str, Any]:
+        """These fields, for another that is to stand on the same."""
+        return {name: getattr(self, name) for name in Ground.model_fields}
 
 
 class Layers:

@@ -251,11 +251,7 @@ class Life:
                     image=manifest.spec.image,
                 ),
                 spec=manifest.spec,
-                limits=manifest.limits,
-                env=manifest.env,
-                image_digest=manifest.image_digest,
-                base=manifest.base,
-                layers=stack,
+                **{**manifest.ground(), "layers": stack},
             )
             if keep:
                 self._checkpoints.write(record)
@@ -302,16 +298,12 @@ class Life:
             manifest = self._read(id)
             _require_lasting(manifest)
             driver = self._choose(manifest.runtime)
-            await driver.stop(manifest.run_id, self._records.directory(id))
             restored = await self._go_on(
                 id,
                 driver,
                 self._checkpoints.memory(record) if driver.capabilities.memory_checkpoint else None,
                 spec=manifest.spec.model_copy(update={"image": record.spec.image}),
-                env=record.env,
-                image_digest=record.image_digest,
-                base=record.base,
-                layers=record.layers,
+                **{**record.ground(), "limits": manifest.limits},
                 top=self._layers.new(),
                 checkpoint=record.checkpoint.id,
             )

@@ -23,11 +23,10 @@ from typing import Literal
 
 from pydantic import ValidationError
 
-from atoll.contract.driver import Filesystem
 from atoll.contract.errors import SandboxDied, SandboxError, SandboxExists, SandboxNotFound
-from atoll.contract.model import Env, Frozen, Limits, RuntimeName, SandboxSpec, check_name
+from atoll.contract.model import RuntimeName, SandboxSpec, check_name
 from atoll.drivers.locks import is_held, lock_within, try_lock
-from atoll.runtime.layers import Sealed
+from atoll.runtime.layers import Ground
 
 ID_BASE, ID_STEP, ID_SLOTS = 0x1000_0000, 0x1_0000, 28_000
 """Host user ids of sandboxes: far above people and services, below 2**31."""
@@ -35,22 +34,13 @@ _PATIENCE_S = 60
 _WORK_S = 600
 
 
-class Manifest(Frozen):
+class Manifest(Ground):
     """All that must be known to take a sandbox up again."""
 
     version: int = 2
     id: str
     spec: SandboxSpec
     runtime: RuntimeName
-    limits: Limits
-    """In force, defaults filled in."""
-    env: Env
-    """The image's and the spec's."""
-    image_digest: str
-    base: tuple[Filesystem, ...]
-    """The image's."""
-    layers: tuple[Sealed, ...] = ()
-    """What stands on the image and is not written to any more, the first on top."""
     top: str
     """The layer that the sandbox writes to. No other manifest and no checkpoint names it."""
     id_slot: int

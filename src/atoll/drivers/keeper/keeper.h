@@ -14,7 +14,7 @@ struct id_map {
 };
 
 struct overlay {
-    const char *key;    /* its directory below upper/ and work/ */
+    const char *key;    /* its directory below upper/ and scratch/ */
     const char *target; /* "/" or a directory below it */
     char **layers;      /* top first; each a path, then the id on disk of what root inside owns, or "machine" */
     int layer_count;
@@ -22,7 +22,7 @@ struct overlay {
 
 struct plan {
     const char *dir; /* the sandbox's own directory, absolute */
-    const char *top; /* where upper/ and work/ are */
+    const char *top; /* where upper/ and scratch/ are */
     const char *cover; /* where the mounts are assembled, in a private mount namespace */
     struct {
         const char *name, *path;

@@ -288,7 +288,7 @@ static void mount_overlay(const struct plan *plan, int index, const int *layer_f
         used += snprintf(options + used, sizeof options - used, "%s%s", i ? ":" : "", name);
     }
     snprintf(options + used, sizeof options - used,
-             ",upperdir=top/upper/%s,workdir=top/work/%s,index=off,%s", o->key, o->key,
+             ",upperdir=top/upper/%s,workdir=top/scratch/%s,index=off,%s", o->key, o->key,
              plan->rootless ? "userxattr" : "redirect_dir=off,metacopy=off");
     /* An upper is kept whole in itself, so that it can become a layer anywhere; userxattr implies that. */
     snprintf(target, sizeof target, "root%s", strcmp(o->target, "/") ? o->target : "");
