@@ -9,23 +9,33 @@ from pathlib import Path
 import pytest
 
 from tests.cli.driving import Atoll, wait_until
+from tests.cli.nursery import Nursery
 
 
 @pytest.fixture(scope="session")
-def state_dir(tmp_path_factory: pytest.TempPathFactory, give_host_image: Callable[[Path], Path]) -> Iterator[Path]:
+def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
+    nursery = Nursery(tmp_path_factory.mktemp("nursery"))
+    yield nursery
+    nursery.close()
+
+
+@pytest.fixture(scope="session")
+def state_dir(
+    tmp_path_factory: pytest.TempPathFactory, give_host_image: Callable[[Path], Path], nursery: Nursery
+) -> Iterator[Path]:
     """One state directory for all tests, so that they meet as users do.
 
     When all have ended, nothing is left in it.
     """
     path = give_host_image(tmp_path_factory.mktemp("state"))
     yield path
-    cli = Atoll(path, path)
+    cli = Atoll(path, path, nursery)
     wait_until(lambda: cli.names() == [] and not os.listdir(path / "sandboxes"), "no sandbox is left")
 
 
 @pytest.fixture
-def atoll(state_dir: Path, tmp_path: Path) -> Iterator[Atoll]:
-    cli = Atoll(state_dir, tmp_path)
+def atoll(state_dir: Path, tmp_path: Path, nursery: Nursery) -> Iterator[Atoll]:
+    cli = Atoll(state_dir, tmp_path, nursery)
     yield cli
     cli.close()
 

@@ -1,7 +1,8 @@
-"""The real binary on a real state directory: nothing here is replaced by something that acts like it.
+"""The command line on a real state directory, with real pipes and terminals.
 
-What a test is about goes through the command line. The sandbox that it stands on, and the look at whether a process
-still runs, come from the API in this process, which is the same and spares starting Python each time.
+What a test is about goes through the command line: the program itself where it runs beside the test or on a terminal,
+and a copy of one that was started before (`nursery`) where it is run to its end. The sandbox that a test stands on,
+and the look at whether a process still runs, come from the API in this process.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from typing import Any
 import anyio
 
 import atoll
+from tests.cli.nursery import Nursery
 
 BOUND_S = 60.0
 PROGRAM = [sys.executable, "-m", "atoll.surfaces.cli"]
@@ -173,7 +175,8 @@ def _take_terminal() -> None:
 class Atoll:
     """The command line, on one state directory."""
 
-    def __init__(self, state_dir: Path, scratch: Path) -> None:
+    def __init__(self, state_dir: Path, scratch: Path, nursery: Nursery) -> None:
+        self.nursery = nursery
         self.state_dir = state_dir
         self.scratch = scratch
         self.env = {**os.environ, "ATOLL_STATE_DIR": str(state_dir), "NO_COLOR": ""}
@@ -190,7 +193,12 @@ class Atoll:
         if "stdin" in options:
             del options["input"]
         done = subprocess.run(
-            [*PROGRAM, *arguments], check=False, capture_output=True, env=self.env, timeout=bound_s, **options
+            [*self.nursery.program, *arguments],
+            check=False,
+            capture_output=True,
+            env=self.env,
+            timeout=bound_s,
+            **options,
         )
         if status is not None:
             assert done.returncode == status, f"{arguments}: {done.returncode}\n{done.stdout!r}\n{done.stderr!r}"

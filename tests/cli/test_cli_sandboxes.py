@@ -99,7 +99,7 @@ def test_rm_destroys_all_it_can_and_tells_what_it_could_not(atoll: Atoll) -> Non
 @pytest.fixture
 def lone(atoll: Atoll, tmp_path: Path, give_host_image: Callable[[Path], Path]) -> Atoll:
     """The command line on a state directory that no other test uses."""
-    return Atoll(give_host_image(tmp_path / "own"), tmp_path)
+    return Atoll(give_host_image(tmp_path / "own"), tmp_path, atoll.nursery)
 
 
 def test_an_empty_list_is_empty_and_says_how_to_begin(lone: Atoll) -> None:

@@ -24,13 +24,12 @@ def test_a_shell_echoes_runs_and_returns_its_status(atoll: Atoll, box: str) -> N
 
 def test_keys_reach_the_command_and_not_us(atoll: Atoll, box: str) -> None:
     terminal = atoll.terminal("shell", box)
-    terminal.type(b"trap 'echo caught' INT; echo r''eady; while :; do read -r line && break; done\r")
+    terminal.type(b"exec sh -c \"trap 'echo caught; exit 7' INT; echo r''eady; while :; do sleep 0.1; done\"\r")
     terminal.read_until(b"ready\r\n")
     assert terminal.is_raw()
     terminal.type(CTRL_C)
     terminal.read_until(b"caught")
-    terminal.type(b"\rexit 0\r")
-    assert terminal.wait() == 0
+    assert terminal.wait() == 7
     assert terminal.is_restored()
 
 

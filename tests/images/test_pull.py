@@ -179,7 +179,7 @@ async def test_progress_counts_the_bytes_that_come_up_to_the_announced_total(
     (total,) = {total for _, total in fetching}
     assert total
     assert total > 100_000
-    assert 0 < fetching[0][0] < total
+    assert any(0 < done < total for done, _ in fetching)
     assert fetching[-1][0] == total
     assert fetching == sorted(fetching)
     assert [what.split()[0] for what, *_ in reports if what.split()[0] != "fetching"][-1] == "unpacking"
