@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from contextlib import suppress
 
@@ -20,6 +21,7 @@ from atoll import (
     Unenforceable,
 )
 from atoll.contract.model import RuntimeName
+from atoll.runtime import life
 from tests.conformance.inside import client
 from tests.conftest import LeakCheck
 
@@ -147,17 +149,44 @@ async def test_a_running_sandbox_is_copied_only_if_it_can_be_frozen(
     await clean(runtime)
 
 
-async def test_many_checkpoints_stand_on_each_other(runtime: Runtime, runtime_name: RuntimeName, as_root: None) -> None:
+async def test_many_checkpoints_stand_on_each_other(
+    runtime: Runtime, runtime_name: RuntimeName, as_root: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     last = 5 if runtime_name == "runsc" else 11
+    monkeypatch.setattr(life, "FLATTEN_AT", 3)
     async with await runtime.create("tower") as sandbox:
         for number in range(last + 1):
             await sandbox.exec(f"echo {number} > file-{number}; rm -f file-{number - 2}; echo {number} > last")
             await sandbox.sleep()
             await sandbox.checkpoint(f"step-{number}")
+        manifest = json.loads((runtime.state_dir / "sandboxes" / sandbox.id / "manifest.json").read_text())
+        assert len(manifest["layers"]) <= 4, "long stacks are made short"
         await sandbox.restore("step-3")
         assert (await sandbox.exec("cat last; ls file-* | tr '\\n' ' '")).stdout == "3\nfile-2 file-3 "
         await sandbox.restore(f"step-{last}")
-        assert (await sandbox.exec("cat last")).stdout == f"{last}\n"
+        assert (await sandbox.exec("cat last; ls file-* | wc -l")).stdout == f"{last}\n2\n"
+    await clean(runtime)
+
+
+async def test_the_next_checkpoint_of_one_that_runs_has_what_changed_and_what_did_not(
+    runtime: Runtime, as_root: None
+) -> None:
+    async with await runtime.create("writer") as sandbox:
+        await sandbox.exec("mkdir d; echo kept > d/kept; echo old > changed; echo x > gone; sleep 0.3")
+        await sandbox.checkpoint("first")
+        await sandbox.exec("echo new > changed; rm gone; echo added > added")
+        await sandbox.checkpoint("second")
+        await sandbox.exec("rm -r *; echo late > changed")
+        (first,) = await sandbox.fork(1, checkpoint="first")
+        (second,) = await sandbox.fork(1, checkpoint="second")
+        await runtime.delete_checkpoint("first", sandbox="writer")
+        assert (await first.exec("cat d/kept changed gone; ls")).stdout == "kept\nold\nx\nchanged\nd\ngone\n"
+        assert (await second.exec("cat d/kept changed added; ls")).stdout == "kept\nnew\nadded\nadded\nchanged\nd\n"
+        # What two of them have in common is written by neither.
+        await first.exec("echo mine > d/kept")
+        assert (await second.exec("cat d/kept")).stdout == "kept\n"
+        for fork in (first, second):
+            await fork.destroy()
     await clean(runtime)
 
 

@@ -7,6 +7,7 @@ Above it stands `runtime/`, below it an OCI runtime.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 from pathlib import Path
@@ -124,11 +125,21 @@ class Driver(Protocol):
         """`stop`, and remove `directory` and what is in `more`."""
         ...
 
-    async def copy(self, source: Path, target: Path) -> None:
-        """Copy a layer that nobody writes to meanwhile, with all that overlayfs keeps in it. `target` is made.
+    async def copy(self, source: Path, target: Path, *, earlier: Path | None = None) -> None:
+        """Copy a layer that nobody writes to meanwhile to an empty one, with all that overlayfs keeps in it.
+
+        `earlier` is a copy that was made of the same layer before: what has not changed since may be shared with it.
 
         Raises:
             SandboxError: it could not be copied whole; what there is of `target` is the caller's to remove.
+        """
+        ...
+
+    async def merge(self, layers: Sequence[Layer], target: Path, owner: int) -> None:
+        """Fill an empty layer with what is seen of several sealed ones, the first on top. It may share files with them.
+
+        Raises:
+            SandboxError: as with `copy`.
         """
         ...
 

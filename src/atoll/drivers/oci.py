@@ -21,7 +21,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -30,7 +30,7 @@ from typing import NamedTuple
 import anyio
 import anyio.to_thread
 
-from atoll.contract.driver import Capabilities, Finding, Launch
+from atoll.contract.driver import Capabilities, Finding, Launch, Layer
 from atoll.contract.errors import LaunchFailed, SandboxError, Unenforceable
 from atoll.contract.model import Limits, RuntimeName, Usage
 from atoll.drivers import seccomp
@@ -389,10 +389,20 @@ class OciDriver:
         if there:
             await self._within("rm", "-rf", "--one-file-system", "--", *there, within_s=_SAVE_S)
 
-    async def copy(self, source: Path, target: Path) -> None:
+    async def copy(self, source: Path, target: Path, *, earlier: Path | None = None) -> None:
+        await self._make_layer("copy", str(source), str(target), *([] if earlier is None else [str(earlier)]))
+
+    async def merge(self, layers: Sequence[Layer], target: Path, owner: int) -> None:
+        lowest_first = [word for layer in reversed(layers) for word in (str(layer.path), self._owner(layer.owner))]
+        await self._make_layer("merge", str(target), self._owner(owner), *lowest_first)
+
+    def _owner(self, id: int | str) -> str:
+        """Of a layer, as the keeper sees it: without ranges of ids, all layers have the same."""
+        return str(id) if self._machine.root else "0"
+
+    async def _make_layer(self, verb: str, *words: str) -> None:
         maps = [] if self._machine.root else self._maps(0)
-        command = [*self._keeper("copy", *maps), "--", str(source), str(target)]
-        done = await anyio.run_process(command, check=False)
+        done = await anyio.run_process([*self._keeper(verb, *maps), "--", *words], check=False)
         if done.returncode != 0:
             said = done.stderr.decode(errors="replace").strip()[-500:]
             raise SandboxError(f"what the sandbox wrote could not be copied: {said}")

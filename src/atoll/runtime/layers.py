@@ -27,8 +27,10 @@ from atoll.contract.errors import SandboxError
 from atoll.contract.model import Env, Frozen, Limits
 from atoll.drivers.locks import lock_within
 
+FLATTEN_AT = 24
+"""A stack of so many layers, above its image, is made one when the next is sealed."""
 MOST_LAYERS = 64
-"""Of one stack, above its image. A checkpoint that would make it longer is refused."""
+"""Of one stack. A checkpoint that would make it longer is refused."""
 _PATIENCE_S = 600
 
 

@@ -20,18 +20,18 @@ import contextlib
 import logging
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Literal
 
 import anyio
 
-from atoll.contract.driver import Driver, Launch, Memory
+from atoll.contract.driver import Driver, Launch, Layer, Memory
 from atoll.contract.errors import InvalidRequest, LaunchFailed, SandboxAsleep, SandboxDied, SandboxError
 from atoll.contract.model import Checkpoint, RuntimeName
 from atoll.runtime.checkpoints import CheckpointRecord, Checkpoints
-from atoll.runtime.layers import MOST_LAYERS, Layers, Sealed
+from atoll.runtime.layers import FLATTEN_AT, MOST_LAYERS, Layers, Sealed
 from atoll.runtime.records import Manifest, Records, now
 
 GO_ON_TRIES = 3
@@ -224,20 +224,17 @@ class Life:
             saved = self._checkpoints.directory(new_id) / "memory"
             running = driver.pid(directory) is not None
             with_memory = running and driver.capabilities.memory_checkpoint
-            if len(manifest.layers) >= MOST_LAYERS:
-                raise InvalidRequest(
-                    f"the sandbox {manifest.spec.name!r} stands on {len(manifest.layers)} layers; there cannot be more"
-                )
             if with_memory:
                 _require_lasting(manifest)
                 self._checkpoints.directory(new_id).mkdir(mode=0o700)
                 await self._save(manifest, driver, "cold", saved)
-                manifest = self._seal(self._read(id))
+                manifest = await self._seal(self._read(id), driver)
                 stack = manifest.layers
             elif running:
-                stack = (Sealed(id=await self._copy_top(manifest, driver), owner=manifest.id_base), *manifest.layers)
+                manifest = await self._copy_top(manifest, driver)
+                stack = (Sealed(id=str(manifest.copied), owner=manifest.id_base), *manifest.layers)
             else:
-                manifest = self._seal(manifest)
+                manifest = await self._seal(manifest, driver)
                 stack = manifest.layers
             record = CheckpointRecord(
                 checkpoint=Checkpoint(
@@ -260,12 +257,27 @@ class Life:
                 await self._go_on(id, driver, self._checkpoints.memory(record))
             return record
 
-    def _seal(self, manifest: Manifest) -> Manifest:
+    async def _seal(self, manifest: Manifest, driver: Driver) -> Manifest:
         """What was written so far becomes a layer; nothing that runs writes to it."""
         if self._is_untouched(manifest):
             return manifest
+        if len(manifest.layers) >= FLATTEN_AT:
+            manifest = await self._flatten(manifest, driver)
         sealed = Sealed(id=manifest.top, owner=manifest.id_base)
-        return self._write(manifest, layers=(sealed, *manifest.layers), top=self._layers.new())
+        return self._write(manifest, layers=(sealed, *manifest.layers), top=self._layers.new(), copied=None)
+
+    async def _flatten(self, manifest: Manifest, driver: Driver) -> Manifest:
+        """Make one layer of those that it stands on. Its checkpoints keep theirs."""
+        try:
+            async with self._new_layer(driver) as layer:
+                stack = [Layer(path=self._layers.path(each.id), owner=each.owner) for each in manifest.layers]
+                await driver.merge(stack, self._layers.path(layer), manifest.id_base)
+        except SandboxError as error:
+            if len(manifest.layers) >= MOST_LAYERS:
+                raise
+            _log.warning("the layers of %s stay as many as they are: %s", manifest.spec.name, error)
+            return manifest
+        return self._write(manifest, layers=(Sealed(id=layer, owner=manifest.id_base),))
 
     def _is_untouched(self, manifest: Manifest) -> bool:
         """Whether nothing was written to the top since it was made."""
@@ -279,17 +291,23 @@ class Life:
                     return False
         return True
 
-    async def _copy_top(self, manifest: Manifest, driver: Driver) -> str:
-        """A layer with what the sandbox has written by now."""
+    async def _copy_top(self, manifest: Manifest, driver: Driver) -> Manifest:
+        """Make a layer of what the sandbox has written by now. What has not changed since the last is not copied."""
+        async with self._new_layer(driver) as layer, driver.held(self._records.directory(manifest.id)):
+            earlier = self._layers.path(manifest.copied) if manifest.copied else None
+            await driver.copy(self._layers.path(manifest.top), self._layers.path(layer), earlier=earlier)
+        return self._write(manifest, copied=layer)
+
+    @contextlib.asynccontextmanager
+    async def _new_layer(self, driver: Driver) -> AsyncIterator[str]:
+        """A layer to be filled, of which nothing is left if that fails."""
         layer = self._layers.new()
         try:
-            async with driver.held(self._records.directory(manifest.id)):
-                await driver.copy(self._layers.path(manifest.top) / "upper", self._layers.path(layer) / "upper")
+            yield layer
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await driver.remove(self._layers.path(layer))
             raise
-        return layer
 
     async def restore(self, id: str, record: CheckpointRecord) -> Manifest:
         """Have the sandbox be what it was at a checkpoint. What it wrote since is lost, and its processes end."""
@@ -305,6 +323,7 @@ class Life:
                 spec=manifest.spec.model_copy(update={"image": record.spec.image}),
                 **{**record.ground(), "limits": manifest.limits},
                 top=self._layers.new(),
+                copied=None,
                 checkpoint=record.checkpoint.id,
             )
             await driver.remove(self._layers.path(manifest.top))

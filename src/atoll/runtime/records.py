@@ -43,6 +43,8 @@ class Manifest(Ground):
     runtime: RuntimeName
     top: str
     """The layer that the sandbox writes to. No other manifest and no checkpoint names it."""
+    copied: str | None = None
+    """The last copy that was made of it, which may be gone."""
     id_slot: int
     created_at: datetime
     state: Literal["running", "cold", "shutdown"] = "running"

@@ -1,10 +1,14 @@
-/* A copy of what a sandbox has written, while it stands still.
+/* Layers made of layers: a copy of what a sandbox has written, while it stands still, and several layers in one.
  *
  * Knows: every kind of file that can be in an upper directory of an overlay, whiteouts and opaque directories among
- * them. Refuses to know: layers, checkpoints, who may see the copy.
+ * them, and what overlayfs shows of one layer above another. Refuses to know: checkpoints, who may see the layer.
  *
  * What is copied is hostile: no link is followed, every name is taken relative to a directory that is held open, and
- * what is opened is what was looked at. Data is shared where the file system can (FICLONE), and holes stay holes. */
+ * what is opened is what was looked at. Data is shared where the file system can (FICLONE), and holes stay holes.
+ *
+ * Where it cannot, a file that is in a sealed layer already is given one more name instead of being copied: nobody
+ * writes to it there. That a file of a sandbox is still what an earlier copy has is known from that copy's `index`:
+ * the name, inode and time of change of all that it took. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <errno.h>
@@ -20,11 +24,12 @@
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
 #include <sys/xattr.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "keeper.h"
 
-enum { DEEPEST = 4000, BUCKETS = 4096, LARGEST_LIST = 65536, PIECE = 1 << 30 };
+enum { DEEPEST = 4000, BUCKETS = 4096, LARGEST_LIST = 65536, PIECE = 1 << 30, SECOND_NS = 1000000000, SETTLING_NS = 100000000 };
 
 /* Files with several names: where the first copy is. */
 struct twin {
@@ -33,8 +38,24 @@ struct twin {
     char path[];
 };
 
+/* A file that a copy took, as it was. */
+struct taken {
+    uint64_t path; /* a hash */
+    uint64_t inode;
+    int64_t changed_ns;
+};
+
 static struct twin *twins[BUCKETS];
 static int target_root;
+static bool clones;     /* the file system shares data by itself */
+static bool from_sealed; /* nobody will ever write to what is being copied */
+static const char *opaque = "trusted.overlay.opaque";
+static int64_t shift;   /* from the owners of what is copied to those of the copy */
+static FILE *index_file;
+static int64_t settled_ns;           /* what was changed after it may change again without its time changing */
+static int since = -1;               /* the earlier copy */
+static struct taken *known;          /* what that took, as a hash table */
+static size_t known_mask;
 static char path[PATH_MAX * 4]; /* of what is being copied, for messages and twins */
 static size_t path_length;
 
@@ -60,11 +81,34 @@ static void copy_attributes(int source, int target)
     }
 }
 
+static bool is_opaque(int directory)
+{
+    char value;
+    return fgetxattr(directory, opaque, &value, 1) == 1 && value == 'y';
+}
+
+/* Of a directory that a layer below has made: but for the mark that it hides all below both. */
+static void clear_attributes(int target)
+{
+    static char names[LARGEST_LIST];
+    ssize_t size = flistxattr(target, names, sizeof names);
+    for (char *name = names; size > 0 && name < names + size; name += strlen(name) + 1)
+        if (strcmp(name, opaque) && fremovexattr(target, name) < 0 && errno != ENODATA)
+            fail(name);
+}
+
+static uid_t shifted(uid_t id)
+{
+    return (uid_t)((int64_t)id + shift);
+}
+
 static void finish(int source, int target, const struct stat *status)
 {
     const struct timespec times[] = {status->st_atim, status->st_mtim};
-    if (fchown(target, status->st_uid, status->st_gid) < 0)
+    if (fchown(target, shifted(status->st_uid), shifted(status->st_gid)) < 0)
         fail("owner");
+    if (from_sealed)
+        clear_attributes(target);
     copy_attributes(source, target); /* after the owner, who takes capabilities away; before the mode, which may forbid it */
     if (fchmod(target, status->st_mode & 07777) < 0)
         fail("mode");
@@ -103,8 +147,66 @@ static struct twin **find_twin(ino_t inode)
     return at;
 }
 
+static int64_t changed_ns(const struct stat *status)
+{
+    return (int64_t)status->st_ctim.tv_sec * SECOND_NS + status->st_ctim.tv_nsec;
+}
+
+static uint64_t path_hash(void)
+{
+    uint64_t hash = 14695981039346656037ULL; /* FNV-1a */
+    for (const char *at = path; *at; at++)
+        hash = (hash ^ (unsigned char)*at) * 1099511628211ULL;
+    return hash;
+}
+
+static struct taken *find_known(const struct taken *wanted)
+{
+    size_t at = (wanted->path ^ wanted->inode) & known_mask;
+    while (known[at].inode && memcmp(&known[at], wanted, sizeof *wanted))
+        at = (at + 1) & known_mask;
+    return &known[at];
+}
+
+/* Reads the index of an earlier copy. One that is not there or not whole makes this a copy of everything. */
+static void read_index(const char *file)
+{
+    struct stat status;
+    FILE *stream = fopen(file, "re");
+    if (!stream || fstat(fileno(stream), &status) < 0)
+        return;
+    size_t count = (size_t)status.st_size / sizeof(struct taken), slots = 16;
+    while (slots < 2 * count)
+        slots *= 2;
+    known = calloc(slots, sizeof *known);
+    if (!known)
+        fail("memory");
+    known_mask = slots - 1;
+    struct taken one;
+    while (fread(&one, sizeof one, 1, stream) == 1 && count--)
+        *find_known(&one) = one;
+    fclose(stream);
+}
+
+/* Gives the file of a sealed layer one more name, if that can be done and spares anything. */
+static bool linked(int from, const char *name, int to, const char *as)
+{
+    return !clones && linkat(from, name, to, as, 0) == 0;
+}
+
+/* Takes a file from the earlier copy if it is the same as then, and notes it for the next. */
+static bool unchanged(int to, const char *name, const struct stat *seen)
+{
+    const struct taken now = {path_hash(), seen->st_ino, changed_ns(seen)};
+    if (now.changed_ns < settled_ns && fwrite(&now, sizeof now, 1, index_file) != 1)
+        fail("index");
+    return known && find_known(&now)->inode && linked(since, path, to, name);
+}
+
 static void copy_file(int from, int to, const char *name, const struct stat *seen)
 {
+    if (index_file ? unchanged(to, name, seen) : from_sealed && shift == 0 && linked(from, name, to, name))
+        return;
     struct twin **twin = seen->st_nlink > 1 ? find_twin(seen->st_ino) : NULL;
     if (twin && *twin) {
         if (linkat(target_root, (*twin)->path, to, name, 0) < 0)
@@ -145,7 +247,8 @@ static void copy_link(int from, int to, const char *name, const struct stat *sta
     if (size < 0)
         fail("link");
     target[size] = 0;
-    if (symlinkat(target, to, name) < 0 || fchownat(to, name, status->st_uid, status->st_gid, AT_SYMLINK_NOFOLLOW) < 0 ||
+    if (symlinkat(target, to, name) < 0 ||
+        fchownat(to, name, shifted(status->st_uid), shifted(status->st_gid), AT_SYMLINK_NOFOLLOW) < 0 ||
         utimensat(to, name, times, AT_SYMLINK_NOFOLLOW) < 0)
         fail("link");
 }
@@ -159,19 +262,72 @@ static void copy_node(int from, int to, const char *name, const struct stat *sta
         fail("a device");
     }
     if (mknodat(to, name, status->st_mode & ~07777U, makedev(0, 0)) < 0 ||
-        fchownat(to, name, status->st_uid, status->st_gid, AT_SYMLINK_NOFOLLOW) < 0)
+        fchownat(to, name, shifted(status->st_uid), shifted(status->st_gid), AT_SYMLINK_NOFOLLOW) < 0)
         fail("node");
     if (!S_ISCHR(status->st_mode) && fchmodat(to, name, status->st_mode & 07777, 0) < 0)
         fail("mode");
 }
 
+static int open_directory(int parent, const char *name)
+{
+    int fd = openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (fd < 0)
+        fail("directory");
+    return fd;
+}
+
+static void remove_tree(int parent, const char *name, int depth)
+{
+    if (unlinkat(parent, name, 0) == 0)
+        return;
+    if (errno != EISDIR || depth > DEEPEST)
+        fail("remove");
+    DIR *list = fdopendir(open_directory(parent, name));
+    if (!list)
+        fail("list");
+    for (struct dirent *entry; errno = 0, (entry = readdir(list));)
+        if (strcmp(entry->d_name, ".") && strcmp(entry->d_name, ".."))
+            remove_tree(dirfd(list), entry->d_name, depth + 1);
+    if (errno)
+        fail("list");
+    closedir(list);
+    if (unlinkat(parent, name, AT_REMOVEDIR) < 0)
+        fail("remove");
+}
+
 static void copy_directory(int source, int target, int depth);
+
+/* Makes way for what comes from a layer above. Returns whether the entry is a directory that stays, for both to be seen
+ * in it; `hides`, when it is not, tells whether something was there that had hidden all below. */
+static bool make_way(int from, int to, const char *name, bool is_directory, bool *hides)
+{
+    struct stat below;
+    *hides = false;
+    if (fstatat(to, name, &below, AT_SYMLINK_NOFOLLOW) < 0) {
+        if (errno != ENOENT)
+            fail("stat");
+        return false;
+    }
+    if (is_directory && S_ISDIR(below.st_mode)) {
+        int source = open_directory(from, name);
+        bool hides_all = is_opaque(source);
+        close(source);
+        if (!hides_all)
+            return true;
+    }
+    *hides = !S_ISDIR(below.st_mode);
+    remove_tree(to, name, 0);
+    return false;
+}
 
 static void copy_entry(int from, int to, const char *name, int depth)
 {
     struct stat status;
+    bool hides = false, merges = false;
     if (fstatat(from, name, &status, AT_SYMLINK_NOFOLLOW) < 0)
         fail("stat");
+    if (from_sealed)
+        merges = make_way(from, to, name, S_ISDIR(status.st_mode), &hides);
     if (S_ISREG(status.st_mode)) {
         copy_file(from, to, name, &status);
     } else if (S_ISLNK(status.st_mode)) {
@@ -179,13 +335,13 @@ static void copy_entry(int from, int to, const char *name, int depth)
     } else if (!S_ISDIR(status.st_mode)) {
         copy_node(from, to, name, &status);
     } else {
-        int source = openat(from, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-        if (source < 0 || mkdirat(to, name, 0700) < 0)
+        int source = open_directory(from, name);
+        if (!merges && mkdirat(to, name, 0700) < 0)
             fail("directory");
-        int target = openat(to, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-        if (target < 0)
-            fail("directory");
+        int target = open_directory(to, name);
         copy_directory(source, target, depth + 1);
+        if (hides && fsetxattr(target, opaque, "y", 1, 0) < 0)
+            fail("opaque");
         close(target);
     }
 }
@@ -217,24 +373,92 @@ static void copy_directory(int source, int target, int depth)
     }
     if (errno)
         fail("list");
-    finish(source, target, &status);
+    if (depth) /* The uppermost is the host's own. */
+        finish(source, target, &status);
     closedir(list);
 }
 
-void copy_tree(const char *source, const char *target)
+static int open_upper(const char *layer)
 {
+    int directory = open(layer, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    int upper = directory < 0 ? -1 : openat(directory, "upper", O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (directory >= 0)
+        close(directory);
+    return upper;
+}
+
+static int open_upper_or_fail(const char *layer)
+{
+    int upper = open_upper(layer);
+    if (upper < 0)
+        give_up(layer);
+    return upper;
+}
+
+static void begin(const char *target)
+{
+    char upper[PATH_MAX];
     /* Two descriptors for each level of directories. */
     struct rlimit files;
     getrlimit(RLIMIT_NOFILE, &files);
     files.rlim_cur = files.rlim_max;
     setrlimit(RLIMIT_NOFILE, &files);
-    int from = open(source, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    if (from < 0)
-        give_up(source);
-    if (mkdir(target, 0700) < 0)
-        give_up(target);
-    target_root = open(target, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    if (target_root < 0)
-        give_up(target);
-    copy_directory(from, target_root, 0);
+    snprintf(upper, sizeof upper, "%s/upper", target);
+    if (mkdir(upper, 0700) < 0)
+        give_up(upper);
+    target_root = open_upper_or_fail(target);
+    int one = openat(target_root, ".", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+    int other = openat(target_root, ".", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+    clones = one >= 0 && other >= 0 && ioctl(one, FICLONE, other) == 0;
+    close(one);
+    close(other);
+}
+
+static FILE *make_index(const char *layer)
+{
+    char file[PATH_MAX];
+    snprintf(file, sizeof file, "%s/index", layer);
+    FILE *stream = fopen(file, "wxe");
+    if (!stream)
+        give_up(file);
+    return stream;
+}
+
+void copy_layer(const char *source, const char *target, const char *earlier)
+{
+    struct timespec now;
+    char file[PATH_MAX];
+    begin(target);
+    index_file = make_index(target);
+    clock_gettime(CLOCK_REALTIME, &now);
+    settled_ns = (int64_t)now.tv_sec * SECOND_NS + now.tv_nsec - SETTLING_NS;
+    if (earlier && (since = open_upper(earlier)) >= 0) {
+        snprintf(file, sizeof file, "%s/index", earlier);
+        read_index(file);
+    }
+    copy_directory(open_upper_or_fail(source), target_root, 0);
+    if (fclose(index_file) != 0)
+        fail("index");
+}
+
+static void forget_twins(void)
+{
+    for (int i = 0; i < BUCKETS; i++)
+        for (struct twin *twin; (twin = twins[i]);) {
+            twins[i] = twin->next;
+            free(twin);
+        }
+}
+
+void merge_layers(const char *target, unsigned owner, char **layers, int count, bool rootless)
+{
+    begin(target);
+    from_sealed = true;
+    if (rootless)
+        opaque = "user.overlay.opaque";
+    for (int i = 0; i < count; i++) {
+        shift = (int64_t)owner - strtoll(layers[2 * i + 1], NULL, 10);
+        copy_directory(open_upper_or_fail(layers[2 * i]), target_root, 0);
+        forget_twins();
+    }
 }

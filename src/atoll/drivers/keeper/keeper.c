@@ -4,12 +4,13 @@
  *   keeper start --dir D --top T --cover C --listen FD --lock FD [--file NAME PATH]… [--uid I O N]… [--gid I O N]… [--rootless] [--ephemeral]
  *                [--confine ID] [--machine ID] [--freezer FILE FREEZE THAW FILE LINE] [--pause-after MS] [--epoch N] [--cgroup DIR]… [--limit FILE VALUE]… [--overlay KEY TARGET COUNT (LAYER OWNER)…]… -- RUNTIME ARGUMENTS…
  *   keeper within [--uid I O N]… [--gid I O N]… [--rootless] -- COMMAND ARGUMENTS…
- *   keeper copy [--uid I O N]… [--gid I O N]… [--rootless] -- FROM TO
+ *   keeper copy [--uid I O N]… [--gid I O N]… [--rootless] -- FROM TO [EARLIER]
+ *   keeper merge [--uid I O N]… [--gid I O N]… [--rootless] -- TO OWNER (LAYER OWNER)…
  *
  * `--lock` is a file that whoever starts us has locked: as long as the keeper lives, it is, and its process id is in it.
  * `start` returns at once; who listens on the socket is told how it went. `within` runs a command where a runtime of
  * the same kind would run: in a private mount namespace and, rootless, in the user namespace that owns the files. `copy`
- * copies a tree there.
+ * copies a layer there, `merge` makes one of several, the lowest first.
  *
  * This file knows the order of things; how each is done is in launch.c, relay.c, copy.c and confine.c. */
 #define _GNU_SOURCE
@@ -316,10 +317,20 @@ int main(int argc, char **argv)
         execvp(plan.command[0], plan.command);
         give_up(plan.command[0]);
     } else if (!strcmp(argv[1], "copy")) {
-        if (!plan.command[1] || plan.command[2])
+        int words = argc - (int)(plan.command - argv);
+        if (words < 2 || words > 3)
             usage("copy");
         enter_namespaces(&plan);
-        copy_tree(plan.command[0], plan.command[1]);
+        copy_layer(plan.command[0], plan.command[1], plan.command[2]);
+        return 0;
+    } else if (!strcmp(argv[1], "merge")) {
+        int words = argc - (int)(plan.command - argv);
+        if (words < 4 || words % 2)
+            usage("merge");
+        for (int i = 1; i < words; i += 2)
+            number(plan.command[i]);
+        enter_namespaces(&plan);
+        merge_layers(plan.command[0], number(plan.command[1]), plan.command + 2, words / 2 - 1, plan.rootless);
         return 0;
     }
     usage(argv[1]);

@@ -72,7 +72,10 @@ void relay_announce(const struct relay_ends *ends);
 void relay_fail(int listener, int error, const char *message);
 
 /* copy.c */
-void copy_tree(const char *source, const char *target);
+/* Copies what is in a layer to an empty one. `earlier` is a copy that was made of the same layer before, or NULL. */
+void copy_layer(const char *source, const char *target, const char *earlier);
+/* Fills an empty layer with what is seen of several, given as path and owner, the lowest first. */
+void merge_layers(const char *target, unsigned owner, char **layers, int count, bool rootless);
 
 /* confine.c */
 int confine(int id);
