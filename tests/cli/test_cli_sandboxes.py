@@ -17,7 +17,7 @@ from tests.cli.driving import PROGRAM, Atoll
 def test_create_prints_the_name_and_ls_shows_it(atoll: Atoll) -> None:
     name = atoll.create()
     header, *rows = atoll.text("ls").splitlines()
-    assert header.split() == ["NAME", "STATUS", "RUNTIME", "CREATED", "IMAGE"]
+    assert header.split() == ["NAME", "STATUS", "RUNTIME", "CREATED", "USED", "IMAGE"]
     [row] = [row for row in rows if row.startswith(f"{name} ")]
     assert "running" in row
     assert "ago" in row or "just now" in row
@@ -38,7 +38,9 @@ def test_create_and_ls_in_json_are_the_same_sandbox(atoll: Atoll) -> None:
     assert created["limits"] == {**created["limits"], "memory_bytes": 128 * 1024**2, "pids": 64}
     [listed] = [info for info in atoll.json("ls", "--json") if info["name"] == name]
     assert listed == created
-    assert datetime.fromisoformat(listed["created_at"]).tzinfo is not None
+    created, used = (datetime.fromisoformat(listed[when]) for when in ("created_at", "last_used_at"))
+    assert created.tzinfo is not None
+    assert created <= used
 
 
 def test_a_taken_name_is_status_1_with_what_to_do(atoll: Atoll, box: str) -> None:

@@ -208,6 +208,12 @@ async def test_processes_go_on_where_they_were_if_the_runtime_can(runtime: Runti
         await goes_on(sandbox, count)
         for fork in forks:
             await fork.destroy()
+        # A copy of one that sleeps does not wake it.
+        await sandbox.sleep()
+        (fork,) = await sandbox.fork(1)
+        assert await status(runtime, "counting") == "cold"
+        await goes_on(fork, count)
+        await fork.destroy()
         checkpoint = await sandbox.checkpoint("counted")
         assert checkpoint.with_memory
         count = await ask(sandbox)

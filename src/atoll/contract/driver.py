@@ -184,7 +184,7 @@ class Driver(Protocol):
         ...
 
     async def size(self, path: Path) -> int:
-        """The bytes that a layer takes up."""
+        """The bytes that a tree takes up."""
         ...
 
     async def usage(self, id: str, top: Path) -> Usage:

@@ -104,6 +104,8 @@ class SandboxInfo(Frozen):
     """The limits in force, with defaults filled in."""
     user: str
     created_at: datetime
+    last_used_at: datetime | None = None
+    """When something was last asked of it. Unset: it has not been used since it was made."""
     pid: int | None = None
     """The guest's process on the host. Unset when none runs."""
 

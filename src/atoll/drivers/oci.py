@@ -510,7 +510,7 @@ class OciDriver:
         return self._cgroups.oom_kills(id)
 
     async def size(self, path: Path) -> int:
-        disk = await self._within("du", "-s", "--block-size=1", "--", str(path / "upper"))
+        disk = await self._within("du", "-s", "--block-size=1", "--", str(path))
         return int((disk.stdout.split() or [b"0"])[0])
 
     async def usage(self, id: str, top: Path) -> Usage:
@@ -519,7 +519,7 @@ class OciDriver:
             memory_peak_bytes=self._cgroups.read(id, "memory/memory.max_usage_in_bytes", "memory.peak"),
             cpu_s=self._cgroups.cpu_s(id),
             pids=self._cgroups.read(id, "pids/pids.current", "pids.current"),
-            disk_bytes=await self.size(top),
+            disk_bytes=await self.size(top / "upper"),
             oom_kills=self.oom_kills(id),
         )
 

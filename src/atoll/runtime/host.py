@@ -11,7 +11,7 @@ import contextlib
 import os
 import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -331,12 +331,6 @@ class Runtime:
             await self._disconnect(id)
         return slept
 
-    def last_used(self, id: str) -> datetime | None:
-        """When a sandbox was last started or asked something. None: it never was."""
-        manifest = self._records.read(id)
-        driver = self.drivers().get(manifest.runtime) if manifest else None
-        return driver.last_used(self._records.directory(id))[0] if driver else None
-
     @contextlib.asynccontextmanager
     async def pool(self, session_id: str, **options: Any) -> AsyncIterator[Pool]:
         """The sandboxes of one session. While it is open, those that nobody uses go to sleep.
@@ -547,6 +541,7 @@ class Runtime:
             limits=manifest.limits,
             user=manifest.spec.user,
             created_at=manifest.created_at,
+            last_used_at=driver.last_used(directory)[0] if driver else None,
             pid=pid,
         )
 

@@ -19,16 +19,26 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import shutil
 import stat
 from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 import anyio
+import anyio.to_thread
 
 from atoll.contract.driver import Driver, Launch, Layer, Memory
-from atoll.contract.errors import InvalidRequest, LaunchFailed, SandboxAsleep, SandboxDied, SandboxError
+from atoll.contract.errors import (
+    CheckpointNotFound,
+    InvalidRequest,
+    LaunchFailed,
+    SandboxAsleep,
+    SandboxDied,
+    SandboxError,
+)
 from atoll.contract.model import Checkpoint, RuntimeName
 from atoll.runtime.checkpoints import CheckpointRecord, Checkpoints
 from atoll.runtime.layers import FLATTEN_AT, MOST_LAYERS, Layers, Sealed
@@ -223,8 +233,12 @@ class Life:
             new_id = self._checkpoints.new_id()
             saved = self._checkpoints.directory(new_id) / "memory"
             running = driver.pid(directory) is not None
-            with_memory = running and driver.capabilities.memory_checkpoint
-            if with_memory:
+            asleep = directory / manifest.memory if manifest.memory and not running else None
+            with_memory = asleep is not None or (running and driver.capabilities.memory_checkpoint)
+            if asleep is not None:
+                # The sandbox and the checkpoint each have their own names for what is never changed.
+                await anyio.to_thread.run_sync(partial(shutil.copytree, asleep, saved, copy_function=os.link))
+            if with_memory and running:
                 _require_lasting(manifest)
                 self._checkpoints.directory(new_id).mkdir(mode=0o700)
                 await self._save(manifest, driver, "cold", saved)
@@ -253,7 +267,7 @@ class Life:
             if keep:
                 self._checkpoints.write(record)
                 manifest = self._write(manifest, checkpoint=record.checkpoint.id)
-            if with_memory:
+            if with_memory and running:
                 await self._go_on(id, driver, self._checkpoints.memory(record))
             return record
 
@@ -345,16 +359,24 @@ class Life:
         return changed
 
     async def size(self, record: CheckpointRecord) -> int:
-        """What a checkpoint holds beyond the one before it, counted once."""
-        if not record.layers:
-            return 0
+        """What a checkpoint holds beyond the one before it, files and processes. Counted once."""
         noted = self._checkpoints.directory(record.checkpoint.id) / "size"
         with contextlib.suppress(OSError, ValueError):
             return int(noted.read_text())
-        size = await self._choose(None).size(self._layers.path(record.layers[0].id))
+        driver, size = self._choose(None), 0
+        if record.layers and not self._is_like_its_parent(record):
+            size += await driver.size(self._layers.path(record.layers[0].id) / "upper")
+        if (memory := self._checkpoints.memory(record)) is not None:
+            size += await driver.size(memory.path)
         with contextlib.suppress(OSError):
             noted.write_text(str(size))
         return size
+
+    def _is_like_its_parent(self, record: CheckpointRecord) -> bool:
+        try:
+            return record.layers == self._checkpoints.read(str(record.checkpoint.parent)).layers
+        except CheckpointNotFound:
+            return False
 
     async def collect(self, *, patience_s: float | None = None) -> list[Path]:
         """Take away the layers that nobody names any more. Returns what was taken away.

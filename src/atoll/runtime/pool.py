@@ -104,12 +104,7 @@ class Pool:
             session, _, name = info.name.partition(".")
             if session == self.session_id and name:
                 found.append(
-                    PooledSandbox(
-                        name=name,
-                        image=info.image,
-                        status=info.status,
-                        last_used_at=self._runtime.last_used(info.id),
-                    )
+                    PooledSandbox(name=name, image=info.image, status=info.status, last_used_at=info.last_used_at)
                 )
         return found
 

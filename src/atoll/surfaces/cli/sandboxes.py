@@ -79,11 +79,15 @@ async def ls(state_dir: Path | None, *, quiet: bool, as_json: bool) -> int:
         render.note("there are no sandboxes; `atoll create` makes one")
     else:
         rows = [
-            (info.name, _state(info), info.runtime, render.ago(info.created_at), info.image)
+            (info.name, _state(info), info.runtime, render.ago(info.created_at), _used(info), info.image)
             for info in sorted(infos, key=lambda info: info.created_at)
         ]
-        render.table(("NAME", "STATUS", "RUNTIME", "CREATED", "IMAGE"), rows, flex=4)
+        render.table(("NAME", "STATUS", "RUNTIME", "CREATED", "USED", "IMAGE"), rows, flex=5)
     return 0
+
+
+def _used(info: SandboxInfo) -> str:
+    return render.ago(info.last_used_at) if info.last_used_at else "never"
 
 
 async def ps(state_dir: Path | None, name: str, *, as_json: bool) -> int:
@@ -232,6 +236,7 @@ def _usage_facts(info: SandboxInfo, usage: Usage) -> list[tuple[str, str]]:
         ("image", info.image),
         ("runtime", info.runtime),
         ("created", render.ago(info.created_at)),
+        ("used", _used(info)),
         ("memory", memory),
         ("cpu time", cpu),
         ("processes", pids),
