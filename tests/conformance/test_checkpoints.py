@@ -210,6 +210,8 @@ async def test_forks_begin_alike_and_share_nothing(runtime: Runtime, as_root: No
             assert (await fork.exec("hostname; echo $WHO")).stdout == f"{fork.name}\nparent\n"
             await fork.exec("echo $(hostname) > /root/one; touch /root/only", user="root")
         assert await look(sandbox) == FOUND
+        drawn = [(await each.exec("head -c 16 /dev/urandom | od -An -tx1")).stdout for each in (sandbox, *forks)]
+        assert len(set(drawn)) == 4
         for fork in forks:
             assert (await fork.exec("cat /root/one", user="root")).stdout == f"{fork.name}\n"
         # A fork of a fork stands on the same ground.

@@ -1,0 +1,124 @@
+"""What outlives what, per runtime: the guide's table, row by row, against the runtimes themselves."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from atoll import Runtime, Sandbox
+from atoll.contract.model import RuntimeName
+from tests.conformance.inside import client
+from tests.waiting import eventually
+
+GUIDE = Path(__file__).parents[2] / "docs/guide.md"
+MAKE = """
+sandbox = await runtime.create("orphan")
+await sandbox.exec(sys.argv[3])
+await (await sandbox.spawn(sys.argv[4])).detach()
+os.kill(os.getpid(), 9)
+"""
+WRITE, RUN = "echo content > file", "exec sleep 31536042"
+
+
+def table() -> dict[str, dict[str, str]]:
+    """The guide's table: what happened, the runtime, what is kept."""
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in GUIDE.read_text().splitlines()
+        if line.startswith("|")
+    ]
+    start = next(number for number, row in enumerate(rows) if row[0] == "after")
+    _, *runtimes = rows[start]
+    return {
+        what: dict(zip(runtimes, kept, strict=True))
+        for what, *kept in rows[start + 1 :]
+        if not re.fullmatch("-+", what)
+    }
+
+
+async def warm(runtime: Runtime, sandbox: Sandbox) -> Sandbox:
+    await sandbox.sleep(warm=True)
+    return sandbox
+
+
+async def cold(runtime: Runtime, sandbox: Sandbox) -> Sandbox:
+    await sandbox.sleep()
+    return sandbox
+
+
+async def shutdown(runtime: Runtime, sandbox: Sandbox) -> Sandbox:
+    await sandbox.shutdown()
+    return await runtime.wake(sandbox.name)
+
+
+async def end(runtime: Runtime, sandbox: Sandbox) -> Sandbox:
+    (info,) = [info for info in await runtime.list() if info.name == sandbox.name]
+    assert info.pid is not None
+    os.kill(info.pid, signal.SIGKILL)
+
+    async def ended() -> bool:
+        return any(info.status == "error" for info in await runtime.list())
+
+    await eventually(ended, "it is seen to have ended")
+    return await runtime.wake(sandbox.name)
+
+
+async def restore(runtime: Runtime, sandbox: Sandbox) -> Sandbox:
+    checkpoint = await sandbox.checkpoint()
+    await sandbox.restore(checkpoint.id)
+    await runtime.delete_checkpoint(checkpoint.id)
+    return sandbox
+
+
+async def fork(runtime: Runtime, sandbox: Sandbox) -> Sandbox:
+    (copy,) = await sandbox.fork(1)
+    return copy
+
+
+async def fork_cold(runtime: Runtime, sandbox: Sandbox) -> Sandbox:
+    await sandbox.sleep()
+    return await fork(runtime, sandbox)
+
+
+async def kill_host(runtime: Runtime, sandbox: Sandbox) -> Sandbox:
+    async with client(runtime.state_dir, sandbox.info.runtime, MAKE, WRITE, RUN) as other:
+        assert await other.ends() == -signal.SIGKILL
+    return await runtime.get("orphan")
+
+
+HAPPENINGS: dict[str, Callable[[Runtime, Sandbox], Awaitable[Sandbox]]] = {
+    "warm sleep": warm,
+    "cold sleep": cold,
+    "shutdown": shutdown,
+    "its own end": end,
+    "restore": restore,
+    "fork": fork,
+    "fork of a cold one": fork_cold,
+    "the host process is killed": kill_host,
+}
+
+
+def test_the_table_has_a_row_for_each() -> None:
+    assert table().keys() == HAPPENINGS.keys()
+
+
+@pytest.mark.parametrize("what", HAPPENINGS)
+async def test_what_the_guide_says_is_kept_and_no_more(
+    runtime: Runtime, runtime_name: RuntimeName, as_root: None, what: str
+) -> None:
+    async with await runtime.create("kept") as sandbox:
+        await sandbox.exec(WRITE)
+        await (await sandbox.spawn(RUN)).detach()
+        after = await HAPPENINGS[what](runtime, sandbox)
+        found = await after.exec("cat file")
+        kept = ["files"] if found.stdout == "content\n" else []
+        if any("sleep 31536042" in process.command for process in await after.ps()):
+            kept.append("processes")
+        assert ", ".join(kept) == table()[what][runtime_name]
+        if after.name != sandbox.name:
+            await after.destroy()
