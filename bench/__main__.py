@@ -15,7 +15,8 @@ import anyio
 from rich.console import Console
 
 from atoll.drivers.oci import RUNTIMES
-from bench import commands, creation, files, memory, output, startup, thousand
+from bench import checkpoints, commands, creation, files, forks, memory, output, saving, sleeping, startup, thousand
+from bench.btrfs import keep_mounts_apart
 from bench.lab import Lab, open_lab
 from bench.machine import describe
 from bench.render import markdown, show_machine, show_section, show_targets
@@ -29,6 +30,10 @@ SUBJECTS: dict[str, Callable[[Lab], Awaitable[Section]]] = {
     "files": files.measure,
     "output": output.measure,
     "memory": memory.measure,
+    "sleep": sleeping.measure,
+    "checkpoint": checkpoints.measure,
+    "save": saving.measure,
+    "fork": forks.measure,
     "thousand": thousand.measure,
     "startup": startup.measure,
 }
@@ -40,6 +45,7 @@ def main() -> int:
     if not console.is_terminal:
         console = Console(file=console.file, width=WIDTH)
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # sandboxes are destroyed either way
+    keep_mounts_apart()
     try:
         report = anyio.run(_run, options, console)
     except KeyboardInterrupt:

@@ -21,6 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 import atoll
 from atoll.contract.model import RuntimeName
+from bench import btrfs
 from bench.footprint import Life, lives, sandbox_processes, still_alive
 from bench.sampling import Advance, at_most
 
@@ -64,6 +65,17 @@ class Lab:
         with Progress(*columns, console=self.console, transient=True) as bar:
             task = bar.add_task(what, total=total)
             yield lambda: bar.advance(task)
+
+    @asynccontextmanager
+    async def on_btrfs(self) -> AsyncIterator[Lab]:
+        """Another lab, as this one, but with its state on a btrfs that is made for it.
+
+        Raises:
+            btrfs.Unavailable: there can be none here.
+        """
+        with btrfs.mounted(self.runtime.state_dir.parent / "btrfs") as place:
+            async with _opened(place / "state", self.console, quick=self.quick, runtimes=self.runtimes) as lab:
+                yield lab
 
     # ---- sandboxes ----
 
@@ -133,15 +145,23 @@ async def open_lab(console: Console, *, quick: bool, runtimes: Iterable[RuntimeN
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     base = Path(tempfile.mkdtemp(prefix="atoll-bench-", dir="/var/tmp" if os.access("/var/tmp", os.W_OK) else None))
     try:
-        async with atoll.open(base / "state") as runtime:
-            lab = Lab(runtime, console, quick=quick, runtimes=runtimes)
-            try:
-                yield lab
-            finally:
-                await _clear(lab)
+        async with _opened(base / "state", console, quick=quick, runtimes=runtimes) as lab:
+            yield lab
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         _remove(base, console)
+
+
+@asynccontextmanager
+async def _opened(
+    state_dir: Path, console: Console, *, quick: bool, runtimes: Iterable[RuntimeName]
+) -> AsyncIterator[Lab]:
+    async with atoll.open(state_dir) as runtime:
+        lab = Lab(runtime, console, quick=quick, runtimes=runtimes)
+        try:
+            yield lab
+        finally:
+            await _clear(lab)
 
 
 async def _clear(lab: Lab) -> None:

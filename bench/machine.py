@@ -24,7 +24,7 @@ def describe(state_dir: Path) -> Machine:
         python=f"{platform.python_implementation()} {platform.python_version()}",
         cgroups=seen.cgroup_mode + (" (hybrid)" if is_hybrid() else ""),
         user="root" if seen.root else "an ordinary user",
-        filesystem=_filesystem(state_dir),
+        filesystem=filesystem(state_dir),
         versions={"atoll": atoll.__version__} | {name: _version(name) for name in ("crun", "runc", "runsc", "bwrap")},
     )
 
@@ -53,7 +53,8 @@ def _version(program: str) -> str:
     return found[0] if found else "unknown"
 
 
-def _filesystem(path: Path) -> str:
+def filesystem(path: Path) -> str:
+    """Which kind `path` is on."""
     done = subprocess.run(
         ["findmnt", "-n", "-o", "FSTYPE", "-T", str(path)], capture_output=True, text=True, check=False
     )

@@ -140,5 +140,41 @@ def times(title: str, samples: Mapping[str, Sequence[float]], *, against: str, n
     return Table(title=title, columns=columns, rows=tuple(rows), note=note)
 
 
+class Point(Frozen):
+    """One size of what was measured at several sizes."""
+
+    label: str
+    amount: float
+    """How many of what makes it larger, beyond the first point: files, megabytes, copies."""
+    samples: tuple[float, ...]
+    beside: tuple[float, ...] = ()
+    """The same without Atoll, taken in turns with it. Empty: there is no such thing."""
+
+
+def growth(
+    title: str, series: Mapping[str, Sequence[Point]], *, each: str, against: str | None = None, note: str | None = None
+) -> Table:
+    """A table of how durations grow: against the first point of their series, and for `each` that is added to it."""
+    rows = []
+    for label, points in series.items():
+        first = Spread.of(points[0].samples)
+        for number, point in enumerate(points):
+            spread = Spread.of(point.samples)
+            more = (spread.median - first.median) / point.amount if number and point.amount else None
+            cells: list[Cell] = [
+                Value(number=spread.median, unit="s"),
+                Value(number=min(point.samples), unit="s"),
+                Value(number=max(point.samples), unit="s"),
+                ratio(spread.median, first.median),
+                None if more is None else Value(number=max(more, 0.0), unit="s"),
+            ]
+            if against is not None:
+                cells.append(ratio(spread.median, Spread.of(point.beside).median) if point.beside else None)
+            rows.append(Row(label=f"{label}, {point.label}", cells=(*cells, Value(number=spread.count))))
+    columns = ["", "median", "least", "most", "against the first", f"for each {each}"]
+    columns += [f"against {against}"] if against is not None else []
+    return Table(title=title, columns=(*columns, "n"), rows=tuple(rows), note=note)
+
+
 def ratio(value: float, reference: float) -> Value:
     return Value(number=value / reference, unit="×")
