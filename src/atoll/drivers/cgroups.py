@@ -26,6 +26,8 @@ from atoll.drivers.machine import CGROUP_ROOT, Machine
 _V1 = ("memory", "cpu", "cpuacct", "pids", "freezer")
 _V2 = ("memory", "cpu", "pids")
 _PERIOD_US = 100_000
+_LOOK_S = 0.002
+_KILL_LOOKS, _REMOVE_LOOKS = 1000, 5000
 
 
 class Cgroups:
@@ -143,6 +145,13 @@ class Cgroups:
             with contextlib.suppress(FileNotFoundError):
                 self._freezer(id).write_text("0" if self._mode == "v2" else "THAWED")
 
+    async def kill(self, id: str) -> None:
+        """End what runs in the sandbox's cgroup, and wait for that; not for ever. Fine when there is none."""
+        for _ in range(_KILL_LOOKS):
+            if not any(_killed(path) for path in self.paths(id)):
+                return
+            await anyio.sleep(_LOOK_S)
+
     async def remove(self, id: str) -> None:
         """End what is left in the sandbox's cgroup and remove it. Fine when there is none.
 
@@ -151,16 +160,26 @@ class Cgroups:
         """
         # runc makes one in every hierarchy, also in those that do not matter to us.
         everywhere = {*self.paths(id), *(CGROUP_ROOT.glob(f"*/atoll/{id}") if self._mode == "v1" else ())}
-        for _ in range(5000):
+        for _ in range(_REMOVE_LOOKS):
             left = [path for path in everywhere if not _removed(path)]
             if not left:
                 return
             for path in left:
-                with contextlib.suppress(OSError):
-                    for pid in (path / "cgroup.procs").read_text().split():
-                        os.kill(int(pid), signal.SIGKILL)
-            await anyio.sleep(0.002)
+                _killed(path)
+            await anyio.sleep(_LOOK_S)
         raise SandboxError("processes of the sandbox do not end", hint=f"see cgroup.procs in {self.paths(id)}")
+
+
+def _killed(path: Path) -> bool:
+    """Whether anything was there to be killed."""
+    try:
+        pids = (path / "cgroup.procs").read_text().split()
+    except OSError:
+        return False
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            os.kill(int(pid), signal.SIGKILL)
+    return bool(pids)
 
 
 def _removed(path: Path) -> bool:
