@@ -44,6 +44,7 @@ def main() -> int:
     console = Console(file=sys.stderr if options.json == "-" else sys.stdout)
     if not console.is_terminal:
         console = Console(file=console.file, width=WIDTH)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has it ignored in what it starts behind itself
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # sandboxes are destroyed either way
     keep_mounts_apart()
     try:

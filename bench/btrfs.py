@@ -10,12 +10,14 @@ import ctypes
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 SIZE_BYTES = 24 * 1024**3
 _CLONE_NEWNS = 0x20000
+_UNMOUNT_LOOKS = 50
 _SEARCH = f"{os.environ.get('PATH', os.defpath)}:/usr/local/sbin:/usr/sbin:/sbin"
 
 
@@ -52,10 +54,20 @@ def mounted(directory: Path) -> Iterator[Path]:
         try:
             yield place
         finally:
-            _run("umount", str(place))
+            _unmount(place)
     finally:
         image.unlink(missing_ok=True)
-        shutil.rmtree(directory, ignore_errors=True)
+        for each in (place, directory):
+            each.rmdir()
+
+
+def _unmount(place: Path) -> None:
+    """Take the mount away: at the latest when the last that uses it has ended. Raises nothing, for what did before."""
+    for _ in range(_UNMOUNT_LOOKS):
+        if subprocess.run(["umount", str(place)], capture_output=True, check=False).returncode == 0:
+            return
+        time.sleep(0.1)
+    subprocess.run(["umount", "--lazy", str(place)], capture_output=True, check=False)
 
 
 def _run(program: str, *arguments: str) -> None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import anyio
 
 import atoll
 from bench.btrfs import Unavailable
@@ -18,18 +21,22 @@ from bench.sampling import program, timed
 
 HOW = """\
 A new sandbox writes so much, and it is flushed (`sync`). Then, each timed by itself: a checkpoint while it runs, which
-copies what was written; `cp -a` of the same tree on the same file system, in turns with it; the sandbox is put to
-sleep, and a checkpoint of it then, which seals what was written without touching it; that checkpoint is restored,
-until the sandbox answers `true`; as much is written once more, and the same checkpoint restored again, which also
-removes what was written since. Files have 1 KiB each, in directories of a thousand. The btrfs is made for this in a
-sparse file on the first file system; there `cp` shares data (`--reflink=always`), as Atoll's own copy does."""
+copies what was written, and in turns with it `cp -a` of the same tree on the same file system; the sandbox is put to
+sleep, and a checkpoint of it then, which seals what was written without touching it, and in turns with it the host
+writes two files of 4 KiB, flushes and renames each, which is all that sealing has to wait for; that checkpoint is
+restored, until the sandbox answers `true`; as much is written once more, and undone by restoring the same checkpoint
+again. Files have 1 KiB each, in directories of a thousand. The btrfs is made for this in a sparse file on the first
+file system; there `cp` shares data (`--reflink=always`), as Atoll's own copy does."""
 
 SEALED = "stopped: checkpoint"
 COPIED = "running: checkpoint"
 COPY = "cp -a"
 SHARED = "cp -a --reflink"
+FLUSHED = "two files, flushed"
 RESTORED = "restore, `true`"
-UNDONE = "restore over as much written since, `true`"
+UNDONE = "undo as much, `true`"
+UNDOINGS = 2
+"""In how many rounds that is done: it takes longest."""
 BOUND = Value(number=0.010, unit="s")
 MIB = 1024 * 1024
 
@@ -106,15 +113,15 @@ async def _measured(lab: Lab, name: str, sizes: Sequence[Size]) -> tuple[list[Ta
         with lab.progress(f"{size.label} on {name}", size.rounds) as advance:
             rounds = []
             for number in range(size.rounds):
-                rounds.append(await _round(lab, host, size, copy_first=number % 2 == 0))
+                rounds.append(await _round(lab, host, size, number))
                 advance()
-        samples = {step: tuple(taken[step] for taken in rounds) for step in rounds[0]}
+        samples = {step: tuple(taken[step] for taken in rounds if step in taken) for step in rounds[0]}
         for step, taken in samples.items():
-            beside = samples[host] if step == COPIED else ()
+            beside = samples.get({COPIED: host, SEALED: FLUSHED}.get(step, ""), ())
             point = Point(label=size.label, amount=size.amount, samples=taken, beside=beside)
             series.setdefault(step, []).append(point)
         sealing.append(Spread.of(samples[SEALED]).median)
-    table = growth(f"On {name}, with {lab.fastest}", series, each="file, or MB", against=host)
+    table = growth(f"On {name}, with {lab.fastest}", series, each="file, or MB", against="host")
     target = Target(
         what=f"sealing checkpoint of a stopped sandbox on {name}, the slowest size",
         bound=BOUND,
@@ -124,7 +131,8 @@ async def _measured(lab: Lab, name: str, sizes: Sequence[Size]) -> tuple[list[Ta
     return [table], [target]
 
 
-async def _round(lab: Lab, host: str, size: Size, *, copy_first: bool) -> dict[str, float]:
+async def _round(lab: Lab, host: str, size: Size, number: int) -> dict[str, float]:
+    copy_first = number % 2 == 0
     copy = lab.scratch / "copy"
     async with lab.sandbox() as box:
         await size.write(box, "/home/user/first")
@@ -144,17 +152,33 @@ async def _round(lab: Lab, host: str, size: Size, *, copy_first: bool) -> dict[s
         await box.sleep()
         os.sync()
         taken[SEALED] = await timed(box.checkpoint("sealed"))
+        taken[FLUSHED] = _flushed(lab.scratch)
         taken[RESTORED] = await timed(_restored(box, "sealed"))
-        await size.write(box, "/home/user/second")
-        taken[UNDONE] = await timed(_restored(box, "sealed"))
+        if number < UNDOINGS:
+            await size.write(box, "/home/user/second")
+            dropped = _upper(lab, box)
+            taken[UNDONE] = await timed(_restored(box, "sealed"))
+            while dropped.exists():  # it is removed behind what answers, and is not to weigh on what is timed next
+                await anyio.sleep(0.05)
         for checkpoint in await box.checkpoints():
             await lab.runtime.delete_checkpoint(checkpoint.id)
-    return {step: taken[step] for step in (SEALED, COPIED, host, RESTORED, UNDONE)}
+    return {step: taken[step] for step in (SEALED, FLUSHED, COPIED, host, RESTORED, UNDONE) if step in taken}
 
 
 async def _restored(box: atoll.Sandbox, checkpoint: str) -> None:
     await box.restore(checkpoint)
     await box.exec(["true"])
+
+
+def _flushed(directory: Path) -> float:
+    start = time.perf_counter()
+    for number in range(2):
+        path = directory / f"flushed-{number}"
+        with open(path.with_suffix(".new"), "wb", buffering=0) as file:
+            file.write(bytes(4096))
+            os.fsync(file.fileno())
+        path.with_suffix(".new").rename(path)
+    return time.perf_counter() - start
 
 
 def _upper(lab: Lab, box: atoll.Sandbox) -> Path:
