@@ -33,6 +33,7 @@ enum {
     IDLE_MS = 1000,
     NOTE_MS = 1000,          /* how often the time of the last use is noted at most */
     FREEZE_WITHIN_MS = 5000,
+    FREEZE_AGAIN_MS = 100,
 };
 
 /* FREEZE's ACTION. */
@@ -271,18 +272,28 @@ static bool stands_still(void)
     return false;
 }
 
-/* 0 when no process of the sandbox runs any more, or an errno and everything goes on. */
+/* 0 when no process of the sandbox runs any more, or an errno and everything goes on.
+ *
+ * Processes that wait for each other in the kernel (a parent for what it vforked, gVisor for one that it traces) can stop
+ * each other halfway, and then none of them comes to stand still. Let go for a moment, they do. */
 static int freeze(void)
 {
     if (ends.freezer < 0)
         return EOPNOTSUPP;
-    int64_t until = now_ms() + FREEZE_WITHIN_MS;
+    int64_t began = now_ms(), again = began + FREEZE_AGAIN_MS;
     if (write(ends.freezer, ends.freeze, strlen(ends.freeze)) < 0)
         return errno;
     while (!stands_still()) {
-        if (now_ms() > until) {
+        if (now_ms() > began + FREEZE_WITHIN_MS) {
             thaw();
             return EBUSY;
+        }
+        if (now_ms() > again) {
+            thaw();
+            poll(NULL, 0, 1);
+            if (write(ends.freezer, ends.freeze, strlen(ends.freeze)) < 0)
+                return errno;
+            again = now_ms() + FREEZE_AGAIN_MS;
         }
         poll(NULL, 0, 1);
     }
