@@ -411,11 +411,17 @@ class Runtime:
         sandbox = await self.get(name)
         record = self._checkpoints.find(checkpoint, name)
         async with self._launches:
-            await self._life.restore(sandbox.id, record)
+            dropped = await self._life.restore(sandbox.id, record)
+        self._tasks.start_soon(self._put_away, dropped)
         await self._disconnect(sandbox.id)
         sandbox.begin_anew()
         await sandbox.connect()
         return sandbox
+
+    async def _put_away(self, layer: Path) -> None:
+        """Remove a layer that nobody names any more. Many files take seconds: only the end of this runtime waits."""
+        with anyio.CancelScope(shield=True), contextlib.suppress(AtollError, OSError):
+            await self._choose(None).remove(layer)
 
     async def fork(
         self, source: str, count: int = 1, *, checkpoint: str | None = None, names: Sequence[str] | None = None

@@ -235,6 +235,7 @@ class Life:
             running = driver.pid(directory) is not None
             asleep = directory / manifest.memory if manifest.memory and not running else None
             with_memory = asleep is not None or (running and driver.capabilities.memory_checkpoint)
+            parent = manifest.checkpoint
             if asleep is not None:
                 # The sandbox and the checkpoint each have their own names for what is never changed.
                 await anyio.to_thread.run_sync(partial(shutil.copytree, asleep, saved, copy_function=os.link))
@@ -242,13 +243,13 @@ class Life:
                 _require_lasting(manifest)
                 self._checkpoints.directory(new_id).mkdir(mode=0o700)
                 await self._save(manifest, driver, "cold", saved)
-                manifest = await self._seal(self._read(id), driver)
+                manifest = await self._seal(self._read(id), driver, new_id if keep else None)
                 stack = manifest.layers
             elif running:
                 manifest = await self._copy_top(manifest, driver)
                 stack = (Sealed(id=str(manifest.copied), owner=manifest.id_base), *manifest.layers)
             else:
-                manifest = await self._seal(manifest, driver)
+                manifest = await self._seal(manifest, driver, new_id if keep else None)
                 stack = manifest.layers
             record = CheckpointRecord(
                 checkpoint=Checkpoint(
@@ -256,7 +257,7 @@ class Life:
                     name=name,
                     sandbox=manifest.spec.name,
                     created_at=now(),
-                    parent=manifest.checkpoint,
+                    parent=parent,
                     with_memory=with_memory,
                     runtime=manifest.runtime,
                     image=manifest.spec.image,
@@ -271,14 +272,19 @@ class Life:
                 await self._go_on(id, driver, self._checkpoints.memory(record))
             return record
 
-    async def _seal(self, manifest: Manifest, driver: Driver) -> Manifest:
-        """What was written so far becomes a layer; nothing that runs writes to it."""
-        if self._is_untouched(manifest):
-            return manifest
-        if len(manifest.layers) >= FLATTEN_AT:
-            manifest = await self._flatten(manifest, driver)
-        sealed = Sealed(id=manifest.top, owner=manifest.id_base)
-        return self._write(manifest, layers=(sealed, *manifest.layers), top=self._layers.new(), copied=None)
+    async def _seal(self, manifest: Manifest, driver: Driver, checkpoint: str | None) -> Manifest:
+        """What was written so far becomes a layer; nothing that runs writes to it.
+
+        The sandbox is said to stand at `checkpoint` with the same write, before there is one: if it is never finished,
+        that is as if it had been deleted.
+        """
+        changes: dict[str, object] = {} if checkpoint is None else {"checkpoint": checkpoint}
+        if not self._is_untouched(manifest):
+            if len(manifest.layers) >= FLATTEN_AT:
+                manifest = await self._flatten(manifest, driver)
+            sealed = Sealed(id=manifest.top, owner=manifest.id_base)
+            changes |= {"layers": (sealed, *manifest.layers), "top": self._layers.new(), "copied": None}
+        return self._write(manifest, **changes)
 
     async def _flatten(self, manifest: Manifest, driver: Driver) -> Manifest:
         """Make one layer of those that it stands on. Its checkpoints keep theirs."""
@@ -323,14 +329,17 @@ class Life:
                 await driver.remove(self._layers.path(layer))
             raise
 
-    async def restore(self, id: str, record: CheckpointRecord) -> Manifest:
-        """Have the sandbox be what it was at a checkpoint. What it wrote since is lost, and its processes end."""
+    async def restore(self, id: str, record: CheckpointRecord) -> Path:
+        """Have the sandbox be what it was at a checkpoint. What it wrote since is lost, and its processes end.
+
+        Returns the layer with what it wrote since: nobody's any more, and the caller's to remove.
+        """
         async with self._layers.held(), self._records.working(id):
             record = self._checkpoints.read(record.checkpoint.id)  # nobody can take its layers away from here on
             manifest = self._read(id)
             _require_lasting(manifest)
             driver = self._choose(manifest.runtime)
-            restored = await self._go_on(
+            await self._go_on(
                 id,
                 driver,
                 self._checkpoints.memory(record) if driver.capabilities.memory_checkpoint else None,
@@ -340,9 +349,8 @@ class Life:
                 copied=None,
                 checkpoint=record.checkpoint.id,
             )
-            await driver.remove(self._layers.path(manifest.top))
             await self._drop_memory(manifest, driver)
-            return restored
+            return self._layers.path(manifest.top)
 
     # ---- parts ----
 
@@ -395,6 +403,8 @@ class Life:
                     memories.add((self._records.directory(id) / (manifest.memory or "")).parent)
             self._checkpoints.collect(spare=memories)
             unnamed = self._layers.unnamed(named)
-            if unnamed:
-                await self._choose(None).remove(*unnamed)
-            return unnamed
+        # Whoever makes a layer names it before letting go of the store: nobody will name one of these again, and
+        # nobody has to wait until they are gone.
+        if unnamed:
+            await self._choose(None).remove(*unnamed)
+        return unnamed
