@@ -20,16 +20,18 @@ from bench.results import Point, Section, Spread, Table, Target, Value, growth
 from bench.sampling import program, timed
 
 HOW = """\
-A new sandbox writes so much, and it is flushed (`sync`). Then, each timed by itself: a checkpoint while it runs, which
-copies what was written, and in turns with it `cp -a` of the same tree on the same file system; the sandbox is put to
-sleep, and a checkpoint of it then, which seals what was written without touching it, and in turns with it the host
-writes two files of 4 KiB, flushes and renames each, which is all that sealing has to wait for; that checkpoint is
-restored, until the sandbox answers `true`; as much is written once more, and undone by restoring the same checkpoint
-again. Files have 1 KiB each, in directories of a thousand. The btrfs is made for this in a sparse file on the first
-file system; there `cp` shares data (`--reflink=always`), as Atoll's own copy does."""
+A new sandbox writes so much, and it is flushed (`sync`). Then, each timed by itself: a checkpoint while it runs,
+which copies what was written, and in turns with it `cp -a` of the same tree on the same file system; one more
+checkpoint, with nothing changed in between; the sandbox is put to sleep, and a checkpoint of it then, which seals
+what was written without touching it, and in turns with it the host writes two files of 4 KiB, flushes and renames
+each, which is all that sealing has to wait for; that checkpoint is restored, until the sandbox answers `true`; as
+much is written once more, and undone by restoring the same checkpoint again. Files have 1 KiB each, in directories of
+a thousand. The btrfs is made for this in a sparse file on the first file system; there `cp` shares data
+(`--reflink=always`), as Atoll's own copy does."""
 
 SEALED = "stopped: checkpoint"
 COPIED = "running: checkpoint"
+NEXT = "running: the next checkpoint"
 COPY = "cp -a"
 SHARED = "cp -a --reflink"
 FLUSHED = "two files, flushed"
@@ -149,6 +151,8 @@ async def _round(lab: Lab, host: str, size: Size, number: int) -> dict[str, floa
                 taken[COPIED] = await timed(box.checkpoint())
         finally:
             shutil.rmtree(copy, ignore_errors=True)
+        os.sync()
+        taken[NEXT] = await timed(box.checkpoint())
         await box.sleep()
         os.sync()
         taken[SEALED] = await timed(box.checkpoint("sealed"))
@@ -162,7 +166,7 @@ async def _round(lab: Lab, host: str, size: Size, number: int) -> dict[str, floa
                 await anyio.sleep(0.05)
         for checkpoint in await box.checkpoints():
             await lab.runtime.delete_checkpoint(checkpoint.id)
-    return {step: taken[step] for step in (SEALED, FLUSHED, COPIED, host, RESTORED, UNDONE) if step in taken}
+    return {step: taken[step] for step in (SEALED, FLUSHED, COPIED, host, NEXT, RESTORED, UNDONE) if step in taken}
 
 
 async def _restored(box: atoll.Sandbox, checkpoint: str) -> None:
