@@ -32,6 +32,16 @@ struct garbage {
 };
 static struct garbage *garbage;
 
+/* What the kernel is given as the name of a source is a place here and how often that has been taken: gVisor that was
+ * restored from disk has been seen to tell of a socket that was closed, and taken out of the epoll, before it was saved. */
+struct place {
+    struct source *source; /* NULL: free */
+    uint32_t taken;
+    uint32_t next_free;
+};
+static struct place *places;
+static uint32_t place_count, first_free; /* the first place stays unused: 0 is nowhere */
+
 static int64_t clock_us(clockid_t clock)
 {
     struct timespec now;
@@ -79,21 +89,75 @@ void loop_forget_after_fork(void)
     sigprocmask(SIG_SETMASK, &none, NULL);
 }
 
+static int more_places(void)
+{
+    uint32_t count = place_count ? 2 * place_count : 64;
+    struct place *more = realloc(places, count * sizeof *more);
+    if (!more)
+        return ENOMEM;
+    places = more;
+    for (uint32_t i = count - 1; i >= place_count && i > 0; i--) {
+        places[i] = (struct place){.next_free = first_free};
+        first_free = i;
+    }
+    place_count = count;
+    return 0;
+}
+
+static int take_place(struct source *source)
+{
+    int error = first_free ? 0 : more_places();
+    if (error)
+        return error;
+    struct place *place = &places[source->place = first_free];
+    first_free = place->next_free;
+    place->source = source;
+    place->taken++;
+    return 0;
+}
+
+static void leave_place(struct source *source)
+{
+    if (!source->place)
+        return;
+    places[source->place].source = NULL;
+    places[source->place].next_free = first_free;
+    first_free = source->place;
+    source->place = 0;
+}
+
+/* The source that an event is about. NULL: there is none any more. */
+static struct source *named(uint64_t name)
+{
+    const struct place *place = &places[(uint32_t)name < place_count ? (uint32_t)name : 0];
+    return place->taken == name >> 32 ? place->source : NULL;
+}
+
+static int watch(struct source *source)
+{
+    struct epoll_event event = {
+        .events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET,
+        .data.u64 = (uint64_t)places[source->place].taken << 32 | source->place,
+    };
+    return epoll_ctl(epoll_fd, EPOLL_CTL_ADD, source->fd, &event) < 0 ? errno : 0;
+}
+
 int loop_add(struct source *source, int fd, void (*wake)(struct source *source))
 {
     *source = (struct source){.fd = fd, .wake = wake};
     int flags = fcntl(fd, F_GETFL);
     if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) < 0)
         return errno;
-    struct epoll_event event = {.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, .data.ptr = source};
-    return epoll_ctl(epoll_fd, EPOLL_CTL_ADD, fd, &event) < 0 ? errno : 0;
+    int error = take_place(source);
+    if (!error && (error = watch(source)))
+        leave_place(source);
+    return error;
 }
 
 void loop_renew(struct source *source)
 {
-    struct epoll_event event = {.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, .data.ptr = source};
     epoll_ctl(epoll_fd, EPOLL_CTL_DEL, source->fd, NULL);
-    epoll_ctl(epoll_fd, EPOLL_CTL_ADD, source->fd, &event);
+    watch(source);
     source->readable = source->writable = true;
 }
 
@@ -104,6 +168,7 @@ void loop_remove(struct source *source)
     /* Explicitly: a child that was just forked may still hold the same open file, which would keep the entry alive. */
     epoll_ctl(epoll_fd, EPOLL_CTL_DEL, source->fd, NULL);
     close(source->fd);
+    leave_place(source);
     source->fd = -1;
     source->readable = source->writable = false;
 }
@@ -221,8 +286,8 @@ void loop_round(bool busy, void (*child_ended)(pid_t pid, int status))
     struct epoll_event events[EVENTS_PER_ROUND];
     int count = epoll_pwait(epoll_fd, events, EVENTS_PER_ROUND, wait_ms(busy), &waiting_mask);
     for (int i = 0; i < count; i++) {
-        struct source *source = events[i].data.ptr;
-        if (source->fd < 0)
+        struct source *source = named(events[i].data.u64);
+        if (!source)
             continue;
         source->readable |= (events[i].events & (EPOLLIN | EPOLLHUP | EPOLLERR | EPOLLRDHUP)) != 0;
         source->writable |= (events[i].events & (EPOLLOUT | EPOLLHUP | EPOLLERR)) != 0;

@@ -16,6 +16,7 @@ struct source {
     bool readable;
     bool writable;
     bool hangup;
+    uint32_t place; /* where the loop has it; 0: nowhere */
     void (*wake)(struct source *source);
 };
 
