@@ -158,14 +158,14 @@ async def test_a_limit_holds_after_sleep_and_restore_and_in_forks(
         checkpoint = await sandbox.checkpoint()
         assert (await fill(sandbox, most))[1] == full
         await sandbox.sleep()
-        # Woken full, it can still put that right.
         assert (await fill(sandbox, MIB))[1] == full
-        assert (await sandbox.exec("rm filling && sync && echo second > state")).ok
         (fork,) = await sandbox.fork(1)
         async with fork:
             assert fork.info.limits.disk_bytes == (LIMIT if limits else None)
-            assert (await fork.exec("cat state")).stdout == "second\n"
+            assert (await fork.exec("cat state; mv state moved; rm filling")).stdout == "first\n"
             assert (await fill(fork, most))[1] == full
+        # Full as it woke, it can still put that right.
+        assert (await sandbox.exec("rm filling && sync && echo second > state")).ok
         await sandbox.restore(checkpoint.id)
         assert (await sandbox.exec("cat state")).stdout == "first\n"
         assert (await fill(sandbox, most))[1] == full

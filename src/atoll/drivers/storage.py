@@ -54,7 +54,7 @@ _GET_XATTR, _SET_XATTR, _PROJECT_INHERIT = 0x801C581F, 0x401C5820, 0x200
 _SYS_QUOTACTL_FD, _PROJECT_QUOTA = 443, 2
 _Q_GET, _Q_SET_LIMITS, _Q_STATE = 0x5803, 0x5804, 0x5808
 _QUOTA = struct.Struct("=bbHI6Q16x3Q16x")
-_HARD_BLOCKS = 1 << 3
+_HARD_LIMITS = 1 << 3 | 1 << 1
 _ENFORCED = 1 << 5
 
 
@@ -284,7 +284,7 @@ def _free_project(fd: int) -> int:
 
 
 def _lift_project(fd: int, project: int) -> None:
-    record = bytearray(_QUOTA.pack(1, _PROJECT_QUOTA, _HARD_BLOCKS, project, *([0] * 9)))
+    record = bytearray(_QUOTA.pack(1, _PROJECT_QUOTA, _HARD_LIMITS, project, *([0] * 9)))
     number = _quotactl(fd, _Q_SET_LIMITS, project, record)
     if number:
         raise OSError(number, os.strerror(number))

@@ -17,7 +17,7 @@
 
 #include "keeper.h"
 
-enum { SECTOR = 512, QUOTACTL_FD = 443 };
+enum { SECTOR = 512, BLOCK = 4096, SPARE_FILES = 1024, QUOTACTL_FD = 443 };
 
 static int bound_subvolume(int layer, uint64_t bytes)
 {
@@ -37,9 +37,11 @@ static int bound_project(int layer, uint64_t bytes)
     struct fs_disk_quota quota = {
         .d_version = FS_DQUOT_VERSION,
         .d_flags = FS_PROJ_QUOTA,
-        .d_fieldmask = FS_DQ_BHARD,
+        .d_fieldmask = FS_DQ_BHARD | FS_DQ_IHARD,
         .d_id = attributes.fsx_projid,
         .d_blk_hardlimit = (bytes + SECTOR - 1) / SECTOR,
+        /* What empty files take up is not counted in blocks. Others reach the limit on blocks first. */
+        .d_ino_hardlimit = bytes / BLOCK + SPARE_FILES,
     };
     return (int)syscall(QUOTACTL_FD, layer, QCMD(Q_XSETQLIM, PRJQUOTA), quota.d_id, &quota);
 }
