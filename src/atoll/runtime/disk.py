@@ -247,7 +247,8 @@ def _read(state_dir: Path) -> Record | None:
 def _remove_files(state_dir: Path) -> None:
     _record(state_dir).unlink(missing_ok=True)
     _sync(state_dir)
-    _image(state_dir).unlink(missing_ok=True)
+    for left in (_image(state_dir), state_dir / "storage.new"):
+        left.unlink(missing_ok=True)
 
 
 def _sync(path: Path) -> None:
