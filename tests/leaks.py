@@ -119,7 +119,8 @@ class Ledger:
                 while at < len(events):
                     _, _, _, length = _EVENT.unpack_from(events, at)
                     name = events[at + _EVENT.size : at + _EVENT.size + length].rstrip(b"\0")
-                    self._ids.add(os.fsdecode(name))
+                    if name:  # none: a watched directory has gone, or its file system
+                        self._ids.add(os.fsdecode(name))
                     at += _EVENT.size + length
         return self._ids
 

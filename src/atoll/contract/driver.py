@@ -28,6 +28,8 @@ class Capabilities(Frozen):
     """Reaching the memory limit ends a process. False: it ends the sandbox."""
     memory_checkpoint: bool
     freeze: bool
+    disk_limit: bool
+    """The file system that the layers stand on can bound what is written to one. `atoll storage` tells more."""
 
 
 class Finding(Frozen):
@@ -126,9 +128,10 @@ class Driver(Protocol):
         ...
 
     async def copy(self, source: Path, target: Path, *, earlier: Path | None = None) -> None:
-        """Copy a layer that nobody writes to meanwhile to an empty one, with all that overlayfs keeps in it.
+        """Make `target` a layer that holds what one does that nobody writes to meanwhile, with all of overlayfs's own.
 
         `earlier` is a copy that was made of the same layer before: what has not changed since may be shared with it.
+        Where the file system can, it is a snapshot, and takes the same time whatever is in the layer.
 
         Raises:
             SandboxError: it could not be copied whole; what there is of `target` is the caller's to remove.
@@ -136,7 +139,7 @@ class Driver(Protocol):
         ...
 
     async def merge(self, layers: Sequence[Layer], target: Path, owner: int) -> None:
-        """Fill an empty layer with what is seen of several sealed ones, the first on top. It may share files with them.
+        """Make `target` a layer of what is seen of several sealed ones, the first on top. It may share files with them.
 
         Raises:
             SandboxError: as with `copy`.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from datetime import datetime
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -69,6 +70,9 @@ class Limits(Frozen):
     """Processes and threads. Unset: 1024 where the machine can enforce it, else none."""
     open_files: int | None = Field(default=None, ge=16, le=1_048_576)
     """Open files per process. Unset: the machine's own."""
+    disk_bytes: int | None = Field(default=None, ge=16 * 1024 * 1024)
+    """What it writes on top of its image and of the checkpoint that it stands on. Beyond it, writing fails as on a full
+    disk, for this sandbox alone. Unset: no limit but the room that there is."""
 
 
 class SandboxSpec(Frozen):
@@ -127,6 +131,28 @@ class Checkpoint(Frozen):
     """True: its running processes are part of it. False: its files are."""
     runtime: RuntimeName
     image: str
+
+
+class StorageInfo(Frozen):
+    """What the layers of a state directory stand on."""
+
+    path: Path
+    """Where they are."""
+    filesystem: str
+    total_bytes: int
+    free_bytes: int
+    reflinks: bool
+    """Copies of files share their data."""
+    snapshots: bool
+    """A running sandbox is copied at once, whatever it has written."""
+    disk_limit: bool
+    """`Limits.disk_bytes` can be enforced."""
+    lack: str | None = None
+    """Why it cannot."""
+    fix: str | None = None
+    """The command that mends that."""
+    image: Path | None = None
+    """The file that holds it, made by `init`. Unset: it is a file system of the machine's."""
 
 
 class Cut(Frozen):

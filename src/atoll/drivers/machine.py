@@ -42,7 +42,7 @@ class Machine:
         return self.root and self.kernel >= (5, 19)
 
 
-def _filesystem_type(path: Path) -> int:
+def filesystem_type(path: Path) -> int:
     """The magic number of the file system at `path`, or 0."""
     buffer = (ctypes.c_long * 32)()
     libc = ctypes.CDLL(None, use_errno=True)
@@ -50,7 +50,7 @@ def _filesystem_type(path: Path) -> int:
 
 
 def _cgroups(root: bool) -> tuple[CgroupMode, frozenset[str]]:
-    kind = _filesystem_type(CGROUP_ROOT)
+    kind = filesystem_type(CGROUP_ROOT)
     wanted = ("memory", "cpu", "pids")
     if kind == _CGROUP2:
         try:

@@ -33,7 +33,7 @@ import anyio.to_thread
 from atoll.contract.driver import Capabilities, Finding, Launch, Layer
 from atoll.contract.errors import LaunchFailed, SandboxError, Unenforceable
 from atoll.contract.model import Limits, RuntimeName, Usage
-from atoll.drivers import seccomp
+from atoll.drivers import seccomp, storage
 from atoll.drivers.cgroups import Cgroups
 from atoll.drivers.holding import frozen, greeted
 from atoll.drivers.locks import is_held, lock_within, try_lock
@@ -105,6 +105,7 @@ class OciDriver:
         self._program = program
         self._machine = machine
         self._root = state_dir / "run" / name
+        self._layers = state_dir / "layers"
         self._cgroups = Cgroups(machine)
         self._born_in_cgroup = name != "runc"
         """runc cannot be told to leave cgroups alone: it moves the sandbox there itself, which takes longer."""
@@ -118,6 +119,7 @@ class OciDriver:
             process_oom=name != "runsc",
             memory_checkpoint=name == "runsc" and machine.root,
             freeze="memory" in in_cgroup,
+            disk_limit=False,
         )
 
     @property
@@ -126,12 +128,16 @@ class OciDriver:
 
     @property
     def capabilities(self) -> Capabilities:
-        return self._capabilities
+        # Another program may give the layers another file system while this one runs.
+        can = storage.look(self._layers, root=self._machine.root).limits
+        return self._capabilities.model_copy(update={"disk_limit": can})
 
     # ---- starting ----
 
     async def launch(self, launch: Launch) -> None:
         self._check_limits(launch.limits)
+        if launch.limits.disk_bytes is not None:
+            storage.make_boundable(launch.top, root=self._machine.root)
         directory = launch.directory
         self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
         cover = self._cover(directory)
@@ -143,6 +149,8 @@ class OciDriver:
             command += ["--file", inside.name, str(inside.source)]
         if launch.ephemeral:
             command.append("--ephemeral")
+        if launch.limits.disk_bytes is not None:
+            command += ["--disk", str(launch.limits.disk_bytes)]
         if launch.memory is not None:
             command += ["--epoch", str(time.time_ns() // 1000)]
         if self._machine.root:
@@ -388,14 +396,21 @@ class OciDriver:
             await self.remove(directory, *more)
 
     async def remove(self, *paths: Path) -> None:
-        there = [str(path) for path in paths if path.exists()]
+        there = [path for path in paths if path.exists() and not await anyio.to_thread.run_sync(storage.remove, path)]
         if there:
-            await self._within("rm", "-rf", "--one-file-system", "--", *there, within_s=_SAVE_S)
+            ended = storage.projects(there)
+            await self._within("rm", "-rf", "--one-file-system", "--", *map(str, there), within_s=_SAVE_S)
+            storage.release(self._layers, ended)
 
     async def copy(self, source: Path, target: Path, *, earlier: Path | None = None) -> None:
+        if await anyio.to_thread.run_sync(storage.snapshot, source, target):
+            await self.remove(target / "scratch")
+            return
+        storage.make(target)
         await self._make_layer("copy", str(source), str(target), *([] if earlier is None else [str(earlier)]))
 
     async def merge(self, layers: Sequence[Layer], target: Path, owner: int) -> None:
+        storage.make(target)
         lowest_first = [word for layer in reversed(layers) for word in (str(layer.path), self._owner(layer.owner))]
         await self._make_layer("merge", str(target), self._owner(owner), *lowest_first)
 
@@ -572,7 +587,7 @@ def find_drivers(state_dir: Path, machine: Machine | None = None) -> dict[Runtim
     return {name: OciDriver(name, state_dir, machine) for name in usable}
 
 
-def examine(machine: Machine | None = None) -> list[Finding]:
+def examine(state_dir: Path, machine: Machine | None = None) -> list[Finding]:
     """What this machine can do for isolation and, for each lack, what mends it."""
     machine = machine or read_machine()
     findings = [
@@ -634,6 +649,9 @@ def examine(machine: Machine | None = None) -> list[Finding]:
                 fix=None if ranged else f"{mend} {os.getuid()}",
             )
         )
+    below = storage.look(state_dir / "layers", root=machine.root)
+    detail = f"{below.filesystem}; " + ("what a sandbox writes can be limited" if below.limits else str(below.lack))
+    findings.append(Finding(topic="disk limits", ok=below.limits, detail=detail, fix=below.fix))
     return findings
 
 

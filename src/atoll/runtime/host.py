@@ -33,6 +33,7 @@ from atoll.contract.errors import (
 from atoll.contract.model import Checkpoint, Limits, RuntimeName, SandboxInfo, SandboxSpec, Status, Usage, check_name
 from atoll.drivers import oci
 from atoll.drivers.locks import is_held
+from atoll.runtime import disk
 from atoll.runtime.checkpoints import CheckpointRecord, Checkpoints
 from atoll.runtime.images import ImageStore, Progress
 from atoll.runtime.layers import Ground, Layers
@@ -71,6 +72,7 @@ async def open(state_dir: Path | str | None = None, *, settings: Settings | None
         raise InvalidRequest(
             f"the state directory {path} cannot be used: {error.strerror}; name another with ATOLL_STATE_DIR"
         ) from error
+    await disk.mount(path)
     raised: BaseException | None = None
     async with anyio.create_task_group() as tasks:
         runtime = Runtime(records, settings, tasks)
@@ -101,6 +103,7 @@ class Runtime:
         """The manifests of those that are open, as they were when a connection was last made."""
         self._making: set[str] = set()
         self._launches = anyio.CapacityLimiter(_LAUNCHES)
+        self.storage = disk.Disk(records.state_dir, self._layers, self._life.collect)
         self.images = ImageStore(records.state_dir / "images", rootless=os.geteuid() != 0, in_use=self._digests_in_use)
 
     @property
@@ -115,7 +118,7 @@ class Runtime:
 
     def doctor(self) -> builtins.list[Finding]:
         """What this machine can do and, for each lack, the command that mends it."""
-        return oci.examine()
+        return oci.examine(self.state_dir)
 
     # ---- making ----
 

@@ -25,6 +25,7 @@ from typing import Any
 from atoll.contract.driver import Filesystem, Layer
 from atoll.contract.errors import SandboxError
 from atoll.contract.model import Env, Frozen, Limits
+from atoll.drivers import storage
 from atoll.drivers.locks import lock_within
 
 FLATTEN_AT = 24
@@ -71,9 +72,13 @@ class Layers:
 
     def new(self) -> str:
         """An empty layer. Call it with the store held."""
-        id = f"layer-{secrets.token_hex(8)}"
-        self.path(id).mkdir(mode=0o700)
+        id = self.new_id()
+        storage.make(self.path(id))
         return id
+
+    @staticmethod
+    def new_id() -> str:
+        return f"layer-{secrets.token_hex(8)}"
 
     def compose(self, base: Iterable[Filesystem], stack: Iterable[Sealed]) -> tuple[Filesystem, ...]:
         """An image's file systems with `stack`, the first on top, standing on them."""

@@ -320,8 +320,8 @@ class Life:
 
     @contextlib.asynccontextmanager
     async def _new_layer(self, driver: Driver) -> AsyncIterator[str]:
-        """A layer to be filled, of which nothing is left if that fails."""
-        layer = self._layers.new()
+        """A layer for the driver to make, of which nothing is left if that fails."""
+        layer = self._layers.new_id()
         try:
             yield layer
         except BaseException:

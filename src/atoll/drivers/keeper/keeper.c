@@ -2,7 +2,7 @@
  * its guest and shares it among clients, so that no program that uses a sandbox has to outlive another.
  *
  *   keeper start --dir D --top T --cover C --listen FD --lock FD [--file NAME PATH]… [--uid I O N]… [--gid I O N]… [--rootless] [--ephemeral]
- *                [--confine ID] [--machine ID] [--freezer FILE FREEZE THAW FILE LINE] [--pause-after MS] [--epoch N] [--cgroup DIR]… [--limit FILE VALUE]… [--overlay KEY TARGET COUNT (LAYER OWNER)…]… -- RUNTIME ARGUMENTS…
+ *                [--confine ID] [--machine ID] [--freezer FILE FREEZE THAW FILE LINE] [--pause-after MS] [--disk BYTES] [--epoch N] [--cgroup DIR]… [--limit FILE VALUE]… [--overlay KEY TARGET COUNT (LAYER OWNER)…]… -- RUNTIME ARGUMENTS…
  *   keeper within [--uid I O N]… [--gid I O N]… [--rootless] -- COMMAND ARGUMENTS…
  *   keeper copy [--uid I O N]… [--gid I O N]… [--rootless] -- FROM TO [EARLIER]
  *   keeper merge [--uid I O N]… [--gid I O N]… [--rootless] -- TO OWNER (LAYER OWNER)…
@@ -12,7 +12,7 @@
  * the same kind would run: in a private mount namespace and, rootless, in the user namespace that owns the files. `copy`
  * copies a layer there, `merge` makes one of several, the lowest first.
  *
- * This file knows the order of things; how each is done is in launch.c, relay.c, copy.c and confine.c. */
+ * This file knows the order of things; how each is done is in launch.c, relay.c, copy.c, bound.c and confine.c. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -101,6 +101,8 @@ static struct plan parse(int argc, char **argv)
             plan.epoch = atoll(argv[++i]);
         else if (!strcmp(arg, "--pause-after") && left)
             plan.pause_after_ms = number(argv[++i]);
+        else if (!strcmp(arg, "--disk") && left)
+            plan.disk_bytes = strtoull(argv[++i], NULL, 10);
         else if (!strcmp(arg, "--freezer") && left >= 5) {
             for (int k = 0; k < 5; k++)
                 plan.freezer[k] = argv[++i];

@@ -41,6 +41,7 @@ struct plan {
     } limits[MAX_LIMITS]; /* set when the runtime is done */
     int limit_count;
     const char *freezer[5]; /* the file to write to, what freezes, what thaws, the file that tells, and its line */
+    uint64_t disk_bytes; /* that may be written to the top; 0: no limit */
     unsigned pause_after_ms;
     int64_t epoch;
     unsigned machine_base; /* where the ids of the machine's own layers are: in no sandbox */
@@ -76,6 +77,9 @@ void relay_fail(int listener, int error, const char *message);
 void copy_layer(const char *source, const char *target, const char *earlier);
 /* Fills an empty layer with what is seen of several, given as path and owner, the lowest first. */
 void merge_layers(const char *target, unsigned owner, char **layers, int count, bool rootless);
+
+/* bound.c */
+int bound(int layer, uint64_t bytes);
 
 /* confine.c */
 int confine(int id);

@@ -306,7 +306,7 @@ static void assemble(const struct plan *plan, int user_fd)
             if (layer_fds[i][j] < 0)
                 give_up_f("the layer %s", plan->overlays[i].layers[2 * j]);
         }
-    int top = open(plan->top, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    int top = open(plan->top, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (top < 0)
         give_up(plan->top);
     int files[MAX_FILES];
@@ -325,6 +325,8 @@ static void assemble(const struct plan *plan, int user_fd)
     attach(tree, "top");
     for (int i = 0; i < plan->overlay_count; i++)
         mount_overlay(plan, i, layer_fds[i], user_fd);
+    if (plan->disk_bytes && bound(top, plan->disk_bytes) < 0)
+        give_up("limiting what can be written");
     close(top);
     if (!plan->rootless) {
         /* The runtime joins the namespace through this path. */

@@ -26,6 +26,8 @@ app = typer.Typer(
 )
 images_app = typer.Typer(help="Fetch, list and remove what sandboxes are made from.")
 app.add_typer(images_app, name="images")
+storage_app = typer.Typer(help="Show what sandboxes write to, or give them a file system of their own.")
+app.add_typer(storage_app, name="storage")
 
 
 class CommandLast(TyperCommand):
@@ -112,6 +114,10 @@ Memory = Annotated[
 Cpus = Annotated[float | None, typer.Option("--cpus", metavar="N", help="Processor cores: 1.5.")]
 Pids = Annotated[int | None, typer.Option("--pids", metavar="N", help="Processes and threads.")]
 OpenFiles = Annotated[int | None, typer.Option("--open-files", metavar="N", help="Open files per process.")]
+Disk = Annotated[
+    int | None,
+    typer.Option("--disk", metavar="SIZE", parser=values.size, help="What it may write, in all: 512m, 10g."),
+]
 Env = Annotated[
     list[str] | None,
     typer.Option("--env", "-e", metavar="K=V", help="An environment variable; K alone passes on ours. Repeatable."),
@@ -160,6 +166,7 @@ def run(  # noqa: PLR0913, PLR0917 - options are parameters to typer; they becom
     cpus: Cpus = None,
     pids: Pids = None,
     open_files: OpenFiles = None,
+    disk: Disk = None,
     env: Env = None,
     user: User = None,
     cwd: Cwd = None,
@@ -183,7 +190,7 @@ def run(  # noqa: PLR0913, PLR0917 - options are parameters to typer; they becom
     variables = values.environment(env or [])
     from atoll.surfaces.cli import sandboxes, streaming
 
-    making = sandboxes.Making(image, runtime, memory, cpus, pids, open_files, variables, user)
+    making = sandboxes.Making(image, runtime, memory, cpus, pids, open_files, disk, variables, user)
     call = streaming.Call(wanted, {}, None, cwd, timeout, tty, stdin, as_json)
     return finish(
         lambda: streaming.run(state_dir, making, call, name=name, keep=keep), as_json=as_json, failed=OWN_FAILURE
@@ -201,6 +208,7 @@ def create(
     cpus: Cpus = None,
     pids: Pids = None,
     open_files: OpenFiles = None,
+    disk: Disk = None,
     env: Env = None,
     user: User = None,
     state_dir: StateDir = None,
@@ -210,7 +218,7 @@ def create(
     variables = values.environment(env or [])
     from atoll.surfaces.cli import sandboxes
 
-    making = sandboxes.Making(image, runtime, memory, cpus, pids, open_files, variables, user)
+    making = sandboxes.Making(image, runtime, memory, cpus, pids, open_files, disk, variables, user)
     return finish(lambda: sandboxes.create(state_dir, making, name, as_json=as_json), as_json=as_json)
 
 
@@ -526,6 +534,41 @@ def images_import(
     from atoll.surfaces.cli import images
 
     return finish(lambda: images.import_(state_dir, source, reference, as_json=as_json), as_json=as_json)
+
+
+@storage_app.callback(invoke_without_command=True)
+def storage(context: typer.Context, state_dir: StateDir = None, as_json: Json = False) -> int:
+    """Show what sandboxes write to, or give them a file system of their own."""
+    if context.invoked_subcommand is not None:
+        return 0
+    from atoll.surfaces.cli import storage as does
+
+    return finish(lambda: does.show(state_dir, as_json=as_json), as_json=as_json)
+
+
+@storage_app.command("init")
+def storage_init(
+    size: Annotated[int, typer.Option("--size", metavar="SIZE", parser=values.size, help="Of the file system: 50g.")],
+    filesystem: Annotated[str, typer.Option("--fs", metavar="KIND", help="btrfs or xfs.")] = "btrfs",
+    state_dir: StateDir = None,
+    as_json: Json = False,
+) -> int:
+    """Give what sandboxes write a file system of its own, in a file in the state directory.
+
+    With btrfs, a running sandbox is checkpointed and forked at once, whatever it has written, and --disk is enforced.
+    The file grows as it is written to, and shrinks again. It is mounted whenever the state directory is used.
+    """
+    from atoll.surfaces.cli import storage as does
+
+    return finish(lambda: does.init(state_dir, size, filesystem, as_json=as_json), as_json=as_json)
+
+
+@storage_app.command("remove")
+def storage_remove(state_dir: StateDir = None, as_json: Json = False) -> int:
+    """Take that file system away again. There must be no sandboxes and no checkpoints."""
+    from atoll.surfaces.cli import storage as does
+
+    return finish(lambda: does.remove(state_dir, as_json=as_json), as_json=as_json)
 
 
 @app.command()

@@ -34,6 +34,7 @@ class Making:
     cpus: float | None = None
     pids: int | None = None
     open_files: int | None = None
+    disk_bytes: int | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     user: str | None = None
 
@@ -177,11 +178,15 @@ async def doctor(state_dir: Path | None, *, as_json: bool) -> int:
 def _limits(making: Making) -> Limits:
     from pydantic import ValidationError
 
-    options = {"memory_bytes": "--memory", "cpus": "--cpus", "pids": "--pids", "open_files": "--open-files"}
+    options = {
+        "memory_bytes": "--memory",
+        "cpus": "--cpus",
+        "pids": "--pids",
+        "open_files": "--open-files",
+        "disk_bytes": "--disk",
+    }
     try:
-        return Limits(
-            memory_bytes=making.memory_bytes, cpus=making.cpus, pids=making.pids, open_files=making.open_files
-        )
+        return Limits(**{name: getattr(making, name) for name in options})
     except ValidationError as error:
         wrong = error.errors()[0]
         option = options[str(wrong["loc"][0])]
@@ -230,6 +235,9 @@ def _usage_facts(info: SandboxInfo, usage: Usage) -> list[tuple[str, str]]:
     pids = "?" if usage.pids is None else str(usage.pids)
     if limits.pids is not None:
         pids += f" of {limits.pids}"
+    disk = f"{render.human_bytes(usage.disk_bytes)} written"
+    if limits.disk_bytes is not None:
+        disk += f", of {render.human_bytes(limits.disk_bytes)}"
     return [
         ("name", info.name),
         ("status", _state(info)),
@@ -240,6 +248,6 @@ def _usage_facts(info: SandboxInfo, usage: Usage) -> list[tuple[str, str]]:
         ("memory", memory),
         ("cpu time", cpu),
         ("processes", pids),
-        ("disk", f"{render.human_bytes(usage.disk_bytes)} written"),
+        ("disk", disk),
         ("oom kills", "?" if usage.oom_kills is None else str(usage.oom_kills)),
     ]

@@ -1,0 +1,320 @@
+"""What the file system below the layers can do, and how it is asked to: snapshots, and limits on what is written.
+
+Knows the kinds of file systems and their calls: btrfs (a layer is a subvolume, a limit is a quota group's), project
+quotas (XFS, ext4), and all others, which can do neither. Refuses to know what layers are for, and how such a file
+system comes to be there (`runtime/disk.py`).
+
+Only root's layers are subvolumes: nobody else may remove one. What is not a subvolume, on btrfs too, is an ordinary
+directory to every function here, so layers of both kinds may stand side by side.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import os
+import secrets
+import struct
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from atoll.contract.errors import Unenforceable
+from atoll.drivers.machine import filesystem_type
+
+_BTRFS, _XFS, _EXT4 = 0x9123683E, 0x58465342, 0xEF53
+_NAMES = {
+    _BTRFS: "btrfs",
+    _XFS: "xfs",
+    _EXT4: "ext4",
+    0x01021994: "tmpfs",
+    0x2FC12FC1: "zfs",
+    0xCA451A4E: "bcachefs",
+    0xF2F52010: "f2fs",
+    0x794C7630: "overlay",
+    0x6969: "nfs",
+}
+
+_FICLONE = 0x40049409
+
+_SUBVOLUME_INODE = 256
+_VOLUME = struct.Struct("=q4088s")
+_VOLUME_2 = struct.Struct("=qQQ32x4040s")
+_SNAP_DESTROY, _SNAP_CREATE, _SUBVOL_CREATE = 0x5000940F, 0x50009417, 0x50009418
+_INO_LOOKUP, _START_SYNC, _FS_INFO = 0xD0009412, 0x80089418, 0x8400941F
+_QUOTA_CTL, _QUOTA_ENABLE, _QUOTA_RESCAN = 0xC0109428, 1, 0x4040942C
+_QGROUP_CREATE, _QGROUP_LIMIT, _MAX_REFERENCED = 0x4010942A, 0x8030942B, 1
+_NO_LIMIT = 2**64 - 1
+_DEEPEST_TREE = "8"
+
+_XATTR = struct.Struct("=5I8x")
+_GET_XATTR, _SET_XATTR, _PROJECT_INHERIT = 0x801C581F, 0x401C5820, 0x200
+_SYS_QUOTACTL_FD, _PROJECT_QUOTA = 443, 2
+_Q_GET, _Q_SET_LIMITS, _Q_STATE = 0x5803, 0x5804, 0x5808
+_QUOTA = struct.Struct("=bbHI6Q16x3Q16x")
+_HARD_LIMITS = 1 << 3 | 1 << 1
+_ENFORCED = 1 << 5
+
+
+class Facts(NamedTuple):
+    """What a file system offers to layers."""
+
+    filesystem: str
+    snapshots: bool
+    """A layer is copied at once, whatever is in it."""
+    limits: bool
+    """What is written to a layer can be limited."""
+    lack: str | None = None
+    """Why limits cannot be."""
+    fix: str | None = None
+    """The command that mends it."""
+
+
+def look(path: Path, *, root: bool) -> Facts:
+    """The file system that `path` stands on. Takes some microseconds."""
+    kind = filesystem_type(path)
+    name = _NAMES.get(kind, f"{kind:#x}")
+    snapshots = kind == _BTRFS and root
+    if not root:
+        return Facts(name, snapshots, limits=False, lack="only root may set quotas", fix="run as root")
+    if kind == _BTRFS:
+        if _quota_groups(path) is not None:
+            return Facts(name, snapshots, limits=True)
+        return Facts(name, snapshots, False, "quotas of this btrfs are not on", f"btrfs quota enable {path}")
+    if kind in (_XFS, _EXT4) and _has_project_quotas(path):
+        return Facts(name, snapshots, limits=True)
+    lack = f"the state directory stands on {name} without project quotas"
+    if kind not in (_XFS, _EXT4):
+        lack = f"the state directory stands on {name}, which has no quotas for directories"
+    return Facts(name, snapshots, False, lack, "atoll storage init --size 50G")
+
+
+def shares_data(path: Path) -> bool:
+    """Whether files below the directory `path` can share what is in them (reflinks). Tries it."""
+    with contextlib.ExitStack() as stack:
+        try:
+            one, other = (os.open(path, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600) for _ in range(2))
+        except OSError:
+            return False
+        stack.callback(os.close, one)
+        stack.callback(os.close, other)
+        os.write(one, bytes(4096))
+        try:
+            fcntl.ioctl(other, _FICLONE, one)
+        except OSError:
+            return False
+        return True
+
+
+def make(path: Path) -> None:
+    """Make the directory of a new layer."""
+    if os.geteuid() == 0 and filesystem_type(path.parent) == _BTRFS:
+        with _opened(path.parent) as parent:
+            _ask(parent, _SUBVOL_CREATE, _VOLUME_2.pack(0, 0, 0, os.fsencode(path.name)))
+        path.chmod(0o700)
+    else:
+        path.mkdir(mode=0o700)
+
+
+def snapshot(source: Path, target: Path) -> bool:
+    """Make `target` a layer that holds what `source` does now. False: this file system cannot, and nothing is done."""
+    if not _is_subvolume(source):
+        return False
+    with _opened(target.parent) as parent, _opened(source) as origin:
+        _ask(parent, _SNAP_CREATE, _VOLUME_2.pack(origin, 0, 0, os.fsencode(target.name)))
+    if _quota_groups(target) is not None:
+        _lift_group(target)  # the source's limit came with it
+    return True
+
+
+def remove(path: Path) -> bool:
+    """Remove a layer at once, whatever is in it. False: it is an ordinary directory, or it cannot be done."""
+    if not _is_subvolume(path):
+        return False
+    try:
+        with _opened(path) as fd:
+            group = _subvolume_id(fd)
+        with _opened(path.parent) as parent:
+            _ask(parent, _SNAP_DESTROY, _VOLUME.pack(0, os.fsencode(path.name)))
+            # Kernels before 6.10 leave the group behind; later ones remove it themselves, when they have freed all.
+            with contextlib.suppress(OSError):
+                _ask(parent, _QGROUP_CREATE, struct.pack("=QQ", 0, group))
+            # Otherwise the space is free after half a minute.
+            with contextlib.suppress(OSError):
+                _ask(parent, _START_SYNC, bytes(8))
+    except OSError:
+        return False
+    return True
+
+
+def make_boundable(path: Path, *, root: bool) -> None:
+    """See to it that the keeper can bound what is written to the layer `path`. Until it does, there is no limit.
+
+    Raises:
+        Unenforceable: it cannot be bounded; the message says why and what to do.
+    """
+    facts = look(path, root=root)
+    if facts.limits and facts.filesystem == "btrfs" and _is_subvolume(path):
+        _keep_accounting(path)
+        _lift_group(path)
+        return
+    if facts.limits and facts.filesystem != "btrfs" and _give_project(path):
+        return
+    lack = facts.lack or "what it has written so far has no quota"
+    fix = facts.fix or "atoll fork NAME"
+    raise Unenforceable(
+        f"a disk limit cannot be enforced here: {lack}; leave the limit out, or get it with: {fix}",
+        hint="atoll storage",
+        limit="disk",
+    )
+
+
+# ---- btrfs ----
+
+
+def enable_quotas(path: Path) -> None:
+    """Have a btrfs count what each subvolume refers to.
+
+    Not its simple quotas: they charge a sandbox for what it has deleted, as long as a checkpoint holds it.
+    """
+    if _quota_groups(path) is None:
+        with _opened(path) as fd:
+            _ask(fd, _QUOTA_CTL, struct.pack("=QQ", _QUOTA_ENABLE, 0))
+
+
+def _is_subvolume(path: Path) -> bool:
+    try:
+        return path.lstat().st_ino == _SUBVOLUME_INODE and filesystem_type(path) == _BTRFS
+    except OSError:
+        return False
+
+
+def _subvolume_id(fd: int) -> int:
+    answer = _ask(fd, _INO_LOOKUP, struct.pack("=QQ4080x", 0, _SUBVOLUME_INODE))
+    return int(struct.unpack_from("=Q", answer)[0])
+
+
+def _quota_groups(path: Path) -> Path | None:
+    """Where the kernel tells of the quota groups of the btrfs at `path`. None: quotas are off."""
+    with _opened(path) as fd:
+        answer = _ask(fd, _FS_INFO, bytes(1024))
+    id = answer[16:32].hex()
+    told = Path(f"/sys/fs/btrfs/{id[:8]}-{id[8:12]}-{id[12:16]}-{id[16:20]}-{id[20:]}/qgroups")
+    try:
+        return told if (told / "enabled").read_text().strip() != "0" else None
+    except OSError:
+        return told if told.is_dir() else None
+
+
+def _lift_group(path: Path) -> None:
+    with _opened(path) as fd:
+        _ask(fd, _QGROUP_LIMIT, struct.pack("=6Q", 0, _MAX_REFERENCED, _NO_LIMIT, 0, 0, 0))
+
+
+def _keep_accounting(path: Path) -> None:
+    """See to it that the kernel counts: it ceases to when a large shared tree is removed, unless it is told otherwise,
+    and then counts nothing until all is counted anew."""
+    groups = _quota_groups(path)
+    if groups is None:
+        return
+    with contextlib.suppress(OSError):
+        threshold = groups / "drop_subtree_threshold"
+        if threshold.read_text().strip() != _DEEPEST_TREE:
+            threshold.write_text(_DEEPEST_TREE)
+        if (groups / "inconsistent").read_text().strip() != "0":
+            with _opened(path) as fd:
+                _ask(fd, _QUOTA_RESCAN, bytes(64))
+
+
+# ---- project quotas ----
+
+
+def _has_project_quotas(path: Path) -> bool:
+    state = bytearray(256)
+    state[0] = 1
+    with _opened(path) as fd:
+        return _quotactl(fd, _Q_STATE, 0, state) == 0 and bool(struct.unpack_from("=H", state, 2)[0] & _ENFORCED)
+
+
+def _give_project(path: Path) -> bool:
+    """Give the layer a project of its own, which all that is made in it inherits, without a limit.
+
+    False: there is something in it already that has none.
+    """
+    with _opened(path) as fd:
+        flags, extent, _, project, shared_extent = _XATTR.unpack(_ask(fd, _GET_XATTR, bytes(_XATTR.size)))
+        if not project and os.listdir(fd):
+            return False
+        if not project:
+            project = _free_project(fd)
+            flags |= _PROJECT_INHERIT
+            _ask(fd, _SET_XATTR, _XATTR.pack(flags, extent, 0, project, shared_extent))
+        _lift_project(fd, project)
+        return True
+
+
+def projects(paths: Iterable[Path]) -> list[int]:
+    """The projects of layers that are about to be removed, for `release`."""
+    found = []
+    for path in paths:
+        if path.is_dir() and not path.is_symlink() and filesystem_type(path) in (_XFS, _EXT4):
+            with contextlib.suppress(OSError), _opened(path) as fd:
+                found.append(_XATTR.unpack(_ask(fd, _GET_XATTR, bytes(_XATTR.size)))[3])
+    return [project for project in found if project]
+
+
+def release(path: Path, ended: Iterable[int]) -> None:
+    """No limit is to be left of projects that nothing on the file system of `path` has any more."""
+    for project in ended:
+        with contextlib.suppress(OSError), _opened(path) as fd:
+            _lift_project(fd, project)
+
+
+def _free_project(fd: int) -> int:
+    while True:
+        project = secrets.randbelow(2**31 - 2**24) + 2**24  # those that people give are small
+        record = bytearray(_QUOTA.size)
+        if _quotactl(fd, _Q_GET, project, record) != 0:
+            return project  # the kernel has never heard of it
+        _, _, _, _, hard, soft, _, _, used, files, *_ = _QUOTA.unpack(record)
+        if not (hard or soft or used or files):
+            return project
+
+
+def _lift_project(fd: int, project: int) -> None:
+    record = bytearray(_QUOTA.pack(1, _PROJECT_QUOTA, _HARD_LIMITS, project, *([0] * 9)))
+    number = _quotactl(fd, _Q_SET_LIMITS, project, record)
+    if number:
+        raise OSError(number, os.strerror(number))
+
+
+def _quotactl(fd: int, command: int, id: int, record: bytearray) -> int:
+    """0, or the errno."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    buffer = (ctypes.c_char * len(record)).from_buffer(record)
+    done = libc.syscall(
+        ctypes.c_long(_SYS_QUOTACTL_FD),
+        ctypes.c_uint(fd),
+        ctypes.c_uint(command << 8 | _PROJECT_QUOTA),
+        ctypes.c_uint(id),
+        buffer,
+    )
+    return 0 if done == 0 else ctypes.get_errno() or errno.EINVAL
+
+
+def _ask(fd: int, request: int, record: bytes) -> bytes:
+    """Make an ioctl, and return the record as the kernel left it."""
+    answer = bytearray(record)  # what is not mutable may have 1024 bytes at most
+    fcntl.ioctl(fd, request, answer, True)
+    return bytes(answer)
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
