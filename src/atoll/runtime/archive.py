@@ -508,8 +508,8 @@ class Reader:
             if b"size" in records:
                 size = _number(records[b"size"])
         if kind not in (_FILE, _LINK, _SYMLINK, _DIRECTORY, _FIFO):
-            what = {b"3": "a device", b"4": "a device"}.get(kind, f"a member of the unknown kind {_shown(kind)}")
-            raise Refused("unsafe", f"it holds {what}, {_shown(block[:100].rstrip(bytes(1)))}")
+            name = _shown(block[:100])
+            raise Refused("unsafe", f"it holds a member of the unknown kind {_shown(kind)}, {name}")
         self._count_entry()
         member = Member(
             path=records.get(b"path", block[:100].rstrip(b"\0")),
@@ -582,6 +582,8 @@ def _check_header(block: bytes) -> None:
     told = _octal(block[148:156])
     if block[257:265] != b"ustar\x0000" or told != sum(block[:148]) + 8 * 32 + sum(block[156:]):
         raise Refused("malformed", "a header is malformed")
+    if block[156:157] in (b"3", b"4"):
+        raise Refused("unsafe", f"it holds a device, {_shown(block[:100])}")
     if any(block[265:]):
         raise Refused("malformed", "a header holds what no exported sandbox has")
 
@@ -890,6 +892,7 @@ class Unpacker:
 
 def _shown(name: bytes) -> str:
     """A name for people: short, and with nothing in it that steers a terminal."""
+    name = name.rstrip(b"\0")
     text = os.fsdecode(name[-200:])
     return ascii("…" + text if len(name) > 200 else text)
 

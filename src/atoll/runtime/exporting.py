@@ -24,7 +24,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterable
 from datetime import datetime
 from pathlib import Path
-from typing import BinaryIO, Literal, cast, get_args
+from typing import Annotated, BinaryIO, Literal, cast, get_args
 
 import anyio
 import anyio.abc
@@ -62,6 +62,9 @@ _SAID_LIMIT = 2000
 _NO_ROOM = "there is no room for it on the disk of the state directory"
 
 
+Key = Annotated[str, Field(pattern=r"^[a-z][a-z0-9]{0,31}$")]
+
+
 class Origin(Frozen):
     """The image that a sandbox in a file stands on, which is not in the file."""
 
@@ -72,7 +75,7 @@ class Origin(Frozen):
 class Trees(Frozen):
     """A layer in a file."""
 
-    trees: tuple[str, ...] = Field(max_length=16)
+    trees: tuple[Key, ...] = Field(max_length=16)
     """The keys of the file systems that it has something for."""
 
 
