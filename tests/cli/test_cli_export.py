@@ -51,6 +51,7 @@ def test_what_cannot_be_exported_or_imported_is_said(atoll: Atoll) -> None:
     assert (error["code"], error["details"]["reason"]) == ("archive_refused", "truncated")
     assert b"cannot be imported" in atoll("import", "/etc/passwd", status=1).stderr
     assert b"No such file" in atoll("import", "/nowhere", status=1).stderr
+    assert b"directory" in atoll("import", "/etc", status=1).stderr
     assert b"No such file" in atoll("export", name, "/nowhere/f", status=1).stderr
     assert b"no sandbox is named" in atoll("export", "nobody", "-", status=1).stderr
     assert b"no checkpoint" in atoll("export", name, "-", "--checkpoint", "none", status=1).stderr
@@ -58,4 +59,7 @@ def test_what_cannot_be_exported_or_imported_is_said(atoll: Atoll) -> None:
     terminal = atoll.terminal("export", name, "-")
     assert terminal.wait() == 2
     assert b"is a terminal" in terminal.seen
-    assert name in atoll.names()
+    # A sandbox that nothing was written in is one too.
+    copy = atoll.new_name()
+    assert atoll.text("import", "-", copy, input=whole) == f"{copy}\n"
+    assert atoll.text("exec", copy, "echo", "alive") == "alive\n"

@@ -168,22 +168,21 @@ async def test_a_checkpoint_travels_without_its_processes(
 
 @pytest.mark.core
 async def test_one_that_sleeps_travels_without_waking(runtime: Runtime, tmp_path: Path, user_id: int) -> None:
+    covered = "/usr/share/common-licenses"
     async with await runtime.create("asleep") as sandbox:
-        await sandbox.exec("echo text > f; mkdir d; touch d/x; chmod 640 f; rm -rf /tmp/*; rm -r d; mkdir d; touch d/y")
-        await sandbox.exec("rm -rf /usr/share/common-licenses; rm -f /etc/nsswitch.conf", user="root")
+        await sandbox.exec("echo text > f; chmod 640 f")
+        await sandbox.exec(f"rm -r {covered}; mkdir {covered}; touch {covered}/z; rm /etc/nsswitch.conf", user="root")
         await sandbox.sleep()
         with open(tmp_path / "file", "wb") as file:
             file.write(b"before")
             await sandbox.export(file)
         assert {info.status for info in await runtime.list() if info.name == "asleep"} == {"cold"}
         with open(tmp_path / "file", "rb") as file:
-            assert file.read(6) == b"before"  # and what the object read ahead counts not
+            assert file.read(6) == b"before"  # the object has read more than that
             async with await runtime.import_(file, "awake") as copy:
-                said = await copy.exec(
-                    "cat f; stat -c '%a %u' f; ls d; ls /usr/share/common-licenses /etc/nsswitch.conf"
-                )
-                assert said.stdout == f"text\n640 {user_id}\ny\n"
-                assert said.stderr.count("No such file") == 2
+                said = await copy.exec(f"cat f; stat -c '%a %u' f; ls {covered} /etc/nsswitch.conf")
+                assert said.stdout == f"text\n640 {user_id}\n{covered}:\nz\n"
+                assert said.stderr.count("No such file") == 1
 
 
 async def test_whoever_is_killed_leaves_nothing(

@@ -316,7 +316,7 @@ class Writer:
 
 def _header(name: bytes, kind: bytes, size: int, mode: int, uid: int, gid: int, link: bytes) -> bytes:
     def shortened(text: bytes) -> bytes:
-        return bytes(byte if byte < 128 else ord("?") for byte in text[:100]).ljust(100, b"\0")
+        return text[:100].decode("ascii", "replace").encode("ascii", "replace").ljust(100, b"\0")
 
     fields = b"%b%07o\0%07o\0%07o\0%011o\0%011o\0        %b%bustar\x0000"
     block = (fields % (shortened(name), mode, uid, gid, size, 0, kind, shortened(link))).ljust(_BLOCK, b"\0")
@@ -478,7 +478,7 @@ class Reader:
         self.pad(size)
 
     def pad(self, size: int) -> None:
-        if any(self._take(-size % _BLOCK)):
+        if self._take(-size % _BLOCK).strip(b"\0"):
             raise Refused("malformed", "there is something between its members")
 
     def part(self, size: int) -> Iterator[bytes]:
@@ -584,7 +584,7 @@ def _check_header(block: bytes) -> None:
         raise Refused("malformed", "a header is malformed")
     if block[156:157] in (b"3", b"4"):
         raise Refused("unsafe", f"it holds a device, {_shown(block[:100])}")
-    if any(block[265:]):
+    if block[265:].strip(b"\0"):
         raise Refused("malformed", "a header holds what no exported sandbox has")
 
 

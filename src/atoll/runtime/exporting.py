@@ -403,6 +403,8 @@ def allowed(asked: Limits, usual: Limits) -> Limits:
 async def _read(source: File) -> AsyncIterator[int]:
     """What a program can read from."""
     if isinstance(source, str | Path):
+        if os.path.isdir(source):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(source))
         fd = await anyio.to_thread.run_sync(lambda: os.open(source, os.O_RDONLY | os.O_CLOEXEC), abandon_on_cancel=True)
         try:
             yield fd
@@ -522,7 +524,10 @@ class _Programs:
 
     async def _start(self, command: list[str], stdin: int, stdout: int, *fds: int) -> anyio.abc.Process:
         quiet = subprocess.STDOUT if fds else subprocess.DEVNULL
-        process = await anyio.open_process(command, stdin=stdin, stdout=stdout, stderr=quiet, pass_fds=fds)
+        # Not in our session: what a terminal sends is for us, who end them.
+        process = await anyio.open_process(
+            command, stdin=stdin, stdout=stdout, stderr=quiet, pass_fds=fds, start_new_session=True
+        )
         self._started.append(process)
         return process
 
