@@ -9,7 +9,7 @@ import signal
 import stat
 import subprocess
 import tarfile
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import anyio
@@ -54,12 +54,15 @@ for name, value in {
 """
 # Everything that can be seen of everything that was written, but for what only this very file system has.
 LOOK = """
-import hashlib, os, stat
+import hashlib, os, stat, sys
 def tell(path):
     seen = os.lstat(path)
     kind = stat.S_IFMT(seen.st_mode)
-    if kind in (stat.S_IFIFO, stat.S_IFSOCK) and os.path.exists("/proc/sentry-meminfo"):
-        return
+    changed = seen.st_mtime_ns
+    if sys.argv[1] == "runsc":  # it has named pipes in its own memory, not on disk, and times of directories too
+        if kind == stat.S_IFIFO:
+            return
+        changed = 0 if kind == stat.S_IFDIR else changed
     content = ""
     if kind == stat.S_IFREG:
         content = hashlib.sha256(open(path, "rb").read()).hexdigest() + str(seen.st_nlink)
@@ -67,7 +70,7 @@ def tell(path):
         content = os.readlink(path)
     xattrs = [] if kind == stat.S_IFLNK else [(name, os.getxattr(path, name)) for name in names(path)]
     size = 0 if kind == stat.S_IFDIR else seen.st_size
-    print(ascii(path), oct(seen.st_mode), seen.st_uid, seen.st_gid, size, seen.st_mtime_ns, content, xattrs)
+    print(ascii(path), oct(seen.st_mode), seen.st_uid, seen.st_gid, size, changed, content, xattrs)
 def names(path):
     try:
         return sorted(name for name in os.listxattr(path) if "overlay" not in name)
@@ -82,6 +85,13 @@ print(oct(os.stat("/").st_mode), os.path.lexists("/etc/nsswitch.conf"), os.path.
 """
 
 
+@pytest.fixture(scope="module")
+async def anywhere(state_dir: Path) -> AsyncIterator[Runtime]:
+    """Any runtime, for what has nothing to do with which one it is."""
+    async with atoll.open(state_dir) as runtime:
+        yield runtime
+
+
 async def do(sandbox: Sandbox, script: str) -> str:
     result = await sandbox.exec(script, user="root", cwd="/root")
     assert result.ok, result.stderr
@@ -89,7 +99,7 @@ async def do(sandbox: Sandbox, script: str) -> str:
 
 
 async def look(sandbox: Sandbox) -> str:
-    result = await sandbox.exec(["python3", "-c", LOOK], user="root", cwd="/root")
+    result = await sandbox.exec(["python3", "-c", LOOK, sandbox.info.runtime], user="root", cwd="/root")
     assert result.ok, result.stderr
     return result.stdout
 
@@ -185,45 +195,43 @@ async def test_one_that_sleeps_travels_without_waking(runtime: Runtime, tmp_path
                 assert said.stderr.count("No such file") == 1
 
 
-async def test_whoever_is_killed_leaves_nothing(
-    runtime: Runtime, runtime_name: RuntimeName, tmp_path: Path, leak_check: LeakCheck
-) -> None:
-    async with await runtime.create("source") as sandbox:
+async def test_whoever_is_killed_leaves_nothing(anywhere: Runtime, tmp_path: Path, leak_check: LeakCheck) -> None:
+    async with await anywhere.create("source") as sandbox:
         await sandbox.exec("head -c 5000000 /dev/urandom > noise")
         await sandbox.sleep()
         await sandbox.export(tmp_path / "file")
     data = (tmp_path / "file").read_bytes()
     os.mkfifo(tmp_path / "pipe")
     body = "await runtime.import_(sys.argv[3], 'half')"
-    async with client(runtime.state_dir, runtime_name, body, str(tmp_path / "pipe")) as other:
+    async with client(anywhere.state_dir, next(iter(anywhere.drivers())), body, str(tmp_path / "pipe")) as other:
         with await anyio.to_thread.run_sync((tmp_path / "pipe").open, "wb", 0) as pipe:
             await anyio.to_thread.run_sync(pipe.write, data[:-100_000])
             with anyio.fail_after(20):
-                while not list(layers_of(runtime).glob("*/upper/root/home/user/noise")):
+                while not list(layers_of(anywhere).glob("*/upper/root/home/user/noise")):
                     await anyio.sleep(0.01)
             other.process.send_signal(signal.SIGKILL)
             await other.process.wait()
-            await runtime.gc()
-    assert os.listdir(layers_of(runtime)) == []
-    assert await runtime.list() == []
+            await anywhere.gc()
+    assert os.listdir(layers_of(anywhere)) == []
+    assert await anywhere.list() == []
     # And one that is cancelled leaves nothing at once.
     reading, writing = os.pipe()
     with os.fdopen(reading, "rb") as source, os.fdopen(writing, "wb", buffering=0) as sink:
         sink.write(data[:1000])
         with anyio.move_on_after(0.3):
-            await runtime.import_(source, "half")
-    assert os.listdir(layers_of(runtime)) == []
+            await anywhere.import_(source, "half")
+    assert os.listdir(layers_of(anywhere)) == []
     await leak_check.back_to_start()
 
 
-async def test_a_file_is_there_when_it_is_whole(runtime: Runtime, tmp_path: Path) -> None:
+async def test_a_file_is_there_when_it_is_whole(anywhere: Runtime, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("as it was")
 
     def stop(what: str, done: int, total: int | None) -> None:
         raise KeyError(what)
 
-    async with await runtime.create("whole") as sandbox:
+    async with await anywhere.create("whole") as sandbox:
         await sandbox.exec("head -c 3000000 /dev/urandom > noise")
         await sandbox.sleep()
         with pytest.raises(KeyError, match="exporting whole"):
@@ -240,16 +248,16 @@ async def test_a_file_is_there_when_it_is_whole(runtime: Runtime, tmp_path: Path
         assert heard
         size = file.stat().st_size
         heard.clear()
-        async with await runtime.import_(file, "copy", progress=lambda *told: heard.append(told)):
+        async with await anywhere.import_(file, "copy", progress=lambda *told: heard.append(told)):
             assert all(done <= size == total for _, done, total in heard)
     with pytest.raises(SandboxNotFound):
-        await runtime.export("nobody", file)
+        await anywhere.export("nobody", file)
     with pytest.raises(FileNotFoundError):
-        await runtime.import_(tmp_path / "none")
+        await anywhere.import_(tmp_path / "none")
 
 
 async def test_the_image_has_to_be_there_and_is_known_by_its_digest(
-    runtime: Runtime, as_root: None, make_state_dir: Callable[[], Path], tmp_path: Path
+    anywhere: Runtime, as_root: None, make_state_dir: Callable[[], Path], tmp_path: Path
 ) -> None:
     image = tmp_path / "image.tar"
     with tarfile.open(image, "w") as tar:
@@ -257,13 +265,12 @@ async def test_the_image_has_to_be_there_and_is_known_by_its_digest(
         tar.addfile(tarfile.TarInfo("etc/base"))
     shutil.copy(image, tmp_path / "elsewhere.tar")
     cat = ["/bin/busybox", "cat"]
-    async with await runtime.create("plain", image=f"tar:{image}") as sandbox:
+    async with await anywhere.create("plain", image=f"tar:{image}") as sandbox:
         await sandbox.files.write_text("/etc/mine", "text", user="root")
         await sandbox.sleep()
         await sandbox.export(tmp_path / "file")
-    await runtime.images.remove(f"tar:{image}")
-    settings = atoll.Settings(runtime=runtime._settings.runtime)
-    async with atoll.open(make_state_dir(), settings=settings) as other:
+    await anywhere.images.remove(f"tar:{image}")
+    async with atoll.open(make_state_dir()) as other:
         digest = subprocess.run(["sha256sum", image], capture_output=True, text=True, check=True).stdout.split()[0]
         with pytest.raises(ImageUnavailable, match=f"sha256:{digest}.*images import"):
             await other.import_(tmp_path / "file")
