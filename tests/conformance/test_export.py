@@ -21,6 +21,7 @@ from atoll.contract.model import RuntimeName
 from atoll.runtime.records import ID_BASE, IMPORTED_IDS
 from tests.conformance.inside import client
 from tests.conftest import LeakCheck
+from tests.waiting import eventually
 
 # In two layers: what the second one changes of the first is what overlayfs has marks of its own for.
 FIRST = """
@@ -209,9 +210,13 @@ async def test_whoever_is_killed_leaves_nothing(anywhere: Runtime, tmp_path: Pat
             with anyio.fail_after(20):
                 while not list(layers_of(anywhere).glob("*/upper/root/home/user/noise")):
                     await anyio.sleep(0.01)
+            pid = other.process.pid
+            helpers = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+            assert len(helpers) == 2
             other.process.send_signal(signal.SIGKILL)
             await other.process.wait()
             await anywhere.gc()
+    await eventually(lambda: not any(Path(f"/proc/{each}").exists() for each in helpers), "its helpers have ended")
     assert os.listdir(layers_of(anywhere)) == []
     assert await anywhere.list() == []
     # And one that is cancelled leaves nothing at once.

@@ -117,6 +117,14 @@ class Talk:
         heard: dict[str, Any] = json.loads(line)
         return heard
 
+    def wait_for(self, fd: int, event: int) -> None:
+        """Wait until `fd` can be read or written. Ends the program when nobody waits for it any more."""
+        both = select.poll()
+        both.register(0, 0)
+        both.register(fd, event)
+        if any(ready == 0 for ready, _ in both.poll()):
+            raise SystemExit(1)
+
     def is_due(self) -> bool:
         """Now and then true: then tell how far things are. Ends the program when nobody is there to tell."""
         now = time.monotonic()
@@ -310,7 +318,9 @@ class Writer:
         with memoryview(self._buffer) as view:
             written = 0
             while written < len(view):
-                written += os.write(self._fd, view[written:])
+                self._talk.wait_for(self._fd, select.POLLOUT)
+                with contextlib.suppress(BlockingIOError):
+                    written += os.write(self._fd, view[written:])
         self._buffer.clear()
 
 
@@ -443,8 +453,9 @@ class Member(NamedTuple):
 class Reader:
     """The members of a file, one after another, with everything checked that can be checked without using it."""
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, talk: Talk) -> None:
         self._fd = fd
+        self._talk = talk
         self._buffer = b""
         self._at = 0
         self._digest = hashlib.sha256()
@@ -568,6 +579,7 @@ class Reader:
     def _fill(self) -> bool:
         """Have at least one byte. False: there are no more."""
         if self._at == len(self._buffer):
+            self._talk.wait_for(self._fd, select.POLLIN)
             self._buffer, self._at = os.read(self._fd, _CHUNK), 0
         return self._at < len(self._buffer)
 
@@ -909,11 +921,12 @@ def _pack(fd: int, talk: Talk) -> None:
 
 
 def _unpack(fd: int, talk: Talk) -> None:
-    reader = Reader(fd)
+    reader = Reader(fd, talk)
     talk.say(manifest=reader.manifest().decode())
     order = talk.hear()
     lock = os.open(order["lock"], os.O_RDWR | os.O_CLOEXEC)
-    fcntl.flock(lock, fcntl.LOCK_SH)  # held until the end, also if whoever holds it for us is killed
+    # Held until the end, also if whoever holds it for us is killed. As `drivers/locks.py` does it.
+    fcntl.fcntl(lock, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_RDLCK, 0, 0, 0, 0))
     reader.limit_bytes, reader.entry_limit = order["limit_bytes"], order["entry_limit"]
     places = {os.fsencode(name): place for name, place in order["places"].items()}
     Unpacker(reader, places, order["owner"], talk).unpack()
@@ -926,7 +939,9 @@ def main() -> int:
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
     talk = Talk()
     try:
-        {"pack": _pack, "unpack": _unpack}[sys.argv[1]](int(sys.argv[2]), talk)
+        fd = int(sys.argv[2])
+        os.set_blocking(fd, False)  # so that whoever waits for us is never waited for
+        {"pack": _pack, "unpack": _unpack}[sys.argv[1]](fd, talk)
     except Refused as refusal:
         talk.say(refused=str(refusal), reason=refusal.reason)
         return 1
