@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from atoll.contract.driver import Capabilities, Finding
     from atoll.contract.errors import (
+        ArchiveRefused,
         AtollError,
         CallerError,
         CheckpointNotFound,
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
         ExecBytes,
         ExecResult,
         Exited,
+        Exported,
         FileChange,
         FileEntry,
         FileStat,
@@ -70,13 +72,14 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _ERRORS = """
-AtollError CallerError CheckpointNotFound DiskFull ExecTimeout FileError GuestProtocolError ImageUnavailable
-InvalidRequest LaunchFailed PathDenied PathExists PathIsDirectory PathNotDirectory PathNotFound PortRefused
-ProcessNotFound RuntimeUnavailable SandboxAsleep SandboxDied SandboxError SandboxExists SandboxNotFound Unenforceable
+ArchiveRefused AtollError CallerError CheckpointNotFound DiskFull ExecTimeout FileError GuestProtocolError
+ImageUnavailable InvalidRequest LaunchFailed PathDenied PathExists PathIsDirectory PathNotDirectory PathNotFound
+PortRefused ProcessNotFound RuntimeUnavailable SandboxAsleep SandboxDied SandboxError SandboxExists SandboxNotFound
+Unenforceable
 """
 _MODELS = """
-Checkpoint Cut Event ExecBytes ExecResult Exited FileChange FileEntry FileStat Gap Limits Match Output ProcessInfo
-SandboxInfo StorageInfo SystemProcess Usage
+Checkpoint Cut Event ExecBytes ExecResult Exited Exported FileChange FileEntry FileStat Gap Limits Match Output
+ProcessInfo SandboxInfo StorageInfo SystemProcess Usage
 """
 _HOMES = {
     "atoll.contract.driver": "Capabilities Finding",
@@ -92,6 +95,7 @@ _HOMES = {
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
 
 __all__ = [
+    "ArchiveRefused",
     "AtollError",
     "CallerError",
     "Capabilities",
@@ -104,6 +108,7 @@ __all__ = [
     "ExecResult",
     "ExecTimeout",
     "Exited",
+    "Exported",
     "FileChange",
     "FileEntry",
     "FileError",

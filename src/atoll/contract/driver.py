@@ -150,6 +150,14 @@ class Driver(Protocol):
         """Remove trees that sandboxes have written."""
         ...
 
+    def as_owner(self, *command: str) -> list[str]:
+        """The command line that runs a program as whoever may read, make and give away all that sandboxes write.
+
+        As root that is root, and ids are the host's. As an ordinary user it is root in the user namespace of sandboxes,
+        where ids are what they are inside. The program is the process that is started: to end that ends it.
+        """
+        ...
+
     async def freeze(self, directory: Path) -> None:
         """Have every process of the sandbox stand still until it is next used. When it returns, none runs any more.
 

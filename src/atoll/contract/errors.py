@@ -9,6 +9,7 @@
     │   ├── CheckpointNotFound      (LookupError)       no checkpoint has this id or name
     │   ├── ProcessNotFound         (LookupError)       no such process is known in the sandbox
     │   ├── ImageUnavailable        (LookupError)       the image cannot be had
+    │   ├── ArchiveRefused          (ValueError)        a file is no sandbox that may be imported
     │   ├── RuntimeUnavailable                          no runtime on this machine can do it
     │   └── Unenforceable                               a limit or a promise that this machine cannot keep
     ├── SandboxError                the sandbox failed; nothing in it can be trusted to have happened
@@ -102,6 +103,13 @@ class ProcessNotFound(CallerError, LookupError):
 
 class ImageUnavailable(CallerError, LookupError):
     code = "image_unavailable"
+
+
+class ArchiveRefused(CallerError, ValueError):
+    """`details["reason"]` is one of `malformed`, `truncated`, `checksum`, `version`, `unsafe`, `too_large`, `disk_full`
+    and `image`, which says that the image here has not the directories that it needs."""
+
+    code = "archive_refused"
 
 
 class RuntimeUnavailable(CallerError):

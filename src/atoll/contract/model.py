@@ -155,6 +155,24 @@ class StorageInfo(Frozen):
     """The file that holds it, made by `init`. Unset: it is a file system of the machine's."""
 
 
+class Exported(Frozen):
+    """What was written to a file."""
+
+    sandbox: str
+    checkpoint: str | None = None
+    """The name of the checkpoint that it is. Unset: it has none, or it is the sandbox as it was at that moment."""
+    image: str
+    """What it stands on, which is not in the file."""
+    image_digest: str
+    layers: int
+    entries: int
+    """Files, directories and the like, those that were deleted from the image too."""
+    size_bytes: int | None = None
+    """Of the file. Unset where it was not given by its path."""
+    without_processes: bool
+    """True: it had processes that could have gone on, and they are not in the file: files travel, processes do not."""
+
+
 class Cut(Frozen):
     """What a limit on output left out: bytes `start` up to, not including, `end` of `total`."""
 

@@ -425,6 +425,9 @@ class OciDriver:
             said = done.stderr.decode(errors="replace").strip()[-500:]
             raise SandboxError(f"what the sandbox wrote could not be copied: {said}")
 
+    def as_owner(self, *command: str) -> list[str]:
+        return [*self._keeper("within", *([] if self._machine.root else self._maps(0))), "--", *command]
+
     # ---- standing still ----
 
     async def freeze(self, directory: Path) -> None:
@@ -486,8 +489,7 @@ class OciDriver:
 
     async def _within(self, *command: str, within_s: float = 60) -> subprocess.CompletedProcess[bytes]:
         """Run something where the runtime runs: in a private mount namespace and, rootless, in the user namespace."""
-        maps = [] if self._machine.root else self._maps(0)
-        full = [*self._keeper("within", *maps), "--", *command]
+        full = self.as_owner(*command)
         try:
             with anyio.fail_after(within_s):
                 env = {"PATH": _SEARCH, "XDG_RUNTIME_DIR": str(self._root)}

@@ -28,9 +28,20 @@ from atoll.contract.errors import (
     LaunchFailed,
     RuntimeUnavailable,
     SandboxDied,
+    SandboxExists,
     SandboxNotFound,
 )
-from atoll.contract.model import Checkpoint, Limits, RuntimeName, SandboxInfo, SandboxSpec, Status, Usage, check_name
+from atoll.contract.model import (
+    Checkpoint,
+    Exported,
+    Limits,
+    RuntimeName,
+    SandboxInfo,
+    SandboxSpec,
+    Status,
+    Usage,
+    check_name,
+)
 from atoll.drivers import oci
 from atoll.drivers.locks import is_held
 from atoll.runtime import disk
@@ -43,6 +54,7 @@ from atoll.runtime.sandbox import Sandbox
 from atoll.settings import Settings
 
 if TYPE_CHECKING:
+    from atoll.runtime.exporting import File
     from atoll.runtime.pool import Pool
 
 _DEFAULT_MEMORY_BYTES = 2 * 1024**3
@@ -495,6 +507,104 @@ class Runtime:
         """
         self._checkpoints.forget(self._checkpoints.find(checkpoint, sandbox).checkpoint.id)
         await self._life.collect(patience_s=1)
+
+    # ---- other machines ----
+
+    async def export(
+        self, name: str, target: File, *, checkpoint: str | None = None, progress: Progress | None = None
+    ) -> Exported:
+        """Write a sandbox as it is now, or as it was at a checkpoint, to one file. The sandbox goes on.
+
+        The file holds what was written on top of the image, not the image, and no processes. A path has the file when
+        it is whole, readable for this user alone. An open file is written to from where it is; `progress` hears of
+        bytes before they are compressed.
+
+        Raises:
+            SandboxNotFound, CheckpointNotFound: there is none.
+            Unenforceable: it runs, and cannot be frozen here.
+            SandboxError: it could not be read or written.
+            OSError: the path cannot be written to.
+        """
+        from atoll.runtime import exporting
+
+        id = self._records.lookup(name)
+        try:
+            async with self._layers.held():  # what is read is nobody else's until it is written
+                if checkpoint is not None:
+                    record = self._checkpoints.find(checkpoint, name)
+                else:
+                    record = await self._checkpoint(id, None, keep=False)
+                driver = self._choose(record.checkpoint.runtime)
+                return await exporting.write(record, self._layers, driver, target, progress)
+        finally:
+            with anyio.CancelScope(shield=True), contextlib.suppress(AtollError):
+                await self._life.collect(patience_s=1)
+
+    async def import_(
+        self,
+        source: File,
+        name: str | None = None,
+        *,
+        image: str | None = None,
+        limits: Limits | None = None,
+        runtime: RuntimeName | None = None,
+        limit_bytes: int | None = None,
+        progress: Progress | None = None,
+    ) -> Sandbox:
+        """Make a sandbox from a file that `export` wrote, here or elsewhere, and wait until it answers.
+
+        Nothing in the file is trusted. It is unpacked and checked to its last byte before anything of it is used; when
+        it is refused, or this is cancelled, nothing is left. Unset, `name`, `limits` and `runtime` are the file's, if
+        the limits are no wider than those of a new sandbox, and the settings name no runtime; `image` is that of the
+        same digest, or this machine's own `host`; `limit_bytes`, what it may take up unpacked, is three quarters of
+        the free disk.
+
+        Raises:
+            ArchiveRefused: it is not a whole, unchanged file that `export` wrote, or it is too large.
+            ImageUnavailable: the image that it stands on is not here.
+            InvalidRequest: it asks for wider limits, or an argument is wrong.
+            SandboxExists: the name is taken.
+            RuntimeUnavailable, Unenforceable, LaunchFailed: as `create`.
+            OSError: the path cannot be read.
+        """
+        from atoll.runtime import exporting
+
+        if name is not None:
+            check_name(name)
+        any_driver = self._choose(runtime or self._settings.runtime)
+        async with (
+            self._layers.held(),
+            exporting.opened(source, self._layers, any_driver, limit_bytes=limit_bytes, progress=progress) as archive,
+        ):
+            contents = archive.contents
+            driver = self._choose(runtime or self._settings.runtime or contents.runtime)
+            if limits is None:
+                limits = exporting.allowed(contents.limits, _resolve_limits(Limits(), driver))
+            reference, base = image or contents.image.reference, None
+            if image is None and reference != "host":
+                reference, base = exporting.standing(self.images, contents.image)
+            spec = _spec(
+                name=contents.name if name is None else name,
+                image=reference,
+                limits=limits,
+                env=contents.env,
+                user=contents.user,
+                runtime=runtime or self._settings.runtime or contents.runtime,
+                pause_after_s=contents.pause_after_s,
+            )
+            if spec.name in self._records.names():
+                await self.collect()
+                if spec.name in self._records.names():
+                    raise SandboxExists(spec.name)
+            base = base or await self.images.resolve(reference, progress=progress)
+            ground = Ground(
+                limits=_resolve_limits(limits, driver),
+                env={**base.env, **spec.env},
+                image_digest=base.digest,
+                base=base.filesystems,
+                layers=await archive.unpack(base.filesystems),
+            )
+            return await self._make(spec, driver, ground)
 
     # ---- finding ----
 

@@ -140,6 +140,20 @@ class ImageStore:
             return self._layers(await self._obtain(wanted, progress, refresh=False))
         return self._layers(record.image)
 
+    def find(self, digest: str, reference: str) -> tuple[str, ImageLayers] | None:
+        """An image that is present, by what it is and not by its name, which may have come to mean another.
+
+        Returns its name, `reference` if it has that one, and its layers. None: it is not present, or it is used in
+        place, where a digest says nothing about what is in it.
+        """
+        if not self._is_present(digest):
+            return None
+        described = Image.model_validate_json((self._tree(digest) / "image.json").read_bytes())
+        names = [record.image.reference for record in self._records() if record.image.digest == digest]
+        full = {Reference.parse(name).short: name for name in names}
+        name = reference if reference in (*names, *full) else next(iter(names), described.reference)
+        return name, self._layers(described)
+
     async def pull(self, reference: str, *, progress: Progress | None = None) -> Image:
         """Make sure that an image is present and the newest: asks its registry, and fetches it if it has changed.
 

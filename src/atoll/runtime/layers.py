@@ -64,7 +64,8 @@ class Ground(Frozen):
 class Layers:
     def __init__(self, state_dir: Path) -> None:
         self._root = state_dir / "layers"
-        self._lock = state_dir / "layers.lock"
+        self.lock = state_dir / "layers.lock"
+        """Who is at work on layers beyond the life of this process holds it too."""
         self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def path(self, id: str) -> Path:
@@ -99,11 +100,11 @@ class Layers:
 
         With `patience_s`, false is given to who could not have it within that time.
         """
-        fd = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fd = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             held = await lock_within(fd, _PATIENCE_S if patience_s is None else patience_s, shared=not alone)
             if not held and patience_s is None:
-                raise SandboxError("somebody else is at work on the layers and does not end", hint=str(self._lock))
+                raise SandboxError("somebody else is at work on the layers and does not end", hint=str(self.lock))
             yield held
         finally:
             os.close(fd)

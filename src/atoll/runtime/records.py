@@ -30,6 +30,8 @@ from atoll.runtime.layers import Ground
 
 ID_BASE, ID_STEP, ID_SLOTS = 0x1000_0000, 0x1_0000, 28_000
 """Host user ids of sandboxes: far above people and services, below 2**31."""
+IMPORTED_IDS = ID_BASE - 2 * ID_STEP
+"""Whom the files of imported layers belong to: ids that no sandbox has, and the machine's own layers neither."""
 _PATIENCE_S = 60
 _WORK_S = 600
 

@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -34,6 +34,7 @@ from atoll.contract.model import (
     ExecBytes,
     ExecResult,
     Exited,
+    Exported,
     ProcessInfo,
     SandboxInfo,
     SystemProcess,
@@ -58,6 +59,10 @@ from atoll.runtime.process import (
 )
 from atoll.runtime.stream import Connection, Failure, Sink, Stream, TooMuch
 from atoll.runtime.wire import FIRST_CHANNEL, Action, EventKind, Fields, Op, Tag, encode_fields, encode_text
+
+if TYPE_CHECKING:
+    from atoll.runtime.exporting import File
+    from atoll.runtime.imagefetch import Progress
 
 OUTPUT_LIMIT_BYTES = 16 * 1024 * 1024
 LOGIN_SHELL = "if command -v bash >/dev/null 2>&1; then exec bash -l; else exec sh -l; fi"
@@ -85,6 +90,10 @@ class Host(Protocol):
     async def fork(
         self, source: str, count: int = 1, *, checkpoint: str | None = None, names: Sequence[str] | None = None
     ) -> list[Sandbox]: ...
+
+    async def export(
+        self, name: str, target: File, *, checkpoint: str | None = None, progress: Progress | None = None
+    ) -> Exported: ...
 
 
 class Sandbox:
@@ -389,6 +398,12 @@ class Sandbox:
     ) -> list[Sandbox]:
         """As `Runtime.fork`."""
         return await self._owner.fork(self.name, count, checkpoint=checkpoint, names=names)
+
+    async def export(
+        self, target: File, *, checkpoint: str | None = None, progress: Progress | None = None
+    ) -> Exported:
+        """As `Runtime.export`."""
+        return await self._owner.export(self.name, target, checkpoint=checkpoint, progress=progress)
 
     @property
     def _owner(self) -> Host:

@@ -264,8 +264,13 @@ static void copy_node(int from, int to, const char *name, const struct stat *sta
     if (mknodat(to, name, status->st_mode & ~07777U, makedev(0, 0)) < 0 ||
         fchownat(to, name, shifted(status->st_uid), shifted(status->st_gid), AT_SYMLINK_NOFOLLOW) < 0)
         fail("node");
-    if (!S_ISCHR(status->st_mode) && fchmodat(to, name, status->st_mode & 07777, 0) < 0)
+    if (S_ISCHR(status->st_mode))
+        return;
+    const struct timespec times[] = {status->st_atim, status->st_mtim};
+    if (fchmodat(to, name, status->st_mode & 07777, 0) < 0)
         fail("mode");
+    if (utimensat(to, name, times, AT_SYMLINK_NOFOLLOW) < 0)
+        fail("times");
 }
 
 static int open_directory(int parent, const char *name)

@@ -1,16 +1,17 @@
-"""`sleep`, `wake`, `checkpoint`, `checkpoints`, `restore`, `fork` and `gc`: a sandbox in time.
+"""`sleep`, `wake`, `checkpoint`, `checkpoints`, `restore`, `fork`, `export`, `import` and `gc`: a sandbox in time.
 
 It knows how the tree of checkpoints is drawn. It refuses to know how any of them is made.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from atoll.contract.model import Checkpoint
+from atoll.contract.model import Checkpoint, Limits
 from atoll.runtime.host import open as open_runtime
-from atoll.surfaces.cli import render
+from atoll.surfaces.cli import render, sandboxes
 
 
 async def sleep(state_dir: Path | None, name: str, *, warm: bool, until_woken: bool, as_json: bool) -> int:
@@ -80,6 +81,49 @@ async def fork(
     else:
         for info in infos:
             render.say(info.name)
+    return 0
+
+
+async def export(state_dir: Path | None, name: str, target: Path, *, checkpoint: str | None, as_json: bool) -> int:
+    to_stream = str(target) == "-"
+    async with open_runtime(state_dir) as runtime:
+        with render.Bars() as bars:
+            file = sys.stdout.buffer if to_stream else target
+            made = await runtime.export(name, file, checkpoint=checkpoint, progress=bars)
+    if as_json:
+        render.emit_json({"file": str(target), **made.model_dump(mode="json")})
+        return 0
+    if made.without_processes:
+        render.note("its processes are not in the file; a sandbox that is made from it begins with its files alone")
+    if not to_stream:
+        render.say(str(target))
+    return 0
+
+
+async def import_(
+    state_dir: Path | None,
+    source: Path,
+    name: str | None,
+    making: sandboxes.Making,
+    *,
+    default_limits: bool,
+    limit_bytes: int | None,
+    as_json: bool,
+) -> int:
+    limits = sandboxes.limits_of(making)
+    async with open_runtime(state_dir) as runtime:
+        with render.Bars() as bars:
+            sandbox = await runtime.import_(
+                sys.stdin.buffer if str(source) == "-" else source,
+                name,
+                image=making.image,
+                limits=limits if default_limits or limits != Limits() else None,
+                runtime=sandboxes.runtime_name(making.runtime),
+                limit_bytes=limit_bytes,
+                progress=bars,
+            )
+        info = sandbox.info
+    _tell(info.model_dump(mode="json"), info.name, as_json=as_json)
     return 0
 
 

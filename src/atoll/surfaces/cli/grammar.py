@@ -482,6 +482,99 @@ def fork(
 
 
 @app.command()
+def export(
+    name: Name,
+    file: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="FILE", help="Where to, - being standard output.  [default: NAME.tar.zst]", show_default=False
+        ),
+    ] = None,
+    checkpoint: Annotated[
+        str | None, typer.Option("--checkpoint", metavar="CHECKPOINT", help="As it was then.  [default: as it is now]")
+    ] = None,
+    state_dir: StateDir = None,
+    as_json: Json = False,
+) -> int:
+    """Write a sandbox to one file, for another machine or for later.
+
+    The file holds what was written on top of the image, and the environment. The image is not in it, and processes
+    are not.
+
+    \b
+    atoll export box box.tar.zst
+    atoll export box - | ssh other atoll import -
+    """
+    target = file or Path(f"{name}.tar.zst")
+    if str(target) == "-":
+        if as_json:
+            raise InvalidRequest("--json and - both want standard output; leave one of them out")
+        if sys.stdout.isatty():
+            raise InvalidRequest("standard output is a terminal; name a file, or pipe it into something")
+    from atoll.surfaces.cli import checkpoints as does
+
+    return finish(lambda: does.export(state_dir, name, target, checkpoint=checkpoint, as_json=as_json), as_json=as_json)
+
+
+@app.command("import")
+def import_(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="What `export` wrote, - being standard input.", show_default=False)
+    ],
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="Its name.  [default: as it was called]", show_default=False)
+    ] = None,
+    image: Annotated[
+        str | None,
+        typer.Option("--image", metavar="REF", help="What it is to stand on.  [default: the same as before]"),
+    ] = None,
+    runtime: Annotated[
+        str | None,
+        typer.Option(
+            "--runtime",
+            metavar="NAME",
+            help="crun, runc or runsc.  [default: $ATOLL_RUNTIME, else the file's, else the fastest]",
+        ),
+    ] = None,
+    memory: Memory = None,
+    cpus: Cpus = None,
+    pids: Pids = None,
+    open_files: OpenFiles = None,
+    default_limits: Annotated[
+        bool, typer.Option("--default-limits", help="Limits as of a new sandbox, whatever the file says.")
+    ] = False,
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            "--limit",
+            metavar="SIZE",
+            parser=values.size,
+            help="What it may take up unpacked.  [default: three quarters of the free disk]",
+        ),
+    ] = None,
+    state_dir: StateDir = None,
+    as_json: Json = False,
+) -> int:
+    """Make a sandbox from a file that `export` wrote, and print its name.
+
+    Nothing in the file is trusted, and a damaged one leaves nothing. The image that it stands on has to be here
+    already; one on `host` stands on this machine's own. A limit given here replaces all of the file's.
+    """
+    if str(file) == "-" and sys.stdin.isatty():
+        raise InvalidRequest("standard input is a terminal; name a file, or pipe one into this")
+    from atoll.surfaces.cli import checkpoints as does
+    from atoll.surfaces.cli import sandboxes
+
+    making = sandboxes.Making(image, runtime, memory, cpus, pids, open_files)
+    return finish(
+        lambda: does.import_(
+            state_dir, file, name, making, default_limits=default_limits, limit_bytes=limit, as_json=as_json
+        ),
+        as_json=as_json,
+    )
+
+
+@app.command()
 def gc(state_dir: StateDir = None, as_json: Json = False) -> int:
     """Free what nobody needs any more, and put in order what was left half done."""
     from atoll.surfaces.cli import checkpoints as does

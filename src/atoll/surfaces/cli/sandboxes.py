@@ -49,10 +49,10 @@ async def make(runtime: Runtime, making: Making, name: str | None, *, ephemeral:
         return await runtime.create(
             name,
             image=making.image,
-            limits=_limits(making),
+            limits=limits_of(making),
             env=making.env,
             user=making.user or "user",
-            runtime=_runtime_name(making.runtime),
+            runtime=runtime_name(making.runtime),
             ephemeral=ephemeral,
             progress=bars,
         )
@@ -175,7 +175,7 @@ async def doctor(state_dir: Path | None, *, as_json: bool) -> int:
     return 0 if working else 1
 
 
-def _limits(making: Making) -> Limits:
+def limits_of(making: Making) -> Limits:
     from pydantic import ValidationError
 
     options = {
@@ -194,7 +194,7 @@ def _limits(making: Making) -> Limits:
         raise InvalidRequest(f"{option} is {wrong['input']}, but {reason}") from None
 
 
-def _runtime_name(name: str | None) -> RuntimeName | None:
+def runtime_name(name: str | None) -> RuntimeName | None:
     if name is not None and name not in get_args(RuntimeName):
         raise InvalidRequest(f"{name!r} is not a runtime; there are {', '.join(get_args(RuntimeName))}")
     return cast("RuntimeName | None", name)
