@@ -56,6 +56,7 @@ if TYPE_CHECKING:
         Output,
         ProcessInfo,
         SandboxInfo,
+        Shelf,
         SystemProcess,
         Usage,
     )
@@ -75,7 +76,7 @@ ProcessNotFound RuntimeUnavailable SandboxAsleep SandboxDied SandboxError Sandbo
 """
 _MODELS = """
 Checkpoint Cut Event ExecBytes ExecResult Exited FileChange FileEntry FileStat Gap Limits Match Output ProcessInfo
-SandboxInfo SystemProcess Usage
+SandboxInfo Shelf SystemProcess Usage
 """
 _HOMES = {
     "atoll.contract.driver": "Capabilities Finding",
@@ -137,6 +138,7 @@ __all__ = [
     "SandboxInfo",
     "SandboxNotFound",
     "Settings",
+    "Shelf",
     "SystemProcess",
     "Unenforceable",
     "Usage",

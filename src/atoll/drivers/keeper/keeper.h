@@ -45,6 +45,7 @@ struct plan {
     int64_t epoch;
     unsigned machine_base; /* where the ids of the machine's own layers are: in no sandbox */
     int confine_id; /* the keeper's own user and group once everything is open; -1: stay who we are */
+    unsigned owner; /* whose the namespaces of the sandbox are that is to be named */
     int listener, lock;
     char **command; /* the runtime and its arguments */
 };
@@ -76,6 +77,9 @@ void relay_fail(int listener, int error, const char *message);
 void copy_layer(const char *source, const char *target, const char *earlier);
 /* Fills an empty layer with what is seen of several, given as path and owner, the lowest first. */
 void merge_layers(const char *target, unsigned owner, char **layers, int count, bool rootless);
+
+/* naming.c */
+void name_sandbox(unsigned owner, const char *pid, const char *hostname);
 
 /* confine.c */
 int confine(int id);

@@ -474,6 +474,37 @@ def fork(
 
 
 @app.command()
+def warm(
+    count: Annotated[
+        int | None, typer.Option("--count", "-n", metavar="N", help="How many; 0 ends them.  [default: show them]")
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="With --count 0: of every kind.")] = False,
+    image: Image = None,
+    runtime: RuntimeOption = None,
+    memory: Memory = None,
+    cpus: Cpus = None,
+    pids: Pids = None,
+    open_files: OpenFiles = None,
+    state_dir: StateDir = None,
+    as_json: Json = False,
+) -> int:
+    """Keep sandboxes of one kind ready, so that creating one takes no time, or show those that are.
+
+    Whoever creates or runs one with this image, this runtime and these limits takes one that waits, and puts up another
+    before it ends.
+
+    \b
+    atoll warm --image python:3.12 --count 4
+    """
+    if every and count != 0:
+        raise InvalidRequest("--all goes with --count 0, which ends the sandboxes of every kind that wait")
+    from atoll.surfaces.cli import sandboxes
+
+    making = sandboxes.Making(image, runtime, memory, cpus, pids, open_files)
+    return finish(lambda: sandboxes.warm(state_dir, making, count, every=every, as_json=as_json), as_json=as_json)
+
+
+@app.command()
 def gc(state_dir: StateDir = None, as_json: Json = False) -> int:
     """Free what nobody needs any more, and put in order what was left half done."""
     from atoll.surfaces.cli import checkpoints as does
