@@ -30,6 +30,7 @@ from atoll.contract.errors import (
     RuntimeUnavailable,
     SandboxDied,
     SandboxError,
+    SandboxExists,
     SandboxNotFound,
 )
 from atoll.contract.model import (
@@ -173,8 +174,10 @@ class Runtime:
             pause_after_s=pause_after_s,
         )
         driver = self._choose(spec.runtime)
-        if spec.name in self._records.names():
+        if self._records.means_one(spec.name):
             await self.collect()
+            if self._records.means_one(spec.name):
+                raise SandboxExists(spec.name)
         ground = await self._stand(spec.image, _resolve_limits(spec.limits, driver), spec.env, progress)
         return await self._take(spec, driver, ground) or await self._make(spec, driver, ground)
 

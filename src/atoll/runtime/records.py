@@ -112,6 +112,9 @@ class Records:
         except FileNotFoundError:
             raise SandboxNotFound(name, self.names()) from None
 
+    def means_one(self, name: str) -> bool:
+        return os.path.lexists(self.state_dir / "names" / name)
+
     def names(self) -> list[str]:
         return sorted(os.listdir(self.state_dir / "names"))
 
