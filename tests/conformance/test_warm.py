@@ -76,7 +76,7 @@ async def test_one_that_waited_cannot_be_told_from_a_new_one(runtime: Runtime, c
         taken = await runtime.create("box-2", **options)  # type: ignore[arg-type]
         assert taken.id in ids
         assert before < taken.info.created_at < datetime.now(UTC)
-        varying = {"id", "name", "created_at", "pid"}
+        varying = {"id", "name", "created_at", "last_used_at", "pid"}
         assert taken.info.model_dump(exclude=varying) == new.info.model_dump(exclude=varying)
         assert taken.info in await runtime.list()
         assert await taken.processes() == []

@@ -22,6 +22,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -38,6 +39,7 @@ from atoll.drivers.cgroups import Cgroups
 from atoll.drivers.holding import adopt, frozen, greeted
 from atoll.drivers.locks import is_held, lock_within, try_lock
 from atoll.drivers.machine import Machine, read_machine
+from atoll.drivers.naming import set_hostname
 
 RUNTIMES: tuple[RuntimeName, ...] = ("crun", "runc", "runsc")
 """Fastest first."""
@@ -185,20 +187,33 @@ class OciDriver:
 
     @contextlib.asynccontextmanager
     async def renaming(self, id: str, directory: Path, hostname: str, id_base: int) -> AsyncIterator[None]:
+        said: str | None
         if self._name == "runsc":
             # The host's kernel knows nothing of this hostname. The runtime is asked to start one inside who may set it.
             yield
             order = [self._program, *self._flags(), "exec", "--user", "0:0", "--cap", "CAP_SYS_ADMIN", id]
             done = await self._within(*order, GUEST_INSIDE, "--hostname", hostname)
             failed, said = done.returncode != 0, done.stderr.decode(errors="replace").strip()[-500:]
+        elif self._machine.root:
+            # Root can enter the namespace alone, which a thread does for itself: no process has to be started.
+            naming = self._namer.submit(set_hostname, self.pid(directory), id_base, hostname)
+            try:
+                yield
+            finally:
+                said = naming.result()  # it is there by now
+            failed = said is not None
         else:
-            child = self._begin_naming(directory, hostname, id_base if self._machine.root else os.getuid())
+            child = self._begin_naming(directory, hostname, os.getuid())
             try:
                 yield
             finally:  # it takes a millisecond, and has ended by now or is about to
                 failed, said = child.wait() != 0, f"see {directory}/keeper.log"
         if failed:
             raise LaunchFailed(f"the sandbox could not be given its hostname: {said}")
+
+    @cached_property
+    def _namer(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(1, "atoll-namer")
 
     def _begin_naming(self, directory: Path, hostname: str, owner: int) -> subprocess.Popen[bytes]:
         words = [str(_BIN / "keeper"), "name", "--owner", str(owner), "--", str(self.pid(directory)), hostname]

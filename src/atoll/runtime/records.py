@@ -317,7 +317,7 @@ def write_whole(path: Path, text: str) -> None:
     with open(temporary, "w") as file:
         file.write(text)
         file.flush()
-        os.fsync(file.fileno())
+        os.fdatasync(file.fileno())
     temporary.rename(path)
 
 
