@@ -71,7 +71,7 @@ def test_public_names_are_exactly_these() -> None:
     ExecTimeout Exited FileChange FileEntry FileError FileStat Files Finding Gap GuestProtocolError ImageStore
     ImageUnavailable InvalidRequest LaunchFailed Limits Match Output PathDenied PathExists PathIsDirectory
     PathNotDirectory PathNotFound PortRefused Process ProcessInfo ProcessNotFound Runtime RuntimeUnavailable Sandbox
-    SandboxAsleep SandboxDied SandboxError SandboxExists SandboxInfo SandboxNotFound Settings SystemProcess
+    SandboxAsleep SandboxDied SandboxError SandboxExists SandboxInfo SandboxNotFound Settings Shelf SystemProcess
     Unenforceable Usage open
     """.split()
     assert sorted(atoll.__all__) == sorted(names)
