@@ -209,7 +209,7 @@ async def test_whoever_is_killed_while_it_takes_one_leaves_it_waiting_or_its_own
             done = await anyio.run_process(command, stderr=subprocess.STDOUT)
             given = dict(line.split() for line in done.stdout.decode().splitlines())
             await runtime.gc()
-            assert not {name for name in waiting(runtime) if name.startswith("-")}
+            assert not {name for name in await ready(runtime, count) if name.startswith("-")}
             names = {info.id: info.name for info in await runtime.list()}
             assert given.items() <= names.items(), "who was given one has it"
             assert not names.keys() & waiting(runtime)
