@@ -167,7 +167,7 @@ class Shelves:
         """Have as many wait as are wanted, all of which fit.
 
         Raises:
-            AtollError: one could not be made.
+            AtollError, OSError: one could not be made.
         """
         wanted = self.read(key)
         if wanted is None:
@@ -185,14 +185,14 @@ class Shelves:
             await self._make_some(wanted.count - len(self._ready(key)), wanted.kind, driver, ground)
 
     async def _make_some(self, count: int, kind: Kind, driver: Driver, ground: Ground) -> None:
-        failures: list[AtollError] = []
+        failures: list[AtollError | OSError] = []
         left = iter(range(count))
 
         async def work() -> None:
             for _ in left:
                 try:
                     await self._make(kind, driver, ground)
-                except AtollError as error:
+                except (AtollError, OSError) as error:
                     failures.append(error)
                 if failures:
                     return
@@ -252,6 +252,7 @@ class Shelves:
                 with anyio.move_on_after(pause_s):
                     await self._closing.wait()
                 self._asked.discard(key)
+                pause_s = _BEHIND_S
                 try:
                     await self.fill(key)
                 except (AtollError, OSError):
