@@ -257,8 +257,10 @@ class Records:
             for entry in os.listdir(self.state_dir / "waiting"):
                 if entry.endswith(f".{id}"):
                     self._take_off(entry.partition(".")[0], id)
-            if name is not None and self._means(name, id):
-                (self.state_dir / "names" / name).unlink(missing_ok=True)
+            # Who was killed before the manifest was written has claimed a name that nobody else knows of.
+            for each in self.names() if name is None else [name]:
+                if self._means(each, id):
+                    (self.state_dir / "names" / each).unlink(missing_ok=True)
             yield directory
         self._release_ids(id)
         self.settle(id)
