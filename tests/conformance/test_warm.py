@@ -207,7 +207,9 @@ async def test_whoever_is_killed_while_it_takes_one_leaves_it_waiting_or_its_own
             await runtime.warm(count)
             command = [sys.executable, "-c", KILLED, str(state), runtime_name, str(seed + turn), str(rounds)]
             done = await anyio.run_process(command, stderr=subprocess.STDOUT)
-            given = dict(line.split() for line in done.stdout.decode().splitlines())
+            lines = [line.split() for line in done.stdout.decode().splitlines()]
+            assert all(len(words) == 2 for words in lines), done.stdout.decode()
+            given = dict(lines)
             await runtime.gc()
             assert not {name for name in await ready(runtime, count) if name.startswith("-")}
             names = {info.id: info.name for info in await runtime.list()}
