@@ -15,7 +15,20 @@ import anyio
 from rich.console import Console
 
 from atoll.drivers.oci import RUNTIMES
-from bench import checkpoints, commands, creation, files, forks, memory, output, saving, sleeping, startup, thousand
+from bench import (
+    checkpoints,
+    commands,
+    creation,
+    files,
+    forks,
+    memory,
+    output,
+    saving,
+    sleeping,
+    startup,
+    thousand,
+    warm,
+)
 from bench.btrfs import keep_mounts_apart
 from bench.lab import Lab, open_lab
 from bench.machine import describe
@@ -26,6 +39,7 @@ WIDTH = 140
 RESULTS = Path(__file__).parent / "RESULTS.md"
 SUBJECTS: dict[str, Callable[[Lab], Awaitable[Section]]] = {
     "create": creation.measure,
+    "warm": warm.measure,
     "exec": commands.measure,
     "files": files.measure,
     "output": output.measure,

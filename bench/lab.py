@@ -113,7 +113,7 @@ class Lab:
         state = self.runtime.state_dir
         found = [
             f"{part}/{name}"
-            for part in ("sandboxes", "names", "ids", "transient", "layers", "checkpoints")
+            for part in ("sandboxes", "names", "ids", "transient", "waiting", "shelves", "layers", "checkpoints")
             for name in _names(state / part)
         ]
         found += [

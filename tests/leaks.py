@@ -26,7 +26,10 @@ BOUND_S = 10.0
 """How long what ends by itself may take to be gone."""
 
 _CGROUPS = Path("/sys/fs/cgroup")
-_KEPT = ("sandboxes", "names", "ids", "transient", "layers", "checkpoints", "run/crun", "run/runc", "run/runsc")
+_KEPT = (
+    *("sandboxes", "names", "ids", "transient", "waiting", "shelves", "layers", "checkpoints"),
+    *("run/crun", "run/runc", "run/runsc"),
+)
 _ELSEWHERE = ("/run", "/tmp", "/dev/shm")
 _IN_CREATE, _IN_MOVED_TO = 0x100, 0x80
 _EVENT = struct.Struct("iIII")

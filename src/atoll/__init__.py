@@ -58,6 +58,7 @@ if TYPE_CHECKING:
         Output,
         ProcessInfo,
         SandboxInfo,
+        Shelf,
         StorageInfo,
         SystemProcess,
         Usage,
@@ -79,7 +80,7 @@ Unenforceable
 """
 _MODELS = """
 Checkpoint Cut Event ExecBytes ExecResult Exited Exported FileChange FileEntry FileStat Gap Limits Match Output
-ProcessInfo SandboxInfo StorageInfo SystemProcess Usage
+ProcessInfo SandboxInfo Shelf StorageInfo SystemProcess Usage
 """
 _HOMES = {
     "atoll.contract.driver": "Capabilities Finding",
@@ -143,6 +144,7 @@ __all__ = [
     "SandboxInfo",
     "SandboxNotFound",
     "Settings",
+    "Shelf",
     "StorageInfo",
     "SystemProcess",
     "Unenforceable",

@@ -71,7 +71,8 @@ def test_public_names_are_exactly_these() -> None:
     ExecResult ExecTimeout Exited Exported FileChange FileEntry FileError FileStat Files Finding Gap GuestProtocolError
     ImageStore ImageUnavailable InvalidRequest LaunchFailed Limits Match Output PathDenied PathExists PathIsDirectory
     PathNotDirectory PathNotFound PortRefused Process ProcessInfo ProcessNotFound Runtime RuntimeUnavailable Sandbox
-    SandboxAsleep SandboxDied SandboxError SandboxExists SandboxInfo SandboxNotFound Settings StorageInfo SystemProcess
+    SandboxAsleep SandboxDied SandboxError SandboxExists SandboxInfo SandboxNotFound Settings Shelf StorageInfo
+    SystemProcess
     Unenforceable Usage open
     """.split()
     assert sorted(atoll.__all__) == sorted(names)

@@ -127,6 +127,22 @@ class Driver(Protocol):
         """`stop`, and remove `directory` and what is in `more`."""
         ...
 
+    def renaming(self, id: str, directory: Path, hostname: str, id_base: int) -> AbstractAsyncContextManager[None]:
+        """Give a sandbox that runs another hostname, while the caller does something else. It has it at the end.
+
+        Raises:
+            LaunchFailed: it could not be done, or the sandbox does not run.
+        """
+        ...
+
+    async def adopt(self, directory: Path, *, ephemeral: bool, pause_after_s: float | None) -> None:
+        """Have a sandbox that runs be from now on as if it had been launched so. An `ephemeral` one has a client.
+
+        Raises:
+            SandboxDied: it has ended.
+        """
+        ...
+
     async def copy(self, source: Path, target: Path, *, earlier: Path | None = None) -> None:
         """Make `target` a layer that holds what one does that nobody writes to meanwhile, with all of overlayfs's own.
 

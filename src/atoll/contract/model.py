@@ -114,6 +114,19 @@ class SandboxInfo(Frozen):
     """The guest's process on the host. Unset when none runs."""
 
 
+class Shelf(Frozen):
+    """Sandboxes of one kind that wait to be taken."""
+
+    image: str
+    runtime: RuntimeName
+    limits: Limits
+    """The limits in force, with defaults filled in."""
+    count: int
+    """How many are to wait."""
+    ready: int
+    """How many do."""
+
+
 class Checkpoint(Frozen):
     """A sandbox as it once was, to go back to or to make others of."""
 

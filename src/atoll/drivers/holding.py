@@ -1,6 +1,6 @@
-"""How a sandbox is made to stand still: by asking its keeper.
+"""How a sandbox is made to stand still, or is taken by somebody: by asking its keeper.
 
-Knows the two frames that keeper and client exchange about it (PROTOCOL.md, "The keeper"). Refuses to know all others.
+Knows the frames that keeper and client exchange about it (PROTOCOL.md, "The keeper"). Refuses to know all others.
 The keeper is asked, and not the cgroup, because it alone knows when the sandbox is used again, and because it sees when
 whoever wanted the sandbox to stand still has died.
 """
@@ -21,8 +21,8 @@ from atoll.contract.errors import LaunchFailed, SandboxDied, SandboxError
 
 _HEADER = struct.Struct("<IBBHI")
 _FIELD = struct.Struct("<HIq")
-_HELLO, _FAILED, _GONE, _FREEZE, _FROZEN = 1, 32, 33, 34, 35
-_ERRNO, _MESSAGE, _ACTION = 4, 5, 9
+_HELLO, _FAILED, _GONE, _FREEZE, _FROZEN, _ADOPT, _ADOPTED = 1, 32, 33, 34, 35, 36, 37
+_ERRNO, _MESSAGE, _ACTION, _PAUSE_MS, _KEEP = 4, 5, 9, 10, 27
 _ACTIONS = {"warm": 1, "hold": 2, "quiet": 4}
 _WITHIN_S = 20
 
@@ -37,6 +37,27 @@ async def frozen(directory: Path, how: Literal["warm", "hold", "quiet"]) -> Asyn
         SandboxDied: it has ended.
         SandboxError: its processes do not stand still.
     """
+    async with _asked(directory, _FREEZE, {_ACTION: _ACTIONS[how]}, _FROZEN) as answer:
+        tag, _, error_number = _FIELD.unpack(answer)
+        if tag != _ERRNO or error_number:
+            raise SandboxError(f"the sandbox does not stand still: {os.strerror(error_number)}")
+        yield
+
+
+async def adopt(directory: Path, *, ephemeral: bool, pause_after_s: float | None) -> None:
+    """Say anew what the keeper was told when it was started. An `ephemeral` one must have a client by now.
+
+    Raises:
+        SandboxDied: it has ended.
+    """
+    pause_ms = 0 if pause_after_s is None else max(1, round(pause_after_s * 1000))
+    async with _asked(directory, _ADOPT, {_KEEP: int(not ephemeral), _PAUSE_MS: pause_ms}, _ADOPTED):
+        pass
+
+
+@contextlib.asynccontextmanager
+async def _asked(directory: Path, kind: int, fields: dict[int, int], wanted: int) -> AsyncIterator[bytes]:
+    """What the keeper answers to a frame. The connection lasts as long as the context."""
     fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         stream = await anyio.connect_unix(f"/proc/self/fd/{fd}/sock")
@@ -44,18 +65,17 @@ async def frozen(directory: Path, how: Literal["warm", "hold", "quiet"]) -> Asyn
         raise SandboxDied("the sandbox has ended: its keeper does not answer") from error
     finally:
         os.close(fd)
+    payload = b"".join(_FIELD.pack(tag, 8, value) for tag, value in fields.items())
     async with stream:
         keeper = anyio.streams.buffered.BufferedByteReceiveStream(stream)
         try:
             with anyio.fail_after(_WITHIN_S):
                 await _receive(keeper, _HELLO)
-                await stream.send(_HEADER.pack(_FIELD.size, _FREEZE, 0, 0, 0) + _FIELD.pack(_ACTION, 8, _ACTIONS[how]))
-                tag, _, error_number = _FIELD.unpack(await _receive(keeper, _FROZEN))
+                await stream.send(_HEADER.pack(len(payload), kind, 0, 0, 0) + payload)
+                answer = await _receive(keeper, wanted)
         except (anyio.IncompleteRead, anyio.EndOfStream, anyio.BrokenResourceError, TimeoutError) as error:
             raise SandboxDied("the sandbox has ended: its keeper does not answer") from error
-        if tag != _ERRNO or error_number:
-            raise SandboxError(f"the sandbox does not stand still: {os.strerror(error_number)}")
-        yield
+        yield answer
 
 
 async def greeted(directory: Path) -> None:

@@ -22,6 +22,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -35,9 +36,10 @@ from atoll.contract.errors import LaunchFailed, SandboxError, Unenforceable
 from atoll.contract.model import Limits, RuntimeName, Usage
 from atoll.drivers import seccomp, storage
 from atoll.drivers.cgroups import Cgroups
-from atoll.drivers.holding import frozen, greeted
+from atoll.drivers.holding import adopt, frozen, greeted
 from atoll.drivers.locks import is_held, lock_within, try_lock
 from atoll.drivers.machine import Machine, read_machine
+from atoll.drivers.naming import set_hostname
 
 RUNTIMES: tuple[RuntimeName, ...] = ("crun", "runc", "runsc")
 """Fastest first."""
@@ -188,18 +190,47 @@ class OciDriver:
         if launch.memory is not None:
             await greeted(directory)
             if launch.memory.hostname != launch.hostname:
-                await self._rename(launch)
+                async with self.renaming(launch.id, launch.directory, launch.hostname, launch.id_base):
+                    pass
 
-    async def _rename(self, launch: Launch) -> None:
-        """Give a sandbox the hostname that is its own: what was restored has that of the one that was saved.
-
-        Nobody inside may do it, so the runtime is asked to start one who may, for this alone.
-        """
-        order = [self._program, *self._flags(), "exec", "--user", "0:0", "--cap", "CAP_SYS_ADMIN", launch.id]
-        done = await self._within(*order, GUEST_INSIDE, "--hostname", launch.hostname)
-        if done.returncode != 0:
-            said = done.stderr.decode(errors="replace").strip()[-500:]
+    @contextlib.asynccontextmanager
+    async def renaming(self, id: str, directory: Path, hostname: str, id_base: int) -> AsyncIterator[None]:
+        said: str | None
+        if self._name == "runsc":
+            # The host's kernel knows nothing of this hostname. The runtime is asked to start one inside who may set it.
+            yield
+            order = [self._program, *self._flags(), "exec", "--user", "0:0", "--cap", "CAP_SYS_ADMIN", id]
+            done = await self._within(*order, GUEST_INSIDE, "--hostname", hostname)
+            failed, said = done.returncode != 0, done.stderr.decode(errors="replace").strip()[-500:]
+        elif self._machine.root:
+            # Root can enter the namespace alone, which a thread does for itself: no process has to be started.
+            naming = self._namer.submit(set_hostname, self.pid(directory), id_base, hostname)
+            try:
+                yield
+            finally:
+                said = naming.result()  # it is there by now
+            failed = said is not None
+        else:
+            child = self._begin_naming(directory, hostname, os.getuid())
+            try:
+                yield
+            finally:  # it takes a millisecond, and has ended by now or is about to
+                failed, said = child.wait() != 0, f"see {directory}/keeper.log"
+        if failed:
             raise LaunchFailed(f"the sandbox could not be given its hostname: {said}")
+
+    @cached_property
+    def _namer(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(1, "atoll-namer")
+
+    def _begin_naming(self, directory: Path, hostname: str, owner: int) -> subprocess.Popen[bytes]:
+        words = [str(_BIN / "keeper"), "name", "--owner", str(owner), "--", str(self.pid(directory)), hostname]
+        with open(directory / "keeper.log", "ab") as log:
+            # Python starts it in the fastest way if it need not close what is closed on its own.
+            return subprocess.Popen(words, stderr=log, env={}, close_fds=False)
+
+    async def adopt(self, directory: Path, *, ephemeral: bool, pause_after_s: float | None) -> None:
+        await adopt(directory, ephemeral=ephemeral, pause_after_s=pause_after_s)
 
     def _bounded(self, limits: Limits) -> Limits:
         if self._name != "runsc" or "pids" not in self._machine.controllers:

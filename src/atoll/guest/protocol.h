@@ -27,6 +27,8 @@ enum frame_type {
     FRAME_GONE = 33,
     FRAME_FREEZE = 34,
     FRAME_FROZEN = 35,
+    FRAME_ADOPT = 36,
+    FRAME_ADOPTED = 37,
 };
 
 enum op {
@@ -99,6 +101,7 @@ enum tag {
     TAG_USER = 7,         /* s */
     TAG_EVENT = 8,        /* i */
     TAG_ACTION = 9,       /* i */
+    TAG_PAUSE_MS = 10,    /* i */
     TAG_ARGV = 20,        /* s, repeated */
     TAG_SHELL = 21,       /* s */
     TAG_ENV = 22,         /* s, repeated */

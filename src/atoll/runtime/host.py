@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import logging
 import os
 import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -28,6 +29,7 @@ from atoll.contract.errors import (
     LaunchFailed,
     RuntimeUnavailable,
     SandboxDied,
+    SandboxError,
     SandboxExists,
     SandboxNotFound,
 )
@@ -38,6 +40,7 @@ from atoll.contract.model import (
     RuntimeName,
     SandboxInfo,
     SandboxSpec,
+    Shelf,
     Status,
     Usage,
     check_name,
@@ -49,8 +52,9 @@ from atoll.runtime.checkpoints import CheckpointRecord, Checkpoints
 from atoll.runtime.images import ImageStore, Progress
 from atoll.runtime.layers import Ground, Layers
 from atoll.runtime.life import GO_ON_TRIES, Life
-from atoll.runtime.records import Manifest, Records, new_id, now
+from atoll.runtime.records import Manifest, Records, Taken, new_id, now
 from atoll.runtime.sandbox import Sandbox
+from atoll.runtime.shelf import MOST, Kind, Shelves
 from atoll.settings import Settings
 
 if TYPE_CHECKING:
@@ -61,6 +65,7 @@ _DEFAULT_MEMORY_BYTES = 2 * 1024**3
 _DEFAULT_PIDS = 1024
 _LAUNCHES = 8
 """How many sandboxes are started at once. More would only make all of them wait for each other."""
+_log = logging.getLogger(__name__)
 
 
 @contextlib.asynccontextmanager
@@ -92,6 +97,7 @@ async def open(state_dir: Path | str | None = None, *, settings: Settings | None
             tasks.start_soon(runtime.collect)
         try:
             yield runtime
+            await runtime.refilled()
         except BaseException as error:  # noqa: BLE001 - raised below: a task group would wrap what is the caller's own
             raised = error
         tasks.cancel_scope.cancel()
@@ -116,6 +122,7 @@ class Runtime:
         self._making: set[str] = set()
         self._launches = anyio.CapacityLimiter(_LAUNCHES)
         self.storage = disk.Disk(records.state_dir, self._layers, self._life.collect)
+        self._shelves = Shelves(records, tasks, ground=self._ground, make=self._put_up, remove=self._take_down)
         self.images = ImageStore(records.state_dir / "images", rootless=os.geteuid() != 0, in_use=self._digests_in_use)
 
     @property
@@ -151,7 +158,7 @@ class Runtime:
 
         It lives until it is destroyed, whatever becomes of this process; an `ephemeral` one until the last client
         leaves. Without a name it gets one. When this fails or is cancelled, nothing is left of it. `progress` hears
-        of an image that is being fetched.
+        of an image that is being fetched. Where one of its kind waits (`warm`), that one is taken.
 
         Raises:
             InvalidRequest: the name, a limit or the environment is not allowed.
@@ -172,16 +179,16 @@ class Runtime:
             pause_after_s=pause_after_s,
         )
         driver = self._choose(spec.runtime)
-        if spec.name in self._records.names():
+        if self._records.means_one(spec.name):
             await self.collect()
-        image_layers = await self.images.resolve(spec.image, progress=progress)
-        ground = Ground(
-            limits=_resolve_limits(spec.limits, driver),
-            env={**image_layers.env, **spec.env},
-            image_digest=image_layers.digest,
-            base=image_layers.filesystems,
-        )
-        return await self._make(spec, driver, ground)
+            if self._records.means_one(spec.name):
+                raise SandboxExists(spec.name)
+        ground = await self._stand(spec.image, _resolve_limits(spec.limits, driver), spec.env, progress)
+        return await self._take(spec, driver, ground) or await self._make(spec, driver, ground)
+
+    async def _stand(self, image: str, limits: Limits, env: Mapping[str, str], progress: Progress | None) -> Ground:
+        found = await self.images.resolve(image, progress=progress)
+        return Ground(limits=limits, env={**found.env, **env}, image_digest=found.digest, base=found.filesystems)
 
     async def _make(
         self,
@@ -191,14 +198,21 @@ class Runtime:
         *,
         memory: Memory | None = None,
         checkpoint: str | None = None,
+        shelf: str | None = None,
     ) -> Sandbox:
-        """A new sandbox, with the processes in `memory`, and with `checkpoint` as the one that it comes from."""
+        """A new sandbox, with the processes in `memory`, and with `checkpoint` as the one that it comes from.
+
+        With `shelf` it waits there, without a name.
+        """
         id = new_id()
         async with self._launches, self._layers.held():
             with self._records.making(id):
                 self._making.add(id)
                 try:
-                    self._records.claim(spec.name, id)
+                    if shelf is None:
+                        self._records.claim(spec.name, id)
+                    else:
+                        self._records.announce(id)
                     manifest = Manifest(
                         id=id,
                         spec=spec,
@@ -219,10 +233,103 @@ class Runtime:
                     raise
                 finally:
                     self._making.discard(id)
-                if not spec.ephemeral:
-                    self._records.settle(id)
+                if shelf is not None:
+                    self._let_go(id)
+                    self._records.put_up(id, shelf)
+                else:
+                    self._records.settle(id, ephemeral=spec.ephemeral)
         sandbox.info = self._info(manifest)
         return sandbox
+
+    # ---- keeping some ready ----
+
+    async def warm(
+        self,
+        count: int,
+        *,
+        image: str | None = None,
+        limits: Limits | None = None,
+        runtime: RuntimeName | None = None,
+    ) -> Shelf:
+        """Keep `count` sandboxes of one kind ready. When it returns, they are.
+
+        From then on a `create` with this image, these limits and this runtime, in whichever program, takes one that
+        waits, and another is made behind it. They wait until they are taken or fewer are asked for: 0 ends them all.
+        When it fails, as many are kept as before.
+
+        Raises:
+            InvalidRequest: the count or a limit is not allowed.
+            ImageUnavailable, RuntimeUnavailable, Unenforceable, LaunchFailed: as `create`.
+        """
+        if not 0 <= count <= MOST:
+            raise InvalidRequest(f"{count} sandboxes cannot be kept ready; it may be 0 to {MOST}")
+        driver = self._choose(runtime or self._settings.runtime)
+        wanted = _resolve_limits(limits or Limits(), driver)
+        kind = Kind(image=image or self._settings.image, runtime=driver.name, limits=wanted)
+        return await self._shelves.warm(kind, count)
+
+    async def shelves(self) -> builtins.list[Shelf]:
+        """The kinds of sandboxes that are kept ready."""
+        return self._shelves.all()
+
+    async def refilled(self) -> None:
+        """Wait until another waits for each that was taken here. Leaving `atoll.open()` does."""
+        await self._shelves.finish()
+
+    async def _ground(self, kind: Kind) -> tuple[Driver, Ground]:
+        return self._choose(kind.runtime), await self._stand(kind.image, kind.limits, {}, None)
+
+    async def _put_up(self, kind: Kind, driver: Driver, ground: Ground) -> None:
+        spec = _spec(name=f"waiting-{secrets.token_hex(4)}", image=kind.image, limits=kind.limits, runtime=kind.runtime)
+        await self._make(spec, driver, ground, shelf=kind.key)
+
+    async def _take_down(self, taken: Taken) -> None:
+        driver = self._choose(taken.manifest.runtime) if taken.manifest else None
+        await self._remove(taken.id, None, driver, locked=True)
+
+    async def _take(self, spec: SandboxSpec, driver: Driver, ground: Ground) -> Sandbox | None:
+        """A sandbox that waited and is from now on what `spec` says. None: there is none that fits."""
+        key = Kind(image=spec.image, runtime=driver.name, limits=ground.limits).key
+        with self._records.taking(key, partial(self._shelves.fits, driver=driver, ground=ground)) as taken:
+            self._shelves.refill(key)
+            if taken is None or taken.manifest is None:
+                return None
+            manifest = taken.manifest.model_copy(update={"spec": spec, "env": ground.env, "created_at": now()})
+            try:
+                sandbox = await self._hand_over(manifest, driver)
+            except BaseException as error:
+                with anyio.CancelScope(shield=True):
+                    await self._remove(taken.id, spec.name, driver, locked=True)
+                if not isinstance(error, SandboxError):
+                    raise
+                _log.warning("a sandbox that waited was of no use; another is made", exc_info=True)
+                return None
+            self._records.settle(taken.id, ephemeral=spec.ephemeral)
+        sandbox.info = sandbox.info.model_copy(update={"status": "running"})
+        return sandbox
+
+    async def _hand_over(self, manifest: Manifest, driver: Driver) -> Sandbox:
+        """Have a sandbox that waited be what its manifest now says."""
+        spec, directory = manifest.spec, self._records.directory(manifest.id)
+        self._making.add(manifest.id)
+        try:
+            async with driver.renaming(manifest.run_id, directory, spec.name, manifest.id_base):
+                self._records.write(manifest)
+                self._records.claim(spec.name, manifest.id)
+                sandbox = self._sandbox(manifest, driver)
+                await sandbox.connect()
+            if spec.ephemeral or spec.pause_after_s is not None:
+                await driver.adopt(directory, ephemeral=spec.ephemeral, pause_after_s=spec.pause_after_s)
+        finally:
+            self._making.discard(manifest.id)
+        return sandbox
+
+    def _let_go(self, id: str) -> None:
+        """Have nothing to do with a sandbox any more that is to wait for somebody else."""
+        self._current.pop(id, None)
+        sandbox = self._open.pop(id, None)
+        if sandbox is not None:
+            sandbox.disconnect()
 
     def _choose(self, wanted: RuntimeName | None) -> Driver:
         drivers = self.drivers()
@@ -266,7 +373,7 @@ class Runtime:
 
     async def _connect(self, id: str) -> anyio.abc.ByteStream:
         """A client's connection to the sandbox's keeper. One that sleeps is woken."""
-        manifest = self._records.read(id)
+        manifest = self._current[id] if id in self._making else self._records.read(id)
         if manifest is None:
             raise SandboxDied("the sandbox was destroyed")
         if manifest.state != "running" and id not in self._making:
@@ -640,6 +747,7 @@ class Runtime:
         directory = self._records.directory(manifest.id)
         driver = self.drivers().get(manifest.runtime)
         pid = driver.pid(directory) if driver else None
+        last_used = driver.last_used(directory)[0] if driver else None
         status: Status = "running"
         reason = _ending(directory)
         if is_held(directory / "busy.lock"):
@@ -660,7 +768,7 @@ class Runtime:
             limits=manifest.limits,
             user=manifest.spec.user,
             created_at=manifest.created_at,
-            last_used_at=driver.last_used(directory)[0] if driver else None,
+            last_used_at=last_used and max(last_used, manifest.created_at),  # it may have waited before it was made
             pid=pid,
         )
 
@@ -691,13 +799,14 @@ class Runtime:
             manifest = self._records.read(id)
             with contextlib.suppress(AtollError):
                 driver = self._choose(manifest.runtime) if manifest else None
-                await self._remove(id, manifest.spec.name if manifest else None, driver)
+                await self._remove(id, manifest.spec.name if manifest else None, driver, abandoned=True)
                 collected.append(id)
         return collected
 
     async def gc(self) -> builtins.list[str]:
         """`collect`, and free layers and images that nobody needs any more. Returns the ids of what was freed."""
         freed = await self.collect()
+        await self._shelves.tidy()
         freed += [path.name for path in await self._life.collect()]
         return freed + await self.images.collect()
 
@@ -706,9 +815,12 @@ class Runtime:
         if id not in self._making:
             await driver.stop(self._current[id].run_id, self._records.directory(id))
 
-    async def _remove(self, id: str, name: str | None, driver: Driver | None, *, locked: bool = False) -> None:
-        sandbox = self._open.pop(id, None)
-        async with self._records.removing(id, name, locked=locked) as directory:
+    async def _remove(
+        self, id: str, name: str | None, driver: Driver | None, *, locked: bool = False, abandoned: bool = False
+    ) -> None:
+        sandbox = None if abandoned else self._open.pop(id, None)
+        async with self._records.removing(id, name, locked=locked, abandoned=abandoned) as directory:
+            sandbox = sandbox or self._open.pop(id, None)
             manifest = self._records.read(id)
             run_id, more = (manifest.run_id, [self._layers.path(manifest.top)]) if manifest else (f"{id}.1", [])
             for each in [driver] if driver else list(self.drivers().values()):

@@ -215,7 +215,8 @@ class ImageStore:
                 )
                 if not shared and digest in await to_thread.run_sync(self._in_use):
                     raise InvalidRequest(
-                        f"the image {wanted.short} is in use; destroy the sandboxes that stand on it first",
+                        f"the image {wanted.short} is in use; destroy the sandboxes that stand on it first, "
+                        "and end those that wait ('atoll warm')",
                         image=wanted.name,
                         digest=digest,
                     )

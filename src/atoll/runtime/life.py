@@ -197,7 +197,8 @@ class Life:
 
             def unused() -> bool:
                 last, at_work = driver.last_used(directory)
-                return not at_work and now() - (last or manifest.created_at) >= after
+                since = max(last or manifest.created_at, manifest.created_at)  # it may have waited before it was made
+                return not at_work and now() - since >= after
 
             if driver.pid(directory) is None or not unused():
                 return False

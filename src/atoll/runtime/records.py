@@ -7,19 +7,22 @@ what a sandbox does. Everything here holds across processes and after any of the
     ids/<slot>          a symlink to the id; making it claims a range of user ids
     transient/<id>      present while a sandbox is being made or removed, or lives only as long as its clients;
                         what stands here without anybody at work on it is collected
+    waiting/<key>.<id>  a sandbox of no name that waits, below `transient/` too, to be taken by who wants one of its
+                        kind; renaming this to `-.<id>` takes it. What stands so is being made or taken, and is
+                        collected when nobody is at work on it, though it runs
     sandboxes/<id>/     manifest.json, busy.lock, work.lock, keeper.lock, and what the driver keeps
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
+import random
 import secrets
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pydantic import ValidationError
 
@@ -68,10 +71,18 @@ class Manifest(Ground):
         return f"{self.id}.{self.run}"
 
 
+class Taken(NamedTuple):
+    """A sandbox that waited."""
+
+    id: str
+    manifest: Manifest | None
+    """None: it cannot be read."""
+
+
 class Records:
     def __init__(self, state_dir: Path) -> None:
         self.state_dir = state_dir
-        for name in ("names", "ids", "transient", "sandboxes"):
+        for name in ("names", "ids", "transient", "waiting", "sandboxes"):
             (state_dir / name).mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def directory(self, id: str) -> Path:
@@ -103,6 +114,9 @@ class Records:
         except FileNotFoundError:
             raise SandboxNotFound(name, self.names()) from None
 
+    def means_one(self, name: str) -> bool:
+        return os.path.lexists(self.state_dir / "names" / name)
+
     def names(self) -> list[str]:
         return sorted(os.listdir(self.state_dir / "names"))
 
@@ -120,22 +134,16 @@ class Records:
     # ---- manifests ----
 
     def write(self, manifest: Manifest) -> None:
-        directory = self.directory(manifest.id)
-        temporary = directory / "manifest.new"
-        with open(temporary, "w") as file:
-            file.write(manifest.model_dump_json())
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.rename(directory / "manifest.json")
+        write_whole(self.directory(manifest.id) / "manifest.json", manifest.model_dump_json())
 
     def read(self, id: str) -> Manifest | None:
         """The manifest of `id`. None: it is not written yet, or not there any more."""
         path = self.directory(id) / "manifest.json"
         try:
-            return Manifest.model_validate(json.loads(path.read_bytes()))
+            return Manifest.model_validate_json(path.read_bytes())
         except FileNotFoundError:
             return None
-        except (ValidationError, ValueError) as error:
+        except ValidationError as error:
             raise SandboxError(f"the manifest of the sandbox {id} cannot be read", hint=f"{path}: {error}") from error
 
     # ---- life ----
@@ -155,16 +163,84 @@ class Records:
             for fd in locks:
                 os.close(fd)
 
-    def settle(self, id: str) -> None:
-        """From now on it lives by itself."""
-        (self.state_dir / "transient" / id).unlink(missing_ok=True)
+    def settle(self, id: str, *, ephemeral: bool = False) -> None:
+        """From now on it lives by itself, or with its clients."""
+        if not ephemeral:
+            (self.state_dir / "transient" / id).unlink(missing_ok=True)
+        self._waiting("-", id).unlink(missing_ok=True)
+
+    # ---- waiting ----
+
+    def announce(self, id: str) -> None:
+        """A sandbox is being made that is to wait."""
+        self._waiting("-", id).touch(mode=0o600)
+
+    def put_up(self, id: str, key: str) -> None:
+        """From now on it waits. Who calls this is the one at work on it."""
+        self._waiting("-", id).rename(self._waiting(key, id))
+
+    def waiting(self, key: str) -> list[str]:
+        """The ids of those that wait, some of which may have ended."""
+        names = (name.partition(".") for name in os.listdir(self.state_dir / "waiting"))
+        return [id for its_key, _, id in names if its_key == key]
+
+    @contextlib.contextmanager
+    def taking(self, key: str, wanted: Callable[[Manifest | None], bool]) -> Iterator[Taken | None]:
+        """One of those that wait, the first that is `wanted`, and nobody else's any more. None: there is none.
+
+        Who takes it is at work on it as long as the context lasts, and has settled or removed it by then. A manifest
+        that cannot be read is given as None.
+        """
+        candidates = self.waiting(key)
+        random.shuffle(candidates)  # many who come at once do not all try the same one first
+        for id in candidates:
+            with contextlib.ExitStack() as stack, contextlib.suppress(FileNotFoundError):
+                if not self._try_locks(id, stack):
+                    continue
+                manifest = None
+                with contextlib.suppress(SandboxError):
+                    manifest = self.read(id)
+                if wanted(manifest) and self._take_off(key, id):
+                    held = stack.pop_all()
+                    break
+        else:
+            yield None
+            return
+        with held:
+            yield Taken(id, manifest)
+
+    def _try_locks(self, id: str, stack: contextlib.ExitStack) -> bool:
+        """Be the one at work on a sandbox for as long as `stack` lasts, unless another is."""
+        for name in ("busy.lock", "work.lock"):
+            fd = os.open(self.directory(id) / name, os.O_RDWR | os.O_CLOEXEC)
+            stack.callback(os.close, fd)
+            if not try_lock(fd):
+                return False
+        return True
+
+    def _take_off(self, key: str, id: str) -> bool:
+        try:
+            self._waiting(key, id).rename(self._waiting("-", id))
+        except FileNotFoundError:  # another was faster, and is done with it
+            return False
+        return True
+
+    def _waiting(self, key: str, id: str) -> Path:
+        return self.state_dir / "waiting" / f"{key}.{id}"
+
+    # ---- ending ----
 
     @contextlib.asynccontextmanager
-    async def removing(self, id: str, name: str | None, *, locked: bool = False) -> AsyncIterator[Path]:
+    async def removing(
+        self, id: str, name: str | None, *, locked: bool = False, abandoned: bool = False
+    ) -> AsyncIterator[Path]:
         """The directory of a sandbox, for its removal, with nobody else at work on it. It may be gone already.
 
         The name is free, and the sandbox sure to be collected, before the first of it is taken away. `locked` says
-        that the caller is the one at work on it.
+        that the caller is the one at work on it; `abandoned`, that it is to be removed only if it is.
+
+        Raises:
+            SandboxError: somebody else is at work on it, or it is not abandoned any more.
         """
         directory = self.directory(id)
         with contextlib.ExitStack() as stack:
@@ -176,10 +252,17 @@ class Records:
                         raise SandboxError(
                             "somebody else is at work on this sandbox and does not end", hint=str(directory)
                         )
+                if abandoned and id not in self._left():
+                    raise SandboxError("somebody has taken this sandbox up meanwhile", hint=str(directory))
                 with contextlib.suppress(FileExistsError):
                     os.symlink(id, self.state_dir / "transient" / id)
-            if name is not None and self._means(name, id):
-                (self.state_dir / "names" / name).unlink(missing_ok=True)
+            for entry in os.listdir(self.state_dir / "waiting"):
+                if entry.endswith(f".{id}"):
+                    self._take_off(entry.partition(".")[0], id)
+            # Who was killed before the manifest was written has claimed a name that nobody else knows of.
+            for each in self.names() if name is None else [name]:
+                if self._means(each, id):
+                    (self.state_dir / "names" / each).unlink(missing_ok=True)
             yield directory
         self._release_ids(id)
         self.settle(id)
@@ -216,16 +299,30 @@ class Records:
             os.close(fd)
 
     def abandoned(self) -> list[str]:
-        """Ids below `transient/` that nobody is at work on, and whose keeper does not live."""
+        """Ids that nobody is at work on, of what has lost its keeper, or was being put up or taken."""
+        return sorted(id for id in self._left() if not is_held(self.directory(id) / "busy.lock"))
 
-        def alive(id: str) -> bool:
-            return any(is_held(self.directory(id) / lock) for lock in ("busy.lock", "keeper.lock"))
+    def _left(self) -> set[str]:
+        ended = {id for id in os.listdir(self.state_dir / "transient") if not self.is_alive(id)}
+        return ended | set(self.waiting("-"))
 
-        return [id for id in os.listdir(self.state_dir / "transient") if not alive(id)]
+    def is_alive(self, id: str) -> bool:
+        """Whether it has a keeper."""
+        return is_held(self.directory(id) / "keeper.lock")
 
 
 def _open_lock(directory: Path, name: str) -> int:
     return os.open(directory / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file that holds, whatever is killed when, what it held before or all of `text`."""
+    temporary = path.with_suffix(".new")
+    with open(temporary, "w") as file:
+        file.write(text)
+        file.flush()
+        os.fdatasync(file.fileno())
+    temporary.rename(path)
 
 
 def new_id() -> str:

@@ -413,11 +413,13 @@ class Sandbox:
 
     async def aclose(self) -> None:
         """Disconnect and leave the sandbox as it is. The next call connects again."""
-        if self._link is not None:
-            self._link.fail(
-                Failure(SandboxDied, f"connection lost to sandbox {self.name!r}: it was closed on this side")
-            )
+        self.disconnect()
         await anyio.lowlevel.checkpoint()
+
+    def disconnect(self) -> None:
+        """`aclose`, for who cannot wait."""
+        if self._link is not None:
+            self._link.close()
 
     async def __aenter__(self) -> Self:
         return self

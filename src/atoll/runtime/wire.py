@@ -44,6 +44,8 @@ class FrameType(IntEnum):
     GONE = 33
     FREEZE = 34
     FROZEN = 35
+    ADOPT = 36
+    ADOPTED = 37
 
 
 class Op(IntEnum):
@@ -115,6 +117,7 @@ class Tag(IntEnum):
     USER = 7
     EVENT = 8
     ACTION = 9
+    PAUSE_MS = 10
     ARGV = 20
     SHELL = 21
     ENV = 22

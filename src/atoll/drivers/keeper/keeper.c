@@ -6,13 +6,16 @@
  *   keeper within [--uid I O N]… [--gid I O N]… [--rootless] -- COMMAND ARGUMENTS…
  *   keeper copy [--uid I O N]… [--gid I O N]… [--rootless] -- FROM TO [EARLIER]
  *   keeper merge [--uid I O N]… [--gid I O N]… [--rootless] -- TO OWNER (LAYER OWNER)…
+ *   keeper name --owner ID -- PID HOSTNAME
  *
  * `--lock` is a file that whoever starts us has locked: as long as the keeper lives, it is, and its process id is in it.
  * `start` returns at once; who listens on the socket is told how it went. `within` runs a command where a runtime of
  * the same kind would run: in a private mount namespace and, rootless, in the user namespace that owns the files. `copy`
- * copies a layer there, `merge` makes one of several, the lowest first.
+ * copies a layer there, `merge` makes one of several, the lowest first. `name` gives the sandbox of a process another
+ * hostname.
  *
- * This file knows the order of things; how each is done is in launch.c, relay.c, copy.c, bound.c and confine.c. */
+ * This file knows the order of things; how each is done is in launch.c, relay.c, copy.c, bound.c, naming.c and
+ * confine.c. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -108,6 +111,8 @@ static struct plan parse(int argc, char **argv)
                 plan.freezer[k] = argv[++i];
         } else if (!strcmp(arg, "--machine") && left)
             plan.machine_base = number(argv[++i]);
+        else if (!strcmp(arg, "--owner") && left)
+            plan.owner = number(argv[++i]);
         else if (!strcmp(arg, "--confine") && left)
             plan.confine_id = (int)number(argv[++i]);
         else if (!strcmp(arg, "--cgroup") && left && plan.cgroup_count < MAX_CGROUPS)
@@ -333,6 +338,12 @@ int main(int argc, char **argv)
             number(plan.command[i]);
         enter_namespaces(&plan);
         merge_layers(plan.command[0], number(plan.command[1]), plan.command + 2, words / 2 - 1, plan.rootless);
+        return 0;
+    } else if (!strcmp(argv[1], "name")) {
+        if (!plan.command[1] || plan.command[2] || !plan.owner)
+            usage("name");
+        number(plan.command[0]);
+        name_sandbox(plan.owner, plan.command[0], plan.command[1]);
         return 0;
     }
     usage(argv[1]);

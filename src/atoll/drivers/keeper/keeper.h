@@ -46,6 +46,7 @@ struct plan {
     int64_t epoch;
     unsigned machine_base; /* where the ids of the machine's own layers are: in no sandbox */
     int confine_id; /* the keeper's own user and group once everything is open; -1: stay who we are */
+    unsigned owner; /* whose the namespaces of the sandbox are that is to be named */
     int listener, lock;
     char **command; /* the runtime and its arguments */
 };
@@ -80,6 +81,9 @@ void merge_layers(const char *target, unsigned owner, char **layers, int count, 
 
 /* bound.c */
 int bound(int layer, uint64_t bytes);
+
+/* naming.c */
+void name_sandbox(unsigned owner, const char *pid, const char *hostname);
 
 /* confine.c */
 int confine(int id);

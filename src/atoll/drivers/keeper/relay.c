@@ -399,6 +399,21 @@ static bool take_freeze(struct client *c, const uint8_t *payload, uint32_t lengt
     return true;
 }
 
+/* Somebody has taken a sandbox that waited: whether it ends with its last client, and when it stands still by itself,
+ * is from now on as they say. False: drop the client. */
+static bool take_adopt(struct client *c, const uint8_t *payload, uint32_t length)
+{
+    int64_t keep = int_field(payload, length, TAG_KEEP, 1), pause_ms = int_field(payload, length, TAG_PAUSE_MS, 0);
+    if (keep < 0 || keep > 1 || pause_ms < 0 || pause_ms > INT32_MAX)
+        return false;
+    ends.ephemeral = !keep;
+    ends.pause_after_ms = (int)pause_ms;
+    wake();
+    uint8_t frame[HEADER_SIZE];
+    append(&c->out, frame, put_frame(frame, FRAME_ADOPTED, 0, NULL, 0));
+    return true;
+}
+
 /* ---- the end ---- */
 
 static size_t gone_frame(uint8_t *frame, const char *message, int status)
@@ -619,6 +634,8 @@ static int take_client_frame(struct client *c, uint8_t *frame)
         return h.stream == 0 && h.length == 0 ? 1 : -1;
     if (h.type == FRAME_FREEZE)
         return h.stream == 0 && take_freeze(c, frame + HEADER_SIZE, h.length) ? 0 : -1;
+    if (h.type == FRAME_ADOPT)
+        return h.stream == 0 && take_adopt(c, frame + HEADER_SIZE, h.length) ? 0 : -1;
     if (h.stream == 0 || h.stream >> STREAM_BITS)
         return -1;
     h.stream |= (uint32_t)(c - clients) << STREAM_BITS;

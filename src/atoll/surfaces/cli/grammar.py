@@ -482,6 +482,38 @@ def fork(
 
 
 @app.command()
+def warm(
+    count: Annotated[
+        int | None, typer.Option("--count", "-n", metavar="N", help="How many; 0 ends them.  [default: show them]")
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="With --count 0: of every kind.")] = False,
+    image: Image = None,
+    runtime: RuntimeOption = None,
+    memory: Memory = None,
+    cpus: Cpus = None,
+    pids: Pids = None,
+    open_files: OpenFiles = None,
+    disk: Disk = None,
+    state_dir: StateDir = None,
+    as_json: Json = False,
+) -> int:
+    """Keep sandboxes of one kind ready, so that creating one takes no time, or show those that are.
+
+    Whoever creates or runs one with this image, this runtime and these limits takes one that waits, and puts up another
+    before it ends.
+
+    \b
+    atoll warm --image python:3.12 --count 4
+    """
+    if every and count != 0:
+        raise InvalidRequest("--all goes with --count 0, which ends the sandboxes of every kind that wait")
+    from atoll.surfaces.cli import sandboxes
+
+    making = sandboxes.Making(image, runtime, memory, cpus, pids, open_files, disk)
+    return finish(lambda: sandboxes.warm(state_dir, making, count, every=every, as_json=as_json), as_json=as_json)
+
+
+@app.command()
 def export(
     name: Name,
     file: Annotated[
@@ -517,7 +549,7 @@ def export(
 
 
 @app.command("import")
-def import_(
+def import_(  # noqa: PLR0913, PLR0917 - options are parameters to typer
     file: Annotated[
         Path, typer.Argument(metavar="FILE", help="What `export` wrote, - being standard input.", show_default=False)
     ],
@@ -540,6 +572,7 @@ def import_(
     cpus: Cpus = None,
     pids: Pids = None,
     open_files: OpenFiles = None,
+    disk: Disk = None,
     default_limits: Annotated[
         bool, typer.Option("--default-limits", help="Limits as of a new sandbox, whatever the file says.")
     ] = False,
@@ -565,7 +598,7 @@ def import_(
     from atoll.surfaces.cli import checkpoints as does
     from atoll.surfaces.cli import sandboxes
 
-    making = sandboxes.Making(image, runtime, memory, cpus, pids, open_files)
+    making = sandboxes.Making(image, runtime, memory, cpus, pids, open_files, disk)
     return finish(
         lambda: does.import_(
             state_dir, file, name, making, default_limits=default_limits, limit_bytes=limit, as_json=as_json

@@ -1,4 +1,4 @@
-"""`create`, `ls`, `ps`, `stat`, `rm` and `doctor`: sandboxes as things that are made, looked at and destroyed.
+"""`create`, `warm`, `ls`, `ps`, `stat`, `rm` and `doctor`: sandboxes as things that are made, looked at and destroyed.
 
 It knows which facts of a sandbox people ask for. It refuses to know how they are laid out (`render`) and everything
 that moves while it is looked at (`streaming`).
@@ -65,6 +65,29 @@ async def create(state_dir: Path | None, making: Making, name: str | None, *, as
             render.emit_json(sandbox.info.model_dump(mode="json"))
         else:
             render.say(sandbox.name)
+    return 0
+
+
+async def warm(state_dir: Path | None, making: Making, count: int | None, *, every: bool, as_json: bool) -> int:
+    """Keep some ready, or with `every` none of any kind; show what is kept then."""
+    async with open_runtime(state_dir) as runtime:
+        if every:
+            for shelf in await runtime.shelves():
+                await runtime.warm(0, image=shelf.image, limits=shelf.limits, runtime=shelf.runtime)
+        elif count is not None:
+            name = runtime_name(making.runtime)
+            await runtime.warm(count, image=making.image, limits=limits_of(making), runtime=name)
+        shelves = await runtime.shelves()
+    if as_json:
+        render.emit_json([shelf.model_dump(mode="json") for shelf in shelves])
+    elif not shelves:
+        render.note("no sandboxes wait; `atoll warm --count N` keeps some ready")
+    else:
+        rows = [
+            (f"{shelf.ready} of {shelf.count}", shelf.runtime, _limits_shown(shelf.limits), shelf.image)
+            for shelf in shelves
+        ]
+        render.table(("READY", "RUNTIME", "LIMITS", "IMAGE"), rows, flex=3)
     return 0
 
 
@@ -198,6 +221,16 @@ def runtime_name(name: str | None) -> RuntimeName | None:
     if name is not None and name not in get_args(RuntimeName):
         raise InvalidRequest(f"{name!r} is not a runtime; there are {', '.join(get_args(RuntimeName))}")
     return cast("RuntimeName | None", name)
+
+
+def _limits_shown(limits: Limits) -> str:
+    shown = [
+        limits.memory_bytes and render.human_bytes(limits.memory_bytes),
+        limits.cpus and f"{limits.cpus:g} cores",
+        limits.pids and f"{limits.pids} processes",
+        limits.open_files and f"{limits.open_files} open files",
+    ]
+    return ", ".join(text for text in shown if text) or "none"
 
 
 def _state(info: SandboxInfo) -> str:

@@ -1,0 +1,75 @@
+"""From a sandbox that waits to the first command in it, beside one that is made."""
+
+from __future__ import annotations
+
+import time
+from contextlib import AsyncExitStack
+from functools import partial
+
+import anyio
+
+import atoll
+from atoll.contract.model import RuntimeName
+from bench.lab import Lab
+from bench.results import Section, Spread, Target, Value, times
+from bench.sampling import Contender, in_turns
+
+HOW = """\
+A create until its first command (`true`) has answered: of one that waits, and in turns with it of one that has to be
+made, because its limit on open files is another. Before each, the shelf is full again and nothing is being put up;
+destroying is not in the time."""
+
+WAITING = 2
+OTHER = atoll.Limits(open_files=1000)
+
+
+async def measure(lab: Lab) -> Section:
+    contenders = []
+    async with AsyncExitStack() as stack:
+        for runtime in lab.runtimes:
+            await lab.runtime.warm(WAITING, runtime=runtime)
+            stack.push_async_callback(lab.runtime.warm, 0, runtime=runtime)
+            every = 5 if runtime == "runsc" else 1
+            contenders += [
+                Contender(f"made, {runtime}", partial(_once, lab, runtime, OTHER), every=every),
+                Contender(f"taken, {runtime}", partial(_once, lab, runtime, None), every=every),
+            ]
+        rounds = lab.amount(100, 10)
+        with lab.progress("made and taken, in turns", rounds) as advance:
+            samples = await in_turns(contenders, rounds, advance)
+    targets = []
+    if taken := samples.get("taken, crun"):
+        median = Value(number=Spread.of(taken).median, unit="s")
+        what = "a sandbox that waits → first command with crun, median"
+        targets.append(Target(what=what, bound=Value(number=0.005, unit="s"), at_most=True, measured=median))
+    tables = [
+        times(
+            f"With {runtime}",
+            {name: samples[name] for name in (f"made, {runtime}", f"taken, {runtime}")},
+            against=f"made, {runtime}",
+        )
+        for runtime in lab.runtimes
+    ]
+    return Section(
+        subject="warm",
+        title="A sandbox that waits → first command",
+        how=HOW,
+        tables=tuple(tables),
+        targets=tuple(targets),
+    )
+
+
+async def _once(lab: Lab, runtime: RuntimeName, limits: atoll.Limits | None) -> float:
+    await _full(lab)
+    start = time.perf_counter()
+    sandbox = await lab.runtime.create(runtime=runtime, limits=limits)
+    try:
+        await sandbox.exec(["true"])
+        return time.perf_counter() - start
+    finally:
+        await lab.destroy([sandbox])
+
+
+async def _full(lab: Lab) -> None:
+    while any(shelf.ready < shelf.count for shelf in await lab.runtime.shelves()):
+        await anyio.sleep(0.01)
