@@ -91,6 +91,8 @@ class Launch(Frozen):
     """The processes that are to go on. Unset: it begins with none."""
     pause_after_s: float | None = None
     """How long it may be unused before it is frozen. Unset: for ever."""
+    until_it_answers: bool = False
+    """True: `launch` returns when the guest is there. Unset: whoever connects first is told whether it is."""
 
 
 class Driver(Protocol):

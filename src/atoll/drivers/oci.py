@@ -185,10 +185,10 @@ class OciDriver:
             )
         if started.returncode != 0:
             raise LaunchFailed(f"the keeper did not start: {started.stderr.decode(errors='replace').strip()}")
-        if launch.memory is not None:
+        if launch.memory is not None or launch.until_it_answers:
             await greeted(directory)
-            if launch.memory.hostname != launch.hostname:
-                await self._rename(launch)
+        if launch.memory is not None and launch.memory.hostname != launch.hostname:
+            await self._rename(launch)
 
     async def _rename(self, launch: Launch) -> None:
         """Give a sandbox the hostname that is its own: what was restored has that of the one that was saved.

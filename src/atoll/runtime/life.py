@@ -68,7 +68,9 @@ class Life:
         self._checkpoints = checkpoints
         self._choose = choose
 
-    async def start(self, manifest: Manifest, driver: Driver, memory: Memory | None = None) -> None:
+    async def start(
+        self, manifest: Manifest, driver: Driver, memory: Memory | None = None, *, until_it_answers: bool = False
+    ) -> None:
         """Start the run that `manifest` names, with no process in it or with those that were saved in `memory`."""
         await driver.launch(
             Launch(
@@ -82,6 +84,7 @@ class Life:
                 ephemeral=manifest.spec.ephemeral,
                 memory=memory,
                 pause_after_s=manifest.spec.pause_after_s,
+                until_it_answers=until_it_answers,
             )
         )
 
@@ -145,7 +148,7 @@ class Life:
         # From here on it may write to its files: processes of before must never be put on top of them.
         begun = self._write(manifest, **{"run": manifest.run + 1, "state": "running", "memory": None, **changes})
         try:
-            await self.start(begun, driver, saved)
+            await self.start(begun, driver, saved, until_it_answers=True)
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await driver.stop(begun.run_id, directory)
