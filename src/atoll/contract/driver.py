@@ -173,9 +173,10 @@ class Driver(Protocol):
         """As `freeze`, but whoever uses it meanwhile waits. It goes on when the context, or this process, ends."""
         ...
 
-    async def save(self, id: str, directory: Path, image: Path) -> None:
+    async def save(self, id: str, directory: Path, image: Path, *, lock: int) -> None:
         """Write the sandbox's processes to the directory `image`, and end them. Only where `memory_checkpoint` holds.
 
+        The open file `lock` stays locked until no program is at that any more, also when the calling process dies.
         Clients lose their connections. What is not kept alive beyond its connection ends when `image` goes on.
 
         Raises:

@@ -159,26 +159,32 @@ class Life:
 
     async def sleep(self, id: str, state: Literal["cold", "shutdown"]) -> None:
         """End its processes and keep its files; where the runtime can, the processes are kept too."""
-        async with self._records.working(id):
+        async with self._records.working(id) as lock:
             manifest = self._read(id)
             driver = self._choose(manifest.runtime)
             _require_lasting(manifest)
             if driver.pid(self._records.directory(id)) is None:
                 self._write(manifest, state=state)
             elif driver.capabilities.memory_checkpoint:
-                await self._save(manifest, driver, state)
+                await self._save(manifest, driver, lock, state)
             else:
                 self._write(manifest, state=state)
                 await driver.stop(manifest.run_id, self._records.directory(id))
 
     async def _save(
-        self, manifest: Manifest, driver: Driver, state: Literal["cold", "shutdown"], image: Path | None = None
+        self,
+        manifest: Manifest,
+        driver: Driver,
+        lock: int,
+        state: Literal["cold", "shutdown"],
+        image: Path | None = None,
     ) -> None:
         """Write its processes to `image`, or to a place of its own, and end them. The manifest names it before that."""
         directory = self._records.directory(manifest.id)
         asleep = self._write(manifest, state=state, memory=str(image or f"memory-{manifest.run}"))
         try:
-            await driver.save(manifest.run_id, directory, directory / str(asleep.memory))
+            # It is not undone by our end: who comes next waits until it is done.
+            await driver.save(manifest.run_id, directory, directory / str(asleep.memory), lock=lock)
         except SandboxError:
             if driver.pid(directory) is not None:
                 self._write(asleep, state="running", memory=None)
@@ -190,7 +196,7 @@ class Life:
 
         Who begins to use it in this very moment waits until it is known, and then finds it asleep or as it was.
         """
-        async with self._records.working(id):
+        async with self._records.working(id) as lock:
             manifest = self._read(id)
             driver = self._choose(manifest.runtime)
             directory = self._records.directory(id)
@@ -211,7 +217,7 @@ class Life:
                     self._write(manifest, state="cold")
                     await driver.stop(manifest.run_id, directory)
                     return True
-            await self._save(manifest, driver, "cold")
+            await self._save(manifest, driver, lock, "cold")
             return True
 
     async def freeze(self, id: str) -> None:
@@ -229,7 +235,7 @@ class Life:
 
         One that is not to be kept is nowhere on disk: it lasts as long as the caller holds the layers.
         """
-        async with self._layers.held(), self._records.working(id):
+        async with self._layers.held(), self._records.working(id) as lock:
             manifest = self._read(id)
             driver = self._choose(manifest.runtime)
             directory = self._records.directory(id)
@@ -245,7 +251,7 @@ class Life:
             if with_memory and running:
                 _require_lasting(manifest)
                 self._checkpoints.directory(new_id).mkdir(mode=0o700)
-                await self._save(manifest, driver, "cold", saved)
+                await self._save(manifest, driver, lock, "cold", saved)
                 manifest = await self._seal(self._read(id), driver, new_id if keep else None)
                 stack = manifest.layers
             elif running:

@@ -198,8 +198,10 @@ class Records:
             return False
 
     @contextlib.asynccontextmanager
-    async def working(self, id: str) -> AsyncIterator[None]:
+    async def working(self, id: str) -> AsyncIterator[int]:
         """Be the only one who starts, stops or changes a sandbox that exists.
+
+        Gives the lock: a program that must have ended before anybody else may work on it is handed a copy.
 
         Raises:
             SandboxError: somebody else does, and does not end.
@@ -211,7 +213,7 @@ class Records:
         try:
             if not await lock_within(fd, _WORK_S):
                 raise SandboxError("somebody else is at work on this sandbox and does not end", hint=id)
-            yield
+            yield fd
         finally:
             os.close(fd)
 
