@@ -6,7 +6,11 @@ what a sandbox does. Everything here holds across processes and after any of the
     names/<name>        a symlink to the id; making it claims the name
     ids/<slot>          a symlink to the id; making it claims a range of user ids
     transient/<id>      present while a sandbox is being made or removed, or lives only as long as its clients;
-                        what stands here without anybody at work on it is collected
+                        what stands here without anybody at work on it is finished or collected
+    together/<group>    present while several sandboxes are made that are to be there all or not at all; their entries
+                        below transient/ are symlinks to the group's name
+    under-way/<id>      present while a sandbox is started, stopped or changed, or a checkpoint is deleted: it is put in
+                        order if who did that died
     sandboxes/<id>/     manifest.json, busy.lock, work.lock, keeper.lock, and what the driver keeps
 """
 
@@ -51,6 +55,8 @@ class Manifest(Ground):
     created_at: datetime
     state: Literal["running", "cold", "shutdown"] = "running"
     """What it is meant to be. Whether it runs, its keeper tells."""
+    ending: bool = False
+    """True: it is not to run, and what runs of it all the same is being ended. Unset: what runs of it may go on."""
     run: int = 1
     """Counts its starts: no runtime is given the same id twice."""
     memory: str | None = None
@@ -71,7 +77,7 @@ class Manifest(Ground):
 class Records:
     def __init__(self, state_dir: Path) -> None:
         self.state_dir = state_dir
-        for name in ("names", "ids", "transient", "sandboxes"):
+        for name in ("names", "ids", "transient", "together", "under-way", "sandboxes"):
             (state_dir / name).mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def directory(self, id: str) -> Path:
@@ -141,19 +147,45 @@ class Records:
     # ---- life ----
 
     @contextlib.contextmanager
-    def making(self, id: str) -> Iterator[Path]:
-        """A directory for a new sandbox, with work on it announced: if this process dies, it is collected."""
+    def making(self, id: str, group: str | None = None) -> Iterator[Path]:
+        """A directory for a new sandbox, with work on it announced: if this process dies, it is collected.
+
+        One of a `group` is announced beyond that, until the group is complete.
+        """
         directory = self.directory(id)
         directory.mkdir(mode=0o700)
         locks = [_open_lock(directory, name) for name in ("busy.lock", "work.lock")]
         try:
             for fd in locks:
                 try_lock(fd)
-            os.symlink(id, self.state_dir / "transient" / id)
+            os.symlink(group or id, self.state_dir / "transient" / id)
             yield directory
         finally:
             for fd in locks:
                 os.close(fd)
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[str]:
+        """A group of sandboxes to be made. They are there, all at once, when the context ends without an error."""
+        group = secrets.token_hex(8)
+        path = self.state_dir / "together" / group
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            try_lock(fd)
+            yield group
+            path.unlink()
+        finally:
+            os.close(fd)
+        for id in os.listdir(self.state_dir / "transient"):
+            if self._group(id) == group:
+                self.settle(id)
+
+    def _group(self, id: str) -> str | None:
+        """The group that a sandbox is made with. None: with none, or it is there already."""
+        with contextlib.suppress(FileNotFoundError):
+            group = os.readlink(self.state_dir / "transient" / id)
+            return group if group != id else None
+        return None
 
     def settle(self, id: str) -> None:
         """From now on it lives by itself."""
@@ -163,8 +195,8 @@ class Records:
     async def removing(self, id: str, name: str | None, *, locked: bool = False) -> AsyncIterator[Path]:
         """The directory of a sandbox, for its removal, with nobody else at work on it. It may be gone already.
 
-        The name is free, and the sandbox sure to be collected, before the first of it is taken away. `locked` says
-        that the caller is the one at work on it.
+        The name is free, and the sandbox sure to be collected, before the first of it is taken away. Without `name`,
+        whatever name it has is. `locked` says that the caller is the one at work on it.
         """
         directory = self.directory(id)
         with contextlib.ExitStack() as stack:
@@ -178,10 +210,12 @@ class Records:
                         )
                 with contextlib.suppress(FileExistsError):
                     os.symlink(id, self.state_dir / "transient" / id)
-            if name is not None and self._means(name, id):
-                (self.state_dir / "names" / name).unlink(missing_ok=True)
+            for each in self.names() if name is None else [name]:
+                if self._means(each, id):
+                    (self.state_dir / "names" / each).unlink(missing_ok=True)
             yield directory
         self._release_ids(id)
+        self.forget_interruption(id)
         self.settle(id)
 
     def _release_ids(self, id: str) -> None:
@@ -213,17 +247,85 @@ class Records:
         try:
             if not await lock_within(fd, _WORK_S):
                 raise SandboxError("somebody else is at work on this sandbox and does not end", hint=id)
-            yield fd
+            with self.announced(id):
+                yield fd
         finally:
             os.close(fd)
 
+    @contextlib.contextmanager
+    def announced(self, id: str) -> Iterator[None]:
+        """What is done inside leaves garbage if this process dies; that is then known."""
+        mark = self.state_dir / "under-way" / id
+        with contextlib.suppress(OSError):  # it may stand there already; and on a full disk garbage can be deleted
+            mark.symlink_to(id)
+        try:
+            yield
+        finally:
+            mark.unlink(missing_ok=True)
+
+    # ---- what others left ----
+
+    def interrupted(self) -> list[str]:
+        """Ids of sandboxes that somebody was at work on who died."""
+        return [id for id in os.listdir(self.state_dir / "under-way") if not self._is_worked_on(id)]
+
+    def forget_interruption(self, id: str) -> None:
+        (self.state_dir / "under-way" / id).unlink(missing_ok=True)
+
     def abandoned(self) -> list[str]:
-        """Ids below `transient/` that nobody is at work on, and whose keeper does not live."""
+        """Ids below `transient/` that nobody is at work on."""
+        return [id for id in os.listdir(self.state_dir / "transient") if not self._is_made(id)]
 
-        def alive(id: str) -> bool:
-            return any(is_held(self.directory(id) / lock) for lock in ("busy.lock", "keeper.lock"))
+    def at_work(self) -> set[str]:
+        """Ids of sandboxes that somebody makes, removes, starts, stops or changes."""
+        making = {id for id in os.listdir(self.state_dir / "transient") if self._is_made(id)}
+        return making | {id for id in os.listdir(self.state_dir / "under-way") if self._is_worked_on(id)}
 
-        return [id for id in os.listdir(self.state_dir / "transient") if not alive(id)]
+    def _is_worked_on(self, id: str) -> bool:
+        return is_held(self.directory(id) / "work.lock")
+
+    def _is_made(self, id: str) -> bool:
+        """Whether somebody makes or removes it, or the group that it is one of."""
+        group = self._group(id)
+        return is_held(self.directory(id) / "busy.lock") or (
+            group is not None and is_held(self.state_dir / "together" / group)
+        )
+
+    def was_made(self, manifest: Manifest, *, running: bool) -> bool:
+        """Whether an abandoned sandbox lacks nothing: it has its name and runs, or its group was complete."""
+        group = self._group(manifest.id)
+        if group is not None and (self.state_dir / "together" / group).exists():
+            return False
+        return self._means(manifest.spec.name, manifest.id) and (running or group is not None)
+
+    def adopt(self, id: str) -> None:
+        """Settle a sandbox that is used, though who made it died before saying so. Nothing, while somebody makes it."""
+        if not os.path.lexists(self.state_dir / "transient" / id) or self._is_made(id):
+            return
+        with contextlib.suppress(FileNotFoundError):
+            fd = _open_lock(self.directory(id), "busy.lock")
+            try:
+                if try_lock(fd):
+                    self.settle(id)
+            finally:
+                os.close(fd)
+
+    def unannounced(self) -> list[Path]:
+        """Directories that somebody made for a sandbox who died at once. Call it while nobody makes anything."""
+        return [
+            self.directory(id)
+            for id in os.listdir(self.state_dir / "sandboxes")
+            if not os.path.lexists(self.state_dir / "transient" / id)
+            and not (self.directory(id) / "manifest.json").exists()
+        ]
+
+    def drop_groups(self) -> None:
+        """Forget groups whose makers died and of which nothing is left. Call it while nobody makes anything."""
+        members = {self._group(id) for id in os.listdir(self.state_dir / "transient")}
+        for group in set(os.listdir(self.state_dir / "together")) - members:
+            path = self.state_dir / "together" / group
+            if not is_held(path):
+                path.unlink(missing_ok=True)
 
 
 def _open_lock(directory: Path, name: str) -> int:
