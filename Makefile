@@ -11,6 +11,7 @@ PYTEST_WORKERS ?= 3
 PYTEST_ARGS ?= -n $(PYTEST_WORKERS) --dist loadfile
 BENCH_ARGS ?=
 FUZZ_SECONDS ?= 60
+KILLS ?= 1000
 
 # What ruff and mypy look at, as far as it is there.
 CHECKED := $(wildcard src tests bench examples build_guest.py)
@@ -18,7 +19,7 @@ CHECKED := $(wildcard src tests bench examples build_guest.py)
 NATIVE := src/atoll/_bin
 GUEST_HEADERS := $(wildcard src/atoll/guest/*.h)
 
-.PHONY: help demo test check format bench fuzz build lock clean programs lint
+.PHONY: help demo test check format bench fuzz chaos build lock clean programs lint
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -53,6 +54,11 @@ bench: ## measure; BENCH_ARGS='...' goes to it
 fuzz: ## feed the C programs' parsers with nonsense, each FUZZ_SECONDS long
 	@scripts/bootstrap test
 	@scripts/fuzz $(FUZZ_SECONDS)
+
+chaos: ## kill a host process KILLS times in the middle of its work; SEED=... repeats a run
+	@scripts/bootstrap test
+	@$(MAKE) --no-print-directory programs
+	@ATOLL_CHAOS_KILLS=$(KILLS) ATOLL_CHAOS_SEED=$(SEED) $(BIN)/pytest -n 0 -s tests/chaos/test_chaos.py
 
 build: ## compile the guest and the keeper
 	@scripts/bootstrap build

@@ -131,8 +131,8 @@ async def _watched(lab: Lab, runtime: RuntimeName) -> AsyncIterator[list[float]]
     save = driver.save
     taken: list[float] = []
 
-    async def timed_save(*arguments: Any) -> None:
-        taken.append(await timed(save(*arguments)))
+    async def timed_save(*arguments: Any, **named: Any) -> None:
+        taken.append(await timed(save(*arguments, **named)))
 
     with mock.patch.object(driver, "save", timed_save):
         yield taken

@@ -27,7 +27,8 @@ BOUND_S = 10.0
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _KEPT = (
-    *("sandboxes", "names", "ids", "transient", "waiting", "shelves", "layers", "checkpoints"),
+    *("sandboxes", "names", "ids", "transient", "waiting", "together", "under-way", "shelves"),
+    *("layers", "checkpoints"),
     *("run/crun", "run/runc", "run/runsc"),
 )
 _ELSEWHERE = ("/run", "/tmp", "/dev/shm")

@@ -15,6 +15,7 @@ from xdist.workermanage import WorkerController  # type: ignore[import-untyped]
 _RUNTIME = re.compile(r"[\[-](crun|runc|runsc)[\]-]")
 
 LONGEST_FIRST = (
+    "tests/chaos/test_chaos.py",
     "tests/conformance/test_as_ordinary_user.py",
     "tests/attacks runsc",
     "tests/cli/test_cli_run.py",
@@ -23,6 +24,7 @@ LONGEST_FIRST = (
     "tests/conformance/test_exec.py runsc",
     "tests/conformance/test_sharing.py runsc",
     "tests/attacks",
+    "tests/chaos/test_faults.py",
     "tests/cli/test_cli_sandboxes.py",
     "tests/cli/test_cli_exec.py",
     "tests/cli/test_cli_logs.py",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 import os
-import re
 import signal
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -27,18 +27,10 @@ WRITE, RUN = "echo content > file", "exec sleep 31536042"
 
 def table() -> dict[str, dict[str, str]]:
     """The guide's table: what happened, the runtime, what is kept."""
-    rows = [
-        [cell.strip() for cell in line.strip("|").split("|")]
-        for line in GUIDE.read_text().splitlines()
-        if line.startswith("|")
-    ]
-    start = next(number for number, row in enumerate(rows) if row[0] == "after")
-    _, *runtimes = rows[start]
-    return {
-        what: dict(zip(runtimes, kept, strict=True))
-        for what, *kept in rows[start + 1 :]
-        if not re.fullmatch("-+", what)
-    }
+    lines = itertools.dropwhile(lambda line: not line.startswith("| after "), GUIDE.read_text().splitlines())
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in itertools.takewhile(bool, lines)]
+    (_, *runtimes), _, *rest = rows
+    return {what: dict(zip(runtimes, kept, strict=True)) for what, *kept in rest}
 
 
 async def warm(runtime: Runtime, sandbox: Sandbox) -> Sandbox:

@@ -622,21 +622,27 @@ def ppid(guest: Guest, line: str = "echo $PPID", *env: str, **fields: Any) -> in
     return int(said(guest, line, *env, **fields))
 
 
+def wait_for_rest(guest: Guest, sitter: int) -> None:
+    """Wait until the only sitter has nobody left to sit on, and has had the time to say so."""
+    wait_for(lambda: guest.sitters() == [sitter] and not Path(f"/proc/{sitter}/task/{sitter}/children").read_text())
+    time.sleep(0.2)
+
+
 def test_a_sitter_with_nothing_left_takes_the_next_process(guest: Guest) -> None:
     first = ppid(guest, "echo $PPID", "SECRET=1", CHANNELS=3, STDIN=1)
-    wait_for(lambda: guest.sitters() == [first])
+    wait_for_rest(guest, first)
     # What it got for the first is gone: descriptors, environment, user.
     assert said(guest, "echo $PPID $SECRET; ls /proc/self/fd") == f"{first}\n0\n1\n2\n3\n".encode()
-    wait_for(lambda: guest.sitters() == [first])
+    wait_for_rest(guest, first)
     assert said(guest, "echo $PPID; id -u", USER="nobody", CWD="/") == f"{first}\n65534\n".encode()
-    wait_for(lambda: guest.sitters() == [first])
+    wait_for_rest(guest, first)
     refused = guest.shell("true", USER="nobody-of-that-name")
     assert refused.wait()["ERRNO"] == 2
-    wait_for(lambda: guest.sitters() == [first])
+    wait_for_rest(guest, first)
     terminal = guest.shell("tty && echo $PPID", PTY_ROWS=24, PTY_COLS=80)
     assert terminal.wait()["EXIT_CODE"] == 0
     assert str(first).encode() in terminal.out
-    wait_for(lambda: guest.sitters() == [first])
+    wait_for_rest(guest, first)
 
 
 def test_a_sitter_with_something_left_takes_nothing_else(guest: Guest) -> None:

@@ -91,6 +91,8 @@ class Launch(Frozen):
     """The processes that are to go on. Unset: it begins with none."""
     pause_after_s: float | None = None
     """How long it may be unused before it is frozen. Unset: for ever."""
+    until_it_answers: bool = False
+    """True: `launch` returns when the guest is there. Unset: whoever connects first is told whether it is."""
 
 
 class Driver(Protocol):
@@ -187,9 +189,10 @@ class Driver(Protocol):
         """As `freeze`, but whoever uses it meanwhile waits. It goes on when the context, or this process, ends."""
         ...
 
-    async def save(self, id: str, directory: Path, image: Path) -> None:
+    async def save(self, id: str, directory: Path, image: Path, *, lock: int) -> None:
         """Write the sandbox's processes to the directory `image`, and end them. Only where `memory_checkpoint` holds.
 
+        The open file `lock` stays locked until no program is at that any more, also when the calling process dies.
         Clients lose their connections. What is not kept alive beyond its connection ends when `image` goes on.
 
         Raises:

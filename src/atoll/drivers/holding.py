@@ -25,6 +25,8 @@ _HELLO, _FAILED, _GONE, _FREEZE, _FROZEN, _ADOPT, _ADOPTED = 1, 32, 33, 34, 35, 
 _ERRNO, _MESSAGE, _ACTION, _PAUSE_MS, _KEEP = 4, 5, 9, 10, 27
 _ACTIONS = {"warm": 1, "hold": 2, "quiet": 4}
 _WITHIN_S = 20
+_START_S = 40
+"""Longer than a keeper gives its runtime, so that it can say what was wrong."""
 
 
 @contextlib.asynccontextmanager
@@ -87,10 +89,12 @@ async def greeted(directory: Path) -> None:
     fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         async with await anyio.connect_unix(f"/proc/self/fd/{fd}/sock") as stream:
-            with anyio.fail_after(_WITHIN_S):
+            with anyio.fail_after(_START_S):
                 await _receive(anyio.streams.buffered.BufferedByteReceiveStream(stream), _HELLO)
     except (OSError, anyio.IncompleteRead, anyio.EndOfStream, anyio.BrokenResourceError) as error:
-        raise LaunchFailed("the sandbox did not go on where it was", hint=f"see {directory}/runtime.log") from error
+        raise LaunchFailed(
+            "the sandbox was started and does not answer", hint=f"see {directory}/runtime.log"
+        ) from error
     finally:
         os.close(fd)
 

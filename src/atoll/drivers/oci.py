@@ -187,11 +187,11 @@ class OciDriver:
             )
         if started.returncode != 0:
             raise LaunchFailed(f"the keeper did not start: {started.stderr.decode(errors='replace').strip()}")
-        if launch.memory is not None:
+        if launch.memory is not None or launch.until_it_answers:
             await greeted(directory)
-            if launch.memory.hostname != launch.hostname:
-                async with self.renaming(launch.id, launch.directory, launch.hostname, launch.id_base):
-                    pass
+        if launch.memory is not None and launch.memory.hostname != launch.hostname:
+            async with self.renaming(launch.id, launch.directory, launch.hostname, launch.id_base):
+                pass
 
     @contextlib.asynccontextmanager
     async def renaming(self, id: str, directory: Path, hostname: str, id_base: int) -> AsyncIterator[None]:
@@ -472,12 +472,12 @@ class OciDriver:
         async with frozen(directory, "hold"):
             yield
 
-    async def save(self, id: str, directory: Path, image: Path) -> None:
+    async def save(self, id: str, directory: Path, image: Path, *, lock: int) -> None:
         await self.remove(image)  # gVisor takes no directory that a save before has used
         image.mkdir(mode=0o700)
         async with frozen(directory, "quiet"):
             command = [self._program, *self._flags(), "checkpoint", "--image-path", str(image), id]
-            done = await self._within(*command, within_s=_SAVE_S)
+            done = await self._within(*command, within_s=_SAVE_S, pass_fds=(lock,))
         if done.returncode != 0:
             said = done.stderr.decode(errors="replace").strip()[-500:]
             raise SandboxError(f"{self._name} could not write the sandbox's processes to disk: {said}")
@@ -508,8 +508,8 @@ class OciDriver:
             self._forget(id)
             return
         done = await self._within(self._program, *self._flags(), "delete", "--force", id)
-        if done.returncode != 0 and (self._root / id).exists():
-            said = done.stderr.decode(errors="replace").strip()[-500:]
+        if (self._root / id).exists():  # whatever it says of itself
+            said = done.stderr.decode(errors="replace").strip()[-500:] or f"exit code {done.returncode}"
             raise SandboxError(f"{self._name} could not delete the sandbox: {said}", id=id)
         self._forget(id)
 
@@ -518,13 +518,15 @@ class OciDriver:
         for left in self._root.glob(f"{id}_sandbox:*"):
             left.unlink(missing_ok=True)
 
-    async def _within(self, *command: str, within_s: float = 60) -> subprocess.CompletedProcess[bytes]:
+    async def _within(
+        self, *command: str, within_s: float = 60, pass_fds: tuple[int, ...] = ()
+    ) -> subprocess.CompletedProcess[bytes]:
         """Run something where the runtime runs: in a private mount namespace and, rootless, in the user namespace."""
         full = self.as_owner(*command)
         try:
             with anyio.fail_after(within_s):
                 env = {"PATH": _SEARCH, "XDG_RUNTIME_DIR": str(self._root)}
-                return await anyio.run_process(full, check=False, env=env)
+                return await anyio.run_process(full, check=False, env=env, pass_fds=pass_fds)
         except TimeoutError:
             raise SandboxError(f"{Path(command[0]).name} did not end within {within_s:g} s") from None
 

@@ -93,8 +93,9 @@ async def open(state_dir: Path | str | None = None, *, settings: Settings | None
     raised: BaseException | None = None
     async with anyio.create_task_group() as tasks:
         runtime = Runtime(records, settings, tasks)
-        if records.abandoned():
-            tasks.start_soon(runtime.collect)
+        runtime.adopt()
+        if records.abandoned() or records.interrupted() or records.at_work():
+            tasks.start_soon(runtime.recover)
         try:
             yield runtime
             await runtime.refilled()
@@ -199,14 +200,15 @@ class Runtime:
         memory: Memory | None = None,
         checkpoint: str | None = None,
         shelf: str | None = None,
+        group: str | None = None,
     ) -> Sandbox:
         """A new sandbox, with the processes in `memory`, and with `checkpoint` as the one that it comes from.
 
-        With `shelf` it waits there, without a name.
+        With `shelf` it waits there, without a name. One of a `group` is there when the group is complete.
         """
         id = new_id()
         async with self._launches, self._layers.held():
-            with self._records.making(id):
+            with self._records.making(id, group):
                 self._making.add(id)
                 try:
                     if shelf is None:
@@ -236,7 +238,7 @@ class Runtime:
                 if shelf is not None:
                     self._let_go(id)
                     self._records.put_up(id, shelf)
-                else:
+                elif group is None:
                     self._records.settle(id, ephemeral=spec.ephemeral)
         sandbox.info = self._info(manifest)
         return sandbox
@@ -542,7 +544,11 @@ class Runtime:
 
     async def _put_away(self, layer: Path) -> None:
         """Remove a layer that nobody names any more. Many files take seconds: only the end of this runtime waits."""
-        with anyio.CancelScope(shield=True), contextlib.suppress(AtollError, OSError):
+        with (
+            anyio.CancelScope(shield=True),
+            contextlib.suppress(AtollError, OSError),
+            self._records.announced(layer.name),
+        ):
             await self._choose(None).remove(layer)
 
     async def fork(
@@ -576,34 +582,35 @@ class Runtime:
         made: builtins.list[Sandbox] = []
         failures: builtins.list[AtollError] = []
 
-        async def one(name: str) -> None:
+        async def one(name: str, group: str) -> None:
             for left in range(GO_ON_TRIES - 1 if memory else 0, -1, -1):
                 try:
-                    made.append(await copy(name))
+                    made.append(await copy(name, group))
                     return
                 except AtollError as error:
                     if not left or not isinstance(error, LaunchFailed):
                         failures.append(error)
                         return
 
-        async def copy(name: str) -> Sandbox:
+        async def copy(name: str, group: str) -> Sandbox:
             spec = _spec(**{**record.spec.model_dump(), "name": name, "ephemeral": False})
             stands_at = record.checkpoint.id if kept else record.checkpoint.parent
-            return await self._make(spec, driver, record, memory=memory, checkpoint=stands_at)
+            return await self._make(spec, driver, record, memory=memory, checkpoint=stands_at, group=group)
 
-        whole = False
-        try:
-            async with anyio.create_task_group() as group:
-                for name in names:
-                    group.start_soon(one, name)
-            whole = not failures
-        finally:
-            if not whole:
-                with anyio.CancelScope(shield=True):
-                    for sandbox in made:
-                        await sandbox.destroy()
-        if failures:
-            raise failures[0]
+        with self._records.together() as group:
+            whole = False
+            try:
+                async with anyio.create_task_group() as tasks:
+                    for name in names:
+                        tasks.start_soon(one, name, group)
+                whole = not failures
+            finally:
+                if not whole:
+                    with anyio.CancelScope(shield=True):
+                        for sandbox in made:
+                            await sandbox.destroy()
+            if failures:
+                raise failures[0]
         return sorted(made, key=lambda sandbox: list(names).index(sandbox.name))
 
     async def delete_checkpoint(self, checkpoint: str, *, sandbox: str | None = None) -> None:
@@ -612,8 +619,10 @@ class Runtime:
         Raises:
             CheckpointNotFound: there is none.
         """
-        self._checkpoints.forget(self._checkpoints.find(checkpoint, sandbox).checkpoint.id)
-        await self._life.collect(patience_s=1)
+        id = self._checkpoints.find(checkpoint, sandbox).checkpoint.id
+        with self._records.announced(id):
+            self._checkpoints.forget(id)
+            await self._life.collect(patience_s=1)
 
     # ---- other machines ----
 
@@ -789,24 +798,64 @@ class Runtime:
         manifest = self._records.read(id)
         await self._remove(id, name, self._choose(manifest.runtime) if manifest else None)
 
+    def adopt(self) -> None:
+        """Finish what only lacks its last step: the making of a sandbox that runs, or the removal of one not begun."""
+        for id in self._records.abandoned():
+            with contextlib.suppress(AtollError):
+                manifest = self._records.read(id)
+                if manifest is not None and not manifest.spec.ephemeral:
+                    pid = self._choose(manifest.runtime).pid(self._records.directory(id))
+                    if self._records.was_made(manifest, running=pid is not None):
+                        self._records.adopt(id)
+
     async def collect(self) -> builtins.list[str]:
         """Put in order what processes left that died at work, and ephemeral sandboxes that have ended.
 
         Returns the ids of what was removed.
         """
         collected = []
+        self.adopt()
         for id in self._records.abandoned():
-            manifest = self._records.read(id)
             with contextlib.suppress(AtollError):
+                manifest = self._records.read(id)
+                lives = self._records.is_alive(id) and not self._records.is_half_taken(id)
+                if manifest and manifest.spec.ephemeral and lives:
+                    continue
                 driver = self._choose(manifest.runtime) if manifest else None
                 await self._remove(id, manifest.spec.name if manifest else None, driver, abandoned=True)
                 collected.append(id)
         return collected
 
+    async def recover(self) -> None:
+        """Put in order all that processes left that died at work, and free what is nobody's then.
+
+        Whoever is at work now is waited for: what such a one has just begun may outlive it by a moment, with its locks.
+        """
+        waited_for = self._records.at_work()
+        pause_s = 0.02
+        try:
+            while True:
+                waited_for &= self._records.at_work()
+                await self.collect()
+                await self._take_up()
+                if not waited_for:
+                    break
+                await anyio.sleep(pause_s)
+                pause_s = min(pause_s * 2, 5)
+            await self._life.collect(patience_s=1)
+        except (AtollError, OSError):  # a full disk, for one: the next to open the state directory tries again
+            _log.exception("what was left half done could not be put in order")
+
+    async def _take_up(self) -> None:
+        for id in self._records.interrupted():
+            with contextlib.suppress(AtollError):
+                await self._life.take_up(id)
+
     async def gc(self) -> builtins.list[str]:
         """`collect`, and free layers and images that nobody needs any more. Returns the ids of what was freed."""
         freed = await self.collect()
         await self._shelves.tidy()
+        await self._take_up()
         freed += [path.name for path in await self._life.collect()]
         return freed + await self.images.collect()
 

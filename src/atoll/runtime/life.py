@@ -6,12 +6,15 @@ isolated and copied (the driver), and connections.
 
 The manifest is written before what it announces is begun, except where it says that something is finished:
 
-    wake        the number of the new run, then the start. A start that was cut short is stopped and begun anew.
-    sleep       `cold`, then the end of its processes. One whose keeper lives is running, whatever the manifest says.
+    wake        the number of the new run, then the start, then `running`. Until then it sleeps, unless its keeper
+                lives: that one runs, whatever the manifest says. A start that was cut short is begun anew.
+    sleep       `cold` and `ending`, then the end of its processes. What still runs of one that is `ending` is ended by
+                whoever comes next: somebody may be about to do so who cannot be held back.
     checkpoint  the sealed stack with a new top, or a copy of the top; then the checkpoint, which is what counts.
-    restore     the new stack with a new top, after the old processes have ended; then the start.
+    restore     `ending`, then the end of the old processes, the new stack with a new top, and the start.
 
-All of it is done with the sandbox's `work.lock` held; what makes a layer, with the layers held.
+All of it is done with the sandbox's `work.lock` held; what makes a layer, with the layers held. `take_up` puts in order
+what was under way when somebody died.
 """
 
 from __future__ import annotations
@@ -45,6 +48,8 @@ from atoll.runtime.layers import FLATTEN_AT, MOST_LAYERS, Layers, Sealed
 from atoll.runtime.records import Manifest, Records, now
 
 GO_ON_TRIES = 3
+_END_S = 10
+"""How long a sandbox whose processes have been written to disk may take to end."""
 _log = logging.getLogger(__name__)
 
 
@@ -68,7 +73,9 @@ class Life:
         self._checkpoints = checkpoints
         self._choose = choose
 
-    async def start(self, manifest: Manifest, driver: Driver, memory: Memory | None = None) -> None:
+    async def start(
+        self, manifest: Manifest, driver: Driver, memory: Memory | None = None, *, until_it_answers: bool = False
+    ) -> None:
         """Start the run that `manifest` names, with no process in it or with those that were saved in `memory`."""
         await driver.launch(
             Launch(
@@ -82,6 +89,7 @@ class Life:
                 ephemeral=manifest.spec.ephemeral,
                 memory=memory,
                 pause_after_s=manifest.spec.pause_after_s,
+                until_it_answers=until_it_answers,
             )
         )
 
@@ -99,7 +107,7 @@ class Life:
             manifest = self._read(id)
             driver = self._choose(manifest.runtime)
             directory = self._records.directory(id)
-            if driver.pid(directory) is not None:  # its keeper lets it go on, should it stand still
+            if await self._runs(manifest, driver):  # its keeper lets it go on, should it stand still
                 awake = self._write(manifest, state="running", memory=None)
                 await self._drop_memory(manifest, driver)
                 return awake
@@ -118,6 +126,36 @@ class Life:
                 woken = await self._run_anew(self._read(id), driver)
             await self._drop_memory(manifest, driver)
             return woken
+
+    async def _runs(self, manifest: Manifest, driver: Driver) -> bool:
+        """Whether it runs and may go on. What was to end, and whose end was cut short, does not from here on."""
+        directory = self._records.directory(manifest.id)
+        if driver.pid(directory) is None:
+            return False
+        if manifest.ending:
+            await driver.stop(manifest.run_id, directory)
+            return False
+        if manifest.memory is not None and any((directory / manifest.memory).glob("*")):
+            # Its processes have been written to disk, and end any moment; or that failed, and they go on.
+            with anyio.move_on_after(_END_S):
+                while driver.pid(directory) is not None:  # noqa: ASYNC110 - the processes are not ours
+                    await anyio.sleep(0.01)
+        return driver.pid(directory) is not None
+
+    async def take_up(self, id: str) -> None:
+        """Put a sandbox in order that somebody was at work on who died."""
+        try:
+            async with self._records.working(id):
+                manifest = self._read(id)
+                driver = self._choose(manifest.runtime)
+                directory = self._records.directory(id)
+                if await self._runs(manifest, driver):
+                    manifest = self._write(manifest, state="running", memory=None)
+                else:
+                    await driver.stop(manifest.run_id, directory)
+                await driver.remove(*(path for path in directory.glob("memory-*") if path.name != manifest.memory))
+        except SandboxDied:
+            self._records.forget_interruption(id)
 
     async def _drop_memory(self, manifest: Manifest, driver: Driver) -> None:
         """What was written of its processes is of no more use, unless it is a checkpoint's."""
@@ -141,41 +179,60 @@ class Life:
     ) -> Manifest:
         """Stop what there is, and start the sandbox as it is with `changes`, with the processes that were saved."""
         directory = self._records.directory(manifest.id)
+        asleep = "cold" if manifest.state == "running" else manifest.state
+        if driver.pid(directory) is not None:
+            self._records.adopt(manifest.id)
+            manifest = self._write(manifest, state=asleep, memory=None, ending=True)
         await driver.stop(manifest.run_id, directory)
         # From here on it may write to its files: processes of before must never be put on top of them.
-        begun = self._write(manifest, **{"run": manifest.run + 1, "state": "running", "memory": None, **changes})
+        begun = self._write(
+            manifest, **{"run": manifest.run + 1, "state": asleep, "memory": None, "ending": False, **changes}
+        )
         try:
-            await self.start(begun, driver, saved)
+            await self.start(begun, driver, saved, until_it_answers=True)
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await driver.stop(begun.run_id, directory)
                 # As it was, but for what no run is to be called again.
-                self._write(manifest, run=begun.run, state="cold" if manifest.state == "running" else manifest.state)
+                self._write(manifest, run=begun.run, state=asleep)
             raise
+        with contextlib.suppress(OSError):  # it runs, whether there is room for saying so or not
+            return self._write(begun, state="running")
         return begun
 
     async def sleep(self, id: str, state: Literal["cold", "shutdown"]) -> None:
         """End its processes and keep its files; where the runtime can, the processes are kept too."""
-        async with self._records.working(id):
+        async with self._records.working(id) as lock:
             manifest = self._read(id)
             driver = self._choose(manifest.runtime)
             _require_lasting(manifest)
-            if driver.pid(self._records.directory(id)) is None:
+            if not await self._runs(manifest, driver):
                 self._write(manifest, state=state)
             elif driver.capabilities.memory_checkpoint:
-                await self._save(manifest, driver, state)
+                await self._save(manifest, driver, lock, state)
             else:
-                self._write(manifest, state=state)
-                await driver.stop(manifest.run_id, self._records.directory(id))
+                await self._end(manifest, driver, state)
+
+    async def _end(self, manifest: Manifest, driver: Driver, state: Literal["cold", "shutdown"]) -> None:
+        self._records.adopt(manifest.id)
+        self._write(manifest, state=state, ending=True)
+        await driver.stop(manifest.run_id, self._records.directory(manifest.id))
 
     async def _save(
-        self, manifest: Manifest, driver: Driver, state: Literal["cold", "shutdown"], image: Path | None = None
+        self,
+        manifest: Manifest,
+        driver: Driver,
+        lock: int,
+        state: Literal["cold", "shutdown"],
+        image: Path | None = None,
     ) -> None:
         """Write its processes to `image`, or to a place of its own, and end them. The manifest names it before that."""
         directory = self._records.directory(manifest.id)
+        self._records.adopt(manifest.id)
         asleep = self._write(manifest, state=state, memory=str(image or f"memory-{manifest.run}"))
         try:
-            await driver.save(manifest.run_id, directory, directory / str(asleep.memory))
+            # It is not undone by our end: who comes next waits until it is done.
+            await driver.save(manifest.run_id, directory, directory / str(asleep.memory), lock=lock)
         except SandboxError:
             if driver.pid(directory) is not None:
                 self._write(asleep, state="running", memory=None)
@@ -187,7 +244,7 @@ class Life:
 
         Who begins to use it in this very moment waits until it is known, and then finds it asleep or as it was.
         """
-        async with self._records.working(id):
+        async with self._records.working(id) as lock:
             manifest = self._read(id)
             driver = self._choose(manifest.runtime)
             directory = self._records.directory(id)
@@ -200,16 +257,15 @@ class Life:
                 since = max(last or manifest.created_at, manifest.created_at)  # it may have waited before it was made
                 return not at_work and now() - since >= after
 
-            if driver.pid(directory) is None or not unused():
+            if not await self._runs(manifest, driver) or not unused():
                 return False
             async with driver.held(directory) if driver.capabilities.freeze else contextlib.nullcontext():
                 if not unused():
                     return False
                 if not driver.capabilities.memory_checkpoint:
-                    self._write(manifest, state="cold")
-                    await driver.stop(manifest.run_id, directory)
+                    await self._end(manifest, driver, "cold")
                     return True
-            await self._save(manifest, driver, "cold")
+            await self._save(manifest, driver, lock, "cold")
             return True
 
     async def freeze(self, id: str) -> None:
@@ -217,7 +273,7 @@ class Life:
         async with self._records.working(id):
             manifest = self._read(id)
             driver = self._choose(manifest.runtime)
-            if driver.pid(self._records.directory(id)) is not None:
+            if await self._runs(manifest, driver):
                 await driver.freeze(self._records.directory(id))
 
     # ---- checkpoints ----
@@ -227,13 +283,13 @@ class Life:
 
         One that is not to be kept is nowhere on disk: it lasts as long as the caller holds the layers.
         """
-        async with self._layers.held(), self._records.working(id):
+        async with self._layers.held(), self._records.working(id) as lock:
             manifest = self._read(id)
             driver = self._choose(manifest.runtime)
             directory = self._records.directory(id)
             new_id = self._checkpoints.new_id()
             saved = self._checkpoints.directory(new_id) / "memory"
-            running = driver.pid(directory) is not None
+            running = await self._runs(manifest, driver)
             asleep = directory / manifest.memory if manifest.memory and not running else None
             with_memory = asleep is not None or (running and driver.capabilities.memory_checkpoint)
             parent = manifest.checkpoint
@@ -243,7 +299,7 @@ class Life:
             if with_memory and running:
                 _require_lasting(manifest)
                 self._checkpoints.directory(new_id).mkdir(mode=0o700)
-                await self._save(manifest, driver, "cold", saved)
+                await self._save(manifest, driver, lock, "cold", saved)
                 manifest = await self._seal(self._read(id), driver, new_id if keep else None)
                 stack = manifest.layers
             elif running:
@@ -388,7 +444,7 @@ class Life:
             return False
 
     async def collect(self, *, patience_s: float | None = None) -> list[Path]:
-        """Take away the layers that nobody names any more. Returns what was taken away.
+        """Take away the layers, and what else of sandboxes, that nobody names any more. Returns what was taken away.
 
         With `patience_s`, it is left to somebody else when others are at work for longer.
         """
@@ -403,7 +459,8 @@ class Life:
                     named |= {manifest.top, *(layer.id for layer in manifest.layers)}
                     memories.add((self._records.directory(id) / (manifest.memory or "")).parent)
             self._checkpoints.collect(spare=memories)
-            unnamed = self._layers.unnamed(named)
+            self._records.drop_groups()
+            unnamed = self._layers.unnamed(named) + self._records.unannounced()
         # Whoever makes a layer names it before letting go of the store: nobody will name one of these again, and
         # nobody has to wait until they are gone.
         if unnamed:

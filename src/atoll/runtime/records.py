@@ -6,10 +6,14 @@ what a sandbox does. Everything here holds across processes and after any of the
     names/<name>        a symlink to the id; making it claims the name
     ids/<slot>          a symlink to the id; making it claims a range of user ids
     transient/<id>      present while a sandbox is being made or removed, or lives only as long as its clients;
-                        what stands here without anybody at work on it is collected
+                        what stands here without anybody at work on it is finished or collected
     waiting/<key>.<id>  a sandbox of no name that waits, below `transient/` too, to be taken by who wants one of its
                         kind; renaming this to `-.<id>` takes it. What stands so is being made or taken, and is
                         collected when nobody is at work on it, though it runs
+    together/<group>    present while several sandboxes are made that are to be there all or not at all; their entries
+                        below transient/ are symlinks to the group's name
+    under-way/<id>      present while a sandbox is started, stopped or changed, or a checkpoint is deleted: it is put in
+                        order if who did that died
     sandboxes/<id>/     manifest.json, busy.lock, work.lock, keeper.lock, and what the driver keeps
 """
 
@@ -54,6 +58,8 @@ class Manifest(Ground):
     created_at: datetime
     state: Literal["running", "cold", "shutdown"] = "running"
     """What it is meant to be. Whether it runs, its keeper tells."""
+    ending: bool = False
+    """True: it is not to run, and what runs of it all the same is being ended. Unset: what runs of it may go on."""
     run: int = 1
     """Counts its starts: no runtime is given the same id twice."""
     memory: str | None = None
@@ -82,7 +88,7 @@ class Taken(NamedTuple):
 class Records:
     def __init__(self, state_dir: Path) -> None:
         self.state_dir = state_dir
-        for name in ("names", "ids", "transient", "waiting", "sandboxes"):
+        for name in ("names", "ids", "transient", "waiting", "together", "under-way", "sandboxes"):
             (state_dir / name).mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def directory(self, id: str) -> Path:
@@ -149,19 +155,45 @@ class Records:
     # ---- life ----
 
     @contextlib.contextmanager
-    def making(self, id: str) -> Iterator[Path]:
-        """A directory for a new sandbox, with work on it announced: if this process dies, it is collected."""
+    def making(self, id: str, group: str | None = None) -> Iterator[Path]:
+        """A directory for a new sandbox, with work on it announced: if this process dies, it is collected.
+
+        One of a `group` is announced beyond that, until the group is complete.
+        """
         directory = self.directory(id)
         directory.mkdir(mode=0o700)
         locks = [_open_lock(directory, name) for name in ("busy.lock", "work.lock")]
         try:
             for fd in locks:
                 try_lock(fd)
-            os.symlink(id, self.state_dir / "transient" / id)
+            os.symlink(group or id, self.state_dir / "transient" / id)
             yield directory
         finally:
             for fd in locks:
                 os.close(fd)
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[str]:
+        """A group of sandboxes to be made. They are there, all at once, when the context ends without an error."""
+        group = secrets.token_hex(8)
+        path = self.state_dir / "together" / group
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            try_lock(fd)
+            yield group
+            path.unlink()
+        finally:
+            os.close(fd)
+        for id in os.listdir(self.state_dir / "transient"):
+            if self._group(id) == group:
+                self.settle(id)
+
+    def _group(self, id: str) -> str | None:
+        """The group that a sandbox is made with. None: with none, or it is there already."""
+        with contextlib.suppress(FileNotFoundError):
+            group = os.readlink(self.state_dir / "transient" / id)
+            return group if group != id else None
+        return None
 
     def settle(self, id: str, *, ephemeral: bool = False) -> None:
         """From now on it lives by itself, or with its clients."""
@@ -225,6 +257,10 @@ class Records:
             return False
         return True
 
+    def is_half_taken(self, id: str) -> bool:
+        """Whether it is being put up or taken; and if nobody is at work on it, that was never finished."""
+        return self._waiting("-", id).exists()
+
     def _waiting(self, key: str, id: str) -> Path:
         return self.state_dir / "waiting" / f"{key}.{id}"
 
@@ -236,8 +272,9 @@ class Records:
     ) -> AsyncIterator[Path]:
         """The directory of a sandbox, for its removal, with nobody else at work on it. It may be gone already.
 
-        The name is free, and the sandbox sure to be collected, before the first of it is taken away. `locked` says
-        that the caller is the one at work on it; `abandoned`, that it is to be removed only if it is.
+        The name is free, and the sandbox sure to be collected, before the first of it is taken away. Without `name`,
+        whatever name it has is. `locked` says that the caller is the one at work on it; `abandoned`, that it is to be
+        removed only if it is.
 
         Raises:
             SandboxError: somebody else is at work on it, or it is not abandoned any more.
@@ -265,6 +302,7 @@ class Records:
                     (self.state_dir / "names" / each).unlink(missing_ok=True)
             yield directory
         self._release_ids(id)
+        self.forget_interruption(id)
         self.settle(id)
 
     def _release_ids(self, id: str) -> None:
@@ -281,8 +319,10 @@ class Records:
             return False
 
     @contextlib.asynccontextmanager
-    async def working(self, id: str) -> AsyncIterator[None]:
+    async def working(self, id: str) -> AsyncIterator[int]:
         """Be the only one who starts, stops or changes a sandbox that exists.
+
+        Gives the lock: a program that must have ended before anybody else may work on it is handed a copy.
 
         Raises:
             SandboxError: somebody else does, and does not end.
@@ -294,21 +334,96 @@ class Records:
         try:
             if not await lock_within(fd, _WORK_S):
                 raise SandboxError("somebody else is at work on this sandbox and does not end", hint=id)
-            yield
+            with self.announced(id):
+                yield fd
         finally:
             os.close(fd)
 
+    @contextlib.contextmanager
+    def announced(self, id: str) -> Iterator[None]:
+        """What is done inside leaves garbage if this process dies; that is then known."""
+        mark = self.state_dir / "under-way" / id
+        with contextlib.suppress(OSError):  # it may stand there already; and on a full disk garbage can be deleted
+            mark.symlink_to(id)
+        try:
+            yield
+        finally:
+            mark.unlink(missing_ok=True)
+
+    # ---- what others left ----
+
+    def interrupted(self) -> list[str]:
+        """Ids of sandboxes that somebody was at work on who died."""
+        return [id for id in os.listdir(self.state_dir / "under-way") if not self._is_worked_on(id)]
+
+    def forget_interruption(self, id: str) -> None:
+        (self.state_dir / "under-way" / id).unlink(missing_ok=True)
+
     def abandoned(self) -> list[str]:
-        """Ids that nobody is at work on, of what has lost its keeper, or was being put up or taken."""
-        return sorted(id for id in self._left() if not is_held(self.directory(id) / "busy.lock"))
+        """Ids that nobody is at work on, of what neither lives by itself nor waits."""
+        return sorted(id for id in self._left() if not self._is_made(id))
 
     def _left(self) -> set[str]:
-        ended = {id for id in os.listdir(self.state_dir / "transient") if not self.is_alive(id)}
-        return ended | set(self.waiting("-"))
+        entries = [name.partition(".") for name in os.listdir(self.state_dir / "waiting")]
+        waiting = {id for key, _, id in entries if key != "-" and self.is_alive(id)}
+        return (set(os.listdir(self.state_dir / "transient")) - waiting) | set(self.waiting("-"))
 
     def is_alive(self, id: str) -> bool:
         """Whether it has a keeper."""
         return is_held(self.directory(id) / "keeper.lock")
+
+    def at_work(self) -> set[str]:
+        """Ids of sandboxes that somebody makes, removes, starts, stops or changes."""
+        making = {id for id in os.listdir(self.state_dir / "transient") if self._is_made(id)}
+        return making | {id for id in os.listdir(self.state_dir / "under-way") if self._is_worked_on(id)}
+
+    def _is_worked_on(self, id: str) -> bool:
+        return is_held(self.directory(id) / "work.lock")
+
+    def _is_made(self, id: str) -> bool:
+        """Whether somebody makes or removes it, or the group that it is one of."""
+        group = self._group(id)
+        return is_held(self.directory(id) / "busy.lock") or (
+            group is not None and is_held(self.state_dir / "together" / group)
+        )
+
+    def was_made(self, manifest: Manifest, *, running: bool) -> bool:
+        """Whether an abandoned sandbox lacks nothing: it has its name and runs, or its group was complete."""
+        group = self._group(manifest.id)
+        if self.is_half_taken(manifest.id):
+            return False
+        if group is not None and (self.state_dir / "together" / group).exists():
+            return False
+        return self._means(manifest.spec.name, manifest.id) and (running or group is not None)
+
+    def adopt(self, id: str) -> None:
+        """Settle a sandbox that is used, though who made it died before saying so. Nothing, while somebody makes it."""
+        if not os.path.lexists(self.state_dir / "transient" / id) or self._is_made(id):
+            return
+        with contextlib.suppress(FileNotFoundError):
+            fd = _open_lock(self.directory(id), "busy.lock")
+            try:
+                if try_lock(fd):
+                    self.settle(id)
+            finally:
+                os.close(fd)
+
+    def unannounced(self) -> list[Path]:
+        """Directories that somebody made for a sandbox who died at once. Call it while nobody makes anything."""
+        return [
+            self.directory(id)
+            for id in os.listdir(self.state_dir / "sandboxes")
+            if not os.path.lexists(self.state_dir / "transient" / id)
+            and not (self.directory(id) / "manifest.json").exists()
+        ]
+
+    def drop_groups(self) -> None:
+        """Forget groups whose makers died and of which nothing is left. Call it while nobody makes anything."""
+        members = {self._group(id) for id in os.listdir(self.state_dir / "transient")}
+        for group in set(os.listdir(self.state_dir / "together")) - members:
+            path = self.state_dir / "together" / group
+            if not is_held(path):
+                path.unlink(missing_ok=True)
 
 
 def _open_lock(directory: Path, name: str) -> int:

@@ -328,6 +328,7 @@ int main(int argc, char **argv)
         if (words < 2 || words > 3)
             usage("copy");
         enter_namespaces(&plan);
+        prctl(PR_SET_PDEATHSIG, SIGKILL); /* nobody else wants the copy; a change of user would take this back */
         copy_layer(plan.command[0], plan.command[1], plan.command[2]);
         return 0;
     } else if (!strcmp(argv[1], "merge")) {
@@ -337,6 +338,7 @@ int main(int argc, char **argv)
         for (int i = 1; i < words; i += 2)
             number(plan.command[i]);
         enter_namespaces(&plan);
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
         merge_layers(plan.command[0], number(plan.command[1]), plan.command + 2, words / 2 - 1, plan.rootless);
         return 0;
     } else if (!strcmp(argv[1], "name")) {
