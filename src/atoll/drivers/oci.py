@@ -56,8 +56,8 @@ _STATX_MENDED = "20240101"
 _GVISOR_THREADS = 16384
 """gVisor makes several threads on the host for each process inside, and never gives them back. No limit on processes
 can be made of that, but a bound: a sandbox that reaches it ends, before the machine runs out."""
-_OF_A_RUN = ("in", "out", "sock", "pid", "ended", "runtime.log", "keeper.log")
-"""What a start leaves in a sandbox's directory, and the next one makes anew."""
+_OF_A_RUN = ("in", "out", "sock", "pid", ".pid", "ended", "runtime.log", "keeper.log")
+"""What a start leaves in a sandbox's directory, and the next one makes anew. `.pid` is runc's, if it is killed."""
 _SAVE_S = 600
 """How long gigabytes may take to be written, or a million files to be removed."""
 _PACKAGES = {"crun": "crun", "runc": "runc", "runsc": "runsc"}
@@ -280,7 +280,11 @@ class OciDriver:
                 path = launch.top / part / fs.key
                 if path.exists():
                     continue
-                path.mkdir(parents=True)
+                # In place when it is whole: who was killed before that must not leave one that belongs to the host.
+                new = launch.top / "new"
+                with contextlib.suppress(FileNotFoundError):
+                    new.rmdir()
+                new.mkdir()
                 mode, uid, gid = 0o755, launch.id_base, launch.id_base
                 below = fs.layers[0]
                 if isinstance(below.owner, int) and below.owner:  # what a sandbox left, which may have changed it
@@ -289,9 +293,11 @@ class OciDriver:
                     uid, gid = (each - below.owner + launch.id_base for each in (seen.st_uid, seen.st_gid))
                 if part == "upper":
                     # An upper's own directory stands for the image's: its owner and mode are what is seen inside.
-                    path.chmod(mode)
+                    new.chmod(mode)
                 if self._machine.root:
-                    os.chown(path, uid, gid)
+                    os.chown(new, uid, gid)
+                path.parent.mkdir(exist_ok=True)
+                new.rename(path)
 
     def _maps(self, id_base: int) -> list[str]:
         machine = self._machine
