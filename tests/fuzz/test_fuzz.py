@@ -31,7 +31,7 @@ def test_no_input_makes_it_misbehave(target: str, tmp_path: Path) -> None:
     corpus.mkdir()
     seeds = [HERE / target] if (HERE / target).is_dir() else []
     done = subprocess.run(
-        [program, "-runs=60000", "-max_total_time=10", "-max_len=4096", "-timeout=5", corpus, *seeds],
+        [program, "-runs=60000", "-max_total_time=4", "-max_len=4096", "-timeout=5", corpus, *seeds],
         capture_output=True,
         text=True,
         cwd=tmp_path,

@@ -18,7 +18,7 @@ import pytest
 KEEPER = Path(__file__).parents[2] / "src/atoll/_bin/keeper"
 OWNERS = (300_000, 400_000)
 NAMES = ("a", "b", "c", "d")
-ROUNDS = 20
+ROUNDS = 12
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
 
@@ -26,6 +26,12 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
 def keeper(*words: object) -> None:
     done = subprocess.run([KEEPER, *map(str, words)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def clones(path: Path) -> bool:
+    """Whether the file system shares data between files by itself."""
+    told = subprocess.run(["stat", "-f", "-c", "%T", path], capture_output=True, text=True, check=True).stdout
+    return told.strip() in {"btrfs", "xfs"}
 
 
 # ---- several layers in one ----
@@ -153,7 +159,7 @@ def test_layers_of_several_owners_become_one_of_one(tmp_path: Path) -> None:
     assert [path.name for path in found] == ["both", "lower", "upper"]
     assert {(path.stat().st_uid, path.stat().st_gid) for path in found} == {(OWNERS[1] + 1000, OWNERS[1] + 100)}
     # What has the right owner is not there twice; what had not, is.
-    assert (target / "upper/root/both/upper").samefile(upper / "upper/root/both/upper")
+    assert clones(tmp_path) or (target / "upper/root/both/upper").samefile(upper / "upper/root/both/upper")
     assert (lower / "upper/root/both/lower").stat().st_uid == OWNERS[0] + 1000
 
 
@@ -188,8 +194,7 @@ def test_what_has_not_changed_since_is_not_copied_again(tmp_path: Path) -> None:
     assert (before / "chmodded").stat().st_mode & 0o777 != 0o600
     assert (copied / "old/swapped").read_text() == "new/swapped"
     assert (copied / "older/swapped").read_text() == "old/swapped"
-    shares = subprocess.run(["stat", "-f", "-c", "%T", tmp_path], capture_output=True, text=True, check=True).stdout
-    if shares.strip() not in {"btrfs", "xfs"}:
+    if not clones(tmp_path):
         assert (copied / "same").samefile(before / "same")
         assert not (copied / "written").samefile(before / "written")
         assert not (copied / "old/swapped").samefile(before / "old/swapped")
