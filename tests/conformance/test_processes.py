@@ -467,7 +467,7 @@ async def test_a_sandbox_that_was_disconnected_from_connects_again_when_it_is_us
     await sandbox.aclose()
     with pytest.raises(SandboxDied, match="connection lost"):
         await process.wait()
-    assert [found.pid for found in await running(sandbox, "sleep 31536715")] == [process.pid]
+    assert [found.pid for found in await until_running(sandbox, "sleep 31536715")] == [process.pid]
     await sandbox.connect()
     await sandbox.connect()
 
