@@ -7,7 +7,7 @@ BIN := .venv/bin
 export PYTHON
 
 # How the tests are run, and which: make test PYTEST_ARGS='-n 0 -x tests/attacks'
-PYTEST_WORKERS ?= 3
+PYTEST_WORKERS ?= 2
 PYTEST_ARGS ?= -n $(PYTEST_WORKERS) --dist loadfile
 BENCH_ARGS ?=
 FUZZ_SECONDS ?= 60
