@@ -6,12 +6,16 @@ inheritance, and others can look without taking. A file that is gone counts as n
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import struct
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import anyio
+
+from atoll.contract.errors import SandboxError
 
 _FLOCK = struct.Struct("hhqqi4x")
 _POLL_S = 0.002
@@ -37,6 +41,22 @@ async def lock_within(fd: int, patience_s: float, *, shared: bool = False) -> bo
             await anyio.sleep(_POLL_S)
         return True
     return False
+
+
+@contextlib.asynccontextmanager
+async def locked(path: Path, patience_s: float, what: str) -> AsyncIterator[None]:
+    """Hold the lock file `path`, made if it is missing. `what` says what its holder is doing.
+
+    Raises:
+        SandboxError: somebody else holds it, for longer than `patience_s`.
+    """
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        if not await lock_within(fd, patience_s):
+            raise SandboxError(f"somebody else {what} and does not end", hint=str(path))
+        yield
+    finally:
+        os.close(fd)
 
 
 def is_held(path: Path) -> bool:

@@ -18,6 +18,7 @@ from atoll.contract.driver import Memory
 from atoll.contract.errors import CheckpointNotFound, SandboxError
 from atoll.contract.model import Checkpoint, SandboxSpec
 from atoll.runtime.layers import Ground
+from atoll.runtime.records import write_whole
 
 
 class CheckpointRecord(Ground):
@@ -50,7 +51,7 @@ class Checkpoints:
         """From when this returns, the checkpoint is there, whatever is killed."""
         directory = self.directory(record.checkpoint.id)
         directory.mkdir(mode=0o700, exist_ok=True)
-        _write(directory / "checkpoint.json", record.model_dump_json())
+        write_whole(directory / "checkpoint.json", record.model_dump_json())
 
     def read(self, id: str) -> CheckpointRecord:
         """
@@ -98,12 +99,3 @@ class Checkpoints:
         except ValidationError as error:
             # What cannot be read names layers all the same: nothing may be taken away as if it were not there.
             raise SandboxError(f"the checkpoint {id} cannot be read", hint=str(error)) from error
-
-
-def _write(path: Path, text: str) -> None:
-    temporary = path.with_suffix(".new")
-    with open(temporary, "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.rename(path)

@@ -25,6 +25,7 @@ import struct
 import subprocess
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -36,9 +37,10 @@ from pydantic import ValidationError
 from atoll.contract.errors import InvalidRequest, RuntimeUnavailable, SandboxError, Unenforceable
 from atoll.contract.model import Frozen, StorageInfo
 from atoll.drivers import storage
-from atoll.drivers.locks import lock_within
+from atoll.drivers.locks import locked
 from atoll.drivers.oci import find_program
 from atoll.runtime.layers import Layers
+from atoll.runtime.records import write_whole
 
 Kind = Literal["btrfs", "xfs"]
 SMALLEST_BYTES = 512 * 1024**2
@@ -162,10 +164,7 @@ class Disk:
             raise SandboxError(f"{_MAKERS[filesystem][1][0]} failed: {said}")
         _sync(image)
         record = Record(filesystem=filesystem, size_bytes=size_bytes)
-        temporary = self._state_dir / "storage.new"
-        temporary.write_text(record.model_dump_json())
-        _sync(temporary)
-        temporary.rename(_record(self._state_dir))
+        write_whole(_record(self._state_dir), record.model_dump_json())
         _sync(self._state_dir)
         _mount(self._state_dir, record)
 
@@ -259,15 +258,8 @@ def _sync(path: Path) -> None:
         os.close(fd)
 
 
-@contextlib.asynccontextmanager
-async def _locked(state_dir: Path) -> AsyncIterator[None]:
-    fd = os.open(state_dir / "storage.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        if not await lock_within(fd, _PATIENCE_S):
-            raise SandboxError("somebody else is at work on the storage and does not end", hint=str(state_dir))
-        yield
-    finally:
-        os.close(fd)
+def _locked(state_dir: Path) -> AbstractAsyncContextManager[None]:
+    return locked(state_dir / "storage.lock", _PATIENCE_S, "is at work on the storage")
 
 
 # ---- mounts ----

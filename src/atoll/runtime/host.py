@@ -180,12 +180,16 @@ class Runtime:
             pause_after_s=pause_after_s,
         )
         driver = self._choose(spec.runtime)
-        if self._records.means_one(spec.name):
-            await self.collect()
-            if self._records.means_one(spec.name):
-                raise SandboxExists(spec.name)
+        await self._require_free(spec.name)
         ground = await self._stand(spec.image, _resolve_limits(spec.limits, driver), spec.env, progress)
         return await self._take(spec, driver, ground) or await self._make(spec, driver, ground)
+
+    async def _require_free(self, name: str) -> None:
+        """Raise `SandboxExists` at once if the name is taken, and not by what is to be collected."""
+        if self._records.means_one(name):
+            await self.collect()
+            if self._records.means_one(name):
+                raise SandboxExists(name)
 
     async def _stand(self, image: str, limits: Limits, env: Mapping[str, str], progress: Progress | None) -> Ground:
         found = await self.images.resolve(image, progress=progress)
@@ -566,12 +570,19 @@ class Runtime:
         names = names or [f"{source[:50]}-{secrets.token_hex(4)}" for _ in range(count)]
         if count < 1 or len(names) != count:
             raise InvalidRequest(f"{count} forks with {len(names)} names cannot be; give as many names as forks")
-        id = self._records.lookup(source)
+        async with self._as_it_was(source, checkpoint) as record:
+            return await self._fork(record, names, kept=checkpoint is not None)
+
+    @contextlib.asynccontextmanager
+    async def _as_it_was(self, name: str, checkpoint: str | None) -> AsyncIterator[CheckpointRecord]:
+        """A sandbox at a checkpoint, or as it is now. Its layers are not taken away as long as the context lasts."""
+        id = self._records.lookup(name)
         try:
-            async with self._layers.held():  # what the forks stand on is nobody else's until they do
+            async with self._layers.held():
                 if checkpoint is not None:
-                    return await self._fork(self._checkpoints.find(checkpoint, source), names, kept=True)
-                return await self._fork(await self._checkpoint(id, None, keep=False), names, kept=False)
+                    yield self._checkpoints.find(checkpoint, name)
+                else:
+                    yield await self._checkpoint(id, None, keep=False)
         finally:
             with anyio.CancelScope(shield=True), contextlib.suppress(AtollError):
                 await self._life.collect(patience_s=1)
@@ -643,18 +654,9 @@ class Runtime:
         """
         from atoll.runtime import exporting
 
-        id = self._records.lookup(name)
-        try:
-            async with self._layers.held():  # what is read is nobody else's until it is written
-                if checkpoint is not None:
-                    record = self._checkpoints.find(checkpoint, name)
-                else:
-                    record = await self._checkpoint(id, None, keep=False)
-                driver = self._choose(record.checkpoint.runtime)
-                return await exporting.write(record, self._layers, driver, target, progress)
-        finally:
-            with anyio.CancelScope(shield=True), contextlib.suppress(AtollError):
-                await self._life.collect(patience_s=1)
+        async with self._as_it_was(name, checkpoint) as record:
+            driver = self._choose(record.checkpoint.runtime)
+            return await exporting.write(record, self._layers, driver, target, progress)
 
     async def import_(
         self,
@@ -708,10 +710,7 @@ class Runtime:
                 runtime=runtime or self._settings.runtime or contents.runtime,
                 pause_after_s=contents.pause_after_s,
             )
-            if spec.name in self._records.names():
-                await self.collect()
-                if spec.name in self._records.names():
-                    raise SandboxExists(spec.name)
+            await self._require_free(spec.name)
             base = base or await self.images.resolve(reference, progress=progress)
             ground = Ground(
                 limits=_resolve_limits(limits, driver),

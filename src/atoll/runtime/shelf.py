@@ -13,12 +13,12 @@ time fills, whoever else wants to.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import logging
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import anyio
@@ -28,7 +28,7 @@ from pydantic import ValidationError
 from atoll.contract.driver import Driver
 from atoll.contract.errors import AtollError, SandboxError
 from atoll.contract.model import Frozen, Limits, RuntimeName, Shelf
-from atoll.drivers.locks import lock_within
+from atoll.drivers.locks import locked
 from atoll.runtime.imagename import Reference
 from atoll.runtime.layers import Ground
 from atoll.runtime.records import Manifest, Records, Taken, write_whole
@@ -223,15 +223,8 @@ class Shelves:
                     await self._remove(taken)
         return taken is not None
 
-    @contextlib.asynccontextmanager
-    async def _alone(self) -> AsyncIterator[None]:
-        fd = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            if not await lock_within(fd, _PATIENCE_S):
-                raise SandboxError("somebody else fills the shelves and does not end", hint=str(self._lock))
-            yield
-        finally:
-            os.close(fd)
+    def _alone(self) -> AbstractAsyncContextManager[None]:
+        return locked(self._lock, _PATIENCE_S, "fills the shelves")
 
     # ---- refilling ----
 
