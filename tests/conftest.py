@@ -163,7 +163,8 @@ def make_state_dir(ledger: Ledger, give_host_image: Callable[[Path], Path]) -> I
         ledger.unwatch(path)
         shutil.rmtree(path, ignore_errors=bool(left))
     if left:
-        pytest.fail("left at the end of all tests:\n  " + "\n  ".join(left), pytrace=False)
+        shown = [*left[:20], f"and {len(left) - 20} more"] if len(left) > 20 else left
+        pytest.fail("left at the end of all tests:\n  " + "\n  ".join(shown), pytrace=False)
 
 
 @pytest.fixture(scope="session")

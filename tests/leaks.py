@@ -15,7 +15,7 @@ import signal
 import struct
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,7 +57,8 @@ class Ledger:
         if self._notes < 0:
             raise OSError(ctypes.get_errno(), "inotify_init1")
         self._state_dirs: list[str] = []
-        self._ids: set[str] = set()
+        self._watches: dict[int, str] = {}
+        self._ids: dict[str, str] = {}
 
     def close(self) -> None:
         os.close(self._notes)
@@ -66,8 +67,10 @@ class Ledger:
         """Look after a state directory. Nothing may have been made in it yet."""
         sandboxes = state_dir / "sandboxes"
         sandboxes.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if libc.inotify_add_watch(self._notes, os.fsencode(sandboxes), _IN_CREATE | _IN_MOVED_TO) < 0:
+        watch = libc.inotify_add_watch(self._notes, os.fsencode(sandboxes), _IN_CREATE | _IN_MOVED_TO)
+        if watch < 0:
             raise OSError(ctypes.get_errno(), "inotify_add_watch", str(sandboxes))
+        self._watches[watch] = str(state_dir)
         self._state_dirs.append(str(state_dir))
 
     def unwatch(self, state_dir: Path) -> None:
@@ -105,7 +108,7 @@ class Ledger:
         mine = [line for line in self._directories() if str(state_dir) in line]
         mine += [line for line in self._mounts(ids) if str(state_dir) in line]
         mine += [line for line in self._processes(_pids()) if str(state_dir) in line]
-        return mine + list(self._cgroups(ids))
+        return mine + list(self._cgroups({id for id, of in self._ids.items() if of == str(state_dir)}))
 
     def end_processes_of(self, state_dir: Path) -> None:
         """Kill what still runs because of a state directory, so that a test that failed does not burden the machine."""
@@ -116,17 +119,18 @@ class Ledger:
 
     # ---- the parts ----
 
-    def _known_ids(self) -> set[str]:
+    def _known_ids(self) -> Set[str]:
+        """Every id that was ever used."""
         with suppress(BlockingIOError):
             while events := os.read(self._notes, 65536):
                 at = 0
                 while at < len(events):
-                    _, _, _, length = _EVENT.unpack_from(events, at)
+                    watch, _, _, length = _EVENT.unpack_from(events, at)
                     name = events[at + _EVENT.size : at + _EVENT.size + length].rstrip(b"\0")
                     if name:  # none: a watched directory has gone, or its file system
-                        self._ids.add(os.fsdecode(name))
+                        self._ids[os.fsdecode(name)] = self._watches[watch]
                     at += _EVENT.size + length
-        return self._ids
+        return self._ids.keys()
 
     def _directories(self) -> Iterator[str]:
         for state_dir in self._state_dirs:
@@ -140,19 +144,19 @@ class Ledger:
                 if "atoll-" in name and any(id in name for id in self._ids):
                     yield f"directory entry {place}/{name}"
 
-    def _cgroups(self, ids: set[str]) -> Iterator[str]:
+    def _cgroups(self, ids: Set[str]) -> Iterator[str]:
         for parent in (_CGROUPS / "atoll", *_CGROUPS.glob("*/atoll")):
             with suppress(FileNotFoundError, NotADirectoryError):
                 for name in os.listdir(parent):
                     if name.partition(".")[0] in ids:
                         yield f"cgroup {parent}/{name}"
 
-    def _mounts(self, ids: set[str]) -> Iterator[str]:
+    def _mounts(self, ids: Set[str]) -> Iterator[str]:
         for line in Path("/proc/self/mountinfo").read_text().splitlines():
             if "atoll" in line and self._is_ours(line, ids):
                 yield f"mount {line}"
 
-    def _processes(self, pids: frozenset[int] | set[int]) -> Iterator[str]:
+    def _processes(self, pids: Set[int]) -> Iterator[str]:
         """Those of `pids` that are ours: by their command line, their cgroup or as children."""
         ids = self._known_ids()
         for pid in sorted(pids):
@@ -184,7 +188,7 @@ class Ledger:
         name = cgroup.rpartition("/atoll/")[2].split("\n")[0].partition(".")[0]
         return any(os.path.exists(f"{state_dir}/sandboxes/{name}/manifest.json") for state_dir in self._state_dirs)
 
-    def _is_ours(self, text: str, ids: set[str]) -> bool:
+    def _is_ours(self, text: str, ids: Set[str]) -> bool:
         return any(state_dir in text for state_dir in self._state_dirs) or (
             "atoll-" in text and any(id in text for id in ids)
         )
