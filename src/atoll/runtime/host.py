@@ -27,7 +27,6 @@ from atoll.contract.driver import Driver, Finding, Memory
 from atoll.contract.errors import (
     AtollError,
     InvalidRequest,
-    LaunchFailed,
     RuntimeUnavailable,
     SandboxDied,
     SandboxError,
@@ -52,7 +51,7 @@ from atoll.runtime import disk
 from atoll.runtime.checkpoints import CheckpointRecord, Checkpoints
 from atoll.runtime.images import ImageStore, Progress
 from atoll.runtime.layers import Ground, Layers
-from atoll.runtime.life import GO_ON_TRIES, Life
+from atoll.runtime.life import Life
 from atoll.runtime.records import Manifest, Records, Taken, new_id, now
 from atoll.runtime.sandbox import Sandbox
 from atoll.runtime.shelf import MOST, Kind, Shelves
@@ -605,19 +604,12 @@ class Runtime:
         failures: builtins.list[AtollError] = []
 
         async def one(name: str, group: str) -> None:
-            for left in range(GO_ON_TRIES - 1 if memory else 0, -1, -1):
-                try:
-                    made.append(await copy(name, group))
-                    return
-                except AtollError as error:
-                    if not left or not isinstance(error, LaunchFailed):
-                        failures.append(error)
-                        return
-
-        async def copy(name: str, group: str) -> Sandbox:
             spec = _spec(**{**record.spec.model_dump(), "name": name, "ephemeral": False})
             stands_at = record.checkpoint.id if kept else record.checkpoint.parent
-            return await self._make(spec, driver, record, memory=memory, checkpoint=stands_at, group=group)
+            try:
+                made.append(await self._make(spec, driver, record, memory=memory, checkpoint=stands_at, group=group))
+            except AtollError as error:
+                failures.append(error)
 
         with self._records.together() as group:
             whole = False

@@ -47,7 +47,6 @@ from atoll.runtime.checkpoints import CheckpointRecord, Checkpoints
 from atoll.runtime.layers import FLATTEN_AT, MOST_LAYERS, Layers, Sealed
 from atoll.runtime.records import Manifest, Records, now
 
-GO_ON_TRIES = 3
 _END_S = 10
 """How long a sandbox whose processes have been written to disk may take to end."""
 _log = logging.getLogger(__name__)
@@ -119,7 +118,7 @@ class Life:
                 return await self._run_anew(manifest, driver)
             memory = Memory(path=directory / manifest.memory, hostname=manifest.spec.name)
             try:
-                woken = await self._go_on(id, driver, memory)
+                woken = await self._run_anew(manifest, driver, memory)
             except LaunchFailed:
                 # Cut short when it was written, or of another version of the runtime. The files are there all the same.
                 _log.warning("the processes of %s could not go on and are lost", manifest.spec.name, exc_info=True)
@@ -162,17 +161,6 @@ class Life:
         directory = self._records.directory(manifest.id)
         if manifest.memory is not None and (directory / manifest.memory).parent == directory:
             await driver.remove(directory / manifest.memory)
-
-    async def _go_on(self, id: str, driver: Driver, saved: Memory | None, **changes: object) -> Manifest:
-        """`_run_anew`, and again if saved processes did not go on: gVisor of 2022 fails at it now and then."""
-        for left in range(GO_ON_TRIES - 1 if saved else 0, -1, -1):
-            try:
-                return await self._run_anew(self._read(id), driver, saved, **changes)
-            except LaunchFailed:
-                if not left:
-                    raise
-                _log.warning("the processes of sandbox %s did not go on; they are asked again", id, exc_info=True)
-        raise AssertionError("the last try returns or raises")
 
     async def _run_anew(
         self, manifest: Manifest, driver: Driver, saved: Memory | None = None, **changes: object
@@ -326,7 +314,7 @@ class Life:
                 self._checkpoints.write(record)
                 manifest = self._write(manifest, checkpoint=record.checkpoint.id)
             if with_memory and running:
-                await self._go_on(id, driver, self._checkpoints.memory(record))
+                await self._run_anew(self._read(id), driver, self._checkpoints.memory(record))
             return record
 
     async def _seal(self, manifest: Manifest, driver: Driver, checkpoint: str | None) -> Manifest:
@@ -396,8 +384,8 @@ class Life:
             manifest = self._read(id)
             _require_lasting(manifest)
             driver = self._choose(manifest.runtime)
-            await self._go_on(
-                id,
+            await self._run_anew(
+                manifest,
                 driver,
                 self._checkpoints.memory(record) if driver.capabilities.memory_checkpoint else None,
                 spec=manifest.spec.model_copy(update={"image": record.spec.image}),
