@@ -652,19 +652,19 @@ def test_a_sitter_with_something_left_takes_nothing_else(guest: Guest) -> None:
 
 def test_a_sitter_that_waits_and_is_killed_or_stopped_holds_nothing_up(guest: Guest) -> None:
     first = ppid(guest)
-    wait_for(lambda: guest.sitters() == [first])
+    wait_for_rest(guest, first)
     os.kill(first, signal.SIGKILL)
     wait_for(lambda: guest.sitters() == [])
     second = ppid(guest)
     assert second != first
-    wait_for(lambda: guest.sitters() == [second])
+    wait_for_rest(guest, second)
     os.kill(second, signal.SIGSTOP)
     assert ppid(guest) == second
 
 
 def test_a_request_that_no_sitter_could_be_sent_gets_a_new_one(guest: Guest) -> None:
     first = ppid(guest)
-    wait_for(lambda: guest.sitters() == [first])
+    wait_for_rest(guest, first)
     large = "x" * 100_000
     assert said(guest, "echo $PPID ${#LARGE}", f"LARGE={large}").split()[1] == b"100000"
 

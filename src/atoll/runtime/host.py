@@ -12,9 +12,8 @@ import logging
 import os
 import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -320,25 +319,15 @@ class Runtime:
         self._making.add(manifest.id)
         try:
             async with driver.renaming(manifest.run_id, directory, spec.name, manifest.id_base):
-                noting = self._clerk.submit(self._note, manifest)
-                try:
-                    sandbox = self._sandbox(manifest, driver)
-                    await sandbox.connect()
-                finally:
-                    noting.result()  # the disk has it by now, or is about to
+                self._records.write(manifest)
+                self._records.claim(spec.name, manifest.id)
+                sandbox = self._sandbox(manifest, driver)
+                await sandbox.connect()
             if spec.ephemeral or spec.pause_after_s is not None:
                 await driver.adopt(directory, ephemeral=spec.ephemeral, pause_after_s=spec.pause_after_s)
         finally:
             self._making.discard(manifest.id)
         return sandbox
-
-    @cached_property
-    def _clerk(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(1, "atoll-clerk")
-
-    def _note(self, manifest: Manifest) -> None:
-        self._records.write(manifest)
-        self._records.claim(manifest.spec.name, manifest.id)
 
     def _let_go(self, id: str) -> None:
         """Have nothing to do with a sandbox any more that is to wait for somebody else."""

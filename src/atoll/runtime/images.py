@@ -51,6 +51,8 @@ from atoll.runtime.imagename import HOST, Kind, Reference
 __all__ = ["Image", "ImageLayers", "ImageStore", "Progress", "Reference"]
 
 _LOCK_POLL_S = (0.005, 0.1)
+_LOOK_EVERY_S = 0.5
+"""How long the machine's own files are taken to be as they were seen."""
 
 Seen = tuple[int, int, int]
 """What tells that a file has changed: time of modification, size and inode."""
@@ -116,6 +118,7 @@ class ImageStore:
         self._grace_s = grace_s
         self._fetcher = Fetcher(rootless=rootless, max_bytes=max_bytes)
         self._skeleton: hostimage.Skeleton | None = None
+        self._looked_at = -_LOOK_EVERY_S
 
     async def resolve(self, reference: str, *, progress: Progress | None = None) -> ImageLayers:
         """The layers of an image, fetched, imported or built first if it is not present.
@@ -279,7 +282,13 @@ class ImageStore:
     def _if_current(self, skeleton: hostimage.Skeleton | None) -> hostimage.Skeleton | None:
         if skeleton is None or not (self._tree(skeleton.digest) / "root").is_dir():
             return None
-        return skeleton if skeleton.is_current(rootless=self._rootless) else None
+        if skeleton is self._skeleton and time.monotonic() < self._looked_at + _LOOK_EVERY_S:
+            return skeleton
+        now = time.monotonic()
+        if not skeleton.is_current(rootless=self._rootless):
+            return None
+        self._looked_at = now
+        return skeleton
 
     def _read_skeleton(self) -> hostimage.Skeleton | None:
         try:
