@@ -8,6 +8,7 @@ each of crun, runc and runsc. One that is not installed is skipped, or fails the
 from __future__ import annotations
 
 import functools
+import gc
 import inspect
 import os
 import shutil
@@ -49,6 +50,11 @@ for _number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "core: what also runs as an ordinary user, with and without a range of ids")
     config.addinivalue_line("markers", "rootless: only means something as an ordinary user")
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays to the end: nobody has to look through it again and again for garbage."""
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -116,12 +122,14 @@ def ledger() -> Iterator[Ledger]:
 
 
 @pytest.fixture(scope="session")
-def host_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An image store that holds the host image, built once for all processes of a run."""
+def host_images(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An image store that holds the host image, built once for all processes of a run and kept for the next run."""
     from atoll.runtime.images import ImageStore
 
-    base = tmp_path_factory.getbasetemp()
-    root = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "host-images"
+    if (cache := getattr(pytestconfig, "cache", None)) is not None:
+        root: Path = cache.mkdir("host-images")
+    else:
+        root = tmp_path_factory.getbasetemp() / "host-images"
     anyio.run(ImageStore(root, rootless=os.geteuid() != 0).resolve, "host")
     return root
 
