@@ -63,6 +63,7 @@ if TYPE_CHECKING:
         SystemProcess,
         Usage,
     )
+    from atoll.contract.network import AuditRecord, NetworkPolicy
     from atoll.runtime.files import Files
     from atoll.runtime.host import Runtime, open  # noqa: A004
     from atoll.runtime.images import ImageStore
@@ -86,6 +87,7 @@ _HOMES = {
     "atoll.contract.driver": "Capabilities Finding",
     "atoll.contract.errors": _ERRORS,
     "atoll.contract.model": _MODELS,
+    "atoll.contract.network": "AuditRecord NetworkPolicy",
     "atoll.runtime.files": "Files",
     "atoll.runtime.host": "Runtime open",
     "atoll.runtime.images": "ImageStore",
@@ -98,6 +100,7 @@ _HOME_OF = {name: module for module, names in _HOMES.items() for name in names.s
 __all__ = [
     "ArchiveRefused",
     "AtollError",
+    "AuditRecord",
     "CallerError",
     "Capabilities",
     "Checkpoint",
@@ -124,6 +127,7 @@ __all__ = [
     "LaunchFailed",
     "Limits",
     "Match",
+    "NetworkPolicy",
     "Output",
     "PathDenied",
     "PathExists",

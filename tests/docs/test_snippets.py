@@ -67,13 +67,12 @@ async def test_the_guide_is_true(section: str, state: Path, tmp_path: Path) -> N
 def test_public_names_are_exactly_these() -> None:
     """The public API is pinned: adding or removing a name is a decision, with a line in the changelog."""
     names = """
-    ArchiveRefused AtollError CallerError Capabilities Checkpoint CheckpointNotFound Cut DiskFull Event ExecBytes
-    ExecResult ExecTimeout Exited Exported FileChange FileEntry FileError FileStat Files Finding Gap GuestProtocolError
-    ImageStore ImageUnavailable InvalidRequest LaunchFailed Limits Match Output PathDenied PathExists PathIsDirectory
-    PathNotDirectory PathNotFound PortRefused Process ProcessInfo ProcessNotFound Runtime RuntimeUnavailable Sandbox
-    SandboxAsleep SandboxDied SandboxError SandboxExists SandboxInfo SandboxNotFound Settings Shelf StorageInfo
-    SystemProcess
-    Unenforceable Usage open
+    ArchiveRefused AtollError AuditRecord CallerError Capabilities Checkpoint CheckpointNotFound Cut DiskFull Event
+    ExecBytes ExecResult ExecTimeout Exited Exported FileChange FileEntry FileError FileStat Files Finding Gap
+    GuestProtocolError ImageStore ImageUnavailable InvalidRequest LaunchFailed Limits Match NetworkPolicy Output
+    PathDenied PathExists PathIsDirectory PathNotDirectory PathNotFound PortRefused Process ProcessInfo
+    ProcessNotFound Runtime RuntimeUnavailable Sandbox SandboxAsleep SandboxDied SandboxError SandboxExists
+    SandboxInfo SandboxNotFound Settings Shelf StorageInfo SystemProcess Unenforceable Usage open
     """.split()
     assert sorted(atoll.__all__) == sorted(names)
     for name in names:

@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from atoll.contract.errors import InvalidRequest
+from atoll.contract.network import Indexes, NetworkPolicy
 
 NAME_RULE = "1 to 63 characters: lower-case letters, digits, '-', '_' and '.', beginning with a letter or a digit"
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
@@ -92,6 +93,10 @@ class SandboxSpec(Frozen):
     """True: it ends when the last client that uses it leaves, however that one ends."""
     pause_after_s: float | None = Field(default=None, gt=0, le=1_000_000)
     """How long it may be unused before its processes stand still. Unset: for ever. Using it wakes it."""
+    network: NetworkPolicy | None = None
+    """What may leave it. Unset: nothing, and there is no proxy inside that could refuse it."""
+    indexes: Indexes | None = None
+    """What the preset `registries` stood for when `network` was set. Unset: it is not in there."""
 
 
 class SandboxInfo(Frozen):
@@ -112,6 +117,8 @@ class SandboxInfo(Frozen):
     """When something was last asked of it. Unset: it has not been used since it was made."""
     pid: int | None = None
     """The guest's process on the host. Unset when none runs."""
+    network: NetworkPolicy | None = None
+    """What may leave it. Unset: nothing."""
 
 
 class Shelf(Frozen):

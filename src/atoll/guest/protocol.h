@@ -102,6 +102,7 @@ enum tag {
     TAG_EVENT = 8,        /* i */
     TAG_ACTION = 9,       /* i */
     TAG_PAUSE_MS = 10,    /* i */
+    TAG_IDLE = 11,        /* i */
     TAG_ARGV = 20,        /* s, repeated */
     TAG_SHELL = 21,       /* s */
     TAG_ENV = 22,         /* s, repeated */

@@ -44,13 +44,15 @@ from atoll.contract.model import (
     Usage,
     check_name,
 )
+from atoll.contract.network import AuditRecord, Indexes, NetworkPolicy
 from atoll.drivers import oci
 from atoll.drivers.locks import is_held
-from atoll.runtime import disk
+from atoll.runtime import audit, disk
 from atoll.runtime.checkpoints import CheckpointRecord, Checkpoints
 from atoll.runtime.images import ImageStore, Progress
 from atoll.runtime.layers import Ground, Layers
 from atoll.runtime.life import Life
+from atoll.runtime.outlet import Outlet, Outlets
 from atoll.runtime.records import Manifest, Records, Taken, new_id, now
 from atoll.runtime.sandbox import Sandbox
 from atoll.runtime.shelf import MOST, Kind, Shelves
@@ -121,6 +123,7 @@ class Runtime:
         """The manifests of those that are open, as they were when a connection was last made."""
         self._making: set[str] = set()
         self._launches = anyio.CapacityLimiter(_LAUNCHES)
+        self.outlets = Outlets(tasks)
         self.storage = disk.Disk(records.state_dir, self._layers, self._life.collect)
         self._shelves = Shelves(records, tasks, ground=self._ground, make=self._put_up, remove=self._take_down)
         self.images = ImageStore(records.state_dir / "images", rootless=os.geteuid() != 0, in_use=self._digests_in_use)
@@ -152,13 +155,15 @@ class Runtime:
         runtime: RuntimeName | None = None,
         ephemeral: bool = False,
         pause_after_s: float | None = None,
+        network: NetworkPolicy | None = None,
         progress: Progress | None = None,
     ) -> Sandbox:
         """Make a sandbox and wait until it answers.
 
         It lives until it is destroyed, whatever becomes of this process; an `ephemeral` one until the last client
         leaves. Without a name it gets one. When this fails or is cancelled, nothing is left of it. `progress` hears
-        of an image that is being fetched. Where one of its kind waits (`warm`), that one is taken.
+        of an image that is being fetched. Where one of its kind waits (`warm`), that one is taken. `network` says what
+        may leave it; unset, nothing can.
 
         Raises:
             InvalidRequest: the name, a limit or the environment is not allowed.
@@ -177,6 +182,8 @@ class Runtime:
             runtime=runtime or self._settings.runtime,
             ephemeral=ephemeral,
             pause_after_s=pause_after_s,
+            network=network,
+            indexes=await self._indexes(network),
         )
         driver = self._choose(spec.runtime)
         await self._require_free(spec.name)
@@ -362,9 +369,14 @@ class Runtime:
             destroy=partial(self._remove, id, manifest.spec.name, driver),
             stop=partial(self._stop, id, driver),
             host=self,
+            outlet=Outlet(self.outlets, self._records.directory(id), partial(self._spec_of, id)),
         )
         self._open[id] = sandbox
         return sandbox
+
+    def _spec_of(self, id: str) -> SandboxSpec | None:
+        manifest = self._records.read(id)
+        return manifest.spec if manifest else None
 
     def _oom_kills(self, id: str, driver: Driver) -> int | None:
         manifest = self._current.get(id)
@@ -462,7 +474,7 @@ class Runtime:
     async def pool(self, session_id: str, **options: Any) -> AsyncIterator[Pool]:
         """The sandboxes of one session. While it is open, those that nobody uses go to sleep.
 
-        `options` are those of `Pool`: `image`, `limits`, `env`, `user`, `runtime`, `pause_after_s` and
+        `options` are those of `Pool`: `image`, `limits`, `env`, `user`, `runtime`, `pause_after_s`, `network` and
         `sleep_after_s`, ten minutes when it is not said.
 
         Raises:
@@ -497,6 +509,50 @@ class Runtime:
         await sandbox.connect()
         return sandbox
 
+    # ---- the network ----
+
+    async def set_network(self, name: str, policy: NetworkPolicy | None) -> None:
+        """Say what may leave a sandbox from now on, whoever serves it. None: nothing.
+
+        It holds for the next connection; open ones that are not allowed any more are cut, within a second by another
+        process. Commands that run already know of a proxy only if there was a policy when they were started. What
+        `registries` stands for is found out now.
+
+        Raises:
+            SandboxNotFound: there is none of this name.
+            Unenforceable: `registries` is asked for, and this machine is configured for none.
+        """
+        id = self._records.lookup(name)
+        indexes = await self._indexes(policy)
+        await self._life.set_network(id, policy, indexes)
+        if id in self._open:
+            sandbox = self._open[id]
+            sandbox.info = sandbox.info.model_copy(update={"network": policy})
+            await sandbox.follow_policy()
+
+    async def audit(self, name: str) -> builtins.list[AuditRecord]:
+        """What left a sandbox or tried to, the oldest first, as far back as records are kept.
+
+        Raises:
+            SandboxNotFound: there is none of this name.
+        """
+        return await anyio.to_thread.run_sync(audit.read, self._records.directory(self._records.lookup(name)))
+
+    def follow_audit(self, name: str) -> AsyncIterator[AuditRecord]:
+        """Records of a sandbox as they are written, from now on, until it is destroyed.
+
+        Raises:
+            SandboxNotFound: there is none of this name.
+        """
+        return audit.follow(self._records.directory(self._records.lookup(name)))
+
+    async def _indexes(self, policy: NetworkPolicy | None) -> Indexes | None:
+        if policy is None or not policy.has_preset:
+            return None
+        from atoll.runtime import registries
+
+        return await registries.find()
+
     # ---- checkpoints ----
 
     async def checkpoint(self, name: str, label: str | None = None) -> Checkpoint:
@@ -514,7 +570,11 @@ class Runtime:
     async def _checkpoint(self, id: str, label: str | None, *, keep: bool = True) -> CheckpointRecord:
         record = await self._life.checkpoint(id, label, keep=keep)
         if record.checkpoint.with_memory:
+            served = id in self._open and self._open[id].is_served_here
             await self._disconnect(id)
+            if served:  # its processes go on, and what they ask for with them
+                with contextlib.suppress(SandboxError):
+                    await self._open[id].connect()
         return record
 
     async def checkpoints(self, name: str | None = None) -> builtins.list[Checkpoint]:
@@ -570,7 +630,8 @@ class Runtime:
         if count < 1 or len(names) != count:
             raise InvalidRequest(f"{count} forks with {len(names)} names cannot be; give as many names as forks")
         async with self._as_it_was(source, checkpoint) as record:
-            return await self._fork(record, names, kept=checkpoint is not None)
+            allowed = self._spec_of(self._records.lookup(source)) or record.spec
+            return await self._fork(record, names, allowed=allowed, kept=checkpoint is not None)
 
     @contextlib.asynccontextmanager
     async def _as_it_was(self, name: str, checkpoint: str | None) -> AsyncIterator[CheckpointRecord]:
@@ -586,14 +647,18 @@ class Runtime:
             with anyio.CancelScope(shield=True), contextlib.suppress(AtollError):
                 await self._life.collect(patience_s=1)
 
-    async def _fork(self, record: CheckpointRecord, names: Sequence[str], *, kept: bool) -> builtins.list[Sandbox]:
+    async def _fork(
+        self, record: CheckpointRecord, names: Sequence[str], *, allowed: SandboxSpec, kept: bool
+    ) -> builtins.list[Sandbox]:
         driver = self._choose(record.checkpoint.runtime)
         memory = self._checkpoints.memory(record)
         made: builtins.list[Sandbox] = []
         failures: builtins.list[AtollError] = []
 
         async def one(name: str, group: str) -> None:
-            spec = _spec(**{**record.spec.model_dump(), "name": name, "ephemeral": False})
+            # What it may reach is a matter of now, not of then.
+            changes = {"name": name, "ephemeral": False, "network": allowed.network, "indexes": allowed.indexes}
+            spec = _spec(**{**record.spec.model_dump(), **changes})
             stands_at = record.checkpoint.id if kept else record.checkpoint.parent
             try:
                 made.append(await self._make(spec, driver, record, memory=memory, checkpoint=stands_at, group=group))
@@ -770,6 +835,7 @@ class Runtime:
             created_at=manifest.created_at,
             last_used_at=last_used and max(last_used, manifest.created_at),  # it may have waited before it was made
             pid=pid,
+            network=manifest.spec.network,
         )
 
     def _digests_in_use(self) -> set[str]:

@@ -43,6 +43,7 @@ from atoll.contract.errors import (
     SandboxError,
 )
 from atoll.contract.model import Checkpoint, RuntimeName
+from atoll.contract.network import Indexes, NetworkPolicy
 from atoll.runtime.checkpoints import CheckpointRecord, Checkpoints
 from atoll.runtime.layers import FLATTEN_AT, MOST_LAYERS, Layers, Sealed
 from atoll.runtime.records import Manifest, Records, now
@@ -263,6 +264,12 @@ class Life:
             driver = self._choose(manifest.runtime)
             if await self._runs(manifest, driver):
                 await driver.freeze(self._records.directory(id))
+
+    async def set_network(self, id: str, policy: NetworkPolicy | None, indexes: Indexes | None) -> None:
+        """Have another policy hold, from the moment in which the manifest says so."""
+        async with self._records.working(id):
+            manifest = self._read(id)
+            self._write(manifest, spec=manifest.spec.model_copy(update={"network": policy, "indexes": indexes}))
 
     # ---- checkpoints ----
 

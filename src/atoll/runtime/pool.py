@@ -19,6 +19,7 @@ import anyio
 
 from atoll.contract.errors import AtollError, InvalidRequest, SandboxExists, SandboxNotFound
 from atoll.contract.model import Frozen, Limits, RuntimeName, Status, check_name
+from atoll.contract.network import NetworkPolicy
 from atoll.runtime.host import Runtime
 from atoll.runtime.sandbox import Sandbox
 
@@ -60,6 +61,7 @@ class Pool:
         user: str = "user",
         runtime: RuntimeName | None = None,
         pause_after_s: float | None = None,
+        network: NetworkPolicy | None = None,
         sleep_after_s: float | None = SLEEP_AFTER_S,
     ) -> None:
         if not _SESSION.fullmatch(session_id):
@@ -77,6 +79,7 @@ class Pool:
             "user": user,
             "runtime": runtime,
             "pause_after_s": pause_after_s,
+            "network": network,
         }
 
     async def get(self, name: str = DEFAULT, **options: object) -> Sandbox:

@@ -12,7 +12,7 @@ import logging
 import signal as signals
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
@@ -40,8 +40,9 @@ from atoll.contract.model import (
     SystemProcess,
     Usage,
 )
+from atoll.contract.network import AuditRecord, NetworkPolicy
 from atoll.runtime.files import ENTRY_LIMIT, Files
-from atoll.runtime.link import Link
+from atoll.runtime.link import Link, Opener
 from atoll.runtime.process import (
     STDERR,
     STDOUT,
@@ -63,6 +64,7 @@ from atoll.runtime.wire import FIRST_CHANNEL, Action, EventKind, Fields, Op, Tag
 if TYPE_CHECKING:
     from atoll.runtime.exporting import File
     from atoll.runtime.imagefetch import Progress
+    from atoll.runtime.outlet import Outlet
 
 OUTPUT_LIMIT_BYTES = 16 * 1024 * 1024
 LOGIN_SHELL = "if command -v bash >/dev/null 2>&1; then exec bash -l; else exec sh -l; fi"
@@ -95,6 +97,10 @@ class Host(Protocol):
         self, name: str, target: File, *, checkpoint: str | None = None, progress: Progress | None = None
     ) -> Exported: ...
 
+    async def set_network(self, name: str, policy: NetworkPolicy | None) -> None: ...
+
+    async def audit(self, name: str) -> list[AuditRecord]: ...
+
 
 class Sandbox:
     """A sandbox that runs. Get one from `Runtime.create` or `Runtime.get`.
@@ -123,12 +129,16 @@ class Sandbox:
         destroy: Callable[[], Awaitable[None]],
         stop: Callable[[], Awaitable[None]] | None = None,
         host: Host | None = None,
+        outlet: Outlet | None = None,
     ) -> None:
         self.info = info
         self.files = Files(self._open, info.user)
         self._connect = connect
         self._tasks = tasks
+        self._env = dict(env)
         self._environment = Environment(env)
+        self._outlet = outlet
+        self._told: Mapping[str, str] = {}
         self._oom_kills = oom_kills
         self._usage = usage
         self._destroy = destroy
@@ -214,7 +224,7 @@ class Sandbox:
         Raises:
             PathNotFound, PathNotDirectory, PathDenied: `cwd` cannot be used.
         """
-        request = self._command(command, env, cwd, user, stdin=stdin, pty=pty, keep=keep, channels=channels)
+        request = await self._command(command, env, cwd, user, stdin=stdin, pty=pty, keep=keep, channels=channels)
         fields = request.encode()
         watch = OomWatch(self._oom_kills)
         stream = await self._open(
@@ -330,7 +340,7 @@ class Sandbox:
             PortRefused: nothing listens there.
         """
         fields = encode_fields(((Tag.PORT, _check_port(port, 1)), (Tag.HOST, _check_host(host))))
-        return await self._connected(Op.DIAL, fields, f"{host}:{port}")
+        return await _connected(self._open, Op.DIAL, fields, f"{host}:{port}")
 
     @asynccontextmanager
     async def listen(self, port: int = 0, host: str = "127.0.0.1") -> AsyncIterator[Listener]:
@@ -342,13 +352,8 @@ class Sandbox:
             PortRefused: the port is taken.
         """
         fields = encode_fields(((Tag.PORT, _check_port(port, 0)), (Tag.HOST, _check_host(host))))
-        async with await self._open(Op.LISTEN, fields, receive=()) as stream:
-            event = await stream.next_event(EventKind.LISTENING)
-            if event is None:
-                raise PortRefused(f"cannot listen on {host}:{port} inside: {_reason(stream)}")
-            with stream.judging():
-                chosen = event.within(Tag.PORT, 1, 65535)
-            yield Listener(chosen, stream, self._accept)
+        async with _listening(self._open, fields, f"{host}:{port}") as listener:
+            yield listener
 
     # ----------------------------------------------------------------------------------------- the sandbox itself
 
@@ -404,6 +409,24 @@ class Sandbox:
     ) -> Exported:
         """As `Runtime.export`."""
         return await self._owner.export(self.name, target, checkpoint=checkpoint, progress=progress)
+
+    async def set_network(self, policy: NetworkPolicy | None) -> None:
+        """As `Runtime.set_network`."""
+        await self._owner.set_network(self.name, policy)
+
+    async def follow_policy(self) -> None:
+        """Do at once what the policy says that holds now."""
+        if self._outlet is not None:
+            await self._outlet.follow()
+
+    @property
+    def is_served_here(self) -> bool:
+        """Whether what leaves it goes through this process."""
+        return self._outlet is not None and self._outlet.is_served
+
+    async def audit(self) -> list[AuditRecord]:
+        """As `Runtime.audit`."""
+        return await self._owner.audit(self.name)
 
     @property
     def _owner(self) -> Host:
@@ -476,6 +499,8 @@ class Sandbox:
                 raise
             self._link = link
             self._tasks.start_soon(self._serve, link)
+            if self._outlet is not None:
+                await self._outlet.connected(link, _listening_aside)
             return link
 
     def begin_anew(self) -> None:
@@ -512,7 +537,7 @@ class Sandbox:
 
     # ------------------------------------------------------------------------------------------------------ parts
 
-    def _command(
+    async def _command(
         self,
         command: str | Sequence[str],
         env: Mapping[str, str] | None,
@@ -525,6 +550,10 @@ class Sandbox:
         channels: int = 0,
         quiet: bool = False,
     ) -> Command:
+        if self._outlet is not None:
+            await self._outlet.follow()
+            if (told := self._outlet.env()) != self._told:
+                self._told, self._environment = told, Environment({**told, **self._env})
         return Command(
             command=command,
             env=self._environment.encode(env, terminal=pty is not None),
@@ -547,7 +576,7 @@ class Sandbox:
         timeout_s: float | None,
         output_limit_bytes: int,
     ) -> tuple[Exited, Collector, Collector]:
-        request = self._command(command, env, cwd, user, stdin=stdin is not None, quiet=True)
+        request = await self._command(command, env, cwd, user, stdin=stdin is not None, quiet=True)
         return await run(
             self._open,
             request,
@@ -591,34 +620,19 @@ class Sandbox:
             raise SandboxError(f"the processes of sandbox {self.name!r} cannot be listed: {problem.reason}")
         return found
 
-    async def _accept(self, connection: int) -> ByteStream:
-        return await self._connected(Op.ACCEPT, encode_fields(((Tag.CONN, connection),)), "a connection")
-
-    async def _connected(self, op: Op, fields: bytes, what: str) -> ByteStream:
-        stream = await self._open(op, fields, receive=(), send=(0,), apart=(1,))
-        connected = False
-        try:
-            connected = await stream.next_event(EventKind.CONNECTED) is not None
-        finally:
-            if not connected:
-                stream.reset()
-        if connected:
-            return Connection(stream, receive=1, send=0, owner=True)
-        raise PortRefused(f"{what} inside: {_reason(stream)}; is something listening there?")
-
 
 class Listener:
     """A port inside on which the host listens: an async iterator of connections."""
 
-    def __init__(self, port: int, stream: Stream, accept: Callable[[int], Awaitable[ByteStream]]) -> None:
+    def __init__(self, port: int, stream: Stream, opener: Opener) -> None:
         self.port = port
         self._stream = stream
-        self._accept = accept
+        self._open = opener
 
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> ByteStream:
+    async def __anext__(self) -> Connection:
         """The next connection. Those that were closed again before they could be taken are passed over.
 
         Raises:
@@ -628,10 +642,41 @@ class Listener:
             with self._stream.judging():
                 connection = event.count(Tag.CONN)
             try:
-                return await self._accept(connection)
+                fields = encode_fields(((Tag.CONN, connection),))
+                return await _connected(self._open, Op.ACCEPT, fields, "a connection")
             except PortRefused:
                 continue
         raise StopAsyncIteration
+
+
+@asynccontextmanager
+async def _listening(opener: Opener, fields: bytes, what: str) -> AsyncIterator[Listener]:
+    async with await opener(Op.LISTEN, fields, receive=()) as stream:
+        event = await stream.next_event(EventKind.LISTENING)
+        if event is None:
+            raise PortRefused(f"cannot listen on {what} inside: {_reason(stream)}")
+        with stream.judging():
+            chosen = event.within(Tag.PORT, 1, 65535)
+        yield Listener(chosen, stream, opener)
+
+
+def _listening_aside(link: Link, port: int) -> AbstractAsyncContextManager[Listener]:
+    """Listen over this very connection, which is no use of the sandbox: it may sleep all the same."""
+    fields = encode_fields(((Tag.PORT, port), (Tag.IDLE, 1)))
+    return _listening(link.open, fields, f"port {port}")
+
+
+async def _connected(opener: Opener, op: Op, fields: bytes, what: str) -> Connection:
+    stream = await opener(op, fields, receive=(), send=(0,), apart=(1,))
+    connected = False
+    try:
+        connected = await stream.next_event(EventKind.CONNECTED) is not None
+    finally:
+        if not connected:
+            stream.reset()
+    if connected:
+        return Connection(stream, receive=1, send=0, owner=True)
+    raise PortRefused(f"{what} inside: {_reason(stream)}; is something listening there?")
 
 
 def _process_info(record: Fields) -> ProcessInfo:

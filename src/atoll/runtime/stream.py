@@ -9,9 +9,9 @@ What a guest can make the host hold is bounded: per channel by the window that t
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self, TypeVar
@@ -374,7 +374,7 @@ class Stream:
                 await self._changed()
         return self.result is not None or self._link.failure is not None
 
-    @contextmanager
+    @contextlib.contextmanager
     def judging(self) -> Iterator[None]:
         """What is found wrong inside with what the guest sent fails the link for all."""
         try:
@@ -521,12 +521,34 @@ class Connection(ByteStream):
         """Say that no more will be sent. Receiving goes on."""
         self._stream.send_eof(self._send_channel)
 
+    async def finish(self, within_s: float) -> None:
+        """Close it once the other side has taken all that was sent and has closed its own direction, or after so long.
+
+        What the other side still sends is dropped.
+        """
+        with anyio.move_on_after(within_s):
+            try:
+                await self.send_eof()
+                while True:
+                    await self.receive()
+            except anyio.EndOfStream:
+                if self._owner:
+                    with contextlib.suppress(SandboxError):
+                        await self._stream.ended()
+            except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+                pass
+        await self.aclose()
+
     async def aclose(self) -> None:
         """Close both directions."""
+        self.abort()
+        await anyio.lowlevel.checkpoint()
+
+    def abort(self) -> None:
+        """`aclose`, for who cannot wait."""
         self._closed = True
         self._stream.send_eof(self._send_channel)
         if self._owner:
             self._stream.reset()
         else:
             self._stream.discard(self._receive_channel)
-        await anyio.lowlevel.checkpoint()

@@ -118,6 +118,7 @@ class Tag(IntEnum):
     EVENT = 8
     ACTION = 9
     PAUSE_MS = 10
+    IDLE = 11
     ARGV = 20
     SHELL = 21
     ENV = 22

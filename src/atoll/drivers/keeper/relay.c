@@ -55,6 +55,7 @@ struct client {
 struct stream {
     struct stream *next;
     uint32_t id;
+    bool idle; /* that it is open is no use of the sandbox */
     uint32_t credit[CHANNELS];
 };
 
@@ -574,9 +575,9 @@ static struct client *take_guest_frame(uint8_t *frame)
     memcpy(frame, &h, sizeof h);
     if (h.type == FRAME_END) {
         *at = s->next;
-        free(s);
         c->streams--;
-        open_streams--;
+        open_streams -= !s->idle;
+        free(s);
         note_use();
     }
     return c;
@@ -648,8 +649,9 @@ static int take_client_frame(struct client *c, uint8_t *frame)
         for (int i = 0; i < CHANNELS; i++)
             s->credit[i] = (uint32_t)window;
         *at = s;
+        s->idle = int_field(frame + HEADER_SIZE, h.length, TAG_IDLE, 0) == 1;
         c->streams++;
-        open_streams++;
+        open_streams += !s->idle;
     } else if (h.type < FRAME_DATA || h.type > FRAME_CONTROL || h.channel >= CHANNELS) {
         return -1;
     } else if (!s) {

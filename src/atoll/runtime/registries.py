@@ -1,0 +1,199 @@
+"""The package indexes that this machine is configured for: what the preset `registries` stands for.
+
+Knows where pip, npm and apt keep their settings, and asks the tools themselves where only they know what holds when
+nothing is set: no index is named here. Refuses to know policies and sandboxes.
+
+Nothing that is secret is handed on: user names and passwords in the addresses of indexes are left out, so an index that
+asks for them does not answer inside. Indexes in the machine's own file system are left out too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from shutil import which
+from urllib.parse import SplitResult, urlsplit, urlunsplit
+
+import anyio
+
+from atoll.contract.errors import InvalidRequest, Unenforceable
+from atoll.contract.network import Indexes, Rule, parse_rule, read_host
+
+CERTIFICATES = "/etc/atoll/certificates"
+"""The directory, inside, for whom the indexes are trusted by."""
+_PATIENCE_S = 30
+_PORTS = {"http": 80, "https": 443}
+_PIP = """
+import json
+from pip._internal.configuration import Configuration
+from pip._internal.models.index import PyPI
+settings = Configuration(isolated=False)
+settings.load()
+print(json.dumps({"settings": dict(settings.items()), "index": PyPI.simple_url, "files": PyPI.file_storage_domain}))
+"""
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class _Found:
+    """What one tool is configured for."""
+
+    urls: list[SplitResult] = field(default_factory=list)
+    env: dict[str, str] = field(default_factory=dict)
+    certificates: dict[str, str] = field(default_factory=dict)
+
+    def trust(self, tool: str, bundle: object, variable: str) -> None:
+        """Hand a file of certificates to a tool inside."""
+        if isinstance(bundle, str) and bundle and Path(bundle).is_file():
+            inside = f"{CERTIFICATES}/{tool}.pem"
+            self.certificates[inside] = bundle
+            self.env[variable] = inside
+
+
+async def find() -> Indexes:
+    """What this machine is configured for now.
+
+    Raises:
+        Unenforceable: it is configured for none.
+    """
+    found: list[_Found] = []
+
+    async def look(tool: Iterator[_Found]) -> None:
+        found.extend(await anyio.to_thread.run_sync(lambda: list(tool)))
+
+    async with anyio.create_task_group() as group:
+        for tool in (pip(), npm(), apt()):
+            group.start_soon(look, tool)
+    rules = {_rule(url) for each in found for url in each.urls}
+    if not rules:
+        raise Unenforceable(
+            "this machine is configured for no package index, so 'registries' stands for nothing; name hosts instead",
+            hint="pip config list; npm config list; /etc/apt/sources.list.d",
+        )
+    env = {name: value for each in found for name, value in each.env.items()}
+    certificates = {inside: here for each in found for inside, here in each.certificates.items()}
+    return Indexes(allow=tuple(sorted(map(str, rules))), env=dict(sorted(env.items())), certificates=certificates)
+
+
+def _rule(url: SplitResult) -> Rule:
+    host, port = read_host(url.hostname or ""), url.port or _PORTS[url.scheme]
+    return parse_rule(f"{host}:{port}" if isinstance(host, str) or host.version == 4 else f"[{host}]:{port}")
+
+
+def _remote(text: object) -> SplitResult | None:
+    """An address of an index on the network, without user name and password. None: it is no such address."""
+    with contextlib.suppress(ValueError, InvalidRequest):
+        url = urlsplit(str(text).strip())
+        if url.scheme in _PORTS and url.hostname:
+            url = url._replace(netloc=url.netloc.rpartition("@")[2])
+            _rule(url)
+            return url
+    return None
+
+
+def _remotes(texts: Iterable[object]) -> list[SplitResult]:
+    return [url for url in map(_remote, texts) if url is not None]
+
+
+def _output(arguments: list[str]) -> str | None:
+    try:
+        done = subprocess.run(
+            arguments,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_PATIENCE_S,
+            check=True,
+            cwd="/",
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        _log.info("%s did not say what it is configured for: %s", arguments[0], error)
+        return None
+    return done.stdout
+
+
+def pip() -> Iterator[_Found]:
+    """pip's files and PIP_ variables, as pip itself puts them together; without any, the index that it comes with."""
+    for python in dict.fromkeys(filter(None, (which("python3"), sys.executable))):
+        said = _output([python, "-c", _PIP])
+        if said is None:
+            continue
+        told = json.loads(said)
+        settings = _pip_settings(told["settings"])
+        index = _remote(settings.get("index-url", told["index"]))
+        extra = _remotes(settings.get("extra-index-url", "").split())
+        found = _Found(urls=[*extra])
+        if index is not None:
+            found.urls.append(index)
+            found.env["PIP_INDEX_URL"] = urlunsplit(index)
+            if index.hostname == urlsplit(told["index"]).hostname:
+                found.urls.append(urlsplit(f"{index.scheme}://{told['files']}"))
+        if extra:
+            found.env["PIP_EXTRA_INDEX_URL"] = " ".join(map(urlunsplit, extra))
+        if trusted := settings.get("trusted-host", "").split():
+            found.env["PIP_TRUSTED_HOST"] = " ".join(trusted)
+        found.trust("pip", settings.get("cert"), "PIP_CERT")
+        yield found
+        return
+
+
+def _pip_settings(told: Mapping[str, str]) -> dict[str, str]:
+    """Settings by their names. Those for `install` go before those for all, and variables before both."""
+    settings: dict[str, str] = {}
+    for section in ("global", "install", ":env:"):
+        for key, value in told.items():
+            where, _, name = key.partition(".")
+            if where == section:
+                settings[name] = value
+    return settings
+
+
+def npm() -> Iterator[_Found]:
+    """npm's files and variables, as npm itself puts them together."""
+    program = which("npm")
+    said = _output([program, "config", "list", "--long", "--json"]) if program else None
+    if said is None:
+        return
+    settings = json.loads(said)
+    found = _Found()
+    if registry := _remote(settings.get("registry")):
+        found.urls.append(registry)
+        found.env["npm_config_registry"] = urlunsplit(registry)
+    for key, value in settings.items():
+        if key.startswith("@") and key.endswith(":registry") and (scoped := _remote(value)):
+            found.urls.append(scoped)
+            found.env[f"npm_config_{key}"] = urlunsplit(scoped)
+    found.trust("npm", settings.get("cafile"), "npm_config_cafile")
+    yield found
+
+
+def apt(root: Path = Path("/etc/apt")) -> Iterator[_Found]:
+    """The sources of apt, in its old form of lines and its new one of paragraphs."""
+    texts: list[object] = []
+    for path in [root / "sources.list", *sorted((root / "sources.list.d").glob("*"))]:
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            text = path.read_text()
+            if path.suffix == ".list":
+                texts += re.findall(r"^\s*deb(?:-src)?\s+(?:\[[^\]]*\]\s*)?(\S+)", text, flags=re.MULTILINE)
+            elif path.suffix == ".sources":
+                texts += _uris(text)
+    if urls := _remotes(texts):
+        yield _Found(urls=urls)
+
+
+def _uris(text: str) -> Iterator[str]:
+    for paragraph in re.split(r"\n\s*\n", text):
+        lines = [line for line in paragraph.splitlines() if not line.lstrip().startswith("#")]
+        joined = re.sub(r"\n[ \t]+", " ", "\n".join(lines))
+        fields = {
+            name.strip().lower(): value for name, _, value in (line.partition(":") for line in joined.splitlines())
+        }
+        if fields.get("enabled", "yes").strip().lower() not in {"no", "false", "0"}:
+            yield from fields.get("uris", "").split()

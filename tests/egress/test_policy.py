@@ -1,0 +1,179 @@
+"""Rules as they are written, and what they permit: for all names and addresses that hypothesis can think of."""
+
+from __future__ import annotations
+
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from atoll import InvalidRequest, NetworkPolicy
+from atoll.contract.network import Rule, parse_rule, plain, read_host
+from atoll.runtime.policy import SPECIAL, Gate, Refusal, special
+
+LABELS = st.from_regex(r"[a-z][a-z0-9-]{0,8}[a-z0-9]", fullmatch=True)
+NAMES = st.lists(LABELS, min_size=1, max_size=4).map(".".join).filter(lambda name: name != "registries")
+PORTS = st.integers(1, 65535)
+ADDRESSES = st.ip_addresses()
+SPECIAL_ADDRESSES = st.sampled_from(SPECIAL).flatmap(lambda each: st.ip_addresses(network=each[0]))
+SPANS = st.tuples(PORTS, PORTS).map(lambda pair: (min(pair), max(pair)))
+NETWORKS = st.one_of(
+    st.tuples(st.ip_addresses(v=4), st.integers(0, 32)), st.tuples(st.ip_addresses(v=6), st.integers(0, 128))
+).map(lambda pair: ip_network(pair, strict=False))
+RULES = st.one_of(
+    st.builds(Rule, name=st.one_of(NAMES, NAMES.map("*.{}".format), st.just("*")), ports=SPANS),
+    st.builds(Rule, network=NETWORKS.filter(lambda n: not str(n).startswith("::ffff:")), ports=SPANS),
+    st.just(Rule()),
+)
+
+
+def gate(*rules: str) -> Gate:
+    return Gate(NetworkPolicy(allow=rules))
+
+
+@given(RULES)
+def test_a_rule_is_read_as_it_is_written(rule: Rule) -> None:
+    assert parse_rule(str(rule)) == rule
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("Example.COM.", "example.com"),
+        ("*.Bücher.example:443", "*.xn--bcher-kva.example:443"),
+        ("[fd00::1]:443", "[fd00::1]:443"),
+        ("fd00::/8", "fd00::/8"),
+        ("::ffff:10.0.0.0/104", "10.0.0.0/8"),
+        ("10.0.0.0/8:5432", "10.0.0.0/8:5432"),
+        (" host_1:8000-8010 ", "host_1:8000-8010"),
+        ("registries:80", "registries:80"),
+    ],
+)
+def test_rules_have_one_form(text: str, meant: str) -> None:
+    assert NetworkPolicy(allow=text).allow == (meant,)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        " ",
+        "a b",
+        "x" * 64,
+        "exa\nmple.com",
+        *"""https://example.com  example.com:0  example.com:65536  example.com:9-3  a*.example.com  *.*.com  10.0.0.1/8
+    010.0.0.1  0x7f.0.0.1  2130706433  127.1  1.2.3.4.5  fe80::1%eth0  [::1  [::1]443  -a.com  a..b  ex@mple.com
+    example.com:http  [example.com]:80  /  :80""".split(),
+    ],
+)
+def test_what_is_no_rule_is_refused_with_what_would_be_one(text: str) -> None:
+    with pytest.raises(InvalidRequest, match="a rule is a name"):
+        parse_rule(text)
+    with pytest.raises(ValidationError):
+        NetworkPolicy(allow=[text])
+
+
+@given(st.text(max_size=40))
+def test_any_text_is_a_rule_or_is_refused(text: str) -> None:
+    try:
+        rule = parse_rule(text)
+    except InvalidRequest:
+        return
+    assert parse_rule(str(rule)) == rule
+
+
+@given(ADDRESSES, PORTS)
+def test_without_a_rule_nothing_passes(address: IPv4Address | IPv6Address, port: int) -> None:
+    for closed in (Gate(), gate()):
+        assert closed.asked("example.com", port) is not None
+        assert closed.asked(address, port) is not None
+
+
+@given(SPECIAL_ADDRESSES, PORTS)
+def test_no_address_that_is_not_public_is_reached_by_a_name_or_by_everything(
+    address: IPv4Address | IPv6Address, port: int
+) -> None:
+    open_wide = gate("*", "0.0.0.0/0", "::/0", "example.com")
+    address = plain(address)
+    assert isinstance(open_wide.among("example.com", port, [address]), Refusal)
+    assert open_wide.asked(address, port) is not None
+    refusal = open_wide.among("example.com", port, [address])
+    assert isinstance(refusal, Refusal)
+    # The rule that is said to be missing is the one that is missing.
+    assert gate("example.com", refusal.missing).among("example.com", port, [address]) == [address]
+    assert gate(refusal.missing).asked(address, port) is None
+    other = port % 65535 + 1
+    assert gate(refusal.missing).asked(address, other) is not None
+
+
+@given(ADDRESSES.filter(lambda a: special(plain(a)) is None), PORTS)
+def test_public_addresses_are_reached_by_a_rule_for_the_name_the_address_or_everything(
+    address: IPv4Address | IPv6Address, port: int
+) -> None:
+    address = plain(address)
+    assert gate("example.com").among("example.com", port, [address]) == [address]
+    assert gate("*").asked(address, port) is None
+    assert gate("example.com").asked(address, port) is not None
+    assert isinstance(gate(str(address)).among("example.com", port, [address]), Refusal), "the name was never allowed"
+
+
+@given(NAMES, NAMES, PORTS)
+def test_a_wildcard_is_all_names_below_one_and_not_that_one(below: str, name: str, port: int) -> None:
+    wild = gate(f"*.{name}")
+    assert wild.asked(f"{below}.{name}", port) is None
+    assert wild.asked(name, port) is not None
+    assert wild.asked(f"x{name}", port) is not None
+
+
+@given(ADDRESSES)
+def test_python_thinks_no_address_private_that_we_think_public(address: IPv4Address | IPv6Address) -> None:
+    if special(plain(address)) is None:
+        assert plain(address).is_global or address in ip_network("64:ff9b::/96")
+
+
+@pytest.mark.parametrize(
+    ("address", "kind"),
+    [
+        ("169.254.169.254", "metadata"),
+        ("fd00:ec2::254", "metadata"),
+        ("100.64.0.1", "private"),
+        ("fd12:3456::1", "private"),
+        ("0.0.0.0", "unspecified"),
+        ("255.255.255.255", "broadcast"),
+        ("64:ff9b::7f00:1", "loopback"),
+        ("64:ff9b::a9fe:a9fe", "metadata"),
+        ("64:ff9b:1::1", "private"),
+        ("2002:7f00:1::1", "reserved"),
+        ("::127.0.0.1", "reserved"),
+        ("2001::1", "reserved"),
+        ("fe80::1", "link-local"),
+        ("224.0.0.1", "multicast"),
+    ],
+)
+def test_what_special_addresses_are(address: str, kind: str) -> None:
+    found = special(ip_address(address))
+    assert found is not None
+    assert found[1] == kind
+
+
+def test_a_range_around_metadata_does_not_name_it() -> None:
+    assert gate("169.254.0.0/16").asked(ip_address("169.254.1.1"), 80) is None
+    assert gate("169.254.0.0/16").asked(ip_address("169.254.169.254"), 80) is not None
+    assert gate("169.254.169.254:80").asked(ip_address("169.254.169.254"), 80) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", *"2130706433 0177.0.0.1 0x7f000001 127.1 127.0.0.01 0x7f.1 1.2.3 ①②⑦.0.0.1 ::1%lo [::1] a..b -a".split()],
+)
+def test_an_address_in_another_spelling_is_no_host(text: str) -> None:
+    with pytest.raises(ValueError, match="it "):
+        read_host(text)
+
+
+def test_mapped_addresses_are_what_they_map() -> None:
+    assert read_host("::ffff:127.0.0.1") == ip_address("127.0.0.1")
+    assert read_host("::FFFF:7f00:1") == ip_address("127.0.0.1")
+    assert read_host("EXAMPLE.com.") == "example.com"
