@@ -568,11 +568,11 @@ class Runtime:
         return (await self._checkpoint(self._records.lookup(name), label)).checkpoint
 
     async def _checkpoint(self, id: str, label: str | None, *, keep: bool = True) -> CheckpointRecord:
+        served = id in self._open and self._open[id].is_served_here
         record = await self._life.checkpoint(id, label, keep=keep)
         if record.checkpoint.with_memory:
-            served = id in self._open and self._open[id].is_served_here
             await self._disconnect(id)
-            if served:  # its processes go on, and what they ask for with them
+            if served:  # its processes go on, and so does what they reach
                 with contextlib.suppress(SandboxError):
                     await self._open[id].connect()
         return record

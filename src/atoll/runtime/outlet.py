@@ -112,6 +112,7 @@ class Outlet:
         self._link: Link | None = None
         self._listening: Listening | None = None
         self._serving: anyio.CancelScope | None = None
+        self._over = anyio.Event()
         self._proxy: Proxy | None = None
 
     # ------------------------------------------------------------------------------------------------ the policy
@@ -175,6 +176,9 @@ class Outlet:
 
     async def connected(self, link: Link, listening: Listening) -> None:
         """There is a connection to the sandbox. When this returns it is served, by this process or another."""
+        if self._serving is not None:  # over the connection before, which is lost
+            self._serving.cancel()
+            await self._over.wait()
         self._link, self._listening = link, listening
         self._outlets.follow(self)
         if self.wants_serving():
@@ -189,7 +193,8 @@ class Outlet:
         """Serve the sandbox from now on, unless another process does or it cannot be."""
         if self._serving is not None or self._link is None or self._listening is None:
             return
-        scope = self._serving = anyio.CancelScope()
+        scope, self._over = anyio.CancelScope(), anyio.Event()
+        self._serving = scope
         try:
             await self._outlets.tasks.start(self._serve, scope, self._link, self._listening)
         except PortRefused:
@@ -215,6 +220,7 @@ class Outlet:
                     await self._accept(listener, trail)
         finally:
             self._serving = None
+            self._over.set()
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[bool]:

@@ -55,7 +55,8 @@ struct client {
 struct stream {
     struct stream *next;
     uint32_t id;
-    bool idle; /* that it is open is no use of the sandbox */
+    bool idle;   /* that it is open is no use of the sandbox */
+    bool socket; /* there is a socket behind it, inside */
     uint32_t credit[CHANNELS];
 };
 
@@ -226,6 +227,21 @@ static void to_the_guest(const void *frame, size_t size)
         give_up("writing to the guest");
 }
 
+static void reset(const struct stream *s)
+{
+    uint8_t frame[HEADER_SIZE];
+    to_the_guest(frame, put_frame(frame, FRAME_RESET, s->id, NULL, 0));
+}
+
+/* Have the guest close its sockets: gVisor cannot write down one that somebody waits for. */
+static void reset_sockets(void)
+{
+    for (int i = 0; i < BUCKETS; i++)
+        for (struct stream *s = buckets[i]; s; s = s->next)
+            if (s->socket)
+                reset(s);
+}
+
 /* ---- standing still ---- */
 
 static int64_t clock_ms(clockid_t clock)
@@ -360,10 +376,8 @@ static void drop_client(struct client *c)
         return;
     for (int i = 0; i < BUCKETS; i++)
         for (struct stream *s = buckets[i]; s; s = s->next)
-            if (s->id >> STREAM_BITS == slot) {
-                uint8_t frame[HEADER_SIZE];
-                to_the_guest(frame, put_frame(frame, FRAME_RESET, s->id, NULL, 0));
-            }
+            if (s->id >> STREAM_BITS == slot)
+                reset(s);
 }
 
 static bool to_a_client(struct client *c, const uint8_t *data, size_t size)
@@ -384,8 +398,10 @@ static bool take_freeze(struct client *c, const uint8_t *payload, uint32_t lengt
     if (action == FREEZE_RELEASE) {
         release_hold(c);
     } else if ((action == FREEZE_HOLD || action == FREEZE_QUIET) && !c->holds) {
-        if (action == FREEZE_QUIET)
+        if (action == FREEZE_QUIET) {
             wake(); /* what stands still takes nothing */
+            reset_sockets();
+        }
         error = action == FREEZE_HOLD ? freeze() : quieten();
         c->holds = !error;
         holders += c->holds;
@@ -649,6 +665,8 @@ static int take_client_frame(struct client *c, uint8_t *frame)
         for (int i = 0; i < CHANNELS; i++)
             s->credit[i] = (uint32_t)window;
         *at = s;
+        int64_t op = int_field(frame + HEADER_SIZE, h.length, TAG_OP, 0);
+        s->socket = op == OP_DIAL || op == OP_LISTEN || op == OP_ACCEPT;
         s->idle = int_field(frame + HEADER_SIZE, h.length, TAG_IDLE, 0) == 1;
         c->streams++;
         open_streams += !s->idle;

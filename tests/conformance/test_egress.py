@@ -1,0 +1,263 @@
+"""What leaves a sandbox: by policy, through whoever is connected to it, whatever becomes of it and of them."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import anyio
+import pytest
+
+import atoll
+from atoll import NetworkPolicy, Runtime, Sandbox
+from atoll.contract.model import RuntimeName
+from tests.conformance.inside import client, until_running
+from tests.egress.world import World, echo, mirror, serving
+from tests.waiting import eventually
+
+SITE = "93.184.216.34"
+"""A public address. Nothing is ever sent there."""
+FETCH = "curl -sS --max-time 20 http://example.com/hello"
+"""Through the proxy, if there is one."""
+HOLD = [
+    "bash",
+    "-c",
+    "exec 3<>/dev/tcp/127.0.0.1/1023; printf 'CONNECT example.com:443 HTTP/1.0\\r\\n\\r\\n' >&3; cat <&3",
+]
+"""A connection that stays open, and says what it is told."""
+WORK = "while :; do curl -sS --max-time 5 http://example.com/work | head -1 >> log 2>&1; sleep 0.05; done"
+
+
+@pytest.fixture(scope="module")
+async def world(runtime: Runtime) -> AsyncIterator[World]:
+    world = World()
+    async with serving(mirror) as web, serving(echo) as tls:
+        world.name("example.com", [SITE])
+        world.servers = {("*", 80): web, ("*", 443): tls}
+        runtime.outlets.outside = world.outside
+        yield world
+        runtime.outlets.outside = None
+
+
+@pytest.fixture
+async def box(runtime: Runtime, world: World) -> AsyncIterator[Sandbox]:
+    async with await runtime.create(network=NetworkPolicy(allow=["example.com"])) as sandbox:
+        yield sandbox
+
+
+async def fetches(sandbox: Sandbox) -> bool:
+    said = await sandbox.exec(FETCH, timeout_s=40)
+    return said.ok and "GET /hello HTTP/1.1" in said.stdout
+
+
+@pytest.mark.core
+async def test_what_is_allowed_leaves_and_what_is_not_is_told_which_rule_is_missing(box: Sandbox) -> None:
+    assert await fetches(box)
+    said = await box.exec(
+        "curl -sS http://other.test/; curl -sS https://other.test/; curl -sS -x '' http://example.com/"
+    )
+    assert "the rule that is missing: other.test:80" in said.stdout
+    assert "CONNECT tunnel failed, response 403" in said.stderr
+    assert "resolve host: example.com" in said.stderr, "without the proxy there is no way out"
+    socks = "curl -sS --socks5-hostname 127.0.0.1:1023 http://example.com/hello"
+    assert "GET /hello" in (await box.exec(socks)).stdout
+    records = await box.audit()
+    assert [(r.sandbox, r.protocol, r.host, r.port, r.verdict) for r in records] == [
+        (box.name, "http", "example.com", 80, "allowed"),
+        (box.name, "http", "other.test", 80, "denied"),
+        (box.name, "connect", "other.test", 443, "denied"),
+        (box.name, "socks", "example.com", 80, "allowed"),
+    ]
+    assert records[0].address == SITE
+    assert records[0].sent_bytes > 50
+    assert records[0].received_bytes > 100
+
+
+@pytest.mark.core
+async def test_without_a_policy_there_is_no_proxy_and_no_word_of_one(sandbox: Sandbox) -> None:
+    said = await sandbox.exec("env | grep -i proxy; exec 3<>/dev/tcp/127.0.0.1/1023")
+    assert said.stdout == ""
+    assert "Connection refused" in said.stderr
+    assert await sandbox.audit() == []
+    assert sandbox.info.network is None
+
+
+async def test_a_policy_changes_live_for_commands_that_start_and_connections_that_are_open(
+    sandbox: Sandbox, world: World
+) -> None:
+    assert not await fetches(sandbox)
+    await sandbox.set_network(NetworkPolicy(allow=["example.com"]))
+    assert sandbox.info.network == NetworkPolicy(allow=["example.com"])
+    assert await fetches(sandbox)
+    async with await sandbox.spawn(HOLD, keep=False) as held:
+        assert b"200 Connection established" in (await anext(held)).data  # type: ignore[union-attr]
+        await sandbox.set_network(NetworkPolicy(allow=["example.com:80"]))
+        async for event in held:  # it is cut, and so the command ends
+            assert isinstance(event, atoll.Exited)
+    assert await fetches(sandbox)
+    await sandbox.set_network(None)
+    assert not await fetches(sandbox)
+    assert (await sandbox.exec("env | grep -ic proxy")).stdout == "0\n"
+    assert [r.reason is None for r in await sandbox.audit()] == [True, False, True]
+
+
+async def test_a_policy_that_another_process_sets_holds_here_too(
+    state_dir: Path, runtime_name: RuntimeName, sandbox: Sandbox, world: World
+) -> None:
+    await sandbox.connect()
+    body = "await runtime.set_network(sys.argv[3], atoll.NetworkPolicy(allow=['example.com'])); say('set')"
+    async with client(state_dir, runtime_name, body, sandbox.name) as other:
+        assert await other.line() == "set"
+        await other.succeeds()
+    assert await fetches(sandbox)
+
+
+async def test_when_the_process_that_serves_is_killed_another_that_is_connected_takes_over(
+    state_dir: Path, runtime_name: RuntimeName, box: Sandbox
+) -> None:
+    body = """
+from tests.egress.world import World
+world = World()
+world.name("example.com", ["93.184.216.34"])
+world.servers = {("*", 80): int(sys.argv[4])}
+runtime.outlets.outside = world.outside
+sandbox = await runtime.get(sys.argv[3])
+await sandbox.connect()
+say("connected")
+while not sandbox.is_served_here:
+    await anyio.sleep(0.01)
+say("serving")
+await anyio.sleep_forever()
+"""
+    assert await fetches(box)
+    async with serving(mirror) as web, client(state_dir, runtime_name, body, box.name, str(web)) as other:
+        assert await other.line() == "connected"
+        assert await fetches(box), "who came first serves"
+        await box.aclose()
+        assert await other.line() == "serving"
+        assert await fetches(box), "the other serves"
+        assert not box.is_served_here
+        other.process.send_signal(signal.SIGKILL)
+        await other.ends()
+        await eventually(lambda: box.is_served_here, "it is taken back")
+        assert await fetches(box)
+    # Nobody's records are lost.
+    assert [record.verdict for record in await box.audit()] == ["allowed"] * 4
+
+
+async def test_while_nobody_is_connected_nothing_leaves_and_who_comes_next_serves(
+    state_dir: Path, runtime_name: RuntimeName, runtime: Runtime, world: World
+) -> None:
+    settings = atoll.Settings(runtime=runtime_name)
+    async with atoll.open(state_dir, settings=settings) as first:
+        sandbox = await first.create("left-alone", network=NetworkPolicy(allow="example.com"))
+        first.outlets.outside = world.outside
+        await sandbox.spawn(WORK)
+        await until_running(sandbox, "curl")
+    async with await runtime.get("left-alone") as found:
+        assert found.info.network == NetworkPolicy(allow="example.com")
+        await found.connect()
+
+        async def works() -> bool:
+            return "HTTP" in (await found.exec("cat log")).stdout
+
+        await eventually(works, "the command that was left reaches the outside again")
+
+
+async def test_a_sandbox_that_sleeps_wakes_with_its_policy(box: Sandbox, runtime_name: RuntimeName) -> None:
+    if runtime_name == "runsc":  # its processes go on, and so does what they were told
+        await box.spawn(WORK)
+        await until_running(box, "curl")
+    await box.sleep()
+    assert await fetches(box)
+    if runtime_name == "runsc":
+        await box.files.remove("log", missing_ok=True)
+        await eventually(lambda: box.files.exists("log"), "a process that slept reaches the outside")
+    await box.sleep(warm=True)
+    assert await fetches(box)
+
+
+async def test_forks_and_what_was_restored_have_the_policy_that_holds_now(box: Sandbox, runtime: Runtime) -> None:
+    await box.checkpoint("wide")
+    if box.info.runtime == "runsc":
+        assert box.is_served_here, "its processes went on, and so does this"
+    assert await fetches(box)
+    (wide,) = await box.fork(names=["wide-fork"])
+    async with wide:
+        assert await fetches(wide)
+        assert [record.sandbox for record in await wide.audit()] == ["wide-fork"]
+    await box.set_network(NetworkPolicy(allow=["other.test"]))
+    await box.restore("wide")
+    assert not await fetches(box)
+    (narrow,) = await box.fork(names=["narrow-fork"], checkpoint="wide")
+    async with narrow:
+        assert not await fetches(narrow)
+        assert "missing: example.com:80" in (await narrow.exec(FETCH)).stdout
+    await runtime.delete_checkpoint("wide", sandbox=box.name)
+
+
+async def test_a_listening_proxy_does_not_keep_a_sandbox_from_going_to_sleep(runtime: Runtime, world: World) -> None:
+    policy = NetworkPolicy(allow="example.com")
+    async with await runtime.create(network=policy, pause_after_s=0.2) as sandbox:
+        assert await fetches(sandbox)
+
+        async def stands_still() -> bool:
+            return [info.status for info in await runtime.list() if info.name == sandbox.name] == ["warm"]
+
+        if runtime.drivers()[sandbox.info.runtime].capabilities.freeze:
+            await eventually(stands_still, "it stands still")
+        assert await fetches(sandbox)
+
+
+async def test_one_that_waited_is_given_the_policy_that_it_is_created_with(runtime: Runtime, world: World) -> None:
+    await runtime.warm(1)
+    try:
+        async with await runtime.create(network=NetworkPolicy(allow="example.com")) as taken:
+            assert await fetches(taken)
+    finally:
+        await runtime.refilled()
+        await runtime.warm(0)
+
+
+async def test_a_pool_gives_its_policy_to_each_and_another_where_it_is_asked_to(runtime: Runtime, world: World) -> None:
+    async with runtime.pool("netted", network=NetworkPolicy(allow="example.com")) as pool:
+        try:
+            assert await fetches(await pool.get())
+            assert not await fetches(await pool.get("alone", network=None))
+        finally:
+            await pool.aclose()
+
+
+async def test_git_clones_from_a_server_that_a_rule_names(
+    runtime: Runtime, world: World, tmp_path: Path, runtime_name: RuntimeName
+) -> None:
+    if runtime_name != "crun":
+        pytest.skip("git is the same everywhere")
+    made = f"""
+cd {tmp_path} && git init -q work && cd work && echo hello > file && git add file
+git -c user.name=x -c user.email=x@example.com commit -qm first
+cd .. && git clone -q --bare work repo.git && git -C repo.git update-server-info
+"""
+    subprocess.run(["bash", "-ec", made], check=True, capture_output=True)
+    world.name("git.test", ["127.0.0.1"])
+    with anyio.move_on_after(30):
+        async with await anyio.open_process(
+            ["python3", "-u", "-m", "http.server", "--bind", "127.0.0.1", "--directory", str(tmp_path), "0"],
+            stderr=subprocess.DEVNULL,
+        ) as server:
+            assert server.stdout is not None
+            port = int((await server.stdout.receive()).split(b" port ")[1].split()[0])
+            world.servers[("127.0.0.1", port)] = port
+            clone = f"git clone -q http://git.test:{port}/repo.git && cat repo/file"
+            async with await runtime.create(network=NetworkPolicy(allow=["git.test"])) as box:
+                refused = await box.exec(clone)
+                assert "403" in refused.stderr
+                (record, *_) = await box.audit()
+                assert record.reason is not None
+                assert record.reason.endswith(f"the rule that is missing: 127.0.0.1:{port}")
+                await box.set_network(NetworkPolicy(allow=["git.test", f"127.0.0.1:{port}"]))
+                done = await box.exec(clone)
+                assert done.stdout == "hello\n", done.stderr
+            server.kill()
