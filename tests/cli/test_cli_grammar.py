@@ -10,7 +10,7 @@ import pytest
 
 from tests.cli.driving import PROGRAM, Atoll
 
-COMMANDS = "run create exec shell ls ps stat rm cp logs doctor version images storage".split()
+COMMANDS = "run create exec shell ls ps stat rm cp logs doctor version images storage network audit".split()
 IMAGE_COMMANDS = "ls pull rm import".split()
 
 
@@ -45,6 +45,8 @@ def test_help_imports_neither_pydantic_nor_asyncio_nor_rich() -> None:
         (["run"], "no command"),
         (["run", "-c", "true", "--", "true"], "both"),
         (["run", "-e", "=x", "--", "true"], "no name"),
+        (["run", "--allow", "http://example.com", "--", "true"], "it is a URL"),
+        (["network", "box", "--none", "--allow", "*"], "--none goes alone"),
         (["exec"], "NAME"),
         (["exec", "box", "--detach", "--timeout", "3", "--", "true"], "--timeout"),
         (["cp", "a", "b"], "neither"),

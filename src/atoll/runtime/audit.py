@@ -65,9 +65,9 @@ def read(directory: Path) -> list[AuditRecord]:
 
 
 async def follow(directory: Path) -> AsyncIterator[AuditRecord]:
-    """Records as they are written, from now on: an allowed connection when it begins and again when it has ended."""
+    """The latest records, and then those that come, as they are written: of an allowed connection, one when it begins
+    and one with the same id when it has ended. Until the sandbox is destroyed."""
     tail = _Tail(directory / CURRENT)
-    tail.read()
     while directory.exists():
         for record in tail.read():
             yield record

@@ -539,7 +539,8 @@ class Runtime:
         return await anyio.to_thread.run_sync(audit.read, self._records.directory(self._records.lookup(name)))
 
     def follow_audit(self, name: str) -> AsyncIterator[AuditRecord]:
-        """Records of a sandbox as they are written, from now on, until it is destroyed.
+        """The latest records of a sandbox, and then those that come, until it is destroyed. Of an allowed connection
+        there is one when it begins, and another with the same id when it has ended.
 
         Raises:
             SandboxNotFound: there is none of this name.

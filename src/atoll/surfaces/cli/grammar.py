@@ -122,6 +122,15 @@ Env = Annotated[
     list[str] | None,
     typer.Option("--env", "-e", metavar="K=V", help="An environment variable; K alone passes on ours. Repeatable."),
 ]
+Allow = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow",
+        metavar="RULE",
+        help="What may leave it: example.com, *.example.com:443, 10.0.0.0/8:5432, registries. Repeatable."
+        "  [default: nothing]",
+    ),
+]
 User = Annotated[
     str | None, typer.Option("--user", "-u", metavar="USER", help="Who it runs as.  [default: the sandbox's user]")
 ]
@@ -168,6 +177,7 @@ def run(  # noqa: PLR0913, PLR0917 - options are parameters to typer; they becom
     open_files: OpenFiles = None,
     disk: Disk = None,
     env: Env = None,
+    allow: Allow = None,
     user: User = None,
     cwd: Cwd = None,
     timeout: Timeout = None,
@@ -188,9 +198,10 @@ def run(  # noqa: PLR0913, PLR0917 - options are parameters to typer; they becom
     """
     wanted = _command(command, line)
     variables = values.environment(env or [])
-    from atoll.surfaces.cli import sandboxes, streaming
+    from atoll.surfaces.cli import network, sandboxes, streaming
 
-    making = sandboxes.Making(image, runtime, memory, cpus, pids, open_files, disk, variables, user)
+    policy = network.policy(allow or [])
+    making = sandboxes.Making(image, runtime, memory, cpus, pids, open_files, disk, variables, user, policy)
     call = streaming.Call(wanted, {}, None, cwd, timeout, tty, stdin, as_json)
     return finish(
         lambda: streaming.run(state_dir, making, call, name=name, keep=keep), as_json=as_json, failed=OWN_FAILURE
@@ -198,7 +209,7 @@ def run(  # noqa: PLR0913, PLR0917 - options are parameters to typer; they becom
 
 
 @app.command()
-def create(
+def create(  # noqa: PLR0913, PLR0917 - options are parameters to typer
     name: Annotated[
         str | None, typer.Argument(metavar="NAME", help="Its name.  [default: one is made up]", show_default=False)
     ] = None,
@@ -210,15 +221,17 @@ def create(
     open_files: OpenFiles = None,
     disk: Disk = None,
     env: Env = None,
+    allow: Allow = None,
     user: User = None,
     state_dir: StateDir = None,
     as_json: Json = False,
 ) -> int:
     """Create a sandbox and print its name."""
     variables = values.environment(env or [])
-    from atoll.surfaces.cli import sandboxes
+    from atoll.surfaces.cli import network, sandboxes
 
-    making = sandboxes.Making(image, runtime, memory, cpus, pids, open_files, disk, variables, user)
+    policy = network.policy(allow or [])
+    making = sandboxes.Making(image, runtime, memory, cpus, pids, open_files, disk, variables, user, policy)
     return finish(lambda: sandboxes.create(state_dir, making, name, as_json=as_json), as_json=as_json)
 
 
@@ -377,6 +390,52 @@ def logs(
     return finish(
         lambda: streaming.logs(state_dir, name, number, begin, follow=follow, as_json=as_json), as_json=as_json
     )
+
+
+@app.command()
+def network(
+    name: Name,
+    allow: Annotated[
+        list[str] | None, typer.Option("--allow", metavar="RULE", help="Add this rule. Repeatable.")
+    ] = None,
+    remove: Annotated[
+        list[str] | None, typer.Option("--remove", metavar="RULE", help="Take this rule away. Repeatable.")
+    ] = None,
+    nothing: Annotated[bool, typer.Option("--none", help="Let nothing leave it.")] = False,
+    state_dir: StateDir = None,
+    as_json: Json = False,
+) -> int:
+    """Show what may leave a sandbox, or change it, whatever runs in it.
+
+    A rule is a name (example.com), all names below one (*.example.com), any host (*), an address or a range, each with
+    :PORT or :LOW-HIGH if it is for some ports alone; or registries, the package indexes that this machine is
+    configured for.
+
+    \b
+    atoll network box --allow registries --allow '*.example.com:443'
+    """
+    if nothing and (allow or remove):
+        raise InvalidRequest("--none goes alone: it takes all rules away")
+    from atoll.surfaces.cli import network as does
+
+    does.policy([*(allow or []), *(remove or [])])
+    return finish(
+        lambda: does.network(state_dir, name, allow or [], remove or [], nothing=nothing, as_json=as_json),
+        as_json=as_json,
+    )
+
+
+@app.command()
+def audit(
+    name: Name,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes, a line each.")] = False,
+    state_dir: StateDir = None,
+    as_json: Json = False,
+) -> int:
+    """Show what left a sandbox, and what tried to and was denied."""
+    from atoll.surfaces.cli import network as does
+
+    return finish(lambda: does.audit(state_dir, name, follow=follow, as_json=as_json), as_json=as_json)
 
 
 @app.command()

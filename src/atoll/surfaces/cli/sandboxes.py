@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, cast, get_args
 
 from atoll.contract.errors import AtollError, InvalidRequest, SandboxNotFound
 from atoll.contract.model import Limits, ProcessInfo, RuntimeName, SandboxInfo, SystemProcess, Usage
+from atoll.contract.network import NetworkPolicy
 from atoll.runtime.host import open as open_runtime
 from atoll.surfaces.cli import render
 
@@ -37,6 +38,7 @@ class Making:
     disk_bytes: int | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     user: str | None = None
+    network: NetworkPolicy | None = None
 
 
 async def make(runtime: Runtime, making: Making, name: str | None, *, ephemeral: bool) -> Sandbox:
@@ -54,6 +56,7 @@ async def make(runtime: Runtime, making: Making, name: str | None, *, ephemeral:
             user=making.user or "user",
             runtime=runtime_name(making.runtime),
             ephemeral=ephemeral,
+            network=making.network,
             progress=bars,
         )
 

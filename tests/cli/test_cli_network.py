@@ -1,0 +1,74 @@
+"""`--allow`, `network` and `audit`: what may leave a sandbox, and what did."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from tests.cli.driving import Atoll
+
+
+class Answer(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"reached\n")
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    """Of a server on this machine's loopback."""
+    with HTTPServer(("127.0.0.1", 0), Answer) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield server.server_port
+        server.shutdown()
+        thread.join()
+
+
+def fetch(port: int) -> str:
+    """The machine's loopback from inside: what the sandbox has itself is not asked through a proxy."""
+    return f"curl -sS --noproxy '' http://127.0.0.1:{port}/"
+
+
+def test_a_command_reaches_what_it_is_allowed_and_is_told_what_else_it_would_need(atoll: Atoll, port: int) -> None:
+    assert atoll.text("run", "--allow", f"127.0.0.1:{port}", "-c", fetch(port)) == "reached\n"
+    said = atoll.text("run", "--allow", "example.com", "-c", fetch(port))
+    assert said.endswith(f"the rule that is missing: 127.0.0.1:{port}\n")
+
+
+def test_a_policy_is_shown_and_changed_and_what_it_did_can_be_read(atoll: Atoll, port: int) -> None:
+    name = atoll.create("--allow", "Example.com:443")
+    assert atoll.text("network", name) == "example.com:443\n"
+    assert "the rule that is missing" in atoll.text("exec", name, "-c", fetch(port))
+    atoll("network", name, "--allow", f"127.0.0.1:{port}", "--remove", "example.com:443")
+    assert atoll.json("network", name, "--json")["network"] == {"allow": [f"127.0.0.1:{port}"]}
+    assert atoll.text("exec", name, "-c", fetch(port)) == "reached\n"
+    done = atoll("network", name, "--remove", "example.com", status=1)
+    assert f"example.com is not one of its rules, which are: 127.0.0.1:{port}" in done.stderr.decode()
+    atoll("network", name, "--none")
+    assert "nothing leaves it" in atoll("network", name).stderr.decode()
+    denied, allowed = atoll.json("audit", name, "--json")
+    assert (denied["verdict"], allowed["verdict"]) == ("denied", "allowed")
+    assert allowed["received_bytes"] > 0
+    header, *rows = atoll.text("audit", name).splitlines()
+    assert header.split() == "TIME VERDICT VIA HOST ADDRESS SENT RECEIVED WHY".split()
+    assert [row.split()[2] for row in rows] == ["denied", "allowed"]
+
+
+def test_records_can_be_followed(atoll: Atoll, port: int) -> None:
+    name = atoll.create("--allow", f"127.0.0.1:{port}")
+    following = atoll.start("audit", name, "--follow", "--json")
+    atoll.text("exec", name, "-c", fetch(port))
+    begun, ended = map(json.loads, following.read_until(b'Z"}\n').splitlines())
+    assert begun["id"] == ended["id"]
+    assert (begun["ended"], begun["received_bytes"]) == (None, 0)
+    assert ended["received_bytes"] > 0
+    atoll("rm", name)
+    assert following.wait() == 0
