@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import anyio
 import pytest
 
 import atoll
 from atoll import NetworkPolicy, Runtime, Sandbox
 from atoll.contract.model import RuntimeName
 from tests.conformance.inside import client, until_running
-from tests.egress.world import World, echo, mirror, serving
+from tests.egress.world import SITE, World, mirror, on_loopback, serving
 from tests.waiting import eventually
 
-SITE = "93.184.216.34"
-"""A public address. Nothing is ever sent there."""
 FETCH = "curl -sS --max-time 20 http://example.com/hello"
 """Through the proxy, if there is one."""
 HOLD = [
@@ -32,13 +28,8 @@ WORK = "while :; do curl -sS --max-time 5 http://example.com/work | head -1 >> l
 
 @pytest.fixture(scope="module")
 async def world(runtime: Runtime) -> AsyncIterator[World]:
-    world = World()
-    async with serving(mirror) as web, serving(echo) as tls:
-        world.name("example.com", [SITE])
-        world.servers = {("*", 80): web, ("*", 443): tls}
-        runtime.outlets.outside = world.outside
+    async with on_loopback(runtime) as world:
         yield world
-        runtime.outlets.outside = None
 
 
 @pytest.fixture
@@ -101,17 +92,6 @@ async def test_a_policy_changes_live_for_commands_that_start_and_connections_tha
     assert not await fetches(sandbox)
     assert (await sandbox.exec("env | grep -ic proxy")).stdout == "0\n"
     assert [r.reason is None for r in await sandbox.audit()] == [True, False, True]
-
-
-async def test_a_policy_that_another_process_sets_holds_here_too(
-    state_dir: Path, runtime_name: RuntimeName, sandbox: Sandbox, world: World
-) -> None:
-    await sandbox.connect()
-    body = "await runtime.set_network(sys.argv[3], atoll.NetworkPolicy(allow=['example.com'])); say('set')"
-    async with client(state_dir, runtime_name, body, sandbox.name) as other:
-        assert await other.line() == "set"
-        await other.succeeds()
-    assert await fetches(sandbox)
 
 
 async def test_when_the_process_that_serves_is_killed_another_that_is_connected_takes_over(
@@ -209,55 +189,3 @@ async def test_a_listening_proxy_does_not_keep_a_sandbox_from_going_to_sleep(run
         if runtime.drivers()[sandbox.info.runtime].capabilities.freeze:
             await eventually(stands_still, "it stands still")
         assert await fetches(sandbox)
-
-
-async def test_one_that_waited_is_given_the_policy_that_it_is_created_with(runtime: Runtime, world: World) -> None:
-    await runtime.warm(1)
-    try:
-        async with await runtime.create(network=NetworkPolicy(allow="example.com")) as taken:
-            assert await fetches(taken)
-    finally:
-        await runtime.refilled()
-        await runtime.warm(0)
-
-
-async def test_a_pool_gives_its_policy_to_each_and_another_where_it_is_asked_to(runtime: Runtime, world: World) -> None:
-    async with runtime.pool("netted", network=NetworkPolicy(allow="example.com")) as pool:
-        try:
-            assert await fetches(await pool.get())
-            assert not await fetches(await pool.get("alone", network=None))
-        finally:
-            await pool.aclose()
-
-
-async def test_git_clones_from_a_server_that_a_rule_names(
-    runtime: Runtime, world: World, tmp_path: Path, runtime_name: RuntimeName
-) -> None:
-    if runtime_name != "crun":
-        pytest.skip("git is the same everywhere")
-    made = f"""
-cd {tmp_path} && git init -q work && cd work && echo hello > file && git add file
-git -c user.name=x -c user.email=x@example.com commit -qm first
-cd .. && git clone -q --bare work repo.git && git -C repo.git update-server-info
-"""
-    subprocess.run(["bash", "-ec", made], check=True, capture_output=True)
-    world.name("git.test", ["127.0.0.1"])
-    with anyio.move_on_after(30):
-        async with await anyio.open_process(
-            ["python3", "-u", "-m", "http.server", "--bind", "127.0.0.1", "--directory", str(tmp_path), "0"],
-            stderr=subprocess.DEVNULL,
-        ) as server:
-            assert server.stdout is not None
-            port = int((await server.stdout.receive()).split(b" port ")[1].split()[0])
-            world.servers[("127.0.0.1", port)] = port
-            clone = f"git clone -q http://git.test:{port}/repo.git && cat repo/file"
-            async with await runtime.create(network=NetworkPolicy(allow=["git.test"])) as box:
-                refused = await box.exec(clone)
-                assert "403" in refused.stderr
-                (record, *_) = await box.audit()
-                assert record.reason is not None
-                assert record.reason.endswith(f"the rule that is missing: 127.0.0.1:{port}")
-                await box.set_network(NetworkPolicy(allow=["git.test", f"127.0.0.1:{port}"]))
-                done = await box.exec(clone)
-                assert done.stdout == "hello\n", done.stderr
-            server.kill()

@@ -6,10 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.egress.world import World, echo, mirror, serving
-
-SITE = "93.184.216.34"
-"""A public address. Nothing is ever sent there."""
+from tests.egress.world import SITE, World, echo, mirror, serving
 
 
 @pytest.fixture

@@ -11,8 +11,7 @@ import pytest
 from anyio.abc import ByteStream
 
 from atoll.runtime import egress
-from tests.egress.conftest import SITE
-from tests.egress.world import Proxied, World, everything, proxied, serving
+from tests.egress.world import SITE, Proxied, World, everything, proxied, serving
 from tests.waiting import eventually
 
 OPEN = ("*", "0.0.0.0/0", "::/0")

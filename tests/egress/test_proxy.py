@@ -12,8 +12,7 @@ from anyio.abc import ByteStream
 
 from atoll.contract.network import Indexes
 from atoll.runtime.egress import Dial, Headers, TakeOver
-from tests.egress.conftest import SITE
-from tests.egress.world import World, everything, proxied, serving
+from tests.egress.world import SITE, World, everything, proxied, serving
 from tests.waiting import eventually
 
 

@@ -14,10 +14,14 @@ from pathlib import Path
 import anyio
 from anyio.abc import ByteStream, SocketAttribute
 
+from atoll import Runtime
 from atoll.contract.network import Address, AuditRecord, Indexes, NetworkPolicy
 from atoll.runtime import audit
 from atoll.runtime.egress import Intercept, Outside, Proxy
 from atoll.runtime.policy import Gate
+
+SITE = "93.184.216.34"
+"""A public address. Nothing is ever sent there."""
 
 
 class World:
@@ -87,6 +91,18 @@ async def mirror(stream: ByteStream) -> None:
         body += await stream.receive()
     said = head + b"\r\n\r\n" + body
     await stream.send(b"HTTP/1.1 200 OK\r\nConnection: close\r\nX-Hop: 1\r\n\r\n" + said)
+
+
+@asynccontextmanager
+async def on_loopback(runtime: Runtime) -> AsyncIterator[World]:
+    """What all sandboxes of a runtime find outside: `example.com`, which answers HTTP on port 80 and echoes on 443."""
+    world = World()
+    async with serving(mirror) as web, serving(echo) as tls:
+        world.name("example.com", [SITE])
+        world.servers = {("*", 80): web, ("*", 443): tls}
+        runtime.outlets.outside = world.outside
+        yield world
+        runtime.outlets.outside = None
 
 
 class Proxied:

@@ -124,6 +124,8 @@ class Runtime:
         self._making: set[str] = set()
         self._launches = anyio.CapacityLimiter(_LAUNCHES)
         self.outlets = Outlets(tasks)
+        self._asking_tools = anyio.Lock()
+        self._known_indexes: tuple[Indexes, float] | None = None
         self.storage = disk.Disk(records.state_dir, self._layers, self._life.collect)
         self._shelves = Shelves(records, tasks, ground=self._ground, make=self._put_up, remove=self._take_down)
         self.images = ImageStore(records.state_dir / "images", rootless=os.geteuid() != 0, in_use=self._digests_in_use)
@@ -548,11 +550,15 @@ class Runtime:
         return audit.follow(self._records.directory(self._records.lookup(name)))
 
     async def _indexes(self, policy: NetworkPolicy | None) -> Indexes | None:
+        """What the preset stands for now. Asking the tools takes a second, so it is known for a while."""
         if policy is None or not policy.has_preset:
             return None
         from atoll.runtime import registries
 
-        return await registries.find()
+        async with self._asking_tools:
+            if self._known_indexes is None or self._known_indexes[1] < anyio.current_time():
+                self._known_indexes = await registries.find(), anyio.current_time() + registries.KNOWN_FOR_S
+            return self._known_indexes[0]
 
     # ---- checkpoints ----
 

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Protocol
 import anyio
 import anyio.abc
 
-from atoll.contract.errors import AtollError, FileError, PathNotFound, PortRefused, SandboxError
+from atoll.contract.errors import AtollError, PortRefused, SandboxError
 from atoll.contract.model import SandboxSpec
 from atoll.drivers.locks import try_lock
 from atoll.runtime.audit import Trail
@@ -47,7 +47,8 @@ MOST_CONNECTIONS = 128
 """Of one sandbox at a time. Further ones wait inside."""
 _LOOK_S = 1.0
 _LISTEN_S = 5.0
-"""How long a guest may take to listen, and how long the port may still be held by who served before."""
+_TAKEN_OVER_S = 1.0
+"""How long the port may still be held by who served before."""
 _URL = f"http://127.0.0.1:{PORT}"
 _NAMES = ("http_proxy", "https_proxy", "ftp_proxy", "all_proxy")
 # SOCKS is spoken on the same port, but it is not named here: some HTTP clients refuse to start when all_proxy is
@@ -113,6 +114,7 @@ class Outlet:
         self._listening: Listening | None = None
         self._serving: anyio.CancelScope | None = None
         self._over = anyio.Event()
+        self._complaint = ""
         self._proxy: Proxy | None = None
 
     # ------------------------------------------------------------------------------------------------ the policy
@@ -167,7 +169,7 @@ class Outlet:
     @property
     def is_served(self) -> bool:
         """Whether it is served from here."""
-        return self._serving is not None
+        return self._proxy is not None
 
     def wants_serving(self) -> bool:
         """Whether it is connected, has a policy, and is not served from here."""
@@ -182,44 +184,64 @@ class Outlet:
         self._link, self._listening = link, listening
         self._outlets.follow(self)
         if self.wants_serving():
+            await self._prepare(link)
             await self.attend()
 
     async def follow(self) -> None:
         """Do what the policy says that holds now, before a command is started that is told of it."""
-        if self.look() and self.wants_serving():
+        if self.look() and self._link is not None and self.is_connected:
+            await self._prepare(self._link)
             await self.attend()
+
+    async def _prepare(self, link: Link) -> None:
+        """Put inside by whom the package indexes are trusted, unless it is there."""
+        files = Files(link.open, "root")
+        certificates = self._spec.indexes.certificates if self._spec and self._spec.indexes else {}
+        for inside, here in certificates.items():
+            try:
+                with anyio.fail_after(_LISTEN_S):
+                    if not await files.exists(inside):
+                        await files.write_bytes(inside, await anyio.Path(here).read_bytes())
+            except (AtollError, OSError):
+                _log.warning("%s could not be put into %s", here, self._directory.name, exc_info=True)
 
     async def attend(self) -> None:
         """Serve the sandbox from now on, unless another process does or it cannot be."""
-        if self._serving is not None or self._link is None or self._listening is None:
+        if not self.wants_serving() or self._link is None or self._listening is None:
             return
         scope, self._over = anyio.CancelScope(), anyio.Event()
         self._serving = scope
         try:
             await self._outlets.tasks.start(self._serve, scope, self._link, self._listening)
-        except PortRefused:
-            _log.warning("a program in %s holds port %d, so nothing leaves it", self._directory.name, PORT)
-        except (AtollError, OSError):
-            _log.warning("what leaves %s cannot be served; it is tried again", self._directory.name, exc_info=True)
+        except (AtollError, OSError) as error:
+            if str(error) != self._complaint:
+                self._complaint = str(error)
+                _log.warning("nothing leaves %s for now; it is tried again: %s", self._directory.name, error)
 
     async def _serve(
         self, scope: anyio.CancelScope, link: Link, listening: Listening, *, task_status: anyio.abc.TaskStatus[None]
     ) -> None:
+        from atoll.runtime.egress import Outside, Proxy
+
+        started = False
         try:
             with scope, self._alone() as alone:
-                if not alone:
-                    task_status.started()
-                    return
-                async with contextlib.AsyncExitStack() as stack:
-                    with anyio.fail_after(_LISTEN_S):
-                        await self._hand_certificates(link)
-                        listener = await self._listen(stack, link, listening)
-                    trail = Trail(self._directory)
-                    stack.callback(trail.close)
-                    task_status.started()
-                    await self._accept(listener, trail)
+                if alone and self._spec is not None:
+                    async with contextlib.AsyncExitStack() as stack:
+                        with anyio.fail_after(_LISTEN_S):
+                            listener = await self._listen(stack, link, listening)
+                        trail = Trail(self._directory)
+                        stack.callback(trail.close)
+                        outside = self._outlets.outside or Outside()
+                        self._proxy = Proxy(self._spec.name, self.gate, trail, outside, self.intercept)
+                        self._complaint = ""
+                        started = True
+                        task_status.started()
+                        await self._accept(listener, self._proxy)
+            if not started:
+                task_status.started()
         finally:
-            self._serving = None
+            self._serving = self._proxy = None
             self._over.set()
 
     @contextlib.contextmanager
@@ -234,35 +256,20 @@ class Outlet:
     async def _listen(
         self, stack: contextlib.AsyncExitStack, link: Link, listening: Listening
     ) -> AsyncIterator[Connection]:
+        until = anyio.current_time() + _TAKEN_OVER_S
         while True:
             try:
                 return await stack.enter_async_context(listening(link, PORT))
             except PortRefused:
                 # Who served before is gone, and the guest may be about to hear of it.
-                if anyio.current_effective_deadline() - anyio.current_time() < _LISTEN_S / 2:
+                if anyio.current_time() > until:
                     raise
                 await anyio.sleep(0.02)
 
-    async def _hand_certificates(self, link: Link) -> None:
-        """Put inside whom the package indexes are to be trusted by, unless it is there."""
-        files = Files(link.open, "root")
-        certificates = self._spec.indexes.certificates if self._spec and self._spec.indexes else {}
-        for inside, here in certificates.items():
-            try:
-                await files.stat(inside)
-            except PathNotFound:
-                try:
-                    await files.write_bytes(inside, await anyio.Path(here).read_bytes(), parents=True)
-                except (FileError, OSError):
-                    _log.warning("%s could not be put into %s", here, self._directory.name, exc_info=True)
-
-    async def _accept(self, listener: AsyncIterator[Connection], trail: Trail) -> None:
+    async def _accept(self, listener: AsyncIterator[Connection], proxy: Proxy) -> None:
         """Serve each connection from inside, until there is no connection to the sandbox any more."""
-        from atoll.runtime.egress import LINGER_S, Outside, Proxy
+        from atoll.runtime.egress import LINGER_S
 
-        name = self._spec.name if self._spec else ""
-        outside = self._outlets.outside or Outside()
-        proxy = self._proxy = Proxy(name, self.gate, trail, outside, self.intercept)
         slots = anyio.Semaphore(self._outlets.share)
 
         async def one(connection: Connection) -> None:
@@ -285,4 +292,3 @@ class Outlet:
                     await slots.acquire()
                     group.start_soon(one, await anext(listener))
             group.cancel_scope.cancel()
-        self._proxy = None

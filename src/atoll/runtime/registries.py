@@ -22,12 +22,15 @@ from shutil import which
 from urllib.parse import SplitResult, urlsplit, urlunsplit
 
 import anyio
+import anyio.to_thread
 
 from atoll.contract.errors import InvalidRequest, Unenforceable
 from atoll.contract.network import Indexes, Rule, parse_rule, read_host
 
 CERTIFICATES = "/etc/atoll/certificates"
 """The directory, inside, for whom the indexes are trusted by."""
+KNOWN_FOR_S = 60.0
+"""How long an answer of the tools holds: asking them takes a second."""
 _PATIENCE_S = 30
 _PORTS = {"http": 80, "https": 443}
 _PIP = """
@@ -158,18 +161,21 @@ def _pip_settings(told: Mapping[str, str]) -> dict[str, str]:
 def npm() -> Iterator[_Found]:
     """npm's files and variables, as npm itself puts them together."""
     program = which("npm")
-    said = _output([program, "config", "list", "--long", "--json"]) if program else None
+    said = _output([program, "config", "list", "--long"]) if program else None
     if said is None:
         return
-    settings = json.loads(said)
+    # Its JSON leaves scopes out. What holds is a line of its own; what is overridden is commented out.
+    settings: dict[str, object] = {}
+    for key, value in re.findall(r"^([^;\s]\S*) = (.+)$", said, flags=re.MULTILINE):
+        with contextlib.suppress(ValueError):
+            settings[key] = json.loads(value)
     found = _Found()
     if registry := _remote(settings.get("registry")):
         found.urls.append(registry)
         found.env["npm_config_registry"] = urlunsplit(registry)
     for key, value in settings.items():
         if key.startswith("@") and key.endswith(":registry") and (scoped := _remote(value)):
-            found.urls.append(scoped)
-            found.env[f"npm_config_{key}"] = urlunsplit(scoped)
+            found.urls.append(scoped)  # npm reads which scope it is for from files alone
     found.trust("npm", settings.get("cafile"), "npm_config_cafile")
     yield found
 

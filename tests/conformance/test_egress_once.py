@@ -1,0 +1,142 @@
+"""What leaves a sandbox, where that is the same with all runtimes: tried with the fastest."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import anyio
+import pytest
+
+import atoll
+from atoll import NetworkPolicy, Runtime
+from tests.conformance.inside import client
+from tests.conformance.test_egress import fetches
+from tests.conftest import STRICT
+from tests.egress.world import World, on_loopback
+
+
+@pytest.fixture
+async def runtime(state_dir: Path) -> AsyncIterator[Runtime]:
+    async with atoll.open(state_dir) as runtime:
+        yield runtime
+
+
+@pytest.fixture
+async def world(runtime: Runtime) -> AsyncIterator[World]:
+    async with on_loopback(runtime) as world:
+        yield world
+
+
+async def test_a_policy_that_another_process_sets_holds_here_too(
+    state_dir: Path, runtime: Runtime, world: World
+) -> None:
+    body = "await runtime.set_network(sys.argv[3], atoll.NetworkPolicy(allow=['example.com'])); say('set')"
+    async with (
+        await runtime.create() as sandbox,
+        client(state_dir, sandbox.info.runtime, body, sandbox.name) as other,
+    ):
+        assert await other.line() == "set"
+        await other.succeeds()
+        assert await fetches(sandbox)
+
+
+async def test_one_that_waited_is_given_the_policy_that_it_is_created_with(runtime: Runtime, world: World) -> None:
+    await runtime.warm(1)
+    try:
+        async with await runtime.create(network=NetworkPolicy(allow="example.com")) as taken:
+            assert await fetches(taken)
+    finally:
+        await runtime.refilled()
+        await runtime.warm(0)
+
+
+async def test_a_pool_gives_its_policy_to_each_and_another_where_it_is_asked_to(runtime: Runtime, world: World) -> None:
+    async with runtime.pool("netted", network=NetworkPolicy(allow="example.com")) as pool:
+        try:
+            assert await fetches(await pool.get())
+            assert not await fetches(await pool.get("alone", network=None))
+        finally:
+            await pool.aclose()
+
+
+async def test_git_clones_from_a_server_that_a_rule_names(runtime: Runtime, world: World, tmp_path: Path) -> None:
+    made = f"""
+cd {tmp_path} && git init -q work && cd work && echo hello > file && git add file
+git -c user.name=x -c user.email=x@example.com commit -qm first
+cd .. && git clone -q --bare work repo.git && git -C repo.git update-server-info
+"""
+    subprocess.run(["bash", "-ec", made], check=True, capture_output=True)
+    world.name("git.test", ["127.0.0.1"])
+    with anyio.fail_after(50):
+        async with await anyio.open_process(
+            ["python3", "-u", "-m", "http.server", "--bind", "127.0.0.1", "--directory", str(tmp_path), "0"],
+            stderr=subprocess.DEVNULL,
+        ) as server:
+            assert server.stdout is not None
+            port = int((await server.stdout.receive()).split(b" port ")[1].split()[0])
+            world.servers[("127.0.0.1", port)] = port
+            clone = f"git clone -q http://git.test:{port}/repo.git && cat repo/file"
+            async with await runtime.create(network=NetworkPolicy(allow=["git.test"])) as box:
+                refused = await box.exec(clone)
+                assert "403" in refused.stderr
+                (record, *_) = await box.audit()
+                assert record.reason is not None
+                assert record.reason.endswith(f"the rule that is missing: 127.0.0.1:{port}")
+                await box.set_network(NetworkPolicy(allow=["git.test", f"127.0.0.1:{port}"]))
+                done = await box.exec(clone)
+                assert done.stdout == "hello\n", done.stderr
+            server.kill()
+
+
+# ------------------------------------------------------------------------------------------------ package indexes
+
+PIP = "pip install --no-input --disable-pip-version-check --retries 1 --no-cache-dir --target lib six"
+NPM = "npm install --no-audit --no-fund --fetch-retries=0 --prefix lib left-pad"
+
+
+@pytest.fixture
+async def indexes(runtime: Runtime) -> NetworkPolicy:
+    """The preset, where this machine reaches its own index."""
+    policy = NetworkPolicy(allow="registries")
+    found = await runtime._indexes(policy)
+    assert found is not None
+    host, _, port = found.allow[-1].rpartition(":")
+    try:
+        with anyio.fail_after(10):
+            await (await anyio.connect_tcp(host, int(port))).aclose()
+    except OSError as error:
+        if STRICT:
+            raise
+        pytest.skip(f"a package index does not answer: {error}")
+    return policy
+
+
+async def test_packages_are_installed_from_the_indexes_that_this_machine_is_configured_for(
+    runtime: Runtime, indexes: NetworkPolicy
+) -> None:
+    async with await runtime.create(network=indexes) as box:
+        done = await box.exec(f"{PIP} && PYTHONPATH=lib python3 -c 'import six; print(six.__name__)'", timeout_s=50)
+        assert done.stdout.endswith("six\n"), done.stderr
+        done = await box.exec(f"{NPM} && ls lib/node_modules", timeout_s=50)
+        assert done.stdout.endswith("left-pad\n"), done.stderr
+        assert {record.verdict for record in await box.audit()} == {"allowed"}
+        assert all(record.received_bytes for record in await box.audit())
+        # Nothing else is allowed by that.
+        refused = await box.exec("curl -sS http://example.com/")
+        assert "the rule that is missing: example.com:80" in refused.stdout
+
+
+async def test_packages_that_are_not_allowed_fail_with_the_rule_that_is_missing(
+    runtime: Runtime, indexes: NetworkPolicy
+) -> None:
+    async with await runtime.create(network=NetworkPolicy()) as box:
+        refused = await box.exec(PIP, timeout_s=50)
+        assert refused.exit_code != 0
+        assert "403 Forbidden" in refused.stderr
+        assert "the rule that is missing: " in refused.stderr
+        refused = await box.exec(NPM, timeout_s=50)
+        assert refused.exit_code != 0
+        assert "403" in refused.stderr
+        assert {record.verdict for record in await box.audit()} == {"denied"}
