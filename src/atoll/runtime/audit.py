@@ -23,7 +23,7 @@ from atoll.contract.network import AuditRecord
 LIMIT_BYTES = 4 * 1024 * 1024
 """Of one file. There are two at most, so a sandbox's records take up twice as much, and the last 4 MiB are there."""
 CURRENT, EARLIER = "audit.jsonl", "audit.1.jsonl"
-_LOOK_S = 0.2
+_LOOK_S = 0.1
 
 
 class Trail:
