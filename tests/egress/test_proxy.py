@@ -220,5 +220,10 @@ async def test_an_allowed_connection_can_be_taken_over_and_a_denied_one_not(worl
             await stream.send(b"mine")
             assert await everything(stream) == b"[mine]"
         assert b"x-signed-for: example.com" in await proxy.get("http://example.com/")
+        world.servers.clear()
+        async with await proxy.connect() as stream:
+            await stream.send(b"CONNECT example.com:443 HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert (await everything(stream)) == b"HTTP/1.1 200 Connection established\r\n\r\n"
+        assert [record.verdict for record in proxy.records()] == ["allowed", "allowed", "failed"]
         proxy.allow()
         assert (await proxy.tunnel("example.com:443")).startswith(b"HTTP/1.1 403 ")

@@ -70,7 +70,7 @@ class Intercept(Protocol):
 
     def taker(self, host: str, port: int) -> TakeOver | None:
         """Who does so for a tunnel (CONNECT, SOCKS) to `host`. It is given the client's bytes and a way to connect to
-        the address that was judged. None: nobody; bytes pass as they are."""
+        the address that was judged, which raises `ConnectionError`. None: nobody; bytes pass as they are."""
 
     def rewrite(self, host: str, headers: Headers) -> Headers:
         """The headers of a plain request to `host`, as they are to go out."""
@@ -113,7 +113,8 @@ class _Attempt:
 
     protocol: Literal["http", "connect", "socks"]
     asked_host: str
-    port: int | None
+    port: int
+    """0: what was said was no request."""
     id: str = field(default_factory=lambda: secrets.token_hex(8))
     time: datetime = field(default_factory=lambda: datetime.now(UTC))
     host: str | Address = ""
@@ -124,12 +125,11 @@ class _Attempt:
     received_bytes: int = 0
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
 
-    @property
-    def shown_host(self) -> str:
-        return str(self.host)
+    def refuse(self, refused: _Refused) -> None:
+        self.verdict, self.reason = refused.verdict, refused.text
 
 
-class _Refused(Exception):
+class _Refused(ConnectionError):
     """A client does not get what it wants. `status` is HTTP's, `code` that of SOCKS."""
 
     def __init__(self, status: int, text: str, code: int = 1, verdict: Literal["denied", "failed"] = "denied") -> None:
@@ -149,8 +149,8 @@ class _Counted(ByteStream):
         return data
 
     async def send(self, item: bytes) -> None:
+        self._attempt.sent_bytes += len(item)  # before: of what is cut short, too much is said rather than too little
         await self._stream.send(item)
-        self._attempt.sent_bytes += len(item)
 
     async def send_eof(self) -> None:
         await self._stream.send_eof()
@@ -195,7 +195,7 @@ class Proxy:
         """Cut the connections that the policy does not allow any more."""
         gate = self._gate()
         for attempt in self._open:
-            if attempt.port is not None and attempt.address is not None:
+            if attempt.address is not None:
                 judged = gate.among(attempt.host, attempt.port, [attempt.address])
                 if isinstance(judged, Refusal):
                     attempt.reason = f"cut, because the policy has changed: {judged}"
@@ -224,7 +224,7 @@ class Proxy:
             with attempt.scope:
                 yield lambda: self._dial(attempt, addresses)
         except _Refused as refused:
-            attempt.verdict, attempt.reason = refused.verdict, refused.text
+            attempt.refuse(refused)
             raise
         finally:
             self._open.discard(attempt)
@@ -238,7 +238,7 @@ class Proxy:
             _Refused: there are none.
         """
         try:
-            attempt.host, port = read_target(attempt.asked_host, attempt.port or 0)
+            attempt.host, port = read_target(attempt.asked_host, attempt.port)
         except ValueError as error:
             raise _Refused(400, f"that is no host to connect to: {error}", 8) from None
         if refusal := self._gate().asked(attempt.host, port):
@@ -278,7 +278,7 @@ class Proxy:
             where = f"{attempt.asked_host}:{attempt.port} at {address}"
             try:
                 with anyio.fail_after(DIAL_S):
-                    return _Counted(await self._outside.dial(address, attempt.port or 0), attempt)
+                    return _Counted(await self._outside.dial(address, attempt.port), attempt)
             except TimeoutError:
                 refused = _Refused(504, f"{where} did not answer within {DIAL_S:g} s", 4, "failed")
             except OSError as error:
@@ -295,7 +295,7 @@ class Proxy:
                 sandbox=self._sandbox,
                 protocol=attempt.protocol,
                 host=attempt.asked_host[:_HOST_CHARACTERS],
-                port=attempt.port,
+                port=attempt.port or None,
                 address=None if attempt.address is None else str(attempt.address),
                 verdict=attempt.verdict,
                 reason=attempt.reason,
@@ -306,7 +306,7 @@ class Proxy:
         )
 
     def _note_nonsense(self, protocol: Literal["http", "socks"], reason: str) -> None:
-        attempt = _Attempt(protocol, "", None, verdict="denied", reason=reason)
+        attempt = _Attempt(protocol, "", 0, verdict="denied", reason=reason)
         with contextlib.suppress(OSError):
             self._note(attempt, ended=attempt.time)
 
@@ -320,11 +320,15 @@ class Proxy:
         """
         orderly = False
         async with self._allowed(attempt) as connect:
-            taker = self._intercept.taker(attempt.shown_host, attempt.port or 0) if self._intercept else None
+            host, port = str(attempt.host), attempt.port
+            taker = self._intercept.taker(host, port) if self._intercept else None
             if taker is not None:
                 await client.send(answer)
-                await taker(client, attempt.shown_host, attempt.port or 0, connect)
-                orderly = True
+                try:
+                    await taker(client, host, port, connect)
+                    orderly = True
+                except _Refused as refused:  # which comes too late for the client to be told
+                    attempt.refuse(refused)
             else:
                 async with await connect() as outside:
                     await client.send(answer)
@@ -403,8 +407,8 @@ class Proxy:
             if any(name == b"transfer-encoding" for name, _ in request.headers):
                 headers.append((b"transfer-encoding", b"chunked"))
             if self._intercept is not None:
-                headers = self._intercept.rewrite(attempt.shown_host, headers)
-            authority = _authority(attempt.host, attempt.port or 80)
+                headers = self._intercept.rewrite(str(attempt.host), headers)
+            authority = _authority(attempt.host, attempt.port)
             headers = [(b"host", authority), *headers, (b"connection", b"close")]
             far = h11.Connection(h11.CLIENT, max_incomplete_event_size=HEAD_BYTES)
             async with await connect() as outside:
