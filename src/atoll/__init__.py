@@ -64,6 +64,7 @@ if TYPE_CHECKING:
         Usage,
     )
     from atoll.contract.network import AuditRecord, NetworkPolicy
+    from atoll.contract.secret import Secret
     from atoll.runtime.files import Files
     from atoll.runtime.host import Runtime, open  # noqa: A004
     from atoll.runtime.images import ImageStore
@@ -88,6 +89,7 @@ _HOMES = {
     "atoll.contract.errors": _ERRORS,
     "atoll.contract.model": _MODELS,
     "atoll.contract.network": "AuditRecord NetworkPolicy",
+    "atoll.contract.secret": "Secret",
     "atoll.runtime.files": "Files",
     "atoll.runtime.host": "Runtime open",
     "atoll.runtime.images": "ImageStore",
@@ -147,6 +149,7 @@ __all__ = [
     "SandboxExists",
     "SandboxInfo",
     "SandboxNotFound",
+    "Secret",
     "Settings",
     "Shelf",
     "StorageInfo",

@@ -9,11 +9,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from pydantic import ValidationError
+from pydantic import Field, SecretStr, ValidationError
 
 from atoll.contract.errors import InvalidRequest
 from atoll.contract.model import Frozen, RuntimeName
 
+SHORTEST_KEY = 32
+"""Of the key that secrets are sealed with, in characters."""
 _PREFIX = "ATOLL_"
 
 
@@ -25,6 +27,9 @@ class Settings(Frozen):
     """The image of sandboxes that do not name one."""
     runtime: RuntimeName | None = None
     """The runtime of sandboxes that do not name one. Unset: the fastest that works on this machine."""
+    secrets_key: SecretStr | None = Field(default=None, min_length=SHORTEST_KEY)
+    """What secrets are sealed with on disk: 32 characters or more, at random. Unset: the file `key` in the state
+    directory, which is made when it is first needed."""
 
     @classmethod
     def from_environment(cls) -> Settings:
@@ -40,6 +45,8 @@ class Settings(Frozen):
         except ValidationError as error:
             first = error.errors()[0]
             variable = _PREFIX + str(first["loc"][0]).upper()
+            if first["loc"][0] == "secrets_key":
+                raise InvalidRequest(f"{variable} has fewer than {SHORTEST_KEY} characters") from None
             raise InvalidRequest(f"{variable}={first['input']!r}: {first['msg']}") from error
 
     def resolve_state_dir(self) -> Path:

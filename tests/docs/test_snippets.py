@@ -72,7 +72,7 @@ def test_public_names_are_exactly_these() -> None:
     GuestProtocolError ImageStore ImageUnavailable InvalidRequest LaunchFailed Limits Match NetworkPolicy Output
     PathDenied PathExists PathIsDirectory PathNotDirectory PathNotFound PortRefused Process ProcessInfo
     ProcessNotFound Runtime RuntimeUnavailable Sandbox SandboxAsleep SandboxDied SandboxError SandboxExists
-    SandboxInfo SandboxNotFound Settings Shelf StorageInfo SystemProcess Unenforceable Usage open
+    SandboxInfo SandboxNotFound Secret Settings Shelf StorageInfo SystemProcess Unenforceable Usage open
     """.split()
     assert sorted(atoll.__all__) == sorted(names)
     for name in names:

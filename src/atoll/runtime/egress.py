@@ -27,6 +27,7 @@ import h11
 from anyio.abc import ByteStream
 from anyio.streams.buffered import BufferedByteStream
 
+from atoll.contract.errors import InvalidRequest
 from atoll.contract.network import Address, AuditRecord
 from atoll.runtime.audit import Trail
 from atoll.runtime.policy import Gate, Refusal, read_target
@@ -73,7 +74,11 @@ class Intercept(Protocol):
         the address that was judged, which raises `ConnectionError`. None: nobody; bytes pass as they are."""
 
     def rewrite(self, host: str, headers: Headers) -> Headers:
-        """The headers of a plain request to `host`, as they are to go out."""
+        """The headers of a plain request to `host`, as they are to go out.
+
+        Raises:
+            InvalidRequest: it is not to go out.
+        """
 
 
 async def resolve(name: str) -> Sequence[Address]:
@@ -285,6 +290,7 @@ class Proxy:
                 cause = error if error.errno else error.__cause__  # anyio puts the last one there
                 number, why = getattr(cause, "errno", None) or 0, getattr(cause, "strerror", None) or "it failed"
                 refused = _Refused(502, f"{where} cannot be connected to: {why}", _SOCKS_CODES.get(number, 1), "failed")
+        attempt.refuse(refused)  # also for who takes the connection over, and tells the client itself
         raise refused
 
     def _note(self, attempt: _Attempt, ended: datetime | None = None) -> None:
@@ -407,7 +413,10 @@ class Proxy:
             if any(name == b"transfer-encoding" for name, _ in request.headers):
                 headers.append((b"transfer-encoding", b"chunked"))
             if self._intercept is not None:
-                headers = self._intercept.rewrite(str(attempt.host), headers)
+                try:
+                    headers = self._intercept.rewrite(str(attempt.host), headers)
+                except InvalidRequest as error:
+                    raise _Refused(403, error.message) from error
             authority = _authority(attempt.host, attempt.port)
             headers = [(b"host", authority), *headers, (b"connection", b"close")]
             far = h11.Connection(h11.CLIENT, max_incomplete_event_size=HEAD_BYTES)

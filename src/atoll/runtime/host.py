@@ -10,17 +10,17 @@ import builtins
 import contextlib
 import logging
 import os
-import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.abc
 import anyio.to_thread
-from pydantic import ValidationError
+from pydantic import SecretStr, ValidationError
 
 from atoll.contract.driver import Driver, Finding, Memory
 from atoll.contract.errors import (
@@ -45,9 +45,11 @@ from atoll.contract.model import (
     check_name,
 )
 from atoll.contract.network import AuditRecord, Indexes, NetworkPolicy
+from atoll.contract.secret import Secret
 from atoll.drivers import oci
 from atoll.drivers.locks import is_held
-from atoll.runtime import audit, disk
+from atoll.runtime import audit, disk, trust
+from atoll.runtime.authority import Authority
 from atoll.runtime.checkpoints import CheckpointRecord, Checkpoints
 from atoll.runtime.images import ImageStore, Progress
 from atoll.runtime.layers import Ground, Layers
@@ -56,6 +58,7 @@ from atoll.runtime.outlet import Outlet, Outlets
 from atoll.runtime.records import Manifest, Records, Taken, new_id, now
 from atoll.runtime.sandbox import Sandbox
 from atoll.runtime.shelf import MOST, Kind, Shelves
+from atoll.runtime.vault import Contents, Vault
 from atoll.settings import Settings
 
 if TYPE_CHECKING:
@@ -118,6 +121,7 @@ class Runtime:
         self._layers = Layers(records.state_dir)
         self._checkpoints = Checkpoints(records.state_dir)
         self._life = Life(records, self._layers, self._checkpoints, self._choose)
+        self._vault = Vault(records.state_dir, settings.secrets_key)
         self._open: dict[str, Sandbox] = {}
         self._current: dict[str, Manifest] = {}
         """The manifests of those that are open, as they were when a connection was last made."""
@@ -153,6 +157,8 @@ class Runtime:
         image: str | None = None,
         limits: Limits | None = None,
         env: Mapping[str, str] | None = None,
+        secrets: Mapping[str, Secret] | None = None,
+        secret_env: Mapping[str, str | SecretStr] | None = None,
         user: str = "user",
         runtime: RuntimeName | None = None,
         ephemeral: bool = False,
@@ -167,16 +173,20 @@ class Runtime:
         of an image that is being fetched. Where one of its kind waits (`warm`), that one is taken. `network` says what
         may leave it; unset, nothing can.
 
+        Of `secrets` the sandbox has placeholders only, in the variables that they are named by; `secret_env` are
+        variables that it has as they are. Neither is shown, logged or written to disk in clear.
+
         Raises:
-            InvalidRequest: the name, a limit or the environment is not allowed.
+            InvalidRequest: the name, a limit, the environment or a secret is not allowed.
             SandboxExists: the name is taken.
             ImageUnavailable: the image cannot be had.
             RuntimeUnavailable: the runtime is not on this machine, or none is.
             Unenforceable: a limit cannot be kept here.
             LaunchFailed: it did not start.
         """
+        kept = Contents.of(secrets or {}, secret_env or {}, env or {})
         spec = _spec(
-            name=f"sandbox-{secrets.token_hex(4)}" if name is None else name,
+            name=f"sandbox-{token_hex(4)}" if name is None else name,
             image=image or self._settings.image,
             limits=limits or Limits(),
             env=dict(env or {}),
@@ -189,8 +199,11 @@ class Runtime:
         )
         driver = self._choose(spec.runtime)
         await self._require_free(spec.name)
-        ground = await self._stand(spec.image, _resolve_limits(spec.limits, driver), spec.env, progress)
-        return await self._take(spec, driver, ground) or await self._make(spec, driver, ground)
+        ground = await self._stand(spec.image, _resolve_limits(spec.limits, driver), spec.env, progress, kept)
+        authority = kept.authority if kept else None
+        return await self._take(spec, driver, ground, authority) or await self._make(
+            spec, driver, ground, authority=authority
+        )
 
     async def _require_free(self, name: str) -> None:
         """Raise `SandboxExists` at once if the name is taken, and not by what is to be collected."""
@@ -199,9 +212,22 @@ class Runtime:
             if self._records.means_one(name):
                 raise SandboxExists(name)
 
-    async def _stand(self, image: str, limits: Limits, env: Mapping[str, str], progress: Progress | None) -> Ground:
+    async def _stand(
+        self,
+        image: str,
+        limits: Limits,
+        env: Mapping[str, str],
+        progress: Progress | None,
+        kept: Contents | None = None,
+    ) -> Ground:
         found = await self.images.resolve(image, progress=progress)
-        return Ground(limits=limits, env={**found.env, **env}, image_digest=found.digest, base=found.filesystems)
+        return Ground(
+            limits=limits,
+            env={**found.env, **(kept.variables() if kept else {}), **env},
+            image_digest=found.digest,
+            base=found.filesystems,
+            sealed=self._vault.seal(kept) if kept else None,
+        )
 
     async def _make(
         self,
@@ -213,10 +239,12 @@ class Runtime:
         checkpoint: str | None = None,
         shelf: str | None = None,
         group: str | None = None,
+        authority: Authority | None = None,
     ) -> Sandbox:
         """A new sandbox, with the processes in `memory`, and with `checkpoint` as the one that it comes from.
 
-        With `shelf` it waits there, without a name. One of a `group` is there when the group is complete.
+        With `shelf` it waits there, without a name. One of a `group` is there when the group is complete. `authority`
+        is one that it is to trust and does not yet.
         """
         id = new_id()
         async with self._launches, self._layers.held():
@@ -241,6 +269,7 @@ class Runtime:
                     await self._life.start(manifest, driver, memory)
                     sandbox = self._sandbox(manifest, driver)
                     await sandbox.connect()
+                    await trust.place(sandbox.files, authority)
                 except BaseException:
                     with anyio.CancelScope(shield=True):
                         await self._remove(id, spec.name, driver, locked=True)
@@ -294,23 +323,27 @@ class Runtime:
         return self._choose(kind.runtime), await self._stand(kind.image, kind.limits, {}, None)
 
     async def _put_up(self, kind: Kind, driver: Driver, ground: Ground) -> None:
-        spec = _spec(name=f"waiting-{secrets.token_hex(4)}", image=kind.image, limits=kind.limits, runtime=kind.runtime)
+        spec = _spec(name=f"waiting-{token_hex(4)}", image=kind.image, limits=kind.limits, runtime=kind.runtime)
         await self._make(spec, driver, ground, shelf=kind.key)
 
     async def _take_down(self, taken: Taken) -> None:
         driver = self._choose(taken.manifest.runtime) if taken.manifest else None
         await self._remove(taken.id, None, driver, locked=True)
 
-    async def _take(self, spec: SandboxSpec, driver: Driver, ground: Ground) -> Sandbox | None:
+    async def _take(
+        self, spec: SandboxSpec, driver: Driver, ground: Ground, authority: Authority | None
+    ) -> Sandbox | None:
         """A sandbox that waited and is from now on what `spec` says. None: there is none that fits."""
         key = Kind(image=spec.image, runtime=driver.name, limits=ground.limits).key
         with self._records.taking(key, partial(self._shelves.fits, driver=driver, ground=ground)) as taken:
             self._shelves.refill(key)
             if taken is None or taken.manifest is None:
                 return None
-            manifest = taken.manifest.model_copy(update={"spec": spec, "env": ground.env, "created_at": now()})
+            given = {"spec": spec, "env": ground.env, "sealed": ground.sealed, "created_at": now()}
+            manifest = taken.manifest.model_copy(update=given)
             try:
                 sandbox = await self._hand_over(manifest, driver)
+                await trust.place(sandbox.files, authority)
             except BaseException as error:
                 with anyio.CancelScope(shield=True):
                     await self._remove(taken.id, spec.name, driver, locked=True)
@@ -361,17 +394,23 @@ class Runtime:
     def _sandbox(self, manifest: Manifest, driver: Driver) -> Sandbox:
         id = manifest.id
         self._current[id] = manifest
+        outlet = Outlet(self.outlets, self._records.directory(id), partial(self._spec_of, id))
+        secret = self._vault.open(manifest.sealed) if manifest.sealed is not None else Contents()
+        if secret.secrets:
+            from atoll.runtime.intercept import Interceptor
+
+            outlet.intercept = Interceptor(secret, lambda: self.outlets.trust)
         sandbox = Sandbox(
             self._info(manifest),
             partial(self._connect, id),
             self._tasks,
-            env=manifest.env,
+            env={**manifest.env, **secret.env},
             oom_kills=partial(self._oom_kills, id, driver),
             usage=partial(self._usage, id, driver),
             destroy=partial(self._remove, id, manifest.spec.name, driver),
             stop=partial(self._stop, id, driver),
             host=self,
-            outlet=Outlet(self.outlets, self._records.directory(id), partial(self._spec_of, id)),
+            outlet=outlet,
         )
         self._open[id] = sandbox
         return sandbox
@@ -476,8 +515,8 @@ class Runtime:
     async def pool(self, session_id: str, **options: Any) -> AsyncIterator[Pool]:
         """The sandboxes of one session. While it is open, those that nobody uses go to sleep.
 
-        `options` are those of `Pool`: `image`, `limits`, `env`, `user`, `runtime`, `pause_after_s`, `network` and
-        `sleep_after_s`, ten minutes when it is not said.
+        `options` are those of `Pool`: `image`, `limits`, `env`, `secrets`, `secret_env`, `user`, `runtime`,
+        `pause_after_s`, `network` and `sleep_after_s`, ten minutes when it is not said.
 
         Raises:
             InvalidRequest: an option is wrong.
@@ -633,7 +672,7 @@ class Runtime:
             InvalidRequest: the count is not 1 or more, or does not fit the names.
             SandboxExists: a name is taken.
         """
-        names = names or [f"{source[:50]}-{secrets.token_hex(4)}" for _ in range(count)]
+        names = names or [f"{source[:50]}-{token_hex(4)}" for _ in range(count)]
         if count < 1 or len(names) != count:
             raise InvalidRequest(f"{count} forks with {len(names)} names cannot be; give as many names as forks")
         async with self._as_it_was(source, checkpoint) as record:

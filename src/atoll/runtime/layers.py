@@ -55,6 +55,8 @@ class Ground(Frozen):
     """The image's."""
     layers: tuple[Sealed, ...] = ()
     """What stands on the image and is not written to any more, the first on top."""
+    sealed: str | None = None
+    """What is secret about it, as the vault has sealed it. Unset: nothing is."""
 
     def ground(self) -> dict[str, Any]:
         """These fields, for another that is to stand on the same."""

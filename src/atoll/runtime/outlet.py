@@ -19,7 +19,9 @@ import contextlib
 import logging
 import os
 import resource
+import ssl
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -79,6 +81,13 @@ class Outlets:
         self.share = min(MOST_CONNECTIONS, most // 4)
         self._followed: set[Outlet] = set()
         self._watching = False
+
+    @cached_property
+    def trust(self) -> ssl.SSLContext:
+        """By whom servers are known to be who they say, when a connection ends here: those that this machine trusts."""
+        context = ssl.create_default_context()
+        context.set_alpn_protocols(["http/1.1"])
+        return context
 
     def follow(self, outlet: Outlet) -> None:
         """Look after a sandbox that is connected, until it is not."""

@@ -16,10 +16,12 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 
 import anyio
+from pydantic import SecretStr
 
 from atoll.contract.errors import AtollError, InvalidRequest, SandboxExists, SandboxNotFound
 from atoll.contract.model import Frozen, Limits, RuntimeName, Status, check_name
 from atoll.contract.network import NetworkPolicy
+from atoll.contract.secret import Secret
 from atoll.runtime.host import Runtime
 from atoll.runtime.sandbox import Sandbox
 
@@ -58,6 +60,8 @@ class Pool:
         image: str | None = None,
         limits: Limits | None = None,
         env: Mapping[str, str] | None = None,
+        secrets: Mapping[str, Secret] | None = None,
+        secret_env: Mapping[str, str | SecretStr] | None = None,
         user: str = "user",
         runtime: RuntimeName | None = None,
         pause_after_s: float | None = None,
@@ -76,6 +80,8 @@ class Pool:
             "image": image,
             "limits": limits,
             "env": env,
+            "secrets": secrets,
+            "secret_env": secret_env,
             "user": user,
             "runtime": runtime,
             "pause_after_s": pause_after_s,

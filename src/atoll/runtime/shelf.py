@@ -155,11 +155,11 @@ class Shelves:
     # ---- what waits ----
 
     def fits(self, manifest: Manifest | None, driver: Driver, ground: Ground) -> bool:
-        """Whether one that waits runs, and is just what would be made now. Its environment is given it when it is."""
+        """Whether one that waits runs, and is just what would be made now. Environment and secrets it is given then."""
         return (
             manifest is not None
             and manifest.runtime == driver.name
-            and {**manifest.ground(), "env": ground.env} == ground.ground()
+            and {**manifest.ground(), "env": ground.env, "sealed": ground.sealed} == ground.ground()
             and driver.pid(self._records.directory(manifest.id)) is not None
         )
 

@@ -1,0 +1,416 @@
+"""Secrets on their way: what is replaced, where, for whom, and what does not come back.
+
+Both ends are real: a TLS client that trusts the sandbox's authority alone, and TLS servers on loopback.
+"""
+
+from __future__ import annotations
+
+import base64
+import ssl
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+from anyio.abc import ByteStream, SocketStream
+from anyio.streams.tls import TLSStream
+
+from atoll import InvalidRequest
+from atoll.contract.secret import Secret
+from atoll.runtime.authority import Authority, Issuer
+from atoll.runtime.intercept import Interceptor, Rule, Scrubber, rules, substitute
+from atoll.runtime.vault import Contents
+from tests.origin import Origin, TestAuthority, origin
+
+VALUE = "sk-live-4f9a0c77d1"
+HOST = "api.test"
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> TestAuthority:
+    return TestAuthority(tmp_path_factory.mktemp("world"))
+
+
+@pytest.fixture(scope="module")
+def contents() -> Contents:
+    contents = Contents.of({"API_KEY": Secret(VALUE, hosts=[HOST, "http://plain.test"])})
+    assert contents is not None
+    return contents
+
+
+@pytest.fixture(scope="module")
+def placeholder(contents: Contents) -> str:
+    return contents.secrets["API_KEY"].placeholder
+
+
+class Client:
+    """Who is inside, over one connection."""
+
+    def __init__(self, stream: ByteStream) -> None:
+        self.stream = stream
+        self._rest = b""
+
+    async def say(self, *lines: str, body: bytes = b"") -> None:
+        await self.stream.send("\r\n".join([*lines, "", ""]).encode("latin-1") + body)
+
+    async def answer(self) -> bytes:
+        """One whole answer that says where it ends, or all until the end."""
+        while True:
+            head, found, body = self._rest.partition(b"\r\n\r\n")
+            fields = dict(line.partition(b": ")[::2] for line in head.lower().split(b"\r\n"))
+            size = None
+            if found and b"content-length" in fields:
+                size = int(fields[b"content-length"])
+            elif found and fields.get(b"transfer-encoding") == b"chunked" and b"\r\n0\r\n" in body:
+                end = body.find(b"\r\n\r\n", body.index(b"\r\n0\r\n") + 2)
+                size = end + 4 if end >= 0 else None
+            if size is not None and len(body) >= size:
+                data, self._rest = head + found + body[:size], body[size:]
+                return data
+            try:
+                self._rest += await self.stream.receive()
+            except anyio.EndOfStream:
+                data, self._rest = self._rest, b""
+                return data
+
+    async def ask(self, *lines: str, body: bytes = b"") -> bytes:
+        await self.say(*lines, body=body)
+        return await self.answer()
+
+
+class Inside:
+    """Connections as they come from inside: to an interceptor, which dials a server on loopback."""
+
+    def __init__(self, contents: Contents, world: TestAuthority) -> None:
+        self.contents = contents
+        self.served: Origin | None = None
+        self.interceptor = Interceptor(contents, world.client_context)
+
+    @asynccontextmanager
+    async def raw(self, port: int, host: str = HOST) -> AsyncIterator[SocketStream]:
+        async def dial() -> ByteStream:
+            return await anyio.connect_tcp("127.0.0.1", port)
+
+        ended = anyio.Event()
+
+        async def handle(stream: SocketStream) -> None:
+            async with stream:
+                await self.interceptor.intercept(stream, host, 443, dial)
+            ended.set()
+
+        async with (
+            await anyio.create_tcp_listener(local_host="127.0.0.1") as listener,
+            anyio.create_task_group() as tasks,
+        ):
+            tasks.start_soon(listener.serve, handle)
+            async with await anyio.connect_tcp(*listener.extra(anyio.abc.SocketAttribute.local_address)) as stream:
+                yield stream
+            with anyio.fail_after(10):  # nothing is left of a connection whose client has gone
+                await ended.wait()
+            tasks.cancel_scope.cancel()
+
+    @asynccontextmanager
+    async def client(self, port: int) -> AsyncIterator[Client]:
+        async with self.raw(port) as stream:
+            inner = await TLSStream.wrap(stream, hostname=HOST, ssl_context=self.trust(), standard_compatible=False)
+            yield Client(inner)
+
+    def trust(self) -> ssl.SSLContext:
+        assert self.contents.authority is not None
+        trust = ssl.create_default_context(cadata=self.contents.authority.certificate)
+        trust.set_alpn_protocols(["h2", "http/1.1"])
+        return trust
+
+
+@pytest.fixture
+def inside(contents: Contents, world: TestAuthority) -> Inside:
+    return Inside(contents, world)
+
+
+@pytest.fixture
+async def served(world: TestAuthority) -> AsyncIterator[Origin]:
+    async with origin(world.server_context(HOST)) as served:
+        yield served
+
+
+# ---- the pure part ----
+
+
+def test_a_placeholder_is_replaced_in_its_header_and_nowhere_else() -> None:
+    rule = Rule(b"authorization", b"PH", b"value")
+    headers = [(b"Authorization", b"Bearer PH"), (b"X-Other", b"PH"), (b"authorization", b"PH PH"), (b"Cookie", b"PH")]
+    assert substitute([rule], headers) == [
+        (b"Authorization", b"Bearer value"),
+        (b"X-Other", b"PH"),
+        (b"authorization", b"value PH"),
+        (b"Cookie", b"PH"),
+    ]
+
+
+def test_basic_authentication_is_looked_at_decoded() -> None:
+    rule = Rule(b"authorization", b"PH", b"value")
+    (filled,) = substitute([rule], [(b"Authorization", b"Basic " + base64.b64encode(b"user:PH"))])
+    assert filled == (b"Authorization", b"Basic " + base64.b64encode(b"user:value"))
+    broken = [(b"Authorization", b"Basic !!!"), (b"Authorization", b"Basic")]
+    assert substitute([rule], broken) == broken
+
+
+def test_a_host_is_for_itself_alone(contents: Contents) -> None:
+    secrets = contents.secrets.values()
+    assert len(rules(secrets, HOST)) == 1
+    assert len(rules(secrets, HOST.upper())) == 1
+    for other in ("test", f"x.{HOST}", f"{HOST}.evil.test", f"{HOST}.", "plain.test", "127.0.0.1", ""):
+        assert rules(secrets, other) == []
+
+
+def test_without_tls_a_secret_goes_only_where_that_was_said(inside: Inside, placeholder: str) -> None:
+    headers = [(b"Authorization", f"Bearer {placeholder}".encode())]
+    assert inside.interceptor.rewrite("plain.test", headers) == [(b"Authorization", f"Bearer {VALUE}".encode())]
+    assert inside.interceptor.rewrite("other.test", headers) == headers
+    assert inside.interceptor.taker("plain.test", 80) is None
+    with pytest.raises(InvalidRequest, match="not sent without TLS") as refused:
+        inside.interceptor.rewrite(HOST, headers)
+    assert VALUE not in str(refused.value)
+
+
+def test_what_must_not_come_back_is_found_wherever_it_is_cut() -> None:
+    text = b"aaab" * 3 + b"aab-secret-" + b"-secret-x"
+    for value in (b"aab-secret-", b"aaab", b"secret-x"):
+        for size in range(1, len(text)):
+            scrubber = Scrubber([value])
+            passed = b"".join(scrubber.feed(text[at : at + size]) for at in range(0, len(text), size)) + scrubber.end()
+            assert passed == text.replace(value, b"*" * len(value))
+
+
+# ---- connections ----
+
+
+async def test_the_real_value_arrives_and_the_placeholder_does_not(
+    inside: Inside, served: Origin, placeholder: str
+) -> None:
+    async with inside.client(served.port) as client:
+        said = await client.ask("GET /x?a=b HTTP/1.1", f"Host: {HOST}", f"Authorization: Bearer {placeholder}")
+    assert said.endswith(b"hello\n")
+    (asked,) = served.asked
+    assert asked.line == b"GET /x?a=b HTTP/1.1"
+    assert asked.all("authorization") == [f"Bearer {VALUE}".encode()]
+    assert placeholder.encode() not in served.raw
+
+
+async def test_elsewhere_in_a_request_a_placeholder_stays_one(inside: Inside, served: Origin, placeholder: str) -> None:
+    body = f"key={placeholder}".encode()
+    async with inside.client(served.port) as client:
+        await client.ask(
+            f"POST /{placeholder} HTTP/1.1",
+            f"Host: {HOST}",
+            f"X-Other: {placeholder}",
+            f"Authorization: {placeholder[:20]} {placeholder[20:]}",
+            f"Content-Length: {len(body)}",
+            body=body,
+        )
+        folded = ("GET / HTTP/1.1", f"Host: {HOST}", f"Authorization: {placeholder[:20]}", f" {placeholder[20:]}")
+        await client.ask(*folded)
+    assert len(served.asked) == 2
+    assert VALUE.encode() not in served.raw
+    assert served.raw.count(placeholder.encode()) == 3
+
+
+async def test_every_request_of_a_connection_has_to_be_for_its_host(
+    inside: Inside, served: Origin, placeholder: str
+) -> None:
+    auth = f"Authorization: {placeholder}"
+    for wrong in (
+        ("GET / HTTP/1.1", "Host: other.test", auth),
+        ("GET / HTTP/1.1", f"Host: {HOST}", "Host: other.test", auth),
+        ("GET / HTTP/1.1", f"Host: {HOST}:8443", auth),
+        ("GET / HTTP/1.1", f"Host: {HOST}.other.test", auth),
+        ("GET / HTTP/1.1", auth),
+        ("GET / HTTP/1.0", auth),
+        ("GET https://other.test/ HTTP/1.1", f"Host: {HOST}", auth),
+        ("CONNECT other.test:443 HTTP/1.1", f"Host: {HOST}", auth),
+        ("TRACE / HTTP/1.1", f"Host: {HOST}", auth),
+        ("POST / HTTP/1.1", f"Host: {HOST}", auth, "Content-Length: 5", "Transfer-Encoding: chunked"),
+        ("POST / HTTP/1.1", f"Host: {HOST}", auth, "Transfer-Encoding: chunked", "Transfer-Encoding: identity"),
+        ("PRI * HTTP/2.0",),
+    ):
+        async with inside.client(served.port) as client:
+            # The first one is fine. What comes with it, unasked for, is looked at all the same.
+            await client.say("GET /first HTTP/1.1", f"Host: {HOST}", "", *wrong)
+            assert b" 200 OK" in await client.answer()
+            refused = await client.answer()
+            assert refused.split()[1] in (b"400", b"421", b"501"), (wrong, refused)
+            with pytest.raises((anyio.EndOfStream, anyio.BrokenResourceError)):
+                await client.stream.receive()
+        assert [asked.line.split()[1] for asked in served.asked] == [b"/first"]
+        served.asked.clear()
+    assert VALUE.encode() not in served.raw
+
+
+async def test_pipelined_requests_are_answered_one_by_one_each_with_its_value(
+    inside: Inside, served: Origin, placeholder: str
+) -> None:
+    async with inside.client(served.port) as client:
+        lines = (f"Host: {HOST}", f"Authorization: {placeholder}", "", "")
+        await client.stream.send("".join("\r\n".join((f"GET /{n} HTTP/1.1", *lines)) for n in range(5)).encode())
+        for _ in range(5):
+            assert b"200 OK" in await client.answer()
+    assert [asked.line.split()[1] for asked in served.asked] == [b"/0", b"/1", b"/2", b"/3", b"/4"]
+    assert [asked.all("authorization") for asked in served.asked] == [[VALUE.encode()]] * 5
+    assert served.connections == 1
+
+
+async def test_a_client_that_asks_tls_for_another_host_gets_nothing(inside: Inside, served: Origin) -> None:
+    trust = inside.trust()
+    async with inside.raw(served.port) as stream:
+        with pytest.raises((ssl.SSLError, anyio.BrokenResourceError, anyio.EndOfStream)):
+            await TLSStream.wrap(stream, hostname="other.test", ssl_context=trust)
+    assert served.connections == 0
+
+
+async def test_a_server_that_is_not_the_host_is_sent_nothing(
+    inside: Inside, world: TestAuthority, placeholder: str, tmp_path: Path
+) -> None:
+    for context in (world.server_context("other.test"), TestAuthority(tmp_path).server_context(HOST)):
+        async with origin(context) as impostor, inside.client(impostor.port) as client:
+            said = await client.ask("GET / HTTP/1.1", f"Host: {HOST}", f"Authorization: {placeholder}")
+            assert said.startswith(b"HTTP/1.1 502")
+            assert b"has not proved that it is" in said
+            assert impostor.raw == b""
+
+
+async def test_what_a_server_sends_back_is_overwritten(inside: Inside, served: Origin, placeholder: str) -> None:
+    basic = base64.b64encode(f"user:{placeholder}".encode()).decode()
+    real = base64.b64encode(f"user:{VALUE}".encode())
+    async with inside.client(served.port) as client:
+        for path in ("/echo", "/pieces"):
+            said = await client.ask(f"GET {path} HTTP/1.1", f"Host: {HOST}", f"Authorization: Bearer {placeholder}")
+            assert said.startswith(b"HTTP/1.1 200")
+            assert VALUE.encode() not in said.replace(b"\r\n1\r\n", b"")
+            assert b"*" * len(VALUE) in said
+            said = await client.ask(f"GET {path} HTTP/1.1", f"Host: {HOST}", f"Authorization: Basic {basic}")
+            assert real not in said.replace(b"\r\n1\r\n", b"")
+    assert [asked.all("authorization")[0].split()[-1] for asked in served.asked] == [VALUE.encode(), real] * 2
+    assert {asked.all("accept-encoding")[0] for asked in served.asked} == {b"identity"}
+
+
+async def test_a_redirect_is_the_clients_to_follow_and_the_value_does_not(
+    inside: Inside, served: Origin, placeholder: str
+) -> None:
+    async with inside.client(served.port) as client:
+        said = await client.ask("GET /moved HTTP/1.1", f"Host: {HOST}", f"Authorization: {placeholder}")
+    assert b"302 Found" in said
+    assert b"https://other.test/caught" in said
+    assert VALUE.encode() not in said
+    assert len(served.asked) == 1
+    assert inside.interceptor.taker("other.test", 443) is None
+
+
+async def test_after_an_upgrade_bytes_pass_and_placeholders_stay(
+    inside: Inside, served: Origin, placeholder: str
+) -> None:
+    async with inside.client(served.port) as client:
+        await client.say(
+            "GET /upgrade HTTP/1.1",
+            f"Host: {HOST}",
+            "Connection: upgrade",
+            "Upgrade: websocket",
+            f"Authorization: {placeholder}",
+            body=b"early",
+        )
+        said = b""
+        while b"early" not in said:
+            said += await client.stream.receive()
+        await client.stream.send(f"\x00\xff{placeholder}".encode("latin-1"))
+        while placeholder.encode() not in said:
+            said += await client.stream.receive()
+    assert said.startswith(b"HTTP/1.1 101")
+    assert served.asked[0].all("authorization") == [VALUE.encode()]
+    assert VALUE.encode() not in said
+    assert served.upgraded == b"early" + f"\x00\xff{placeholder}".encode("latin-1")
+
+
+async def test_bodies_of_any_size_pass_both_ways(inside: Inside, served: Origin) -> None:
+    sent = b"0123456789abcdef" * 65536
+    async with inside.client(served.port) as client:
+        said = await client.ask("POST /length HTTP/1.1", f"Host: {HOST}", f"Content-Length: {len(sent)}", body=sent)
+        assert said.endswith(str(len(sent)).encode())
+        chunks = b"".join(b"%x\r\n%s\r\n" % (65536, sent[:65536]) for _ in range(16)) + b"0\r\n\r\n"
+        said = await client.ask("POST / HTTP/1.1", f"Host: {HOST}", "Transfer-Encoding: chunked", body=chunks)
+        assert said.endswith(b"hello\n")
+        said = await client.ask("HEAD /large HTTP/1.1", f"Host: {HOST}", "Connection: close")
+        assert b"200 OK" in said
+    assert served.asked[0].body == sent
+    async with inside.client(served.port) as client:
+        said = await client.ask("GET /large HTTP/1.1", f"Host: {HOST}")
+        assert said.partition(b"\r\n\r\n")[2] == bytes(range(256)) * 4096
+        await client.say("PUT / HTTP/1.1", f"Host: {HOST}", "Expect: 100-continue", "Content-Length: 2")
+        assert (await client.stream.receive()).startswith(b"HTTP/1.1 100")
+        await client.stream.send(b"ab")
+        assert (await client.answer()).endswith(b"hello\n")
+        said = await client.ask("GET /close HTTP/1.1", f"Host: {HOST}")
+        assert b"hello\n" in said
+
+
+async def test_what_is_not_tls_is_passed_on_as_it_is(inside: Inside, world: TestAuthority, placeholder: str) -> None:
+    async with origin(None) as plain, inside.raw(plain.port) as stream:
+        client = Client(stream)
+        said = await client.ask("GET / HTTP/1.1", f"Host: {HOST}", f"Authorization: {placeholder}")
+        assert said.endswith(b"hello\n")
+        assert plain.asked[0].all("authorization") == [placeholder.encode()]
+
+
+async def test_a_host_that_cannot_be_reached_is_said_so(inside: Inside) -> None:
+    async with await anyio.create_tcp_listener(local_host="127.0.0.1") as free:
+        port = free.extra(anyio.abc.SocketAttribute.local_port)
+    async with inside.client(port) as client:
+        said = await client.ask("GET / HTTP/1.1", f"Host: {HOST}")
+        assert b"502" in said
+        assert b"api.test cannot be reached" in said
+
+
+async def test_a_host_that_goes_away_takes_the_connection_with_it(inside: Inside, served: Origin) -> None:
+    async with inside.client(served.port) as client:
+        said = await client.ask("GET /leave HTTP/1.1", f"Host: {HOST}")
+        assert said.endswith(b"hello\n")
+        with pytest.raises(anyio.EndOfStream):  # at once, and not when the next request is lost
+            await client.stream.receive()
+    async with inside.client(served.port) as client:
+        assert (await client.ask("GET /nonsense HTTP/1.1", f"Host: {HOST}")).startswith(b"HTTP/1.1 502")
+
+
+# ---- the authority ----
+
+
+def handshake(trust: ssl.SSLContext, server: ssl.SSLContext, host: str) -> None:
+    """A whole TLS handshake in memory."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    sides: list[Callable[[], object]] = [
+        trust.wrap_bio(to_client, to_server, server_hostname=host).do_handshake,
+        server.wrap_bio(to_server, to_client, server_side=True).do_handshake,
+    ]
+    for _ in range(6):
+        for side in sides:
+            try:
+                side()
+            except ssl.SSLWantReadError:
+                continue
+    sides[0]()
+
+
+def test_who_has_the_authoritys_key_can_still_be_nobody_else() -> None:
+    authority = Authority.make([HOST, "other.test"])
+    issuer = Issuer(authority)
+    trust = ssl.create_default_context(cadata=authority.certificate)
+    trust.verify_flags |= ssl.VERIFY_X509_STRICT
+    handshake(trust, issuer.context(HOST), HOST)
+    assert issuer.context(HOST) is issuer.context(HOST)
+    for host in ("evil.test", "127.0.0.1", "test"):
+        with pytest.raises(ssl.SSLCertVerificationError, match=r"permitted subtree|excluded subtree|mismatch"):
+            handshake(trust, issuer.context(host), host)
+
+
+def test_secrets_and_keys_do_not_show(contents: Contents) -> None:
+    shown = f"{contents!r} {contents} {contents.authority!r} {Secret(VALUE, hosts=[HOST])!r}"
+    assert VALUE not in shown
+    assert "PRIVATE KEY" not in shown

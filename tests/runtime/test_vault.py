@@ -1,0 +1,113 @@
+"""What is secret about a sandbox, on disk: sealed with a key, and opened with no other."""
+
+from __future__ import annotations
+
+import base64
+import stat
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
+from atoll import InvalidRequest, SandboxError, Secret, Settings
+from atoll.runtime.vault import Contents, Vault
+
+VALUE = "sk-live-4f9a0c77d1"
+
+
+@pytest.fixture(scope="module")
+def contents() -> Contents:
+    contents = Contents.of({"KEY": Secret(VALUE, hosts=["api.test"])}, {"TOKEN": "a token"})
+    assert contents is not None
+    return contents
+
+
+def test_what_was_sealed_is_opened_with_the_same_key_by_whoever_has_it(tmp_path: Path, contents: Contents) -> None:
+    sealed = Vault(tmp_path, None).seal(contents)
+    assert Vault(tmp_path, None).open(sealed) == contents
+    assert VALUE.encode() not in base64.b64decode(sealed)
+    assert stat.S_IMODE((tmp_path / "key").stat().st_mode) == 0o600
+    assert [path.name for path in tmp_path.iterdir()] == ["key"]
+
+
+def test_a_key_that_is_given_leaves_none_on_disk(tmp_path: Path, contents: Contents) -> None:
+    given = Vault(tmp_path, SecretStr("x" * 40))
+    assert given.open(given.seal(contents)) == contents
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(SandboxError, match="another key"):
+        Vault(tmp_path, SecretStr("y" * 40)).open(given.seal(contents))
+
+
+def test_what_was_changed_is_not_opened(tmp_path: Path, contents: Contents) -> None:
+    vault = Vault(tmp_path, None)
+    data = base64.b64decode(vault.seal(contents))
+    for wrong in (data[:-1], data[:20] + bytes([data[20] ^ 1]) + data[21:], b"", b"x" * 11):
+        with pytest.raises(SandboxError, match="changed"):
+            vault.open(base64.b64encode(wrong).decode())
+    with pytest.raises(SandboxError, match="changed"):
+        vault.open("no base64 at all")
+
+
+def test_several_that_need_a_key_at_once_get_the_same(tmp_path: Path, contents: Contents) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        sealed = list(pool.map(lambda _: Vault(tmp_path, None).seal(contents), range(16)))
+    assert all(Vault(tmp_path, None).open(each) == contents for each in sealed)
+    assert [path.name for path in tmp_path.iterdir()] == ["key"]
+
+
+def test_a_key_that_others_can_read_or_that_is_none_is_not_used(tmp_path: Path, contents: Contents) -> None:
+    (tmp_path / "key").write_text("k" * 43)
+    (tmp_path / "key").chmod(0o640)
+    with pytest.raises(InvalidRequest, match="read by others"):
+        Vault(tmp_path, None).seal(contents)
+    (tmp_path / "key").write_text("")
+    (tmp_path / "key").chmod(0o600)
+    with pytest.raises(InvalidRequest, match="not one that Atoll has made"):
+        Vault(tmp_path, None).seal(contents)
+
+
+def test_a_key_from_the_environment_is_long_and_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATOLL_SECRETS_KEY", "k" * 32)
+    settings = Settings.from_environment()
+    assert settings.secrets_key is not None
+    assert "kkk" not in repr(settings) + settings.model_dump_json()
+    monkeypatch.setenv("ATOLL_SECRETS_KEY", "too-short")
+    with pytest.raises(InvalidRequest, match="fewer than 32") as refused:
+        Settings.from_environment()
+    assert "too-short" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("value", "hosts", "header"),
+    [
+        ("short", ["api.test"], "authorization"),
+        (f"{VALUE}\n", ["api.test"], "authorization"),
+        (f"{VALUE}\r\nX-Injected: 1", ["api.test"], "authorization"),
+        (f"{VALUE}ü", ["api.test"], "authorization"),
+        (VALUE, [], "authorization"),
+        (VALUE, ["*.test"], "authorization"),
+        (VALUE, ["api.test:443"], "authorization"),
+        (VALUE, ["https://api.test"], "authorization"),
+        (VALUE, ["api.test/path"], "authorization"),
+        (VALUE, ["192.0.2.1"], "authorization"),
+        (VALUE, ["::1"], "authorization"),
+        (VALUE, ["-a.test"], "authorization"),
+        (VALUE, [""], "authorization"),
+        (VALUE, ["api.test"], "Host"),
+        (VALUE, ["api.test"], "Content-Length"),
+        (VALUE, ["api.test"], "x y"),
+        (VALUE, ["api.test"], ""),
+    ],
+)
+def test_what_cannot_be_a_secret_is_refused_and_not_repeated(value: str, hosts: list[str], header: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        Secret(value, hosts=hosts, header=header)
+    assert VALUE not in str(refused.value)
+    assert refused.value.__context__ is None
+
+
+def test_a_secret_does_not_show() -> None:
+    secret = Secret(VALUE, hosts="API.test", header="X-Api-Key")
+    assert (secret.hosts, secret.header) == (("api.test",), "x-api-key")
+    assert VALUE not in f"{secret} {secret!r} {secret.model_dump()} {secret.model_dump_json()} {vars(secret)}"
