@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from atoll.contract.errors import InvalidRequest
@@ -99,3 +101,36 @@ def test_an_offset_is_for_both_streams_or_for_each() -> None:
     for wrong in ("", "-1", "1,2,3", "a", "1,"):
         with pytest.raises(InvalidRequest):
             values.offsets(wrong)
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("KEY@api.test", ("KEY", "KEY", ("api.test",), None)),
+        ("KEY=OURS@api.test,b.test", ("KEY", "OURS", ("api.test", "b.test"), None)),
+        ("KEY=file:/a@b/c@api.test:x-api-key", ("KEY", "file:/a@b/c", ("api.test",), "x-api-key")),
+        ("KEY=-@http://plain.test", ("KEY", "-", ("http://plain.test",), None)),
+        ("KEY@http://plain.test:X-Key", ("KEY", "KEY", ("http://plain.test",), "X-Key")),
+    ],
+)
+def test_a_secret_says_where_its_value_is_and_where_it_goes(
+    word: str, expected: tuple[str, str, tuple[str, ...], str | None]
+) -> None:
+    assert values.secret(word) == values.SecretWord(*expected)
+
+
+def test_a_value_is_taken_from_a_variable_or_a_file_and_never_from_the_command_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("OURS", "sk-of-a-variable")
+    (tmp_path / "key").write_text("sk-of-a-file\n")
+    assert values.secret_value(values.secret_variable("KEY=OURS")) == "sk-of-a-variable"
+    assert values.secret_value(values.secret_variable(f"KEY=file:{tmp_path}/key")) == "sk-of-a-file"
+    for wrong in ("KEY=sk-live-123", "KEY=file:/no/sk-live-123"):
+        with pytest.raises(InvalidRequest) as refused:
+            values.secret_value(values.secret_variable(wrong))
+        assert "sk-live" not in refused.value.message
+    for wrong in ("KEY=sk-live-123", "sk-live-123", "@api.test", "=sk-live-123@api.test", "KEY=@api.test", "KEY@"):
+        with pytest.raises(InvalidRequest) as refused:
+            values.secret(wrong)
+        assert "sk-live" not in refused.value.message

@@ -131,6 +131,23 @@ Allow = Annotated[
         "  [default: nothing]",
     ),
 ]
+Secrets = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--secret",
+        metavar="NAME[=FROM]@HOST",
+        help="A secret that stays outside, for these hosts alone: NAME=FROM@HOST,HOST:HEADER. FROM is a variable of "
+        "ours, file:PATH or - for standard input.  [default: NAME, authorization] Repeatable.",
+    ),
+]
+SecretEnv = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--secret-env",
+        metavar="NAME[=FROM]",
+        help="An environment variable that nobody outside is shown; FROM as for --secret. Repeatable.",
+    ),
+]
 User = Annotated[
     str | None, typer.Option("--user", "-u", metavar="USER", help="Who it runs as.  [default: the sandbox's user]")
 ]
@@ -159,6 +176,15 @@ def images_root(context: typer.Context) -> None:
     _help_without_command(context)
 
 
+def _hidden(
+    secrets: list[str], secret_env: list[str]
+) -> tuple[tuple[values.SecretWord, ...], tuple[values.SecretWord, ...]]:
+    words = tuple(map(values.secret, secrets)), tuple(map(values.secret_variable, secret_env))
+    if [word.source for each in words for word in each].count("-") > 1:
+        raise InvalidRequest("standard input can be the source of one secret alone")
+    return words
+
+
 def _help_without_command(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
         render.say(context.get_help())
@@ -178,6 +204,8 @@ def run(  # noqa: PLR0913, PLR0917 - options are parameters to typer; they becom
     disk: Disk = None,
     env: Env = None,
     allow: Allow = None,
+    secret: Secrets = None,
+    secret_env: SecretEnv = None,
     user: User = None,
     cwd: Cwd = None,
     timeout: Timeout = None,
@@ -198,10 +226,11 @@ def run(  # noqa: PLR0913, PLR0917 - options are parameters to typer; they becom
     """
     wanted = _command(command, line)
     variables = values.environment(env or [])
+    hidden = _hidden(secret or [], secret_env or [])
     from atoll.surfaces.cli import network, sandboxes, streaming
 
     policy = network.policy(allow or [])
-    making = sandboxes.Making(image, runtime, memory, cpus, pids, open_files, disk, variables, user, policy)
+    making = sandboxes.Making(image, runtime, memory, cpus, pids, open_files, disk, variables, user, policy, *hidden)
     call = streaming.Call(wanted, {}, None, cwd, timeout, tty, stdin, as_json)
     return finish(
         lambda: streaming.run(state_dir, making, call, name=name, keep=keep), as_json=as_json, failed=OWN_FAILURE
@@ -222,16 +251,19 @@ def create(  # noqa: PLR0913, PLR0917 - options are parameters to typer
     disk: Disk = None,
     env: Env = None,
     allow: Allow = None,
+    secret: Secrets = None,
+    secret_env: SecretEnv = None,
     user: User = None,
     state_dir: StateDir = None,
     as_json: Json = False,
 ) -> int:
     """Create a sandbox and print its name."""
     variables = values.environment(env or [])
+    hidden = _hidden(secret or [], secret_env or [])
     from atoll.surfaces.cli import network, sandboxes
 
     policy = network.policy(allow or [])
-    making = sandboxes.Making(image, runtime, memory, cpus, pids, open_files, disk, variables, user, policy)
+    making = sandboxes.Making(image, runtime, memory, cpus, pids, open_files, disk, variables, user, policy, *hidden)
     return finish(lambda: sandboxes.create(state_dir, making, name, as_json=as_json), as_json=as_json)
 
 

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, cast, get_args
 from atoll.contract.errors import AtollError, InvalidRequest, SandboxNotFound
 from atoll.contract.model import Limits, ProcessInfo, RuntimeName, SandboxInfo, SystemProcess, Usage
 from atoll.contract.network import NetworkPolicy
+from atoll.contract.secret import Secret
 from atoll.runtime.host import open as open_runtime
-from atoll.surfaces.cli import render
+from atoll.surfaces.cli import render, values
 
 if TYPE_CHECKING:
     from atoll.runtime.host import Runtime
@@ -39,13 +40,15 @@ class Making:
     env: Mapping[str, str] = field(default_factory=dict)
     user: str | None = None
     network: NetworkPolicy | None = None
+    secrets: Sequence[values.SecretWord] = ()
+    secret_env: Sequence[values.SecretWord] = ()
 
 
 async def make(runtime: Runtime, making: Making, name: str | None, *, ephemeral: bool) -> Sandbox:
     """Create the sandbox, with progress on standard error while its image is fetched.
 
     Raises:
-        InvalidRequest: a limit is out of its range, or there is no such runtime.
+        InvalidRequest: a limit is out of its range, there is no such runtime, or a secret is not where it should be.
     """
     with render.Bars() as bars:
         return await runtime.create(
@@ -53,6 +56,8 @@ async def make(runtime: Runtime, making: Making, name: str | None, *, ephemeral:
             image=making.image,
             limits=limits_of(making),
             env=making.env,
+            secrets={word.name: _secret(word) for word in making.secrets},
+            secret_env={word.name: values.secret_value(word) for word in making.secret_env},
             user=making.user or "user",
             runtime=runtime_name(making.runtime),
             ephemeral=ephemeral,
@@ -218,6 +223,10 @@ def limits_of(making: Making) -> Limits:
         option = options[str(wrong["loc"][0])]
         reason = wrong["msg"].replace("Input should be", "it must be")
         raise InvalidRequest(f"{option} is {wrong['input']}, but {reason}") from None
+
+
+def _secret(word: values.SecretWord) -> Secret:
+    return Secret(values.secret_value(word), hosts=word.hosts, header=word.header or "authorization")
 
 
 def runtime_name(name: str | None) -> RuntimeName | None:

@@ -10,8 +10,10 @@ from __future__ import annotations
 import math
 import os
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from atoll.contract.errors import InvalidRequest
 
@@ -21,6 +23,7 @@ _DURATION_PART = r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)(ms|s|m|h|d)"
 _DURATION = re.compile(rf"(?:{_DURATION_PART})+")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?|\.[0-9]+")
+_HOSTS = re.compile(r"([^@]+?)(?::([A-Za-z][A-Za-z0-9_-]*))?")
 _PLACE = re.compile(r"([a-z0-9][a-z0-9_.-]{0,62}):(.*)", re.DOTALL)
 
 
@@ -80,6 +83,69 @@ def environment(words: Sequence[str]) -> dict[str, str]:
             value = inherited
         variables[name] = value
     return variables
+
+
+@dataclass(frozen=True)
+class SecretWord:
+    """A secret as it was asked for on the command line, which never holds its value."""
+
+    name: str
+    source: str
+    """Where its value is: a variable of ours, `file:PATH`, or `-` for standard input."""
+    hosts: tuple[str, ...] = ()
+    header: str | None = None
+
+
+def secret(word: str) -> SecretWord:
+    """Return what `NAME[=SOURCE]@HOST[,HOST...][:HEADER]` says.
+
+    Raises:
+        InvalidRequest: it says something else, which is not repeated: it may be a value.
+    """
+    source, _, rest = word.rpartition("@")
+    found = _HOSTS.fullmatch(rest)
+    if not source or not found:
+        raise InvalidRequest(
+            "a secret does not say which hosts it is for; write NAME@HOST, NAME=VARIABLE@HOST,HOST "
+            "or NAME=file:PATH@HOST:HEADER"
+        )
+    plain = secret_variable(source)
+    return SecretWord(plain.name, plain.source, tuple(found[1].split(",")), found[2])
+
+
+def secret_variable(word: str) -> SecretWord:
+    """Return what `NAME[=SOURCE]` says.
+
+    Raises:
+        InvalidRequest: it has no name, or no source after the `=`.
+    """
+    name, equals, source = word.partition("=")
+    if not name or (equals and not source):
+        raise InvalidRequest("a secret needs a name, and after '=' a variable, file:PATH or '-': NAME=VARIABLE")
+    return SecretWord(name, source or name)
+
+
+def secret_value(word: SecretWord) -> str:
+    """Return the value of a secret, without the newline at its end, from where it is.
+
+    Raises:
+        InvalidRequest: it is not there. The message does not repeat the source: it may be a value given by mistake.
+    """
+    if word.source == "-":
+        return sys.stdin.read().removesuffix("\n")
+    if word.source.startswith("file:"):
+        try:
+            return Path(word.source.removeprefix("file:")).read_text().removesuffix("\n")
+        except (OSError, UnicodeDecodeError) as error:
+            why = getattr(error, "strerror", None) or "it is no text"
+            raise InvalidRequest(f"the file with the secret {word.name} cannot be read: {why}") from None
+    value = os.environ.get(word.source)
+    if value is None:
+        raise InvalidRequest(
+            f"the variable that is to hold the secret {word.name} is not set here; name one that is, "
+            "file:PATH, or '-' for standard input. Values are never given on the command line"
+        )
+    return value
 
 
 @dataclass(frozen=True)
