@@ -56,6 +56,7 @@ if TYPE_CHECKING:
         Limits,
         Match,
         Output,
+        Preview,
         ProcessInfo,
         SandboxInfo,
         Shelf,
@@ -80,7 +81,7 @@ Unenforceable
 """
 _MODELS = """
 Checkpoint Cut Event ExecBytes ExecResult Exited Exported FileChange FileEntry FileStat Gap Limits Match Output
-ProcessInfo SandboxInfo Shelf StorageInfo SystemProcess Usage
+Preview ProcessInfo SandboxInfo Shelf StorageInfo SystemProcess Usage
 """
 _HOMES = {
     "atoll.contract.driver": "Capabilities Finding",
@@ -131,6 +132,7 @@ __all__ = [
     "PathNotDirectory",
     "PathNotFound",
     "PortRefused",
+    "Preview",
     "Process",
     "ProcessInfo",
     "ProcessNotFound",

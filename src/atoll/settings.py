@@ -6,15 +6,33 @@ Every setting can be given in code as `atoll.open(settings=Settings(…))` or as
 
 from __future__ import annotations
 
+import ipaddress
 import os
+from contextlib import suppress
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import ValidationError
+from pydantic import AfterValidator, ValidationError
 
 from atoll.contract.errors import InvalidRequest
 from atoll.contract.model import Frozen, RuntimeName
 
 _PREFIX = "ATOLL_"
+
+
+def _check_listen(value: str) -> str:
+    address, _, port = value.rpartition(":")
+    known = address == "localhost"
+    with suppress(ValueError):
+        known = known or bool(ipaddress.ip_address(address.strip("[]")))
+    if not known or not port.isdecimal() or int(port) > 65535:
+        raise ValueError(
+            "an address and a port are needed, such as localhost:8000 or 0.0.0.0:8000; port 0 is any that is free"
+        )
+    return value
+
+
+PreviewListen = Annotated[str, AfterValidator(_check_listen)]
 
 
 class Settings(Frozen):
@@ -25,6 +43,9 @@ class Settings(Frozen):
     """The image of sandboxes that do not name one."""
     runtime: RuntimeName | None = None
     """The runtime of sandboxes that do not name one. Unset: the fastest that works on this machine."""
+    preview_listen: PreviewListen = "localhost:0"
+    """Where exposed ports are served: an address, or `localhost` for both of loopback, and a port, where 0 is any that
+    is free: so any number of programs can each serve their own."""
 
     @classmethod
     def from_environment(cls) -> Settings:
@@ -41,6 +62,10 @@ class Settings(Frozen):
             first = error.errors()[0]
             variable = _PREFIX + str(first["loc"][0]).upper()
             raise InvalidRequest(f"{variable}={first['input']!r}: {first['msg']}") from error
+
+    def preview_address(self) -> tuple[str, int]:
+        address, _, port = self.preview_listen.rpartition(":")
+        return address.strip("[]"), int(port)
 
     def resolve_state_dir(self) -> Path:
         if self.state_dir is not None:

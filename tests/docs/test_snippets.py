@@ -70,10 +70,9 @@ def test_public_names_are_exactly_these() -> None:
     ArchiveRefused AtollError CallerError Capabilities Checkpoint CheckpointNotFound Cut DiskFull Event ExecBytes
     ExecResult ExecTimeout Exited Exported FileChange FileEntry FileError FileStat Files Finding Gap GuestProtocolError
     ImageStore ImageUnavailable InvalidRequest LaunchFailed Limits Match Output PathDenied PathExists PathIsDirectory
-    PathNotDirectory PathNotFound PortRefused Process ProcessInfo ProcessNotFound Runtime RuntimeUnavailable Sandbox
-    SandboxAsleep SandboxDied SandboxError SandboxExists SandboxInfo SandboxNotFound Settings Shelf StorageInfo
-    SystemProcess
-    Unenforceable Usage open
+    PathNotDirectory PathNotFound PortRefused Preview Process ProcessInfo ProcessNotFound Runtime RuntimeUnavailable
+    Sandbox SandboxAsleep SandboxDied SandboxError SandboxExists SandboxInfo SandboxNotFound Settings Shelf StorageInfo
+    SystemProcess Unenforceable Usage open
     """.split()
     assert sorted(atoll.__all__) == sorted(names)
     for name in names:

@@ -35,6 +35,7 @@ from atoll.contract.model import (
     ExecResult,
     Exited,
     Exported,
+    Preview,
     ProcessInfo,
     SandboxInfo,
     SystemProcess,
@@ -63,6 +64,7 @@ from atoll.runtime.wire import FIRST_CHANNEL, Action, EventKind, Fields, Op, Tag
 if TYPE_CHECKING:
     from atoll.runtime.exporting import File
     from atoll.runtime.imagefetch import Progress
+    from atoll.runtime.ports import Previews
 
 OUTPUT_LIMIT_BYTES = 16 * 1024 * 1024
 LOGIN_SHELL = "if command -v bash >/dev/null 2>&1; then exec bash -l; else exec sh -l; fi"
@@ -94,6 +96,9 @@ class Host(Protocol):
     async def export(
         self, name: str, target: File, *, checkpoint: str | None = None, progress: Progress | None = None
     ) -> Exported: ...
+
+    @property
+    def ports(self) -> Previews: ...
 
 
 class Sandbox:
@@ -323,7 +328,7 @@ class Sandbox:
 
     # ---------------------------------------------------------------------------------------------------- ports
 
-    async def dial(self, port: int, host: str = "127.0.0.1") -> ByteStream:
+    async def dial(self, port: int, host: str = "127.0.0.1") -> Connection:
         """Connect to a port inside, on `127.0.0.1` or `::1`.
 
         Raises:
@@ -349,6 +354,33 @@ class Sandbox:
             with stream.judging():
                 chosen = event.within(Tag.PORT, 1, 65535)
             yield Listener(chosen, stream, self._accept)
+
+    async def expose(self, port: int, *, wait_s: float = 0) -> Preview:
+        """Let clients of the host reach the server on a port inside, with the preview's URL or token and not without.
+
+        HTTP/1.1, with streams both ways and WebSockets, on `127.0.0.1` or `::1` inside, whichever is listened on. The
+        sandbox is woken by a request, and counts as used while one is under way. With `wait_s` this returns once
+        something listens; else whoever comes before is told that nothing does. A port that is exposed already keeps
+        its preview. It ends with `unexpose`, the sandbox or this runtime, and is served by no other process.
+
+        Raises:
+            PortRefused: nothing listened within `wait_s`. The port is not exposed then, if it was not before.
+            InvalidRequest: the port or `wait_s` is none, or previews cannot be served on the address in the settings.
+        """
+        return await self._owner.ports.expose(self.id, self.name, port, self.dial, wait_s=wait_s)
+
+    async def unexpose(self, port: int) -> None:
+        """End a preview at once: its token is worth nothing, and what is under way on it breaks off.
+
+        Does nothing if the port is not exposed.
+        """
+        self._owner.ports.unexpose(self.id, port)
+        await anyio.lowlevel.checkpoint()
+
+    async def previews(self) -> list[Preview]:
+        """The ports that this process exposes, by number."""
+        await anyio.lowlevel.checkpoint()
+        return self._owner.ports.of(self.id)
 
     # ----------------------------------------------------------------------------------------- the sandbox itself
 
@@ -594,7 +626,7 @@ class Sandbox:
     async def _accept(self, connection: int) -> ByteStream:
         return await self._connected(Op.ACCEPT, encode_fields(((Tag.CONN, connection),)), "a connection")
 
-    async def _connected(self, op: Op, fields: bytes, what: str) -> ByteStream:
+    async def _connected(self, op: Op, fields: bytes, what: str) -> Connection:
         stream = await self._open(op, fields, receive=(), send=(0,), apart=(1,))
         connected = False
         try:

@@ -297,6 +297,12 @@ class Stream:
             await self._changed()
         return self.result
 
+    def is_quiet(self, channel: int) -> bool:
+        """Whether a channel that stands apart has brought nothing that was not taken, and can bring more."""
+        incoming = self._incoming[channel]
+        ended = incoming.eof or self._abandoned or self.result is not None or self._link.failure is not None
+        return not ended and not incoming.inbox.items
+
     def problem(self) -> Problem | None:
         """What END says went wrong. None: nothing did, or it has not come.
 
@@ -516,6 +522,10 @@ class Connection(ByteStream):
             await self._stream.send(item, self._send_channel)
         except SandboxError as error:
             raise anyio.BrokenResourceError from error
+
+    def is_quiet(self) -> bool:
+        """Whether it is open both ways as far as is known here, and nothing has come that was not received."""
+        return not self._closed and not self._rest and self._stream.is_quiet(self._receive_channel)
 
     async def send_eof(self) -> None:
         """Say that no more will be sent. Receiving goes on."""
