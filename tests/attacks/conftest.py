@@ -67,6 +67,12 @@ async def prey(runtime: Runtime, probe_program: bytes) -> AsyncIterator[Sandbox]
         yield sandbox
 
 
+@pytest.fixture(scope="package")
+async def listening(prey: Sandbox) -> None:
+    """Somebody listens for clients of previews, from before the first test that needs it to the end of the runtime."""
+    await prey.expose(1)
+
+
 @pytest.fixture
 async def victim(sandbox: Sandbox, probe_program: bytes) -> Sandbox:
     """A fresh sandbox with the probe in it, which the test may break."""

@@ -22,7 +22,7 @@ socket.onmessage = (event) => fetch("done?" + new URLSearchParams({
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    wbufsize = 0
+    disable_nagle_algorithm = True
 
     def log_message(self, *_):
         pass

@@ -16,13 +16,15 @@ import ipaddress
 import logging
 import re
 import secrets
+import socket
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 import anyio
+import anyio.lowlevel
 import h11
-from anyio.abc import SocketAttribute, SocketListener, SocketStream, TaskGroup
+from anyio.abc import TaskGroup
 
 from atoll.contract.errors import AtollError, InvalidRequest, PortRefused, SandboxAsleep
 from atoll.contract.model import Preview
@@ -45,6 +47,7 @@ _HOST = re.compile(rb"([0-9]+-[a-z0-9_-]+)\.localhost(?::[0-9]+)?")
 _LABEL_LENGTH = 63
 _PROBE_S = (0.01, 0.25)
 _SAME_PORT_TRIES = 32
+_BACKLOG = 256
 _OURS = frozenset(
     b"host content-length cookie referer via forwarded x-forwarded-for x-forwarded-host x-forwarded-proto "
     b"x-forwarded-port x-forwarded-prefix x-real-ip atoll-token".split()
@@ -97,7 +100,6 @@ class Previews:
         self._tasks = tasks
         self._listen = listen
         self._port: int | None = None
-        self._starting = anyio.Lock()
         self._exposed: dict[str, _Exposed] = {}
         self._room = anyio.Semaphore(MOST_CONNECTIONS)
         self._nothing = secrets.token_urlsafe(24)
@@ -153,33 +155,28 @@ class Previews:
 
     async def _listening(self) -> int:
         """The port on which clients are served, from the first call on."""
-        async with self._starting:
-            if self._port is None:
-                listeners = await _listen(*self._listen)
-                self._port = _port_of(listeners[0])
-                for listener in listeners:
-                    self._tasks.start_soon(self._accept, listener)
-            return self._port
+        if self._port is None:
+            listeners = _listen(*self._listen)
+            self._port = _port_of(listeners[0])
+            for listener in listeners:
+                self._tasks.start_soon(self._accept, listener)
+        await anyio.lowlevel.checkpoint()
+        return self._port
 
-    async def _accept(self, listener: SocketListener) -> None:
-        async with listener:
+    async def _accept(self, listener: socket.socket) -> None:
+        with listener:
             while True:
                 await self._room.acquire()
                 try:
-                    client = await listener.accept()
-                except BaseException as error:
+                    client, address = await _next_client(listener)
+                except BaseException:
                     self._room.release()
-                    if not isinstance(error, OSError):
-                        raise
-                    if error.errno in _NO_ROOM:  # until some are closed again
-                        await anyio.sleep(0.1)
-                    continue
-                self._tasks.start_soon(self._serve, client)
+                    raise
+                self._tasks.start_soon(self._serve, client, address)
 
-    async def _serve(self, client: SocketStream) -> None:
+    async def _serve(self, client: socket.socket, address: str) -> None:
         try:
-            peer = client.extra(SocketAttribute.remote_address, ("unknown",))[0]  # noqa: S610
-            await serve(client, _Door(self, str(peer)))
+            await serve(client, _Door(self, address))
         except Exception:  # noqa: BLE001 - a bug that a client finds must not end the runtime and everybody's work
             _log.exception("a connection to a preview ended with an error of ours")
         finally:
@@ -412,40 +409,56 @@ async def _until_listening(exposed: _Exposed, wait_s: float) -> None:
     )
 
 
-async def _listen(address: str, port: int) -> list[SocketListener]:
+def _listen(address: str, port: int) -> list[socket.socket]:
     """Listen on an address, or on all that `localhost` has: else somebody else could, and be taken for us.
 
     Raises:
         InvalidRequest: it cannot be listened on.
     """
     addresses = ("127.0.0.1", "::1") if address == "localhost" else (address,)
-    for tries_left in range(_SAME_PORT_TRIES, -1, -1):
-        listeners: list[SocketListener] = []
+    tries = _SAME_PORT_TRIES
+    while True:
+        listeners: list[socket.socket] = []
         try:
             for each in addresses:
-                wanted = _port_of(listeners[0]) if listeners else port
                 try:
-                    listeners += await _listen_on(each, wanted)
+                    listeners.append(_listen_on(each, _port_of(listeners[0]) if listeners else port))
                 except OSError as error:
                     if not listeners or error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                         raise
             return listeners
         except OSError as error:
             for listener in listeners:
-                await listener.aclose()
-            if port == 0 and listeners and tries_left:  # the port is free on one of both only
+                listener.close()
+            tries -= 1
+            if port == 0 and listeners and tries:  # the port is free on one of both only
                 continue
             raise InvalidRequest(
-                f"previews cannot be served on {address}:{port}: {error.strerror or error}; "
+                f"previews cannot be served on {address}:{port}: {error.strerror}; "
                 "name another address with ATOLL_PREVIEW_LISTEN=ADDRESS:PORT, where port 0 is any that is free"
             ) from error
-    raise AssertionError("the last try raises or returns")
 
 
-def _port_of(listener: SocketListener) -> int:
-    return int(listener.extra(SocketAttribute.local_port))  # noqa: S610
+def _listen_on(address: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    listener = socket.create_server((address, port), family=family, backlog=_BACKLOG)
+    listener.setblocking(False)
+    return listener
 
 
-async def _listen_on(address: str, port: int) -> list[SocketListener]:
-    made = await anyio.create_tcp_listener(local_host=address, local_port=port)
-    return [listener for listener in made.listeners if isinstance(listener, SocketListener)]
+def _port_of(listener: socket.socket) -> int:
+    return int(listener.getsockname()[1])
+
+
+async def _next_client(listener: socket.socket) -> tuple[socket.socket, str]:
+    while True:
+        await anyio.wait_readable(listener)
+        try:
+            client, address = listener.accept()
+        except BlockingIOError:
+            continue
+        except OSError as error:
+            if error.errno in _NO_ROOM:  # until some are closed again
+                await anyio.sleep(0.1)
+            continue
+        return client, str(address[0])

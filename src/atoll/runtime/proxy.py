@@ -10,18 +10,19 @@ no HTTP is a 502, and one that breaks off is a broken connection, never a short 
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import socket
 import time
 from collections import deque
-from collections.abc import Iterable
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Protocol
 
 import anyio
 import h11
-from anyio.abc import SocketStream
 
 from atoll.contract.errors import AtollError
 from atoll.runtime.stream import Connection
@@ -38,7 +39,7 @@ MOST_HINTS = 16
 """Informational responses (1xx) to one request."""
 
 _CHUNK_BYTES = 256 * 1024
-_AHEAD_BYTES = 256 * 1024
+_AHEAD_BYTES = 1024 * 1024
 _PIECES = 64
 _LINGER_S = 2.0
 _HOP_BY_HOP = frozenset(
@@ -103,52 +104,109 @@ class _Stale(Exception):
     """A connection that was kept was closed by the server just when it was used again."""
 
 
-class _Inlet:
-    """What a client sends, read ahead up to a bound: so it is seen when one leaves who waits for a response."""
+class Client:
+    """A client's socket, read ahead up to a bound: so it is seen when one leaves who waits for a response.
 
-    def __init__(self, stream: SocketStream) -> None:
-        self.exchange: anyio.CancelScope | None = None
-        """What ends when the client leaves."""
-        self._stream = stream
+    What can be read and sent at once is, without a round through the event loop: those would take longer than all else.
+    """
+
+    def __init__(self, connected: socket.socket) -> None:
+        self._exchange: anyio.CancelScope | None = None
+        self._socket = connected
+        self._loop = asyncio.get_running_loop()
         self._held: deque[bytes] = deque()
         self._size = 0
+        self._reads = False
         self._ended = False
-        self._change: anyio.Event | None = None
+        self._came: anyio.Event | None = None
+        connected.setblocking(False)
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._read_on()
 
-    async def run(self) -> None:
+    @contextmanager
+    def waiting(self, exchange: anyio.CancelScope) -> Iterator[None]:
+        """While it waits for a response. If it leaves meanwhile, or closes its direction, the exchange is cancelled."""
+        self._exchange = exchange
+        if self._ended and not self._held:
+            exchange.cancel()
         try:
-            while True:
-                while self._size >= _AHEAD_BYTES:
-                    await self._changed()
-                data = await self._stream.receive(_CHUNK_BYTES)
-                self._held.append(data)
-                self._size += len(data)
-                self._wake()
-        except (anyio.EndOfStream, *_GONE):
+            yield
+        finally:
+            self._exchange = None
+
+    def stays(self) -> None:
+        """From now on it may close its direction and still be sent to."""
+        self._exchange = None
+
+    def close(self) -> None:
+        self._read_no_more()
+        self._socket.close()
+
+    def _read_on(self) -> None:
+        if not self._reads and not self._ended:
+            self._reads = True
+            self._loop.add_reader(self._socket.fileno(), self._on_readable)
+
+    def _read_no_more(self) -> None:
+        if self._reads:
+            self._reads = False
+            self._loop.remove_reader(self._socket.fileno())
+
+    def _on_readable(self) -> None:
+        try:
+            data = self._socket.recv(_CHUNK_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if data:
+            self._held.append(data)
+            self._size += len(data)
+        else:
             self._ended = True
-            self._wake()
-            if self.exchange is not None:
-                self.exchange.cancel()
+            if self._exchange is not None:
+                self._exchange.cancel()
+        if not data or self._size >= _AHEAD_BYTES:
+            self._read_no_more()
+        if self._came is not None:
+            self._came.set()
 
     async def receive(self) -> bytes:
-        """What came next. Empty: the client has left."""
+        """What came next. Empty: the client has sent all."""
         while not self._held:
             if self._ended:
                 return b""
-            await self._changed()
+            self._came = anyio.Event()
+            await self._came.wait()
+            self._came = None
         data = self._held.popleft()
         self._size -= len(data)
-        self._wake()
+        if self._size < _AHEAD_BYTES // 2:
+            self._read_on()
         return data
 
-    async def _changed(self) -> None:
-        self._change = self._change or anyio.Event()
-        await self._change.wait()
+    async def send(self, data: bytes) -> None:
+        """Send all of it.
 
-    def _wake(self) -> None:
-        if self._change is not None:
-            self._change.set()
-            self._change = None
+        Raises:
+            TimeoutError: the client took nothing for `STALL_S`.
+            OSError: it is gone.
+        """
+        rest = memoryview(data)
+        while True:
+            with suppress(BlockingIOError):
+                rest = rest[self._socket.send(rest) :]
+            if not rest:
+                return
+            with anyio.fail_after(STALL_S):
+                await anyio.wait_writable(self._socket.fileno())
+
+    async def linger(self) -> None:
+        """Let a client that is still sending read what it was told: closing at once would destroy that on its way."""
+        with suppress(OSError), anyio.move_on_after(_LINGER_S):
+            self._socket.shutdown(socket.SHUT_WR)
+            while await self.receive():
+                pass
 
 
 class _Server:
@@ -183,21 +241,20 @@ class _Server:
         return True
 
 
-async def serve(client: SocketStream, gate: Gate) -> None:
+async def serve(connected: socket.socket, gate: Gate) -> None:
     """Serve one client's connection to its end. Closes it."""
-    async with client, anyio.create_task_group() as group:
-        inlet = _Inlet(client)
-        group.start_soon(inlet.run)
-        await _Visit(client, inlet, gate).run()
-        group.cancel_scope.cancel()
+    client = Client(connected)
+    try:
+        await _Visit(client, gate).run()
+    finally:
+        client.close()
 
 
 class _Visit:
     """One client's connection."""
 
-    def __init__(self, client: SocketStream, inlet: _Inlet, gate: Gate) -> None:
+    def __init__(self, client: Client, gate: Gate) -> None:
         self._client = client
-        self._inlet = inlet
         self._gate = gate
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_BYTES)
         self._server: _Server | None = None
@@ -208,7 +265,7 @@ class _Visit:
             while (request := await self._next_request()) is not None:
                 await self._serve(request)
             if self._http.our_state in (h11.DONE, h11.MUST_CLOSE):
-                await self._linger()
+                await self._client.linger()
         except _GONE:
             pass
         finally:
@@ -228,7 +285,7 @@ class _Visit:
                     if not begun and http.trailing_data[0]:
                         begun = True
                         patience.deadline = anyio.current_time() + HEAD_S
-                    http.receive_data(await self._inlet.receive())
+                    http.receive_data(await self._client.receive())
                 return event if isinstance(event, h11.Request) else None
         except h11.RemoteProtocolError as error:
             await self._answer(self._gate.refuse(error.error_status_hint, str(error)))
@@ -247,8 +304,7 @@ class _Visit:
             await self._answer(passage)
             return
         status = None
-        with passage.entered() as scope:
-            self._inlet.exchange = scope
+        with passage.entered() as scope, self._client.waiting(scope):
             try:
                 status = await self._pass(request, passage)
             except _Spoiled as spoiled:
@@ -256,8 +312,6 @@ class _Visit:
                 if spoiled.answer is not None and self._can_answer():
                     status = spoiled.answer.status
                     await self._answer(spoiled.answer)
-            finally:
-                self._inlet.exchange = None
         taken_ms = (time.monotonic() - started) * 1000
         path = passage.target.decode("ascii", "replace")
         _log.info(
@@ -345,7 +399,7 @@ class _Visit:
                 out = []
             if event is h11.NEED_DATA:
                 with anyio.fail_after(STALL_S):
-                    self._http.receive_data(await self._inlet.receive())
+                    self._http.receive_data(await self._client.receive())
             elif isinstance(event, h11.Data):
                 out += server.http.send_with_data_passthrough(h11.Data(data=event.data)) or []
             else:
@@ -410,15 +464,15 @@ class _Visit:
         headers += [(b"Connection", b"Upgrade"), (b"Upgrade", b"websocket")]
         said = self._http.send(h11.InformationalResponse(status_code=101, headers=headers))
         await self._send([said, server.http.trailing_data[0]])
-        self._inlet.exchange = None  # a client that has sent all may still be read to
+        self._client.stays()
         async with anyio.create_task_group() as group:
 
             async def inward() -> None:
-                data = self._http.trailing_data[0] or await self._inlet.receive()
+                data = self._http.trailing_data[0] or await self._client.receive()
                 with suppress(*_GONE):
                     while data:
                         await server.stream.send(data)
-                        data = await self._inlet.receive()
+                        data = await self._client.receive()
                     await server.stream.send_eof()
                     await anyio.sleep(_LINGER_S)
                 group.cancel_scope.cancel()
@@ -428,7 +482,7 @@ class _Visit:
                 while True:
                     await self._send([await server.stream.receive(_CHUNK_BYTES)])
             group.cancel_scope.cancel()
-        await self._linger()
+        await self._client.linger()
 
     # ------------------------------------------------------------------------------------------------- parts
 
@@ -451,16 +505,7 @@ class _Visit:
             await self._send(out)
 
     async def _send(self, out: list[bytes]) -> None:
-        with anyio.fail_after(STALL_S):
-            await self._client.send(out[0] if len(out) == 1 else b"".join(out))
-
-    async def _linger(self) -> None:
-        """Let a client that is still sending read what it was told: closing at once would destroy that on its way."""
-        with suppress(*_GONE):
-            await self._client.send_eof()
-            with anyio.move_on_after(_LINGER_S):
-                while await self._inlet.receive():
-                    pass
+        await self._client.send(out[0] if len(out) == 1 else b"".join(out))
 
     async def _drop_server(self) -> None:
         server, self._server = self._server, None

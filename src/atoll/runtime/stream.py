@@ -83,6 +83,8 @@ class Carrier(Protocol):
 
     def post(self, *parts: bytes | memoryview) -> None: ...
 
+    def post_now(self, *parts: bytes | memoryview) -> None: ...
+
     async def drained(self) -> None: ...
 
 
@@ -334,7 +336,7 @@ class Stream:
             piece = view[: min(outgoing.credit, MAX_PAYLOAD)]
             outgoing.credit -= len(piece)
             view = view[len(piece) :]
-            self._link.post(encode_header(FrameType.DATA, self.number, len(piece), channel), piece)
+            self._link.post_now(encode_header(FrameType.DATA, self.number, len(piece), channel), piece)
             await self._link.drained()
 
     def send_eof(self, channel: int = 0) -> None:
