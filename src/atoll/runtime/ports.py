@@ -329,7 +329,7 @@ class _Admitted:
         port, name = self.server.preview.port, self.server.name
         if isinstance(error, PortRefused):
             title = f"Nothing listens on port {port}"
-            text = f"The sandbox {name} runs, but no program in it has opened this port on localhost yet."
+            text = f"The sandbox {name} runs, but no program in it listens there. Start one, then try again."
         elif isinstance(error, SandboxAsleep):
             title, text = f"The sandbox {name} was shut down", f"{error.message}."
         elif isinstance(error, AtollError):
