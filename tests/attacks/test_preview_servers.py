@@ -14,7 +14,7 @@ from tests.attacks.wire import OK, ending, saying, serving
 from tests.conformance.inside import Peak
 from tests.http_client import Client, ask, say
 
-pytestmark = pytest.mark.usefixtures("listening")
+pytestmark = pytest.mark.usefixtures("listening", "no_bugs")
 
 MIB = 1024 * 1024
 HEAD = b"HTTP/1.1 200 OK\r\n"
@@ -32,6 +32,7 @@ NO_ANSWER = {
     "two lengths": HEAD + b"Content-Length: 2\r\nContent-Length: 5\r\n\r\nokokok",
     "a negative length": HEAD + b"Content-Length: -5\r\n\r\n",
     "a coding that is none": HEAD + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+    "a large head": HEAD + b"Content-Length: 0\r\n" + b"X: x\r\n" * 12_000 + b"\r\n",
     "a control character": HEAD + b"X: a\x00b\r\nContent-Length: 0\r\n\r\n",
     "a header without a name": HEAD + b": x\r\nContent-Length: 0\r\n\r\n",
     "an upgrade that nobody asked for": b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\n\r\nhello",

@@ -12,7 +12,7 @@ from atoll.runtime.sandbox import Sandbox
 from tests.attacks.wire import OK, Inside, ending, saying, serving
 from tests.http_client import host_of, say
 
-pytestmark = pytest.mark.usefixtures("listening")
+pytestmark = pytest.mark.usefixtures("listening", "no_bugs")
 
 HIDDEN = b"GET /hidden HTTP/1.1\r\nHost: x\r\n\r\n"
 
@@ -136,7 +136,7 @@ async def test_heads_that_are_too_large_or_too_slow_are_refused(
     inside: Inside, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     large = await say(inside.preview, inside.request("GET / HTTP/1.1", f"X: {'x' * 300_000}"))
-    many = await say(inside.preview, inside.request("GET / HTTP/1.1", *["X: x"] * 60_000))
+    many = await say(inside.preview, inside.request("GET / HTTP/1.1", *["X: x"] * 12_000))
     assert (large[9:12], many[9:12]) == (b"431", b"431")
     monkeypatch.setattr(proxy, "HEAD_S", 0.1)
     monkeypatch.setattr(proxy, "IDLE_S", 0.1)

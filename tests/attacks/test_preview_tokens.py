@@ -10,7 +10,7 @@ from atoll.runtime.sandbox import Sandbox
 from tests.attacks.wire import OK, Inside, saying, serving
 from tests.http_client import ask, host_of, say
 
-pytestmark = pytest.mark.usefixtures("listening")
+pytestmark = pytest.mark.usefixtures("listening", "no_bugs")
 
 LISTEN = re.compile(rb":[0-9]+")
 
@@ -120,13 +120,14 @@ async def test_the_server_inside_never_sees_a_token(prey: Sandbox) -> None:
 async def test_the_path_form_leaves_cookies_and_service_workers_within_it(prey: Sandbox) -> None:
     """All pages of the path form are of one origin: what one of them sets must not reach the others."""
     answer = (
-        b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nService-Worker-Allowed: /\r\n"
+        b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nService-Worker-Allowed: /\r\nLocation: http://127.0.0.1/y\r\n"
         b"Set-Cookie: a=1; Path=/; Domain=127.0.0.1; HttpOnly\r\nSet-Cookie: b=2; path=/preview/1-other/\r\n\r\nok"
     )
     async with serving(prey, saying(answer)) as inside:
         label = host_of(inside.preview).partition(".")[0]
         got = await ask(inside.preview, f"/preview/{label}/x", Host="127.0.0.1", Cookie="host=secret; 1-other~b=2")
         assert got.all("service-worker-allowed") == []
+        assert got.header("location") == f"/preview/{label}/y"
         assert got.all("set-cookie") == [
             f"{label}~a=1; HttpOnly; Path=/preview/{label}/",
             f"{label}~b=2; Path=/preview/{label}/preview/1-other/",

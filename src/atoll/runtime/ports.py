@@ -295,6 +295,7 @@ class _Admitted:
     server: _Exposed
     target: bytes
     headers: Headers
+    """`Host` first."""
     prefix: bytes
     cookie: bytes | None
     html: bool
@@ -321,8 +322,10 @@ class _Admitted:
     def _below_prefix(self, name: bytes, value: bytes) -> tuple[bytes, bytes]:
         if name.lower() == b"set-cookie":
             return name, _cookie_below(value, self.prefix)
-        if name.lower() == b"location" and value.startswith(b"/") and not value.startswith((b"//", self.prefix + b"/")):
-            return name, self.prefix + value
+        if name.lower() == b"location":
+            path = value.removeprefix(b"http://" + self.headers[0][1])
+            if path.startswith(b"/") and not path.startswith((b"//", self.prefix + b"/")):
+                return name, self.prefix + path
         return name, value
 
     def explain(self, error: AtollError | str) -> Answer:

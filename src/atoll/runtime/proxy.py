@@ -127,7 +127,7 @@ class Client:
     def waiting(self, exchange: anyio.CancelScope) -> Iterator[None]:
         """While it waits for a response. If it leaves meanwhile, or closes its direction, the exchange is cancelled."""
         self._exchange = exchange
-        if self._ended and not self._held:
+        if self._ended:
             exchange.cancel()
         try:
             yield
@@ -274,6 +274,7 @@ class _Visit:
     async def _next_request(self) -> h11.Request | None:
         """None: there is none, and if that is the client's fault it has been told."""
         http = self._http
+        self._method = b""
         if http.our_state is not h11.IDLE:
             if http.our_state is not h11.DONE or http.their_state is not h11.DONE:
                 return None
@@ -299,7 +300,7 @@ class _Visit:
         started = time.monotonic()
         self._method = request.method
         wrong = _wrong(request)
-        passage = self._gate.refuse(400, wrong) if wrong else self._gate.admit(request)
+        passage = self._gate.refuse(*wrong) if wrong else self._gate.admit(request)
         if isinstance(passage, Answer):
             await self._answer(passage)
             return
@@ -326,7 +327,10 @@ class _Visit:
         Raises:
             _Spoiled: it could not be completed.
         """
-        first = self._http.next_event()  # what h11 has of the body, or that there is none
+        try:
+            first = self._http.next_event()  # what has come of the body, or that there is none
+        except h11.RemoteProtocolError as error:
+            raise _Spoiled(self._gate.refuse(error.error_status_hint, str(error))) from None
         upgrades = type(first) is h11.EndOfMessage and _wants_websocket(request)
         framing = [
             (name, value) for name, value in request.headers if name in (b"content-length", b"transfer-encoding")
@@ -538,13 +542,19 @@ def header(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> bytes:
     return next((value for found, value in headers if found == name), b"")
 
 
-def _wrong(request: h11.Request) -> str | None:
+def _size(headers: Iterable[tuple[bytes, bytes]]) -> int:
+    return sum(len(name) + len(value) + len(": \r\n") for name, value in headers)
+
+
+def _wrong(request: h11.Request) -> tuple[int, str] | None:
     """What is wrong with a request that h11 takes. Where two readers could disagree, nobody gets to read it."""
+    if len(request.target) + _size(request.headers) > HEAD_BYTES:
+        return 431, f"its head takes more than {HEAD_BYTES} bytes"
     names = [name for name, _ in request.headers]
     if b"transfer-encoding" in names and (b"content-length" in names or request.http_version < b"1.1"):
-        return "Transfer-Encoding cannot be together with Content-Length, nor in HTTP/1.0"
+        return 400, "Transfer-Encoding cannot be together with Content-Length, nor in HTTP/1.0"
     if not request.target.startswith(b"/"):
-        return "the target of a request has to be a path that begins with '/'"
+        return 400, "the target of a request has to be a path that begins with '/'"
     return None
 
 
@@ -556,5 +566,7 @@ def _response(event: h11.Response, passage: Passage) -> h11.Response:
     names = [name for name, _ in event.headers]
     if b"transfer-encoding" in names and b"content-length" in names:
         raise h11.RemoteProtocolError("the answer has both Transfer-Encoding and Content-Length")
+    if _size(event.headers) > HEAD_BYTES:
+        raise h11.RemoteProtocolError(f"the head of the answer takes more than {HEAD_BYTES} bytes")
     headers = passage.returned(end_to_end(event.headers.raw_items()))
     return h11.Response(status_code=event.status_code, headers=headers, reason=event.reason)
