@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import errno
 import hmac
-import ipaddress
 import logging
 import re
 import secrets
@@ -45,6 +44,14 @@ _COOKIE = b"atoll-preview-"
 _PREFIX = "/preview/"
 _HOST = re.compile(rb"([0-9]+-[a-z0-9_-]+)\.localhost(?::[0-9]+)?")
 _LABEL_LENGTH = 63
+_LOOPBACK = {
+    "localhost": "127.0.0.1",
+    "127.0.0.1": "127.0.0.1",
+    "0.0.0.0": "127.0.0.1",  # noqa: S104 - if it is asked for
+    "::1": "::1",
+    "::": "::1",
+}
+"""Where names below `.localhost` lead to a listener, and how it is reached on this machine."""
 _PROBE_S = (0.01, 0.25)
 _SAME_PORT_TRIES = 32
 _BACKLOG = 256
@@ -73,7 +80,6 @@ class _Exposed:
 
     sandbox_id: str
     name: str
-    label: str
     dial: Dial
     preview: Preview
     under_way: set[anyio.CancelScope] = field(default_factory=set)
@@ -117,7 +123,7 @@ class Previews:
             self._end(label)
             token = secrets.token_urlsafe(24)
             preview = self._preview(name, port, label, token, listening)
-            exposed = _Exposed(sandbox_id, name, label, dial, preview)
+            exposed = _Exposed(sandbox_id, name, dial, preview)
         if wait_s > 0:
             await _until_listening(exposed, wait_s)
         return self._exposed.setdefault(label, exposed).preview
@@ -140,15 +146,12 @@ class Previews:
 
     def _preview(self, name: str, port: int, label: str, token: str, listening: int) -> Preview:
         address = self._listen[0]
-        local = address == "localhost"
-        if not local:
-            parsed = ipaddress.ip_address(address)
-            local = parsed.is_loopback or parsed.is_unspecified
-            address = f"[{parsed}]" if parsed.version == 6 else str(parsed)
-        by_path = f"http://{'127.0.0.1' if local else address}:{listening}{_PREFIX}{label}/?{PARAMETER}={token}"
+        here = _LOOPBACK.get(address, address)
+        here = f"[{here}]" if ":" in here else here
+        by_path = f"http://{here}:{listening}{_PREFIX}{label}/?{PARAMETER}={token}"
         by_host = f"http://{label}.localhost:{listening}/?{PARAMETER}={token}"
-        # What cannot be a host name, or would name another machine's loopback, has its path alone.
-        url = by_host if local and len(label) <= _LABEL_LENGTH else by_path
+        # What cannot be a host name, or would name a loopback that is not listened on, has its path alone.
+        url = by_host if address in _LOOPBACK and len(label) <= _LABEL_LENGTH else by_path
         return Preview(sandbox=name, port=port, url=url, path_url=by_path, token=token)
 
     # --------------------------------------------------------------------------------------------- listening
