@@ -110,16 +110,12 @@ async def ask(preview: Preview, target: str = "/", *, token: bool = True, **opti
         return await client.ask(target, **options)
 
 
-async def say(preview: Preview, text: bytes, *, end: bool = False) -> bytes:
-    """Send bytes as they are, and return all that comes back until the other side closes."""
-    said = b""
+async def say(preview: Preview, text: bytes) -> bytes:
+    """Send bytes as they are, and return all that comes back until the other side closes.
+
+    Raises:
+        anyio.BrokenResourceError: it broke the connection off.
+    """
     async with await anyio.connect_tcp("127.0.0.1", port_of(preview)) as stream:
-        try:
-            await stream.send(text)
-            if end:
-                await stream.send_eof()
-            async for data in stream:
-                said += data
-        except (anyio.BrokenResourceError, ConnectionError):
-            pass
-    return said
+        await stream.send(text)
+        return b"".join([data async for data in stream])

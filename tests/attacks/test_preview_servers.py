@@ -78,6 +78,8 @@ async def test_an_answer_that_breaks_off_never_looks_complete(prey: Sandbox, ans
     async with serving(prey, ending(answer)) as inside:
         with pytest.raises(h11.RemoteProtocolError):
             await ask(inside.preview)
+        with pytest.raises(anyio.BrokenResourceError):
+            await say(inside.preview, inside.request("GET / HTTP/1.0"))
 
 
 async def test_what_a_server_says_unasked_is_not_the_answer_to_the_next_request(prey: Sandbox) -> None:

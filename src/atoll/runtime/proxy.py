@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import struct
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -138,6 +139,10 @@ class Client:
         """From now on it may close its direction and still be sent to."""
         self._exchange = None
 
+    def break_off(self) -> None:
+        """Have it see an error when it is closed, not an end."""
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
     def close(self) -> None:
         self._read_no_more()
         self._socket.close()
@@ -243,11 +248,12 @@ class _Server:
 
 async def serve(connected: socket.socket, gate: Gate) -> None:
     """Serve one client's connection to its end. Closes it."""
-    client = Client(connected)
-    try:
-        await _Visit(client, gate).run()
-    finally:
-        client.close()
+    with connected, suppress(OSError):
+        client = Client(connected)
+        try:
+            await _Visit(client, gate).run()
+        finally:
+            client.close()
 
 
 class _Visit:
@@ -269,6 +275,8 @@ class _Visit:
         except _GONE:
             pass
         finally:
+            if self._http.our_state is h11.SEND_BODY and self._http.their_http_version == b"1.0":
+                self._client.break_off()  # its end of the connection is the end of a response, whatever is missing
             await self._drop_server()
 
     async def _next_request(self) -> h11.Request | None:
