@@ -19,6 +19,7 @@ LONGEST_FIRST = (
     "tests/conformance/test_as_ordinary_user.py",
     "tests/attacks runsc",
     "tests/cli/test_cli_run.py",
+    "tests/conformance/test_previews.py crun",
     "tests/conformance/test_checkpoints.py runsc",
     "tests/conformance/test_sleep.py runsc",
     "tests/conformance/test_exec.py runsc",

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
         Limits,
         Match,
         Output,
+        Preview,
         ProcessInfo,
         SandboxInfo,
         Shelf,
@@ -82,7 +83,7 @@ Unenforceable
 """
 _MODELS = """
 Checkpoint Cut Event ExecBytes ExecResult Exited Exported FileChange FileEntry FileStat Gap Limits Match Output
-ProcessInfo SandboxInfo Shelf StorageInfo SystemProcess Usage
+Preview ProcessInfo SandboxInfo Shelf StorageInfo SystemProcess Usage
 """
 _HOMES = {
     "atoll.contract.driver": "Capabilities Finding",
@@ -137,6 +138,7 @@ __all__ = [
     "PathNotDirectory",
     "PathNotFound",
     "PortRefused",
+    "Preview",
     "Process",
     "ProcessInfo",
     "ProcessNotFound",

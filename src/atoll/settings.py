@@ -6,10 +6,13 @@ Every setting can be given in code as `atoll.open(settings=Settings(…))` or as
 
 from __future__ import annotations
 
+import ipaddress
 import os
+from contextlib import suppress
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import Field, SecretStr, ValidationError
+from pydantic import AfterValidator, Field, SecretStr, ValidationError
 
 from atoll.contract.errors import InvalidRequest
 from atoll.contract.model import Frozen, RuntimeName
@@ -17,6 +20,21 @@ from atoll.contract.model import Frozen, RuntimeName
 SHORTEST_KEY = 32
 """Of the key that secrets are sealed with, in characters."""
 _PREFIX = "ATOLL_"
+
+
+def _check_listen(value: str) -> str:
+    address, _, port = value.rpartition(":")
+    known = address == "localhost"
+    with suppress(ValueError):
+        known = known or bool(ipaddress.ip_address(address.strip("[]")))
+    if not known or not port.isdecimal() or int(port) > 65535:
+        raise ValueError(
+            "an address and a port are needed, such as localhost:8000 or 0.0.0.0:8000; port 0 is any that is free"
+        )
+    return value
+
+
+PreviewListen = Annotated[str, AfterValidator(_check_listen)]
 
 
 class Settings(Frozen):
@@ -30,6 +48,9 @@ class Settings(Frozen):
     secrets_key: SecretStr | None = Field(default=None, min_length=SHORTEST_KEY)
     """What secrets are sealed with on disk: 32 characters or more, at random. Unset: the file `key` in the state
     directory, which is made when it is first needed."""
+    preview_listen: PreviewListen = "localhost:0"
+    """Where exposed ports are served: an address, or `localhost` for both of loopback, and a port, where 0 is any that
+    is free: so any number of programs can each serve their own."""
 
     @classmethod
     def from_environment(cls) -> Settings:
@@ -48,6 +69,10 @@ class Settings(Frozen):
             if first["loc"][0] == "secrets_key":
                 raise InvalidRequest(f"{variable} has fewer than {SHORTEST_KEY} characters") from None
             raise InvalidRequest(f"{variable}={first['input']!r}: {first['msg']}") from error
+
+    def preview_address(self) -> tuple[str, int]:
+        address, _, port = self.preview_listen.rpartition(":")
+        return address.strip("[]"), int(port)
 
     def resolve_state_dir(self) -> Path:
         if self.state_dir is not None:

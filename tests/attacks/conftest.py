@@ -6,7 +6,7 @@ the sandbox that most attacks share, where the test used it: do you still answer
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -65,6 +65,19 @@ async def prey(runtime: Runtime, probe_program: bytes) -> AsyncIterator[Sandbox]
         await _settle(sandbox, 16)
         await sandbox.files.write_bytes(PROBE, probe_program, mode=0o755)
         yield sandbox
+
+
+@pytest.fixture(scope="package")
+async def listening(prey: Sandbox) -> None:
+    """Somebody listens for clients of previews, from before the first test that needs it to the end of the runtime."""
+    await prey.expose(1)
+
+
+@pytest.fixture
+def no_bugs(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Nothing that a client or a server of a preview does is an error of ours."""
+    yield
+    assert [record.getMessage() for record in caplog.records if record.name.startswith("atoll.runtime.ports")] == []
 
 
 @pytest.fixture

@@ -70,7 +70,7 @@ def test_public_names_are_exactly_these() -> None:
     ArchiveRefused AtollError AuditRecord CallerError Capabilities Checkpoint CheckpointNotFound Cut DiskFull Event
     ExecBytes ExecResult ExecTimeout Exited Exported FileChange FileEntry FileError FileStat Files Finding Gap
     GuestProtocolError ImageStore ImageUnavailable InvalidRequest LaunchFailed Limits Match NetworkPolicy Output
-    PathDenied PathExists PathIsDirectory PathNotDirectory PathNotFound PortRefused Process ProcessInfo
+    PathDenied PathExists PathIsDirectory PathNotDirectory PathNotFound PortRefused Preview Process ProcessInfo
     ProcessNotFound Runtime RuntimeUnavailable Sandbox SandboxAsleep SandboxDied SandboxError SandboxExists
     SandboxInfo SandboxNotFound Secret Settings Shelf StorageInfo SystemProcess Unenforceable Usage open
     """.split()

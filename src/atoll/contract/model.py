@@ -193,6 +193,21 @@ class Exported(Frozen):
     """True: it had processes that could have gone on, and they are not in the file: files travel, processes do not."""
 
 
+class Preview(Frozen):
+    """A port of a sandbox that clients of the host can reach. It belongs to the process that serves it."""
+
+    sandbox: str
+    port: int
+    """Inside."""
+    url: str
+    """To be opened in a browser, or with any other client: `http://PORT-NAME.localhost:…/` with the token in its query.
+    As `path_url` where that cannot be a host name."""
+    path_url: str
+    """The same for clients that do not resolve names below `.localhost`: `http://127.0.0.1:…/preview/PORT-NAME/`."""
+    token: str
+    """What lets a client in, in the query parameter `atoll_token` or the header `Atoll-Token`. Whoever has it may."""
+
+
 class Cut(Frozen):
     """What a limit on output left out: bytes `start` up to, not including, `end` of `total`."""
 

@@ -64,6 +64,7 @@ from atoll.settings import Settings
 if TYPE_CHECKING:
     from atoll.runtime.exporting import File
     from atoll.runtime.pool import Pool
+    from atoll.runtime.ports import Previews
 
 _DEFAULT_MEMORY_BYTES = 2 * 1024**3
 _DEFAULT_PIDS = 1024
@@ -130,6 +131,7 @@ class Runtime:
         self.outlets = Outlets(tasks)
         self._asking_tools = anyio.Lock()
         self._known_indexes: tuple[Indexes, float] | None = None
+        self._ports: Previews | None = None
         self.storage = disk.Disk(records.state_dir, self._layers, self._life.collect)
         self._shelves = Shelves(records, tasks, ground=self._ground, make=self._put_up, remove=self._take_down)
         self.images = ImageStore(records.state_dir / "images", rootless=os.geteuid() != 0, in_use=self._digests_in_use)
@@ -137,6 +139,15 @@ class Runtime:
     @property
     def state_dir(self) -> Path:
         return self._records.state_dir
+
+    @property
+    def ports(self) -> Previews:
+        """The ports of sandboxes that this process exposes. Nothing is listened on before there is one."""
+        if self._ports is None:
+            from atoll.runtime.ports import Previews
+
+            self._ports = Previews(self._tasks, self._settings.preview_address())
+        return self._ports
 
     def drivers(self) -> Mapping[RuntimeName, Driver]:
         """The runtimes that can be used on this machine, fastest first."""
@@ -971,6 +982,8 @@ class Runtime:
         self, id: str, name: str | None, driver: Driver | None, *, locked: bool = False, abandoned: bool = False
     ) -> None:
         sandbox = None if abandoned else self._open.pop(id, None)
+        if self._ports is not None:
+            self._ports.unexpose(id)
         async with self._records.removing(id, name, locked=locked, abandoned=abandoned) as directory:
             sandbox = sandbox or self._open.pop(id, None)
             manifest = self._records.read(id)

@@ -189,7 +189,7 @@ class Link:
         if stream.sends:
             self.post(frame)  # and so goes out together with what is sent next
         else:
-            self._post_now(frame)
+            self.post_now(frame)
         return stream
 
     def post(self, *parts: bytes | memoryview) -> None:
@@ -200,18 +200,21 @@ class Link:
         self._queued_bytes += sum(map(len, parts))
         self._work.set()
 
-    def _post_now(self, frame: bytes) -> None:
+    def post_now(self, *parts: bytes | memoryview) -> None:
+        """`post`, but what can be sent at once is."""
         if self._socket is None or self._queue or self._sending or self.failure is not None:
-            self.post(frame)
+            self.post(*parts)
             return
         try:
-            sent = self._socket.send(frame)
+            sent = self._socket.sendmsg(parts)
         except BlockingIOError:
             sent = 0
         except OSError:
             return  # who reads says why the link ended
-        if sent < len(frame):
-            self.post(memoryview(frame)[sent:])
+        for part in parts:
+            if sent < len(part):
+                self.post(memoryview(part)[sent:])
+            sent = max(0, sent - len(part))
 
     async def drained(self) -> None:
         """Wait until little enough is queued that more may be. Returns also when the link fails."""

@@ -35,6 +35,7 @@ from atoll.contract.model import (
     ExecResult,
     Exited,
     Exported,
+    Preview,
     ProcessInfo,
     SandboxInfo,
     SystemProcess,
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
     from atoll.runtime.exporting import File
     from atoll.runtime.imagefetch import Progress
     from atoll.runtime.outlet import Outlet
+    from atoll.runtime.ports import Previews
 
 OUTPUT_LIMIT_BYTES = 16 * 1024 * 1024
 LOGIN_SHELL = "if command -v bash >/dev/null 2>&1; then exec bash -l; else exec sh -l; fi"
@@ -100,6 +102,9 @@ class Host(Protocol):
     async def set_network(self, name: str, policy: NetworkPolicy | None) -> None: ...
 
     async def audit(self, name: str) -> list[AuditRecord]: ...
+
+    @property
+    def ports(self) -> Previews: ...
 
 
 class Sandbox:
@@ -333,7 +338,7 @@ class Sandbox:
 
     # ---------------------------------------------------------------------------------------------------- ports
 
-    async def dial(self, port: int, host: str = "127.0.0.1") -> ByteStream:
+    async def dial(self, port: int, host: str = "127.0.0.1") -> Connection:
         """Connect to a port inside, on `127.0.0.1` or `::1`.
 
         Raises:
@@ -354,6 +359,33 @@ class Sandbox:
         fields = encode_fields(((Tag.PORT, _check_port(port, 0)), (Tag.HOST, _check_host(host))))
         async with _listening(self._open, fields, f"{host}:{port}") as listener:
             yield listener
+
+    async def expose(self, port: int, *, wait_s: float = 0) -> Preview:
+        """Let clients of the host reach the server on a port inside, with the preview's URL or token and not without.
+
+        HTTP/1.1, with streams both ways and WebSockets, on `127.0.0.1` or `::1` inside, whichever is listened on. The
+        sandbox is woken by a request, and counts as used while one is under way. With `wait_s` this returns once
+        something listens; else whoever comes before is told that nothing does. A port that is exposed already keeps
+        its preview. It ends with `unexpose`, the sandbox or this runtime, and is served by no other process.
+
+        Raises:
+            PortRefused: nothing listened within `wait_s`. The port is not exposed then, if it was not before.
+            InvalidRequest: the port or `wait_s` is none, or previews cannot be served on the address in the settings.
+        """
+        return await self._owner.ports.expose(self.id, self.name, port, self.dial, wait_s=wait_s)
+
+    async def unexpose(self, port: int) -> None:
+        """End a preview at once: its token is worth nothing, and what is under way on it breaks off.
+
+        Does nothing if the port is not exposed.
+        """
+        self._owner.ports.unexpose(self.id, port)
+        await anyio.lowlevel.checkpoint()
+
+    async def previews(self) -> list[Preview]:
+        """The ports that this process exposes, by number."""
+        await anyio.lowlevel.checkpoint()
+        return self._owner.ports.of(self.id)
 
     # ----------------------------------------------------------------------------------------- the sandbox itself
 

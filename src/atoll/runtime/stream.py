@@ -83,6 +83,8 @@ class Carrier(Protocol):
 
     def post(self, *parts: bytes | memoryview) -> None: ...
 
+    def post_now(self, *parts: bytes | memoryview) -> None: ...
+
     async def drained(self) -> None: ...
 
 
@@ -297,6 +299,12 @@ class Stream:
             await self._changed()
         return self.result
 
+    def is_quiet(self, channel: int) -> bool:
+        """Whether a channel that stands apart has brought nothing that was not taken, and can bring more."""
+        incoming = self._incoming[channel]
+        ended = incoming.eof or self._abandoned or self.result is not None or self._link.failure is not None
+        return not ended and not incoming.inbox.items
+
     def problem(self) -> Problem | None:
         """What END says went wrong. None: nothing did, or it has not come.
 
@@ -328,7 +336,7 @@ class Stream:
             piece = view[: min(outgoing.credit, MAX_PAYLOAD)]
             outgoing.credit -= len(piece)
             view = view[len(piece) :]
-            self._link.post(encode_header(FrameType.DATA, self.number, len(piece), channel), piece)
+            self._link.post_now(encode_header(FrameType.DATA, self.number, len(piece), channel), piece)
             await self._link.drained()
 
     def send_eof(self, channel: int = 0) -> None:
@@ -516,6 +524,10 @@ class Connection(ByteStream):
             await self._stream.send(item, self._send_channel)
         except SandboxError as error:
             raise anyio.BrokenResourceError from error
+
+    def is_quiet(self) -> bool:
+        """Whether it is open both ways as far as is known here, and nothing has come that was not received."""
+        return not self._closed and not self._rest and self._stream.is_quiet(self._receive_channel)
 
     async def send_eof(self) -> None:
         """Say that no more will be sent. Receiving goes on."""

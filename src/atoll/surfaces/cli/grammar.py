@@ -471,6 +471,28 @@ def audit(
 
 
 @app.command()
+def expose(
+    name: Name,
+    port: Annotated[int, typer.Argument(metavar="PORT", help="The port inside.", show_default=False)],
+    wait: Annotated[
+        float | None,
+        typer.Option("--wait", metavar="TIME", parser=values.duration, help="Wait until something listens: 30s, 5m."),
+    ] = None,
+    state_dir: StateDir = None,
+    as_json: Json = False,
+) -> int:
+    """Serve a port of a sandbox to browsers and other clients, until interrupted.
+
+    Prints its address, which holds a token that lets whoever has it in, and the same for clients that do not resolve
+    names below .localhost. Each request is noted on standard error. $ATOLL_PREVIEW_LISTEN says where it is served:
+    localhost:0, which is any free port, unless set.
+    """
+    from atoll.surfaces.cli import previews
+
+    return finish(lambda: previews.expose(state_dir, name, port, wait_s=wait or 0, as_json=as_json), as_json=as_json)
+
+
+@app.command()
 def sleep(
     name: Name,
     warm: Annotated[bool, typer.Option("--warm", help="Keep its processes, standing still in memory.")] = False,
