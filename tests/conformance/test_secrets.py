@@ -45,8 +45,9 @@ async def test_values_are_nowhere(
 ) -> None:
     """In no memory, environment, file, layer, checkpoint, archive, record, log, listing or error."""
     caplog.set_level(logging.DEBUG)
-    await (await keeper.spawn("echo $API_KEY $TOKEN > seen; exec sleep 31536043")).detach()
-    placeholder, shown = (await keeper.exec("cat seen; env > all; echo $API_KEY > /tmp/x")).stdout.split()
+    await (await keeper.spawn("exec sleep 31536043")).detach()
+    printed = await keeper.exec("echo $API_KEY $TOKEN | tee seen; env > all; echo $API_KEY > /tmp/x")
+    placeholder, shown = printed.stdout.split()
     assert placeholder != VALUE
     assert shown == SHOWN
     said = [json.dumps(info.model_dump(mode="json")) for info in await runtime.list()]
