@@ -579,7 +579,7 @@ class Runtime:
         record = await self._life.checkpoint(id, label, keep=keep)
         if record.checkpoint.with_memory:
             await self._disconnect(id)
-            if served:  # its processes go on, and so does what they reach
+            if served and id in self._open:  # its processes go on, and so does what they reach
                 with contextlib.suppress(SandboxError):
                     await self._open[id].connect()
         return record
