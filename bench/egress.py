@@ -86,7 +86,10 @@ async def _on_host(port: int) -> AsyncIterator[Callable[[], Awaitable[float]]]:
             assert process.stdin is not None
             assert process.stdout is not None
             await process.stdin.send(b"\n")
-            return float(await process.stdout.receive())
+            said = b""
+            while not said.endswith(b"\n"):
+                said += await process.stdout.receive()
+            return float(said)
 
         yield once
         process.kill()
@@ -104,7 +107,10 @@ async def _inside(lab: Lab, port: int, runtime: RuntimeName) -> AsyncIterator[Ca
 async def _once(process: atoll.Process) -> float:
     assert process.stdin is not None
     await process.stdin.send(b"\n")
-    event = await anext(process)
-    if not isinstance(event, atoll.Output):
-        raise TypeError(f"the program in the sandbox ended: {event}")
-    return float(event.data)
+    said = b""
+    while not said.endswith(b"\n"):
+        event = await anext(process)
+        if not isinstance(event, atoll.Output):
+            raise TypeError(f"the program in the sandbox ended: {event}")
+        said += event.data
+    return float(said)
