@@ -40,14 +40,12 @@ from atoll.contract.model import (
     SandboxInfo,
     SandboxSpec,
     Shelf,
-    Status,
     Usage,
     check_name,
 )
 from atoll.contract.network import AuditRecord, Indexes, NetworkPolicy
 from atoll.contract.secret import Secret
 from atoll.drivers import oci
-from atoll.drivers.locks import is_held
 from atoll.runtime import audit, disk, trust
 from atoll.runtime.authority import Authority
 from atoll.runtime.checkpoints import CheckpointRecord, Checkpoints
@@ -58,6 +56,7 @@ from atoll.runtime.outlet import Outlet, Outlets
 from atoll.runtime.records import Manifest, Records, Taken, new_id, now
 from atoll.runtime.sandbox import Sandbox
 from atoll.runtime.shelf import MOST, Kind, Shelves
+from atoll.runtime.status import describe, ending
 from atoll.runtime.vault import Contents, Vault
 from atoll.settings import Settings
 
@@ -454,7 +453,7 @@ class Runtime:
             if id in self._making:
                 raise
         # It has ended, or somebody is at work on it: that one is waited for.
-        reason = _ending(self._records.directory(id)) or "its keeper does not answer"
+        reason = ending(self._records.directory(id)) or "its keeper does not answer"
         async with self._launches:
             try:
                 manifest = await self._life.wake(id, asked=False)
@@ -866,34 +865,7 @@ class Runtime:
         return found
 
     def _info(self, manifest: Manifest) -> SandboxInfo:
-        directory = self._records.directory(manifest.id)
-        driver = self.drivers().get(manifest.runtime)
-        pid = driver.pid(directory) if driver else None
-        last_used = driver.last_used(directory)[0] if driver else None
-        status: Status = "running"
-        reason = _ending(directory)
-        if is_held(directory / "busy.lock"):
-            status, reason = "provisioning", None
-        elif pid is None and manifest.state != "running":
-            status, reason = manifest.state, None
-        elif pid is None or reason is not None:
-            status, reason, pid = "error", reason or "its keeper has ended", None
-        elif driver is not None and driver.is_frozen(manifest.run_id):
-            status = "warm"
-        return SandboxInfo(
-            id=manifest.id,
-            name=manifest.spec.name,
-            status=status,
-            reason=reason,
-            image=manifest.spec.image,
-            runtime=manifest.runtime,
-            limits=manifest.limits,
-            user=manifest.spec.user,
-            created_at=manifest.created_at,
-            last_used_at=last_used and max(last_used, manifest.created_at),  # it may have waited before it was made
-            pid=pid,
-            network=manifest.spec.network,
-        )
+        return describe(manifest, self._records.directory(manifest.id), self.drivers().get(manifest.runtime))
 
     def _digests_in_use(self) -> set[str]:
         manifests = (self._records.read(id) for id in os.listdir(self.state_dir / "sandboxes"))
@@ -1015,11 +987,3 @@ def _resolve_limits(limits: Limits, driver: Driver) -> Limits:
     if limits.pids is None and able.pids_limit:
         defaults["pids"] = _DEFAULT_PIDS
     return limits.model_copy(update=defaults)
-
-
-def _ending(directory: Path) -> str | None:
-    """Why a sandbox has ended, as its keeper wrote it down."""
-    try:
-        return (directory / "ended").read_text(errors="replace")[:300].strip() or None
-    except OSError:
-        return None
