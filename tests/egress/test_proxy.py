@@ -11,7 +11,8 @@ import pytest
 from anyio.abc import ByteStream
 
 from atoll.contract.network import Indexes
-from atoll.runtime.egress import Dial, Headers, TakeOver
+from atoll.runtime.egress import Dial, TakeOver
+from atoll.runtime.hops import Headers
 from tests.egress.world import SITE, World, everything, proxied, serving
 from tests.waiting import eventually
 

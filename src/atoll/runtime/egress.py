@@ -30,6 +30,7 @@ from anyio.streams.buffered import BufferedByteStream
 from atoll.contract.errors import InvalidRequest
 from atoll.contract.network import Address, AuditRecord
 from atoll.runtime.audit import Trail
+from atoll.runtime.hops import Headers, end_to_end
 from atoll.runtime.policy import Gate, Refusal, read_target
 
 HEAD_S = 30.0
@@ -49,10 +50,6 @@ _REASON_CHARACTERS = 400
 _PHRASES = {400: "Bad Request", 403: "Forbidden", 431: "Too Large", 502: "Bad Gateway", 503: "Unavailable"}
 _SOCKS_CODES = {errno.ECONNREFUSED: 5, errno.EHOSTUNREACH: 4, errno.ENETUNREACH: 3}
 
-_HOP_BY_HOP = frozenset(
-    b"connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer transfer-encoding "
-    b"upgrade http2-settings".split()
-)
 _BROKEN = (
     anyio.BrokenResourceError,
     anyio.ClosedResourceError,
@@ -61,7 +58,6 @@ _BROKEN = (
     OSError,
 )
 
-Headers = list[tuple[bytes, bytes]]
 Dial = Callable[[], Awaitable[ByteStream]]
 TakeOver = Callable[[ByteStream, str, int, Dial], Awaitable[None]]
 
@@ -562,14 +558,11 @@ def _split_authority(text: str) -> tuple[str, int | None]:
 
 
 def _forwarded(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
-    """Headers without those that are between two neighbours alone, and without `Host`, which the target decides."""
-    named = {word.strip().lower() for name, value in headers if name == b"connection" for word in value.split(b",")} - {
-        b"content-length"
-    }
-    dropped = _HOP_BY_HOP | named | {b"host"}
+    """Headers that pass, without `Host`, which the target decides."""
+    ours = {b"host"}
     if any(name == b"transfer-encoding" for name, _ in headers):
-        dropped |= {b"content-length"}
-    return [(name, value) for name, value in headers if name not in dropped]
+        ours.add(b"content-length")
+    return [(name, value) for name, value in end_to_end(headers) if name not in ours]
 
 
 def _authority(host: str | Address, port: int) -> bytes:

@@ -27,8 +27,9 @@ from anyio.abc import TaskGroup
 
 from atoll.contract.errors import AtollError, InvalidRequest, PortRefused, SandboxAsleep
 from atoll.contract.model import Preview
+from atoll.runtime.hops import Headers, end_to_end
 from atoll.runtime.pages import page
-from atoll.runtime.proxy import Answer, Headers, end_to_end, header, serve
+from atoll.runtime.proxy import Answer, header, serve
 from atoll.runtime.stream import Connection
 
 PARAMETER = "atoll_token"

@@ -26,6 +26,7 @@ import anyio
 import h11
 
 from atoll.contract.errors import AtollError
+from atoll.runtime.hops import Headers, end_to_end
 from atoll.runtime.stream import Connection
 
 HEAD_BYTES = 64 * 1024
@@ -43,16 +44,10 @@ _CHUNK_BYTES = 256 * 1024
 _AHEAD_BYTES = 1024 * 1024
 _PIECES = 64
 _LINGER_S = 2.0
-_HOP_BY_HOP = frozenset(
-    b"connection keep-alive proxy-connection proxy-authenticate proxy-authorization te trailer transfer-encoding "
-    b"upgrade".split()
-)
 _REPEATABLE = frozenset({b"GET", b"HEAD", b"OPTIONS"})
 _NO_ANSWER = "it closed the connection without an answer"
 _GONE = (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError)
 _log = logging.getLogger(__name__)
-
-Headers = list[tuple[bytes, bytes]]
 
 
 @dataclass(frozen=True)
@@ -533,16 +528,6 @@ async def _post(server: _Server, out: list[bytes]) -> bool:
     except _GONE:
         return False
     return True
-
-
-def end_to_end(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
-    """The headers that are not for one hop only, by the standard or by what `Connection` says."""
-    found = list(headers)
-    dropped = {
-        word.strip().lower() for name, value in found if name.lower() == b"connection" for word in value.split(b",")
-    }
-    dropped |= _HOP_BY_HOP
-    return [(name, value) for name, value in found if name.lower() not in dropped]
 
 
 def header(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> bytes:
