@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         ArchiveRefused,
         AtollError,
         CallerError,
+        CannotSave,
         CheckpointNotFound,
         DiskFull,
         ExecTimeout,
@@ -76,7 +77,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _ERRORS = """
-ArchiveRefused AtollError CallerError CheckpointNotFound DiskFull ExecTimeout FileError GuestProtocolError
+ArchiveRefused AtollError CallerError CannotSave CheckpointNotFound DiskFull ExecTimeout FileError GuestProtocolError
 ImageUnavailable InvalidRequest LaunchFailed PathDenied PathExists PathIsDirectory PathNotDirectory PathNotFound
 PortRefused ProcessNotFound RuntimeUnavailable SandboxAsleep SandboxDied SandboxError SandboxExists SandboxNotFound
 Unenforceable
@@ -105,6 +106,7 @@ __all__ = [
     "AtollError",
     "AuditRecord",
     "CallerError",
+    "CannotSave",
     "Capabilities",
     "Checkpoint",
     "CheckpointNotFound",

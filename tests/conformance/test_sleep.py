@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import anyio
 import pytest
 
 from atoll import (
+    CannotSave,
     Capabilities,
     InvalidRequest,
     Limits,
+    Output,
     PortRefused,
     Runtime,
     Sandbox,
@@ -237,6 +241,49 @@ async def test_processes_that_cannot_go_on_do_not_keep_a_sandbox_asleep(
             image.write_bytes(image.read_bytes()[:5000])
         assert await sandbox.files.read_text("f") == "kept"
         assert not list((runtime.state_dir / "sandboxes" / sandbox.id).glob("memory-*"))
+
+
+ECHO = """
+import asyncio
+
+async def echo(reader, writer):
+    while line := await reader.readline():
+        writer.write(line)
+
+async def serve():
+    server = await asyncio.start_server(echo, "127.0.0.1", 8080)
+    print("up", flush=True)
+    await server.serve_forever()
+
+asyncio.run(serve())
+"""
+
+
+async def test_processes_that_a_save_would_lose_are_left_alone(runtime: Runtime, runtime_name: RuntimeName) -> None:
+    """gVisor of 2022 ends when it is to save a socket that somebody waits for with epoll."""
+    async with await runtime.create("waiting") as sandbox:
+        process = await sandbox.spawn(["python3", "-c", ECHO], keep=True)
+        while not isinstance(await process.__anext__(), Output):
+            pass
+        await process.detach()
+        connection = await sandbox.dial(8080)
+        if not runtime.drivers()[runtime_name].loses_waiting():
+            await sandbox.sleep()
+            assert await status(runtime, "waiting") == "cold"
+            return
+        for save in (sandbox.sleep, sandbox.shutdown, sandbox.checkpoint, sandbox.fork):
+            with pytest.raises(CannotSave, match=r"epoll.*\(python3 -c"):
+                await save()
+        await connection.send(b"still here\n")
+        assert await connection.receive() == b"still here\n", "nobody was disturbed"
+        await connection.aclose()
+        # Who is merely not used sleeps in memory instead.
+        while not await runtime.sleep_unused("waiting", timedelta(0)):
+            await anyio.sleep(0.01)
+        assert await status(runtime, "waiting") == "warm"
+        connection = await sandbox.dial(8080)
+        await connection.send(b"awake\n")
+        assert await connection.receive() == b"awake\n"
 
 
 async def test_one_that_ends_with_its_clients_cannot_sleep(runtime: Runtime) -> None:

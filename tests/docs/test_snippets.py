@@ -67,13 +67,13 @@ async def test_the_guide_is_true(section: str, state: Path, tmp_path: Path) -> N
 def test_public_names_are_exactly_these() -> None:
     """The public API is pinned: adding or removing a name is a decision, with a line in the changelog."""
     names = """
-    ArchiveRefused AtollError AuditRecord CallerError Capabilities Checkpoint CheckpointNotFound Cut DiskFull Event
-    ExecBytes ExecResult ExecTimeout Exited Exported FileChange FileEntry FileError FileStat Files Finding Gap
-    GuestProtocolError ImageStore ImageUnavailable InvalidRequest LaunchFailed Limits Match NetworkPolicy Output
-    PathDenied PathExists PathIsDirectory PathNotDirectory PathNotFound PortRefused Preview Process ProcessInfo
+    ArchiveRefused AtollError AuditRecord CallerError CannotSave Capabilities Checkpoint CheckpointNotFound Cut
+    DiskFull Event ExecBytes ExecResult ExecTimeout Exited Exported FileChange FileEntry FileError FileStat Files
+    Finding Gap GuestProtocolError ImageStore ImageUnavailable InvalidRequest LaunchFailed Limits Match NetworkPolicy
+    Output PathDenied PathExists PathIsDirectory PathNotDirectory PathNotFound PortRefused Preview Process ProcessInfo
     ProcessNotFound Runtime RuntimeUnavailable Sandbox SandboxAsleep SandboxDied SandboxError SandboxExists
     SandboxInfo SandboxNotFound Secret Settings Shelf StorageInfo SystemProcess Unenforceable Usage open
-    """.split()
+""".split()
     assert sorted(atoll.__all__) == sorted(names)
     for name in names:
         assert getattr(atoll, name) is not None

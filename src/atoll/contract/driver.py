@@ -200,6 +200,10 @@ class Driver(Protocol):
         """
         ...
 
+    def loses_waiting(self) -> bool:
+        """Whether `save` fails, and the sandbox ends, if a process waits for a TCP socket with `epoll`."""
+        ...
+
     def last_used(self, directory: Path) -> tuple[datetime | None, bool]:
         """When the sandbox was last started or asked something, to about a second.
 

@@ -89,6 +89,12 @@ class SandboxAsleep(CallerError):
     code = "sandbox_asleep"
 
 
+class CannotSave(CallerError):
+    """Its processes cannot be written to disk as they are. They go on."""
+
+    code = "cannot_save"
+
+
 class CheckpointNotFound(CallerError, LookupError):
     code = "checkpoint_not_found"
 

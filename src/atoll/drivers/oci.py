@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import mmap
 import os
 import re
 import resource
@@ -59,6 +60,7 @@ can be made of that, but a bound: a sandbox that reaches it ends, before the mac
 _OF_A_RUN = ("in", "out", "sock", "pid", ".pid", "ended", "runtime.log", "keeper.log")
 """What a start leaves in a sandbox's directory, and the next one makes anew. `.pid` is runc's, if it is killed."""
 _SAVE_S = 600
+_WAITERS = b"endpoint still has waiters upon save"
 """How long gigabytes may take to be written, or a million files to be removed."""
 _PACKAGES = {"crun": "crun", "runc": "runc", "runsc": "runsc"}
 
@@ -477,6 +479,15 @@ class OciDriver:
         self._require_freezer()
         async with frozen(directory, "hold"):
             yield
+
+    def loses_waiting(self) -> bool:
+        return self._name == "runsc" and self._refuses_waiters
+
+    @cached_property
+    def _refuses_waiters(self) -> bool:
+        """gVisor did until 2023 or so. Whether this one does, what it would say tells."""
+        with open(self._program, "rb") as program, mmap.mmap(program.fileno(), 0, access=mmap.ACCESS_READ) as text:
+            return text.find(_WAITERS) >= 0
 
     async def save(self, id: str, directory: Path, image: Path, *, lock: int) -> None:
         await self.remove(image)  # gVisor takes no directory that a save before has used

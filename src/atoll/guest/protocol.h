@@ -103,6 +103,7 @@ enum tag {
     TAG_ACTION = 9,       /* i */
     TAG_PAUSE_MS = 10,    /* i */
     TAG_IDLE = 11,        /* i */
+    TAG_WAITING = 12,     /* i */
     TAG_ARGV = 20,        /* s, repeated */
     TAG_SHELL = 21,       /* s */
     TAG_ENV = 22,         /* s, repeated */

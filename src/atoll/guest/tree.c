@@ -338,8 +338,85 @@ static void pack_command(struct pack *record, const struct process *process)
     pack_bytes(record, TAG_COMMAND, command, (size_t)size);
 }
 
+/* The inodes of all TCP sockets. */
+struct sockets {
+    uint64_t *at;
+    size_t count;
+};
+
+/* A line of the table: its tenth word is an inode, but for the heading's. */
+static void take_socket(const char *line, struct sockets *sockets)
+{
+    for (int word = 1; word < 10; word++) {
+        line += strspn(line, " ");
+        line += strcspn(line, " ");
+    }
+    char *end;
+    uint64_t inode = strtoull(line, &end, 10);
+    uint64_t *grown = end == line ? NULL : realloc(sockets->at, (sockets->count + 1) * sizeof *grown);
+    if (!grown)
+        return;
+    sockets->at = grown;
+    sockets->at[sockets->count++] = inode;
+}
+
+static void read_sockets(const char *path, struct sockets *sockets)
+{
+    char text[4096];
+    size_t held = 0;
+    ssize_t size;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    while (fd >= 0 && (size = read(fd, text + held, sizeof text - 1 - held)) > 0) {
+        held += (size_t)size;
+        text[held] = 0;
+        char *line = text, *end;
+        for (; (end = strchr(line, '\n')); line = end + 1) {
+            *end = 0;
+            take_socket(line, sockets);
+        }
+        held = strlen(line);
+        memmove(text, line, held);
+    }
+    if (fd >= 0)
+        close(fd);
+}
+
+static bool is_among(const struct sockets *sockets, uint64_t inode)
+{
+    for (size_t i = 0; i < sockets->count; i++)
+        if (sockets->at[i] == inode)
+            return true;
+    return false;
+}
+
+/* Whether a process has one of the sockets, and something to wait for it with. */
+static bool may_wait(pid_t pid, const struct sockets *sockets)
+{
+    char path[40];
+    bool polls = false, has_socket = false;
+    snprintf(path, sizeof path, "/proc/%d/fd", pid);
+    DIR *list = opendir(path);
+    struct dirent *entry;
+    while (list && !(polls && has_socket) && (entry = readdir(list))) {
+        char target[64] = "";
+        if (readlinkat(dirfd(list), entry->d_name, target, sizeof target - 1) <= 0)
+            continue;
+        polls |= !strcmp(target, "anon_inode:[eventpoll]");
+        has_socket |= !strncmp(target, "socket:[", 8) && is_among(sockets, strtoull(target + 8, NULL, 10));
+    }
+    if (list)
+        closedir(list);
+    return polls && has_socket;
+}
+
 static int run_ps(struct job *job)
 {
+    bool waiting = fields_int(job->fields, TAG_WAITING, 0) == 1;
+    struct sockets sockets = {0};
+    if (waiting) {
+        read_sockets("/proc/net/tcp", &sockets);
+        read_sockets("/proc/net/tcp6", &sockets);
+    }
     struct census census = {0};
     int64_t boot = boot_time_us(), tick_us = 1000000 / sysconf(_SC_CLK_TCK), page = sysconf(_SC_PAGESIZE);
     if (!take_census(&census))
@@ -350,6 +427,8 @@ static int run_ps(struct job *job)
         struct stat status;
         snprintf(path, sizeof path, "/proc/%d", process->pid);
         if (process->pid == getpid() || stat(path, &status) < 0)
+            continue;
+        if (waiting && (process->pid == 1 || !may_wait(process->pid, &sockets)))
             continue;
         job_begin_record(job);
         pack_int(&job->record, TAG_PID, process->pid);

@@ -40,6 +40,7 @@ from atoll.contract.model import (
     SandboxInfo,
     SandboxSpec,
     Shelf,
+    SystemProcess,
     Usage,
     check_name,
 )
@@ -120,7 +121,7 @@ class Runtime:
         self._drivers: dict[RuntimeName, oci.OciDriver] | None = None
         self._layers = Layers(records.state_dir)
         self._checkpoints = Checkpoints(records.state_dir)
-        self._life = Life(records, self._layers, self._checkpoints, self._choose)
+        self._life = Life(records, self._layers, self._checkpoints, self._choose, self._waiting)
         self._vault = Vault(records.state_dir, settings.secrets_key)
         self._open: dict[str, Sandbox] = {}
         self._current: dict[str, Manifest] = {}
@@ -428,6 +429,10 @@ class Runtime:
     def _spec_of(self, id: str) -> SandboxSpec | None:
         manifest = self._records.read(id)
         return manifest.spec if manifest else None
+
+    async def _waiting(self, manifest: Manifest) -> Sequence[SystemProcess]:
+        sandbox = self._open.get(manifest.id) or self._sandbox(manifest, self._choose(manifest.runtime))
+        return await sandbox.waiting()
 
     def _oom_kills(self, id: str, driver: Driver) -> int | None:
         manifest = self._current.get(id)

@@ -24,7 +24,7 @@ import logging
 import os
 import shutil
 import stat
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -35,6 +35,7 @@ import anyio.to_thread
 
 from atoll.contract.driver import Driver, Launch, Layer, Memory
 from atoll.contract.errors import (
+    CannotSave,
     CheckpointNotFound,
     InvalidRequest,
     LaunchFailed,
@@ -42,12 +43,14 @@ from atoll.contract.errors import (
     SandboxDied,
     SandboxError,
 )
-from atoll.contract.model import Checkpoint, RuntimeName
+from atoll.contract.model import Checkpoint, RuntimeName, SystemProcess
 from atoll.contract.network import Indexes, NetworkPolicy
 from atoll.runtime.checkpoints import CheckpointRecord, Checkpoints
 from atoll.runtime.layers import FLATTEN_AT, MOST_LAYERS, Layers, Sealed
 from atoll.runtime.records import Manifest, Records, now
 
+_ANSWER_S = 10
+"""How long a sandbox may take to say who waits in it."""
 _END_S = 10
 """How long a sandbox whose processes have been written to disk may take to end."""
 _log = logging.getLogger(__name__)
@@ -67,11 +70,14 @@ class Life:
         layers: Layers,
         checkpoints: Checkpoints,
         choose: Callable[[RuntimeName | None], Driver],
+        waiting: Callable[[Manifest], Awaitable[Sequence[SystemProcess]]],
     ) -> None:
         self._records = records
         self._layers = layers
         self._checkpoints = checkpoints
         self._choose = choose
+        self._waiting = waiting
+        """Who in a sandbox waits for sockets, in a way that some runtimes cannot write to disk."""
 
     async def start(
         self, manifest: Manifest, driver: Driver, memory: Memory | None = None, *, until_it_answers: bool = False
@@ -216,6 +222,7 @@ class Life:
         image: Path | None = None,
     ) -> None:
         """Write its processes to `image`, or to a place of its own, and end them. The manifest names it before that."""
+        await self._require_savable(manifest, driver)
         directory = self._records.directory(manifest.id)
         self._records.adopt(manifest.id)
         asleep = self._write(manifest, state=state, memory=str(image or f"memory-{manifest.run}"))
@@ -228,8 +235,28 @@ class Life:
             raise
         await driver.stop(manifest.run_id, directory)
 
+    async def _require_savable(self, manifest: Manifest, driver: Driver) -> None:
+        """
+        Raises:
+            CannotSave: the runtime would lose the processes in trying.
+        """
+        if not driver.loses_waiting():
+            return
+        waiting: Sequence[SystemProcess] = ()
+        with contextlib.suppress(SandboxError), anyio.move_on_after(_ANSWER_S):  # who cannot say is taken at its best
+            waiting = await self._waiting(manifest)
+        if waiting:
+            shown = ", ".join(f"{process.pid} ({process.command[:60]})" for process in waiting[:3])
+            raise CannotSave(
+                f"this version of {driver.name} cannot write processes to disk that wait for connections with epoll, "
+                f"as these may: {shown}",
+                hint="end them first, let the sandbox sleep in memory (warm), or install a newer runtime",
+            )
+
     async def sleep_unused(self, id: str, after: timedelta) -> bool:
-        """Put it to sleep, cold, if nobody has used it for so long. Returns whether it was.
+        """Put it to sleep if nobody has used it for so long, cold unless that would lose its processes, else warm.
+
+        Returns whether it was.
 
         Who begins to use it in this very moment waits until it is known, and then finds it asleep or as it was.
         """
@@ -254,7 +281,12 @@ class Life:
                 if not driver.capabilities.memory_checkpoint:
                     await self._end(manifest, driver, "cold")
                     return True
-            await self._save(manifest, driver, lock, "cold")
+            try:
+                await self._save(manifest, driver, lock, "cold")
+            except CannotSave:
+                if not driver.capabilities.freeze:
+                    raise
+                await driver.freeze(directory)
             return True
 
     async def freeze(self, id: str) -> None:

@@ -320,6 +320,10 @@ class Sandbox:
         """All processes in the sandbox."""
         return await self._collect(Op.PS, _system_process)
 
+    async def waiting(self) -> list[SystemProcess]:
+        """The processes that have a TCP socket and may wait for it with `epoll`."""
+        return await self._collect(Op.PS, _system_process, encode_fields(((Tag.WAITING, 1),)))
+
     async def kill(self, process_id: int, signal: int = signals.SIGKILL, *, tree: bool = True) -> None:
         """Send a signal to a spawned process, with `tree` to every process that it started as well.
 
@@ -642,8 +646,8 @@ class Sandbox:
             read_end(result, request.command, request.cwd, request.user)
             raise GuestProtocolError("the guest said that a process ended that it had not said was started")
 
-    async def _collect(self, op: Op, read: Callable[[Fields], _Found]) -> list[_Found]:
-        async with await self._open(op, b"") as stream:
+    async def _collect(self, op: Op, read: Callable[[Fields], _Found], fields: bytes = b"") -> list[_Found]:
+        async with await self._open(op, fields) as stream:
             try:
                 found = await stream.collect(read, ENTRY_LIMIT)
             except TooMuch as error:

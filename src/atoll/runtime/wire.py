@@ -119,6 +119,7 @@ class Tag(IntEnum):
     ACTION = 9
     PAUSE_MS = 10
     IDLE = 11
+    WAITING = 12
     ARGV = 20
     SHELL = 21
     ENV = 22
