@@ -11,7 +11,7 @@ import pytest
 from anyio.abc import ByteStream
 
 from atoll.contract.network import Indexes
-from atoll.runtime.egress import Dial, TakeOver
+from atoll.runtime.egress import Dial, Outside, TakeOver
 from atoll.runtime.hops import Headers
 from tests.egress.world import SITE, World, everything, proxied, serving
 from tests.waiting import eventually
@@ -126,6 +126,16 @@ async def test_a_connection_that_does_not_come_about_is_told_and_written_down(wo
         assert b"HTTP/1.1 502 Bad Gateway: it is not known where gone.test is" in await proxy.tunnel("gone.test:443")
         assert b"cannot be connected to: Connection refused" in await proxy.tunnel("example.com:444")
         assert [(r.verdict, r.address) for r in proxy.records()] == [("failed", None), ("failed", SITE)]
+
+
+async def test_names_are_resolved_and_addresses_dialled_as_this_machine_does(world: World, tmp_path: Path) -> None:
+    port = world.servers[("*", 443)]
+    world.outside = Outside()
+    async with proxied(world, tmp_path, "localhost", f"127.0.0.1:{port}", "127.0.0.1:9") as proxy:
+        assert await proxy.socks("localhost", port) == 0
+        assert await proxy.socks("127.0.0.1", port) == 0
+        assert b"127.0.0.1 cannot be connected to: Connection refused" in await proxy.tunnel("127.0.0.1:9")
+        assert await proxy.socks("127.0.0.1", 9) == 5
 
 
 async def test_the_next_address_is_tried_when_one_does_not_answer(world: World, tmp_path: Path) -> None:

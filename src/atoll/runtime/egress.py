@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import secrets
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
@@ -24,7 +25,7 @@ from typing import Literal, Protocol
 import anyio
 import anyio.to_thread
 import h11
-from anyio.abc import ByteStream
+from anyio.abc import ByteStream, SocketStream
 from anyio.streams.buffered import BufferedByteStream
 
 from atoll.contract.errors import InvalidRequest
@@ -92,12 +93,25 @@ async def resolve(name: str) -> Sequence[Address]:
 
 
 async def dial(address: Address, port: int) -> ByteStream:
-    """Connect.
+    """Connect. As `anyio.connect_tcp`, which takes twice the time for being prepared for names.
 
     Raises:
         OSError: it cannot be.
     """
-    return await anyio.connect_tcp(str(address), port)
+    with contextlib.ExitStack() as stack:
+        family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
+        made = stack.enter_context(socket.socket(family, socket.SOCK_STREAM))
+        made.setblocking(False)
+        error = made.connect_ex((str(address), port))
+        if error == errno.EINPROGRESS:
+            await anyio.wait_writable(made)
+            error = made.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if error:
+            raise OSError(error, os.strerror(error))
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        stream = await SocketStream.from_socket(made)
+        stack.pop_all()
+        return stream
 
 
 @dataclass(frozen=True)
@@ -283,9 +297,8 @@ class Proxy:
             except TimeoutError:
                 refused = _Refused(504, f"{where} did not answer within {DIAL_S:g} s", 4, "failed")
             except OSError as error:
-                cause = error if error.errno else error.__cause__  # anyio puts the last one there
-                number, why = getattr(cause, "errno", None) or 0, getattr(cause, "strerror", None) or "it failed"
-                refused = _Refused(502, f"{where} cannot be connected to: {why}", _SOCKS_CODES.get(number, 1), "failed")
+                code = _SOCKS_CODES.get(error.errno or 0, 1)
+                refused = _Refused(502, f"{where} cannot be connected to: {error.strerror or error}", code, "failed")
         attempt.refuse(refused)  # also for who takes the connection over, and tells the client itself
         raise refused
 

@@ -43,6 +43,7 @@ _HIGH_WATER_BYTES = 1024 * 1024
 _EVENT_BYTES = 4096  # far above any; what nobody has taken is kept
 _LAST_NUMBER = 2**20 - 1  # the keeper has the other bits for itself
 _DATA = int(FrameType.DATA)
+_CONNECTS = frozenset({Op.DIAL, Op.ACCEPT})  # nothing is sent before there is a connection
 
 
 class Opener(Protocol):
@@ -186,7 +187,7 @@ class Link:
         stream = Stream(self, number, window, receive=receive, send=send, apart=apart, sink=sink)
         self._streams[number] = stream
         frame = encode_frame(FrameType.OPEN, number, payload)
-        if stream.sends:
+        if stream.sends and op not in _CONNECTS:
             self.post(frame)  # and so goes out together with what is sent next
         else:
             self.post_now(frame)

@@ -62,6 +62,7 @@ _BLOCKS: tuple[tuple[str, str], ...] = (
 SPECIAL: tuple[tuple[Network, str], ...] = tuple((ip_network(block), kind) for block, kind in _BLOCKS)
 """Addresses that are not of the public internet, and what they are. The first that holds an address is what counts."""
 
+_SPANS = tuple((block.version, int(block[0]), int(block[-1]), block, kind) for block, kind in SPECIAL)
 _NAT64 = IPv6Network("64:ff9b::/96")
 _NOT_FOR_INDEXES = frozenset({"metadata", "link-local", "unspecified", "broadcast", "multicast"})
 """Where no package index can be, whatever its name resolves to."""
@@ -71,8 +72,9 @@ def special(address: Address) -> tuple[Network, str] | None:
     """The block of special addresses that `address` is in, and what these are. None: it is a public one."""
     if isinstance(address, IPv6Address) and address in _NAT64:
         address = plain(IPv6Address((0xFFFF << 32) | (int(address) & 0xFFFF_FFFF)))  # who translates goes there
-    for block, kind in SPECIAL:
-        if address in block:
+    version, number = address.version, int(address)
+    for of, first, last, block, kind in _SPANS:
+        if of == version and first <= number <= last:
             return block, kind
     return None
 
@@ -124,18 +126,19 @@ class Gate:
     def _judge(self, address: Address, port: int, *, named: bool, by_indexes: bool) -> Refusal | None:
         """`named` says that a rule covers the name that it came from, `by_indexes` that one of the indexes' does."""
         block = special(address)
-        missing = str(Rule(network=ip_network(address), ports=(port, port)))
         if block is None:
             if named or by_indexes or self._any(port) or _covers(self._rules, address, port):
                 return None
-            return Refusal(f"{_shown(address)}:{port} is not allowed", missing, address)
+            return Refusal(f"{_shown(address)}:{port} is not allowed", _naming(address, port), address)
         if by_indexes and block[1] not in _NOT_FOR_INDEXES:
             return None
         for rule in self._rules:
             if rule.covers_port(port) and rule.covers_address(address) and _within(rule.network, block[0]):
                 return None
         return Refusal(
-            f"{address} is a {block[1]} address, which has to be named by a rule of its own", missing, address
+            f"{address} is a {block[1]} address, which has to be named by a rule of its own",
+            _naming(address, port),
+            address,
         )
 
     def _any(self, port: int) -> bool:
@@ -157,6 +160,10 @@ def _within(network: Network | None, block: Network) -> bool:
     if network.version == block.version:
         return network.subnet_of(block)  # type: ignore[arg-type] # of one version, which mypy cannot know
     return network.version == 6 and network.prefixlen >= 96 + block.prefixlen
+
+
+def _naming(address: Address, port: int) -> str:
+    return str(Rule(network=ip_network(address), ports=(port, port)))
 
 
 def _shown(address: Address) -> str:
