@@ -178,11 +178,9 @@ class Chaos:
     async def _check_whole(self, runtime: atoll.Runtime) -> None:
         """All checkpoints can be forked and gone back to, and what is left then is somebody's."""
         model = self._model
+        stranger = await runtime.create("proof", runtime="crun")  # a checkpoint can be asked of any sandbox
         for number, (id, checkpoint) in enumerate(sorted(model.checkpoints.items())):
-            if checkpoint.sandbox in model.sandboxes and number % 2:
-                source = checkpoint.sandbox
-            else:
-                source = min(model.sandboxes)
+            source = checkpoint.sandbox if checkpoint.sandbox in model.sandboxes and number % 2 else stranger.name
             (fork,) = await runtime.fork(source, checkpoint=id, names=[f"proof-{number}"])
             files = await read_files(fork, list(checkpoint.files.values()))
             if files != checkpoint.files:
@@ -196,6 +194,7 @@ class Chaos:
             if (await fork.exec("hostname")).stdout.strip() != fork.name:
                 raise Broken(f"the fork {fork.name} has the hostname of another")
             await fork.destroy()
+        await stranger.destroy()
         await runtime.gc()
         await self._nothing_is_nobodys()
 
