@@ -49,6 +49,7 @@ for _number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "core: what also runs as an ordinary user, with and without a range of ids")
+    config.addinivalue_line("markers", "proves(*fields): the fields of tools' schemas that a test is about")
     config.addinivalue_line("markers", "rootless: only means something as an ordinary user")
 
 

@@ -149,6 +149,11 @@ class Runtime:
             self._ports = Previews(self._tasks, self._settings.preview_address())
         return self._ports
 
+    @property
+    def default_image(self) -> str:
+        """The image of sandboxes that do not name one."""
+        return self._settings.image
+
     def drivers(self) -> Mapping[RuntimeName, Driver]:
         """The runtimes that can be used on this machine, fastest first."""
         if self._drivers is None:

@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from atoll.runtime.imagefetch import Progress
     from atoll.runtime.outlet import Outlet
     from atoll.runtime.ports import Previews
+    from atoll.tools.tool import ToolSet
 
 OUTPUT_LIMIT_BYTES = 16 * 1024 * 1024
 LOGIN_SHELL = "if command -v bash >/dev/null 2>&1; then exec bash -l; else exec sh -l; fi"
@@ -463,6 +464,11 @@ class Sandbox:
     async def audit(self) -> list[AuditRecord]:
         """As `Runtime.audit`."""
         return await self._owner.audit(self.name)
+    def tools(self) -> ToolSet:
+        """The agent's tools bound to this sandbox, to be offered to a model."""
+        from atoll.tools.agent import sandbox_tools
+
+        return sandbox_tools(self)
 
     @property
     def _owner(self) -> Host:

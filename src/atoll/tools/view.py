@@ -1,0 +1,202 @@
+"""One sandbox as tools see it: paths from a directory on, text and what is none, and hints at what is near.
+
+Knows how a path that a model wrote is read, what a view that is scoped to a directory refuses, when bytes are text,
+and how the output of a command is shown. Refuses to know any tool: the vocabularies share this and nothing else.
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import mimetypes
+import posixpath
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from atoll.contract.errors import AtollError, ExecTimeout, InvalidRequest, PathDenied, PathNotFound
+from atoll.contract.model import Cut
+from atoll.runtime.sandbox import Sandbox
+from atoll.tools.tool import nearest
+
+HOME = "/home/user"
+TIMED_OUT = 124
+"""The exit code of a command that ran too long, as `timeout` gives it."""
+OUTPUT_LIMIT_BYTES = 64 * 1024
+"""What a model is shown of each stream of a command."""
+
+_NEIGHBOURS = 1000
+_SNIFFED = 8192
+_MAGIC = (
+    (b"\x89PNG\r\n\x1a\n", "image/png"),
+    (b"\xff\xd8\xff", "image/jpeg"),
+    (b"GIF8", "image/gif"),
+    (b"%PDF-", "application/pdf"),
+    (b"PK\x03\x04", "application/zip"),
+    (b"\x1f\x8b", "application/gzip"),
+    (b"\x28\xb5\x2f\xfd", "application/zstd"),
+    (b"\xfd7zXZ\x00", "application/x-xz"),
+    (b"BZh", "application/x-bzip2"),
+    (b"\x7fELF", "application/x-executable"),
+    (b"SQLite format 3\x00", "application/vnd.sqlite3"),
+    (b"\x00asm", "application/wasm"),
+)
+
+
+# ----------------------------------------------------------------------------------------------------------- paths
+
+
+@dataclass(frozen=True)
+class View:
+    """A sandbox, seen from a directory. With `scoped`, file tools see nothing outside of it.
+
+    A scope keeps work where it belongs. It is no wall: commands run in the same sandbox, as the same user.
+    """
+
+    sandbox: Sandbox
+    cwd: str = HOME
+    scoped: bool = False
+
+    def path(self, path: str) -> str:
+        """The absolute path that is meant.
+
+        Raises:
+            InvalidRequest: it is empty, or `~`, which nobody expands.
+            PathDenied: it leads out of the scope.
+        """
+        if not path:
+            raise InvalidRequest(f"the path is empty; '.' is {self.cwd}")
+        if path == "~" or path.startswith("~/"):
+            raise InvalidRequest(f"{path}: '~' is not expanded; the home is {HOME}, and './{path}' a file of that name")
+        joined = posixpath.join(self.cwd, path)
+        if not self.scoped:
+            return joined
+        # What is asked of the sandbox has to be what was judged: `..` behind a symlink leads elsewhere.
+        plain = posixpath.normpath(joined)
+        if plain != self.cwd and not plain.startswith(self.cwd.rstrip("/") + "/"):
+            raise PathDenied(f"{path}: outside of {self.cwd}, which is all that this session sees", number=1, path=path)
+        return plain
+
+    def place(self, path: str) -> tuple[str, str]:
+        """What two paths have in common that name the same file in other words: for taking turns."""
+        return self.sandbox.id, posixpath.normpath(posixpath.join(self.cwd, path))
+
+    def within(self, cwd: str | None) -> View:
+        """The same sandbox, scoped to a directory in this view.
+
+        Raises:
+            PathDenied: it leads out of this view.
+        """
+        return View(self.sandbox, posixpath.normpath(self.path(cwd or ".")), scoped=True)
+
+    @asynccontextmanager
+    async def hinting(self, path: str) -> AsyncIterator[None]:
+        """Add to the error about a path that is not there what is there instead."""
+        try:
+            yield
+        except PathNotFound as error:
+            raise PathNotFound(f"{error.message}{await self._near(path)}", number=error.errno or 2, path=path) from None
+
+    async def _near(self, path: str) -> str:
+        parent, name = posixpath.split(posixpath.normpath(path))
+        with contextlib.suppress(AtollError):
+            entries = await self.sandbox.files.glob("*", cwd=parent, hidden=True, limit=_NEIGHBOURS)
+            names = [entry.name for entry in entries]
+            if guess := nearest(name, names):
+                return guess
+            few = ", ".join(repr(each) for each in names[:8])
+            return f"; {parent} holds {few}{', …' if len(names) > 8 else ''}" if names else f"; {parent} is empty"
+        return f"; there is no directory {parent} either"
+
+
+# ------------------------------------------------------------------------------------------------------------ text
+
+
+def as_text(data: bytes, *, head: bool = True, tail: bool = True) -> str | None:
+    """`data` as text, or None where it is none. `head` and `tail` say whether it begins and ends where a text does:
+    where not, up to three bytes of a character that was torn there are dropped."""
+    data = whole(data, head=head, tail=tail)
+    if b"\0" in data:
+        return None
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def whole(data: bytes, *, head: bool = True, tail: bool = True) -> bytes:
+    """`data` without the parts of characters that were torn at its ends."""
+    if not head:
+        skip = 0
+        while skip < min(3, len(data)) and data[skip] & 0xC0 == 0x80:
+            skip += 1
+        data = data[skip:]
+    if not tail:
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        decoder.decode(data[-4:])
+        data = data[: len(data) - len(decoder.getstate()[0])]
+    return data
+
+
+def media_type(data: bytes, name: str = "") -> str:
+    """What bytes that are no text are, by how they begin or, failing that, by the name of their file."""
+    for magic, kind in _MAGIC:
+        if data.startswith(magic):
+            return kind
+    return mimetypes.guess_type(name)[0] or "application/octet-stream"
+
+
+# ----------------------------------------------------------------------------------------------------------- output
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A command that has ended, and its output as a model is shown it."""
+
+    stdout: str
+    stderr: str
+    exit_code: int
+    duration_s: float
+
+
+async def run(sandbox: Sandbox, command: str, *, cwd: str | None, timeout_s: float) -> Ran:
+    """Run a line for the shell. A time-out is exit code 124, with what was printed until then.
+
+    Raises:
+        PathNotFound, PathNotDirectory, PathDenied: `cwd` cannot be used.
+        and what `Sandbox.exec` raises besides.
+    """
+    try:
+        done = await sandbox.exec_bytes(command, cwd=cwd, timeout_s=timeout_s, output_limit_bytes=OUTPUT_LIMIT_BYTES)
+    except ExecTimeout as error:
+        note = f"[killed with all that it started: it did not end within {timeout_s:g} s]"
+        return Ran(
+            shown(error.result.stdout.encode(), None),
+            after(shown(error.result.stderr.encode(), None), note),
+            TIMED_OUT,
+            error.result.duration_s,
+        )
+    stderr = shown(done.stderr, done.stderr_cut)
+    if done.out_of_memory:
+        stderr = after(stderr, OUT_OF_MEMORY)
+    return Ran(shown(done.stdout, done.stdout_cut), stderr, done.exit_code, done.duration_s)
+
+
+OUT_OF_MEMORY = "[killed: the sandbox's memory limit was reached]"
+
+
+def after(text: str, note: str) -> str:
+    """`text`, and a note on a line of its own."""
+    return f"{text}{'' if not text or text.endswith(chr(10)) else chr(10)}{note}"
+
+
+def shown(data: bytes, cut: Cut | None) -> str:
+    """The output of a command as text. What is no text is told instead, with its size."""
+    if b"\0" in data:
+        total = len(data) if cut is None else cut.total
+        return f"[binary output, {total} bytes, {media_type(data)}: not shown; send it to a file to keep it]"
+    if cut is None:
+        return data.decode("utf-8", "replace")
+    head, tail = whole(data[: cut.start], tail=False), whole(data[cut.start :], head=False)
+    note = f"[{cut.bytes} of {cut.total} bytes left out here: send output to a file and read it in parts]"
+    return f"{after(head.decode('utf-8', 'replace'), note)}\n{tail.decode('utf-8', 'replace')}"

@@ -1,0 +1,390 @@
+"""The agent's tools on real sandboxes: every field does what its schema says."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import urllib.parse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+import anyio.to_thread
+import pytest
+
+from atoll import Runtime
+from atoll.tools import agent
+from atoll.tools.tool import ToolSet
+from tests.waiting import eventually
+
+if TYPE_CHECKING:
+    from atoll.runtime.pool import Pool
+    from tests.tools.conftest import Caller
+
+
+@pytest.fixture(scope="module")
+def tools(pool: Pool) -> ToolSet:
+    return pool.tools()
+
+
+# -------------------------------------------------------------------------------------------------------------- shell
+
+
+@pytest.mark.proves("shell.command", "shell.sandbox", "shell->stdout", "shell->stderr", "shell->exit_code")
+async def test_a_command_gives_both_streams_and_its_exit_code(call: Caller, tools: ToolSet) -> None:
+    assert await call(tools, "shell", command="echo out; echo err >&2; exit 3") == {
+        "stdout": "out\n",
+        "stderr": "err\n",
+        "exit_code": 3,
+    }
+    assert (await call(tools, "shell", command="hostname", sandbox="other"))["stdout"] == "tools.other\n"
+    assert (await call(tools, "shell", command="hostname", sandbox="default"))["stdout"] == "tools.default\n"
+
+
+@pytest.mark.proves("shell.timeout_ms", "shell->exit_code")
+async def test_a_command_that_takes_too_long_is_killed_and_its_output_kept(call: Caller, tools: ToolSet) -> None:
+    ended = await call(tools, "shell", command="echo begun; (sleep 31537202 &) ; sleep 31537201", timeout_ms=300)
+    assert ended["exit_code"] == 124
+    assert ended["stdout"] == "begun\n"
+    assert "did not end within 0.3 s" in ended["stderr"]
+    assert (await call(tools, "shell", command="ps ax | grep -c '[3]153720'"))["stdout"] == "0\n"
+    assert (await call(tools, "shell", command="sleep 0.4; echo done", timeout_ms=20_000))["stdout"] == "done\n"
+    assert tools["shell"].input_schema()["properties"]["timeout_ms"]["default"] == 30000
+
+
+@pytest.mark.proves("shell.working_dir")
+async def test_a_command_runs_where_it_is_told(call: Caller, tools: ToolSet) -> None:
+    assert (await call(tools, "shell", command="pwd"))["stdout"] == "/home/user\n"
+    assert (await call(tools, "shell", command="pwd", working_dir="/tmp"))["stdout"] == "/tmp\n"
+    await call(tools, "shell", command="mkdir -p project/src")
+    assert (await call(tools, "shell", command="pwd", working_dir="project"))["stdout"] == "/home/user/project\n"
+    said = await call.error(tools, "shell", command="pwd", working_dir="/home/user/projct")
+    assert "did you mean 'project'?" in said
+
+
+async def test_output_is_cut_in_the_middle_and_says_so(call: Caller, tools: ToolSet) -> None:
+    ended = await call(tools, "shell", command="seq 100000")
+    assert len(ended["stdout"]) < 70_000
+    assert ended["stdout"].startswith("1\n2\n")
+    assert ended["stdout"].endswith("99999\n100000\n")
+    assert "of 588895 bytes left out here" in ended["stdout"]
+    ended = await call(tools, "shell", command="head -c 3000 /dev/zero; printf 'ä\\377' >&2")
+    assert ended["stdout"].startswith("[binary output, 3000 bytes")
+    assert ended["stderr"] == "ä\ufffd"
+
+
+# -------------------------------------------------------------------------------------------------------------- files
+
+
+@pytest.mark.proves(
+    "write_file.path", "write_file.content", "write_file.append", "write_file.sandbox",
+    "write_file->ok", "write_file->size", "read_file.path", "read_file.sandbox", "read_file->content",
+    "read_file->size",
+)  # fmt: skip
+async def test_what_is_written_is_read(call: Caller, tools: ToolSet) -> None:
+    assert await call(tools, "write_file", path="new/notes", content="äh\r\n") == {"ok": True, "size": 5}
+    assert await call(tools, "write_file", path="/home/user/new/notes", content="more", append=True) == {
+        "ok": True,
+        "size": 9,
+    }
+    assert await call(tools, "read_file", path="new/notes") == {"content": "äh\r\nmore", "size": 9}
+    assert await call(tools, "write_file", path="new/notes", content="other", sandbox="other") == {
+        "ok": True,
+        "size": 5,
+    }
+    assert await call(tools, "read_file", path="new/notes", sandbox="other") == {"content": "other", "size": 5}
+    assert (await call(tools, "read_file", path="new/notes", sandbox="default"))["size"] == 9
+    assert await call(tools, "write_file", path="new/notes", content="") == {"ok": True, "size": 0}
+    assert await call(tools, "read_file", path="new/notes") == {"content": "", "size": 0}
+
+
+@pytest.mark.proves("read_file.offset", "read_file.limit", "read_file->next_offset")
+async def test_a_file_is_read_in_parts_without_tearing_characters(call: Caller, tools: ToolSet) -> None:
+    text = "aé€😀" * 100
+    await call(tools, "write_file", path="parts", content=text)
+    for limit in (4, 5, 7, 64, 999, 1000, 1001):
+        offset, parts = 0, []
+        while True:
+            part = await call(tools, "read_file", path="parts", offset=offset, limit=limit)
+            assert part["size"] == 1000
+            assert len(part["content"].encode()) <= limit
+            parts.append(part["content"])
+            if "next_offset" not in part:
+                break
+            offset = part["next_offset"]
+        assert "".join(parts) == text
+    assert await call(tools, "read_file", path="parts", offset=5000) == {"content": "", "size": 1000}
+    assert "at least 4 bytes" in await call.error(tools, "read_file", path="parts", offset=6, limit=1)
+    assert (await call(tools, "read_file", path="parts", offset=7, limit=3))["content"] == ""  # the rest of a 😀
+
+
+@pytest.mark.proves("read_file->binary")
+async def test_what_is_no_text_is_told_with_its_size_and_type(call: Caller, tools: ToolSet, pool: Pool) -> None:
+    files = (await pool.get()).files
+    for name, data, kind in (
+        ("picture", b"\x89PNG\r\n\x1a\n" + bytes(100), "image/png"),
+        ("song.mp3", b"\xff\xfb" + bytes(100), "audio/mpeg"),
+        ("latin", "Grüße".encode("latin-1"), "application/octet-stream"),
+    ):
+        await files.write_bytes(name, data)
+        assert await call(tools, "read_file", path=name) == {"content": "", "size": len(data), "binary": kind}
+
+
+async def test_a_path_that_is_not_there_is_told_with_the_nearest(call: Caller, tools: ToolSet) -> None:
+    await call(tools, "write_file", path="dir/settings.toml", content="")
+    assert "did you mean 'settings.toml'?" in await call.error(tools, "read_file", path="dir/setings.toml")
+    assert "holds 'settings.toml'" in await call.error(tools, "read_file", path="dir/qqq")
+    assert "no directory /home/user/nowhere" in await call.error(tools, "read_file", path="nowhere/x")
+    assert "'~' is not expanded" in await call.error(tools, "write_file", path="~/x", content="")
+    assert "directory" in await call.error(tools, "read_file", path="/home/user")
+    assert "permission denied" in await call.error(tools, "write_file", path="/etc/x", content="")
+    assert "NUL" in await call.error(tools, "read_file", path="a\0b")
+
+
+@pytest.mark.proves("glob.pattern", "glob.cwd", "glob.sandbox", "glob->files")
+async def test_files_are_found_by_pattern(call: Caller, tools: ToolSet) -> None:
+    await call(tools, "shell", command="mkdir -p g/h; touch g/a.py g/h/b.py g/c.txt g/.d.py g/$(printf 'x\\377').py")
+    found = await call(tools, "glob", pattern="g/**/*.py")
+    assert sorted(found["files"]) == ["g/a.py", "g/h/b.py", "g/x\\xff.py"]
+    assert await call(tools, "glob", pattern="*.txt", cwd="/home/user/g") == {"files": ["c.txt"]}
+    assert await call(tools, "glob", pattern="*.txt", cwd="g", sandbox="default") == {"files": ["c.txt"]}
+    assert "no sandbox 'oter'" in await call.error(tools, "glob", pattern="*", sandbox="oter")
+    assert tools["glob"].input_schema()["properties"]["cwd"]["default"] == "/home/user"
+
+
+async def test_writes_to_one_file_keep_their_order(call: Caller, tools: ToolSet) -> None:
+    calls = [("write_file", {"path": path, "content": f"{n}\n", "append": n > 0})
+             for n, path in enumerate(["log", "./log", "/home/user/log", "x/../log"] * 5)]  # fmt: skip
+    results = await tools.handle_batch([*calls, ("read_file", {"path": "log"})])
+    assert not any(result.is_error for result in results)
+    assert json.loads(results[-1].text)["content"] == "".join(f"{n}\n" for n in range(20))
+
+
+# ------------------------------------------------------------------------------------------------------------ browse
+
+
+@pytest.mark.proves("browse.port", "browse.sandbox", "browse->url")
+async def test_a_server_inside_can_be_reached_with_the_url(call: Caller, tools: ToolSet) -> None:
+    await call(tools, "write_file", path="site/index.html", content="hello from inside")
+    start = "cd site; nohup python3 -m http.server 8123 --bind 127.0.0.1 >/dev/null 2>&1 &"
+    await call(tools, "shell", command=start)
+    found = await call(tools, "browse", port=8123, sandbox="default")
+    assert await anyio.to_thread.run_sync(fetch, found["url"]) == "hello from inside"
+
+
+def fetch(url: str) -> str:
+    """As a browser does: names below `.localhost` are this machine, and cookies are kept."""
+    parts = urllib.parse.urlsplit(url)
+    where, headers = f"{parts.path}?{parts.query}", {"Host": parts.netloc}
+    while True:
+        connection = http.client.HTTPConnection("127.0.0.1", parts.port, timeout=10)
+        connection.request("GET", where, headers=headers)
+        answer = connection.getresponse()
+        body = answer.read().decode()
+        connection.close()
+        if answer.status != 303:
+            return body
+        where = answer.headers["Location"]
+        headers["Cookie"] = answer.headers["Set-Cookie"].partition(";")[0]
+
+
+async def test_a_port_that_nobody_listens_on_is_told(
+    call: Caller, tools: ToolSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent, "LISTEN_WAIT_S", 0.2)
+    assert "start the server in the background" in await call.error(tools, "browse", port=9)
+
+
+# -------------------------------------------------------------------------------------------------------- sandboxes
+
+
+@pytest.mark.proves(
+    "sandbox_create.sandbox", "sandbox_create->sandbox", "sandbox_create->created",
+    "sandbox_list->sandboxes",
+)  # fmt: skip
+async def test_sandboxes_are_made_once_and_listed(call: Caller, tools: ToolSet, pool: Pool) -> None:
+    assert await call(tools, "sandbox_create", sandbox="made") == {"sandbox": "made", "created": True}
+    assert await call(tools, "sandbox_create", sandbox="made", image="host") == {"sandbox": "made", "created": False}
+    said = await call.error(tools, "sandbox_create", sandbox="made", image="python:3.12")
+    assert "made from 'host'" in said
+    listed = {each["name"]: each for each in (await call(tools, "sandbox_list"))["sandboxes"]}
+    assert listed["made"] == {"name": "made", "image": "host", "status": "running"}
+    await (await pool.find("made")).sleep()
+    listed = {each["name"]: each for each in (await call(tools, "sandbox_list"))["sandboxes"]}
+    assert listed["made"]["status"] == "sleeping"
+    assert "allowed are" in await call.error(tools, "sandbox_create", sandbox="../x")
+    await pool.destroy("made")
+
+
+@pytest.mark.proves("sandbox_create.image", "sandbox_list->sandboxes")
+async def test_a_sandbox_is_made_from_the_image_that_is_named_or_the_pools_own(
+    call: Caller, host: Runtime, tmp_path: Path
+) -> None:
+    (tmp_path / "marked").write_text("by the operator")
+    own = f"dir:{tmp_path}"
+    async with host.pool("imaged", image=own) as pool:
+        tools = pool.tools()
+        await call(tools, "sandbox_create", sandbox="a")
+        await call(tools, "sandbox_create", sandbox="b", image="host")
+        assert (await call(tools, "read_file", sandbox="a", path="/marked"))["content"] == "by the operator"
+        assert (await call(tools, "shell", sandbox="b", command="test -e /marked"))["exit_code"] == 1
+        listed = [(each["name"], each["image"]) for each in (await call(tools, "sandbox_list"))["sandboxes"]]
+        assert listed == [("a", own), ("b", "host")]
+        assert tools["sandbox_create"].input_schema()["properties"]["image"]["default"] == own
+        # Whoever may name paths of the host reads all of it.
+        for image in ("dir:/", "dir:/etc", "tar:/x.tar", "oci:/x", "localhost:5000/x", "127.0.0.1/x", "[::1]:80/x"):
+            assert "cannot be chosen" in await call.error(tools, "sandbox_create", sandbox="c", image=image), image
+        assert "not the name of an image" in await call.error(tools, "sandbox_create", sandbox="c", image="A B")
+        assert [each.name for each in await pool.list()] == ["a", "b"]
+        await pool.aclose()
+
+
+@pytest.mark.proves("sandbox_create.sleep_after_ms")
+async def test_a_sandbox_sleeps_after_the_time_that_it_was_made_with(call: Caller, tools: ToolSet, pool: Pool) -> None:
+    await call(tools, "sandbox_create", sandbox="tired", sleep_after_ms=200)
+    await call(tools, "sandbox_create", sandbox="awake", sleep_after_ms=0)
+    await call(tools, "write_file", sandbox="tired", path="f", content="kept")
+
+    async def asleep() -> bool:
+        return {each.name: each.status for each in await pool.list()}["tired"] == "cold"
+
+    await eventually(asleep, "it sleeps")
+    assert {each.name: each.status for each in await pool.list()}["awake"] == "running"
+    assert (await call(tools, "read_file", sandbox="tired", path="f"))["content"] == "kept"
+    for name in ("tired", "awake"):
+        await pool.destroy(name)
+
+
+async def test_the_defaults_that_are_shown_are_the_pools_own(host: Runtime, call: Caller, tools: ToolSet) -> None:
+    shown = tools["sandbox_create"].input_schema()["properties"]
+    assert (shown["image"]["default"], shown["sleep_after_ms"]["default"]) == ("host", 600_000)
+    async with host.pool("own", image="alpine:3.20", sleep_after_s=None) as own:
+        shown = own.tools()["sandbox_create"].input_schema()["properties"]
+        assert (shown["image"]["default"], shown["sleep_after_ms"]["default"]) == ("alpine:3.20", 0)
+
+
+# ------------------------------------------------------------------------------------------------------------ transfer
+
+
+@pytest.mark.proves(
+    "transfer.from_sandbox", "transfer.from_path", "transfer.to_sandbox", "transfer.to_path", "transfer.recursive",
+    "transfer->ok", "transfer->bytes",
+)  # fmt: skip
+async def test_files_and_trees_go_from_one_sandbox_to_another(call: Caller, tools: ToolSet) -> None:
+    make = """
+        mkdir -p tree/empty tree/deep/er; cd tree
+        echo one > one; printf two > deep/er/two; chmod 750 deep/er/two; chmod 600 one
+        ln -s ../one deep/link; ln -s /nowhere/at/all dangling; head -c 3000000 /dev/urandom > large; ln one hard
+        sha256sum large > sum
+    """
+    assert (await call(tools, "shell", command=make, sandbox="builder"))["exit_code"] == 0
+    moved = await call(
+        tools, "transfer", from_sandbox="builder", from_path="tree", to_sandbox="target", to_path="/tmp/copy",
+        recursive=True,
+    )  # fmt: skip
+    assert moved["ok"] is True
+    assert moved["bytes"] >= 3_000_000
+    look = "cd /tmp/copy; find . -printf '%P %y %m %l\\n' | sort; sha256sum -c sum; cat deep/link deep/er/two"
+    there = (await call(tools, "shell", command=look, sandbox="target"))["stdout"]
+    here = (await call(tools, "shell", command=look.replace("/tmp/copy", "tree"), sandbox="builder"))["stdout"]
+    assert there == here
+    again = await call(
+        tools, "transfer", from_sandbox="builder", from_path="tree/", to_sandbox="target", to_path="/tmp/copy",
+        recursive=True,
+    )  # fmt: skip
+    assert again == moved
+    assert (await call(tools, "shell", command=look, sandbox="target"))["stdout"] == here
+
+    one = {"from_sandbox": "builder", "from_path": "tree/deep/er/two", "to_sandbox": "target"}
+    assert await call(tools, "transfer", **one, to_path="new/name") == {"ok": True, "bytes": 3}
+    assert await call(tools, "transfer", **one, to_path="new") == {"ok": True, "bytes": 3}
+    assert (await call(tools, "shell", command="cd new; stat -c '%a %n' *", sandbox="target"))["stdout"] == (
+        "750 name\n750 two\n"
+    )
+    directory = {"from_sandbox": "builder", "from_path": "tree", "to_sandbox": "target", "to_path": "x"}
+    assert "set recursive" in await call.error(tools, "transfer", **directory)
+    assert "set recursive" in await call.error(tools, "transfer", **directory, recursive=False)
+
+
+async def test_a_transfer_that_cannot_be_says_why(call: Caller, tools: ToolSet, pool: Pool) -> None:
+    await call(tools, "shell", command="mkdir -p d; echo x > d/f; mkfifo pipe")
+    same = {"from_sandbox": "default", "to_sandbox": "default"}
+    into_itself = await call.error(tools, "transfer", **same, from_path="d", to_path="d/e", recursive=True)
+    assert "into itself" in into_itself
+    assert "the same file" in await call.error(tools, "transfer", **same, from_path="d/f", to_path="d/../d/f")
+    assert "the same file" in await call.error(tools, "transfer", **same, from_path="d/f", to_path="d")
+    assert "a fifo" in await call.error(tools, "transfer", **same, from_path="pipe", to_path="x")
+    assert "did you mean 'f'?" not in await call.error(tools, "transfer", **same, from_path="d/zzz", to_path="x")
+    known = len(await pool.list())
+    said = await call.error(
+        tools, "transfer", from_sandbox="defaul", from_path="d", to_sandbox="unborn", to_path="x", recursive=True
+    )
+    assert "did you mean 'default'?" in said
+    assert len(await pool.list()) == known
+    assert "permission denied" in await call.error(tools, "transfer", **same, from_path="d/f", to_path="/etc/f")
+
+
+async def test_a_transfer_does_not_leave_its_directory(call: Caller, tools: ToolSet, pool: Pool) -> None:
+    """A link that stands in the way inside of the target is not followed."""
+    await call(tools, "shell", command="mkdir -p out/sub; echo evil > out/sub/file", sandbox="builder")
+    await call(tools, "shell", command="mkdir -p in elsewhere; ln -s ~/elsewhere in/sub", sandbox="target")
+    await tools.handle_tool_call(
+        "transfer",
+        {"from_sandbox": "builder", "from_path": "out", "to_sandbox": "target", "to_path": "in", "recursive": True},
+    )
+    assert (await call(tools, "shell", command="ls elsewhere", sandbox="target"))["stdout"] == ""
+
+
+# ------------------------------------------------------------------------------------------------------ one sandbox
+
+
+async def test_tools_of_one_sandbox_do_not_name_it(call: Caller, pool: Pool) -> None:
+    sandbox = await pool.get()
+    tools = sandbox.tools()
+    assert [tool.name for tool in tools] == ["shell", "read_file", "write_file", "glob", "browse"]
+    assert all("sandbox" not in tool.input_schema()["properties"] for tool in tools)
+    assert (await call(tools, "shell", command="hostname"))["stdout"] == "tools.default\n"
+    assert "no field 'sandbox'" in await call.error(tools, "shell", command="true", sandbox="default")
+
+
+async def test_a_sandbox_that_is_dead_is_told_in_the_names_that_the_model_knows(
+    call: Caller, tools: ToolSet, pool: Pool
+) -> None:
+    await call(tools, "sandbox_create", sandbox="doomed")
+    sandbox = await pool.find("doomed")
+    bound = sandbox.tools()
+    async with anyio.create_task_group() as group:
+        group.start_soon(_fails_with, call, tools, "'doomed'")
+        await eventually_running(pool, "doomed")
+        await pool.destroy("doomed")
+    said = await call.error(bound, "shell", command="true")
+    assert "destroyed" in said
+    assert "no sandbox 'doomed'" in await call.error(tools, "read_file", sandbox="doomed", path="x")
+
+
+async def _fails_with(call: Caller, tools: ToolSet, words: str) -> None:
+    said = await call.error(tools, "shell", sandbox="doomed", command="touch started; sleep 31537203")
+    assert words in said, said
+
+
+async def eventually_running(pool: Pool, name: str) -> None:
+    sandbox = await pool.find(name)
+
+    async def started() -> bool:
+        return await sandbox.files.exists("started")
+
+    await eventually(started, "the command runs")
+
+
+async def test_each_runtime_is_driven_in_the_same_way(runtime: Runtime, call: Caller) -> None:
+    async with runtime.pool("smoke") as pool:
+        tools = pool.tools()
+        await call(tools, "write_file", path="d/f", content="x" * 100_000)
+        assert (await call(tools, "shell", command="wc -c < d/f"))["stdout"] == "100000\n"
+        moved = await call(
+            tools, "transfer", from_sandbox="default", from_path="d", to_sandbox="b", to_path="e", recursive=True
+        )
+        assert moved["bytes"] == 100_000
+        assert await call(tools, "glob", sandbox="b", pattern="**/f") == {"files": ["e/f"]}
+        assert (await call(tools, "read_file", sandbox="b", path="e/f", limit=10))["next_offset"] == 10
+        await pool.aclose()
