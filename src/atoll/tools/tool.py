@@ -130,13 +130,13 @@ class Result(Frozen):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     def dump(self) -> dict[str, Any]:
-        return self.model_dump(mode="python", by_alias=True, exclude_none=True)
+        return self.model_dump(mode="python", exclude_none=True)
 
     def result(self) -> ToolResult:
         """This, as JSON in the text and as data."""
         try:
-            text = self.model_dump_json(by_alias=True, exclude_none=True)
-            data = self.model_dump(mode="json", by_alias=True, exclude_none=True)
+            text = self.model_dump_json(exclude_none=True)
+            data = self.model_dump(mode="json", exclude_none=True)
         except (pydantic_core.PydanticSerializationError, UnicodeEncodeError):
             data = _readable_all(self.dump())
             text = pydantic_core.to_json(data).decode()

@@ -186,8 +186,8 @@ OUT_OF_MEMORY = "[killed: the sandbox's memory limit was reached]"
 
 
 def after(text: str, note: str) -> str:
-    """`text`, and a note on a line of its own."""
-    return f"{text}{'' if not text or text.endswith(chr(10)) else chr(10)}{note}"
+    """`text`, and a note on a line of its own, if there is one."""
+    return text if not note else f"{text}{'' if not text or text.endswith(chr(10)) else chr(10)}{note}"
 
 
 def shown(data: bytes, cut: Cut | None) -> str:

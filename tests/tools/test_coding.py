@@ -1,0 +1,365 @@
+"""The coding tools on a real sandbox: every field does what its schema says, and children are children."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import TYPE_CHECKING, ClassVar
+
+import anyio
+import pytest
+
+from atoll.tools import coding
+from atoll.tools.coding import CodingView, TaskEvent, TaskOutput, Tasks, coding_tools
+from atoll.tools.tool import ToolSet
+
+if TYPE_CHECKING:
+    from atoll import Sandbox
+    from atoll.runtime.pool import Pool
+    from tests.tools.conftest import Caller
+
+
+@pytest.fixture(scope="module")
+async def box(pool: Pool) -> Sandbox:
+    return await pool.get()
+
+
+@pytest.fixture
+async def tools(box: Sandbox) -> AsyncIterator[ToolSet]:
+    await box.files.mkdir("work")
+    yield coding_tools(box, cwd="/home/user/work")
+    await box.files.remove("work", recursive=True)
+
+
+# --------------------------------------------------------------------------------------------------------------- read
+
+
+@pytest.mark.proves("read.path", "read.offset", "read.limit", "read->content", "read->kind", "read->nextOffset")
+async def test_a_file_is_read_by_lines_and_says_where_it_stopped(call: Caller, tools: ToolSet, box: Sandbox) -> None:
+    await box.files.write_text("work/f", "".join(f"line {n}\n" for n in range(1, 5001)))
+    first = await call.raw(tools, "read", path="f")
+    assert first.text.startswith("line 1\nline 2\n")
+    assert first.text.endswith("line 2000\n[stopped after line 2000; go on with offset 2001]")
+    assert first.structured is not None
+    assert first.structured["nextOffset"] == 2001
+    part = await call.raw(tools, "read", path="/home/user/work/f", offset=4999, limit=1)
+    assert part.text == "line 4999\n[stopped after line 4999; go on with offset 5000]"
+    assert await call(tools, "read", path="f", offset=5000) == {"content": "line 5000\n", "kind": "file"}
+    assert "has 5000 lines" in await call.error(tools, "read", path="f", offset=5001)
+    assert "has 5000 lines" in await call.error(tools, "read", path="f", offset=9999)
+
+    await box.files.write_text("work/f", "a\nb")
+    assert (await call.raw(tools, "read", path="f")).text == "a\nb"
+    assert (await call(tools, "read", path="f", offset=2))["content"] == "b"
+    for offset in (3, 4):
+        assert "has 2 lines" in await call.error(tools, "read", path="f", offset=offset)
+    assert await call(tools, "read", path="f", limit=1) == {"content": "a\n", "kind": "file", "nextOffset": 2}
+    await box.files.write_text("work/f", "")
+    assert (await call.raw(tools, "read", path="f")).text == "[an empty file]"
+
+
+async def test_reading_in_parts_gives_the_whole_file(call: Caller, tools: ToolSet, box: Sandbox) -> None:
+    text = "".join(f"{'é' * (n * 7 % 400)}\r\n" for n in range(1500)) + "the end"
+    await box.files.write_text("work/f", text)
+    offset: int | None = 1
+    parts = []
+    while offset is not None:
+        part = await call(tools, "read", path="f", offset=offset)
+        assert len(part["content"].encode()) <= 50 * 1024
+        parts.append(part["content"])
+        offset = part.get("nextOffset")
+    assert "".join(parts) == text
+
+
+async def test_a_line_that_is_too_long_and_what_is_no_text_are_told(
+    call: Caller, tools: ToolSet, box: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await box.files.write_text("work/long", "ä" * 100_000 + "\nnext\n")
+    result = await call.raw(tools, "read", path="long")
+    assert result.text.endswith("[line 1 is longer than 50 KB and cut here; bash can read the rest of it]")
+    assert (await call(tools, "read", path="long", offset=2))["content"] == "next\n"
+    await box.files.write_bytes("work/data.bin", b"\x7fELF\0\1\2")
+    result = await call.raw(tools, "read", path="data.bin")
+    assert result.text == "[7 bytes of application/x-executable, which is no text]"
+    assert result.structured == {"content": "", "kind": "binary"}
+    monkeypatch.setattr(coding, "SCAN_LIMIT_BYTES", 1000)
+    assert "use bash" in await call.error(tools, "read", path="long", offset=2)
+    await box.exec("mkfifo work/pipe")
+    assert "a fifo" in await call.error(tools, "read", path="pipe")
+
+
+async def test_a_directory_is_listed(call: Caller, tools: ToolSet, box: Sandbox) -> None:
+    await box.exec("cd work; mkdir sub; touch b a .hidden; touch $(printf 'x\\377')")
+    result = await call.raw(tools, "read", path=".")
+    assert result.text == ".hidden\na\nb\nsub/\nx\\xff\n"
+    part = await call.raw(tools, "read", path=".", offset=2, limit=2)
+    assert part.text == "a\nb\n[stopped after entry 3 of 5; go on with offset 4]"
+    assert part.structured == {"content": "a\nb\n", "kind": "directory", "nextOffset": 4}
+    assert (await call.raw(tools, "read", path="sub")).text == "[an empty directory]"
+    assert "did you mean 'sub'?" in await call.error(tools, "read", path="sbu")
+
+
+# ------------------------------------------------------------------------------------------------------ write and edit
+
+
+@pytest.mark.proves("write.path", "write.content", "write->path", "write->size")
+async def test_a_file_is_written_whole(call: Caller, tools: ToolSet, box: Sandbox) -> None:
+    assert await call(tools, "write", path="new/f", content="é\n") == {"path": "new/f", "size": 3}
+    assert await box.files.read_bytes("work/new/f") == "é\n".encode()
+    await box.files.chmod("work/new/f", 0o755)
+    await call(tools, "write", path="/home/user/work/new/f", content="")
+    assert (await box.files.stat("work/new/f")).mode == 0o755
+    assert "permission denied" in await call.error(tools, "write", path="/etc/x", content="")
+    assert "directory" in await call.error(tools, "write", path="new", content="")
+
+
+@pytest.mark.proves(
+    "edit.path", "edit.oldText", "edit.newText", "edit.replaceAll", "edit->path", "edit->replacements"
+)  # fmt: skip
+async def test_an_edit_is_exact_and_unique_or_of_all(call: Caller, tools: ToolSet, box: Sandbox) -> None:
+    text = "one two\r\n\ttwo three\nTWO\n"
+    await box.files.write_text("work/f", text)
+    said = await call.error(tools, "edit", path="f", oldText="two", newText="2")
+    assert "found 2 matches" in said
+    assert "at lines 1, 2" in said
+    assert "found 0 matches" in await call.error(tools, "edit", path="f", oldText="four", newText="4")
+    said = await call.error(tools, "edit", path="f", oldText="    two three", newText="")
+    assert "at line 2 it differs in white space alone" in said
+    assert await box.files.read_bytes("work/f") == text.encode()
+    assert await call(tools, "edit", path="f", oldText="one two\r\n", newText="x\\1$&") == {
+        "path": "f",
+        "replacements": 1,
+    }
+    assert await box.files.read_bytes("work/f") == b"x\\1$&\ttwo three\nTWO\n"
+    assert (await call(tools, "edit", path="f", oldText="t", newText="tt", replaceAll=True))["replacements"] == 2
+    assert await box.files.read_bytes("work/f") == b"x\\1$&\tttwo tthree\nTWO\n"
+    assert "did you mean 'f'" not in await call.error(tools, "edit", path="gone", oldText="a", newText="b")
+    await box.files.write_bytes("work/bin", b"a\0b")
+    assert "no text" in await call.error(tools, "edit", path="bin", oldText="a", newText="b")
+
+
+async def test_writes_and_edits_of_one_file_keep_their_order(tools: ToolSet, box: Sandbox) -> None:
+    calls: list[tuple[str, object]] = [("write", {"path": "f", "content": "0"})]
+    for n in range(20):
+        path = ("f", "./f", "/home/user/work/f")[n % 3]
+        calls.append(("edit", {"path": path, "oldText": str(n), "newText": str(n + 1)}))
+    results = await tools.handle_batch([*calls, ("read", {"path": "f"}), ("write", {"path": "g", "content": "beside"})])
+    assert [result.text for result in results if result.is_error] == []
+    assert results[-2].text == "20"
+
+
+# --------------------------------------------------------------------------------------------------------------- bash
+
+
+@pytest.mark.proves("bash.command", "bash->output", "bash->exitCode", "bash->cutBytes")
+async def test_a_command_shows_its_output_in_order_and_its_exit_code(call: Caller, tools: ToolSet) -> None:
+    result = await call.raw(tools, "bash", command="echo a; echo b >&2; echo c; [[ $BASH_VERSION ]] && pwd; exit 7")
+    assert result.text == "a\nb\nc\n/home/user/work\n[exit code 7]"
+    assert result.structured == {"output": "a\nb\nc\n/home/user/work\n", "exitCode": 7, "cutBytes": 0}
+    assert not result.is_error
+    assert (await call.raw(tools, "bash", command="true")).text == "[no output]"
+    assert (await call(tools, "bash", command='echo "$0 it\'s"'))["output"] == "bash it's\n"
+    assert (await call(tools, "bash", command="head -c 10 /dev/zero"))["output"].startswith("[binary output, 10 bytes")
+
+
+@pytest.mark.proves("bash->cutBytes")
+async def test_output_is_cut_to_its_last_lines_or_bytes(call: Caller, tools: ToolSet) -> None:
+    result = await call.raw(tools, "bash", command="seq 2001")
+    assert result.structured == {"output": "".join(f"{n}\n" for n in range(2, 2002)), "exitCode": 0, "cutBytes": 2}
+    assert result.text.startswith("[the first 2 of 8898 bytes are cut;")
+    assert (await call(tools, "bash", command="seq 2000"))["cutBytes"] == 0
+    assert (await call(tools, "bash", command="seq 2000 | head -c -1"))["cutBytes"] == 0
+    kept = await call(tools, "bash", command="yes 0123456789012345678901234567890123456789 | head -n 500000")
+    assert len(kept["output"]) <= 50 * 1024
+    assert kept["output"].startswith("0123")
+    assert kept["cutBytes"] + len(kept["output"]) == 500_000 * 41
+    one = await call(tools, "bash", command="yes ä | head -n 100000 | tr -d '\\n'")
+    assert 50 * 1024 - 3 <= len(one["output"].encode()) <= 50 * 1024
+    assert set(one["output"]) == {"ä"}
+
+
+@pytest.mark.proves("bash.timeout", "bash->exitCode", "bash->output")
+async def test_a_time_out_is_exit_code_124_with_what_was_printed(call: Caller, tools: ToolSet, box: Sandbox) -> None:
+    result = await call.raw(tools, "bash", command="echo begun; (sleep 31537211 &); sleep 31537212", timeout=0.4)
+    assert not result.is_error
+    assert result.structured == {"output": "begun\n", "exitCode": 124, "cutBytes": 0}
+    assert "did not end within 0.4 s" in result.text
+    assert "3153721" not in " ".join(process.command for process in await box.ps())
+    assert (await call(tools, "bash", command="sleep 0.5; echo done", timeout=30))["output"] == "done\n"
+
+
+# ------------------------------------------------------------------------------------------------------ grep and glob
+
+
+@pytest.mark.proves("grep.pattern", "grep.path", "grep.include", "grep->matches", "grep->truncated")
+async def test_lines_are_found(call: Caller, tools: ToolSet, box: Sandbox) -> None:
+    await box.exec("cd work; mkdir -p src/deep; echo 'def one(): 1' > src/a.py; echo 'def two()' > src/deep/b.txt")
+    result = await call.raw(tools, "grep", pattern="def [a-z]+\\(")
+    assert sorted(result.text.splitlines()) == ["src/a.py:1: def one(): 1", "src/deep/b.txt:1: def two()"]
+    found = await call(tools, "grep", pattern="def", path="src", include="*.py")
+    assert found == {"matches": [{"path": "src/a.py", "line": 1, "text": "def one(): 1"}], "truncated": False}
+    assert (await call(tools, "grep", pattern="def", path="src/a.py"))["matches"][0]["path"] == "src/a.py"
+    assert (await call.raw(tools, "grep", pattern="nothing of it")).text == "[no matches]"
+    assert "pattern" in await call.error(tools, "grep", pattern="(")
+    await box.exec("cd work; seq 3000 | sed 's/$/ x/' > many")
+    result = await call.raw(tools, "grep", pattern="x", path="many")
+    assert result.text.endswith("[stopped after 1000 matches; there are more: ask for less]")
+    assert result.structured is not None
+    assert result.structured["truncated"] is True
+
+
+@pytest.mark.proves("glob.pattern", "glob.path", "glob->files", "glob->truncated")
+async def test_files_are_found(call: Caller, tools: ToolSet, box: Sandbox) -> None:
+    await box.exec("cd work; mkdir -p src/deep; touch src/a.py src/deep/b.py c.py")
+    assert sorted((await call(tools, "glob", pattern="**/*.py"))["files"]) == ["c.py", "src/a.py", "src/deep/b.py"]
+    assert await call(tools, "glob", pattern="*.py", path="src/deep") == {
+        "files": ["src/deep/b.py"],
+        "truncated": False,
+    }
+    assert (await call.raw(tools, "glob", pattern="*.rs")).text == "[no files]"
+    await box.exec("cd work; mkdir many; cd many; seq -f 'file-%05g' 2500 | xargs touch")
+    found = await call(tools, "glob", pattern="*", path="many")
+    assert (len(found["files"]), found["truncated"]) == (2000, True)
+
+
+# --------------------------------------------------------------------------------------------------------------- task
+
+
+class Scripted:
+    """A runner whose children do what their prompts say, one call to a line, with the tools of their view."""
+
+    roles: ClassVar = {"worker": "does things", "reviewer": "looks at things"}
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, str, int, list[str]]] = []
+        self.ended = 0
+        self.blocked = anyio.Event()
+
+    async def start(
+        self, *, id: str, role: str, prompt: str, cwd: str, depth: int, view: CodingView
+    ) -> AsyncGenerator[TaskEvent | TaskOutput, None]:
+        tools = view.tools()
+        self.seen.append((role, cwd, depth, [tool.name for tool in tools]))
+        said = []
+        try:
+            for line in prompt.splitlines():
+                tool, _, arguments = line.partition(" ")
+                if tool == "wait":
+                    self.blocked.set()
+                    await anyio.sleep_forever()
+                result = await tools.handle_tool_call(tool, arguments)
+                said.append(result.text)
+                yield TaskEvent(task="forged", kind="call", data={"tool": tool, "error": result.is_error})
+            yield TaskOutput(output="\n".join(said))
+        finally:
+            self.ended += 1
+
+
+@pytest.fixture
+def runner() -> Scripted:
+    return Scripted()
+
+
+@pytest.fixture
+def events() -> list[TaskEvent]:
+    return []
+
+
+@pytest.fixture
+def tasks(runner: Scripted, events: list[TaskEvent]) -> Tasks:
+    return Tasks(runner, events.append)
+
+
+@pytest.fixture
+def parent(box: Sandbox, tools: ToolSet, tasks: Tasks) -> ToolSet:
+    return coding_tools(box, cwd="/home/user/work", tasks=tasks)
+
+
+@pytest.mark.proves(
+    "task.prompt", "task.role", "task.cwd", "task->id", "task->role", "task->status", "task->output"
+)  # fmt: skip
+async def test_a_child_works_in_its_directory_and_answers(
+    call: Caller, parent: ToolSet, runner: Scripted, box: Sandbox, events: list[TaskEvent]
+) -> None:
+    await box.files.write_text("work/part/data", "of the part")
+    await box.files.write_text("work/secret", "of the whole")
+    prompt = """read {"path": "data"}
+bash {"command": "pwd"}
+write {"path": "made", "content": "by the child"}
+read {"path": "../secret"}
+read {"path": "/home/user/work/secret"}
+glob {"pattern": "../*"}
+glob {"pattern": "{..,x}/secret"}
+grep {"pattern": "whole", "path": "/home/user/work"}
+edit {"path": "x/../../secret", "oldText": "of", "newText": "no"}"""
+    done = await call(parent, "task", prompt=prompt, role="reviewer", cwd="part")
+    assert done["role"] == "reviewer"
+    assert done["status"] == "completed"
+    assert done["id"].startswith("task-")
+    lines = done["output"].splitlines()
+    assert lines[0] == "of the part"
+    assert lines[1] == "/home/user/work/part"
+    assert await box.files.read_text("work/part/made") == "by the child"
+    assert await box.files.read_text("work/secret") == "of the whole"
+    assert "of the whole" not in done["output"]
+    assert sum("outside of /home/user/work/part" in line for line in lines) >= 4
+    assert runner.seen == [
+        ("reviewer", "/home/user/work/part", 2, ["read", "write", "edit", "bash", "grep", "glob", "task"])
+    ]
+    assert [event.kind for event in events] == ["started", *["call"] * 9, "ended"]
+    assert {event.task for event in events} == {done["id"]}
+    assert events[0].data == {"role": "reviewer", "cwd": "/home/user/work/part", "depth": 2}
+    assert events[-1].data == {"status": "completed"}
+    assert (await call(parent, "task", prompt='read {"path": "secret"}'))["output"] == "of the whole"
+    assert runner.seen[-1][:2] == ("worker", "/home/user/work")
+
+
+async def test_a_child_that_cannot_be_is_refused(call: Caller, parent: ToolSet, events: list[TaskEvent]) -> None:
+    assert "'worker' or 'reviewer'" in await call.error(parent, "task", prompt="x", role="boss")
+    assert "no such file" in await call.error(parent, "task", prompt="x", cwd="nowhere")
+    await call(parent, "write", path="file", content="")
+    assert "not a directory" in await call.error(parent, "task", prompt="x", cwd="file")
+    assert events == []
+
+
+async def test_children_have_children_down_to_a_limit(call: Caller, parent: ToolSet, runner: Scripted) -> None:
+    done = await call(parent, "task", prompt='task {"prompt": "task {}\\nbash {\\"command\\": \\"echo deep\\"}"}')
+    assert "there is no tool 'task'" in done["output"]
+    assert "deep" in done["output"]
+    assert [depth for _role, _cwd, depth, _tools in runner.seen] == [2, 3]
+    assert "task" not in runner.seen[1][3]
+
+
+async def test_without_a_runner_there_is_no_task(tools: ToolSet) -> None:
+    assert [tool.name for tool in tools] == ["read", "write", "edit", "bash", "grep", "glob"]
+
+
+async def test_a_child_ends_with_its_parent(
+    parent: ToolSet, runner: Scripted, tasks: Tasks, events: list[TaskEvent]
+) -> None:
+    async with anyio.create_task_group() as group:
+        group.start_soon(parent.handle_tool_call, "task", {"prompt": "wait"})
+        await runner.blocked.wait()
+        assert len(tasks.running) == 1
+        group.cancel_scope.cancel()
+    assert runner.ended == 1
+    assert tasks.running == {}
+    assert events[-1].data == {"status": "cancelled"}
+
+
+async def test_a_child_can_be_cancelled_and_the_parent_is_told(
+    call: Caller, parent: ToolSet, runner: Scripted, tasks: Tasks, events: list[TaskEvent]
+) -> None:
+    said: list[str] = []
+
+    async def ask() -> None:
+        said.append(await call.error(parent, "task", prompt="wait"))
+
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as group:
+            group.start_soon(ask)
+            await runner.blocked.wait()
+            assert tasks.cancel(events[0].task)
+    assert "was cancelled" in said[0]
+    assert runner.ended == 1
+    assert events[-1].data == {"status": "cancelled"}
+    assert not tasks.cancel(events[0].task)
