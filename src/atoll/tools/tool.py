@@ -485,7 +485,7 @@ class ToolSet:
             read = bound.tool.read(input)
             turn = bound.tool.turn and bound.tool.turn(read, bound.context)
         except AtollError as error:
-            return failure(error.message, error.code)
+            return _told(error, bound.context)
         return _Call(bound, read, None if turn is None else bound.turns.take(turn))
 
     async def _run(self, call: _Call) -> ToolResult:
@@ -502,9 +502,7 @@ class ToolSet:
                 return given.result()
             return ToolResult(content=readable(given)) if isinstance(given, str) else given
         except AtollError as error:
-            explain = getattr(context, "explain", None)
-            message = error.message if explain is None else explain(error)
-            return failure(message, error.code, retryable=error.retryable)
+            return _told(error, context)
         except Exception:  # noqa: BLE001 - the one place where calls of models become answers; no traceback is for them
             _log.exception("the tool %s failed with an error that is not about its arguments", tool.name)
             return failure(
@@ -512,3 +510,9 @@ class ToolSet:
                 "help, and whoever runs it finds the reason in its log",
                 "internal",
             )
+
+
+def _told(error: AtollError, context: Any) -> ToolResult:
+    explain = getattr(context, "explain", None)
+    message = error.message if explain is None else explain(error)
+    return failure(message, error.code, retryable=error.retryable)

@@ -10,7 +10,7 @@ import codecs
 import contextlib
 import mimetypes
 import posixpath
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -159,15 +159,24 @@ class Ran:
     duration_s: float
 
 
-async def run(sandbox: Sandbox, command: str, *, cwd: str | None, timeout_s: float) -> Ran:
-    """Run a line for the shell. A time-out is exit code 124, with what was printed until then.
+async def run(
+    sandbox: Sandbox,
+    command: str | Sequence[str],
+    *,
+    cwd: str | None,
+    timeout_s: float,
+    env: Mapping[str, str] | None = None,
+) -> Ran:
+    """Run a command to its end. A time-out is exit code 124, with what was printed until then.
 
     Raises:
         PathNotFound, PathNotDirectory, PathDenied: `cwd` cannot be used.
         and what `Sandbox.exec` raises besides.
     """
     try:
-        done = await sandbox.exec_bytes(command, cwd=cwd, timeout_s=timeout_s, output_limit_bytes=OUTPUT_LIMIT_BYTES)
+        done = await sandbox.exec_bytes(
+            command, cwd=cwd, timeout_s=timeout_s, env=env, output_limit_bytes=OUTPUT_LIMIT_BYTES
+        )
     except ExecTimeout as error:
         note = f"[killed with all that it started: it did not end within {timeout_s:g} s]"
         return Ran(
