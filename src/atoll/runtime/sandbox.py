@@ -464,6 +464,7 @@ class Sandbox:
     async def audit(self) -> list[AuditRecord]:
         """As `Runtime.audit`."""
         return await self._owner.audit(self.name)
+
     def tools(self) -> ToolSet:
         """The agent's tools bound to this sandbox, to be offered to a model."""
         from atoll.tools.agent import sandbox_tools

@@ -256,7 +256,7 @@ async def _clone(sandbox: Sandbox, url: str, name: str) -> str:
         why = "its image has no git; use an image that does"
     elif ran.exit_code == TIMED_OUT:
         why = f"it did not end within {CLONE_S} s"
-    elif getattr(sandbox.info, "network", None) is None:
+    elif sandbox.info.network is None:
         why = f"sandboxes of this session have no network; a policy that allows {host} is for whoever runs them to give"
     else:
         why = f"is {host} among what its network policy allows, and the repository there? git said: "
