@@ -66,8 +66,16 @@ class Caller:
         model = tools[name].result
         if not result.is_error and model is not None:
             model.model_validate(result.structured)
-            self.seen |= {f"{name}->{field}" for field in result.structured or {}}
+            self.seen |= {f"{name}->{field}" for field in _fields(result.structured or {})}
         return result
+
+
+def _fields(data: dict[str, Any]) -> Iterator[str]:
+    """The fields of a result, and `list.field` of those in its lists."""
+    for name, value in data.items():
+        yield name
+        if isinstance(value, list):
+            yield from {f"{name}.{inner}" for item in value if isinstance(item, dict) for inner in item}
 
 
 @pytest.fixture

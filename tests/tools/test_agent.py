@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
+import signal
 import urllib.parse
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -200,7 +202,8 @@ async def test_a_port_that_nobody_listens_on_is_told(
 
 @pytest.mark.proves(
     "sandbox_create.sandbox", "sandbox_create->sandbox", "sandbox_create->created",
-    "sandbox_list->sandboxes",
+    "sandbox_list->sandboxes", "sandbox_list->sandboxes.name", "sandbox_list->sandboxes.image",
+    "sandbox_list->sandboxes.status",
 )  # fmt: skip
 async def test_sandboxes_are_made_once_and_listed(call: Caller, tools: ToolSet, pool: Pool) -> None:
     assert await call(tools, "sandbox_create", sandbox="made") == {"sandbox": "made", "created": True}
@@ -241,8 +244,9 @@ async def test_a_sandbox_is_made_from_the_image_that_is_named_or_the_pools_own(
 
 @pytest.mark.proves("sandbox_create.sleep_after_ms")
 async def test_a_sandbox_sleeps_after_the_time_that_it_was_made_with(call: Caller, tools: ToolSet, pool: Pool) -> None:
-    await call(tools, "sandbox_create", sandbox="tired", sleep_after_ms=200)
+    await call(tools, "sandbox_create", sandbox="tired", sleep_after_ms=1000)
     await call(tools, "sandbox_create", sandbox="awake", sleep_after_ms=0)
+    assert "at least 1000" in await call.error(tools, "sandbox_create", sandbox="x", sleep_after_ms=999)
     await call(tools, "write_file", sandbox="tired", path="f", content="kept")
 
     async def asleep() -> bool:
@@ -360,6 +364,26 @@ async def test_a_sandbox_that_is_dead_is_told_in_the_names_that_the_model_knows(
     said = await call.error(bound, "shell", command="true")
     assert "destroyed" in said
     assert "no sandbox 'doomed'" in await call.error(tools, "read_file", sandbox="doomed", path="x")
+
+
+async def test_a_sandbox_that_has_died_can_be_started_again(
+    call: Caller, tools: ToolSet, pool: Pool, host: Runtime
+) -> None:
+    await call(tools, "write_file", sandbox="killed", path="f", content="kept")
+    (pid,) = [info.pid for info in await host.list() if info.name == "tools.killed"]
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+
+    async def dead() -> bool:
+        return {each.name: each.status for each in await pool.list()}["killed"] == "error"
+
+    await eventually(dead, "it is seen to have died")
+    said = await call.error(tools, "read_file", sandbox="killed", path="f")
+    assert "'killed' has ended" in said
+    assert "sandbox_create with its name starts it" in said
+    assert await call(tools, "sandbox_create", sandbox="killed") == {"sandbox": "killed", "created": False}
+    assert (await call(tools, "read_file", sandbox="killed", path="f"))["content"] == "kept"
+    await pool.destroy("killed")
 
 
 async def _fails_with(call: Caller, tools: ToolSet, words: str) -> None:

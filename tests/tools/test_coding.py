@@ -190,7 +190,10 @@ async def test_a_time_out_is_exit_code_124_with_what_was_printed(call: Caller, t
 # ------------------------------------------------------------------------------------------------------ grep and glob
 
 
-@pytest.mark.proves("grep.pattern", "grep.path", "grep.include", "grep->matches", "grep->truncated")
+@pytest.mark.proves(
+    "grep.pattern", "grep.path", "grep.include", "grep->matches", "grep->truncated",
+    "grep->matches.path", "grep->matches.line", "grep->matches.text",
+)  # fmt: skip
 async def test_lines_are_found(call: Caller, tools: ToolSet, box: Sandbox) -> None:
     await box.exec("cd work; mkdir -p src/deep; echo 'def one(): 1' > src/a.py; echo 'def two()' > src/deep/b.txt")
     result = await call.raw(tools, "grep", pattern="def [a-z]+\\(")

@@ -33,7 +33,9 @@ async def tools(pool: Pool) -> ToolSet:
 
 @pytest.mark.proves(
     "sprite_create.name", "sprite_create->id", "sprite_create->name", "sprite_create->status",
-    "sprite_create->lastActivityAt", "sprite_create->createdAt", "sprite_list->sprites",
+    "sprite_create->lastActivityAt", "sprite_create->createdAt", "sprite_list->sprites", "sprite_list->sprites.id",
+    "sprite_list->sprites.name", "sprite_list->sprites.status", "sprite_list->sprites.lastActivityAt",
+    "sprite_list->sprites.createdAt",
 )  # fmt: skip
 async def test_sprites_are_made_and_listed(call: Caller, tools: ToolSet, pool: Pool) -> None:
     result = await call.raw(tools, "sprite_create", name="made")
@@ -74,6 +76,9 @@ async def test_a_command_runs_in_a_sprite_by_name_or_id(call: Caller, tools: Too
 @pytest.mark.proves(
     "sprite_checkpoint.name", "sprite_checkpoint.checkpointName", "sprite_checkpoint->id",
     "sprite_checkpoint->spriteId", "sprite_checkpoint->name", "sprite_checkpoint->createdAt",
+    "sprite_checkpoint->sizeBytes", "sprite_list_checkpoints->checkpoints.id",
+    "sprite_list_checkpoints->checkpoints.spriteId", "sprite_list_checkpoints->checkpoints.name",
+    "sprite_list_checkpoints->checkpoints.createdAt", "sprite_list_checkpoints->checkpoints.sizeBytes",
     "sprite_restore.name", "sprite_restore.checkpointId", "sprite_restore->message", "sprite_restore->id",
     "sprite_restore->name", "sprite_restore->status", "sprite_restore->lastActivityAt", "sprite_restore->createdAt",
     "sprite_list_checkpoints.name", "sprite_list_checkpoints->checkpoints", "sprite_fork.name", "sprite_fork.newName",
@@ -85,6 +90,7 @@ async def test_a_sprite_goes_back_and_is_forked(call: Caller, tools: ToolSet, po
     await call(tools, "sprite_exec", name="work", command="echo one > state")
     one = await call(tools, "sprite_checkpoint", name="work", checkpointName="before")
     assert (one["spriteId"], one["name"]) == (sprite, "before")
+    assert one["sizeBytes"] > 0
     await call(tools, "sprite_exec", name="work", command="echo two > state")
     two = await call(tools, "sprite_checkpoint", name="work")
     assert "name" not in two

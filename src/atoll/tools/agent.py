@@ -15,9 +15,9 @@ from collections.abc import AsyncIterator, Hashable
 from contextlib import aclosing
 from copy import copy
 from dataclasses import replace
-from typing import Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
-from pydantic import Field, create_model
+from pydantic import AfterValidator, Field, create_model
 
 from atoll.contract.errors import (
     AtollError,
@@ -26,6 +26,8 @@ from atoll.contract.errors import (
     PathNotDirectory,
     PathNotFound,
     PortRefused,
+    SandboxAsleep,
+    SandboxDied,
     SandboxExists,
     SandboxNotFound,
 )
@@ -34,7 +36,7 @@ from atoll.runtime.imagename import Reference
 from atoll.runtime.pool import DEFAULT, Pool
 from atoll.runtime.sandbox import Sandbox
 from atoll.tools.tool import Hints, Input, Result, Tool, ToolSet, nearest
-from atoll.tools.view import HOME, OUTPUT_LIMIT_BYTES, View, as_text, media_type, run, whole
+from atoll.tools.view import HOME, OUTPUT_LIMIT_BYTES, SEARCH_S, View, as_text, media_type, run, searching, whole
 
 READ_BYTES = 256 * 1024
 READ_LIMIT_BYTES = 4 * 1024 * 1024
@@ -104,15 +106,29 @@ class Session:
         have = ", ".join(repr(each) for each in known[:16]) or "there are none"
         return InvalidRequest(f"there is no sandbox {name!r} (sandboxes: {have}){nearest(name, known)}")
 
+    async def stopped(self) -> set[str]:
+        """Those that using them does not wake."""
+        return {each.name for each in await self.pool.list() if each.status in {"error", "shutdown"}}
+
     def name(self, ask: Input) -> str:
         return str(getattr(ask, "sandbox", DEFAULT))
 
     def explain(self, error: AtollError) -> str:
-        """The model knows its sandboxes by their names in the session."""
-        return error.message.replace(f"'{self.pool.session_id}.", "'")
+        """The model knows its sandboxes by their names in the session, and can start one again."""
+        message = error.message.replace(f"'{self.pool.session_id}.", "'")
+        if isinstance(error, SandboxDied | SandboxAsleep):
+            message += ". If it does not come back by itself, sandbox_create with its name starts it with its files"
+        return message
 
 
 # ------------------------------------------------------------------------------------------------------------- inputs
+
+
+def _check_sleep(sleep_after_ms: float) -> float:
+    # A sandbox that sleeps at once ends what somebody is just beginning in it.
+    if 0 < sleep_after_ms < 1000:
+        raise ValueError("it should be 0 or at least 1000")
+    return sleep_after_ms
 
 
 class Shell(Input):
@@ -190,8 +206,8 @@ class SandboxCreate(Input):
     """Its name: lower-case letters, digits, '-', '_' and '.', at most 30."""
     image: str = Field(default="host", min_length=1)
     """What it is made from: 'host', or an image of a registry, such as 'python:3.12'."""
-    sleep_after_ms: float = Field(default=600_000, ge=0, le=1e10)
-    """How long it may be unused before it sleeps; 0 is for ever. Using it wakes it."""
+    sleep_after_ms: Annotated[float, AfterValidator(_check_sleep)] = Field(default=600_000, ge=0, le=1e10)
+    """How long it may be unused before it sleeps, at least 1000; 0 is for ever. Using it wakes it."""
 
 
 class SandboxCreateResult(Result):
@@ -274,7 +290,8 @@ async def _glob(ask: Glob, place: Place) -> GlobResult:
     view = await place.view(ask)
     cwd = view.path(ask.cwd)
     async with view.hinting(cwd):
-        found = await view.sandbox.files.glob(ask.pattern, cwd=cwd, limit=GLOB_LIMIT)
+        with searching():
+            found = await view.sandbox.files.glob(ask.pattern, cwd=cwd, limit=GLOB_LIMIT)
     return GlobResult(files=[entry.name for entry in found])
 
 
@@ -303,6 +320,8 @@ async def _sandbox_create(ask: SandboxCreate, session: Session) -> SandboxCreate
                 f"the sandbox {ask.sandbox!r} is there already, and made from {found.info.image!r}, not from "
                 f"{ask.image!r}; use it as it is, or make one with another name"
             ) from None
+        if ask.sandbox in await session.stopped():
+            await found.wake()
     if created or "sleep_after_ms" in ask.model_fields_set:
         session.pool.sleep_after(ask.sandbox, ask.sleep_after_ms / 1000 or None)
     return SandboxCreateResult(sandbox=ask.sandbox, created=created)
@@ -436,7 +455,8 @@ WRITE_FILE = Tool(
 )
 GLOB = Tool(
     "glob",
-    f"Find files by pattern, {GLOB_LIMIT} at most. Names that begin with a dot need a pattern that does.",
+    f"Find files by pattern, {GLOB_LIMIT} at most. Names that begin with a dot need a pattern that does. "
+    f"May take {SEARCH_S:g} s.",
     Glob,
     GlobResult,
     _glob,
@@ -467,7 +487,8 @@ TRANSFER = Tool(
 )
 SANDBOX_CREATE = Tool(
     "sandbox_create",
-    "Make a named sandbox, with files and processes of its own. Does nothing if it is there already.",
+    "Make a named sandbox, with files and processes of its own. One that is there already stays as it is; one that has "
+    "died is started again.",
     SandboxCreate,
     SandboxCreateResult,
     _sandbox_create,
@@ -495,7 +516,7 @@ def _with(tool: Tool, **fields: Any) -> Tool:
 
 _HERE = (SHELL, READ_FILE, WRITE_FILE, GLOB, BROWSE)
 _WHICH = (str, Field(default=DEFAULT, min_length=1, description="Which sandbox."))
-_NAMING = tuple(_with(tool, sandbox=_WHICH) for tool in _HERE)
+NAMING = tuple(_with(tool, sandbox=_WHICH) for tool in _HERE)
 
 
 def sandbox_tools(sandbox: Sandbox) -> ToolSet:
@@ -513,7 +534,7 @@ def pool_tools(pool: Pool) -> ToolSet:
             "sleep_after_ms", int(sleep_after_ms) if sleep_after_ms % 1 == 0 else sleep_after_ms
         ),
     )
-    return ToolSet((*_NAMING, create, SANDBOX_LIST, TRANSFER), Session(pool))
+    return ToolSet((*NAMING, create, SANDBOX_LIST, TRANSFER), Session(pool))
 
 
 def _defaulting(field: str, default: object) -> tuple[Any, Any]:

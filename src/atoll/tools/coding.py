@@ -20,7 +20,19 @@ from atoll.contract.errors import AtollError, ExecTimeout, InvalidRequest, PathN
 from atoll.contract.model import FileEntry, Frozen
 from atoll.runtime.sandbox import Sandbox
 from atoll.tools.tool import Hints, Input, Result, Tool, ToolResult, ToolSet, readable
-from atoll.tools.view import HOME, OUT_OF_MEMORY, TIMED_OUT, View, after, as_text, media_type, shown, whole
+from atoll.tools.view import (
+    HOME,
+    OUT_OF_MEMORY,
+    SEARCH_S,
+    TIMED_OUT,
+    View,
+    after,
+    as_text,
+    media_type,
+    searching,
+    shown,
+    whole,
+)
 
 LINES = 2000
 BYTES = 50 * 1024
@@ -434,9 +446,9 @@ class GrepResult(Result):
 async def _grep(ask: Grep, view: CodingView) -> ToolResult:
     path = view.path(ask.path)
     async with view.hinting(path):
-        found = await view.sandbox.files.grep(
-            ask.pattern, path, include=None if ask.include == "*" else ask.include, limit=MATCHES
-        )
+        with searching():
+            include = None if ask.include == "*" else ask.include
+            found = await view.sandbox.files.grep(ask.pattern, path, include=include, limit=MATCHES)
     matches = [
         Found(path=ask.path if each.path == path else _below(ask.path, each.path), line=each.line, text=each.text)
         for each in found
@@ -464,7 +476,8 @@ class GlobResult(Result):
 async def _glob(ask: Glob, view: CodingView) -> ToolResult:
     path = view.path(ask.path)
     async with view.hinting(path):
-        found = await view.sandbox.files.glob(ask.pattern, cwd=path, limit=LINES)
+        with searching():
+            found = await view.sandbox.files.glob(ask.pattern, cwd=path, limit=LINES)
     for entry in found:
         view.path(posixpath.join(path, entry.name))  # a pattern may lead out of the scope too
     files = [_below(ask.path, entry.name) for entry in found]
@@ -619,7 +632,7 @@ BASH = Tool(
 GREP = Tool(
     "grep",
     f"Find lines by a regular expression. Shows up to {MATCHES} matches and {BYTES // 1024} KB. Passes over binary and "
-    "hidden files.",
+    f"hidden files. May take {SEARCH_S:g} s.",
     Grep,
     GrepResult,
     _grep,
@@ -628,7 +641,8 @@ GREP = Tool(
 )
 GLOB = Tool(
     "glob",
-    f"Find files by a pattern of their names. Shows up to {_LIMITS}. Passes over names that begin with a dot.",
+    f"Find files by a pattern of their names. Shows up to {_LIMITS}. Passes over names that begin with a dot. May take "
+    f"{SEARCH_S:g} s.",
     Glob,
     GlobResult,
     _glob,

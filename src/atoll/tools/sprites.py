@@ -278,7 +278,7 @@ async def _exec(ask: Exec, sprites: Sprites) -> ExecResult:
 async def _make_checkpoint(ask: MakeCheckpoint, sprites: Sprites) -> SpriteCheckpoint:
     _name, sandbox = await sprites.find(ask.name)
     made = await sandbox.checkpoint(ask.checkpointName or None)
-    return _checkpoint(made, sandbox.id)
+    return _checkpoint(await sprites.checkpoint(sandbox, made.id), sandbox.id)  # with its size
 
 
 async def _restore(ask: Restore, sprites: Sprites) -> Changed:

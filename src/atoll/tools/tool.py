@@ -41,6 +41,8 @@ NAME_RULE = "1 to 64 characters: letters, digits, '_' and '-'"
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _SHOWN = 120
 """How much of a wrong value is shown to who sent it."""
+_TOLD = 4000
+"""How long an error is told at most: what is wrong may be long too."""
 _log = logging.getLogger(__name__)
 
 
@@ -83,6 +85,8 @@ class ToolResult(Frozen):
 
 def failure(message: str, code: str = "tool_error", *, retryable: bool = False) -> ToolResult:
     """The result of a call that did not do what was asked."""
+    if len(message) > _TOLD:
+        message = f"{message[: _TOLD // 2]} … {message[-_TOLD // 2 :]}"
     return ToolResult(
         content=readable(message), is_error=True, structured={"error": {"code": code, "retryable": retryable}}
     )

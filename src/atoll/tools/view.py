@@ -10,9 +10,11 @@ import codecs
 import contextlib
 import mimetypes
 import posixpath
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+
+import anyio
 
 from atoll.contract.errors import AtollError, ExecTimeout, InvalidRequest, PathDenied, PathNotFound
 from atoll.contract.model import Cut
@@ -22,6 +24,7 @@ from atoll.tools.tool import nearest
 HOME = "/home/user"
 TIMED_OUT = 124
 """The exit code of a command that ran too long, as `timeout` gives it."""
+SEARCH_S = 60.0
 OUTPUT_LIMIT_BYTES = 64 * 1024
 """What a model is shown of each stream of a command."""
 
@@ -107,6 +110,20 @@ class View:
             few = ", ".join(repr(each) for each in names[:8])
             return f"; {parent} holds {few}{', …' if len(names) > 8 else ''}" if names else f"; {parent} is empty"
         return f"; there is no directory {parent} either"
+
+
+@contextlib.contextmanager
+def searching() -> Iterator[None]:
+    """For what walks through directories: a tree has any size, and a model does not know how long it has waited.
+
+    Raises:
+        InvalidRequest: it took too long.
+    """
+    try:
+        with anyio.fail_after(SEARCH_S):
+            yield
+    except TimeoutError:
+        raise InvalidRequest(f"the search did not end within {SEARCH_S:g} s; look in a smaller directory") from None
 
 
 # ------------------------------------------------------------------------------------------------------------ text

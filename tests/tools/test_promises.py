@@ -1,0 +1,193 @@
+"""A schema is a promise: each of its fields has a test that proves it, and nothing that is sent breaks a tool."""
+
+from __future__ import annotations
+
+import ast
+import json
+import logging
+import posixpath
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from atoll.tools import agent, coding, export
+from atoll.tools.coding import Tasks, coding_tools
+from atoll.tools.sprites import SPRITES, sprite_tools
+from atoll.tools.tool import VOCABULARIES, Tool, ToolSet
+from tests.tools.test_coding import Scripted
+
+if TYPE_CHECKING:
+    from atoll.runtime.pool import Pool
+    from atoll.tools.export import Protocol
+
+PROTOCOLS: tuple[Protocol, ...] = ("anthropic", "openai-chat", "openai-responses", "mcp")
+
+
+@pytest.fixture(scope="module")
+async def vocabularies(pool: Pool) -> dict[str, ToolSet]:
+    box = await pool.get()
+    await box.exec("mkdir -p dir/sub; echo text > file; echo more > dir/file; mkfifo pipe; ln -s /etc link")
+    return {
+        "agent": pool.tools(),
+        "coding": coding_tools(box, tasks=Tasks(Scripted())),
+        "sprites": sprite_tools(pool),
+    }
+
+
+# ------------------------------------------------------------------------------------------------------------- fields
+
+
+def claimed(file: Path) -> set[str]:
+    """The fields that the tests in a file say they prove."""
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "proves":
+            found |= {str(argument.value) for argument in node.args if isinstance(argument, ast.Constant)}
+    return found
+
+
+def promised(tools: ToolSet) -> Iterator[str]:
+    for tool in tools:
+        yield from (f"{tool.name}.{field}" for field in tool.input_schema()["properties"])
+        output = tool.output_schema()
+        assert output is not None, f"{tool.name} says nothing of what it gives back"
+        for field, about in output["properties"].items():
+            yield f"{tool.name}->{field}"
+            if reference := about.get("items", {}).get("$ref"):
+                items = output["$defs"][reference.rpartition("/")[2]]
+                yield from (f"{tool.name}->{field}.{inner}" for inner in items["properties"])
+
+
+async def test_every_field_of_every_schema_has_a_test(vocabularies: dict[str, ToolSet]) -> None:
+    for vocabulary, tools in vocabularies.items():
+        assert {tool.name for tool in tools} == VOCABULARIES[vocabulary]
+        claims = claimed(Path(__file__).parent / f"test_{vocabulary}.py")
+        assert set(promised(tools)) - claims == set(), "fields without a test"
+        assert claims - set(promised(tools)) == set(), "tests of fields that there are not"
+
+
+async def test_schemas_say_all_that_a_client_needs(vocabularies: dict[str, ToolSet]) -> None:
+    for tools in vocabularies.values():
+        for tool in tools:
+            schema = tool.input_schema()
+            assert schema["additionalProperties"] is False
+            assert 20 < len(tool.description) < 300
+            for name, about in schema["properties"].items():
+                assert about["type"] in {"string", "number", "integer", "boolean"}, (tool.name, name)
+                assert (name in schema.get("required", [])) != ("default" in about), (tool.name, name)
+        for protocol in PROTOCOLS:
+            json.dumps(export.definitions(tools, protocol), allow_nan=False)
+
+
+# ------------------------------------------------------------------------------------------------------- hostile input
+
+_WORDS = st.sampled_from(
+    ["", ".", "..", "~", "-rf", "--", "$(id)", "`id`", "'\"", "a\0b", "\ud800", "\udcff", "\u202e", "x" * 5000, "e",
+     "../../etc/passwd", "/proc/self/mem", "/dev/zero", "/dev/null", "/dev/full", "pipe", "link", "link/passwd", "file",
+     "file/x", "dir", "dir/", "./dir//sub/../file", "/home/user", "dir/new/file", "x" * 300, "text", "[", "{", "(",
+     "*", "{a,b", "**/*", "*.{py,", "[!a", "\\", "\n", "%s%n"]
+)  # fmt: skip
+_NUMBERS = st.sampled_from([1, 2, 3, 4, 100, 0, -1, 2**31, 2**62, 2**63, 10**400, 0.1, 1e308, "1", "x", True])
+_ANYTHING = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(st.characters(codec=None), max_size=50)
+    | st.lists(st.integers(), max_size=2)
+    | st.dictionaries(st.text(max_size=3), st.none(), max_size=2)
+)
+_TYPES: dict[str, st.SearchStrategy[Any]] = {
+    "string": _WORDS | _WORDS | _WORDS | st.text(st.characters(codec=None), max_size=50) | _ANYTHING,
+    "integer": _NUMBERS | _NUMBERS | _ANYTHING,
+    "number": _NUMBERS | _NUMBERS | _ANYTHING,
+    "boolean": st.booleans() | st.booleans() | _ANYTHING,
+}
+_SANDBOXES = st.sampled_from(
+    ["default"] * 20 + ["", "No", "../x", "a b", "x" * 31, "x" * 100, "tools.default", "\ud800", "\0", None, 1]
+)
+_FIELDS: dict[str, st.SearchStrategy[Any]] = {
+    "command": st.sampled_from(["true", "cat", "echo x; exit 9", "kill -9 $$", "head -c 200000 /dev/urandom"]) | _WORDS,
+    "timeout": st.sampled_from([0.05, 0.05, 0.05, 50, 0, -1, float("nan"), 10**400, "x"]),
+    "timeout_ms": st.sampled_from([50, 50, 50, 0, -1, float("nan"), 10**400, "x"]),
+    # What is allowed here makes sandboxes, pulls images or waits: other tests do.
+    **dict.fromkeys(("sandbox", "from_sandbox", "to_sandbox", "name", "newName"), _SANDBOXES),
+    "image": st.sampled_from(["host", "", "dir:/", "tar:x", "oci:/x:y", "A", "127.0.0.1/x", "a:b:c", "x" * 600, "\0"]),
+    "port": st.sampled_from([0, -1, 65536, 2**63, "x", "", None, 1.5, []]),
+    "prompt": st.sampled_from(["", "bash {}", "nonsense", "task {}"]),
+    "role": st.sampled_from(["worker", "reviewer", "", "boss", None, 1]),
+}
+
+
+def _arguments(schema: dict[str, Any]) -> st.SearchStrategy[object]:
+    fields = {name: _FIELDS.get(name, _TYPES[about["type"]]) for name, about in schema["properties"].items()}
+    always = {name: fields.pop(name) for name in ("timeout", "timeout_ms", "sandbox") if name in fields}
+    likely = {name: fields.pop(name) for name in schema.get("required", ()) if name in fields}
+    known = st.fixed_dictionaries({**always, **likely}, optional=fields)
+    return (
+        known | known.map(json.dumps) | known.map(lambda given: {**given, "more": 1}) | st.sampled_from([[], "", "{"])
+    )
+
+
+def _roams(arguments: object) -> bool:
+    """Whether a search would go through all of the image, which only takes long."""
+    if not isinstance(arguments, dict):
+        return "/" in str(arguments)
+    given = [arguments.get(key) for key in ("path", "cwd", "from_path", "pattern")]
+    paths = [posixpath.normpath(posixpath.join("/home/user", each)) for each in given if isinstance(each, str)]
+    return any(path.count("/") < 2 or path.startswith("//") for path in paths)
+
+
+def _calls(tools: Iterable[Tool]) -> st.SearchStrategy[tuple[str, object]]:
+    return st.one_of(
+        [
+            st.tuples(st.just(tool.name), _arguments(tool.input_schema()).filter(lambda given: not _roams(given)))
+            for tool in tools
+        ]
+    )
+
+
+async def _survives(tools: ToolSet, caplog: pytest.LogCaptureFixture, name: str, arguments: object) -> None:
+    with caplog.at_level(logging.ERROR):
+        result = await tools.handle_tool_call(name, arguments)
+    assert not caplog.records, caplog.text
+    assert (result.structured or {}).get("error", {}).get("code") != "internal"
+    model = tools[name].result
+    if not result.is_error and model is not None:
+        model.model_validate(result.structured)
+    else:
+        assert "Traceback" not in result.text
+        assert 10 < len(result.text) < 5000
+    for protocol in PROTOCOLS:
+        json.dumps(export.result(result, protocol, "id"), ensure_ascii=False, allow_nan=False).encode()
+
+
+_many = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+@_many
+@given(call=_calls((*agent.NAMING, agent.SANDBOX_CREATE, agent.SANDBOX_LIST, agent.TRANSFER)))
+async def test_no_input_breaks_the_agents_tools(
+    vocabularies: dict[str, ToolSet], caplog: pytest.LogCaptureFixture, call: tuple[str, object]
+) -> None:
+    await _survives(vocabularies["agent"], caplog, *call)
+
+
+@_many
+@given(call=_calls((coding.READ, coding.WRITE, coding.EDIT, coding.BASH, coding.GREP, coding.GLOB, coding.TASK)))
+async def test_no_input_breaks_the_coding_tools(
+    vocabularies: dict[str, ToolSet], caplog: pytest.LogCaptureFixture, call: tuple[str, object]
+) -> None:
+    await _survives(vocabularies["coding"], caplog, *call)
+
+
+@_many
+@given(call=_calls(SPRITES))
+async def test_no_input_breaks_the_sprites_tools(
+    vocabularies: dict[str, ToolSet], caplog: pytest.LogCaptureFixture, call: tuple[str, object]
+) -> None:
+    await _survives(vocabularies["sprites"], caplog, *call)
