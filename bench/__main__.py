@@ -29,6 +29,7 @@ from bench import (
     sleeping,
     startup,
     thousand,
+    tools,
     warm,
 )
 from bench.btrfs import keep_mounts_apart
@@ -53,6 +54,7 @@ SUBJECTS: dict[str, Callable[[Lab], Awaitable[Section]]] = {
     "save": saving.measure,
     "fork": forks.measure,
     "thousand": thousand.measure,
+    "tools": tools.measure,
     "startup": startup.measure,
 }
 

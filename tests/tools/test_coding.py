@@ -84,7 +84,7 @@ async def test_a_line_that_is_too_long_and_what_is_no_text_are_told(
     monkeypatch.setattr(coding, "SCAN_LIMIT_BYTES", 1000)
     assert "use bash" in await call.error(tools, "read", path="long", offset=2)
     await box.exec("mkfifo work/pipe")
-    assert "a fifo" in await call.error(tools, "read", path="pipe")
+    assert "not a regular file" in await call.error(tools, "read", path="pipe")
 
 
 async def test_a_directory_is_listed(call: Caller, tools: ToolSet, box: Sandbox) -> None:

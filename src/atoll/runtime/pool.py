@@ -110,7 +110,11 @@ class Pool:
             and what `Runtime.create` raises.
         """
         full = self._full(name)
-        async with self._making.setdefault(name, anyio.Lock()):
+        making = self._making.setdefault(name, anyio.Lock())
+        if not making.locked():
+            with contextlib.suppress(SandboxNotFound):
+                return await self._runtime.get(full)
+        async with making:
             with contextlib.suppress(SandboxNotFound):
                 return await self._runtime.get(full)
             try:

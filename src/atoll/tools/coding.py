@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol
 import anyio
 from pydantic import Field, create_model
 
-from atoll.contract.errors import AtollError, ExecTimeout, InvalidRequest, PathNotDirectory
+from atoll.contract.errors import AtollError, ExecTimeout, InvalidRequest, PathIsDirectory, PathNotDirectory
 from atoll.contract.model import FileEntry, Frozen
 from atoll.runtime.sandbox import Sandbox
 from atoll.tools.tool import Hints, Input, Result, Tool, ToolResult, ToolSet, readable
@@ -46,7 +46,7 @@ DEPTH = 3
 """How many sessions may stand below each other, the first one included."""
 
 # stderr where stdout is, so that a model sees both in the order in which they were written.
-_BASH = 'if command -v bash >/dev/null 2>&1; then exec bash -c "$0" 2>&1; else exec sh -c "$0" 2>&1; fi'
+IN_BASH = 'if command -v bash >/dev/null 2>&1; then exec bash -c "$0" 2>&1; else exec sh -c "$0" 2>&1; fi'
 _LIMITS = f"{LINES} lines or {BYTES // 1024} KB"
 
 
@@ -157,17 +157,16 @@ class ReadResult(Result):
 
 async def _read(ask: Read, view: CodingView) -> ToolResult:
     path = view.path(ask.path)
+    files = view.sandbox.files
     async with view.hinting(path):
-        status = await view.sandbox.files.stat(path)
-        if status.kind == "directory":
-            return _listing(ask, await view.sandbox.files.list(path))
-        if status.kind != "file":
-            raise InvalidRequest(f"{ask.path}: a {status.kind}; files and directories can be read")
-        window = await _window(view, path, ask)
-    content = as_text(window.data, tail=not window.torn)
-    if content is None:
-        about = f"[{status.size} bytes of {media_type(window.head, path)}, which is no text]"
-        return _read_result(about, ReadResult(content="", kind="binary"))
+        try:
+            window = await _window(view, path, ask)
+        except PathIsDirectory:
+            return _listing(ask, await files.list(path))
+        content = as_text(window.data, tail=not window.torn)
+        if content is None:
+            about = f"[{(await files.stat(path)).size} bytes of {media_type(window.head, path)}, which is no text]"
+            return _read_result(about, ReadResult(content="", kind="binary"))
     last = ask.offset + window.lines - 1
     if window.torn:
         note = f"[line {last} is longer than {BYTES // 1024} KB and cut here; bash can read the rest of it]"
@@ -212,6 +211,9 @@ async def _window(view: View, path: str, ask: Read) -> _Window:
     Raises:
         InvalidRequest: there are not so many lines, or not within what is looked through.
     """
+    if ask.offset == 1:
+        begin = await view.sandbox.files.read_bytes(path, limit=BYTES + 1)
+        return _cut(begin, ask.limit, begin[:64])
     head, kept = b"", bytearray()
     to_pass, passed, within, scanned = ask.offset - 1, 0, False, 0
     async with aclosing(view.sandbox.files.stream(path)) as pieces:
@@ -231,7 +233,7 @@ async def _window(view: View, path: str, ask: Read) -> _Window:
             # One line more than is shown tells that there is more.
             if len(kept) > BYTES or kept.count(b"\n") > ask.limit:
                 break
-    if passed < to_pass or (to_pass and not kept):
+    if passed < to_pass or not kept:
         lines = passed + (within and passed < to_pass)
         raise InvalidRequest(f"offset is {ask.offset}, and {ask.path} has {lines} lines")
     return _cut(bytes(kept), ask.limit, head)
@@ -376,7 +378,7 @@ async def _bash(ask: Bash, view: CodingView) -> ToolResult:
     async with view.hinting(view.cwd):
         try:
             done = await view.sandbox.exec_bytes(
-                ["sh", "-c", _BASH, ask.command], cwd=view.cwd, timeout_s=ask.timeout, output_limit_bytes=2 * BYTES
+                ["sh", "-c", IN_BASH, ask.command], cwd=view.cwd, timeout_s=ask.timeout, output_limit_bytes=2 * BYTES
             )
         except ExecTimeout as error:
             # As text, with a line in it that says what was left out where it was long.
