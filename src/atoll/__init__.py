@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     from atoll.runtime.process import Process
     from atoll.runtime.sandbox import Sandbox
     from atoll.settings import Settings
+    from atoll.tools.tool import Tool, ToolResult, ToolSet
 
 __version__ = "0.1.0"
 
@@ -98,6 +99,7 @@ _HOMES = {
     "atoll.runtime.process": "Process",
     "atoll.runtime.sandbox": "Sandbox",
     "atoll.settings": "Settings",
+    "atoll.tools.tool": "Tool ToolResult ToolSet",
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
 
@@ -158,6 +160,9 @@ __all__ = [
     "Shelf",
     "StorageInfo",
     "SystemProcess",
+    "Tool",
+    "ToolResult",
+    "ToolSet",
     "Unenforceable",
     "Usage",
     "open",

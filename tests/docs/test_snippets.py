@@ -69,10 +69,11 @@ def test_public_names_are_exactly_these() -> None:
     names = """
     ArchiveRefused AtollError AuditRecord CallerError CannotSave Capabilities Checkpoint CheckpointNotFound Cut
     DiskFull Event ExecBytes ExecResult ExecTimeout Exited Exported FileChange FileEntry FileError FileStat Files
-    Finding Gap GuestProtocolError ImageStore ImageUnavailable InvalidRequest LaunchFailed Limits Match NetworkPolicy
-    Output PathDenied PathExists PathIsDirectory PathNotDirectory PathNotFound PortRefused Preview Process ProcessInfo
-    ProcessNotFound Runtime RuntimeUnavailable Sandbox SandboxAsleep SandboxDied SandboxError SandboxExists
-    SandboxInfo SandboxNotFound Secret Settings Shelf StorageInfo SystemProcess Unenforceable Usage open
+    Finding Gap GuestProtocolError ImageStore ImageUnavailable InvalidRequest LaunchFailed Limits Match
+    NetworkPolicy Output PathDenied PathExists PathIsDirectory PathNotDirectory PathNotFound PortRefused Preview
+    Process ProcessInfo ProcessNotFound Runtime RuntimeUnavailable Sandbox SandboxAsleep SandboxDied SandboxError
+    SandboxExists SandboxInfo SandboxNotFound Secret Settings Shelf StorageInfo SystemProcess Tool ToolResult
+    ToolSet Unenforceable Usage open
 """.split()
     assert sorted(atoll.__all__) == sorted(names)
     for name in names:
