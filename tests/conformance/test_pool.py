@@ -94,6 +94,8 @@ async def test_names_and_times_that_cannot_be_are_refused(runtime: Runtime) -> N
                 await pool.get(name)
         with pytest.raises(InvalidRequest, match="30 characters"):
             await pool.get("x" * 31)
+        with pytest.raises(InvalidRequest, match="above 0"):
+            pool.sleep_after("a", 0)
         assert await pool.list() == []
     for seconds in (0, -1):
         with pytest.raises(InvalidRequest, match="above 0"):

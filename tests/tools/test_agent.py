@@ -6,6 +6,7 @@ import http.client
 import json
 import os
 import signal
+import tracemalloc
 import urllib.parse
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ import anyio.to_thread
 import pytest
 
 from atoll import Runtime
-from atoll.tools import agent
+from atoll.tools import agent, view
 from atoll.tools.tool import ToolSet
 from tests.waiting import eventually
 
@@ -150,8 +151,15 @@ async def test_files_are_found_by_pattern(call: Caller, tools: ToolSet) -> None:
     assert sorted(found["files"]) == ["g/a.py", "g/h/b.py", "g/x\\xff.py"]
     assert await call(tools, "glob", pattern="*.txt", cwd="/home/user/g") == {"files": ["c.txt"]}
     assert await call(tools, "glob", pattern="*.txt", cwd="g", sandbox="default") == {"files": ["c.txt"]}
-    assert "no sandbox 'oter'" in await call.error(tools, "glob", pattern="*", sandbox="oter")
+    assert "is named 'oter'" in await call.error(tools, "glob", pattern="*", sandbox="oter")
     assert tools["glob"].input_schema()["properties"]["cwd"]["default"] == "/home/user"
+
+
+async def test_a_search_that_takes_too_long_is_given_up(
+    call: Caller, tools: ToolSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(view, "SEARCH_S", 0.001)
+    assert "smaller directory" in await call.error(tools, "glob", pattern="**/nothing", cwd="/")
 
 
 async def test_writes_to_one_file_keep_their_order(call: Caller, tools: ToolSet) -> None:
@@ -339,6 +347,19 @@ async def test_a_transfer_does_not_leave_its_directory(call: Caller, tools: Tool
     assert (await call(tools, "shell", command="ls elsewhere", sandbox="target"))["stdout"] == ""
 
 
+async def test_a_transfer_takes_no_more_memory_than_is_under_way(call: Caller, tools: ToolSet) -> None:
+    await call(tools, "shell", sandbox="builder", command="mkdir big; head -c 64M /dev/zero > big/file")
+    one = {"from_sandbox": "builder", "from_path": "big/file", "to_sandbox": "target", "to_path": "file"}
+    tree = {"from_sandbox": "builder", "from_path": "big", "to_sandbox": "target", "to_path": "big", "recursive": True}
+    for ask in (one, tree):
+        tracemalloc.start()
+        try:
+            assert (await call(tools, "transfer", **ask))["bytes"] == 64 << 20
+            assert tracemalloc.get_traced_memory()[1] < 16 << 20
+        finally:
+            tracemalloc.stop()
+
+
 # ------------------------------------------------------------------------------------------------------ one sandbox
 
 
@@ -363,7 +384,7 @@ async def test_a_sandbox_that_is_dead_is_told_in_the_names_that_the_model_knows(
         await pool.destroy("doomed")
     said = await call.error(bound, "shell", command="true")
     assert "destroyed" in said
-    assert "no sandbox 'doomed'" in await call.error(tools, "read_file", sandbox="doomed", path="x")
+    assert "no sandbox is named 'doomed'" in await call.error(tools, "read_file", sandbox="doomed", path="x")
 
 
 async def test_a_sandbox_that_has_died_can_be_started_again(

@@ -69,7 +69,7 @@ async def test_a_command_runs_in_a_sprite_by_name_or_id(call: Caller, tools: Too
     assert (ran["stdout"], ran["exitCode"]) == ("begun\n", 124)
     assert tools["sprite_exec"].input_schema()["properties"]["timeout"]["default"] == 30000
     said = await call.error(tools, "sprite_exec", name="fist", command="true")
-    assert said == "Error: there is no sprite 'fist' (sprites: 'first'); did you mean 'first'?"
+    assert said == "Error: no sandbox is named 'fist' (sandboxes: 'first'); did you mean 'first'?"
     assert (await call.error(tools, "sprite_exec", name="first")).startswith("Error: the arguments of sprite_exec")
 
 
@@ -147,7 +147,7 @@ async def test_sprites_of_another_session_are_not_there(call: Caller, tools: Too
         assert [each["name"] for each in (await call(tools, "sprite_list"))["sprites"]] == ["first"]
         for name in ("secret", "others.secret", id, "../secret"):
             said = await call.error(tools, "sprite_exec", name=name, command="true")
-            assert said == f"Error: there is no sprite {name!r} (sprites: 'first')"
+            assert said == f"Error: no sandbox is named {name!r} (sandboxes: 'first')"
         said = await call.error(tools, "sprite_restore", name="first", checkpointId=made["id"])
         assert said == f"Error: there is no checkpoint {made['id']!r} (checkpoints: there are none)"
         await others.aclose()

@@ -156,6 +156,9 @@ def test_a_tool_that_needs_what_is_not_there_is_not_offered() -> None:
     class Place:
         abilities = frozenset({"pool"})
 
+        def explain(self, error: AtollError) -> str:
+            return error.message
+
     tools = [made("plain", greet), made("pooled", greet, needs=frozenset({"pool"})), made("no", greet, needs={"x"})]
     assert [tool.name for tool in ToolSet(tools, Place())] == ["plain", "pooled"]
     assert [tool.name for tool in ToolSet(tools)] == ["plain"]

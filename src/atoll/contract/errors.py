@@ -76,6 +76,8 @@ class SandboxNotFound(CallerError, LookupError):
     def __init__(self, name: str, known: list[str]) -> None:
         have = ", ".join(repr(n) for n in known[:8]) or "there are none"
         super().__init__(f"no sandbox is named {name!r} (sandboxes: {have})", name=name, known=known[:64])
+        self.name = name
+        self.known = known
 
 
 class SandboxExists(CallerError, FileExistsError):

@@ -29,14 +29,24 @@ from atoll.contract.errors import (
     SandboxAsleep,
     SandboxDied,
     SandboxExists,
-    SandboxNotFound,
 )
 from atoll.contract.model import FileStat
 from atoll.runtime.imagename import Reference
 from atoll.runtime.pool import DEFAULT, Pool
 from atoll.runtime.sandbox import Sandbox
-from atoll.tools.tool import Hints, Input, Result, Tool, ToolSet, nearest
-from atoll.tools.view import HOME, OUTPUT_LIMIT_BYTES, SEARCH_S, View, as_text, media_type, run, searching, whole
+from atoll.tools.tool import Hints, Input, Result, Tool, ToolSet
+from atoll.tools.view import (
+    HOME,
+    OUTPUT_LIMIT_BYTES,
+    SEARCH_S,
+    Session,
+    View,
+    as_text,
+    media_type,
+    run,
+    searching,
+    whole,
+)
 
 READ_BYTES = 256 * 1024
 READ_LIMIT_BYTES = 4 * 1024 * 1024
@@ -82,40 +92,21 @@ class OneSandbox:
         return error.message
 
 
-class Session:
+class Named(Session):
     """A pool: tools name the sandboxes of its session."""
 
-    abilities = frozenset({"sandbox", "pool"})
-
-    def __init__(self, pool: Pool) -> None:
-        self.pool = pool
-
     async def view(self, ask: Input, *, make: bool = False) -> View:
-        name = self.name(ask)
-        return View(await (self.pool.get(name) if make or name == DEFAULT else self.find(name)))
+        return await self.at(self.name(ask), make=make)
 
-    async def find(self, name: str) -> Sandbox:
-        """The sandbox of this name, or an error with the nearest."""
-        try:
-            return await self.pool.find(name)
-        except SandboxNotFound:
-            raise await self.unknown(name) from None
-
-    async def unknown(self, name: str) -> InvalidRequest:
-        known = [each.name for each in await self.pool.list()]
-        have = ", ".join(repr(each) for each in known[:16]) or "there are none"
-        return InvalidRequest(f"there is no sandbox {name!r} (sandboxes: {have}){nearest(name, known)}")
-
-    async def stopped(self) -> set[str]:
-        """Those that using them does not wake."""
-        return {each.name for each in await self.pool.list() if each.status in {"error", "shutdown"}}
+    async def at(self, name: str, *, make: bool = False) -> View:
+        """The sandbox of this name; with `make`, made if it is not there, as `default` is in any case."""
+        return View(await (self.pool.get(name) if make or name == DEFAULT else self.pool.find(name)))
 
     def name(self, ask: Input) -> str:
         return str(getattr(ask, "sandbox", DEFAULT))
 
     def explain(self, error: AtollError) -> str:
-        """The model knows its sandboxes by their names in the session, and can start one again."""
-        message = error.message.replace(f"'{self.pool.session_id}.", "'")
+        message = super().explain(error)
         if isinstance(error, SandboxDied | SandboxAsleep):
             message += ". If it does not come back by itself, sandbox_create with its name starts it with its files"
         return message
@@ -307,20 +298,21 @@ async def _browse(ask: Browse, place: Place) -> BrowseResult:
     return BrowseResult(url=preview.url)
 
 
-async def _sandbox_create(ask: SandboxCreate, session: Session) -> SandboxCreateResult:
+async def _sandbox_create(ask: SandboxCreate, session: Named) -> SandboxCreateResult:
     _check_image(ask.image, session.pool.image)
     created = True
     try:
         await session.pool.create(ask.sandbox, image=ask.image)
     except SandboxExists:
         created = False
-        found = await session.find(ask.sandbox)
+        found = await session.pool.find(ask.sandbox)
         if "image" in ask.model_fields_set and found.info.image != ask.image:
             raise InvalidRequest(
                 f"the sandbox {ask.sandbox!r} is there already, and made from {found.info.image!r}, not from "
                 f"{ask.image!r}; use it as it is, or make one with another name"
             ) from None
-        if ask.sandbox in await session.stopped():
+        statuses = {each.id: each.status for each in await session.pool.list()}
+        if statuses.get(found.id) in {"error", "shutdown"}:  # using it does not wake it
             await found.wake()
     if created or "sleep_after_ms" in ask.model_fields_set:
         session.pool.sleep_after(ask.sandbox, ask.sleep_after_ms / 1000 or None)
@@ -345,7 +337,7 @@ def _check_image(image: str, own: str) -> None:
         )
 
 
-async def _sandbox_list(_ask: SandboxList, session: Session) -> SandboxListResult:
+async def _sandbox_list(_ask: SandboxList, session: Named) -> SandboxListResult:
     return SandboxListResult(
         sandboxes=[
             ListedSandbox(
@@ -358,8 +350,8 @@ async def _sandbox_list(_ask: SandboxList, session: Session) -> SandboxListResul
     )
 
 
-async def _transfer(ask: Transfer, session: Session) -> TransferResult:
-    source = View(await (session.pool.get() if ask.from_sandbox == DEFAULT else session.find(ask.from_sandbox)))
+async def _transfer(ask: Transfer, session: Named) -> TransferResult:
+    source = await session.at(ask.from_sandbox)
     path, target = source.path(ask.from_path), source.path(ask.to_path)
     async with source.hinting(path):
         status = await source.sandbox.files.stat(path)
@@ -367,7 +359,7 @@ async def _transfer(ask: Transfer, session: Session) -> TransferResult:
         raise InvalidRequest(f"{ask.from_path}: a {status.kind}; files and directories can be copied")
     if status.kind == "directory" and not ask.recursive:
         raise PathIsDirectory(f"{ask.from_path}: a directory; set recursive to true to copy it", number=21)
-    view = View(await session.pool.get(ask.to_sandbox))
+    view = await session.at(ask.to_sandbox, make=True)
     if status.kind == "directory":
         if source.sandbox.id == view.sandbox.id and _is_below(target, path):
             raise InvalidRequest(f"{ask.to_path}: inside of {ask.from_path}; a directory cannot be copied into itself")
@@ -534,7 +526,7 @@ def pool_tools(pool: Pool) -> ToolSet:
             "sleep_after_ms", int(sleep_after_ms) if sleep_after_ms % 1 == 0 else sleep_after_ms
         ),
     )
-    return ToolSet((*NAMING, create, SANDBOX_LIST, TRANSFER), Session(pool))
+    return ToolSet((*NAMING, create, SANDBOX_LIST, TRANSFER), Named(pool))
 
 
 def _defaulting(field: str, default: object) -> tuple[Any, Any]:

@@ -26,49 +26,46 @@ from atoll.contract.errors import (
 from atoll.contract.model import Checkpoint, Status
 from atoll.runtime.pool import Pool, PooledSandbox
 from atoll.runtime.sandbox import Sandbox
-from atoll.tools.tool import Hints, Input, Result, Tool, ToolResult, ToolSet, nearest
-from atoll.tools.view import HOME, OUTPUT_LIMIT_BYTES, TIMED_OUT, run
+from atoll.tools.tool import Hints, Input, Result, Tool, ToolResult, ToolSet
+from atoll.tools.view import HOME, OUTPUT_LIMIT_BYTES, TIMED_OUT, Session, run
 
 CLONE_S = 300
 _CLONE_SHOWN = 2000
 
 
-class Sprites:
+class Sprites(Session):
     """A session, whose sandboxes are called sprites here."""
 
-    abilities = frozenset({"pool"})
-
-    def __init__(self, pool: Pool) -> None:
-        self.pool = pool
-
     def explain(self, error: AtollError) -> str:
-        message = error.message.replace(f"'{self.pool.session_id}.", "'")
-        return f"Error: {message}"
+        return f"Error: {super().explain(error)}"
 
-    async def listed(self, name: str) -> PooledSandbox:
-        """The sprite of this name or id.
-
-        Raises:
-            InvalidRequest: there is none; the message names those that there are.
-        """
-        known = await self.pool.list()
-        for each in (*(one for one in known if one.name == name), *(one for one in known if one.id == name)):
-            return each
-        names = [each.name for each in known]
-        have = ", ".join(repr(each) for each in names[:16]) or "there are none"
-        raise InvalidRequest(f"there is no sprite {name!r} (sprites: {have}){nearest(name, names)}")
-
-    async def find(self, name: str) -> tuple[str, Sandbox]:
+    async def find(self, wanted: str) -> tuple[str, Sandbox]:
         """The sprite of this name or id: its name, and the sandbox.
 
         Raises:
-            InvalidRequest: there is none.
+            SandboxNotFound: there is none.
         """
+        name = wanted
         try:
             return name, await self.pool.find(name)
-        except (SandboxNotFound, InvalidRequest):
-            found = (await self.listed(name)).name
-            return found, await self.pool.find(found)
+        except (SandboxNotFound, InvalidRequest):  # an id is no name that a session could have
+            known = await self.pool.list()
+            names = [each.name for each in known if each.id == wanted]
+            if not names:
+                raise SandboxNotFound(wanted, [each.name for each in known]) from None
+            return names[0], await self.pool.find(names[0])
+
+    async def tell(self, name: str) -> Sprite:
+        """What there is to say of a sprite.
+
+        Raises:
+            SandboxNotFound: it is gone.
+        """
+        known = await self.pool.list()
+        for each in known:
+            if each.name == name:
+                return _sprite(each)
+        raise SandboxNotFound(name, [each.name for each in known])
 
     async def checkpoint(self, sandbox: Sandbox, wanted: str) -> Checkpoint:
         """A checkpoint of just this sprite, by id or name: ids of others are worth nothing here.
@@ -81,9 +78,6 @@ class Sprites:
             if wanted in {each.id, each.name}:
                 return each
         raise CheckpointNotFound(wanted, [each.id for each in known])
-
-    async def tell(self, name: str) -> Sprite:
-        return _sprite(await self.listed(name))
 
 
 # -------------------------------------------------------------------------------------------------- inputs and results

@@ -359,7 +359,7 @@ class Turn:
 @dataclass(frozen=True)
 class _Bound:
     tool: Tool
-    context: Any
+    context: Context | None
     turns: Turns
 
 
@@ -393,8 +393,8 @@ class ToolSet:
         InvalidRequest: two have the same name.
     """
 
-    def __init__(self, tools: Iterable[Tool] = (), context: Any = None) -> None:
-        abilities: frozenset[str] = getattr(context, "abilities", frozenset())
+    def __init__(self, tools: Iterable[Tool] = (), context: Context | None = None) -> None:
+        abilities = frozenset[str]() if context is None else context.abilities
         turns = Turns()
         self._bound = _by_name(_Bound(tool, context, turns) for tool in tools if tool.needs <= abilities)
 
@@ -509,14 +509,13 @@ class ToolSet:
             return _told(error, context)
         except Exception:  # noqa: BLE001 - the one place where calls of models become answers; no traceback is for them
             _log.exception("the tool %s failed with an error that is not about its arguments", tool.name)
-            return failure(
-                f"{tool.name} failed for a reason inside of it, not because of the arguments; trying once more may "
-                "help, and whoever runs it finds the reason in its log",
-                "internal",
-            )
+            return _told(_OurFault(f"{tool.name} failed, and not because of its input; its operator finds why"), context)
 
 
-def _told(error: AtollError, context: Any) -> ToolResult:
-    explain = getattr(context, "explain", None)
-    message = error.message if explain is None else explain(error)
+def _told(error: AtollError, context: Context | None) -> ToolResult:
+    message = error.message if context is None else context.explain(error)
     return failure(message, error.code, retryable=error.retryable)
+
+
+class _OurFault(AtollError):
+    code = "internal"

@@ -1,7 +1,8 @@
-"""One sandbox as tools see it: paths from a directory on, text and what is none, and hints at what is near.
+"""Sandboxes as tools see them: a session's by their names, and one with paths from a directory on.
 
-Knows how a path that a model wrote is read, what a view that is scoped to a directory refuses, when bytes are text,
-and how the output of a command is shown. Refuses to know any tool: the vocabularies share this and nothing else.
+Knows what a model is told of errors in a session, how a path that it wrote is read, what a view that is scoped to a
+directory refuses, when bytes are text, and how the output of a command is shown. Refuses to know any tool: the
+vocabularies share this and nothing else.
 """
 
 from __future__ import annotations
@@ -16,8 +17,16 @@ from dataclasses import dataclass
 
 import anyio
 
-from atoll.contract.errors import AtollError, ExecTimeout, InvalidRequest, PathDenied, PathNotFound
+from atoll.contract.errors import (
+    AtollError,
+    ExecTimeout,
+    InvalidRequest,
+    PathDenied,
+    PathNotFound,
+    SandboxNotFound,
+)
 from atoll.contract.model import Cut
+from atoll.runtime.pool import Pool
 from atoll.runtime.sandbox import Sandbox
 from atoll.tools.tool import nearest
 
@@ -44,6 +53,27 @@ _MAGIC = (
     (b"SQLite format 3\x00", "application/vnd.sqlite3"),
     (b"\x00asm", "application/wasm"),
 )
+
+
+# ---------------------------------------------------------------------------------------------------------- sessions
+
+
+class Session:
+    """The sandboxes of a pool, which a model knows by their names in the session."""
+
+    abilities = frozenset({"sandbox", "pool"})
+
+    def __init__(self, pool: Pool) -> None:
+        self.pool = pool
+
+    def explain(self, error: AtollError) -> str:
+        """The error's message, with the nearest name, and without a word of other sessions."""
+        prefix = f"{self.pool.session_id}."
+        if isinstance(error, SandboxNotFound):
+            if error.name.startswith(prefix):  # asked of the runtime, which knows the sandboxes of all
+                return f"the sandbox {error.name.removeprefix(prefix)!r} is gone"
+            return f"{error.message}{nearest(error.name, error.known)}"
+        return error.message.replace(f"'{prefix}", "'")
 
 
 # ----------------------------------------------------------------------------------------------------------- paths
@@ -213,7 +243,9 @@ OUT_OF_MEMORY = "[killed: the sandbox's memory limit was reached]"
 
 def after(text: str, note: str) -> str:
     """`text`, and a note on a line of its own, if there is one."""
-    return text if not note else f"{text}{'' if not text or text.endswith(chr(10)) else chr(10)}{note}"
+    if not note or not text:
+        return text + note
+    return f"{text}{note}" if text.endswith("\n") else f"{text}\n{note}"
 
 
 def shown(data: bytes, cut: Cut | None) -> str:
