@@ -65,6 +65,11 @@ async def test_a_result_is_text_and_data_and_null_is_the_default() -> None:
         )
 
 
+NESTED: list[object] = []
+for _ in range(10_000):
+    NESTED = [NESTED]
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -77,6 +82,8 @@ async def test_a_result_is_text_and_data_and_null_is_the_default() -> None:
         ("{", ["not JSON"]),
         ("[" * 100_000, ["not JSON"]),
         ("7", ["are 7"]),
+        ({"title": "x", "times": 10**5000}, ["times is a value (int)"]),
+        ({"title": NESTED}, ["title is a value (list)"]),
     ],
 )
 async def test_arguments_that_do_not_fit_are_explained(arguments: object, said: list[str]) -> None:

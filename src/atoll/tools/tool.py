@@ -204,11 +204,11 @@ class Tool:
             raise InvalidRequest(f"{self.name!r} is not a name for a tool; allowed are {NAME_RULE}")
         if not self.description.strip():
             raise InvalidRequest(f"the tool {self.name!r} has no description; a model needs one to choose it")
-        taken = VOCABULARIES.get(self.vocabulary, frozenset()) if self.vocabulary else None
-        if taken is None and any(self.name in names for names in VOCABULARIES.values()):
+        if self.vocabulary is not None:
+            if self.name not in VOCABULARIES.get(self.vocabulary, ()):
+                raise InvalidRequest(f"the vocabulary {self.vocabulary!r} has no tool {self.name!r}")
+        elif any(self.name in names for names in VOCABULARIES.values()):
             raise InvalidRequest(f"{self.name!r} is the name of a built-in tool; give yours another name")
-        if taken is not None and self.name not in taken:
-            raise InvalidRequest(f"the vocabulary {self.vocabulary!r} has no tool {self.name!r}")
 
     def input_schema(self) -> dict[str, Any]:
         """The JSON schema of the input."""
@@ -258,7 +258,8 @@ class Tool:
         fields = []
         for name, about in schema["properties"].items():
             kind = about.get("type", "value")
-            say = "required" if name in required else f"default {pydantic_core.to_json(about['default']).decode()}"
+            default = pydantic_core.to_json(about.get("default")).decode()
+            say = "required" if name in required else f"default {default}"
             fields.append(f"{name} ({kind}, {say})")
         return ", ".join(fields) or "no fields"
 
@@ -298,7 +299,10 @@ def _readable_all(value: Any) -> Any:
 
 
 def _shown(value: object) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # a number of thousands of digits, lists of lists without end
+        return f"a value ({type(value).__name__}) that is too large to be shown"
     return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
 
 
@@ -509,7 +513,9 @@ class ToolSet:
             return _told(error, context)
         except Exception:  # noqa: BLE001 - the one place where calls of models become answers; no traceback is for them
             _log.exception("the tool %s failed with an error that is not about its arguments", tool.name)
-            return _told(_OurFault(f"{tool.name} failed, and not because of its input; its operator finds why"), context)
+            return _told(
+                _OurFault(f"{tool.name} failed, and not because of its input; its operator finds why"), context
+            )
 
 
 def _told(error: AtollError, context: Context | None) -> ToolResult:
