@@ -144,7 +144,7 @@ async def test_a_path_that_is_not_there_is_told_with_the_nearest(call: Caller, t
     assert "NUL" in await call.error(tools, "read_file", path="a\0b")
 
 
-@pytest.mark.proves("glob.pattern", "glob.cwd", "glob.sandbox", "glob->files")
+@pytest.mark.proves("glob.pattern", "glob.cwd", "glob.sandbox", "glob->files", "glob->truncated")
 async def test_files_are_found_by_pattern(call: Caller, tools: ToolSet) -> None:
     await call(tools, "shell", command="mkdir -p g/h; touch g/a.py g/h/b.py g/c.txt g/.d.py g/$(printf 'x\\377').py")
     found = await call(tools, "glob", pattern="g/**/*.py")
@@ -153,6 +153,9 @@ async def test_files_are_found_by_pattern(call: Caller, tools: ToolSet) -> None:
     assert await call(tools, "glob", pattern="*.txt", cwd="g", sandbox="default") == {"files": ["c.txt"]}
     assert "is named 'oter'" in await call.error(tools, "glob", pattern="*", sandbox="oter")
     assert tools["glob"].input_schema()["properties"]["cwd"]["default"] == "/home/user"
+    await call(tools, "shell", command="mkdir many; cd many; seq -f 'file-%05g' 2500 | xargs touch")
+    found = await call(tools, "glob", pattern="many/*")
+    assert (len(found["files"]), found["truncated"]) == (2000, True)
 
 
 async def test_a_search_that_takes_too_long_is_given_up(

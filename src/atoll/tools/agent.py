@@ -34,7 +34,7 @@ from atoll.contract.model import FileStat
 from atoll.runtime.imagename import Reference
 from atoll.runtime.pool import DEFAULT, Pool
 from atoll.runtime.sandbox import Sandbox
-from atoll.tools.tool import Hints, Input, Result, Tool, ToolSet
+from atoll.tools.tool import Context, Hints, Input, Result, Tool, ToolSet
 from atoll.tools.view import (
     HOME,
     OUTPUT_LIMIT_BYTES,
@@ -59,19 +59,14 @@ _SLEEPING = frozenset({"warm", "cold", "shutdown"})
 # ---------------------------------------------------------------------------------------------------------- contexts
 
 
-class Place(Protocol):
+class Place(Context, Protocol):
     """Where the tools work."""
-
-    @property
-    def abilities(self) -> frozenset[str]: ...
 
     async def view(self, ask: Input, *, make: bool = False) -> View:
         """The sandbox that a call is about; with `make`, made if it is not there."""
 
     def name(self, ask: Input) -> str:
         """What the model calls it."""
-
-    def explain(self, error: AtollError) -> str: ...
 
 
 class OneSandbox:
@@ -181,6 +176,8 @@ class Glob(Input):
 
 class GlobResult(Result):
     files: list[str]
+    truncated: bool | None = None
+    """True: there may be more. Unset: these are all."""
 
 
 class Browse(Input):
@@ -283,7 +280,7 @@ async def _glob(ask: Glob, place: Place) -> GlobResult:
     async with view.hinting(cwd):
         with searching():
             found = await view.sandbox.files.glob(ask.pattern, cwd=cwd, limit=GLOB_LIMIT)
-    return GlobResult(files=[entry.name for entry in found])
+    return GlobResult(files=[entry.name for entry in found], truncated=len(found) == GLOB_LIMIT or None)
 
 
 async def _browse(ask: Browse, place: Place) -> BrowseResult:
@@ -306,7 +303,7 @@ async def _sandbox_create(ask: SandboxCreate, session: Named) -> SandboxCreateRe
     except SandboxExists:
         created = False
         found = await session.pool.find(ask.sandbox)
-        if "image" in ask.model_fields_set and found.info.image != ask.image:
+        if "image" in ask.model_fields_set and not _is_same(found.info.image, ask.image):
             raise InvalidRequest(
                 f"the sandbox {ask.sandbox!r} is there already, and made from {found.info.image!r}, not from "
                 f"{ask.image!r}; use it as it is, or make one with another name"
@@ -335,6 +332,10 @@ def _check_image(image: str, own: str) -> None:
             f"the image {image!r} cannot be chosen from here: it names a path or an address of the machine that "
             f"sandboxes run on; allowed are {own!r}, 'host' and images of registries, such as 'python:3.12'"
         )
+
+
+def _is_same(image: str, other: str) -> bool:
+    return Reference.parse(image) == Reference.parse(other)
 
 
 async def _sandbox_list(_ask: SandboxList, session: Named) -> SandboxListResult:
