@@ -285,6 +285,7 @@ async def test_a_child_works_in_its_directory_and_answers(
 ) -> None:
     await box.files.write_text("work/part/data", "of the part")
     await box.files.write_text("work/secret", "of the whole")
+    await box.exec("cd work/part; ln -s ../secret link; ln -s .. up; ln -s data inner; mkdir d; ln -s /etc d/etc")
     prompt = """read {"path": "data"}
 bash {"command": "pwd"}
 write {"path": "made", "content": "by the child"}
@@ -293,7 +294,17 @@ read {"path": "/home/user/work/secret"}
 glob {"pattern": "../*"}
 glob {"pattern": "{..,x}/secret"}
 grep {"pattern": "whole", "path": "/home/user/work"}
-edit {"path": "x/../../secret", "oldText": "of", "newText": "no"}"""
+edit {"path": "x/../../secret", "oldText": "of", "newText": "no"}
+read {"path": "link"}
+write {"path": "up/secret", "content": "overwritten"}
+write {"path": "link", "content": "overwritten"}
+edit {"path": "link", "oldText": "of", "newText": "no"}
+grep {"pattern": "whole", "path": "up"}
+glob {"pattern": "up/sec*"}
+glob {"pattern": "*/etc/passwd"}
+task {"prompt": "x", "cwd": "up"}
+read {"path": "inner"}
+glob {"pattern": "in*"}"""
     done = await call(parent, "task", prompt=prompt, role="reviewer", cwd="part")
     assert done["role"] == "reviewer"
     assert done["status"] == "completed"
@@ -304,11 +315,13 @@ edit {"path": "x/../../secret", "oldText": "of", "newText": "no"}"""
     assert await box.files.read_text("work/part/made") == "by the child"
     assert await box.files.read_text("work/secret") == "of the whole"
     assert "of the whole" not in done["output"]
-    assert sum("outside of /home/user/work/part" in line for line in lines) >= 4
+    assert sum("outside of /home/user/work/part" in line for line in lines) == 10
+    assert "passwd" not in done["output"]
+    assert lines[-2:] == ["of the part", "inner"]
     assert runner.seen == [
         ("reviewer", "/home/user/work/part", 2, ["read", "write", "edit", "bash", "grep", "glob", "task"])
     ]
-    assert [event.kind for event in events] == ["started", *["call"] * 9, "ended"]
+    assert [event.kind for event in events] == ["started", *["call"] * 19, "ended"]
     assert {event.task for event in events} == {done["id"]}
     assert events[0].data == {"role": "reviewer", "cwd": "/home/user/work/part", "depth": 2}
     assert events[-1].data == {"status": "completed"}

@@ -220,7 +220,7 @@ class Pool:
         """Destroy all sandboxes of the session."""
         for each in await self.list():
             with contextlib.suppress(SandboxNotFound):
-                await self._runtime.destroy(f"{self.session_id}.{each.name}")
+                await self.destroy(each.name)
 
     def _full(self, name: str) -> str:
         check_name(name)

@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol
 import anyio
 from pydantic import Field, create_model
 
-from atoll.contract.errors import AtollError, ExecTimeout, InvalidRequest, PathIsDirectory, PathNotDirectory
+from atoll.contract.errors import AtollError, ExecTimeout, InvalidRequest, PathDenied, PathIsDirectory, PathNotDirectory
 from atoll.contract.model import FileEntry, Frozen
 from atoll.runtime.sandbox import Sandbox
 from atoll.tools.tool import Hints, Input, Result, Tool, ToolResult, ToolSet, readable
@@ -125,10 +125,14 @@ class CodingView(View):
         task = TASK if self.tasks is None else _with_roles(self.tasks.runner.roles)
         return ToolSet((READ, WRITE, EDIT, BASH, GREP, GLOB, task), self)
 
-    def child(self, cwd: str | None) -> CodingView:
-        """The view of a child: this sandbox, scoped to a directory in it."""
-        scope = self.within(cwd)
-        return replace(self, cwd=scope.cwd, scoped=True, depth=self.depth + 1)
+    async def child(self, cwd: str) -> CodingView:
+        """The view of a child: this sandbox, scoped to a directory in it.
+
+        Raises:
+            PathDenied: it leads out of this view.
+        """
+        top = posixpath.normpath(await self.reach(cwd))
+        return replace(self, cwd=top, scoped=True, depth=self.depth + 1)
 
 
 def coding_tools(sandbox: Sandbox, *, cwd: str = HOME, tasks: Tasks | None = None) -> ToolSet:
@@ -156,7 +160,7 @@ class ReadResult(Result):
 
 
 async def _read(ask: Read, view: CodingView) -> ToolResult:
-    path = view.path(ask.path)
+    path = await view.reach(ask.path)
     files = view.sandbox.files
     async with view.hinting(path):
         try:
@@ -290,7 +294,7 @@ class WriteResult(Result):
 
 
 async def _write(ask: Write, view: CodingView) -> ToolResult:
-    size = await view.sandbox.files.write_text(view.path(ask.path), ask.content)
+    size = await view.sandbox.files.write_text(await view.reach(ask.path), ask.content)
     result = WriteResult(path=ask.path, size=size).result()
     return result.model_copy(update={"content": readable(f"wrote {size} bytes to {ask.path}")})
 
@@ -311,7 +315,7 @@ class EditResult(Result):
 
 
 async def _edit(ask: Edit, view: CodingView) -> ToolResult:
-    path = view.path(ask.path)
+    path = await view.reach(ask.path)
     files = view.sandbox.files
     async with view.hinting(path):
         data = await files.read_bytes(path, limit=EDIT_LIMIT_BYTES + 1)
@@ -446,7 +450,7 @@ class GrepResult(Result):
 
 
 async def _grep(ask: Grep, view: CodingView) -> ToolResult:
-    path = view.path(ask.path)
+    path = await view.reach(ask.path)
     async with view.hinting(path):
         with searching():
             include = None if ask.include == "*" else ask.include
@@ -476,18 +480,31 @@ class GlobResult(Result):
 
 
 async def _glob(ask: Glob, view: CodingView) -> ToolResult:
-    path = view.path(ask.path)
+    path = await view.reach(ask.path)
     async with view.hinting(path):
         with searching():
             found = await view.sandbox.files.glob(ask.pattern, cwd=path, limit=LINES)
-    for entry in found:
-        view.path(posixpath.join(path, entry.name))  # a pattern may lead out of the scope too
-    files = [_below(ask.path, entry.name) for entry in found]
+            names = await _visible(view, path, [entry.name for entry in found])
+    files = [_below(ask.path, name) for name in names]
     text, count = _fitting(files)
-    truncated = count < len(files) or len(files) == LINES
+    truncated = count < len(files) or len(found) == LINES
     return _found(
         GlobResult(files=files[:count], truncated=truncated).result(), text, count, "files", truncated=truncated
     )
+
+
+async def _visible(view: CodingView, path: str, names: list[str]) -> list[str]:
+    """Those that are in the view: a pattern goes through symlinks to directories too."""
+    if not view.scoped:
+        return names
+    inside: dict[str, bool] = {}
+    for directory in {posixpath.dirname(name) for name in names}:
+        try:
+            await view.reach(posixpath.join(path, directory))
+            inside[directory] = True
+        except PathDenied:
+            inside[directory] = False
+    return [name for name in names if inside[posixpath.dirname(name)]]
 
 
 def _below(directory: str, name: str) -> str:
@@ -522,7 +539,7 @@ async def _task(ask: Task, view: CodingView) -> ToolResult:
     tasks = view.tasks
     if tasks is None:
         raise InvalidRequest("this session can have no children")
-    child = view.child(ask.cwd)
+    child = await view.child(ask.cwd)
     async with view.hinting(child.cwd):
         if (await view.sandbox.files.stat(child.cwd)).kind != "directory":
             raise PathNotDirectory(f"{ask.cwd}: not a directory", number=20, path=ask.cwd)

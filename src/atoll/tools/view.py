@@ -22,6 +22,7 @@ from atoll.contract.errors import (
     ExecTimeout,
     InvalidRequest,
     PathDenied,
+    PathNotDirectory,
     PathNotFound,
     SandboxNotFound,
 )
@@ -38,6 +39,8 @@ OUTPUT_LIMIT_BYTES = 64 * 1024
 """What a model is shown of each stream of a command."""
 
 _NEIGHBOURS = 1000
+_LINKS = 40
+"""Symlinks on the way to a file, as many as the kernel follows."""
 _SNIFFED = 8192
 _MAGIC = (
     (b"\x89PNG\r\n\x1a\n", "image/png"),
@@ -83,7 +86,8 @@ class Session:
 class View:
     """A sandbox, seen from a directory. With `scoped`, file tools see nothing outside of it.
 
-    A scope keeps work where it belongs. It is no wall: commands run in the same sandbox, as the same user.
+    A scope keeps work where it belongs, symlinks included. It is no wall: commands run in the same sandbox, as the same
+    user.
     """
 
     sandbox: Sandbox
@@ -110,17 +114,39 @@ class View:
             raise PathDenied(f"{path}: outside of {self.cwd}, which is all that this session sees", number=1, path=path)
         return plain
 
+    async def reach(self, path: str) -> str:
+        """`path`, and in a scoped view the one that symlinks lead to.
+
+        Raises:
+            InvalidRequest, PathDenied: as `path`, for each symlink on the way.
+        """
+        meant = self.path(path)
+        if not self.scoped:
+            return meant
+        for _ in range(_LINKS):
+            following = await self._follow(meant)
+            if following is None:
+                return meant
+            meant = self.path(following)
+        raise InvalidRequest(f"{path}: too many symlinks")
+
+    async def _follow(self, path: str) -> str | None:
+        """Where the first symlink on the way from the scope's top leads. None: there is none."""
+        at = self.cwd
+        parts = posixpath.relpath(path, self.cwd).split("/")
+        for number, part in enumerate(parts, 1):
+            try:
+                status = await self.sandbox.files.stat(posixpath.join(at, part), follow=False)
+            except (PathNotFound, PathNotDirectory):
+                return None
+            if status.target is not None:
+                return posixpath.join(at, status.target, *parts[number:])
+            at = posixpath.join(at, part)
+        return None
+
     def place(self, path: str) -> tuple[str, str]:
         """What two paths have in common that name the same file in other words: for taking turns."""
         return self.sandbox.id, posixpath.normpath(posixpath.join(self.cwd, path))
-
-    def within(self, cwd: str | None) -> View:
-        """The same sandbox, scoped to a directory in this view.
-
-        Raises:
-            PathDenied: it leads out of this view.
-        """
-        return View(self.sandbox, posixpath.normpath(self.path(cwd or ".")), scoped=True)
 
     @asynccontextmanager
     async def hinting(self, path: str) -> AsyncIterator[None]:
