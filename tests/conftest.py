@@ -51,6 +51,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "core: what also runs as an ordinary user, with and without a range of ids")
     config.addinivalue_line("markers", "proves(*fields): the fields of tools' schemas that a test is about")
     config.addinivalue_line("markers", "rootless: only means something as an ordinary user")
+    config.addinivalue_line("markers", "runtimes(*names): long, and the same with the others")
 
 
 def pytest_collection_finish() -> None:
@@ -59,12 +60,17 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if os.geteuid() != 0:
-        return
-    rootless = [item for item in items if item.get_closest_marker("rootless")]
-    if rootless:
-        config.hook.pytest_deselected(items=rootless)
-        items[:] = [item for item in items if item not in rootless]
+    left_out = [item for item in items if _is_left_out(item)]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
+
+
+def _is_left_out(item: pytest.Item) -> bool:
+    if os.geteuid() == 0 and item.get_closest_marker("rootless"):
+        return True
+    chosen = item.get_closest_marker("runtimes")
+    return chosen is not None and item.callspec.params["runtime_name"] not in chosen.args  # type: ignore[attr-defined]
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -76,6 +76,7 @@ async def test_the_loopback_of_the_host_is_not_reached_by_any_name(box: Sandbox,
     assert world.dialled == []
 
 
+@pytest.mark.runtimes("crun")
 async def test_a_thousand_connections_that_say_nothing_take_a_bounded_share_and_are_given_back(
     box: Sandbox, runtime: Runtime, bystander: Sandbox
 ) -> None:

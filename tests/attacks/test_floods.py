@@ -127,6 +127,7 @@ print(len(names))
     assert os.listdir(tmp_path) == ["names"]
 
 
+@pytest.mark.runtimes("crun", "runsc")
 async def test_a_huge_directory_is_listed_with_bounded_memory_while_others_work(victim: Sandbox) -> None:
     count = 10_000
     said = await victim.exec([PROBE, "litter", "/tmp/litter", str(count)], timeout_s=60)
