@@ -271,7 +271,7 @@ async def test_processes_that_a_save_would_lose_are_left_alone(runtime: Runtime,
             await sandbox.sleep()
             assert await status(runtime, "waiting") == "cold"
             return
-        for save in (sandbox.sleep, sandbox.shutdown, sandbox.checkpoint, sandbox.fork):
+        for save in (sandbox.sleep, sandbox.checkpoint, sandbox.fork):
             with pytest.raises(CannotSave, match=r"epoll.*\(python3 -c"):
                 await save()
         await connection.send(b"still here\n")
@@ -284,6 +284,11 @@ async def test_processes_that_a_save_would_lose_are_left_alone(runtime: Runtime,
         connection = await sandbox.dial(8080)
         await connection.send(b"awake\n")
         assert await connection.receive() == b"awake\n"
+        # And nobody inside can keep it from being shut down.
+        await sandbox.shutdown()
+        assert await status(runtime, "waiting") == "shutdown"
+        await sandbox.wake()
+        assert await sandbox.waiting() == []
 
 
 async def test_one_that_ends_with_its_clients_cannot_sleep(runtime: Runtime) -> None:

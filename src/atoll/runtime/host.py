@@ -696,7 +696,9 @@ class Runtime:
         if count < 1 or len(names) != count:
             raise InvalidRequest(f"{count} forks with {len(names)} names cannot be; give as many names as forks")
         async with self._as_it_was(source, checkpoint) as record:
-            allowed = self._spec_of(self._records.lookup(source)) or record.spec
+            allowed = record.spec
+            with contextlib.suppress(SandboxNotFound):  # of the sandbox whose files and secrets these are
+                allowed = self._spec_of(self._records.lookup(record.checkpoint.sandbox)) or allowed
             return await self._fork(record, names, allowed=allowed, kept=checkpoint is not None)
 
     @contextlib.asynccontextmanager

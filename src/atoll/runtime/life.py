@@ -203,10 +203,28 @@ class Life:
             _require_lasting(manifest)
             if not await self._runs(manifest, driver):
                 self._write(manifest, state=state)
-            elif driver.capabilities.memory_checkpoint:
+            elif await self._keeps_processes(manifest, driver, state):
                 await self._save(manifest, driver, lock, state)
             else:
                 await self._end(manifest, driver, state)
+
+    async def _keeps_processes(self, manifest: Manifest, driver: Driver, state: Literal["cold", "shutdown"]) -> bool:
+        """Whether its processes are written to disk when they end.
+
+        Raises:
+            CannotSave: they would be lost, and nobody has said that they may be.
+        """
+        if not driver.capabilities.memory_checkpoint:
+            return False
+        try:
+            await self._require_savable(manifest, driver)
+        except CannotSave as error:
+            if state != "shutdown":
+                raise
+            # Nobody inside is to be able to keep a sandbox from being shut down.
+            _log.warning("the processes of %s end with its shutdown: %s", manifest.spec.name, error.message)
+            return False
+        return True
 
     async def _end(self, manifest: Manifest, driver: Driver, state: Literal["cold", "shutdown"]) -> None:
         self._records.adopt(manifest.id)
@@ -222,7 +240,6 @@ class Life:
         image: Path | None = None,
     ) -> None:
         """Write its processes to `image`, or to a place of its own, and end them. The manifest names it before that."""
-        await self._require_savable(manifest, driver)
         directory = self._records.directory(manifest.id)
         self._records.adopt(manifest.id)
         asleep = self._write(manifest, state=state, memory=str(image or f"memory-{manifest.run}"))
@@ -275,18 +292,23 @@ class Life:
 
             if not await self._runs(manifest, driver) or not unused():
                 return False
-            async with driver.held(directory) if driver.capabilities.freeze else contextlib.nullcontext():
-                if not unused():
-                    return False
-                if not driver.capabilities.memory_checkpoint:
-                    await self._end(manifest, driver, "cold")
-                    return True
+            saves = stays = False
             try:
-                await self._save(manifest, driver, lock, "cold")
+                saves = await self._keeps_processes(manifest, driver, "cold")
             except CannotSave:
                 if not driver.capabilities.freeze:
                     raise
+                stays = True
+            async with driver.held(directory) if driver.capabilities.freeze else contextlib.nullcontext():
+                if not unused():
+                    return False
+                if not saves and not stays:
+                    await self._end(manifest, driver, "cold")
+                    return True
+            if stays:
                 await driver.freeze(directory)
+            else:
+                await self._save(manifest, driver, lock, "cold")
             return True
 
     async def freeze(self, id: str) -> None:
@@ -325,6 +347,7 @@ class Life:
                 await anyio.to_thread.run_sync(partial(shutil.copytree, asleep, saved, copy_function=os.link))
             if with_memory and running:
                 _require_lasting(manifest)
+                await self._require_savable(manifest, driver)
                 self._checkpoints.directory(new_id).mkdir(mode=0o700)
                 await self._save(manifest, driver, lock, "cold", saved)
                 manifest = await self._seal(self._read(id), driver, new_id if keep else None)
@@ -428,7 +451,8 @@ class Life:
                 driver,
                 self._checkpoints.memory(record) if driver.capabilities.memory_checkpoint else None,
                 spec=manifest.spec.model_copy(update={"image": record.spec.image}),
-                **{**record.ground(), "limits": manifest.limits},
+                # What it was given when it was made stays its own, whosever checkpoint it is.
+                **{**record.ground(), "limits": manifest.limits, "env": manifest.env, "sealed": manifest.sealed},
                 top=self._layers.new(),
                 copied=None,
                 checkpoint=record.checkpoint.id,

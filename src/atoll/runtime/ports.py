@@ -210,7 +210,7 @@ class _Door:
 
     def refuse(self, status: int, reason: str) -> Answer:
         answer = page(status, "This request cannot be served", f"It was refused: {reason[:200]}.", html=False)
-        return Answer(answer.status, [*answer.headers, (b"Connection", b"close")], answer.body)
+        return Answer(answer.status, [*answer.headers, _CLOSE], answer.body)
 
     def admit(self, request: h11.Request) -> _Admitted | Answer:
         host = header(request.headers, b"host")
@@ -349,12 +349,14 @@ class _Admitted:
 
 _SCOPE = b"service-worker-allowed"
 """Below a path, a script must not come to stand before the pages of others."""
+_CLOSE = (b"Connection", b"close")
 _PRIVATE: Headers = [(b"Cache-Control", b"no-store"), (b"Referrer-Policy", b"no-referrer")]
 
 
 def _nothing_here(request: h11.Request) -> Answer:
     text = "If you were given an address, open it whole, as it is: it may have been cut short, or its time is over."
-    return page(404, "There is nothing here", text, html=_wants_html(request))
+    answer = page(404, "There is nothing here", text, html=_wants_html(request))
+    return Answer(answer.status, [*answer.headers, _CLOSE], answer.body)  # who has no token does not stay
 
 
 def _wants_html(request: h11.Request) -> bool:

@@ -33,6 +33,8 @@ HEAD_BYTES = 64 * 1024
 """What the head of a request, or of a response, may take."""
 HEAD_S = 15.0
 """How long a client may take for the head of a request, once it has begun."""
+FIRST_S = 10.0
+"""How long a client may say nothing that has just come."""
 IDLE_S = 60.0
 """How long a connection may stand unused between requests."""
 STALL_S = 120.0
@@ -260,6 +262,7 @@ class _Visit:
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_BYTES)
         self._server: _Server | None = None
         self._method = b""
+        self._served = False
 
     async def run(self) -> None:
         try:
@@ -284,7 +287,7 @@ class _Visit:
             http.start_next_cycle()
         begun = False
         try:
-            with anyio.move_on_after(IDLE_S) as patience:
+            with anyio.move_on_after(IDLE_S if self._served else FIRST_S) as patience:
                 while (event := http.next_event()) is h11.NEED_DATA:
                     if not begun and http.trailing_data[0]:
                         begun = True
@@ -300,6 +303,7 @@ class _Visit:
 
     async def _serve(self, request: h11.Request) -> None:
         """Have one request answered."""
+        self._served = True
         started = time.monotonic()
         self._method = request.method
         wrong = _wrong(request)

@@ -322,8 +322,8 @@ class Sandbox:
         return await self._collect(Op.PS, _system_process)
 
     async def waiting(self) -> list[SystemProcess]:
-        """The processes that have a TCP socket and may wait for it with `epoll`."""
-        return await self._collect(Op.PS, _system_process, encode_fields(((Tag.WAITING, 1),)))
+        """The processes that have a TCP socket and may wait for it with `epoll`. To ask is no use of the sandbox."""
+        return await self._collect(Op.PS, _system_process, encode_fields(((Tag.WAITING, 1), (Tag.IDLE, 1))))
 
     async def kill(self, process_id: int, signal: int = signals.SIGKILL, *, tree: bool = True) -> None:
         """Send a signal to a spawned process, with `tree` to every process that it started as well.

@@ -347,13 +347,18 @@ static void release_hold(struct client *c)
         thaw_unless_held();
 }
 
-static void wake(void)
+static void rouse(void)
 {
-    note_use();
     if (warm) {
         warm = false;
         thaw_unless_held();
     }
+}
+
+static void wake(void)
+{
+    note_use();
+    rouse();
 }
 
 /* Idle for as long as it may be: until when, or -1. */
@@ -593,8 +598,9 @@ static struct client *take_guest_frame(uint8_t *frame)
         *at = s->next;
         c->streams--;
         open_streams -= !s->idle;
+        if (!s->idle)
+            note_use();
         free(s);
-        note_use();
     }
     return c;
 }
@@ -643,7 +649,8 @@ static void take_from_guest(void)
 
 /* ---- clients to guest ---- */
 
-/* Check one frame of a client's and make it the guest's. 1: pass it on; 0: drop it; -1: drop the client. */
+/* Check one frame of a client's and make it the guest's. 1: pass it on; 2: pass it on, though it is no use of the
+ * sandbox; 0: drop it; -1: drop the client. */
 static int take_client_frame(struct client *c, uint8_t *frame)
 {
     struct header h = header_at(frame);
@@ -684,7 +691,7 @@ static int take_client_frame(struct client *c, uint8_t *frame)
         s->credit[h.channel] += more;
     }
     memcpy(frame, &h, sizeof h);
-    return 1;
+    return s->idle ? 2 : 1;
 }
 
 static void take_from_client(struct client *c)
@@ -709,8 +716,10 @@ static void take_from_client(struct client *c)
         verdict = take_client_frame(c, frame);
         if (verdict < 0)
             break;
-        if (verdict)
+        if (verdict == 1)
             wake();
+        else if (verdict)
+            rouse();
         if (verdict == 0 || !run) {
             if (run)
                 to_the_guest(run, run_size);
