@@ -126,7 +126,7 @@ async def test_exec_returns_when_its_main_process_ends_though_a_child_holds_stdo
         result = await shared.exec("sleep 31536000 & echo done")
     assert (result.stdout, result.exit_code) == ("done\n", 0)
     # It goes on: a command that ended by itself has killed nobody.
-    assert await running(shared, "sleep 31536000")
+    await until_running(shared, "sleep 31536000")
     [left] = [process for process in await shared.processes() if process.live and "31536000" in process.command]
     assert left.exit_code == 0
     await shared.kill(left.id)

@@ -239,7 +239,7 @@ async def test_the_sandbox_kills_by_id_the_tree_or_the_main_process(shared: Sand
     await read_until(process, b"ready")
     await shared.kill(process.id, signal.SIGTERM, tree=False)
     assert (await process.wait()).exit_code == 3
-    assert await running(shared, "sleep 31536704")
+    await until_running(shared, "sleep 31536704")
     await shared.kill(process.id)
     await until_gone(shared, "sleep 31536704")
 
