@@ -163,3 +163,17 @@ async def test_what_is_no_secret_is_refused_and_not_repeated(runtime: Runtime) -
         with pytest.raises(InvalidRequest) as refused:
             await runtime.create(**wrong)
         assert VALUE not in str(refused.value) + repr(refused.value.to_dict())
+
+
+async def test_a_checkpoint_of_another_brings_its_files_and_not_its_secrets(runtime: Runtime, as_root: None) -> None:
+    own = await runtime.create("own", secret_env={"TOKEN": "mine"})
+    other = await runtime.create("other", secret_env={"TOKEN": "theirs"})
+    await other.files.write_text("f", "from the other ")
+    checkpoint = await other.checkpoint()
+    await own.restore(checkpoint.id)
+    async with atoll.open(runtime.state_dir) as elsewhere:
+        for sandbox in (own, await elsewhere.get("own")):
+            assert (await sandbox.exec("cat f; echo $TOKEN")).stdout == "from the other mine\n"
+    for sandbox in (own, other):
+        await sandbox.destroy()
+    await runtime.delete_checkpoint(checkpoint.id)
