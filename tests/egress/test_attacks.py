@@ -18,6 +18,29 @@ OPEN = ("*", "0.0.0.0/0", "::/0")
 """All that can be allowed without naming an address that is not public."""
 
 
+class Whole(ByteStream):
+    """A client that has said all before anybody reads, and what it is answered."""
+
+    def __init__(self, said: bytes) -> None:
+        self._said = said
+        self.answer = b""
+
+    async def receive(self, max_bytes: int = 65536) -> bytes:
+        if not self._said:
+            raise anyio.EndOfStream
+        said, self._said = self._said[:max_bytes], self._said[max_bytes:]
+        return said
+
+    async def send(self, item: bytes) -> None:
+        self.answer += item
+
+    async def send_eof(self) -> None:
+        pass
+
+    async def aclose(self) -> None:
+        pass
+
+
 async def statuses(proxy: Proxied, host: str, port: int = 443) -> tuple[bytes, bytes, int]:
     """What each protocol says to a wish for `host`: the status of CONNECT and of GET, and the code of SOCKS."""
     bracketed = f"[{host}]" if ":" in host else host
@@ -163,6 +186,26 @@ async def test_endless_headers_are_cut_off(world: World, tmp_path: Path) -> None
         assert (await stream.receive()).startswith(b"HTTP/1.1 431 ")
         assert [record.verdict for record in proxy.records()] == ["denied"]
     assert world.looked_up == []
+
+
+async def test_a_head_that_comes_at_once_is_bounded_as_one_that_comes_bit_by_bit(world: World, tmp_path: Path) -> None:
+    beginning = b"GET http://example.com/ HTTP/1.1\r\nHost: x\r\nX: "
+    async with proxied(world, tmp_path, *OPEN) as proxy:
+        whole = Whole(beginning + b"y" * egress.HEAD_BYTES + b"\r\n\r\n")
+        assert await proxy.proxy.serve(whole)
+        assert whole.answer.startswith(b"HTTP/1.1 431 ")
+        assert [record.verdict for record in proxy.records()] == ["denied"]
+    assert world.looked_up == []
+
+
+async def test_nonsense_takes_no_more_of_the_records_than_anything_else(world: World, tmp_path: Path) -> None:
+    async with proxied(world, tmp_path, *OPEN) as proxy:
+        await proxy.say(b"GET http://example.com/ HTTP/1.1\r\nHost: x\r\n\x1b" + b"y" * 50_000 + b"\r\n\r\n")
+        (record,) = proxy.records()
+    assert record.reason is not None
+    assert record.reason.startswith("that is no HTTP: ")
+    assert record.reason.isprintable()
+    assert len(record.reason) <= 400
 
 
 @pytest.mark.parametrize(

@@ -282,7 +282,7 @@ class Proxy:
         return found
 
     async def _dial(self, attempt: _Attempt, addresses: Sequence[Address]) -> ByteStream:
-        """Connect to the first of the addresses that answers.
+        """Connect to the first of the addresses that answers, of those that are still allowed when it is their turn.
 
         Raises:
             _Refused: none does.
@@ -290,6 +290,10 @@ class Proxy:
         refused = _Refused(502, f"{attempt.asked_host} has no address", 4, "failed")
         for address in addresses:
             attempt.address = address
+            judged = self._gate().among(attempt.host, attempt.port, [address])
+            if isinstance(judged, Refusal):  # since it was admitted, the policy has changed
+                refused = _Refused(403, str(judged), 2)
+                continue
             where = f"{attempt.asked_host}:{attempt.port} at {address}"
             try:
                 with anyio.fail_after(DIAL_S):
@@ -313,7 +317,7 @@ class Proxy:
                 port=attempt.port or None,
                 address=None if attempt.address is None else str(attempt.address),
                 verdict=attempt.verdict,
-                reason=attempt.reason,
+                reason=None if attempt.reason is None else _shown(attempt.reason),
                 sent_bytes=attempt.sent_bytes,
                 received_bytes=attempt.received_bytes,
                 ended=ended,
@@ -527,6 +531,8 @@ def _read_request(request: h11.Request) -> tuple[_Attempt, bytes]:
     """
     if request.http_version not in {b"1.0", b"1.1"}:
         raise _Refused(400, "of HTTP there are the versions 1.0 and 1.1")
+    if len(request.target) + sum(len(name) + len(value) for name, value in request.headers) > HEAD_BYTES:
+        raise _Refused(431, f"the head of a request takes {HEAD_BYTES} bytes at most")  # h11 lets pass what comes whole
     target = request.target.decode("ascii", errors="replace")
     if request.method == b"CONNECT":
         host, port = _split_authority(target)
@@ -585,13 +591,18 @@ def _authority(host: str | Address, port: int) -> bytes:
 
 def _http_reply(refused: _Refused) -> bytes:
     """Many clients show of an answer to CONNECT the first line alone, so that says it all."""
-    text = refused.text.encode("ascii", errors="replace").decode()
-    shown = "".join(character if character.isprintable() else "?" for character in text)[:_REASON_CHARACTERS]
+    shown = _shown(refused.text)
     body = f"atoll: {shown}\n"
     return (
         f"HTTP/1.1 {refused.status} {_PHRASES.get(refused.status, 'Refused')}: {shown}\r\n"
         f"Content-Type: text/plain; charset=utf-8\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n{body}"
     ).encode()
+
+
+def _shown(reason: str) -> str:
+    """A reason in one line that is not long: it may hold what a client said."""
+    text = reason[:_REASON_CHARACTERS].encode("ascii", errors="replace").decode()
+    return "".join(character if character.isprintable() else "?" for character in text)
 
 
 # ------------------------------------------------------------------------------------------------------------ SOCKS
