@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import threading
 from contextlib import suppress
+from ipaddress import ip_address
 from pathlib import Path
 
 import anyio
 import pytest
 from anyio.abc import ByteStream
 
+from atoll.contract.network import Address
 from atoll.runtime import egress
 from tests.egress.world import SITE, Proxied, World, everything, proxied, serving
-from tests.waiting import eventually
 
 OPEN = ("*", "0.0.0.0/0", "::/0")
 """All that can be allowed without naming an address that is not public."""
@@ -270,29 +274,40 @@ async def test_who_is_slow_to_say_what_it_wants_is_let_go(
         assert await proxy.socks("example.com", 443) == 0
 
 
-async def test_names_that_are_never_answered_do_not_take_the_threads_of_others(
+async def test_names_that_nobody_answers_take_so_many_threads_and_no_more_until_they_are_answered(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked, most = 0, 0
+    asked: list[str] = []
+    answered = threading.Event()
 
-    async def never(name: str) -> list[object]:
-        nonlocal asked, most
-        asked += 1
-        most = max(most, asked)
-        try:
-            await anyio.sleep_forever()
-        finally:
-            asked -= 1
-        return []
+    def late(name: str) -> list[Address]:
+        asked.append(name)
+        answered.wait(60)
+        return [ip_address(SITE)]
 
-    monkeypatch.setattr(egress, "RESOLVE_S", 0.3)
-    world.outside = egress.Outside(resolve=never, dial=world.outside.dial)  # type: ignore[arg-type]
-    async with proxied(world, tmp_path, "*") as proxy, anyio.create_task_group() as group:
-        for number in range(40):
-            group.start_soon(proxy.tunnel, f"n{number}.test:443")
-        await eventually(lambda: most == 8, "some are looked up")
-    assert most == 8
-    assert asked == 0
+    monkeypatch.setattr(egress, "RESOLVE_S", 0.1)
+    world.outside = egress.Outside(resolve=late, dial=world.outside.dial)
+    async with proxied(world, tmp_path, "*") as proxy:
+        async with anyio.create_task_group() as group:
+            for number in range(20):
+                group.start_soon(proxy.tunnel, f"n{number}.test:443")
+        assert len(asked) == 8
+        assert {record.verdict for record in proxy.records()} == {"failed"}
+        monkeypatch.setattr(egress, "RESOLVE_S", 20.0)
+        answered.set()
+        assert await proxy.socks("example.com", 443) == 0
+
+
+def test_a_name_that_nobody_answers_keeps_no_process_from_its_exit() -> None:
+    program = """
+import anyio, threading
+from atoll.runtime.egress import _in_thread
+async def main():
+    with anyio.move_on_after(0.05):
+        await _in_thread(threading.Event().wait, lambda: None)
+anyio.run(main)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
 
 async def test_what_is_asked_for_cannot_forge_a_record_or_a_header(world: World, tmp_path: Path) -> None:

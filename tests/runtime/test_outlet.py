@@ -17,6 +17,7 @@ from atoll.contract.errors import GuestProtocolError
 from atoll.contract.model import SandboxSpec
 from atoll.contract.network import NetworkPolicy
 from atoll.runtime import outlet as outlet_module
+from atoll.runtime import ports
 from atoll.runtime.link import Link
 from atoll.runtime.outlet import PORT, Outlet, Outlets
 from atoll.runtime.sandbox import _listening_aside
@@ -61,9 +62,9 @@ async def place(tmp_path: Path) -> AsyncIterator[Place]:
 
 
 @contextmanager
-def no_descriptors() -> Iterator[None]:
+def descriptors(most: int) -> Iterator[None]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
     try:
         yield
     finally:
@@ -133,7 +134,7 @@ async def test_a_malformed_end_of_a_connection_that_was_answered_ends_its_sandbo
 async def test_a_policy_that_cannot_be_read_for_a_while_lets_nothing_pass_meanwhile(place: Place) -> None:
     assert place.allows("example.com")
     place.allow("example.org")
-    with no_descriptors():
+    with descriptors(3):
         assert not place.allows("example.com")
         assert not place.allows("example.org")
     assert not place.allows("example.com")
@@ -146,7 +147,7 @@ async def test_who_cannot_read_a_policy_stops_serving_and_goes_on_when_it_can(
     monkeypatch.setattr(outlet_module, "_LOOK_S", 0.01)
     _, guest = await connected(place, Guest)
     place.allow("example.org")
-    with no_descriptors():
+    with descriptors(3):
         place.outlet.look()
     await eventually(lambda: guest.connections == 2, "it is served again")
     assert place.allows("example.org")
@@ -166,3 +167,9 @@ async def test_an_error_that_nobody_expects_ends_neither_the_watch_nor_the_runti
     place.allow("example.org")
     assert place.allows("example.org")
     await guest.peer.aclose()
+
+
+async def test_what_leaves_and_what_is_previewed_do_not_take_all_descriptors(place: Place) -> None:
+    with descriptors(1024):
+        outlets = Outlets(place.tasks)
+    assert outlets.connections.value + ports.MOST_CONNECTIONS <= 1024 - 256
