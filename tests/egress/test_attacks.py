@@ -3,19 +3,46 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import threading
 from contextlib import suppress
+from ipaddress import ip_address
 from pathlib import Path
 
 import anyio
 import pytest
 from anyio.abc import ByteStream
 
+from atoll.contract.network import Address
 from atoll.runtime import egress
 from tests.egress.world import SITE, Proxied, World, everything, proxied, serving
-from tests.waiting import eventually
 
 OPEN = ("*", "0.0.0.0/0", "::/0")
 """All that can be allowed without naming an address that is not public."""
+
+
+class Whole(ByteStream):
+    """A client that has said all before anybody reads, and what it is answered."""
+
+    def __init__(self, said: bytes) -> None:
+        self._said = said
+        self.answer = b""
+
+    async def receive(self, max_bytes: int = 65536) -> bytes:
+        if not self._said:
+            raise anyio.EndOfStream
+        said, self._said = self._said[:max_bytes], self._said[max_bytes:]
+        return said
+
+    async def send(self, item: bytes) -> None:
+        self.answer += item
+
+    async def send_eof(self) -> None:
+        pass
+
+    async def aclose(self) -> None:
+        pass
 
 
 async def statuses(proxy: Proxied, host: str, port: int = 443) -> tuple[bytes, bytes, int]:
@@ -165,6 +192,26 @@ async def test_endless_headers_are_cut_off(world: World, tmp_path: Path) -> None
     assert world.looked_up == []
 
 
+async def test_a_head_that_comes_at_once_is_bounded_as_one_that_comes_bit_by_bit(world: World, tmp_path: Path) -> None:
+    beginning = b"GET http://example.com/ HTTP/1.1\r\nHost: x\r\nX: "
+    async with proxied(world, tmp_path, *OPEN) as proxy:
+        whole = Whole(beginning + b"y" * egress.HEAD_BYTES + b"\r\n\r\n")
+        assert await proxy.proxy.serve(whole)
+        assert whole.answer.startswith(b"HTTP/1.1 431 ")
+        assert [record.verdict for record in proxy.records()] == ["denied"]
+    assert world.looked_up == []
+
+
+async def test_nonsense_takes_no_more_of_the_records_than_anything_else(world: World, tmp_path: Path) -> None:
+    async with proxied(world, tmp_path, *OPEN) as proxy:
+        await proxy.say(b"GET http://example.com/ HTTP/1.1\r\nHost: x\r\n\x1b" + b"y" * 50_000 + b"\r\n\r\n")
+        (record,) = proxy.records()
+    assert record.reason is not None
+    assert record.reason.startswith("that is no HTTP: ")
+    assert record.reason.isprintable()
+    assert len(record.reason) <= 400
+
+
 @pytest.mark.parametrize(
     "said",
     [
@@ -227,29 +274,40 @@ async def test_who_is_slow_to_say_what_it_wants_is_let_go(
         assert await proxy.socks("example.com", 443) == 0
 
 
-async def test_names_that_are_never_answered_do_not_take_the_threads_of_others(
+async def test_names_that_nobody_answers_take_so_many_threads_and_no_more_until_they_are_answered(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked, most = 0, 0
+    asked: list[str] = []
+    answered = threading.Event()
 
-    async def never(name: str) -> list[object]:
-        nonlocal asked, most
-        asked += 1
-        most = max(most, asked)
-        try:
-            await anyio.sleep_forever()
-        finally:
-            asked -= 1
-        return []
+    def late(name: str) -> list[Address]:
+        asked.append(name)
+        answered.wait(60)
+        return [ip_address(SITE)]
 
-    monkeypatch.setattr(egress, "RESOLVE_S", 0.3)
-    world.outside = egress.Outside(resolve=never, dial=world.outside.dial)  # type: ignore[arg-type]
-    async with proxied(world, tmp_path, "*") as proxy, anyio.create_task_group() as group:
-        for number in range(40):
-            group.start_soon(proxy.tunnel, f"n{number}.test:443")
-        await eventually(lambda: most == 8, "some are looked up")
-    assert most == 8
-    assert asked == 0
+    monkeypatch.setattr(egress, "RESOLVE_S", 0.1)
+    world.outside = egress.Outside(resolve=late, dial=world.outside.dial)
+    async with proxied(world, tmp_path, "*") as proxy:
+        async with anyio.create_task_group() as group:
+            for number in range(20):
+                group.start_soon(proxy.tunnel, f"n{number}.test:443")
+        assert len(asked) == 8
+        assert {record.verdict for record in proxy.records()} == {"failed"}
+        monkeypatch.setattr(egress, "RESOLVE_S", 20.0)
+        answered.set()
+        assert await proxy.socks("example.com", 443) == 0
+
+
+def test_a_name_that_nobody_answers_keeps_no_process_from_its_exit() -> None:
+    program = """
+import anyio, threading
+from atoll.runtime.egress import _in_thread
+async def main():
+    with anyio.move_on_after(0.05):
+        await _in_thread(threading.Event().wait, lambda: None)
+anyio.run(main)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
 
 async def test_what_is_asked_for_cannot_forge_a_record_or_a_header(world: World, tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import resource
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -21,6 +23,20 @@ def record(id: str, **fields: object) -> AuditRecord:
 def small(monkeypatch: pytest.MonkeyPatch) -> int:
     monkeypatch.setattr(audit, "LIMIT_BYTES", 4096)
     return 4096
+
+
+@pytest.fixture
+def limit() -> Iterator[Callable[[int, int], None]]:
+    """Sets a limit of this process, until the test ends."""
+    before: dict[int, tuple[int, int]] = {}
+
+    def set_to(kind: int, most: int) -> None:
+        before.setdefault(kind, resource.getrlimit(kind))
+        resource.setrlimit(kind, (most, before[kind][1]))
+
+    yield set_to
+    for kind, limits in before.items():
+        resource.setrlimit(kind, limits)
 
 
 def test_what_is_kept_is_bounded_and_the_latest(tmp_path: Path, small: int) -> None:
@@ -62,6 +78,37 @@ async def test_records_are_followed_into_the_next_file(
         assert (await anext(following)).id == str(number)
     assert (tmp_path / audit.EARLIER).exists()
     trail.close()
+
+
+def test_a_new_file_that_cannot_be_begun_leaves_the_old_one_to_write_to(
+    tmp_path: Path, small: int, limit: Callable[[int, int], None]
+) -> None:
+    trail = audit.Trail(tmp_path)
+    trail.write(record("full", host="h" * 3700))
+    limit(resource.RLIMIT_NOFILE, 3)
+    for _ in range(2):
+        with pytest.raises(OSError, match="Too many open files"):
+            trail.write(record("refused", host="h" * 3700))
+    trail.write(record("short"))
+    limit(resource.RLIMIT_NOFILE, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+    trail.write(record("next", host="h" * 3700))
+    trail.close()
+    assert [each.id for each in audit.read(tmp_path)] == ["full", "short", "next"]
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_record_that_is_written_in_part_is_none(tmp_path: Path, limit: Callable[[int, int], None]) -> None:
+    trail = audit.Trail(tmp_path)
+    trail.write(record("first"))
+    size = (tmp_path / audit.CURRENT).stat().st_size
+    limit(resource.RLIMIT_FSIZE, size + 20)  # as a disk that has room for 20 bytes
+    with pytest.raises(OSError, match="No space left"):
+        trail.write(record("torn"))
+    assert (tmp_path / audit.CURRENT).stat().st_size == size
+    limit(resource.RLIMIT_FSIZE, resource.getrlimit(resource.RLIMIT_FSIZE)[1])
+    trail.write(record("second"))
+    trail.close()
+    assert [each.id for each in audit.read(tmp_path)] == ["first", "second"]
 
 
 async def test_what_cannot_be_written_down_does_not_leave(world: World, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import anyio
 import pytest
 from anyio.abc import ByteStream
 
-from atoll.contract.network import Indexes
+from atoll.contract.network import Address, Indexes
 from atoll.runtime.egress import Dial, Outside, TakeOver
 from atoll.runtime.hops import Headers
 from tests.egress.world import SITE, World, everything, proxied, serving
@@ -161,6 +161,25 @@ async def test_a_policy_that_changes_cuts_what_it_does_not_allow_any_more(world:
         reasons = await eventually(lambda: [r.reason for r in proxy.records() if r.reason], "the cut is written down")
     assert len(reasons) == 1
     assert "the policy has changed" in reasons[0]
+
+
+async def test_an_address_is_not_dialled_any_more_when_the_policy_changes_before_its_turn(
+    world: World, tmp_path: Path
+) -> None:
+    world.name("two.test", [SITE, "10.0.0.5"])
+    world.servers = {("10.0.0.5", 443): world.servers[("*", 443)]}
+
+    async def dial(address: Address, port: int) -> ByteStream:
+        proxy.allow("two.test")
+        return await there.dial(address, port)
+
+    there, world.outside = world.outside, Outside(world.outside.resolve, dial)
+    async with proxied(world, tmp_path, "two.test", "10.0.0.5") as proxy:
+        said = await proxy.tunnel("two.test:443")
+        (record,) = proxy.records()
+    assert said.startswith(b"HTTP/1.1 403 Forbidden: two.test is at 10.0.0.5")
+    assert world.dialled == [f"{SITE} 443"]
+    assert (record.verdict, record.address) == ("denied", "10.0.0.5")
 
 
 async def test_an_open_connection_is_written_down_before_it_ends(world: World, tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ class World:
     def name(self, name: str, *answers: Sequence[str]) -> None:
         self.names[name] = [list(answer) for answer in answers]
 
-    async def _resolve(self, name: str) -> Sequence[Address]:
+    def _resolve(self, name: str) -> Sequence[Address]:
         self.looked_up.append(name)
         answers = self.names.get(name)
         if not answers:

@@ -11,6 +11,7 @@ of this process, though not always that of the machine.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -40,14 +41,23 @@ class Trail:
             OSError: there is no room, or the sandbox is gone.
         """
         line = record.model_dump_json(exclude_none=True).encode() + b"\n"
-        if os.fstat(self._fd).st_size + len(line) > LIMIT_BYTES:
-            os.replace(self._directory / CURRENT, self._directory / EARLIER)
-            self.close()
-            self._fd = self._open()
-        os.write(self._fd, line)
+        size = os.fstat(self._fd).st_size
+        if size + len(line) > LIMIT_BYTES:
+            self._begin_anew()
+            size = 0
+        if os.write(self._fd, line) < len(line):  # of a disk that is full, what is left of it is written
+            os.ftruncate(self._fd, size)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def close(self) -> None:
         os.close(self._fd)
+
+    def _begin_anew(self) -> None:
+        with contextlib.suppress(FileNotFoundError):  # it was moved before, and then the new one could not be opened
+            os.replace(self._directory / CURRENT, self._directory / EARLIER)
+        fresh = self._open()
+        self.close()
+        self._fd = fresh
 
     def _open(self) -> int:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC

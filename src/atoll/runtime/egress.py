@@ -11,19 +11,21 @@ Each plain request is decided by itself, whatever came before it on the same con
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import os
 import secrets
 import socket
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from ipaddress import IPv6Address, ip_address
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeVar
 
 import anyio
-import anyio.to_thread
 import h11
 from anyio.abc import ByteStream, SocketStream
 from anyio.streams.buffered import BufferedByteStream
@@ -44,7 +46,8 @@ LINGER_S = 60.0
 """How long a client has, once all has been sent to it, for reading that and closing its side."""
 HEAD_BYTES = 64 * 1024
 _LOOKUPS = 8
-"""Names of one sandbox that are looked up at once: each takes a thread, and whoever answers may be slow on purpose."""
+"""Names of one sandbox that are looked up at once: each takes a thread until it is answered, and whoever
+answers may be slow on purpose."""
 _CHUNK = 256 * 1024
 _HOST_CHARACTERS = 255
 _REASON_CHARACTERS = 400
@@ -59,6 +62,7 @@ _BROKEN = (
     OSError,
 )
 
+T = TypeVar("T")
 Dial = Callable[[], Awaitable[ByteStream]]
 TakeOver = Callable[[ByteStream, str, int, Dial], Awaitable[None]]
 
@@ -78,17 +82,13 @@ class Intercept(Protocol):
         """
 
 
-async def resolve(name: str) -> Sequence[Address]:
-    """The addresses of a name, as this machine sees them.
+def resolve(name: str) -> Sequence[Address]:
+    """The addresses of a name, as this machine sees them. Blocks, and cannot be told to stop.
 
     Raises:
         OSError: it has none, or nobody could say.
     """
-    found = await anyio.to_thread.run_sync(
-        lambda: socket.getaddrinfo(name, None, type=socket.SOCK_STREAM),
-        abandon_on_cancel=True,
-        limiter=anyio.CapacityLimiter(1),  # not of the threads that everybody shares
-    )
+    found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     return [ip_address(str(answer[4][0]).partition("%")[0]) for answer in found]
 
 
@@ -116,9 +116,9 @@ async def dial(address: Address, port: int) -> ByteStream:
 
 @dataclass(frozen=True)
 class Outside:
-    """How names become addresses and addresses connections."""
+    """How names become addresses, in a thread for each, and addresses connections."""
 
-    resolve: Callable[[str], Awaitable[Sequence[Address]]] = resolve
+    resolve: Callable[[str], Sequence[Address]] = resolve
     dial: Callable[[Address, int], Awaitable[ByteStream]] = dial
 
 
@@ -269,8 +269,8 @@ class Proxy:
     async def _look_up(self, name: str) -> Sequence[Address]:
         try:
             with anyio.fail_after(RESOLVE_S):
-                async with self._lookups:
-                    found = await self._outside.resolve(name)
+                await self._lookups.acquire()
+                found = await _in_thread(lambda: self._outside.resolve(name), self._lookups.release)
         except TimeoutError:
             text = f"nobody said within {RESOLVE_S:g} s where {name} is"
             raise _Refused(504, text, 4, "failed") from None
@@ -282,7 +282,7 @@ class Proxy:
         return found
 
     async def _dial(self, attempt: _Attempt, addresses: Sequence[Address]) -> ByteStream:
-        """Connect to the first of the addresses that answers.
+        """Connect to the first of the addresses that answers, of those that are still allowed when it is their turn.
 
         Raises:
             _Refused: none does.
@@ -290,6 +290,10 @@ class Proxy:
         refused = _Refused(502, f"{attempt.asked_host} has no address", 4, "failed")
         for address in addresses:
             attempt.address = address
+            judged = self._gate().among(attempt.host, attempt.port, [address])
+            if isinstance(judged, Refusal):  # since it was admitted, the policy has changed
+                refused = _Refused(403, str(judged), 2)
+                continue
             where = f"{attempt.asked_host}:{attempt.port} at {address}"
             try:
                 with anyio.fail_after(DIAL_S):
@@ -313,7 +317,7 @@ class Proxy:
                 port=attempt.port or None,
                 address=None if attempt.address is None else str(attempt.address),
                 verdict=attempt.verdict,
-                reason=attempt.reason,
+                reason=None if attempt.reason is None else _shown(attempt.reason),
                 sent_bytes=attempt.sent_bytes,
                 received_bytes=attempt.received_bytes,
                 ended=ended,
@@ -442,6 +446,36 @@ class Proxy:
         return whole
 
 
+async def _in_thread(work: Callable[[], T], ended: Callable[[], None]) -> T:
+    """What `work` returns or raises, in a thread of its own: none that others share, and none that an exit waits for.
+
+    Who is cancelled does not wait for it. `ended` is called once it is over, however long that takes.
+    """
+    loop = asyncio.get_running_loop()
+    outcome: asyncio.Future[Callable[[], T]] = loop.create_future()
+
+    def conclude(result: Callable[[], T]) -> None:
+        ended()
+        if not outcome.done():
+            outcome.set_result(result)
+
+    def run() -> None:
+        done: Future[T] = Future()
+        try:
+            done.set_result(work())
+        except Exception as error:  # noqa: BLE001 - it is raised where it is waited for
+            done.set_exception(error)
+        with contextlib.suppress(RuntimeError):  # the event loop is over, and with it whoever waited
+            loop.call_soon_threadsafe(conclude, done.result)
+
+    try:
+        threading.Thread(target=run, name="atoll-lookup", daemon=True).start()
+    except RuntimeError as error:  # there are too many
+        ended()
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN)) from error
+    return (await outcome)()
+
+
 async def _pipe(client: ByteStream, outside: ByteStream) -> bool:
     """Pass bytes both ways until both ends have said all. Returns whether nothing broke."""
     orderly = True
@@ -527,6 +561,8 @@ def _read_request(request: h11.Request) -> tuple[_Attempt, bytes]:
     """
     if request.http_version not in {b"1.0", b"1.1"}:
         raise _Refused(400, "of HTTP there are the versions 1.0 and 1.1")
+    if len(request.target) + sum(len(name) + len(value) for name, value in request.headers) > HEAD_BYTES:
+        raise _Refused(431, f"the head of a request takes {HEAD_BYTES} bytes at most")  # h11 lets pass what comes whole
     target = request.target.decode("ascii", errors="replace")
     if request.method == b"CONNECT":
         host, port = _split_authority(target)
@@ -585,13 +621,18 @@ def _authority(host: str | Address, port: int) -> bytes:
 
 def _http_reply(refused: _Refused) -> bytes:
     """Many clients show of an answer to CONNECT the first line alone, so that says it all."""
-    text = refused.text.encode("ascii", errors="replace").decode()
-    shown = "".join(character if character.isprintable() else "?" for character in text)[:_REASON_CHARACTERS]
+    shown = _shown(refused.text)
     body = f"atoll: {shown}\n"
     return (
         f"HTTP/1.1 {refused.status} {_PHRASES.get(refused.status, 'Refused')}: {shown}\r\n"
         f"Content-Type: text/plain; charset=utf-8\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n{body}"
     ).encode()
+
+
+def _shown(reason: str) -> str:
+    """A reason in one line that is not long: it may hold what a client said."""
+    text = reason[:_REASON_CHARACTERS].encode("ascii", errors="replace").decode()
+    return "".join(character if character.isprintable() else "?" for character in text)
 
 
 # ------------------------------------------------------------------------------------------------------------ SOCKS

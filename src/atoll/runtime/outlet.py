@@ -75,9 +75,9 @@ class Outlets:
         self.tasks = tasks
         self.outside: Outside | None = None
         """How names are resolved and connections made, if not in this machine's way."""
-        most = max(16, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
+        most = max(16, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
         self.connections = anyio.Semaphore(most)
-        """Each takes a descriptor of this process: half of them are for others."""
+        """Each takes a descriptor of this process: the rest are for previews, files and whoever embeds it."""
         self.share = min(MOST_CONNECTIONS, most // 4)
         self._followed: set[Outlet] = set()
         self._watching = False
@@ -100,10 +100,13 @@ class Outlets:
         while self._followed:
             await anyio.sleep(_LOOK_S)
             for outlet in list(self._followed):
-                if not outlet.is_connected:
-                    self._followed.discard(outlet)
-                elif outlet.wants_serving():
-                    self.tasks.start_soon(outlet.attend)
+                try:
+                    if not outlet.is_connected:
+                        self._followed.discard(outlet)
+                    elif outlet.wants_serving():
+                        self.tasks.start_soon(outlet.attend)
+                except Exception:  # noqa: BLE001 - what is wrong with one sandbox ends neither the watch nor the runtime
+                    _log.exception("a sandbox could not be looked after; it is tried again")
         self._watching = False
 
 
@@ -140,23 +143,20 @@ class Outlet:
         return {**PROXY_ENV, **(self._spec.indexes.env if self._spec.indexes else {})}
 
     def look(self) -> bool:
-        """See what the manifest says. Returns whether it says something else than before."""
+        """See what the manifest says. Returns whether it says something else than before.
+
+        While it cannot be read, nothing leaves, and each look tries again.
+        """
         try:
-            stat = os.stat(self._manifest)
-        except FileNotFoundError:
-            seen = (0, 0)
-        else:
-            seen = (stat.st_ino, stat.st_mtime_ns)
-        if seen == self._seen:
-            return False
-        self._seen = seen
-        try:
-            spec = self._read_spec()
-        except SandboxError:
-            _log.exception("the policy of %s cannot be read, so nothing leaves it", self._directory.name)
-            spec = None
+            seen = self._version()
+            if seen == self._seen:
+                return False
+            spec, self._seen = self._read_spec(), seen
+        except (SandboxError, OSError) as error:
+            self._complain("its policy cannot be read", error)
+            spec, self._seen = None, None
         before, self._spec = self._spec, spec
-        if before is not None and spec is not None and (before.network, before.indexes) == (spec.network, spec.indexes):
+        if _rules(before) == _rules(spec):
             return False
         self._gate = Gate(spec.network, spec.indexes) if spec else Gate()
         if self._proxy is not None:
@@ -164,6 +164,21 @@ class Outlet:
         if self._serving is not None and not self._has_policy:
             self._serving.cancel()
         return True
+
+    def _version(self) -> tuple[int, int]:
+        """What is another one whenever the manifest is written."""
+        try:
+            stat = os.stat(self._manifest)
+        except FileNotFoundError:
+            return 0, 0
+        return stat.st_ino, stat.st_mtime_ns
+
+    def _complain(self, what: str, error: Exception) -> None:
+        """Say why nothing leaves for now, once for each reason."""
+        text = f"{what}: {error}"
+        if text != self._complaint:
+            self._complaint = text
+            _log.warning("nothing leaves %s for now; it is tried again: %s", self._directory.name, text)
 
     @property
     def _has_policy(self) -> bool:
@@ -223,9 +238,7 @@ class Outlet:
         try:
             await self._outlets.tasks.start(self._serve, scope, self._link, self._listening)
         except (AtollError, OSError) as error:
-            if str(error) != self._complaint:
-                self._complaint = str(error)
-                _log.warning("nothing leaves %s for now; it is tried again: %s", self._directory.name, error)
+            self._complain("it cannot be served", error)
 
     async def _serve(
         self, scope: anyio.CancelScope, link: Link, listening: Listening, *, task_status: anyio.abc.TaskStatus[None]
@@ -282,18 +295,16 @@ class Outlet:
         slots = anyio.Semaphore(self._outlets.share)
 
         async def one(connection: Connection) -> None:
-            orderly = False
             try:
                 async with self._outlets.connections:
                     orderly = await proxy.serve(connection)
+                if orderly:
+                    await connection.finish(LINGER_S)
             except Exception:  # noqa: BLE001 - whatever a client brings about ends its connection, never this process
                 _log.exception("a connection out of %s failed", self._directory.name)
             finally:
-                if not orderly:
-                    connection.abort()
-            if orderly:
-                await connection.finish(LINGER_S)
-            slots.release()
+                connection.abort()
+                slots.release()
 
         async with anyio.create_task_group() as group:
             with contextlib.suppress(AtollError, StopAsyncIteration):
@@ -301,3 +312,8 @@ class Outlet:
                     await slots.acquire()
                     group.start_soon(one, await anext(listener))
             group.cancel_scope.cancel()
+
+
+def _rules(spec: SandboxSpec | None) -> tuple[object, object]:
+    """What of a sandbox decides what may leave it."""
+    return (spec.network, spec.indexes) if spec else (None, None)

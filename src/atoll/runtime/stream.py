@@ -504,13 +504,14 @@ class Connection(ByteStream):
             raise anyio.ClosedResourceError
         if not self._rest:
             try:
-                self._rest = await self._stream.receive(self._receive_channel)
-            except SandboxError as error:
+                try:
+                    self._rest = await self._stream.receive(self._receive_channel)
+                except anyio.EndOfStream:
+                    if self._owner and self._stream.problem() is not None:
+                        raise anyio.BrokenResourceError from None
+                    raise
+            except SandboxError as error:  # also of an END that is malformed, which has failed the link for all
                 raise anyio.BrokenResourceError from error
-            except anyio.EndOfStream:
-                if self._owner and self._stream.problem() is not None:
-                    raise anyio.BrokenResourceError from None
-                raise
         data, self._rest = self._rest[:max_bytes], self._rest[max_bytes:]
         return data
 

@@ -1,0 +1,175 @@
+"""The way out of a sandbox whose guest lies, and whose policy cannot be read."""
+
+from __future__ import annotations
+
+import resource
+import socket
+import struct
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import anyio
+import pytest
+from anyio.abc import TaskGroup, UNIXSocketStream
+
+from atoll.contract.errors import GuestProtocolError
+from atoll.contract.model import SandboxSpec
+from atoll.contract.network import NetworkPolicy
+from atoll.runtime import outlet as outlet_module
+from atoll.runtime import ports
+from atoll.runtime.link import Link
+from atoll.runtime.outlet import PORT, Outlet, Outlets
+from atoll.runtime.sandbox import _listening_aside
+from atoll.runtime.wire import EventKind, FrameType, Op, Tag
+from tests.runtime.peer import Heard, Peer
+from tests.waiting import eventually
+
+pytestmark = pytest.mark.anyio
+
+
+class Place:
+    """A directory with a policy in it, and the way out that reads it there."""
+
+    def __init__(self, tasks: TaskGroup, directory: Path) -> None:
+        self.tasks = tasks
+        self.reads = 0
+        self._manifest = directory / "manifest.json"
+        self.allow("example.com")
+        self.outlet = Outlet(Outlets(tasks), directory, self._read)
+
+    def _read(self) -> SandboxSpec:
+        self.reads += 1
+        return SandboxSpec.model_validate_json(self._manifest.read_bytes())
+
+    def allow(self, *rules: str) -> None:
+        self.write(SandboxSpec(name="one", network=NetworkPolicy(allow=rules)).model_dump_json())
+
+    def write(self, text: str) -> None:
+        fresh = self._manifest.with_name("fresh")
+        fresh.write_text(text)
+        fresh.replace(self._manifest)
+
+    def allows(self, name: str) -> bool:
+        return self.outlet.gate().asked(name, 443) is None
+
+
+@pytest.fixture
+async def place(tmp_path: Path) -> AsyncIterator[Place]:
+    async with anyio.create_task_group() as tasks:  # whatever ends with an error in it, ends the test with that
+        yield Place(tasks, tmp_path)
+        tasks.cancel_scope.cancel()
+
+
+@contextmanager
+def descriptors(most: int) -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+class Guest:
+    """Listens when it is asked to, and announces one connection each time."""
+
+    def __init__(self, peer: Peer) -> None:
+        self.peer = peer
+        self.connections = 0
+
+    async def run(self) -> None:
+        with suppress(anyio.IncompleteRead, anyio.BrokenResourceError, anyio.ClosedResourceError):
+            while True:
+                await self.answer(await self.peer.hear())
+
+    async def answer(self, heard: Heard) -> None:
+        if heard.kind is FrameType.OPEN and heard.fields.integer(Tag.OP) == Op.LISTEN:
+            await self.event(heard.stream, EventKind.LISTENING, (Tag.PORT, PORT))
+            await self.event(heard.stream, EventKind.ACCEPTED, (Tag.CONN, 1))
+        elif heard.kind is FrameType.OPEN:
+            self.connections += 1
+            await self.event(heard.stream, EventKind.CONNECTED)
+            await self.peer.say(FrameType.CREDIT, heard.stream, struct.pack("<I", 100_000))
+            await self.peer.data(heard.stream, 1, b"nonsense\r\n\r\n")
+        elif heard.kind is FrameType.RESET:
+            await self.peer.end(heard.stream)
+
+    async def event(self, stream: int, kind: EventKind, *fields: tuple[Tag, int]) -> None:
+        await self.peer.say(FrameType.EVENT, stream, fields=((Tag.EVENT, kind), *fields))
+
+
+class Liar(Guest):
+    """Once it has been told no, it ends the connection with an error that there is not."""
+
+    async def answer(self, heard: Heard) -> None:
+        await super().answer(heard)
+        if heard.kind is FrameType.EOF:
+            await self.peer.end(heard.stream, (Tag.ERRNO, 5000), (Tag.MESSAGE, b"x"))
+
+
+async def connected(place: Place, kind: type[Guest]) -> tuple[Link, Guest]:
+    ours, theirs = socket.socketpair()
+    guest = kind(Peer(await UNIXSocketStream.from_socket(theirs)))
+    link = Link(await UNIXSocketStream.from_socket(ours), "one")
+    await guest.peer.hello()
+    await link.greet()
+    place.tasks.start_soon(link.run)
+    place.tasks.start_soon(guest.run)
+    await place.outlet.connected(link, _listening_aside)
+    assert place.outlet.is_served
+    return link, guest
+
+
+async def test_a_malformed_end_of_a_connection_that_was_answered_ends_its_sandbox_and_nobody_else(place: Place) -> None:
+    link, guest = await connected(place, Liar)
+    await eventually(lambda: link.failure is not None, "the guest is found out")
+    assert link.failure is not None
+    assert link.failure.kind is GuestProtocolError
+    await eventually(lambda: not place.outlet.is_served, "it is served no more")
+    await guest.peer.aclose()
+    assert not place.tasks.cancel_scope.cancel_called
+
+
+async def test_a_policy_that_cannot_be_read_for_a_while_lets_nothing_pass_meanwhile(place: Place) -> None:
+    assert place.allows("example.com")
+    place.allow("example.org")
+    with descriptors(3):
+        assert not place.allows("example.com")
+        assert not place.allows("example.org")
+    assert not place.allows("example.com")
+    assert place.allows("example.org")
+
+
+async def test_who_cannot_read_a_policy_stops_serving_and_goes_on_when_it_can(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outlet_module, "_LOOK_S", 0.01)
+    _, guest = await connected(place, Guest)
+    place.allow("example.org")
+    with descriptors(3):
+        place.outlet.look()
+    await eventually(lambda: guest.connections == 2, "it is served again")
+    assert place.allows("example.org")
+    await guest.peer.aclose()
+
+
+async def test_an_error_that_nobody_expects_ends_neither_the_watch_nor_the_runtime(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outlet_module, "_LOOK_S", 0.01)
+    _, guest = await connected(place, Guest)
+    place.write("no manifest")
+    tried = place.reads + 2
+    await eventually(lambda: place.reads >= tried, "it is looked at again")
+    with pytest.raises(ValueError, match="validation error"):
+        place.outlet.gate()
+    place.allow("example.org")
+    assert place.allows("example.org")
+    await guest.peer.aclose()
+
+
+async def test_what_leaves_and_what_is_previewed_do_not_take_all_descriptors(place: Place) -> None:
+    with descriptors(1024):
+        outlets = Outlets(place.tasks)
+    assert outlets.connections.value + ports.MOST_CONNECTIONS <= 1024 - 256
