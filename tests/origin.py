@@ -189,6 +189,8 @@ async def _answer(stream: ByteStream, path: bytes, asked: Asked) -> None:
         await stream.send(b"HTTP/1.0 200 OK\r\n\r\n" + body)
         return
     status = b"302 Found" if path == b"/moved" else b"200 OK"
+    if path == b"/reason":  # what came, in the answer's first line
+        status = b"200 " + b" ".join(asked.all("authorization"))
     if asked.line.startswith(b"HEAD "):
         await stream.send(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body))
         return

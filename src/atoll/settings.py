@@ -22,6 +22,12 @@ SHORTEST_KEY = 32
 _PREFIX = "ATOLL_"
 
 
+def program_environment() -> dict[str, str]:
+    """Our environment, for a program that is not Atoll: without what is Atoll's alone, of which one is a key. Many such
+    programs read what others made."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(_PREFIX)}
+
+
 def _check_listen(value: str) -> str:
     address, _, port = value.rpartition(":")
     known = address == "localhost"

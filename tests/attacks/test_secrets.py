@@ -143,12 +143,14 @@ async def test_a_redirect_takes_the_placeholder_along_and_not_the_value(scene: S
 
 async def test_a_server_that_says_what_it_was_sent_says_asterisks(scene: Scene) -> None:
     for path in ("echo", "pieces"):
-        said = await run(scene, f"{CURL} -i --compressed https://api.test/{path} {BEARER}")
-        assert "*" * len(VALUE) in said
+        for url in (f"https://api.test/{path}", f"http://plain.test/{path}"):
+            said = await run(scene, f"{CURL} -i --compressed {url} {BEARER}")
+            assert "*" * len(VALUE) in said
     said = await run(scene, f"{CURL} -i -u user:$API_KEY https://api.test/echo")
     assert base64.b64encode(f"user:{VALUE}".encode()).decode() not in said
-    assert "TRACE" in await run(scene, f"{CURL} -X TRACE https://api.test/echo {BEARER}")
-    assert len(scene.api.asked) == 3
+    for url in ("https://api.test/echo", "http://plain.test/echo"):
+        assert "TRACE" in await run(scene, f"{CURL} -X TRACE {url} {BEARER}")
+    assert (len(scene.api.asked), len(scene.plain.asked)) == (3, 2)
 
 
 async def test_without_tls_it_is_not_sent_to_a_host_that_was_named_with_it(scene: Scene) -> None:

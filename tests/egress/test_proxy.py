@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import os
+import ssl
 from contextlib import suppress
 from pathlib import Path
 
@@ -11,9 +13,13 @@ import pytest
 from anyio.abc import ByteStream
 
 from atoll.contract.network import Address, Indexes
+from atoll.contract.secret import Secret
 from atoll.runtime.egress import Dial, Outside, TakeOver
 from atoll.runtime.hops import Headers
+from atoll.runtime.intercept import Interceptor, Scrubber
+from atoll.runtime.vault import Contents
 from tests.egress.world import SITE, World, everything, proxied, serving
+from tests.origin import origin
 from tests.waiting import eventually
 
 
@@ -238,8 +244,8 @@ class Taking:
             await client.send(await outside.receive())
             await client.send_eof()
 
-    def rewrite(self, host: str, headers: Headers) -> Headers:
-        return [*headers, (b"x-signed-for", host.encode())]
+    def rewrite(self, method: bytes, host: str, headers: Headers) -> tuple[Headers, Scrubber | None]:
+        return [*headers, (b"x-signed-for", host.encode() + b" " + method)], None
 
 
 async def test_an_allowed_connection_can_be_taken_over_and_a_denied_one_not(world: World, tmp_path: Path) -> None:
@@ -257,3 +263,42 @@ async def test_an_allowed_connection_can_be_taken_over_and_a_denied_one_not(worl
         assert [record.verdict for record in proxy.records()] == ["allowed", "allowed", "failed"]
         proxy.allow()
         assert (await proxy.tunnel("example.com:443")).startswith(b"HTTP/1.1 403 ")
+
+
+async def test_a_secret_that_goes_without_tls_does_not_come_back(world: World, tmp_path: Path) -> None:
+    value = "sk-live-4f9a0c77d1"
+    contents = Contents.of({"KEY": Secret(value, hosts=["http://example.com"])})
+    assert contents is not None
+    placeholder = contents.secrets["KEY"].placeholder
+    basic, real = (base64.b64encode(f"user:{each}".encode()).decode() for each in (placeholder, value))
+    intercept = Interceptor(contents, ssl.create_default_context)
+    async with origin(None) as site, proxied(world, tmp_path, "example.com", intercept=intercept) as proxy:
+        world.servers[(SITE, 80)] = site.port
+        for path in ("echo", "pieces", "reason"):
+            for sent, shown in ((f"Bearer {placeholder}", value), (f"Basic {basic}", real)):
+                headers = ("Host: x", "Accept-Encoding: gzip", f"Authorization: {sent}")
+                said = await proxy.get(f"http://example.com/{path}", *headers)
+                assert said.startswith(b"HTTP/1.1 200 ")
+                assert b"*" * len(shown) in said.replace(b"\r\n1\r\n", b"")
+                assert shown.encode() not in said.replace(b"\r\n1\r\n", b"")
+                assert site.asked[-1].all("authorization")[0].endswith(shown.encode())
+                assert site.asked[-1].all("accept-encoding") == [b"identity"]
+        site.asked.clear()
+        lines = ("TRACE http://example.com/ HTTP/1.1", "Host: x", f"Authorization: {placeholder}", "Connection: close")
+        said = await proxy.say("\r\n".join((*lines, "", "")).encode())
+        assert said.startswith(b"HTTP/1.1 403 ")
+        assert b"not sent with TRACE" in said
+        assert site.asked == []
+
+
+async def test_an_answer_that_cannot_be_read_without_a_secret_is_none(world: World, tmp_path: Path) -> None:
+    async def handle(stream: ByteStream) -> None:
+        await stream.receive()
+        await stream.send(b"HTTP/1.1 200 OK\r\nContent-Length: 12345678\r\n\r\n")
+
+    contents = Contents.of({"PIN": Secret("12345678", hosts=["http://example.com"])})
+    assert contents is not None
+    intercept = Interceptor(contents, ssl.create_default_context)
+    async with serving(handle) as site, proxied(world, tmp_path, "example.com", intercept=intercept) as proxy:
+        world.servers[(SITE, 80)] = site
+        assert (await proxy.get("http://example.com/")).startswith(b"HTTP/1.1 502 ")

@@ -166,11 +166,13 @@ def test_a_host_is_for_itself_alone(contents: Contents) -> None:
 
 def test_without_tls_a_secret_goes_only_where_that_was_said(inside: Inside, placeholder: str) -> None:
     headers = [(b"Authorization", f"Bearer {placeholder}".encode())]
-    assert inside.interceptor.rewrite("plain.test", headers) == [(b"Authorization", f"Bearer {VALUE}".encode())]
-    assert inside.interceptor.rewrite("other.test", headers) == headers
+    filled, scrubber = inside.interceptor.rewrite(b"GET", "plain.test", headers)
+    assert filled == [(b"Authorization", f"Bearer {VALUE}".encode()), (b"Accept-Encoding", b"identity")]
+    assert scrubber is not None
+    assert inside.interceptor.rewrite(b"GET", "other.test", headers) == (headers, None)
     assert inside.interceptor.taker("plain.test", 80) is None
     with pytest.raises(InvalidRequest, match="not sent without TLS") as refused:
-        inside.interceptor.rewrite(HOST, headers)
+        inside.interceptor.rewrite(b"GET", HOST, headers)
     assert VALUE not in str(refused.value)
 
 
@@ -181,6 +183,17 @@ def test_what_must_not_come_back_is_found_wherever_it_is_cut() -> None:
             scrubber = Scrubber([value])
             passed = b"".join(scrubber.feed(text[at : at + size]) for at in range(0, len(text), size)) + scrubber.end()
             assert passed == text.replace(value, b"*" * len(value))
+
+
+def test_values_that_are_in_each_other_are_all_found_wherever_they_are_cut() -> None:
+    values = [b"secret-1", b"secret-1-longer", b"1-secret"]
+    text = b"[secret-1]  [secret-1-longer]  [secret-1-lon]  [a-secret-1-]  [secret-1-secret-1]"
+    shown = b"[********]  [***************]  [********-lon]  [a-********-]  [*****************]"
+    for size in range(1, len(text)):
+        scrubber = Scrubber(values)
+        passed = b"".join(scrubber.feed(text[at : at + size]) for at in range(0, len(text), size)) + scrubber.end()
+        assert passed == shown
+    assert Scrubber(values).all(text) == shown
 
 
 # ---- connections ----
@@ -283,15 +296,26 @@ async def test_what_a_server_sends_back_is_overwritten(inside: Inside, served: O
     basic = base64.b64encode(f"user:{placeholder}".encode()).decode()
     real = base64.b64encode(f"user:{VALUE}".encode())
     async with inside.client(served.port) as client:
-        for path in ("/echo", "/pieces"):
+        for path in ("/echo", "/pieces", "/reason"):
             said = await client.ask(f"GET {path} HTTP/1.1", f"Host: {HOST}", f"Authorization: Bearer {placeholder}")
             assert said.startswith(b"HTTP/1.1 200")
             assert VALUE.encode() not in said.replace(b"\r\n1\r\n", b"")
             assert b"*" * len(VALUE) in said
             said = await client.ask(f"GET {path} HTTP/1.1", f"Host: {HOST}", f"Authorization: Basic {basic}")
             assert real not in said.replace(b"\r\n1\r\n", b"")
-    assert [asked.all("authorization")[0].split()[-1] for asked in served.asked] == [VALUE.encode(), real] * 2
+    assert [asked.all("authorization")[0].split()[-1] for asked in served.asked] == [VALUE.encode(), real] * 3
     assert {asked.all("accept-encoding")[0] for asked in served.asked} == {b"identity"}
+
+
+async def test_what_was_encoded_for_one_request_is_not_looked_for_in_the_answers_to_others(
+    inside: Inside, served: Origin, placeholder: str
+) -> None:
+    basic, real = (base64.b64encode(f"junk:{each}".encode()).decode() for each in (placeholder, VALUE))
+    async with inside.client(served.port) as client:
+        said = await client.ask("GET /echo HTTP/1.1", f"Host: {HOST}", f"Authorization: Basic {basic}")
+        assert real.encode() not in said
+        said = await client.ask("GET /echo HTTP/1.1", f"Host: {HOST}", f"X-Known: {real}")
+        assert real.encode() in said
 
 
 async def test_a_redirect_is_the_clients_to_follow_and_the_value_does_not(
@@ -315,6 +339,7 @@ async def test_after_an_upgrade_bytes_pass_and_placeholders_stay(
             f"Host: {HOST}",
             "Connection: upgrade",
             "Upgrade: websocket",
+            "Sec-WebSocket-Extensions: permessage-deflate",
             f"Authorization: {placeholder}",
             body=b"early",
         )
@@ -326,8 +351,21 @@ async def test_after_an_upgrade_bytes_pass_and_placeholders_stay(
             said += await client.stream.receive()
     assert said.startswith(b"HTTP/1.1 101")
     assert served.asked[0].all("authorization") == [VALUE.encode()]
+    assert served.asked[0].all("sec-websocket-extensions") == []
     assert VALUE.encode() not in said
     assert served.upgraded == b"early" + f"\x00\xff{placeholder}".encode("latin-1")
+
+
+async def test_with_a_secret_nothing_but_a_websocket_can_be_changed_to(
+    inside: Inside, served: Origin, placeholder: str
+) -> None:
+    lines = ("GET /upgrade HTTP/1.1", f"Host: {HOST}", "Connection: upgrade", f"Authorization: {placeholder}")
+    for upgrade in (["h2c"], ["websocket, h2c"], ["websocket", "TLS/1.0"]):
+        async with inside.client(served.port) as client:
+            said = await client.ask(*lines, *(f"Upgrade: {protocol}" for protocol in upgrade))
+            assert said.startswith(b"HTTP/1.1 400")
+            assert b"websocket alone" in said
+    assert served.raw == b""
 
 
 async def test_bodies_of_any_size_pass_both_ways(inside: Inside, served: Origin) -> None:

@@ -41,6 +41,7 @@ from atoll.drivers.holding import adopt, frozen, greeted
 from atoll.drivers.locks import is_held, lock_within, try_lock
 from atoll.drivers.machine import Machine, read_machine
 from atoll.drivers.naming import set_hostname
+from atoll.settings import program_environment
 
 RUNTIMES: tuple[RuntimeName, ...] = ("crun", "runc", "runsc")
 """Fastest first."""
@@ -411,7 +412,8 @@ class OciDriver:
         """Whether this is a gVisor under which `ls` fails unless `statx.so` helps it."""
         if self._name != "runsc":
             return False
-        said = subprocess.run([self._program, "--version"], capture_output=True, text=True, check=False).stdout
+        asking = [self._program, "--version"]
+        said = subprocess.run(asking, capture_output=True, text=True, env=program_environment(), check=False).stdout
         date = re.search(r"\b(20\d{6})\b", said)
         return date is not None and date[1] < _STATX_MENDED
 
@@ -459,7 +461,8 @@ class OciDriver:
 
     async def _make_layer(self, verb: str, *words: str) -> None:
         maps = [] if self._machine.root else self._maps(0)
-        done = await anyio.run_process([*self._keeper(verb, *maps), "--", *words], check=False)
+        command = [*self._keeper(verb, *maps), "--", *words]
+        done = await anyio.run_process(command, env=program_environment(), check=False)
         if done.returncode != 0:
             said = done.stderr.decode(errors="replace").strip()[-500:]
             raise SandboxError(f"what the sandbox wrote could not be copied: {said}")

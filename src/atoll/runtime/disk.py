@@ -41,6 +41,7 @@ from atoll.drivers.locks import locked
 from atoll.drivers.oci import find_program
 from atoll.runtime.layers import Layers
 from atoll.runtime.records import write_whole
+from atoll.settings import program_environment
 
 Kind = Literal["btrfs", "xfs"]
 SMALLEST_BYTES = 512 * 1024**2
@@ -158,7 +159,8 @@ class Disk:
         with open(image, "xb") as file:
             os.fchmod(file.fileno(), 0o600)
             file.truncate(size_bytes)
-        made = subprocess.run([maker, *_MAKERS[filesystem][1][1:], str(image)], capture_output=True, check=False)
+        command = [maker, *_MAKERS[filesystem][1][1:], str(image)]
+        made = subprocess.run(command, capture_output=True, env=program_environment(), check=False)
         if made.returncode != 0:
             said = made.stderr.decode(errors="replace").strip()[-500:]
             raise SandboxError(f"{_MAKERS[filesystem][1][0]} failed: {said}")

@@ -23,7 +23,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from ipaddress import IPv6Address, ip_address
-from typing import Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 
 import anyio
 import h11
@@ -35,6 +35,9 @@ from atoll.contract.network import Address, AuditRecord
 from atoll.runtime.audit import Trail
 from atoll.runtime.hops import Headers, end_to_end
 from atoll.runtime.policy import Gate, Refusal, read_target
+
+if TYPE_CHECKING:
+    from atoll.runtime.intercept import Scrubber
 
 HEAD_S = 30.0
 """How long a client may take to say what it wants."""
@@ -74,8 +77,8 @@ class Intercept(Protocol):
         """Who does so for a tunnel (CONNECT, SOCKS) to `host`. It is given the client's bytes and a way to connect to
         the address that was judged, which raises `ConnectionError`. None: nobody; bytes pass as they are."""
 
-    def rewrite(self, host: str, headers: Headers) -> Headers:
-        """The headers of a plain request to `host`, as they are to go out.
+    def rewrite(self, method: bytes, host: str, headers: Headers) -> tuple[Headers, Scrubber | None]:
+        """The headers of a plain request to `host`, as they are to go out, and what its answer has to pass.
 
         Raises:
             InvalidRequest: it is not to go out.
@@ -425,9 +428,10 @@ class Proxy:
             headers = _forwarded(request.headers)
             if any(name == b"transfer-encoding" for name, _ in request.headers):
                 headers.append((b"transfer-encoding", b"chunked"))
+            scrubber = None
             if self._intercept is not None:
                 try:
-                    headers = self._intercept.rewrite(str(attempt.host), headers)
+                    headers, scrubber = self._intercept.rewrite(request.method, str(attempt.host), headers)
                 except InvalidRequest as error:
                     raise _Refused(403, error.message) from error
             authority = _authority(attempt.host, attempt.port)
@@ -438,7 +442,7 @@ class Proxy:
                 await outside.send(head or b"")
                 async with anyio.create_task_group() as group:
                     group.start_soon(_send_body, near, client, far, outside, group.cancel_scope)
-                    whole = await _answer(near, client, far, outside)
+                    whole = await _answer(near, client, far, outside, scrubber)
                     group.cancel_scope.cancel()
                 if not whole and near.our_state is h11.SEND_RESPONSE:
                     text = f"{attempt.asked_host}:{attempt.port} gave no answer that is HTTP"
@@ -531,25 +535,32 @@ async def _send_body(
         pass  # who answered already need not hear the rest; that nobody answers is seen by who waits for it
 
 
-async def _answer(near: h11.Connection, client: ByteStream, far: h11.Connection, outside: ByteStream) -> bool:
-    """Pass an answer on. Returns whether all of it came and went."""
+async def _answer(
+    near: h11.Connection, client: ByteStream, far: h11.Connection, outside: ByteStream, scrubber: Scrubber | None
+) -> bool:
+    """Pass an answer on, through `scrubber`. Returns whether all of it came and went."""
     try:
         while True:
             event = await _next(far, outside)
             if isinstance(event, h11.InformationalResponse) and event.status_code != 101:
                 told: h11.Event = h11.InformationalResponse(status_code=event.status_code, headers=[])
             elif isinstance(event, h11.Response):
-                headers = _forwarded(event.headers)
-                told = h11.Response(status_code=event.status_code, headers=headers, reason=event.reason)
+                headers, reason = _forwarded(event.headers), event.reason
+                if scrubber:
+                    headers, reason = scrubber.pairs(headers), scrubber.all(reason)
+                told = h11.Response(status_code=event.status_code, headers=headers, reason=reason)
             elif isinstance(event, h11.Data):
-                told = h11.Data(data=event.data)
+                told = h11.Data(data=scrubber.feed(bytes(event.data)) if scrubber else event.data)
             elif isinstance(event, h11.EndOfMessage):
+                if scrubber and (rest := scrubber.end()):
+                    await client.send(near.send(h11.Data(data=rest)) or b"")
                 await client.send(near.send(h11.EndOfMessage()) or b"")
                 return True
             else:
                 return False
-            await client.send(near.send(told) or b"")
-    except (h11.RemoteProtocolError, *_BROKEN):
+            if data := near.send(told):  # nothing, of what is held back
+                await client.send(data)
+    except (h11.ProtocolError, *_BROKEN):
         return False
 
 

@@ -49,6 +49,7 @@ from atoll.runtime.imagename import PathKind, Reference
 from atoll.runtime.images import ImageLayers, ImageStore, Progress
 from atoll.runtime.layers import MOST_LAYERS, Layers, Sealed
 from atoll.runtime.records import IMPORTED_IDS, now
+from atoll.settings import program_environment
 
 File = Path | str | BinaryIO
 """The path of a file, or one that is open for bytes."""
@@ -526,7 +527,13 @@ class _Programs:
         quiet = subprocess.STDOUT if fds else subprocess.DEVNULL
         # Not in our session: what a terminal sends is for us, who end them.
         process = await anyio.open_process(
-            command, stdin=stdin, stdout=stdout, stderr=quiet, pass_fds=fds, start_new_session=True
+            command,
+            stdin=stdin,
+            stdout=stdout,
+            stderr=quiet,
+            env=program_environment(),
+            pass_fds=fds,
+            start_new_session=True,
         )
         self._started.append(process)
         return process

@@ -34,6 +34,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from atoll.contract.errors import ImageUnavailable, InvalidRequest
 from atoll.contract.model import check_env
+from atoll.settings import program_environment
 
 Progress = Callable[[str, int, int | None], None]
 """Called with what is being done, how many bytes are done, and of how many if that is known."""
@@ -353,7 +354,7 @@ async def _run(command: Sequence[str], scratch: Scratch, watch: Callable[[int], 
         ImageUnavailable: the program is not installed.
     """
     output, errors = scratch.path / "output", scratch.path / "errors"
-    env = {**os.environ, "LC_ALL": "C", "TMPDIR": str(scratch.path)}
+    env = {**program_environment(), "LC_ALL": "C", "TMPDIR": str(scratch.path)}
     with ExitStack() as files:
         try:
             process = await anyio.open_process(
@@ -574,7 +575,11 @@ def _uncompressed(source: Path, name: str) -> Iterator[tuple[IO[bytes], bool]]:
                 )
             os.lseek(file.fileno(), 0, os.SEEK_SET)  # the descriptor is what the program gets, without our buffer
             with subprocess.Popen(
-                ["zstd", "-dcq"], stdin=file, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+                ["zstd", "-dcq"],
+                stdin=file,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env=program_environment(),
             ) as process:
                 stream = cast("IO[bytes]", process.stdout)
                 try:

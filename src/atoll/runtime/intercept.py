@@ -10,9 +10,9 @@ very host, and in each the placeholder is replaced in the one header that it bel
 came: a placeholder in a path, a body or another header is only a placeholder. What is read is written anew by the same
 library, so that both ends agree on where a message ends.
 
-What comes back is searched for the values, which are overwritten with asterisks. That is a net and not a wall: a host
-that answers with the secret in another form (compressed, encoded, cut in pieces) tells it to the sandbox. Secrets are
-for hosts that do not.
+What comes back, without TLS too, is searched for the values, which are overwritten with asterisks. That is a net and
+not a wall: a host that answers with the secret in another form (compressed, encoded, cut in pieces) tells it to the
+sandbox. Secrets are for hosts that do not.
 """
 
 from __future__ import annotations
@@ -103,31 +103,58 @@ def _is_basic(content: bytes) -> bool:
     return content[:6].lower() == b"basic "
 
 
+def _encoded(headers: Headers, filled: Headers) -> set[bytes]:
+    """Values that were encoded as they were filled in: a host that says what it was sent says them so."""
+    pairs = (new for (_, old), (_, new) in zip(headers, filled, strict=True) if new != old)
+    return {new.partition(b" ")[2] for new in pairs if _is_basic(new)}
+
+
+def _uncompressed(headers: Headers) -> list[tuple[bytes, bytes]]:
+    """`headers` that ask for an answer which can be searched."""
+    return [*_without(b"accept-encoding", headers), (b"Accept-Encoding", b"identity")]
+
+
+def _without(dropped: bytes, headers: Headers) -> list[tuple[bytes, bytes]]:
+    return [pair for pair in headers if pair[0].lower() != dropped]
+
+
 class Scrubber:
     """Overwrites what must not come back, also where it comes in pieces. What passes stays as long as it was."""
 
     def __init__(self, values: Iterable[bytes]) -> None:
-        self._values = sorted(values, key=len, reverse=True)
+        self._values = tuple(values)
         self._held = b""
+        self._shown = b""
+        """What is held, as it would be passed on."""
 
     def all(self, data: bytes) -> bytes:
-        for value in self._values:
-            data = data.replace(value, b"*" * len(value))
-        return data
+        return self._overwritten(data, data)
 
     def pairs(self, headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
         return [(self.all(name), self.all(content)) for name, content in headers]
 
     def feed(self, data: bytes) -> bytes:
         """What can be passed on now. What may be the beginning of a value is held until more is known."""
-        data = self.all(self._held + data)
-        cut = min((self._begins(value, data) for value in self._values), default=len(data))
-        self._held = data[cut:]
-        return data[:cut]
+        came = self._held + data
+        shown = self._overwritten(came, self._shown + data)
+        cut = min((self._begins(value, came) for value in self._values), default=len(came))
+        self._held, self._shown = came[cut:], shown[cut:]
+        return shown[:cut]
 
     def end(self) -> bytes:
-        held, self._held = self._held, b""
-        return held
+        shown, self._held, self._shown = self._shown, b"", b""
+        return shown
+
+    def _overwritten(self, came: bytes, shown: bytes) -> bytes:
+        """`shown` with asterisks wherever a value is in `came`, in which nothing was overwritten: a longer value may
+        have a shorter one in it, and would not be known without that."""
+        result = bytearray(shown)
+        for value in self._values:
+            at = came.find(value)
+            while at >= 0:
+                result[at : at + len(value)] = b"*" * len(value)
+                at = came.find(value, at + 1)
+        return bytes(result)
 
     @staticmethod
     def _begins(value: bytes, data: bytes) -> int:
@@ -146,6 +173,7 @@ class Interceptor:
 
     def __init__(self, contents: Contents, trust: Callable[[], ssl.SSLContext]) -> None:
         self._secrets = tuple(contents.secrets.values())
+        self._values = frozenset(kept.value.encode() for kept in self._secrets)
         self._issuer = Issuer(contents.authority) if contents.authority else None
         self._trust = trust
 
@@ -153,19 +181,24 @@ class Interceptor:
         """Who takes over connections to `host`. None: nobody does, and they are passed on untouched."""
         return self.intercept if rules(self._secrets, host) else None
 
-    def rewrite(self, host: str, headers: Headers) -> list[tuple[bytes, bytes]]:
-        """The headers of a request that goes to `host` without TLS.
+    def rewrite(self, method: bytes, host: str, headers: Headers) -> tuple[list[tuple[bytes, bytes]], Scrubber | None]:
+        """The headers of a request that goes to `host` without TLS, and what its answer has to pass, if anything.
 
         Raises:
-            InvalidRequest: it asks for a secret that is for this host, but not without TLS.
+            InvalidRequest: it asks for a secret that is for this host, but not without TLS, or for having one back.
         """
-        filled = substitute(rules(self._secrets, PLAIN_HTTP + host), headers)
+        plain = rules(self._secrets, PLAIN_HTTP + host)
+        if plain:
+            headers = _uncompressed(headers)
+        filled = substitute(plain, headers)
+        if filled != headers and method == b"TRACE":
+            raise InvalidRequest(f"a secret for {host} is not sent with TRACE, which asks for having it back; use GET")
         if substitute(rules(self._secrets, host), filled) != filled:
             raise InvalidRequest(
                 f"a secret for {host} is not sent without TLS; use https, "
                 f"or give the secret the host '{PLAIN_HTTP}{host}'"
             )
-        return filled
+        return filled, Scrubber(self._values | _encoded(headers, filled)) if plain else None
 
     async def intercept(self, client: ByteStream, host: str, port: int, dial: Dial) -> None:
         """Take over a connection from inside to `host`, until there is nothing more to say on it.
@@ -191,8 +224,7 @@ class Interceptor:
         except (ssl.SSLError, TimeoutError) as error:
             _log.info("a connection from inside to %s did not come about: %s", host, error)
             return
-        values = {kept.value.encode() for kept in self._secrets}
-        conversation = _Conversation(inner, host, port, rules(self._secrets, host), values)
+        conversation = _Conversation(inner, host, port, rules(self._secrets, host), self._values)
         await conversation.hold(partial(self._reach, host, dial))
 
     async def _reach(self, host: str, dial: Dial) -> ByteStream:
@@ -258,14 +290,18 @@ class _Peer:
 class _Conversation:
     """Requests from inside over one connection, one after another, and their answers."""
 
-    def __init__(self, client: TLSStream, host: str, port: int, rules: Sequence[Rule], values: Iterable[bytes]) -> None:
+    def __init__(
+        self, client: TLSStream, host: str, port: int, rules: Sequence[Rule], values: frozenset[bytes]
+    ) -> None:
         self._inner = client
         self._client = _Peer(client, h11.SERVER)
         self._server: _Peer | None = None
         self._host = host
         self._port = port
         self._rules = rules
-        self._scrubbed = set(values)
+        self._values = values
+        self._scrubbed = values
+        """What must not come back from the present request."""
         self._cut_short = False
 
     async def hold(self, reach: Callable[[], Awaitable[ByteStream]]) -> None:
@@ -348,12 +384,15 @@ class _Conversation:
             raise _Refused(400, "a request here names a path, and neither CONNECT nor TRACE")
         if b"transfer-encoding" in fields and b"content-length" in fields:
             raise _Refused(400, "the request has two lengths")
-        headers = [pair for pair in request.headers.raw_items() if pair[0].lower() != b"accept-encoding"]
+        headers = _uncompressed(request.headers.raw_items())
         filled = substitute(self._rules, headers)
-        # What was encoded would come back so, from a host that says what it was sent.
-        pairs = [new for (_, old), (_, new) in zip(headers, filled, strict=True) if new != old and _is_basic(new)]
-        self._scrubbed |= {new.partition(b" ")[2] for new in pairs}
-        return [*filled, (b"Accept-Encoding", b"identity")]
+        self._scrubbed = self._values | _encoded(headers, filled)
+        if filled == headers:
+            return filled
+        upgrades = b",".join(fields.get(b"upgrade", [b"websocket"])).lower().split(b",")
+        if any(protocol.strip() != b"websocket" for protocol in upgrades):
+            raise _Refused(400, "with a secret, a request can change to the protocol websocket alone")
+        return _without(b"sec-websocket-extensions", filled)  # which would compress what comes back
 
     async def _upload(self, server: _Peer, scope: anyio.CancelScope) -> None:
         """The request's body. A host that does not want all of it may have answered already."""
@@ -374,8 +413,8 @@ class _Conversation:
             event = await server.next()
             if isinstance(event, h11.InformationalResponse | h11.Response):
                 headers = scrubber.pairs(event.headers.raw_items())
-                kind = type(event)
-                await self._client.send(kind(status_code=event.status_code, headers=headers, reason=event.reason))
+                reason, kind = scrubber.all(event.reason), type(event)
+                await self._client.send(kind(status_code=event.status_code, headers=headers, reason=reason))
                 if event.status_code == 101:
                     return
             elif isinstance(event, h11.Data):

@@ -26,6 +26,7 @@ import anyio.to_thread
 
 from atoll.contract.errors import InvalidRequest, Unenforceable
 from atoll.contract.network import Indexes, Rule, parse_rule, read_host
+from atoll.settings import program_environment
 
 CERTIFICATES = "/etc/atoll/certificates"
 """The directory, inside, for whom the indexes are trusted by."""
@@ -115,6 +116,7 @@ def _output(arguments: list[str]) -> str | None:
             timeout=_PATIENCE_S,
             check=True,
             cwd="/",
+            env=program_environment(),
         )
     except (OSError, subprocess.SubprocessError) as error:
         _log.info("%s did not say what it is configured for: %s", arguments[0], error)
