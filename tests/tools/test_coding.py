@@ -25,9 +25,9 @@ async def box(pool: Pool) -> Sandbox:
 
 @pytest.fixture
 async def tools(box: Sandbox) -> AsyncIterator[ToolSet]:
-    await box.files.mkdir("work")
-    yield coding_tools(box, cwd="/home/user/work")
-    await box.files.remove("work", recursive=True)
+    await box.files.mkdir("code")
+    yield coding_tools(box, cwd="/home/user/code")
+    await box.files.remove("code", recursive=True)
 
 
 # --------------------------------------------------------------------------------------------------------------- read
@@ -35,31 +35,31 @@ async def tools(box: Sandbox) -> AsyncIterator[ToolSet]:
 
 @pytest.mark.proves("read.path", "read.offset", "read.limit", "read->content", "read->kind", "read->nextOffset")
 async def test_a_file_is_read_by_lines_and_says_where_it_stopped(call: Caller, tools: ToolSet, box: Sandbox) -> None:
-    await box.files.write_text("work/f", "".join(f"line {n}\n" for n in range(1, 5001)))
+    await box.files.write_text("code/f", "".join(f"line {n}\n" for n in range(1, 5001)))
     first = await call.raw(tools, "read", path="f")
     assert first.text.startswith("line 1\nline 2\n")
     assert first.text.endswith("line 2000\n[stopped after line 2000; go on with offset 2001]")
     assert first.structured is not None
     assert first.structured["nextOffset"] == 2001
-    part = await call.raw(tools, "read", path="/home/user/work/f", offset=4999, limit=1)
+    part = await call.raw(tools, "read", path="/home/user/code/f", offset=4999, limit=1)
     assert part.text == "line 4999\n[stopped after line 4999; go on with offset 5000]"
     assert await call(tools, "read", path="f", offset=5000) == {"content": "line 5000\n", "kind": "file"}
     assert "has 5000 lines" in await call.error(tools, "read", path="f", offset=5001)
     assert "has 5000 lines" in await call.error(tools, "read", path="f", offset=9999)
 
-    await box.files.write_text("work/f", "a\nb")
+    await box.files.write_text("code/f", "a\nb")
     assert (await call.raw(tools, "read", path="f")).text == "a\nb"
     assert (await call(tools, "read", path="f", offset=2))["content"] == "b"
     for offset in (3, 4):
         assert "has 2 lines" in await call.error(tools, "read", path="f", offset=offset)
     assert await call(tools, "read", path="f", limit=1) == {"content": "a\n", "kind": "file", "nextOffset": 2}
-    await box.files.write_text("work/f", "")
+    await box.files.write_text("code/f", "")
     assert (await call.raw(tools, "read", path="f")).text == "[an empty file]"
 
 
 async def test_reading_in_parts_gives_the_whole_file(call: Caller, tools: ToolSet, box: Sandbox) -> None:
     text = "".join(f"{'é' * (n * 7 % 400)}\r\n" for n in range(1500)) + "the end"
-    await box.files.write_text("work/f", text)
+    await box.files.write_text("code/f", text)
     offset: int | None = 1
     parts = []
     while offset is not None:
@@ -73,22 +73,22 @@ async def test_reading_in_parts_gives_the_whole_file(call: Caller, tools: ToolSe
 async def test_a_line_that_is_too_long_and_what_is_no_text_are_told(
     call: Caller, tools: ToolSet, box: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await box.files.write_text("work/long", "ä" * 100_000 + "\nnext\n")
+    await box.files.write_text("code/long", "ä" * 100_000 + "\nnext\n")
     result = await call.raw(tools, "read", path="long")
     assert result.text.endswith("[line 1 is longer than 50 KB and cut here; bash can read the rest of it]")
     assert (await call(tools, "read", path="long", offset=2))["content"] == "next\n"
-    await box.files.write_bytes("work/data.bin", b"\x7fELF\0\1\2")
+    await box.files.write_bytes("code/data.bin", b"\x7fELF\0\1\2")
     result = await call.raw(tools, "read", path="data.bin")
     assert result.text == "[7 bytes of application/x-executable, which is no text]"
     assert result.structured == {"content": "", "kind": "binary"}
     monkeypatch.setattr(coding, "SCAN_LIMIT_BYTES", 1000)
     assert "use bash" in await call.error(tools, "read", path="long", offset=2)
-    await box.exec("mkfifo work/pipe")
+    await box.exec("mkfifo code/pipe")
     assert "not a regular file" in await call.error(tools, "read", path="pipe")
 
 
 async def test_a_directory_is_listed(call: Caller, tools: ToolSet, box: Sandbox) -> None:
-    await box.exec("cd work; mkdir sub; touch b a .hidden; touch $(printf 'x\\377')")
+    await box.exec("cd code; mkdir sub; touch b a .hidden; touch $(printf 'x\\377')")
     result = await call.raw(tools, "read", path=".")
     assert result.text == ".hidden\na\nb\nsub/\nx\\xff\n"
     part = await call.raw(tools, "read", path=".", offset=2, limit=2)
@@ -104,10 +104,10 @@ async def test_a_directory_is_listed(call: Caller, tools: ToolSet, box: Sandbox)
 @pytest.mark.proves("write.path", "write.content", "write->path", "write->size")
 async def test_a_file_is_written_whole(call: Caller, tools: ToolSet, box: Sandbox) -> None:
     assert await call(tools, "write", path="new/f", content="é\n") == {"path": "new/f", "size": 3}
-    assert await box.files.read_bytes("work/new/f") == "é\n".encode()
-    await box.files.chmod("work/new/f", 0o755)
-    await call(tools, "write", path="/home/user/work/new/f", content="")
-    assert (await box.files.stat("work/new/f")).mode == 0o755
+    assert await box.files.read_bytes("code/new/f") == "é\n".encode()
+    await box.files.chmod("code/new/f", 0o755)
+    await call(tools, "write", path="/home/user/code/new/f", content="")
+    assert (await box.files.stat("code/new/f")).mode == 0o755
     assert "permission denied" in await call.error(tools, "write", path="/etc/x", content="")
     assert "directory" in await call.error(tools, "write", path="new", content="")
 
@@ -117,30 +117,30 @@ async def test_a_file_is_written_whole(call: Caller, tools: ToolSet, box: Sandbo
 )  # fmt: skip
 async def test_an_edit_is_exact_and_unique_or_of_all(call: Caller, tools: ToolSet, box: Sandbox) -> None:
     text = "one two\r\n\ttwo three\nTWO\n"
-    await box.files.write_text("work/f", text)
+    await box.files.write_text("code/f", text)
     said = await call.error(tools, "edit", path="f", oldText="two", newText="2")
     assert "found 2 matches" in said
     assert "at lines 1, 2" in said
     assert "found 0 matches" in await call.error(tools, "edit", path="f", oldText="four", newText="4")
     said = await call.error(tools, "edit", path="f", oldText="    two three", newText="")
     assert "at line 2 it differs in white space alone" in said
-    assert await box.files.read_bytes("work/f") == text.encode()
+    assert await box.files.read_bytes("code/f") == text.encode()
     assert await call(tools, "edit", path="f", oldText="one two\r\n", newText="x\\1$&") == {
         "path": "f",
         "replacements": 1,
     }
-    assert await box.files.read_bytes("work/f") == b"x\\1$&\ttwo three\nTWO\n"
+    assert await box.files.read_bytes("code/f") == b"x\\1$&\ttwo three\nTWO\n"
     assert (await call(tools, "edit", path="f", oldText="t", newText="tt", replaceAll=True))["replacements"] == 2
-    assert await box.files.read_bytes("work/f") == b"x\\1$&\tttwo tthree\nTWO\n"
+    assert await box.files.read_bytes("code/f") == b"x\\1$&\tttwo tthree\nTWO\n"
     assert "did you mean 'f'" not in await call.error(tools, "edit", path="gone", oldText="a", newText="b")
-    await box.files.write_bytes("work/bin", b"a\0b")
+    await box.files.write_bytes("code/bin", b"a\0b")
     assert "no text" in await call.error(tools, "edit", path="bin", oldText="a", newText="b")
 
 
 async def test_writes_and_edits_of_one_file_keep_their_order(tools: ToolSet, box: Sandbox) -> None:
     calls: list[tuple[str, object]] = [("write", {"path": "f", "content": "0"})]
     for n in range(20):
-        path = ("f", "./f", "/home/user/work/f")[n % 3]
+        path = ("f", "./f", "/home/user/code/f")[n % 3]
         calls.append(("edit", {"path": path, "oldText": str(n), "newText": str(n + 1)}))
     results = await tools.handle_batch([*calls, ("read", {"path": "f"}), ("write", {"path": "g", "content": "beside"})])
     assert [result.text for result in results if result.is_error] == []
@@ -153,8 +153,8 @@ async def test_writes_and_edits_of_one_file_keep_their_order(tools: ToolSet, box
 @pytest.mark.proves("bash.command", "bash->output", "bash->exitCode", "bash->cutBytes")
 async def test_a_command_shows_its_output_in_order_and_its_exit_code(call: Caller, tools: ToolSet) -> None:
     result = await call.raw(tools, "bash", command="echo a; echo b >&2; echo c; [[ $BASH_VERSION ]] && pwd; exit 7")
-    assert result.text == "a\nb\nc\n/home/user/work\n[exit code 7]"
-    assert result.structured == {"output": "a\nb\nc\n/home/user/work\n", "exitCode": 7, "cutBytes": 0}
+    assert result.text == "a\nb\nc\n/home/user/code\n[exit code 7]"
+    assert result.structured == {"output": "a\nb\nc\n/home/user/code\n", "exitCode": 7, "cutBytes": 0}
     assert not result.is_error
     assert (await call.raw(tools, "bash", command="true")).text == "[no output]"
     assert (await call(tools, "bash", command='echo "$0 it\'s"'))["output"] == "bash it's\n"
@@ -195,7 +195,7 @@ async def test_a_time_out_is_exit_code_124_with_what_was_printed(call: Caller, t
     "grep->matches.path", "grep->matches.line", "grep->matches.text",
 )  # fmt: skip
 async def test_lines_are_found(call: Caller, tools: ToolSet, box: Sandbox) -> None:
-    await box.exec("cd work; mkdir -p src/deep; echo 'def one(): 1' > src/a.py; echo 'def two()' > src/deep/b.txt")
+    await box.exec("cd code; mkdir -p src/deep; echo 'def one(): 1' > src/a.py; echo 'def two()' > src/deep/b.txt")
     result = await call.raw(tools, "grep", pattern="def [a-z]+\\(")
     assert sorted(result.text.splitlines()) == ["src/a.py:1: def one(): 1", "src/deep/b.txt:1: def two()"]
     found = await call(tools, "grep", pattern="def", path="src", include="*.py")
@@ -203,7 +203,7 @@ async def test_lines_are_found(call: Caller, tools: ToolSet, box: Sandbox) -> No
     assert (await call(tools, "grep", pattern="def", path="src/a.py"))["matches"][0]["path"] == "src/a.py"
     assert (await call.raw(tools, "grep", pattern="nothing of it")).text == "[no matches]"
     assert "pattern" in await call.error(tools, "grep", pattern="(")
-    await box.exec("cd work; seq 3000 | sed 's/$/ x/' > many")
+    await box.exec("cd code; seq 3000 | sed 's/$/ x/' > many")
     result = await call.raw(tools, "grep", pattern="x", path="many")
     assert result.text.endswith("[stopped after 1000 matches; there are more: ask for less]")
     assert result.structured is not None
@@ -212,14 +212,14 @@ async def test_lines_are_found(call: Caller, tools: ToolSet, box: Sandbox) -> No
 
 @pytest.mark.proves("glob.pattern", "glob.path", "glob->files", "glob->truncated")
 async def test_files_are_found(call: Caller, tools: ToolSet, box: Sandbox) -> None:
-    await box.exec("cd work; mkdir -p src/deep; touch src/a.py src/deep/b.py c.py")
+    await box.exec("cd code; mkdir -p src/deep; touch src/a.py src/deep/b.py c.py")
     assert sorted((await call(tools, "glob", pattern="**/*.py"))["files"]) == ["c.py", "src/a.py", "src/deep/b.py"]
     assert await call(tools, "glob", pattern="*.py", path="src/deep") == {
         "files": ["src/deep/b.py"],
         "truncated": False,
     }
     assert (await call.raw(tools, "glob", pattern="*.rs")).text == "[no files]"
-    await box.exec("cd work; mkdir many; cd many; seq -f 'file-%05g' 2500 | xargs touch")
+    await box.exec("cd code; mkdir many; cd many; seq -f 'file-%05g' 2500 | xargs touch")
     found = await call(tools, "glob", pattern="*", path="many")
     assert (len(found["files"]), found["truncated"]) == (2000, True)
 
@@ -274,7 +274,7 @@ def tasks(runner: Scripted, events: list[TaskEvent]) -> Tasks:
 
 @pytest.fixture
 def parent(box: Sandbox, tools: ToolSet, tasks: Tasks) -> ToolSet:
-    return coding_tools(box, cwd="/home/user/work", tasks=tasks)
+    return coding_tools(box, cwd="/home/user/code", tasks=tasks)
 
 
 @pytest.mark.proves(
@@ -283,17 +283,17 @@ def parent(box: Sandbox, tools: ToolSet, tasks: Tasks) -> ToolSet:
 async def test_a_child_works_in_its_directory_and_answers(
     call: Caller, parent: ToolSet, runner: Scripted, box: Sandbox, events: list[TaskEvent]
 ) -> None:
-    await box.files.write_text("work/part/data", "of the part")
-    await box.files.write_text("work/secret", "of the whole")
-    await box.exec("cd work/part; ln -s ../secret link; ln -s .. up; ln -s data inner; mkdir d; ln -s /etc d/etc")
+    await box.files.write_text("code/part/data", "of the part")
+    await box.files.write_text("code/secret", "of the whole")
+    await box.exec("cd code/part; ln -s ../secret link; ln -s .. up; ln -s data inner; mkdir d; ln -s /etc d/etc")
     prompt = """read {"path": "data"}
 bash {"command": "pwd"}
 write {"path": "made", "content": "by the child"}
 read {"path": "../secret"}
-read {"path": "/home/user/work/secret"}
+read {"path": "/home/user/code/secret"}
 glob {"pattern": "../*"}
 glob {"pattern": "{..,x}/secret"}
-grep {"pattern": "whole", "path": "/home/user/work"}
+grep {"pattern": "whole", "path": "/home/user/code"}
 edit {"path": "x/../../secret", "oldText": "of", "newText": "no"}
 read {"path": "link"}
 write {"path": "up/secret", "content": "overwritten"}
@@ -311,22 +311,22 @@ glob {"pattern": "in*"}"""
     assert done["id"].startswith("task-")
     lines = done["output"].splitlines()
     assert lines[0] == "of the part"
-    assert lines[1] == "/home/user/work/part"
-    assert await box.files.read_text("work/part/made") == "by the child"
-    assert await box.files.read_text("work/secret") == "of the whole"
+    assert lines[1] == "/home/user/code/part"
+    assert await box.files.read_text("code/part/made") == "by the child"
+    assert await box.files.read_text("code/secret") == "of the whole"
     assert "of the whole" not in done["output"]
-    assert sum("outside of /home/user/work/part" in line for line in lines) == 10
+    assert sum("outside of /home/user/code/part" in line for line in lines) == 10
     assert "passwd" not in done["output"]
     assert lines[-2:] == ["of the part", "inner"]
     assert runner.seen == [
-        ("reviewer", "/home/user/work/part", 2, ["read", "write", "edit", "bash", "grep", "glob", "task"])
+        ("reviewer", "/home/user/code/part", 2, ["read", "write", "edit", "bash", "grep", "glob", "task"])
     ]
     assert [event.kind for event in events] == ["started", *["call"] * 19, "ended"]
     assert {event.task for event in events} == {done["id"]}
-    assert events[0].data == {"role": "reviewer", "cwd": "/home/user/work/part", "depth": 2}
+    assert events[0].data == {"role": "reviewer", "cwd": "/home/user/code/part", "depth": 2}
     assert events[-1].data == {"status": "completed"}
     assert (await call(parent, "task", prompt='read {"path": "secret"}'))["output"] == "of the whole"
-    assert runner.seen[-1][:2] == ("worker", "/home/user/work")
+    assert runner.seen[-1][:2] == ("worker", "/home/user/code")
 
 
 async def test_a_child_that_cannot_be_is_refused(call: Caller, parent: ToolSet, events: list[TaskEvent]) -> None:

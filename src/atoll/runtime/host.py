@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import anyio.abc
 import anyio.to_thread
-from pydantic import SecretStr, ValidationError
+from pydantic import SecretStr
 
 from atoll.contract.driver import Driver, Finding, Memory
 from atoll.contract.errors import (
@@ -48,6 +48,7 @@ from atoll.contract.network import AuditRecord, Indexes, NetworkPolicy
 from atoll.contract.secret import Secret
 from atoll.drivers import oci
 from atoll.runtime import audit, disk, trust
+from atoll.runtime.asked import checked, with_defaults
 from atoll.runtime.authority import Authority
 from atoll.runtime.checkpoints import CheckpointRecord, Checkpoints
 from atoll.runtime.images import ImageStore, Progress
@@ -66,8 +67,6 @@ if TYPE_CHECKING:
     from atoll.runtime.pool import Pool
     from atoll.runtime.ports import Previews
 
-_DEFAULT_MEMORY_BYTES = 2 * 1024**3
-_DEFAULT_PIDS = 1024
 _LAUNCHES = 8
 """How many sandboxes are started at once. More would only make all of them wait for each other."""
 _log = logging.getLogger(__name__)
@@ -201,7 +200,7 @@ class Runtime:
             LaunchFailed: it did not start.
         """
         kept = Contents.of(secrets or {}, secret_env or {}, env or {})
-        spec = _spec(
+        spec = checked(
             name=f"sandbox-{token_hex(4)}" if name is None else name,
             image=image or self._settings.image,
             limits=limits or Limits(),
@@ -215,7 +214,7 @@ class Runtime:
         )
         driver = self._choose(spec.runtime)
         await self._require_free(spec.name)
-        ground = await self._stand(spec.image, _resolve_limits(spec.limits, driver), spec.env, progress, kept)
+        ground = await self._stand(spec.image, with_defaults(spec.limits, driver), spec.env, progress, kept)
         authority = kept.authority if kept else None
         return await self._take(spec, driver, ground, authority) or await self._make(
             spec, driver, ground, authority=authority
@@ -323,7 +322,7 @@ class Runtime:
         if not 0 <= count <= MOST:
             raise InvalidRequest(f"{count} sandboxes cannot be kept ready; it may be 0 to {MOST}")
         driver = self._choose(runtime or self._settings.runtime)
-        wanted = _resolve_limits(limits or Limits(), driver)
+        wanted = with_defaults(limits or Limits(), driver)
         kind = Kind(image=image or self._settings.image, runtime=driver.name, limits=wanted)
         return await self._shelves.warm(kind, count)
 
@@ -339,7 +338,7 @@ class Runtime:
         return self._choose(kind.runtime), await self._stand(kind.image, kind.limits, {}, None)
 
     async def _put_up(self, kind: Kind, driver: Driver, ground: Ground) -> None:
-        spec = _spec(name=f"waiting-{token_hex(4)}", image=kind.image, limits=kind.limits, runtime=kind.runtime)
+        spec = checked(name=f"waiting-{token_hex(4)}", image=kind.image, limits=kind.limits, runtime=kind.runtime)
         await self._make(spec, driver, ground, shelf=kind.key)
 
     async def _take_down(self, taken: Taken) -> None:
@@ -726,7 +725,7 @@ class Runtime:
         async def one(name: str, group: str) -> None:
             # What it may reach is a matter of now, not of then.
             changes = {"name": name, "ephemeral": False, "network": allowed.network, "indexes": allowed.indexes}
-            spec = _spec(**{**record.spec.model_dump(), **changes})
+            spec = checked(**{**record.spec.model_dump(), **changes})
             stands_at = record.checkpoint.id if kept else record.checkpoint.parent
             try:
                 made.append(await self._make(spec, driver, record, memory=memory, checkpoint=stands_at, group=group))
@@ -822,11 +821,11 @@ class Runtime:
             contents = archive.contents
             driver = self._choose(runtime or self._settings.runtime or contents.runtime)
             if limits is None:
-                limits = exporting.allowed(contents.limits, _resolve_limits(Limits(), driver))
+                limits = exporting.allowed(contents.limits, with_defaults(Limits(), driver))
             reference, base = image or contents.image.reference, None
             if image is None and reference != "host":
                 reference, base = exporting.standing(self.images, contents.image)
-            spec = _spec(
+            spec = checked(
                 name=contents.name if name is None else name,
                 image=reference,
                 limits=limits,
@@ -838,7 +837,7 @@ class Runtime:
             await self._require_free(spec.name)
             base = base or await self.images.resolve(reference, progress=progress)
             ground = Ground(
-                limits=_resolve_limits(limits, driver),
+                limits=with_defaults(limits, driver),
                 env={**base.env, **spec.env},
                 image_digest=base.digest,
                 base=base.filesystems,
@@ -979,23 +978,3 @@ class Runtime:
             await sandbox.aclose()
         if manifest is not None and manifest.layers and not locked:
             await self._life.collect(patience_s=1)
-
-
-def _spec(**fields: object) -> SandboxSpec:
-    try:
-        return SandboxSpec.model_validate(fields)
-    except ValidationError as error:
-        first = error.errors()[0]
-        cause = first.get("ctx", {}).get("error")
-        where = ".".join(str(part) for part in first["loc"])
-        raise InvalidRequest(str(cause) if cause else f"{where}: {first['msg']}", field=where) from error
-
-
-def _resolve_limits(limits: Limits, driver: Driver) -> Limits:
-    able = driver.capabilities
-    defaults: dict[str, object] = {}
-    if limits.memory_bytes is None and able.memory_limit:
-        defaults["memory_bytes"] = _DEFAULT_MEMORY_BYTES
-    if limits.pids is None and able.pids_limit:
-        defaults["pids"] = _DEFAULT_PIDS
-    return limits.model_copy(update=defaults)

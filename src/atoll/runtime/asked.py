@@ -1,0 +1,37 @@
+"""What is asked for when a sandbox is made: checked, and completed with what holds when nothing is said."""
+
+from __future__ import annotations
+
+from pydantic import ValidationError
+
+from atoll.contract.driver import Driver
+from atoll.contract.errors import InvalidRequest
+from atoll.contract.model import Limits, SandboxSpec
+
+_MEMORY_BYTES = 2 * 1024**3
+_PIDS = 1024
+
+
+def checked(**fields: object) -> SandboxSpec:
+    """
+    Raises:
+        InvalidRequest: a field is not allowed; the first that is not is named.
+    """
+    try:
+        return SandboxSpec.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        cause = first.get("ctx", {}).get("error")
+        where = ".".join(str(part) for part in first["loc"])
+        raise InvalidRequest(str(cause) if cause else f"{where}: {first['msg']}", field=where) from error
+
+
+def with_defaults(limits: Limits, driver: Driver) -> Limits:
+    """Limits with what a driver can enforce, and nobody has said."""
+    able = driver.capabilities
+    defaults: dict[str, object] = {}
+    if limits.memory_bytes is None and able.memory_limit:
+        defaults["memory_bytes"] = _MEMORY_BYTES
+    if limits.pids is None and able.pids_limit:
+        defaults["pids"] = _PIDS
+    return limits.model_copy(update=defaults)
