@@ -13,10 +13,14 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from atoll.agents.children import Children, Role
+    from atoll.agents.history import History
+    from atoll.agents.loop import Agent, Answer, Budget, Tokens, generate_text
     from atoll.contract.driver import Capabilities, Finding
     from atoll.contract.errors import (
         ArchiveRefused,
         AtollError,
+        BudgetSpent,
         CallerError,
         CannotSave,
         CheckpointNotFound,
@@ -27,6 +31,8 @@ if TYPE_CHECKING:
         ImageUnavailable,
         InvalidRequest,
         LaunchFailed,
+        ModelFailed,
+        ModelUnavailable,
         PathDenied,
         PathExists,
         PathIsDirectory,
@@ -40,6 +46,7 @@ if TYPE_CHECKING:
         SandboxError,
         SandboxExists,
         SandboxNotFound,
+        ScriptFailed,
         Unenforceable,
     )
     from atoll.contract.model import (
@@ -78,16 +85,19 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _ERRORS = """
-ArchiveRefused AtollError CallerError CannotSave CheckpointNotFound DiskFull ExecTimeout FileError GuestProtocolError
-ImageUnavailable InvalidRequest LaunchFailed PathDenied PathExists PathIsDirectory PathNotDirectory PathNotFound
-PortRefused ProcessNotFound RuntimeUnavailable SandboxAsleep SandboxDied SandboxError SandboxExists SandboxNotFound
-Unenforceable
+ArchiveRefused AtollError BudgetSpent CallerError CannotSave CheckpointNotFound DiskFull ExecTimeout FileError
+GuestProtocolError ImageUnavailable InvalidRequest LaunchFailed ModelFailed ModelUnavailable PathDenied PathExists
+PathIsDirectory PathNotDirectory PathNotFound PortRefused ProcessNotFound RuntimeUnavailable SandboxAsleep SandboxDied
+SandboxError SandboxExists SandboxNotFound ScriptFailed Unenforceable
 """
 _MODELS = """
 Checkpoint Cut Event ExecBytes ExecResult Exited Exported FileChange FileEntry FileStat Gap Limits Match Output
 Preview ProcessInfo SandboxInfo Shelf StorageInfo SystemProcess Usage
 """
 _HOMES = {
+    "atoll.agents.children": "Children Role",
+    "atoll.agents.history": "History",
+    "atoll.agents.loop": "Agent Answer Budget Tokens generate_text",
     "atoll.contract.driver": "Capabilities Finding",
     "atoll.contract.errors": _ERRORS,
     "atoll.contract.model": _MODELS,
@@ -104,14 +114,19 @@ _HOMES = {
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
 
 __all__ = [
+    "Agent",
+    "Answer",
     "ArchiveRefused",
     "AtollError",
     "AuditRecord",
+    "Budget",
+    "BudgetSpent",
     "CallerError",
     "CannotSave",
     "Capabilities",
     "Checkpoint",
     "CheckpointNotFound",
+    "Children",
     "Cut",
     "DiskFull",
     "Event",
@@ -128,12 +143,15 @@ __all__ = [
     "Finding",
     "Gap",
     "GuestProtocolError",
+    "History",
     "ImageStore",
     "ImageUnavailable",
     "InvalidRequest",
     "LaunchFailed",
     "Limits",
     "Match",
+    "ModelFailed",
+    "ModelUnavailable",
     "NetworkPolicy",
     "Output",
     "PathDenied",
@@ -146,6 +164,7 @@ __all__ = [
     "Process",
     "ProcessInfo",
     "ProcessNotFound",
+    "Role",
     "Runtime",
     "RuntimeUnavailable",
     "Sandbox",
@@ -155,16 +174,19 @@ __all__ = [
     "SandboxExists",
     "SandboxInfo",
     "SandboxNotFound",
+    "ScriptFailed",
     "Secret",
     "Settings",
     "Shelf",
     "StorageInfo",
     "SystemProcess",
+    "Tokens",
     "Tool",
     "ToolResult",
     "ToolSet",
     "Unenforceable",
     "Usage",
+    "generate_text",
     "open",
 ]
 

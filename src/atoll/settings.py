@@ -54,6 +54,8 @@ class Settings(Frozen):
     secrets_key: SecretStr | None = Field(default=None, min_length=SHORTEST_KEY)
     """What secrets are sealed with on disk: 32 characters or more, at random. Unset: the file `key` in the state
     directory, which is made when it is first needed."""
+    model: str = "anthropic:claude-sonnet-5-5"
+    """The model of agents that do not name one."""
     preview_listen: PreviewListen = "localhost:0"
     """Where exposed ports are served: an address, or `localhost` for both of loopback, and a port, where 0 is any that
     is free: so any number of programs can each serve their own."""

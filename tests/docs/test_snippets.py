@@ -67,13 +67,14 @@ async def test_the_guide_is_true(section: str, state: Path, tmp_path: Path) -> N
 def test_public_names_are_exactly_these() -> None:
     """The public API is pinned: adding or removing a name is a decision, with a line in the changelog."""
     names = """
-    ArchiveRefused AtollError AuditRecord CallerError CannotSave Capabilities Checkpoint CheckpointNotFound Cut
-    DiskFull Event ExecBytes ExecResult ExecTimeout Exited Exported FileChange FileEntry FileError FileStat Files
-    Finding Gap GuestProtocolError ImageStore ImageUnavailable InvalidRequest LaunchFailed Limits Match
-    NetworkPolicy Output PathDenied PathExists PathIsDirectory PathNotDirectory PathNotFound PortRefused Preview
-    Process ProcessInfo ProcessNotFound Runtime RuntimeUnavailable Sandbox SandboxAsleep SandboxDied SandboxError
-    SandboxExists SandboxInfo SandboxNotFound Secret Settings Shelf StorageInfo SystemProcess Tool ToolResult
-    ToolSet Unenforceable Usage open
+    Agent Answer ArchiveRefused AtollError AuditRecord Budget BudgetSpent CallerError CannotSave Capabilities
+    Checkpoint CheckpointNotFound Children Cut DiskFull Event ExecBytes ExecResult ExecTimeout Exited Exported
+    FileChange FileEntry FileError FileStat Files Finding Gap GuestProtocolError History ImageStore
+    ImageUnavailable InvalidRequest LaunchFailed Limits Match ModelFailed ModelUnavailable NetworkPolicy Output
+    PathDenied PathExists PathIsDirectory PathNotDirectory PathNotFound PortRefused Preview Process ProcessInfo
+    ProcessNotFound Role Runtime RuntimeUnavailable Sandbox SandboxAsleep SandboxDied SandboxError SandboxExists
+    SandboxInfo SandboxNotFound ScriptFailed Secret Settings Shelf StorageInfo SystemProcess Tokens Tool
+    ToolResult ToolSet Unenforceable Usage generate_text open
 """.split()
     assert sorted(atoll.__all__) == sorted(names)
     for name in names:

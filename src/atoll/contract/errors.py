@@ -17,6 +17,10 @@
     │   ├── SandboxDied             (ConnectionError)   it ended, by itself or by force
     │   └── GuestProtocolError      (ConnectionError)   it broke the protocol and was ended
     ├── ExecTimeout                 (TimeoutError)      the command ran too long; its tree is dead, its output kept
+    ├── ModelFailed                 a model could not be asked, or gave no answer that can be used
+    │   ├── ModelUnavailable        (ConnectionError)   for now; later it may work
+    │   └── ScriptFailed                                a scripted model was not shown what its script expects
+    ├── BudgetSpent                 an agent used up its steps or tokens; what it did until then is kept
     ├── PortRefused                 (ConnectionRefusedError)  nothing listens there, inside
     └── FileError                   (OSError)           a file operation inside failed
         ├── PathNotFound            (FileNotFoundError)
@@ -157,6 +161,25 @@ class ExecTimeout(AtollError, TimeoutError):
     def __init__(self, message: str, result: ExecResult) -> None:
         super().__init__(message)
         self.result = result
+
+
+class ModelFailed(AtollError):
+    code = "model_failed"
+
+
+class ModelUnavailable(ModelFailed, ConnectionError):
+    code = "model_unavailable"
+    retryable = True
+
+
+class ScriptFailed(ModelFailed):
+    code = "script_failed"
+
+
+class BudgetSpent(AtollError):
+    """The run can go on with its history and a larger budget."""
+
+    code = "budget_spent"
 
 
 class PortRefused(AtollError, ConnectionRefusedError):

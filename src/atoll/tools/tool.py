@@ -461,24 +461,29 @@ class ToolSet:
         prepared = self._prepare(name, {} if input is None else input)
         return prepared if isinstance(prepared, ToolResult) else await self._run(prepared)
 
-    async def handle_batch(self, calls: Iterable[tuple[str, object]]) -> list[ToolResult]:
+    async def handle_batch(
+        self,
+        calls: Iterable[tuple[str, object]],
+        on_result: Callable[[int, ToolResult], Awaitable[None]] | None = None,
+    ) -> list[ToolResult]:
         """Several calls at once, and their results in the order of the calls.
 
         They run side by side, but those that take turns for the same thing, a file for instance, in their order.
+        `on_result` gets each result when it is there, with the number of its call.
         """
         prepared = [self._prepare(name, {} if input is None else input) for name, input in calls]
         results: list[ToolResult | None] = [None] * len(prepared)
 
-        async def one(index: int, call: _Call) -> None:
-            results[index] = await self._run(call)
+        async def one(index: int, call: _Call | ToolResult) -> None:
+            result = call if isinstance(call, ToolResult) else await self._run(call)
+            results[index] = result
+            if on_result is not None:
+                await on_result(index, result)
 
         try:
             async with anyio.create_task_group() as group:
                 for index, each in enumerate(prepared):
-                    if isinstance(each, ToolResult):
-                        results[index] = each
-                    else:
-                        group.start_soon(one, index, each)
+                    group.start_soon(one, index, each)
         finally:
             for each in prepared:
                 if isinstance(each, _Call) and each.turn is not None:

@@ -1,0 +1,536 @@
+"""The loop: a model is asked, what it calls is done, and it is asked again, until it has nothing more to call.
+
+Knows when a run ends, what of it is told, in which order calls run, what a budget is, and that a conversation is whole
+at every moment. Refuses to know which models there are (`models.py`), what tools do, and who listens.
+
+It asks models through pydantic-ai and leaves pydantic-ai's own loop aside: see docs/design/0013.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+import anyio
+import pydantic_core
+from anyio.abc import ObjectReceiveStream
+from pydantic import Discriminator
+from pydantic_ai import direct, exceptions
+from pydantic_ai.messages import (
+    BinaryContent,
+    InstructionPart,
+    ModelRequest,
+    ModelResponse,
+    PartDeltaEvent,
+    PartStartEvent,
+    TextPart,
+    TextPartDelta,
+    ThinkingPart,
+    ThinkingPartDelta,
+    ToolCallPart,
+    ToolReturnPart,
+    UserPromptPart,
+)
+from pydantic_ai.models import Model, ModelRequestParameters
+from pydantic_ai.settings import ModelSettings
+from pydantic_ai.tools import ToolDefinition
+from pydantic_ai.usage import RequestUsage
+
+from atoll.agents import models
+from atoll.agents.history import History, interrupted
+from atoll.contract.errors import BudgetSpent, InvalidRequest
+from atoll.contract.model import Frozen
+from atoll.settings import Settings
+from atoll.tools.tool import ImagePart, Tool, ToolResult, ToolSet, failure
+
+STEPS = 50
+"""How often a model is asked in one run, unless said otherwise."""
+_WAITS_S = (0.5, 2.0)
+"""Before an answer that broke off is asked for again, unless the provider says how long."""
+_LONGEST_WAIT_S = 30.0
+
+
+# -------------------------------------------------------------------------------------------------------------- events
+
+
+class Tokens(Frozen):
+    """What was read and written by a model."""
+
+    input: int = 0
+    output: int = 0
+    cache_read: int = 0
+    """Of the input, what the provider had in its cache."""
+    cache_write: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.input + self.output
+
+    def __add__(self, other: Tokens) -> Tokens:
+        return Tokens(
+            input=self.input + other.input,
+            output=self.output + other.output,
+            cache_read=self.cache_read + other.cache_read,
+            cache_write=self.cache_write + other.cache_write,
+        )
+
+
+class TextEvent(Frozen):
+    """The model says something: a piece of it when streaming, else all that it says in one step."""
+
+    type: Literal["text"] = "text"
+    text: str
+
+
+class ThinkingEvent(Frozen):
+    """The model thinks, and lets it be seen."""
+
+    type: Literal["thinking"] = "thinking"
+    text: str
+
+
+class ToolCallEvent(Frozen):
+    """The model calls a tool. Calls of one step run at the same time."""
+
+    type: Literal["tool_call"] = "tool_call"
+    id: str
+    tool: str
+    input: dict[str, Any] | str
+    """As text where it is no JSON object; the call then fails."""
+
+
+class ToolResultEvent(Frozen):
+    """A call has ended."""
+
+    type: Literal["tool_result"] = "tool_result"
+    id: str
+    tool: str
+    result: ToolResult
+    duration_s: float
+
+
+class UsageEvent(Frozen):
+    """The model has answered once more."""
+
+    type: Literal["usage"] = "usage"
+    step: int
+    tokens: Tokens
+    """Of this answer."""
+    total: Tokens
+    """Of the run."""
+
+
+class RetryEvent(Frozen):
+    """An answer broke off and is asked for again: what was said in this step does not count."""
+
+    type: Literal["retry"] = "retry"
+    reason: str
+    wait_s: float
+
+
+Event = Annotated[
+    TextEvent | ThinkingEvent | ToolCallEvent | ToolResultEvent | UsageEvent | RetryEvent, Discriminator("type")
+]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a run came to."""
+
+    text: str
+    """What the model said at the end."""
+    ended: Literal["done", "length", "filtered"]
+    """`length`: the text is cut, because it reached the most that the model may say at once. `filtered`: the provider
+    withheld it."""
+    steps: int
+    tokens: Tokens
+    history: History = field(repr=False)
+    """All of the conversation. The next run goes on from there."""
+
+
+# -------------------------------------------------------------------------------------------------------------- budget
+
+
+class Budget:
+    """Tokens that several runs share: an agent and its children, for instance.
+
+    A run stops before the request that would follow once all are spent. The last one may go beyond.
+    """
+
+    def __init__(self, tokens: int | None = None) -> None:
+        if tokens is not None and tokens < 1:
+            raise InvalidRequest(f"a budget of {tokens} tokens lets nothing be said; it must be above 0, or None")
+        self.tokens = tokens
+        self.spent = Tokens()
+
+    @property
+    def is_spent(self) -> bool:
+        return self.tokens is not None and self.spent.total >= self.tokens
+
+    def spend(self, tokens: Tokens) -> None:
+        self.spent += tokens
+
+
+Approve = Callable[[Tool, dict[str, Any]], Awaitable[bool]]
+"""Whether a call may be made, of its tool and its arguments."""
+Emit = Callable[[Event], Awaitable[None]]
+
+
+# --------------------------------------------------------------------------------------------------------------- agent
+
+
+class Agent:
+    """A model, its tools and what it is told to be. It holds no conversation: any number of runs may go on at once.
+
+    `approve` is asked before each call of a tool that may destroy something, one after the other; what it refuses is
+    not done, and the model is told. `settings` are pydantic-ai's, for what only some models have.
+
+    Raises:
+        InvalidRequest: the model is unknown, or something that it needs is missing.
+    """
+
+    def __init__(
+        self,
+        model: str | Model,
+        tools: ToolSet | None = None,
+        instructions: str = "",
+        *,
+        steps: int = STEPS,
+        approve: Approve | None = None,
+        settings: ModelSettings | None = None,
+    ) -> None:
+        if steps < 1:
+            raise InvalidRequest(f"steps is {steps}; a run has at least one")
+        self.model = models.resolve(model)
+        self.tools = ToolSet() if tools is None else tools
+        self.instructions = instructions
+        self.steps = steps
+        self._approve = approve
+        # Every step repeats all that was said before: without a cache it would be paid for each time.
+        self._settings = ModelSettings(cache=True) | (settings or ModelSettings())
+
+    async def run(
+        self,
+        prompt: str | None,
+        *,
+        history: History | None = None,
+        budget: Budget | int | None = None,
+        on_event: Callable[[Event], None] | None = None,
+    ) -> Answer:
+        """Ask, do what the model calls for, and go on until it is done.
+
+        `history` is added to as things happen: it is whole and can be gone on with whenever and however this ends.
+        Without a prompt the run goes on where that ended. `budget` is in tokens. Cancelling ends running commands.
+
+        Raises:
+            InvalidRequest: there is nothing to go on with.
+            BudgetSpent: the steps or tokens were used up before the model was done.
+            ModelFailed, ModelUnavailable: the model could not be asked.
+        """
+
+        async def emit(event: Event) -> None:
+            if on_event is not None:
+                on_event(event)
+
+        return await _Run(self, history, budget, emit, streams=False).drive(prompt)
+
+    @asynccontextmanager
+    async def stream(
+        self, prompt: str | None, *, history: History | None = None, budget: Budget | int | None = None
+    ) -> AsyncIterator[Stream]:
+        """The same as `run`, while it happens: `async for event in stream`, then `stream.answer`.
+
+        Leaving the context before the end cancels the run. What `run` raises comes out of the iteration.
+        """
+        send, receive = anyio.create_memory_object_stream[Event](0)
+        stream = Stream(receive)
+
+        async def drive() -> None:
+            async with send:
+                try:
+                    stream.finished = await _Run(self, history, budget, send.send, streams=True).drive(prompt)
+                except anyio.BrokenResourceError:
+                    pass  # nobody listens any more
+                except Exception as error:  # noqa: BLE001 - it is raised where the events are read
+                    stream.error = error
+
+        async with receive, anyio.create_task_group() as group:
+            group.start_soon(drive)
+            failed: BaseException | None = None
+            try:
+                yield stream
+            except BaseException as error:
+                failed = error  # raised below, and not as a part of a group
+                if isinstance(error, anyio.get_cancelled_exc_class()):
+                    raise
+            group.cancel_scope.cancel()
+        if failed is not None:
+            raise failed
+
+
+class Stream:
+    """The events of a run."""
+
+    def __init__(self, events: ObjectReceiveStream[Event]) -> None:
+        self._events = events
+        self.finished: Answer | None = None
+        self.error: Exception | None = None
+
+    def __aiter__(self) -> Stream:
+        return self
+
+    async def __anext__(self) -> Event:
+        try:
+            return await self._events.receive()
+        except anyio.EndOfStream:
+            if self.error is not None:
+                raise self.error from None
+            raise StopAsyncIteration from None
+
+    @property
+    def answer(self) -> Answer:
+        """What the run came to.
+
+        Raises:
+            InvalidRequest: it has not ended yet.
+        """
+        if self.finished is None:
+            raise InvalidRequest("the run has not ended; read its events first")
+        return self.finished
+
+
+async def generate_text(
+    prompt: str,
+    *,
+    tools: ToolSet | None = None,
+    model: str | Model | None = None,
+    instructions: str = "",
+    steps: int = STEPS,
+    budget: Budget | int | None = None,
+) -> str:
+    """What a model answers, after it has used `tools` as it likes. Without `model`, the one of the settings.
+
+    Raises:
+        what `Agent` and `Agent.run` raise.
+    """
+    chosen = Settings.from_environment().model if model is None else model
+    agent = Agent(chosen, tools, instructions, steps=steps)
+    return (await agent.run(prompt, budget=budget)).text
+
+
+# ----------------------------------------------------------------------------------------------------------------- run
+
+
+class _Run:
+    """One run of an agent."""
+
+    def __init__(
+        self, agent: Agent, history: History | None, budget: Budget | int | None, emit: Emit, *, streams: bool
+    ) -> None:
+        self._agent = agent
+        self._model = agent.model
+        self._history = History() if history is None else history
+        self._budget = budget if isinstance(budget, Budget) else Budget(budget)
+        self._emit = emit
+        self._streams = streams
+        self._tokens = Tokens()
+        instructions = [InstructionPart(content=agent.instructions)] if agent.instructions else []
+        self._parameters = ModelRequestParameters(
+            function_tools=[_definition(tool) for tool in agent.tools], instruction_parts=instructions
+        )
+
+    async def drive(self, prompt: str | None) -> Answer:
+        self._begin(prompt)
+        for step in range(1, self._agent.steps + 1):
+            if self._budget.is_spent:
+                raise self._spent(f"{self._budget.tokens} tokens", step - 1)
+            response = await self._ask()
+            self._history.messages.append(response)
+            await self._count(step, response.usage)
+            calls = [part for part in response.parts if isinstance(part, ToolCallPart)]
+            if not calls and response.state != "suspended":
+                ended: Any = _ENDED.get(response.finish_reason or "stop", "done")
+                return Answer(response.text or "", ended, step, self._tokens, self._history)
+            if calls:
+                await self._call(calls, cut=response.finish_reason == "length")
+        raise self._spent(f"{self._agent.steps} steps", self._agent.steps)
+
+    def _begin(self, prompt: str | None) -> None:
+        self._history.complete()
+        messages = self._history.messages
+        if prompt is not None:
+            if not prompt.strip():
+                raise InvalidRequest("the prompt is empty")
+            messages.append(ModelRequest(parts=[UserPromptPart(content=prompt)]))
+        elif not messages:
+            raise InvalidRequest("there is no prompt, and no conversation to go on with")
+        elif isinstance(messages[-1], ModelResponse):
+            raise InvalidRequest("the model has answered all there is in this conversation; give a prompt")
+
+    def _spent(self, what: str, steps: int) -> BudgetSpent:
+        return BudgetSpent(
+            f"the run used up its {what} before the model was done; it can go on with its history and a larger budget",
+            steps=steps,
+            tokens=self._tokens.total,
+        )
+
+    async def _count(self, step: int, usage: RequestUsage) -> None:
+        tokens = Tokens(
+            input=usage.input_tokens,
+            output=usage.output_tokens,
+            cache_read=usage.cache_read_tokens,
+            cache_write=usage.cache_write_tokens,
+        )
+        self._tokens += tokens
+        self._budget.spend(tokens)
+        await self._emit(UsageEvent(step=step, tokens=tokens, total=self._tokens))
+
+    # ---------------------------------------------------------------------------------------------------- asking
+
+    async def _ask(self) -> ModelResponse:
+        """The model's next answer. One that breaks off is asked for again: providers' clients try again only what has
+        not begun."""
+        with models.translating(self._model):
+            for wait_s in (*_WAITS_S, None):
+                try:
+                    return await (self._streamed() if self._streams else self._whole())
+                except exceptions.ModelAPIError as error:
+                    if wait_s is None or not (error.in_stream and models.is_passing(error)):
+                        raise
+                    wait_s = min(error.retry_after or wait_s, _LONGEST_WAIT_S)
+                    await self._emit(RetryEvent(reason=str(error), wait_s=wait_s))
+                    await anyio.sleep(wait_s)
+        raise AssertionError("the last try returns or raises")
+
+    async def _whole(self) -> ModelResponse:
+        response = await direct.model_request(
+            self._model,
+            self._history.messages,
+            model_settings=self._agent._settings,  # noqa: SLF001 - a run is a part of its agent
+            model_request_parameters=self._parameters,
+        )
+        for part in response.parts:
+            if isinstance(part, ThinkingPart) and part.content:
+                await self._emit(ThinkingEvent(text=part.content))
+            elif isinstance(part, TextPart) and part.content:
+                await self._emit(TextEvent(text=part.content))
+        return response
+
+    async def _streamed(self) -> ModelResponse:
+        async with direct.model_request_stream(
+            self._model,
+            self._history.messages,
+            model_settings=self._agent._settings,  # noqa: SLF001
+            model_request_parameters=self._parameters,
+        ) as stream:
+            async for event in stream:
+                said = _said(event)
+                if said is not None:
+                    await self._emit(said)
+            return stream.get()
+
+    # --------------------------------------------------------------------------------------------------- calling
+
+    async def _call(self, calls: Sequence[ToolCallPart], *, cut: bool) -> None:
+        """Do what the model called for, and add the results to the conversation, however this ends."""
+        results: list[ToolReturnPart | None] = [None] * len(calls)
+        began = time.monotonic()
+
+        async def ended(index: int, result: ToolResult, outcome: Any = None) -> None:
+            call = calls[index]
+            results[index] = _return(call, result, outcome or ("failed" if result.is_error else "success"))
+            duration_s = time.monotonic() - began
+            await self._emit(
+                ToolResultEvent(id=call.tool_call_id, tool=call.tool_name, result=result, duration_s=duration_s)
+            )
+
+        try:
+            for call in calls:
+                await self._emit(ToolCallEvent(id=call.tool_call_id, tool=call.tool_name, input=_told(call)))
+            allowed: list[int] = []
+            for index, call in enumerate(calls):
+                if self._budget.is_spent:
+                    await ended(index, failure("not done: the budget of tokens is spent", "budget_spent"), "denied")
+                elif cut and index == len(calls) - 1:
+                    await ended(index, failure(_CUT_OFF, "cut_off"))
+                elif await self._is_allowed(call):
+                    allowed.append(index)
+                else:
+                    await ended(index, failure("not done: this call was refused by the user", "refused"), "denied")
+
+            async def done(number: int, result: ToolResult) -> None:
+                await ended(allowed[number], result)
+
+            began = time.monotonic()  # being asked takes no time of the calls
+            await self._agent.tools.handle_batch(
+                [(calls[index].tool_name, calls[index].args) for index in allowed], on_result=done
+            )
+        except ExceptionGroup as group:  # of those that listen: calls never raise
+            raise group.exceptions[0] from None
+        finally:
+            parts = [result or interrupted(call) for call, result in zip(calls, results, strict=True)]
+            self._history.messages.append(ModelRequest(parts=parts))
+
+    async def _is_allowed(self, call: ToolCallPart) -> bool:
+        approve, name = self._agent._approve, call.tool_name  # noqa: SLF001
+        if approve is None or name not in self._agent.tools or not self._agent.tools[name].hints.destructive:
+            return True
+        arguments = _arguments(call)
+        return arguments is None or await approve(self._agent.tools[name], arguments)  # what is no input fails anyway
+
+
+_CUT_OFF = "not done: the answer reached the most that may be said at once in the middle of this call; call with less"
+_ENDED = {"length": "length", "content_filter": "filtered"}
+
+
+def _definition(tool: Tool) -> ToolDefinition:
+    return ToolDefinition(
+        name=tool.name,
+        description=tool.description,
+        parameters_json_schema=tool.input_schema(),
+        strict=False,  # strict schemas have no optional fields: all defaults would be lost
+    )
+
+
+def _said(event: object) -> Event | None:
+    match event:
+        case PartStartEvent(part=TextPart(content=text)) if text:
+            return TextEvent(text=text)
+        case PartDeltaEvent(delta=TextPartDelta(content_delta=text)) if text:
+            return TextEvent(text=text)
+        case PartStartEvent(part=ThinkingPart(content=text)) if text:
+            return ThinkingEvent(text=text)
+        case PartDeltaEvent(delta=ThinkingPartDelta(content_delta=text)) if text:
+            return ThinkingEvent(text=text)
+    return None
+
+
+def _arguments(call: ToolCallPart) -> dict[str, Any] | None:
+    """The arguments of a call, or None where they are none."""
+    if not isinstance(call.args, str):
+        return call.args or {}
+    try:
+        found = pydantic_core.from_json(call.args or "{}")
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _told(call: ToolCallPart) -> dict[str, Any] | str:
+    arguments = _arguments(call)
+    return str(call.args) if arguments is None else arguments
+
+
+def _return(call: ToolCallPart, result: ToolResult, outcome: Any) -> ToolReturnPart:
+    content: Any = result.content
+    if not isinstance(content, str):
+        content = [
+            BinaryContent.from_data_uri(f"data:{part.mime_type};base64,{part.data}")
+            if isinstance(part, ImagePart)
+            else part.text
+            for part in content
+        ]
+    return ToolReturnPart(call.tool_name, content, call.tool_call_id, outcome=outcome)

@@ -1,0 +1,157 @@
+"""Which model a name means, and what its failures mean to us.
+
+Knows the providers, what each needs, and how their errors map onto ours. Refuses to know what a model is asked
+(`loop.py`) and what a scripted one answers (`script.py`). How a provider is spoken to is pydantic-ai's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pydantic_ai import exceptions
+from pydantic_ai.models import Model
+
+from atoll.agents.script import Script, scripted
+from atoll.contract.errors import InvalidRequest, ModelFailed, ModelUnavailable
+
+KINDS = (
+    "anthropic:NAME, bedrock:NAME, openai:NAME (OPENAI_BASE_URL names a server that is compatible), "
+    "openai-chat:NAME, openai-responses:NAME, or script:FILE, which needs no model at all"
+)
+_OPENAI_HOST = "https://api.openai.com"
+
+
+def resolve(model: str | Model) -> Model:
+    """The model of this name. One that is a model already stays as it is.
+
+    Raises:
+        InvalidRequest: there is no such kind, or something that it needs is missing: a key, a package, the script.
+    """
+    if isinstance(model, Model):
+        return model
+    kind, _, name = model.partition(":")
+    make = _MAKERS.get(kind)
+    if make is None or not name:
+        raise InvalidRequest(f"{model!r} names no model; allowed are {KINDS}")
+    try:
+        return make(name)
+    except ImportError as error:
+        extra = "bedrock" if kind == "bedrock" else "agents"
+        raise InvalidRequest(f"{kind}: needs a package that is not installed: pip install 'atoll[{extra}]'") from error
+    except exceptions.UserError as error:
+        raise InvalidRequest(f"{model} cannot be used: {error}. Other models are {KINDS}") from error
+
+
+def _anthropic(name: str) -> Model:
+    from pydantic_ai.models.anthropic import AnthropicModel
+
+    return AnthropicModel(name)
+
+
+def _bedrock(name: str) -> Model:
+    from pydantic_ai.models.bedrock import BedrockConverseModel
+
+    return BedrockConverseModel(name)
+
+
+def _openai(name: str) -> Model:
+    from pydantic_ai.providers.openai import OpenAIProvider
+
+    # Others that are compatible speak chat completions; responses are OpenAI's own.
+    own = str(OpenAIProvider().base_url).startswith(_OPENAI_HOST)
+    return _openai_responses(name) if own else _openai_chat(name)
+
+
+def _openai_chat(name: str) -> Model:
+    from pydantic_ai.models.openai import OpenAIChatModel
+
+    return OpenAIChatModel(name)
+
+
+def _openai_responses(name: str) -> Model:
+    from pydantic_ai.models.openai import OpenAIResponsesModel
+
+    return OpenAIResponsesModel(name)
+
+
+def _script(path: str) -> Model:
+    return scripted(Script.load(Path(path).expanduser()), name=f"script:{path}")
+
+
+_MAKERS = {
+    "anthropic": _anthropic,
+    "bedrock": _bedrock,
+    "openai": _openai,
+    "openai-chat": _openai_chat,
+    "openai-responses": _openai_responses,
+    "script": _script,
+}
+
+
+# -------------------------------------------------------------------------------------------------------------- errors
+
+_LATER = (
+    exceptions.ModelRateLimitError,
+    exceptions.ModelUnavailableError,
+    exceptions.ModelServerError,
+    exceptions.ModelConnectionError,
+)
+"""What may work when it is tried again."""
+
+
+def is_passing(error: exceptions.ModelAPIError) -> bool:
+    """Whether the same request may work later."""
+    return isinstance(error, _LATER)
+
+
+@contextmanager
+def translating(model: Model) -> Iterator[None]:
+    """Errors of pydantic-ai as ours.
+
+    Raises:
+        ModelUnavailable: the model cannot be reached, or has too much to do.
+        ModelFailed: it refused the request, or its answer cannot be used.
+    """
+    name = model.model_name
+    try:
+        yield
+    except exceptions.ModelAPIError as error:
+        kind = ModelUnavailable if is_passing(error) else ModelFailed
+        raise kind(f"{name}: {_reason(error)}", hint=str(error), model=name) from error
+    except (exceptions.UserError, exceptions.AgentRunError) as error:
+        raise ModelFailed(f"{name}: {error}", model=name) from error
+
+
+def _reason(error: exceptions.ModelAPIError) -> str:
+    for kind, words in _REASONS:
+        if isinstance(error, kind):
+            return words + _said(error)
+    return f"the request failed{_said(error)}"
+
+
+_REASONS = (
+    (exceptions.ModelAuthenticationError, "the key was not accepted; is it set, and for this provider?"),
+    (exceptions.ModelNotFoundError, "there is no model of this name, or the key may not use it"),
+    (exceptions.ModelContextWindowExceededError, "the conversation is longer than the model can read; begin a new one"),
+    (exceptions.ModelQuotaExceededError, "the account's quota or credit is used up"),
+    (exceptions.ModelRateLimitError, "too many requests for now; try again later"),
+    (exceptions.ModelOverloadedError, "the provider is overloaded; try again later"),
+    (exceptions.ModelUnavailableError, "the provider is not available; try again later"),
+    (exceptions.ModelConnectionError, "the provider cannot be reached, or the connection broke"),
+    (exceptions.ModelServerError, "the provider failed; try again later"),
+    (exceptions.ModelRequestRejectedError, "the request was refused"),
+)
+
+
+def _said(error: exceptions.ModelAPIError) -> str:
+    """What the provider said of it, where it said something."""
+    body = error.body
+    if isinstance(body, dict):
+        inner = body.get("error", body)
+        message = inner.get("message") if isinstance(inner, dict) else None
+        if isinstance(message, str) and message:
+            return f" ({message[:500]})"
+    status = getattr(error, "status_code", None)
+    return f" (status {status})" if status else ""

@@ -1,0 +1,274 @@
+"""A scripted model: it says what a file says, and checks what it is shown before it does.
+
+Knows the file's format, how what was shown is compared, and how values of earlier results come into later steps.
+Refuses to know where the tools run: it is asked like any other model, streamed or not, and so is everything around it.
+
+Which step comes next follows from the conversation alone, so a script has no state: conversations at the same time,
+resumed ones and children's each go their own way through it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import ConfigDict, Field, ValidationError
+from pydantic_ai.messages import (
+    ModelMessage,
+    ModelRequest,
+    ModelResponse,
+    ModelResponsePart,
+    TextPart,
+    ToolCallPart,
+    ToolReturnPart,
+    UserPromptPart,
+)
+from pydantic_ai.models.function import AgentInfo, DeltaToolCall, DeltaToolCalls, FunctionModel
+
+from atoll.contract.errors import InvalidRequest, ScriptFailed
+from atoll.contract.model import Frozen
+
+_VALUE = re.compile(r"\$\{(\w+)\}")
+_PIECE = re.compile(r"\S*\s*")
+_SHOWN = 600
+"""How much of what was shown a complaint quotes."""
+
+
+class _Part(Frozen):
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+
+class ExpectedResult(_Part):
+    """What the result of a call has to be."""
+
+    contains: tuple[str, ...] = ()
+    """Parts of its text."""
+    fields: dict[str, Any] = Field(default_factory=dict)
+    """Fields that its JSON has to have, with these values."""
+    error: bool | Literal["any"] = False
+    """Whether the call has to have failed. `any`: it may have."""
+    keep: dict[str, str] = Field(default_factory=dict)
+    """Names for fields of its JSON, which `${name}` stands for in this step and in later ones."""
+
+
+class Expected(_Part):
+    """What the model has to be shown before a step."""
+
+    prompt: tuple[str, ...] = ()
+    """Parts of the last prompt."""
+    instructions: tuple[str, ...] = ()
+    """Parts of the instructions."""
+    tools: tuple[str, ...] = ()
+    """Tools that are offered. Those that a step calls have to be, whether they are named here or not."""
+    results: tuple[ExpectedResult, ...] = Field(default=(), alias="result")
+    """Of the calls of the step before, in their order. Those that are not named have to have worked."""
+
+
+class Call(_Part):
+    tool: str
+    input: dict[str, Any] = Field(default_factory=dict)
+
+
+class Step(_Part):
+    """What the model says, once."""
+
+    expect: Expected = Expected()
+    text: str = ""
+    calls: tuple[Call, ...] = Field(default=(), alias="call")
+    """Tools to be called, at the same time. None: the model is done, until it is asked again."""
+
+
+class Conversation(_Part):
+    prompt: str
+    """A part of the first prompt, which tells this conversation from others."""
+    steps: tuple[Step, ...] = Field(alias="step", min_length=1)
+
+
+class Script(_Part):
+    """All that a scripted model says: `[[step]]` after `[[step]]`, and `[[conversation]]`s of other prompts."""
+
+    steps: tuple[Step, ...] = Field(default=(), alias="step")
+    conversations: tuple[Conversation, ...] = Field(default=(), alias="conversation")
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read a script, of TOML or, if the file is called so, JSON.
+
+        Raises:
+            InvalidRequest: there is none, or it says something that means nothing.
+        """
+        try:
+            text = path.read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidRequest(f"the script {path} cannot be read: {error}") from None
+        try:
+            return cls.model_validate(json.loads(text) if path.suffix == ".json" else tomllib.loads(text))
+        except ValidationError as error:
+            wrong = error.errors()[0]
+            where = ".".join(str(part) for part in wrong["loc"]) or "its top"
+            raise InvalidRequest(f"the script {path} is wrong at {where}: {wrong['msg']}") from None
+        except ValueError as error:
+            raise InvalidRequest(f"the script {path} is not well-formed: {error}") from None
+
+    def said_to(self, prompt: str) -> Sequence[Step]:
+        """The steps of the conversation that this prompt begins."""
+        for each in self.conversations:
+            if each.prompt in prompt:
+                return each.steps
+        return self.steps
+
+
+def scripted(script: Script, *, name: str = "script") -> FunctionModel:
+    """A model that follows a script.
+
+    Being asked raises `ScriptFailed` where it was not shown what the script expects, or has nothing more to say.
+    """
+
+    async def whole(messages: list[ModelMessage], about: AgentInfo) -> ModelResponse:
+        step = _next(script, name, messages, about)
+        parts: list[ModelResponsePart] = [TextPart(content=step.text)] if step.text else []
+        parts += [ToolCallPart(tool_name=call.tool, args=call.input) for call in step.calls]
+        return ModelResponse(parts=parts)
+
+    async def piecemeal(messages: list[ModelMessage], about: AgentInfo) -> AsyncIterator[str | DeltaToolCalls]:
+        step = _next(script, name, messages, about)
+        for piece in _PIECE.findall(step.text):
+            if piece:
+                yield piece
+        for number, call in enumerate(step.calls):
+            yield {number: DeltaToolCall(name=call.tool, json_args=json.dumps(call.input))}
+
+    return FunctionModel(whole, stream_function=piecemeal, model_name=name)
+
+
+def _next(script: Script, name: str, messages: Sequence[ModelMessage], about: AgentInfo) -> Step:
+    shown = _Shown.of(messages)
+    steps = script.said_to(shown.prompts[0] if shown.prompts else "")
+    number = len(shown.turns) - 1
+    if number >= len(steps):
+        raise ScriptFailed(
+            f"{name} has {len(steps)} steps for this conversation, and was asked for one more after it was shown: "
+            f"{_quoted(shown.last())}"
+        )
+    step = steps[number]
+    wrong = list(_complaints(step, shown, about))
+    if wrong:
+        raise ScriptFailed(f"{name}, step {number + 1}: " + "; ".join(wrong))
+    return _filled(step, shown.kept(steps[: number + 1]))
+
+
+# ----------------------------------------------------------------------------------------------------- what was shown
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """A conversation, as the model sees it."""
+
+    prompts: list[str]
+    turns: list[list[ToolReturnPart]]
+    """The results that it was shown before each of its answers, the one that is to come included."""
+
+    @classmethod
+    def of(cls, messages: Sequence[ModelMessage]) -> _Shown:
+        prompts: list[str] = []
+        turns: list[list[ToolReturnPart]] = [[]]
+        for message in messages:
+            if isinstance(message, ModelRequest):
+                for part in message.parts:
+                    if isinstance(part, UserPromptPart):
+                        prompts.append(part.content if isinstance(part.content, str) else str(part.content))
+                    elif isinstance(part, ToolReturnPart):
+                        turns[-1].append(part)
+            else:
+                turns.append([])
+        return cls(prompts, turns)
+
+    def last(self) -> str:
+        results = self.turns[-1]
+        return "\n".join(_text(each) for each in results) if results else (self.prompts or ["nothing"])[-1]
+
+    def kept(self, steps: Sequence[Step]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for step, results in zip(steps, self.turns, strict=False):
+            for expected, result in zip(step.expect.results, results, strict=False):
+                data = _data(result)
+                found |= {name: data[field] for name, field in expected.keep.items() if field in data}
+        return found
+
+
+def _text(result: ToolReturnPart) -> str:
+    return result.content if isinstance(result.content, str) else result.model_response_str()
+
+
+def _data(result: ToolReturnPart) -> Mapping[str, Any]:
+    try:
+        data = json.loads(_text(result))
+    except ValueError:
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+def _complaints(step: Step, shown: _Shown, about: AgentInfo) -> list[str]:
+    prompt = shown.prompts[-1] if shown.prompts else ""
+    wrong = _missing("the prompt", step.expect.prompt, prompt)
+    wrong += _missing("the instructions", step.expect.instructions, about.instructions or "")
+    offered = [tool.name for tool in about.function_tools]
+    for tool in dict.fromkeys([*step.expect.tools, *(call.tool for call in step.calls)]):
+        if tool not in offered:
+            wrong.append(f"the tool {tool!r} is not offered (offered: {', '.join(offered) or 'none'})")
+    results = shown.turns[-1]
+    if len(step.expect.results) > len(results):
+        wrong.append(f"{len(step.expect.results)} results were expected, and {len(results)} shown")
+    expected = [*step.expect.results, *[ExpectedResult()] * (len(results) - len(step.expect.results))]
+    for number, (each, result) in enumerate(zip(expected, results, strict=False), 1):
+        wrong += _unlike(f"result {number}, of {result.tool_name}", each, result)
+    return wrong
+
+
+def _unlike(which: str, expected: ExpectedResult, result: ToolReturnPart) -> list[str]:
+    failed = result.outcome != "success"
+    if expected.error not in ("any", failed):
+        what = "is an error" if failed else "is no error"
+        return [f"{which}, {what}: {_quoted(_text(result))}"]
+    wrong = _missing(which, expected.contains, _text(result))
+    data = _data(result)
+    for field, value in expected.fields.items():
+        if field not in data or data[field] != value:
+            wrong.append(f"{which}, should say that {field} is {value!r}, and says: {_quoted(_text(result))}")
+    wrong += [f"{which}, has no field {field!r} to keep" for field in expected.keep.values() if field not in data]
+    return wrong
+
+
+def _missing(where: str, parts: Sequence[str], text: str) -> list[str]:
+    return [f"{where} should contain {part!r}, and is: {_quoted(text)}" for part in parts if part not in text]
+
+
+def _quoted(text: str) -> str:
+    return repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…")
+
+
+# ------------------------------------------------------------------------------------------------------ what was kept
+
+
+def _filled(step: Step, values: Mapping[str, Any]) -> Step:
+    """The step, with `${name}` replaced by what was kept under the name. Others are the shell's, and stay."""
+
+    def fill(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: fill(each) for key, each in value.items()}
+        if isinstance(value, list):
+            return [fill(each) for each in value]
+        if not isinstance(value, str):
+            return value
+        alone = _VALUE.fullmatch(value)
+        if alone and alone[1] in values:
+            return values[alone[1]]  # as what it is: a number stays one
+        return _VALUE.sub(lambda found: str(values.get(found[1], found[0])), value)
+
+    calls = tuple(call.model_copy(update={"input": fill(call.input)}) for call in step.calls)
+    return step.model_copy(update={"text": str(fill(step.text)), "calls": calls})
