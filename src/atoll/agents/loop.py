@@ -337,6 +337,8 @@ class _Run:
         self._emit = emit
         self._streams = streams
         self._tokens = Tokens()
+        self._begun = False
+        """Whether something of the answer that is asked for has come."""
         instructions = [InstructionPart(content=agent.instructions)] if agent.instructions else []
         self._parameters = ModelRequestParameters(
             function_tools=[_definition(tool) for tool in agent.tools], instruction_parts=instructions
@@ -344,6 +346,10 @@ class _Run:
 
     async def drive(self, prompt: str | None) -> Answer:
         self._begin(prompt)
+        async with models.connected(self._model):
+            return await self._steps()
+
+    async def _steps(self) -> Answer:
         for step in range(1, self._agent.steps + 1):
             if self._budget.is_spent:
                 raise self._spent(f"{self._budget.tokens} tokens", step - 1)
@@ -364,7 +370,9 @@ class _Run:
         if prompt is not None:
             if not prompt.strip():
                 raise InvalidRequest("the prompt is empty")
-            messages.append(ModelRequest(parts=[UserPromptPart(content=prompt)]))
+            # Providers want answers to alternate with what is answered.
+            before = messages.pop().parts if messages and isinstance(messages[-1], ModelRequest) else ()
+            messages.append(ModelRequest(parts=[*before, UserPromptPart(content=prompt)]))
         elif not messages:
             raise InvalidRequest("there is no prompt, and no conversation to go on with")
         elif isinstance(messages[-1], ModelResponse):
@@ -395,10 +403,12 @@ class _Run:
         not begun."""
         with models.translating(self._model):
             for wait_s in (*_WAITS_S, None):
+                self._begun = False
                 try:
                     return await (self._streamed() if self._streams else self._whole())
                 except exceptions.ModelAPIError as error:
-                    if wait_s is None or not (error.in_stream and models.is_passing(error)):
+                    broke_off = self._begun or error.in_stream
+                    if wait_s is None or not (broke_off and models.is_passing(error)):
                         raise
                     wait_s = min(error.retry_after or wait_s, _LONGEST_WAIT_S)
                     await self._emit(RetryEvent(reason=str(error), wait_s=wait_s))
@@ -427,6 +437,7 @@ class _Run:
             model_request_parameters=self._parameters,
         ) as stream:
             async for event in stream:
+                self._begun = True
                 said = _said(event)
                 if said is not None:
                     await self._emit(said)

@@ -6,10 +6,11 @@ Knows the providers, what each needs, and how their errors map onto ours. Refuse
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
+import anyio
 from pydantic_ai import exceptions
 from pydantic_ai.models import Model
 
@@ -20,6 +21,7 @@ KINDS = (
     "anthropic:NAME, bedrock:NAME, openai:NAME (OPENAI_BASE_URL names a server that is compatible), "
     "openai-chat:NAME, openai-responses:NAME, or script:FILE, which needs no model at all"
 )
+_CLOSING_S = 5.0
 _OPENAI_HOST = "https://api.openai.com"
 
 
@@ -88,6 +90,17 @@ _MAKERS = {
     "openai-responses": _openai_responses,
     "script": _script,
 }
+
+
+@asynccontextmanager
+async def connected(model: Model) -> AsyncIterator[None]:
+    """While this is open, the model's connections are kept. Afterwards they are closed, a cancellation or not."""
+    await model.__aenter__()
+    try:
+        yield
+    finally:
+        with anyio.move_on_after(_CLOSING_S, shield=True):
+            await model.__aexit__(None, None, None)
 
 
 # -------------------------------------------------------------------------------------------------------------- errors

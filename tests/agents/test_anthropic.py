@@ -1,0 +1,185 @@
+"""The loop with the real Anthropic client, through pydantic-ai, against a server that speaks the Messages API."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import atoll
+from atoll.agents.loop import Event, RetryEvent, TextEvent, ThinkingEvent, ToolCallEvent, ToolResultEvent, UsageEvent
+from atoll.contract.errors import BudgetSpent, ModelFailed, ModelUnavailable
+from tests.agents.conftest import Anthropic
+from tests.agents.messages_api import OVERLOADED, Refuse, Say
+
+if TYPE_CHECKING:
+    from atoll.runtime.pool import Pool
+
+pytestmark = pytest.mark.anyio
+# Unknown to pydantic-ai, and so asked without a stream when no stream is wanted.
+MODEL = "anthropic:claude-of-the-tests"
+
+
+async def play(pool: Pool, prompt: str, *, streams: bool, **options: Any) -> tuple[atoll.Answer, list[Event]]:
+    agent = atoll.Agent(MODEL, pool.tools(), "Be brief.")
+    events: list[Event] = []
+    if not streams:
+        return await agent.run(prompt, on_event=events.append, **options), events
+    async with agent.stream(prompt, **options) as stream:
+        events = [event async for event in stream]
+    return stream.answer, events
+
+
+def results(request: dict[str, Any]) -> list[dict[str, Any]]:
+    return [block for block in request["messages"][-1]["content"] if block["type"] == "tool_result"]
+
+
+def said(result: dict[str, Any]) -> dict[str, Any]:
+    (block,) = result["content"]
+    data: dict[str, Any] = json.loads(block["text"])
+    return data
+
+
+def texts(events: list[Event]) -> str:
+    return "".join(event.text for event in events if isinstance(event, TextEvent))
+
+
+@pytest.mark.parametrize("streams", [True, False], ids=["streaming", "whole"])
+async def test_parallel_calls_run_and_their_results_come_back_in_one_message(
+    pool: Pool, anthropic: Anthropic, streams: bool
+) -> None:
+    api = anthropic(
+        [
+            Say(
+                "Both at once.",
+                [
+                    ("shell", {"command": "echo one"}),
+                    ("shell", {"command": "echo two >&2; exit 3"}),
+                    ("read_file", {"path": "/no/such/file"}),
+                ],
+            ),
+            Say("All is done."),
+        ]
+    )
+    answer, events = await play(pool, "Do it", streams=streams)
+    assert api.complaints == []
+    assert (answer.text, answer.ended, answer.steps) == ("All is done.", "done", 2)
+    assert answer.tokens == atoll.Tokens(input=200, output=40)
+
+    first, second = api.requests
+    assert first.get("stream", False) is streams
+    assert first["model"] == "claude-of-the-tests"
+    assert "Be brief." in str(first["system"])
+    assert {tool["name"] for tool in first["tools"]} == {tool.name for tool in pool.tools()}
+    one, two, three = results(second)
+    assert said(one)["stdout"] == "one\n"
+    assert (said(two)["stderr"], said(two)["exit_code"]) == ("two\n", 3)
+    assert [result.get("is_error", False) for result in (one, two, three)] == [False, False, True]
+    assert "/no/such/file" in str(three["content"])
+
+    assert texts(events) == "Both at once.All is done."
+    calls = [event for event in events if isinstance(event, ToolCallEvent)]
+    assert [call.input.get("command") for call in calls if isinstance(call.input, dict)] == [
+        "echo one",
+        "echo two >&2; exit 3",
+        None,
+    ]
+    done = {event.id: event.result.is_error for event in events if isinstance(event, ToolResultEvent)}
+    assert done == {call.id: call.tool == "read_file" for call in calls}
+    assert [event.step for event in events if isinstance(event, UsageEvent)] == [1, 2]
+
+
+@pytest.mark.parametrize("streams", [True, False], ids=["streaming", "whole"])
+async def test_an_overloaded_provider_is_asked_again(pool: Pool, anthropic: Anthropic, streams: bool) -> None:
+    api = anthropic([OVERLOADED, OVERLOADED, Say("Here I am.")])
+    answer, _ = await play(pool, "Hello", streams=streams)
+    assert answer.text == "Here I am."
+    assert len(api.requests) == 3
+
+
+@pytest.mark.parametrize("breaks", ["overloaded", "drops"])
+async def test_an_answer_that_breaks_off_is_asked_for_again(pool: Pool, anthropic: Anthropic, breaks: str) -> None:
+    api = anthropic([Say("Half of", breaks=breaks), Say("A whole answer.")])
+    answer, events = await play(pool, "Hello", streams=True)
+    assert answer.text == "A whole answer."
+    assert len(api.requests) == 2
+    assert [type(event) for event in events] == [TextEvent, TextEvent, RetryEvent, *[TextEvent] * 3, UsageEvent]
+
+
+async def test_one_that_stays_overloaded_is_unavailable_and_nothing_is_lost(pool: Pool, anthropic: Anthropic) -> None:
+    history = atoll.History()
+    anthropic([Say("I look.", [("shell", {"command": "echo here"})]), *[OVERLOADED] * 3])
+    with pytest.raises(ModelUnavailable, match="overloaded; try again later") as raised:
+        await play(pool, "Hello", streams=False, history=history)
+    assert raised.value.retryable
+    api = anthropic([Say("Found.")])
+    answer, _ = await play(pool, None, streams=False, history=history)  # type: ignore[arg-type]
+    assert answer.text == "Found."
+    assert "here" in str(results(api.requests[0])[0]["content"])
+
+
+@pytest.mark.parametrize(
+    ("refusal", "words"),
+    [
+        (Refuse(401, "authentication_error", "invalid x-api-key"), "key was not accepted"),
+        (Refuse(404, "not_found_error", "model: claude-of-the-tests"), "no model of this name"),
+        (Refuse(400, "invalid_request_error", "prompt is too long: 9 tokens > 8 maximum"), "begin a new one"),
+        (Refuse(400, "invalid_request_error", "tools.0: nonsense"), "refused .*tools.0: nonsense"),
+    ],
+)
+async def test_a_request_that_is_refused_says_why(
+    pool: Pool, anthropic: Anthropic, refusal: Refuse, words: str
+) -> None:
+    anthropic([refusal])
+    with pytest.raises(ModelFailed, match=words) as raised:
+        await play(pool, "Hello", streams=True)
+    assert not raised.value.retryable
+
+
+async def test_thinking_is_told_apart_and_given_back(pool: Pool, anthropic: Anthropic) -> None:
+    api = anthropic([Say("Hm.", [("shell", {"command": "true"})], thinking="Let me see"), Say("Yes.")])
+    answer, events = await play(pool, "Hello", streams=True)
+    assert answer.text == "Yes."
+    assert "".join(event.text for event in events if isinstance(event, ThinkingEvent)) == "Let me see"
+    given_back = api.requests[1]["messages"][1]["content"][0]
+    assert (given_back["type"], given_back["signature"]) == ("thinking", "c2lnbmVk")
+
+
+async def test_a_call_that_was_cut_off_is_not_made(pool: Pool, anthropic: Anthropic) -> None:
+    calls = [("shell", {"command": "echo whole"}), ("shell", {"command": "echo this one is too long"})]
+    api = anthropic([Say("", calls, stop_reason="max_tokens", cuts_call=True), Say("Shorter.")])
+    answer, events = await play(pool, "Hello", streams=True)
+    assert answer.text == "Shorter."
+    whole, cut = results(api.requests[1])
+    assert "whole" in str(whole["content"])
+    assert cut["is_error"]
+    assert "reached the most that may be said" in str(cut["content"])
+    assert any(isinstance(event, ToolCallEvent) and isinstance(event.input, str) for event in events)
+
+
+async def test_an_answer_that_is_too_long_says_that_it_was_cut(pool: Pool, anthropic: Anthropic) -> None:
+    anthropic([Say("And so on and", stop_reason="max_tokens")])
+    answer, _ = await play(pool, "Tell me everything", streams=True)
+    assert (answer.text, answer.ended) == ("And so on and", "length")
+
+
+async def test_a_budget_of_tokens_ends_the_run_before_its_next_calls(pool: Pool, anthropic: Anthropic) -> None:
+    history = atoll.History()
+    call = ("write_file", {"path": "counted", "content": "x", "append": True})
+    anthropic([Say("One.", [call]), Say("Two.", [call], input_tokens=900), Say("Never.")])
+    with pytest.raises(BudgetSpent, match="500 tokens"):
+        await play(pool, "Hello", streams=True, history=history, budget=500)
+    box = await pool.get()
+    assert await box.files.read_text("/home/user/counted") == "x"
+    api = anthropic([Say("I see.")])
+    answer, _ = await play(pool, "Go on", streams=True, history=history)
+    assert answer.text == "I see."
+    assert api.complaints == []
+    assert "budget of tokens is spent" in str(api.requests[0]["messages"][-1]["content"])
+
+
+async def test_what_is_repeated_is_marked_for_the_providers_cache(pool: Pool, anthropic: Anthropic) -> None:
+    api = anthropic([Say("Hello.")])
+    await play(pool, "Hello", streams=True)
+    assert "ephemeral" in str(api.requests[0])

@@ -1,0 +1,428 @@
+"""What a run promises, whatever the model: order, budgets, approval, cancellation, and a conversation that is whole."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+from pydantic_ai.messages import ModelRequest, ToolReturnPart
+
+import atoll
+from atoll.agents.loop import Event, TextEvent, ToolCallEvent, ToolResultEvent
+from atoll.agents.script import Script, scripted
+from atoll.tools.tool import Tool
+from tests.agents.conftest import Anthropic
+from tests.agents.messages_api import Say
+from tests.waiting import eventually
+
+if TYPE_CHECKING:
+    from atoll.runtime.pool import Pool
+
+pytestmark = pytest.mark.anyio
+
+
+def says(*steps: dict[str, Any]) -> Any:
+    """A model that says this."""
+    return scripted(Script.model_validate({"step": steps}))
+
+
+def calls(tool: str, **input: Any) -> dict[str, Any]:
+    return {"tool": tool, "input": input}
+
+
+def outcomes(history: atoll.History) -> list[str]:
+    return [
+        part.outcome
+        for message in history.messages
+        if isinstance(message, ModelRequest)
+        for part in message.parts
+        if isinstance(part, ToolReturnPart)
+    ]
+
+
+# ------------------------------------------------------------------------------------------------------------ calling
+
+
+async def test_calls_of_one_step_run_side_by_side(pool: Pool) -> None:
+    # Each waits for the other: one after the other they would run into their time limits.
+    model = says(
+        {
+            "call": [
+                calls("shell", command="mkfifo -m 600 a b; echo x > a; cat b", timeout_ms=20000),
+                calls("shell", command="while ! [ -p b ]; do sleep 0.01; done; cat a; echo y > b", timeout_ms=20000),
+            ]
+        },
+        {"expect": {"result": [{"fields": {"exit_code": 0}}, {"fields": {"exit_code": 0}}]}, "text": "Both."},
+    )
+    assert (await atoll.Agent(model, pool.tools()).run("Go")).text == "Both."
+
+
+async def test_writes_to_one_file_are_done_in_the_order_of_their_calls(pool: Pool) -> None:
+    writes = [calls("write_file", path="order", content=f"{number} ", append=True) for number in range(20)]
+    await atoll.Agent(says({"call": writes}, {"text": "Done."}), pool.tools()).run("Go")
+    box = await pool.get()
+    assert (await box.files.read_text("/home/user/order")).split() == [str(number) for number in range(20)]
+
+
+async def test_a_call_that_means_nothing_is_answered_and_the_run_goes_on(pool: Pool, anthropic: Anthropic) -> None:
+    api = anthropic(
+        [
+            Say("", [("shel", {"command": "true"}), ("shell", {"comand": "true"}), ("browse", {"port": "x"})]),
+            Say("I see."),
+        ]
+    )
+    answer = await atoll.Agent("anthropic:x", pool.tools()).run("Go")
+    assert answer.text == "I see."
+    said = [block["content"][0]["text"] for block in api.requests[1]["messages"][-1]["content"]]
+    assert "did you mean 'shell'?" in said[0]
+    assert "did you mean 'command'?" in said[1]
+    assert "port" in said[2]
+
+
+async def test_no_tools_are_a_plain_conversation() -> None:
+    history = atoll.History()
+    agent = atoll.Agent(says({"text": "Hello."}, {"expect": {"prompt": ["again"]}, "text": "Hello again."}))
+    await agent.run("Hello", history=history)
+    assert (await agent.run("And again", history=history)).text == "Hello again."
+    assert await atoll.generate_text("Hello", model=says({"text": "Hi."})) == "Hi."
+
+
+async def test_one_agent_has_many_conversations_at_once(pool: Pool) -> None:
+    agent = atoll.Agent(
+        says(
+            {"call": [calls("shell", command="echo $RANDOM")]},
+            {"expect": {"result": [{"keep": {"out": "stdout"}}]}, "text": "${out}"},
+        ),
+        pool.tools(),
+    )
+    found: list[str] = []
+
+    async def one() -> None:
+        found.append((await agent.run("Go")).text)
+
+    async with anyio.create_task_group() as group:
+        for _ in range(8):
+            group.start_soon(one)
+    assert len(set(found)) > 1
+
+
+# ------------------------------------------------------------------------------------------------------------ budgets
+
+
+async def test_steps_that_are_used_up_end_the_run_and_it_can_go_on(pool: Pool) -> None:
+    model = says({"call": [calls("sandbox_list")]}, {"call": [calls("sandbox_list")]}, {"text": "At last."})
+    history = atoll.History()
+    with pytest.raises(atoll.BudgetSpent, match="2 steps"):
+        await atoll.Agent(model, pool.tools(), steps=2).run("Go", history=history)
+    assert outcomes(history) == ["success", "success"]
+    assert (await atoll.Agent(model, pool.tools(), steps=2).run(None, history=history)).text == "At last."
+
+
+@pytest.mark.parametrize("wrong", [0, -1])
+def test_a_budget_that_lets_nothing_be_said_is_refused(wrong: int) -> None:
+    with pytest.raises(atoll.InvalidRequest, match="above 0"):
+        atoll.Budget(wrong)
+    with pytest.raises(atoll.InvalidRequest, match="at least one"):
+        atoll.Agent(says({"text": "Hi."}), steps=wrong)
+
+
+# ----------------------------------------------------------------------------------------------------------- approval
+
+
+async def test_what_is_not_approved_is_not_done_and_only_what_destroys_is_asked_about(pool: Pool) -> None:
+    asked: list[tuple[str, Any]] = []
+
+    async def approve(tool: Tool, input: dict[str, Any]) -> bool:
+        asked.append((tool.name, input.get("path")))
+        return input.get("path") != "unwanted"
+
+    model = says(
+        {
+            "call": [
+                calls("write_file", path="wanted", content="x"),
+                calls("sandbox_list"),
+                calls("write_file", path="unwanted", content="x"),
+            ]
+        },
+        {"expect": {"result": [{}, {}, {"error": True, "contains": ["refused"]}]}, "text": "As you wish."},
+    )
+    events: list[Event] = []
+    history = atoll.History()
+    answer = await atoll.Agent(model, pool.tools(), approve=approve).run("Go", history=history, on_event=events.append)
+    assert answer.text == "As you wish."
+    assert asked == [("write_file", "wanted"), ("write_file", "unwanted")]
+    assert outcomes(history) == ["success", "success", "denied"]
+    assert sum(isinstance(event, ToolResultEvent) for event in events) == 3
+    box = await pool.get()
+    assert await box.files.exists("/home/user/wanted")
+    assert not await box.files.exists("/home/user/unwanted")
+
+
+# ------------------------------------------------------------------------------------------------------- cancellation
+
+ENDLESS = "sleep 4711 & sleep 4711; wait"
+
+
+async def is_sleeping(pool: Pool) -> bool:
+    return any("4711" in each.command for each in await (await pool.get()).ps())
+
+
+async def test_leaving_a_stream_ends_what_runs_and_the_conversation_is_whole(pool: Pool) -> None:
+    history = atoll.History()
+    model = says(
+        {"call": [calls("sandbox_list"), calls("shell", command=ENDLESS)]},
+        {"expect": {"prompt": ["on"], "result": [{}, {"error": True, "contains": ["cut off"]}]}, "text": "I see."},
+    )
+    agent = atoll.Agent(model, pool.tools())
+    async with agent.stream("Go", history=history) as stream:
+        async for event in stream:
+            if isinstance(event, ToolResultEvent):
+                break
+        await eventually(lambda: is_sleeping(pool), "the command runs")
+    assert not await is_sleeping(pool)
+    assert outcomes(history) == ["success", "interrupted"]
+    history = atoll.History.parse(history.dump())
+    assert (await agent.run("Go on", history=history)).text == "I see."
+
+
+async def test_a_run_that_is_cancelled_ends_what_runs(pool: Pool) -> None:
+    history = atoll.History()
+    agent = atoll.Agent(says({"call": [calls("shell", command=ENDLESS)]}), pool.tools())
+    async with anyio.create_task_group() as group:
+
+        async def run() -> None:
+            await agent.run("Go", history=history)
+
+        group.start_soon(run)
+        await eventually(lambda: is_sleeping(pool), "the command runs")
+        group.cancel_scope.cancel()
+    assert not await is_sleeping(pool)
+    assert outcomes(history) == ["interrupted"]
+
+
+async def test_an_error_of_who_reads_the_events_is_theirs(pool: Pool) -> None:
+    agent = atoll.Agent(says({"call": [calls("sandbox_list")]}, {"text": "Done."}), pool.tools())
+
+    async def read() -> None:
+        async with agent.stream("Go") as stream:
+            async for _ in stream:
+                raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await read()
+
+    def fails(event: Event) -> None:
+        if isinstance(event, ToolResultEvent):
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await agent.run("Go", on_event=fails)
+
+
+async def test_an_answer_is_there_when_the_stream_has_ended(pool: Pool) -> None:
+    async with atoll.Agent(says({"text": "Well then."}), pool.tools()).stream("Go") as stream:
+        with pytest.raises(atoll.InvalidRequest, match="not ended"):
+            _ = stream.answer
+        said = "".join([event.text async for event in stream if isinstance(event, TextEvent)])
+    assert said == stream.answer.text == "Well then."
+
+
+# ------------------------------------------------------------------------------------------------------ conversations
+
+
+async def test_a_conversation_is_saved_and_gone_on_with(pool: Pool, tmp_path: Path) -> None:
+    model = says(
+        {"call": [calls("shell", command="echo kept")]},
+        {"expect": {"result": [{"keep": {"out": "stdout"}}]}, "text": "Once."},
+        {"text": "Again: ${out}"},
+    )
+    history = atoll.History()
+    await atoll.Agent(model, pool.tools()).run("Go", history=history)
+    path = tmp_path / "conversation.json"
+    history.save(path)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert [each.name for each in tmp_path.iterdir()] == [path.name]
+    loaded = atoll.History.load(path)
+    assert (len(loaded), loaded.text) == (4, "Once.")
+    assert (await atoll.Agent(model, pool.tools()).run("Once more", history=loaded)).text == "Again: kept\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "no saved conversation"),
+        ("[]", "does not say 'atoll_history'"),
+        ('{"messages": []}', "does not say 'atoll_history'"),
+        ('{"atoll_history": 99, "messages": []}', "version 99"),
+        ('{"atoll_history": 1, "messages": [{"kind": "request", "parts": [{"part_kind": "x"}]}]}', "damaged at"),
+        ('{"atoll_history": 1}', "damaged at"),
+        ("[" * 100_000, "no saved conversation"),
+    ],
+)
+def test_what_is_no_conversation_is_refused(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "file").write_text(text)
+    with pytest.raises(atoll.InvalidRequest, match=words):
+        atoll.History.load(tmp_path / "file")
+
+
+async def test_a_run_needs_something_to_answer() -> None:
+    agent = atoll.Agent(says({"text": "Hello."}))
+    for prompt in (None, "", "  \n"):
+        with pytest.raises(atoll.InvalidRequest, match="prompt"):
+            await agent.run(prompt)
+    history = atoll.History()
+    await agent.run("Hello", history=history)
+    with pytest.raises(atoll.InvalidRequest, match="give a prompt"):
+        await agent.run(None, history=history)
+
+
+# ------------------------------------------------------------------------------------------------------------ children
+
+
+@pytest.fixture
+async def place(pool: Pool) -> Any:
+    box = await pool.get()
+    await box.exec("mkdir -p /home/user/work/inner && echo secret > /home/user/outside")
+    return box
+
+
+async def test_a_child_works_in_its_directory_and_its_answer_comes_back(place: Any) -> None:
+    from atoll.tools.coding import TaskEvent, Tasks, coding_tools
+
+    script = {
+        "step": [
+            {"call": [calls("task", prompt="Count the files", role="worker", cwd="work")]},
+            {"expect": {"result": [{"contains": ["There is 1 file."]}]}, "text": "One."},
+        ],
+        "conversation": [
+            {
+                "prompt": "Count the files",
+                "step": [
+                    {
+                        "expect": {"instructions": ["You work in /home/user/work"], "tools": ["bash", "write"]},
+                        "call": [calls("write", path="made", content="x"), calls("read", path="../outside")],
+                    },
+                    {"expect": {"result": [{}, {"error": True}]}, "text": "There is 1 file."},
+                ],
+            }
+        ],
+    }
+    model = scripted(Script.model_validate(script))
+    budget = atoll.Budget()
+    events: list[TaskEvent] = []
+    tasks = Tasks(atoll.Children(model, budget=budget), on_event=events.append)
+    answer = await atoll.Agent(model, coding_tools(place, tasks=tasks)).run("How many?", budget=budget)
+    assert answer.text == "One."
+    assert await place.files.read_text("/home/user/work/made") == "x"
+    kinds = [event.kind for event in events]
+    assert (kinds[0], kinds[-1], kinds.count("usage"), kinds.count("tool_result")) == ("started", "ended", 2, 2)
+    assert len({event.task for event in events}) == 1
+    assert budget.spent.total > answer.tokens.total
+
+
+async def test_an_explorer_gets_no_tool_that_changes_something(place: Any) -> None:
+    from atoll.tools.coding import Tasks, coding_tools
+
+    script = {
+        "step": [{"call": [calls("task", prompt="Explore", role="explorer")]}, {"text": "Fine."}],
+        "conversation": [{"prompt": "Explore", "step": [{"expect": {"tools": ["bash"]}, "text": "No."}]}],
+    }
+    model = scripted(Script.model_validate(script))
+    agent = atoll.Agent(model, coding_tools(place, tasks=Tasks(atoll.Children(model))))
+    events: list[Event] = []
+    with pytest.raises(atoll.ScriptFailed):  # what failed is the parent's script, which expects no error
+        await agent.run("Go", on_event=events.append)
+    (result,) = [event.result.text for event in events if isinstance(event, ToolResultEvent)]
+    assert "'bash' is not offered (offered: read, grep, glob)" in result
+
+
+async def test_a_child_ends_with_its_parent(pool: Pool, place: Any) -> None:
+    from atoll.tools.coding import Tasks, coding_tools
+
+    script = {
+        "step": [{"call": [calls("task", prompt="Sleep")]}],
+        "conversation": [{"prompt": "Sleep", "step": [{"call": [calls("bash", command=ENDLESS)]}]}],
+    }
+    model = scripted(Script.model_validate(script))
+    tasks = Tasks(atoll.Children(model))
+    async with atoll.Agent(model, coding_tools(place, tasks=tasks)).stream("Go") as stream:
+        async for event in stream:
+            if isinstance(event, ToolCallEvent):
+                break
+        await eventually(lambda: is_sleeping(pool), "the child's command runs")
+    assert not await is_sleeping(pool)
+    assert tasks.running == {}
+
+
+# ------------------------------------------------------------------------------------------------------------- scripts
+
+
+async def failing(script: dict[str, Any], pool: Pool, prompt: str = "Go") -> str:
+    with pytest.raises(atoll.ScriptFailed) as raised:
+        await atoll.Agent(scripted(Script.model_validate(script)), pool.tools(), "Be kind.").run(prompt)
+    return raised.value.message
+
+
+async def test_a_script_says_what_it_was_not_shown(pool: Pool) -> None:
+    shell = {"call": [calls("shell", command="echo one; exit 2")]}
+    missing = {"call": [calls("read_file", path="/none")]}
+
+    def after(first: dict[str, Any], **result: Any) -> dict[str, Any]:
+        return {"step": [first, {"expect": {"result": [result]}, "text": "x"}]}
+
+    assert "the prompt should contain 'nice'" in await failing({"step": [{"expect": {"prompt": ["nice"]}}]}, pool)
+    assert "instructions should contain" in await failing({"step": [{"expect": {"instructions": ["cruel"]}}]}, pool)
+    assert "'bash' is not offered" in await failing({"step": [{"call": [calls("bash", command="x")]}]}, pool)
+    assert "should contain 'two'" in await failing(after(shell, contains=["two"]), pool)
+    assert "exit_code is 0" in await failing(after(shell, fields={"exit_code": 0}), pool)
+    assert "is no error" in await failing(after(shell, error=True), pool)
+    assert "is an error" in await failing({"step": [missing, {"text": "x"}]}, pool)
+    assert "no field 'url' to keep" in await failing(after(shell, keep={"u": "url"}), pool)
+    assert "asked for one more" in await failing({"step": [shell]}, pool)
+    assert "1 results were expected" in await failing({"step": [{"expect": {"result": [{}]}, "text": "x"}]}, pool)
+
+
+async def test_values_that_were_kept_come_into_later_steps_and_other_variables_are_the_shells(pool: Pool) -> None:
+    script = {
+        "step": [
+            {"call": [calls("write_file", path="kept", content="four")]},
+            {
+                "expect": {"result": [{"keep": {"size": "size"}}]},
+                "call": [calls("read_file", path="kept", limit="${size}")],
+            },
+            {"call": [calls("shell", command="x=5; echo ${x} ${size}")]},
+            {"expect": {"result": [{"fields": {"stdout": "5 4\n"}}]}, "text": "${size} bytes"},
+        ]
+    }
+    answer = await atoll.Agent(scripted(Script.model_validate(script)), pool.tools()).run("Go")
+    assert answer.text == "4 bytes"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("a.toml", "[[step]]\ntxet = 'x'", r"step\.0\.txet"),
+        ("a.toml", "[[step]\n", "not well-formed"),
+        ("a.json", "{", "not well-formed"),
+        ("a.toml", "[[conversation]]\nprompt = 'x'", r"conversation\.0\.step"),
+        ("a.toml", "\udcff", "cannot be read"),
+    ],
+)
+def test_a_script_that_is_wrong_says_where(tmp_path: Path, name: str, text: str, words: str) -> None:
+    (tmp_path / name).write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(atoll.InvalidRequest, match=words):
+        atoll.Agent(f"script:{tmp_path / name}")
+
+
+def test_a_script_that_is_not_there_says_so(tmp_path: Path) -> None:
+    with pytest.raises(atoll.InvalidRequest, match="cannot be read"):
+        atoll.Agent(f"script:{tmp_path}/none.toml")
+
+
+async def test_a_script_is_json_too(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps({"step": [{"text": "Hello."}]}))
+    assert (await atoll.Agent(f"script:{path}").run("Hello")).text == "Hello."
