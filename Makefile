@@ -29,7 +29,7 @@ help: ## this list
 demo: ## install what is missing and see Atoll work
 	@scripts/bootstrap demo
 	@$(MAKE) --no-print-directory programs
-	@$(BIN)/python examples/demo.py
+	@$(BIN)/python -m examples.demo
 
 test: ## install what is missing, check, and run all tests
 	@scripts/bootstrap test

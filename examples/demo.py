@@ -9,6 +9,7 @@ import tempfile
 import time
 
 import anyio
+from examples import workflow
 from rich.console import Console
 from rich.rule import Rule
 
@@ -109,6 +110,8 @@ async def main() -> None:
             await isolation(runtime)
             await commands(runtime)
             await many(runtime)
+            say("An agent at work", "Two sandboxes built at the same time, a transfer, a server, a preview.")
+            await workflow.play(runtime, console)
     say("Next", "atoll run -- python3 -c 'print(6 * 7)'      atoll create box && atoll shell box      atoll doctor")
 
 
