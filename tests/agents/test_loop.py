@@ -268,6 +268,34 @@ def test_what_is_no_conversation_is_refused(tmp_path: Path, text: str, words: st
         atoll.History.load(tmp_path / "file")
 
 
+async def test_a_conversation_belongs_to_one_run_at_a_time(pool: Pool) -> None:
+    history = atoll.History()
+    agent = atoll.Agent(says({"text": "One two."}, {"text": "Three."}), pool.tools())
+    async with agent.stream("Go", history=history) as stream:
+        await anext(stream)
+        with pytest.raises(atoll.InvalidRequest, match="another run"):
+            await agent.run("Go", history=history)
+        _ = [event async for event in stream]
+    assert (await agent.run("Go on", history=history)).text == "Three."
+
+
+@pytest.mark.parametrize("streams", [True, False], ids=["streaming", "whole"])
+async def test_text_that_no_protocol_carries_is_shown_as_what_it_is(
+    pool: Pool, anthropic: Anthropic, tmp_path: Path, streams: bool
+) -> None:
+    api = anthropic([Say("Odd \ud800", [("shell", {"command": "echo \udcff"})]), Say("Fine.")])
+    agent, history = atoll.Agent("anthropic:x", pool.tools()), atoll.History()
+    if streams:
+        async with agent.stream("Look \udcfe", history=history) as stream:
+            _ = [event async for event in stream]
+    else:
+        await agent.run("Look \udcfe", history=history)
+    assert "Look \\xfe" in api.requests[0]["messages"][0]["content"][0]["text"]
+    assert "Odd \\ud800" in str(api.requests[1]["messages"][1]["content"][0]["text"])
+    history.save(tmp_path / "odd")
+    assert len(atoll.History.load(tmp_path / "odd")) == len(history)
+
+
 async def test_a_run_needs_something_to_answer() -> None:
     agent = atoll.Agent(says({"text": "Hello."}))
     for prompt in (None, "", "  \n"):

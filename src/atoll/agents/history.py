@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
@@ -34,6 +35,7 @@ class History:
     def __init__(self, messages: Sequence[ModelMessage] = ()) -> None:
         self.messages: list[ModelMessage] = list(messages)
         """In pydantic-ai's words."""
+        self._is_held = False
 
     def __len__(self) -> int:
         return len(self.messages)
@@ -48,6 +50,21 @@ class History:
             if isinstance(message, ModelResponse):
                 return message.text or ""
         return ""
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """While this is open, nobody else may add to it.
+
+        Raises:
+            InvalidRequest: somebody else does.
+        """
+        if self._is_held:
+            raise InvalidRequest("another run goes on with this conversation; wait for its end, or use a copy")
+        self._is_held = True
+        try:
+            yield
+        finally:
+            self._is_held = False
 
     def complete(self) -> None:
         """Give every call that has no result one which says that it was cut off."""
@@ -65,7 +82,7 @@ class History:
     def dump(self) -> str:
         """This conversation as JSON."""
         messages = ModelMessagesTypeAdapter.dump_python(self.messages, mode="json")
-        return json.dumps({"atoll_history": _VERSION, "messages": messages}, ensure_ascii=False)
+        return json.dumps({"atoll_history": _VERSION, "messages": messages})
 
     @classmethod
     def parse(cls, text: str) -> Self:

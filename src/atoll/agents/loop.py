@@ -44,7 +44,7 @@ from atoll.agents.history import History, interrupted
 from atoll.contract.errors import BudgetSpent, InvalidRequest
 from atoll.contract.model import Frozen
 from atoll.settings import Settings
-from atoll.tools.tool import ImagePart, Tool, ToolResult, ToolSet, failure
+from atoll.tools.tool import ImagePart, Tool, ToolResult, ToolSet, failure, readable, readable_all
 
 STEPS = 50
 """How often a model is asked in one run, unless said otherwise."""
@@ -345,15 +345,16 @@ class _Run:
         )
 
     async def drive(self, prompt: str | None) -> Answer:
-        self._begin(prompt)
-        async with models.connected(self._model):
-            return await self._steps()
+        with self._history.held():
+            self._begin(prompt)
+            async with models.connected(self._model):
+                return await self._steps()
 
     async def _steps(self) -> Answer:
         for step in range(1, self._agent.steps + 1):
             if self._budget.is_spent:
                 raise self._spent(f"{self._budget.tokens} tokens", step - 1)
-            response = await self._ask()
+            response = _sound(await self._ask())
             self._history.messages.append(response)
             await self._count(step, response.usage)
             calls = [part for part in response.parts if isinstance(part, ToolCallPart)]
@@ -372,7 +373,7 @@ class _Run:
                 raise InvalidRequest("the prompt is empty")
             # Providers want answers to alternate with what is answered.
             before = messages.pop().parts if messages and isinstance(messages[-1], ModelRequest) else ()
-            messages.append(ModelRequest(parts=[*before, UserPromptPart(content=prompt)]))
+            messages.append(ModelRequest(parts=[*before, UserPromptPart(content=readable(prompt))]))
         elif not messages:
             raise InvalidRequest("there is no prompt, and no conversation to go on with")
         elif isinstance(messages[-1], ModelResponse):
@@ -424,9 +425,9 @@ class _Run:
         )
         for part in response.parts:
             if isinstance(part, ThinkingPart) and part.content:
-                await self._emit(ThinkingEvent(text=part.content))
+                await self._emit(ThinkingEvent(text=readable(part.content)))
             elif isinstance(part, TextPart) and part.content:
-                await self._emit(TextEvent(text=part.content))
+                await self._emit(TextEvent(text=readable(part.content)))
         return response
 
     async def _streamed(self) -> ModelResponse:
@@ -506,16 +507,26 @@ def _definition(tool: Tool) -> ToolDefinition:
     )
 
 
+def _sound(response: ModelResponse) -> ModelResponse:
+    """The answer without surrogates: a model can say them, and no request could carry them back."""
+    for part in response.parts:
+        if isinstance(part, TextPart | ThinkingPart):
+            part.content = readable(part.content)
+        elif isinstance(part, ToolCallPart):
+            part.args = readable_all(part.args)
+    return response
+
+
 def _said(event: object) -> Event | None:
     match event:
         case PartStartEvent(part=TextPart(content=text)) if text:
-            return TextEvent(text=text)
+            return TextEvent(text=readable(text))
         case PartDeltaEvent(delta=TextPartDelta(content_delta=text)) if text:
-            return TextEvent(text=text)
+            return TextEvent(text=readable(text))
         case PartStartEvent(part=ThinkingPart(content=text)) if text:
-            return ThinkingEvent(text=text)
+            return ThinkingEvent(text=readable(text))
         case PartDeltaEvent(delta=ThinkingPartDelta(content_delta=text)) if text:
-            return ThinkingEvent(text=text)
+            return ThinkingEvent(text=readable(text))
     return None
 
 

@@ -104,6 +104,17 @@ def readable(text: str) -> str:
     return text
 
 
+def readable_all(value: Any) -> Any:
+    """The same for all text in data."""
+    if isinstance(value, str):
+        return readable(value)
+    if isinstance(value, dict):
+        return {readable(key): readable_all(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [readable_all(each) for each in value]
+    return value
+
+
 def nearest(wanted: str, known: Iterable[str]) -> str:
     """`; did you mean …?`, or nothing where nothing is near."""
     # Sentences cost difflib more time than a guess is worth.
@@ -142,7 +153,7 @@ class Result(Frozen):
             text = self.model_dump_json(exclude_none=True)
             data = self.model_dump(mode="json", exclude_none=True)
         except (pydantic_core.PydanticSerializationError, UnicodeEncodeError):
-            data = _readable_all(self.dump())
+            data = readable_all(self.dump())
             text = pydantic_core.to_json(data).decode()
         return ToolResult(content=text, structured=data)
 
@@ -286,16 +297,6 @@ def _untitle(schema: Any) -> None:
     elif isinstance(schema, list):
         for each in schema:
             _untitle(each)
-
-
-def _readable_all(value: Any) -> Any:
-    if isinstance(value, str):
-        return readable(value)
-    if isinstance(value, dict):
-        return {readable(key): _readable_all(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_readable_all(each) for each in value]
-    return value
 
 
 def _shown(value: object) -> str:
