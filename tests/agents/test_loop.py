@@ -11,7 +11,7 @@ import pytest
 from pydantic_ai.messages import ModelRequest, ToolReturnPart
 
 import atoll
-from atoll.agents.loop import Event, TextEvent, ToolCallEvent, ToolResultEvent
+from atoll.agents.loop import CALLS, Event, TextEvent, ToolCallEvent, ToolResultEvent
 from atoll.agents.script import Script, scripted
 from atoll.tools.tool import Tool
 from tests.agents.conftest import Anthropic
@@ -80,6 +80,14 @@ async def test_a_call_that_means_nothing_is_answered_and_the_run_goes_on(pool: P
     assert "did you mean 'shell'?" in said[0]
     assert "did you mean 'command'?" in said[1]
     assert "port" in said[2]
+
+
+async def test_more_calls_than_one_answer_may_make_are_not_made(pool: Pool) -> None:
+    writes = [calls("write_file", path=f"many/{number}", content="x") for number in range(CALLS + 2)]
+    expected = [*[{}] * CALLS, *[{"error": True, "contains": [f"may make {CALLS} calls"]}] * 2]
+    model = says({"call": writes}, {"expect": {"result": expected}, "text": "Enough."})
+    assert (await atoll.Agent(model, pool.tools()).run("Go")).text == "Enough."
+    assert len(await (await pool.get()).files.list("/home/user/many")) == CALLS
 
 
 async def test_no_tools_are_a_plain_conversation() -> None:

@@ -48,6 +48,8 @@ from atoll.tools.tool import ImagePart, Tool, ToolResult, ToolSet, failure, read
 
 STEPS = 50
 """How often a model is asked in one run, unless said otherwise."""
+CALLS = 128
+"""How many calls of one answer are made. They run side by side."""
 _WAITS_S = (0.5, 2.0)
 """Before an answer that broke off is asked for again, unless the provider says how long."""
 _LONGEST_WAIT_S = 30.0
@@ -466,6 +468,8 @@ class _Run:
             for index, call in enumerate(calls):
                 if self._budget.is_spent:
                     await ended(index, failure("not done: the budget of tokens is spent", "budget_spent"), "denied")
+                elif index >= CALLS:
+                    await ended(index, failure(f"not done: one answer may make {CALLS} calls", "too_many_calls"))
                 elif cut and index == len(calls) - 1:
                     await ended(index, failure(_CUT_OFF, "cut_off"))
                 elif await self._is_allowed(call):
