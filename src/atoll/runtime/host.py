@@ -25,6 +25,7 @@ from pydantic import SecretStr
 from atoll.contract.driver import Driver, Finding, Memory
 from atoll.contract.errors import (
     AtollError,
+    CheckpointNotFound,
     InvalidRequest,
     RuntimeUnavailable,
     SandboxDied,
@@ -98,7 +99,7 @@ async def open(state_dir: Path | str | None = None, *, settings: Settings | None
     async with anyio.create_task_group() as tasks:
         runtime = Runtime(records, settings, tasks)
         runtime.adopt()
-        if records.abandoned() or records.interrupted() or records.at_work():
+        if records.abandoned() or records.interrupted() or records.at_work() or records.sessions_left():
             tasks.start_soon(runtime.recover)
         try:
             yield runtime
@@ -531,14 +532,18 @@ class Runtime:
         return slept
 
     @contextlib.asynccontextmanager
-    async def pool(self, session_id: str, **options: Any) -> AsyncIterator[Pool]:
+    async def pool(self, session_id: str, *, temporary: bool = False, **options: Any) -> AsyncIterator[Pool]:
         """The sandboxes of one session. While it is open, those that nobody uses go to sleep.
+
+        They stay when it ends. Of a `temporary` one, nothing does: its sandboxes and their checkpoints go with it or,
+        if this process is killed, when the state directory is next used.
 
         `options` are those of `Pool`: `image`, `limits`, `env`, `secrets`, `secret_env`, `user`, `runtime`,
         `pause_after_s`, `network` and `sleep_after_s`, ten minutes when it is not said.
 
         Raises:
             InvalidRequest: an option is wrong.
+            SandboxError: it is temporary, and somebody else has it.
         """
         from atoll.runtime.pool import Pool
 
@@ -549,11 +554,25 @@ class Runtime:
             with scope:
                 await pool.reap()
 
-        self._tasks.start_soon(reap)
-        try:
-            yield pool
-        finally:
-            scope.cancel()
+        async with self._records.leased(session_id, 1) if temporary else contextlib.nullcontext():
+            self._tasks.start_soon(reap)
+            try:
+                yield pool
+            finally:
+                scope.cancel()
+                if temporary:
+                    with anyio.CancelScope(shield=True):
+                        await self._end_session(session_id)
+
+    async def _end_session(self, session_id: str) -> None:
+        prefix = f"{session_id}."
+        for name in (name for name in self._records.names() if name.startswith(prefix)):
+            with contextlib.suppress(SandboxNotFound):
+                await self.destroy(name)
+        for made in [each.checkpoint for each in self._checkpoints.all() if each.checkpoint.sandbox.startswith(prefix)]:
+            with contextlib.suppress(CheckpointNotFound):
+                await self.delete_checkpoint(made.id)
+        self._records.forget_session(session_id)
 
     async def wake(self, name: str) -> Sandbox:
         """Have a sandbox run that sleeps, was shut down, or has ended. Does nothing to one that runs.
@@ -912,6 +931,10 @@ class Runtime:
         """
         collected = []
         self.adopt()
+        for session_id in self._records.sessions_left():
+            with contextlib.suppress(AtollError):
+                async with self._records.leased(session_id, 0):
+                    await self._end_session(session_id)
         for id in self._records.abandoned():
             with contextlib.suppress(AtollError):
                 manifest = self._records.read(id)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, cast, get_args
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 from atoll.contract.errors import AtollError, InvalidRequest, SandboxNotFound
 from atoll.contract.model import Limits, ProcessInfo, RuntimeName, SandboxInfo, SystemProcess, Usage
@@ -51,19 +51,25 @@ async def make(runtime: Runtime, making: Making, name: str | None, *, ephemeral:
         InvalidRequest: a limit is out of its range, there is no such runtime, or a secret is not where it should be.
     """
     with render.Bars() as bars:
-        return await runtime.create(
-            name,
-            image=making.image,
-            limits=limits_of(making),
-            env=making.env,
-            secrets={word.name: _secret(word) for word in making.secrets},
-            secret_env={word.name: values.secret_value(word) for word in making.secret_env},
-            user=making.user or "user",
-            runtime=runtime_name(making.runtime),
-            ephemeral=ephemeral,
-            network=making.network,
-            progress=bars,
-        )
+        return await runtime.create(name, **options(making), ephemeral=ephemeral, progress=bars)
+
+
+def options(making: Making) -> dict[str, Any]:
+    """What `Runtime.create` and `Runtime.pool` are given.
+
+    Raises:
+        InvalidRequest: as `make`.
+    """
+    return {
+        "image": making.image,
+        "limits": limits_of(making),
+        "env": making.env,
+        "secrets": {word.name: _secret(word) for word in making.secrets},
+        "secret_env": {word.name: values.secret_value(word) for word in making.secret_env},
+        "user": making.user or "user",
+        "runtime": runtime_name(making.runtime),
+        "network": making.network,
+    }
 
 
 async def create(state_dir: Path | None, making: Making, name: str | None, *, as_json: bool) -> int:
