@@ -22,7 +22,7 @@ import sys
 import time
 from pathlib import Path
 
-MODULES = ("grammar", "sandboxes", "checkpoints", "streaming", "images", "terminal")
+MODULES = ("grammar", "sandboxes", "checkpoints", "streaming", "images", "terminal", "agent")
 _BORN = Path(__file__).with_name("born.py")
 _STREAMS = 3
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.cli.driving import PROGRAM, Atoll
 
-COMMANDS = "run create exec shell ls ps stat rm cp logs doctor version images storage network audit".split()
+COMMANDS = "run create exec shell ls ps stat rm cp logs doctor version images storage network audit agent".split()
 IMAGE_COMMANDS = "ls pull rm import".split()
 
 

@@ -79,6 +79,14 @@ class Tokens(Frozen):
             cache_write=self.cache_write + other.cache_write,
         )
 
+    def __sub__(self, other: Tokens) -> Tokens:
+        return Tokens(
+            input=self.input - other.input,
+            output=self.output - other.output,
+            cache_read=self.cache_read - other.cache_read,
+            cache_write=self.cache_write - other.cache_write,
+        )
+
 
 class TextEvent(Frozen):
     """The model says something: a piece of it when streaming, else all that it says in one step."""
@@ -456,7 +464,7 @@ class _Run:
         async def ended(index: int, result: ToolResult, outcome: Any = None) -> None:
             call = calls[index]
             results[index] = _return(call, result, outcome or ("failed" if result.is_error else "success"))
-            duration_s = time.monotonic() - began
+            duration_s = 0.0 if outcome == "denied" else time.monotonic() - began
             await self._emit(
                 ToolResultEvent(id=call.tool_call_id, tool=call.tool_name, result=result, duration_s=duration_s)
             )

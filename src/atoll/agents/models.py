@@ -22,6 +22,11 @@ KINDS = (
     "openai-chat:NAME, openai-responses:NAME, or script:FILE, which needs no model at all"
 )
 _CLOSING_S = 5.0
+_NEEDS = {
+    "anthropic": "set ANTHROPIC_API_KEY to your key",
+    "bedrock": "set AWS_DEFAULT_REGION, and credentials for AWS",
+    **dict.fromkeys(("openai", "openai-chat", "openai-responses"), "set OPENAI_API_KEY to your key"),
+}
 _OPENAI_HOST = "https://api.openai.com"
 
 
@@ -43,7 +48,9 @@ def resolve(model: str | Model) -> Model:
         extra = "bedrock" if kind == "bedrock" else "agents"
         raise InvalidRequest(f"{kind}: needs a package that is not installed: pip install 'atoll[{extra}]'") from error
     except exceptions.UserError as error:
-        raise InvalidRequest(f"{model} cannot be used: {error}. Other models are {KINDS}") from error
+        # What pydantic-ai says is for who writes programs with it.
+        needs = _NEEDS.get(kind, str(error))
+        raise InvalidRequest(f"{model} cannot be used: {needs}. Other models are {KINDS}") from error
 
 
 def _anthropic(name: str) -> Model:

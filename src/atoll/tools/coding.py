@@ -18,6 +18,7 @@ from pydantic import Field, create_model
 
 from atoll.contract.errors import AtollError, ExecTimeout, InvalidRequest, PathDenied, PathIsDirectory, PathNotDirectory
 from atoll.contract.model import FileEntry, Frozen
+from atoll.runtime.pool import Pool
 from atoll.runtime.sandbox import Sandbox
 from atoll.tools.tool import Hints, Input, Result, Tool, ToolResult, ToolSet, readable
 from atoll.tools.view import (
@@ -25,6 +26,7 @@ from atoll.tools.view import (
     OUT_OF_MEMORY,
     SEARCH_S,
     TIMED_OUT,
+    Session,
     View,
     after,
     as_text,
@@ -135,9 +137,39 @@ class CodingView(View):
         return replace(self, cwd=top, scoped=True, depth=self.depth + 1)
 
 
+class InDefault(Session):
+    """A session whose sandbox `default` the tools work in, made when one of them is first called."""
+
+    def __init__(self, pool: Pool, tasks: Tasks | None = None) -> None:
+        super().__init__(pool)
+        self._tasks = tasks
+        if tasks is not None:
+            self.abilities |= {"tasks"}
+
+    async def view(self) -> CodingView:
+        return CodingView(await self.pool.get(), tasks=self._tasks)
+
+
 def coding_tools(sandbox: Sandbox, *, cwd: str = HOME, tasks: Tasks | None = None) -> ToolSet:
     """The coding tools for a sandbox, with paths from `cwd` on. Without `tasks` there is no `task`."""
     return CodingView(sandbox, cwd, tasks=tasks).tools()
+
+
+def pool_coding_tools(pool: Pool, *, tasks: Tasks | None = None) -> ToolSet:
+    """The coding tools for the sandbox `default` of a session, which is made when it is first used. Without `tasks`
+    there is no `task`."""
+    task = TASK if tasks is None else _with_roles(tasks.runner.roles)
+    return ToolSet(map(_in_default, (READ, WRITE, EDIT, BASH, GREP, GLOB, task)), InDefault(pool, tasks))
+
+
+def _in_default(tool: Tool) -> Tool:
+    async def handler(ask: Input, session: InDefault) -> Result | ToolResult | str:
+        return await tool.handler(ask, await session.view())
+
+    def turn(ask: Read | Write | Edit, _session: InDefault) -> Hashable:
+        return posixpath.normpath(posixpath.join(HOME, ask.path))
+
+    return replace(tool, handler=handler, turn=tool.turn and turn)
 
 
 # --------------------------------------------------------------------------------------------------------------- read

@@ -811,6 +811,88 @@ def storage_remove(state_dir: StateDir = None, as_json: Json = False) -> int:
 
 
 @app.command()
+def agent(  # noqa: PLR0913, PLR0917 - options are parameters to typer
+    prompt: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="PROMPT",
+            help="What is asked, - being standard input.  [default: what is piped in, or typed turn by turn]",
+            show_default=False,
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            metavar="MODEL",
+            help="anthropic:NAME, bedrock:NAME, openai:NAME or script:FILE.  [default: $ATOLL_MODEL, else one of "
+            "Anthropic's]",
+        ),
+    ] = None,
+    tools: Annotated[
+        str,
+        typer.Option("--tools", metavar="SETS", help="Which sets of tools, by commas: agent or coding, and sprites."),
+    ] = "agent",
+    instructions: Annotated[
+        str | None,
+        typer.Option("--instructions", metavar="TEXT", help="What the model is told to be; @FILE reads it."),
+    ] = None,
+    steps: Annotated[int, typer.Option("--steps", metavar="N", help="How often the model is asked in a turn.")] = 50,
+    tokens: Annotated[
+        int | None, typer.Option("--tokens", metavar="N", help="Stop when so many are used, children's included.")
+    ] = None,
+    session: Annotated[
+        str | None,
+        typer.Option(
+            "--session", metavar="NAME", help="Keep the sandboxes until next time.  [default: they end with this]"
+        ),
+    ] = None,
+    history: Annotated[
+        Path | None,
+        typer.Option("--history", metavar="FILE", help="Go on with the conversation in it, and keep it there."),
+    ] = None,
+    ask: Annotated[bool, typer.Option("--ask", help="Ask before each call that may destroy something.")] = False,
+    image: Image = None,
+    runtime: RuntimeOption = None,
+    memory: Memory = None,
+    cpus: Cpus = None,
+    pids: Pids = None,
+    open_files: OpenFiles = None,
+    disk: Disk = None,
+    env: Env = None,
+    allow: Allow = None,
+    secret: Secrets = None,
+    secret_env: SecretEnv = None,
+    user: User = None,
+    state_dir: StateDir = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print each event as a line of JSON, errors too.")] = False,
+) -> int:
+    """Have a model work in sandboxes of its own, and watch it.
+
+    What it says goes to standard output, what it does to standard error. Without PROMPT, on a terminal, it is a
+    conversation: Ctrl-C ends a turn and all that runs in it, an empty line ends the conversation.
+
+    \b
+    atoll agent "How fast is this machine's disk?"
+    atoll agent --tools coding --session fix --history fix.json --ask "Make the tests pass"
+    """
+    variables = values.environment(env or [])
+    hidden = _hidden(secret or [], secret_env or [])
+    try:
+        import atoll.agents  # noqa: F401
+    except ImportError as error:
+        raise InvalidRequest(str(error)) from error
+    from atoll.surfaces.cli import agent as does
+    from atoll.surfaces.cli import network, sandboxes
+
+    policy = network.policy(allow or [])
+    making = sandboxes.Making(image, runtime, memory, cpus, pids, open_files, disk, variables, user, policy, *hidden)
+    asked = does.Asked(prompt, model, tools, instructions, steps, tokens, session, history, ask, as_json)
+    plan = does.plan(asked, stdin_is_taken=any(word.source == "-" for each in hidden for word in each))
+    return finish(lambda: does.converse(state_dir, making, plan), as_json=as_json)
+
+
+@app.command()
 def doctor(state_dir: StateDir = None, as_json: Json = False) -> int:
     """Tell what this machine can do, and how to mend what it lacks."""
     from atoll.surfaces.cli import sandboxes

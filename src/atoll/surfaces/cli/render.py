@@ -22,7 +22,7 @@ from atoll.contract.errors import AtollError, ExecTimeout
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-_RED, _DIM, _BOLD, _PLAIN = "31", "2", "1", "0"
+RED, GREEN, DIM, BOLD = "31", "32", "2", "1"
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _AGES = ((60, "second"), (60, "minute"), (24, "hour"), (7, "day"), (52, "week"), (0, "year"))
 _LEAST_FLEX = 12
@@ -44,7 +44,7 @@ def say(text: str) -> None:
 
 def note(text: str) -> None:
     """Print a remark on standard error, where it cannot be mistaken for output."""
-    sys.stderr.write(_styled(printable(text), _DIM) + "\n")
+    sys.stderr.write(styled(printable(text), DIM) + "\n")
     sys.stderr.flush()
 
 
@@ -56,17 +56,17 @@ def emit_json(value: object, *, line: bool = False) -> None:
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, flex: int | None = None, indent: int = 0) -> None:
     """Print rows under headers. On a terminal the column `flex` gives way so that a row stays on its line."""
     cells = [[printable(cell) for cell in row] for row in rows]
-    widths = [max(map(_cells, column)) for column in zip(headers, *cells, strict=True)]
+    widths = [max(map(columns_of, column)) for column in zip(headers, *cells, strict=True)]
     room = terminal_columns()
     if flex is not None and room is not None:
         excess = indent + sum(widths) + 2 * (len(widths) - 1) - room
         if excess > 0:
             widths[flex] = max(min(widths[flex], _LEAST_FLEX), widths[flex] - excess)
             for row in cells:
-                row[flex] = _shortened(row[flex], widths[flex])
+                row[flex] = shortened(row[flex], widths[flex])
     for number, row in enumerate([list(headers), *cells]):
         line = " " * indent + "  ".join(_padded(cell, width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        say(_styled(line, _BOLD, sys.stdout.fileno()) if number == 0 else line)
+        say(styled(line, BOLD, sys.stdout.fileno()) if number == 0 else line)
 
 
 def facts(pairs: Sequence[tuple[str, str]]) -> None:
@@ -78,10 +78,10 @@ def facts(pairs: Sequence[tuple[str, str]]) -> None:
 
 def findings(rows: Sequence[tuple[bool, str, str, str | None]]) -> None:
     """Print what was looked at: whether it is well, the topic, the detail, and what mends it."""
-    width = max((_cells(topic) for _, topic, _, _ in rows), default=0)
+    width = max((columns_of(topic) for _, topic, _, _ in rows), default=0)
     room = terminal_columns()
     for ok, topic, detail, fix in rows:
-        mark = "✓" if ok else _styled("✗", _RED, sys.stdout.fileno())
+        mark = "✓" if ok else styled("✗", RED, sys.stdout.fileno())
         text = printable(detail)
         lines = textwrap.wrap(text, max(room - width - 4, 20)) if room else [text]
         say(f"{mark} {_padded(printable(topic), width)}  {(lines or [''])[0]}".rstrip())
@@ -178,7 +178,7 @@ class Bars:
 
 
 def failure(error: BaseException, *, as_json: bool, hint: str | None = None) -> None:
-    """Tell an error: a line on standard error, or with `as_json` an object on standard output.
+    """Tell an error: a line on standard error, or with `as_json` an object, on one line, on standard output.
 
     This is the one place where the command line says that something went wrong.
     """
@@ -188,13 +188,13 @@ def failure(error: BaseException, *, as_json: bool, hint: str | None = None) -> 
         document: dict[str, object] = {"error": {**told, "hint": hint}}
         if isinstance(error, ExecTimeout):
             document["result"] = error.result.model_dump(mode="json")
-        emit_json(document)
+        emit_json(document, line=True)
         return
     message = printable(str(told["message"]), lines=True)
     sys.stdout.flush()
-    sys.stderr.write(f"{_styled('error:', _RED)} {message}\n")
+    sys.stderr.write(f"{styled('error:', RED)} {message}\n")
     if hint:
-        sys.stderr.write(_styled(f"hint: {printable(hint, lines=True)}", _DIM) + "\n")
+        sys.stderr.write(styled(f"hint: {printable(hint, lines=True)}", DIM) + "\n")
     sys.stderr.flush()
 
 
@@ -216,13 +216,14 @@ def terminal_columns() -> int | None:
         return None
 
 
-def _styled(text: str, style: str, fd: int = 2) -> str:
+def styled(text: str, style: str, fd: int = 2) -> str:
+    """`text` in a colour, where `fd` is a terminal on which colours are wanted."""
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" or not os.isatty(fd):
         return text
-    return f"\x1b[{style}m{text}\x1b[{_PLAIN}m"
+    return f"\x1b[{style}m{text}\x1b[0m"
 
 
-def _cells(text: str) -> int:
+def columns_of(text: str) -> int:
     """How many columns of a terminal `text` takes."""
     if text.isascii():
         return len(text)
@@ -232,13 +233,14 @@ def _cells(text: str) -> int:
 
 
 def _padded(text: str, width: int) -> str:
-    return text + " " * (width - _cells(text))
+    return text + " " * (width - columns_of(text))
 
 
-def _shortened(text: str, width: int) -> str:
-    if _cells(text) <= width:
+def shortened(text: str, width: int) -> str:
+    """As much of `text` as `width` columns of a terminal hold."""
+    if columns_of(text) <= width:
         return text
     kept = text
-    while kept and _cells(kept) > width - 1:
+    while kept and columns_of(kept) > width - 1:
         kept = kept[: width - 1] if len(kept) > width else kept[:-1]
     return kept + "…"

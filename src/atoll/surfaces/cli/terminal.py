@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import signal
 import socket
 import stat
@@ -102,6 +103,40 @@ async def stdin_chunks() -> AsyncIterator[bytes]:
         yield data
 
 
+class Keyboard:
+    """The terminal on standard input, which its user edits lines on."""
+
+    def __init__(self) -> None:
+        self._fd = _unblocked(STDIN, os.O_RDONLY)
+
+    async def read(self) -> str:
+        """What is typed next, to the end of a line, with all lines behind it that are there already: a text that was
+        pasted is one. Empty: the input has ended, or the terminal has gone."""
+        typed = b""
+        while not typed.endswith(b"\n") or self._is_readable():
+            await anyio.wait_readable(self._fd)
+            try:
+                data = os.read(self._fd, CHUNK_BYTES)
+            except BlockingIOError:
+                continue
+            except OSError as error:
+                if error.errno != errno.EIO:
+                    raise
+                data = b""
+            if not data:
+                break
+            typed += data
+        return typed.decode("utf-8", "replace")
+
+    def _is_readable(self) -> bool:
+        return bool(select.select([self._fd], [], [], 0)[0])
+
+    def forget(self) -> None:
+        """Drop what was typed before it was asked for."""
+        with suppress(termios.error):
+            termios.tcflush(STDIN, termios.TCIFLUSH)
+
+
 def _unblocked(fd: int, access: int) -> int:
     """Open `fd` anew without blocking, or return it as it is.
 
@@ -182,6 +217,20 @@ async def size_changes() -> AsyncIterator[tuple[int, int]]:
             yield terminal_size()
 
 
+_interruptible: list[anyio.CancelScope] = []
+
+
+@contextmanager
+def interruptible() -> Iterator[anyio.CancelScope]:
+    """What SIGINT cancels in place of all that `run` runs. Once it is being cancelled, the next one is for all."""
+    with anyio.CancelScope() as scope:
+        _interruptible.append(scope)
+        try:
+            yield scope
+        finally:
+            _interruptible.pop()
+
+
 def run(main: Callable[[], Awaitable[int]]) -> int:
     """Run `main` to its exit status. SIGINT, SIGTERM and SIGHUP cancel it and give 128+n once it has cleaned up.
 
@@ -208,6 +257,9 @@ async def _under_signals(main: Callable[[], Awaitable[int]]) -> int:
     async def watch(signals: AsyncIterator[signal.Signals]) -> None:
         nonlocal received
         async for number in signals:
+            if number == signal.SIGINT and _interruptible and not _interruptible[-1].cancel_called:
+                _interruptible[-1].cancel()
+                continue
             if received is not None:
                 _mode.restore()
                 os._exit(128 + number)

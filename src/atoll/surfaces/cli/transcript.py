@@ -1,0 +1,532 @@
+"""What an agent does, as it is shown: to people line by line, to programs as JSON.
+
+Knows what of a call is worth a line, how long things are run on the way, and that whatever models and sandboxes say is
+hostile. Refuses to know where events come from and when a conversation ends (`agent`).
+
+What the model says goes to standard output, all else to standard error: a pipe gets the text alone. On a terminal, what
+runs stands at the bottom, with the time that it has taken. It is drawn here, and not with rich, which would hide the
+cursor and write from a thread that a stopped terminal holds up.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import textwrap
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import anyio
+
+from atoll.agents.loop import (
+    Answer,
+    Event,
+    RetryEvent,
+    TextEvent,
+    ThinkingEvent,
+    Tokens,
+    ToolCallEvent,
+    ToolResultEvent,
+    UsageEvent,
+)
+from atoll.surfaces.cli import render, terminal
+from atoll.tools.coding import TaskEvent
+from atoll.tools.tool import ToolResult, ToolSet
+
+_FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
+_FRAME_S = 0.1
+_PIPE_COLUMNS = 240
+"""How long a line may be where it is not on a terminal."""
+_LEAST = 8
+"""Columns for what a line is about, however narrow the terminal is."""
+_TAIL = 3
+_FAILED_TAIL = 8
+"""How many lines are shown of what a call gave."""
+_LOOKED_AT = 16_000
+_SEQUENCE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -/]*[0-~])")
+_LAST_S = 1.0
+"""How long a terminal that is stopped may hold up the end."""
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What a turn has taken, that of children included."""
+
+    steps: int
+    tokens: Tokens
+    duration_s: float
+
+
+class Shown(Protocol):
+    """Where a conversation is told. Nothing of it fails because of what it is told."""
+
+    async def begin(self) -> None:
+        """The model is being asked."""
+
+    async def take(self, event: Event) -> None: ...
+
+    def take_child(self, event: TaskEvent) -> None:
+        """Something happened in a child session. It is told soon, and before what comes to `take` after it."""
+
+    async def end(self, answer: Answer | None, spent: Spent) -> None:
+        """A turn is over; without an answer, it was cut short."""
+
+    async def say(self, text: str) -> None:
+        """Tell the person something, with no newline at its end. `text` has to be harmless."""
+
+    def aside(self) -> Any:
+        """A context in which nothing is told but by `say`."""
+
+    async def keep_up(self) -> None:
+        """Tell what comes by itself, until cancelled."""
+
+    async def close(self) -> None: ...
+
+
+@asynccontextmanager
+async def opened(shown: Shown) -> AsyncIterator[None]:
+    """While it is open, what happens is shown as it does; afterwards the terminal is as before."""
+    handler = _Log(shown.take_child)
+    logging.getLogger("atoll").addHandler(handler)
+    try:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(shown.keep_up)
+            yield
+            tasks.cancel_scope.cancel()
+    finally:
+        logging.getLogger("atoll").removeHandler(handler)
+        with anyio.move_on_after(_LAST_S, shield=True):
+            await shown.close()
+
+
+class _Log(logging.Handler):
+    """What is logged, told as a remark: it would tear the lines that are being drawn."""
+
+    def __init__(self, tell: Callable[[TaskEvent], None]) -> None:
+        super().__init__(logging.WARNING)
+        self._tell = tell
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._tell(TaskEvent(task="", kind="log", data={"text": self.format(record)}))
+
+
+class _Told:
+    """What both have: one writer at a time, and events that could not wait."""
+
+    def __init__(self) -> None:
+        self._out = terminal.Outlet(terminal.STDOUT)
+        self._err = terminal.Outlet(terminal.STDERR)
+        self._lock = anyio.Lock()
+        self._queued: deque[TaskEvent] = deque()
+        self._woken = anyio.Event()
+
+    def take_child(self, event: TaskEvent) -> None:
+        self._queued.append(event)
+        self._woken.set()
+
+    async def say(self, text: str) -> None:
+        await self._err.write(text.encode())
+
+
+# ---------------------------------------------------------------------------------------------------------- programs
+
+
+class Lines(_Told):
+    """Every event as a line of JSON on standard output."""
+
+    async def begin(self) -> None:
+        pass
+
+    async def take(self, event: Event) -> None:
+        async with self._lock:
+            await self._catch_up()
+            await self._emit(event.model_dump(mode="json"))
+
+    async def end(self, answer: Answer | None, spent: Spent) -> None:
+        async with self._lock:
+            await self._catch_up()
+            if answer is not None:
+                total = spent.tokens.model_dump(mode="json")
+                told = {"type": "answer", "text": answer.text, "ended": answer.ended, "steps": answer.steps}
+                await self._emit({**told, "tokens": total, "duration_s": spent.duration_s})
+
+    @asynccontextmanager
+    async def aside(self) -> AsyncIterator[None]:
+        async with self._lock:
+            yield
+
+    async def keep_up(self) -> None:
+        while True:
+            await self._woken.wait()
+            self._woken = anyio.Event()
+            async with self._lock:
+                await self._catch_up()
+
+    async def close(self) -> None:
+        pass
+
+    async def _catch_up(self) -> None:
+        while self._queued:
+            event = self._queued.popleft()
+            if event.kind == "log":
+                await self.say(_harmless(str(event.data["text"]), lines=True) + "\n")
+            else:
+                await self._emit({"type": "task", **event.model_dump(mode="json")})
+
+    async def _emit(self, value: object) -> None:
+        await self._out.write(f"{json.dumps(value)}\n".encode())
+
+
+# ------------------------------------------------------------------------------------------------------------ people
+
+
+@dataclass
+class _Call:
+    """A call that has not ended."""
+
+    words: str
+    """The tool, and the sandbox that it is about."""
+    about: str
+    """What else is worth knowing of it."""
+    child: _Child | None = None
+    began: float = field(default_factory=time.monotonic)
+
+
+@dataclass
+class _Child:
+    """A child session."""
+
+    id: str
+    depth: int
+    said: str = ""
+    """Of a line that has not ended."""
+
+
+class Screen(_Told):
+    """Every event as something to read."""
+
+    def __init__(self, tools: ToolSet, model: str) -> None:
+        super().__init__()
+        self._tools = tools
+        self._model = _harmless(model)
+        self._draws = os.isatty(terminal.STDERR) and os.environ.get("TERM") != "dumb"
+        self._is_one = self._draws and os.isatty(terminal.STDOUT)
+        """Text and all else stand on the same terminal."""
+        self._open: terminal.Outlet | None = None
+        """Where a line has begun and not ended."""
+        self._drawn = 0
+        """Lines at the bottom that are going to be drawn over."""
+        self._asked_at: float | None = None
+        self._calls: dict[str, _Call] = {}
+        self._children: dict[str, _Child] = {}
+
+    async def begin(self) -> None:
+        self._asked_at = time.monotonic()
+        self._woken.set()
+
+    async def take(self, event: Event) -> None:
+        async with self._lock:
+            await self._catch_up()
+            match event:
+                case TextEvent(text=text):
+                    await self._stream(self._out, _harmless(text, lines=True))
+                case ThinkingEvent(text=text):
+                    if self._draws:
+                        await self._stream(self._err, _harmless(text, lines=True), render.DIM)
+                case _:
+                    await self._event(event, None)
+            self._woken.set()
+
+    async def _event(self, event: Event, child: _Child | None) -> None:
+        match event:
+            case ToolCallEvent():
+                call = self._calls[event.id] = _Call(*_named(event, None if child else self._tools), child)
+                self._asked_at = None
+                if not self._draws:
+                    await self._print(self._line("·", call))
+            case ToolResultEvent():
+                await self._result(event, child)
+            case RetryEvent(reason=reason, wait_s=wait_s):
+                again = f"↻ the answer broke off, and is asked for again in {wait_s:g} s: {_harmless(reason)}"
+                await self._print(self._styled(again, render.DIM, child))
+            case UsageEvent():
+                await self._end_line()
+                self._asked_at = None
+
+    async def _result(self, event: ToolResultEvent, child: _Child | None) -> None:
+        call = self._calls.pop(event.id, None) or _Call(_harmless(event.tool), "", child)
+        failed, fact, lines = _outcome(event.result)
+        mark = render.styled("✗", render.RED) if failed else render.styled("✓", render.GREEN)
+        shown = [self._line(mark, call, ", ".join(filter(None, (fact, render.human_seconds(event.duration_s)))))]
+        room = max(self._columns() - len(self._margin(child)) - 2, _LEAST)
+        if event.result.is_error:  # The end of an error says what would help: it is not shortened.
+            pieces = [piece for line in lines for piece in textwrap.wrap(line, room)]
+            shown += [self._styled(f"  {piece}", render.RED, child) for piece in pieces]
+        else:
+            shown += [self._styled(f"  {render.shortened(line, room)}", render.DIM, child) for line in lines]
+        await self._print("\n".join(shown))
+        if child is None and not any(call.child is None for call in self._calls.values()):
+            self._asked_at = time.monotonic()
+
+    async def end(self, answer: Answer | None, spent: Spent) -> None:
+        async with self._lock:
+            await self._catch_up()
+            await self._end_line()
+            self._asked_at = None
+            left, self._calls = self._calls, {}
+            for call in left.values():
+                await self._print(self._line(render.styled("✗", render.RED), call, "cut off"))
+            if answer is not None and answer.ended != "done":
+                why = {"length": "the answer is cut: it reached the most that the model may say at once"}
+                told = why.get(answer.ended, "the provider withheld the rest of the answer")
+                await self._print(render.styled(told, render.RED))
+            if spent.steps:
+                steps = f"{spent.steps} step{'' if spent.steps == 1 else 's'}"
+                tokens = f"{spent.tokens.input:,} tokens in, {spent.tokens.output:,} out"
+                took = render.human_seconds(spent.duration_s)
+                await self._print(render.styled(f"{steps} · {tokens} · {took}", render.DIM))
+
+    @asynccontextmanager
+    async def aside(self) -> AsyncIterator[None]:
+        async with self._lock:
+            await self._catch_up()
+            await self._end_line()
+            await self.say(self._erased())
+            yield
+            now = time.monotonic()
+            for call in self._calls.values():  # they waited too
+                call.began = now
+            self._woken.set()
+
+    async def keep_up(self) -> None:
+        while True:
+            with anyio.move_on_after(_FRAME_S if self._live() else None):
+                await self._woken.wait()
+            self._woken = anyio.Event()
+            async with self._lock:
+                await self._catch_up()
+                await self.say(self._redrawn())
+
+    async def close(self) -> None:
+        self._calls.clear()
+        self._asked_at = None
+        await self._end_line()
+        await self.say(self._erased())
+
+    # ------------------------------------------------------------------------------------------------- children
+
+    async def _catch_up(self) -> None:
+        while self._queued:
+            told = self._queued.popleft()
+            if told.kind == "log":
+                await self._print(_harmless(str(told.data["text"]), lines=True))
+                continue
+            child = self._children.setdefault(told.task, _Child(told.task, int(told.data.get("depth", 2))))
+            await self._child(told, child)
+
+    async def _child(self, told: TaskEvent, child: _Child) -> None:
+        if told.kind == "text":
+            *whole, child.said = (child.said + _harmless(str(told.data["text"]), lines=True)).split("\n")
+            await self._child_said(whole, child)
+            return
+        await self._child_said([child.said], child)
+        child.said = ""
+        if told.kind == "started":
+            about = f"{told.data['role']} in {told.data['cwd']}"
+            await self._print(self._styled(_harmless(about), render.DIM, child))
+        elif told.kind == "ended":
+            del self._children[child.id]
+            for id in [id for id, call in self._calls.items() if call.child is child]:
+                del self._calls[id]
+            if told.data["status"] != "completed":
+                await self._print(self._styled(_harmless(str(told.data["status"])), render.RED, child))
+        elif told.kind in _CHILD_EVENTS:
+            data = {name: value for name, value in told.data.items() if name != "depth"}
+            await self._event(_CHILD_EVENTS[told.kind].model_validate(data), child)
+
+    async def _child_said(self, lines: list[str], child: _Child) -> None:
+        for line in lines:
+            if line.strip():
+                await self._print(self._styled(line, render.DIM, child))
+
+    # -------------------------------------------------------------------------------------------------- writing
+
+    async def _stream(self, outlet: terminal.Outlet, text: str, style: str | None = None) -> None:
+        """Write a piece of text as it comes."""
+        if outlet is not self._open:
+            await self._end_line()
+        self._asked_at = None
+        await self.say(self._erased())
+        if not text:
+            return
+        await outlet.write((render.styled(text, style) if style else text).encode())
+        self._open = None if text.endswith("\n") else outlet
+
+    async def _end_line(self) -> None:
+        if self._open is not None:
+            outlet, self._open = self._open, None
+            await outlet.write(b"\n")
+
+    async def _print(self, text: str) -> None:
+        """Write lines for good, above what is being drawn."""
+        await self._end_line()
+        await self.say(f"{self._erased()}{text}\n{self._redrawn()}")
+
+    def _styled(self, text: str, style: str, child: _Child | None = None) -> str:
+        return self._margin(child) + render.styled(text, style)
+
+    def _margin(self, child: _Child | None) -> str:
+        return "  " if child is None else "  " * child.depth + _harmless(child.id.removeprefix("task-")) + " "
+
+    def _line(self, mark: str, call: _Call, tail: str = "") -> str:
+        margin = self._margin(call.child)
+        room = self._columns() - len(margin) - 2 - (len(tail) + 2 if tail else 0)
+        body = render.shortened("  ".join(filter(None, (call.words, call.about))), max(room, _LEAST))
+        return f"{margin}{mark} {body}  {tail}".rstrip()
+
+    def _columns(self) -> int:
+        if not self._draws:
+            return _PIPE_COLUMNS
+        try:
+            return (os.get_terminal_size(terminal.STDERR).columns or 80) - 1  # the last one may begin a new line
+        except OSError:
+            return 79
+
+    # -------------------------------------------------------------------------------------------------- drawing
+
+    def _live(self) -> bool:
+        """Whether something stands at the bottom that moves."""
+        if not self._draws or (self._open is not None and self._is_one) or self._open is self._err:
+            return False
+        return bool(self._calls) or self._asked_at is not None
+
+    def _redrawn(self) -> str:
+        """What draws the bottom anew, line over line, so that nothing flickers."""
+        if not self._live():
+            return self._erased()
+        now = time.monotonic()
+        frame = _FRAMES[int(now / _FRAME_S) % len(_FRAMES)]
+        lines = [self._line(frame, call, _elapsed(now - call.began)) for call in self._calls.values()]
+        if self._asked_at is not None and not lines:
+            waiting = _Call(self._model, "")
+            lines = [render.styled(self._line(frame, waiting, _elapsed(now - self._asked_at)), render.DIM)]
+        most = max(terminal.terminal_size()[0] - 1, 1)
+        if len(lines) > most:
+            lines = [*lines[: most - 1], f"  … and {len(lines) - most + 1} more"]
+        begin = self._top()
+        self._drawn = len(lines)
+        return begin + "\n".join(f"{line}\x1b[K" for line in lines) + "\x1b[J"
+
+    def _erased(self) -> str:
+        if not self._drawn:
+            return ""
+        begin = self._top()
+        self._drawn = 0
+        return f"{begin}\x1b[J"
+
+    def _top(self) -> str:
+        return "\r" + (f"\x1b[{self._drawn - 1}A" if self._drawn > 1 else "")
+
+
+_CHILD_EVENTS: Mapping[str, Any] = {
+    "tool_call": ToolCallEvent,
+    "tool_result": ToolResultEvent,
+    "usage": UsageEvent,
+    "retry": RetryEvent,
+}
+
+
+def _elapsed(seconds: float) -> str:
+    return f"{int(seconds)} s" if seconds < 60 else render.human_seconds(seconds)
+
+
+# ------------------------------------------------------------------------------------------------------------- words
+
+_ABOUT: Mapping[str, str] = {
+    "shell": "$ {command}",
+    "bash": "$ {command}",
+    "sprite_exec": "$ {command}",
+    "browse": ":{port}",
+    "transfer": "{from_sandbox}:{from_path} → {to_sandbox}:{to_path}",
+    "grep": "{pattern}",
+    "glob": "{pattern}",
+    "sandbox_create": "{image}",
+    "sprite_create": "{repoUrl}",
+    "sprite_checkpoint": "{checkpointName}",
+    "sprite_restore": "{checkpointId}",
+    "sprite_fork": "→ {newName}",
+    "task": "{role}: {prompt}",
+}
+"""What of a call is worth knowing. Of all others it is the path, if there is one."""
+
+
+def _named(event: ToolCallEvent, tools: ToolSet | None) -> tuple[str, str]:
+    """What a call is called, and what it is about."""
+    tool = _harmless(event.tool)
+    if isinstance(event.input, str):
+        return tool, _first_line(event.input)
+    given = {name: value for name, value in event.input.items() if value is not None}
+    shown = _with_defaults(event.tool, given, tools)
+    where = shown.get("sandbox") or (shown.get("name") if event.tool.startswith("sprite_") else None)
+    words = tool if where is None else f"{tool}  {_harmless(str(where))}"
+    template = _ABOUT.get(event.tool)
+    if template is None:
+        return words, _first_line(str(given.get("path", "")))
+    # Only names of ours are looked up: the arguments are no template.
+    about = re.sub(r"\{(\w+)\}", lambda found: str(shown.get(found[1], "")), template)
+    return words, _first_line(about)
+
+
+def _with_defaults(name: str, given: Mapping[str, Any], tools: ToolSet | None) -> dict[str, Any]:
+    if tools is None or name not in tools:
+        return dict(given)
+    fields = tools[name].input.model_fields
+    return {**{field: about.default for field, about in fields.items() if not about.is_required()}, **given}
+
+
+def _outcome(result: ToolResult) -> tuple[bool, str, list[str]]:
+    """Whether a call failed, a fact for its line, and some lines of what it gave."""
+    data = result.structured or {}
+    if result.is_error:
+        return True, "", _last_lines(result.text, _FAILED_TAIL)
+    code = data.get("exit_code", data.get("exitCode"))
+    if code is not None:
+        output = f"{data.get('output', '')}\n{data.get('stdout', '')}\n{data.get('stderr', '')}"
+        return code != 0, f"exit {code}" if code else "", _last_lines(output, _FAILED_TAIL if code else _TAIL)
+    for name in ("output", "url", "message"):
+        if isinstance(data.get(name), str):
+            return False, "", _last_lines(data[name], _TAIL)
+    return False, _fact(data), []
+
+
+def _fact(data: Mapping[str, Any]) -> str:
+    for name in ("size", "bytes"):
+        if isinstance(data.get(name), int):
+            return render.human_bytes(data[name])
+    for name, found in data.items():
+        if isinstance(found, list):
+            return f"{len(found)} {_harmless(name)}"
+    if data.get("created") is False:
+        return "was there"
+    return ""
+
+
+def _last_lines(text: str, count: int) -> list[str]:
+    lines = [_harmless(line.expandtabs(4)).rstrip() for line in text[-_LOOKED_AT:].splitlines()]
+    return [line for line in lines if line][-count:]
+
+
+def _first_line(text: str) -> str:
+    first, *rest = text.strip().splitlines() or [""]
+    return _harmless(first[:_LOOKED_AT]) + (" …" if rest else "")
+
+
+def _harmless(text: str, *, lines: bool = False) -> str:
+    """`text` without what steers a terminal: known sequences are left out, all else is written out."""
+    return render.printable(_SEQUENCE.sub("", text), lines=lines)

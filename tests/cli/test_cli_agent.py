@@ -1,0 +1,371 @@
+"""`agent`: what is shown, asked, kept and cleaned up, with scripted models and real sandboxes."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atoll.agents.history import History
+from atoll.agents.loop import Answer, RetryEvent, TextEvent, Tokens
+from atoll.surfaces.cli import transcript
+from atoll.tools.tool import ToolResult, ToolSet
+from tests.cli.driving import Atoll, wait_until
+
+CTRL_C, CTRL_D = b"\x03", b"\x04"
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Any:
+    """Writes a script and gives what `--model` is given."""
+
+    def write(text: str) -> str:
+        path = tmp_path / f"script-{len(list(tmp_path.iterdir()))}.toml"
+        path.write_text(text)
+        return f"script:{path}"
+
+    return write
+
+
+HELLO = """
+[[step]]
+text = "I look."
+[[step.call]]
+tool = "shell"
+input.command = "echo so it is; echo twice >&2"
+[[step.call]]
+tool = "shell"
+input.sandbox = "other"
+input.command = "echo bad; exit 3"
+[[step.call]]
+tool = "read_file"
+input.path = "none.txt"
+[[step]]
+text = "It is so."
+expect.result = [{ contains = ["so it is"] }, { fields = { exit_code = 3 } }, { error = true }]
+"""
+FAMILY = """
+[[step]]
+[[step.call]]
+tool = "task"
+input.prompt = "child's work"
+[[step]]
+text = "The child is back."
+expect.result = [{ error = "any" }]
+[[conversation]]
+prompt = "child's work"
+[[conversation.step]]
+text = "I begin.\\nNow I write."
+[[conversation.step.call]]
+tool = "write"
+input = { path = "file", content = "by the child" }
+[[conversation.step]]
+text = "It is written."
+expect.result = [{ error = "any" }]
+"""
+CAREFUL = """
+[[step]]
+[[step.call]]
+tool = "task"
+input.prompt = "child's work"
+[[step]]
+text = "The child is back."
+[[conversation]]
+prompt = "child's work"
+[[conversation.step]]
+[[conversation.step.call]]
+tool = "write"
+input = { path = "file", content = "by the child" }
+[[conversation.step.call]]
+tool = "bash"
+input.command = "echo ran\\nexit 5"
+[[conversation.step.call]]
+tool = "write"
+input = { path = "second", content = "x" }
+[[conversation.step]]
+text = "Two are written."
+expect.result = [{}, { error = true, contains = ["refused"] }, {}]
+"""
+TURNS = """
+[[step]]
+text = "One."
+[[step]]
+text = "Two."
+expect.prompt = ["second"]
+"""
+LONG = """
+[[step]]
+text = "This takes long."
+[[step.call]]
+tool = "shell"
+input.command = "setsid sleep 4321 & sleep 4321"
+[[step]]
+text = "I was interrupted."
+expect.prompt = ["go on"]
+expect.result = [{ error = true, contains = ["cut off"] }]
+"""
+
+
+def sessions(atoll: Atoll) -> list[str]:
+    """Names of sandboxes of conversations that have no name."""
+    return [name for name in atoll.names() if name.startswith("agent-")]
+
+
+# -------------------------------------------------------------------------------------------------------- what is shown
+
+
+def test_the_text_is_the_output_and_what_is_done_is_told_beside_it(atoll: Atoll, script: Any) -> None:
+    done = atoll("agent", "--model", script(HELLO), "hi")
+    assert done.stdout == b"I look.\nIt is so.\n"
+    told = done.stderr.decode()
+    assert "\x1b" not in told
+    assert "\r" not in told
+    assert "  · shell  default  $ echo so it is; echo twice >&2\n" in told
+    assert re.search(r"  ✓ shell  default  \$ echo so it is; echo twice >&2  [\d.]+ s\n    so it is\n    twice\n", told)
+    assert re.search(r"  ✗ shell  other  \$ echo bad; exit 3  exit 3, [\d.]+ s\n    bad\n", told)
+    assert re.search(r"  ✗ read_file  default  none.txt  [\d.]+ s\n    /home/user/none.txt: no such file", told)
+    assert re.search(r"^2 steps · 100 tokens in, \d+ out · [\d.]+ s$", told, re.MULTILINE)
+    assert sessions(atoll) == []
+
+
+def test_every_event_is_a_line_of_json_and_the_last_one_the_answer(atoll: Atoll, script: Any) -> None:
+    done = atoll("agent", "--json", "--tools", "coding,sprites", "--model", script(FAMILY), "hi")
+    *events, answer = [json.loads(line) for line in done.stdout.splitlines()]
+    assert done.stderr == b""
+    assert (answer["type"], answer["text"], answer["ended"], answer["steps"]) == (
+        "answer",
+        "The child is back.",
+        "done",
+        2,
+    )
+    assert answer["tokens"]["input"] == 200, "the child's are counted too"
+    kinds = [event["kind"] for event in events if event["type"] == "task"]
+    assert (kinds[0], kinds[-1]) == ("started", "ended")
+    assert {"text", "tool_call", "tool_result", "usage"} < set(kinds)
+    ended = [index for index, event in enumerate(events) if event["type"] == "task"][-1]
+    assert events[ended + 1]["type"] == "tool_result", "what a child did is told before its result"
+    assert sessions(atoll) == []
+
+
+def test_a_failure_is_the_last_line_of_json(atoll: Atoll, script: Any) -> None:
+    done = atoll("agent", "--json", "--model", script(TURNS.replace("One", "1")), "--steps", "1", "hi")
+    assert json.loads(done.stdout.splitlines()[-1])["text"] == "1."
+    done = atoll("agent", "--json", "--model", script(HELLO), "--steps", "1", "hi", status=1)
+    error = json.loads(done.stdout.splitlines()[-1])["error"]
+    assert error["code"] == "budget_spent"
+    assert "--history" in error["hint"]
+
+
+def test_children_are_told_with_their_ids_and_share_the_budget(atoll: Atoll, script: Any) -> None:
+    told = atoll("agent", "--tools", "coding", "--model", script(FAMILY), "hi").stderr.decode()
+    (id,) = set(re.findall(r"^    ([0-9a-f]{8}) ", told, re.MULTILINE))
+    assert f"    {id} worker in /home/user\n    {id} I begin.\n    {id} Now I write.\n" in told
+    assert re.search(rf"    {id} ✓ write  file  12 B, [\d.]+ s\n    {id} It is written.\n", told)
+    assert re.search(r"  ✓ task  worker: child's work  [\d.]+ s\n    It is written.\n", told)
+    words = ("--tools", "coding", "--model", script(FAMILY), "--tokens", "120", "hi")
+    done = atoll("agent", *words, status=1)
+    assert b"used up its 120 tokens" in done.stderr
+
+
+def test_nothing_that_models_and_sandboxes_say_steers_the_terminal(atoll: Atoll, script: Any) -> None:
+    hostile = r"\u001b[2J\u001b]0;title\u0007\u009b31m\u202e"
+    text = rf"""
+[[step]]
+text = "hi {hostile}\r\n"
+[[step.call]]
+tool = "shell"
+input.command = "printf '\\033[2J\\033]0;x\\007\\r\\233plain\\n'"
+input.sandbox = "{hostile}"
+[[step.call]]
+tool = "shell"
+input.command = "printf '\\033[2J\\033]0;x\\007\\033[31mred\\033[0m\\r\\n'; true {hostile}"
+[[step]]
+text = "done"
+expect.result = [{{ error = true }}, {{}}]
+"""
+    done = atoll("agent", "--model", script(text), "hi")
+    for stream in (done.stdout.decode(), done.stderr.decode()):
+        assert not [c for c in stream if not c.isprintable() and c != "\n"]
+    assert b"\n    red\n" in done.stderr, "colours are left out"
+    assert rb"\u202e" in done.stdout, "what is unknown is written out"
+
+
+def test_a_line_of_a_call_says_what_matters_of_it() -> None:
+    assert transcript._outcome(ToolResult(content="", structured={"files": ["a", "b"]})) == (False, "2 files", [])
+    assert transcript._outcome(ToolResult(content="", structured={"size": 2048})) == (False, "2.0 KiB", [])
+    assert transcript._outcome(ToolResult(content="", structured={"url": "http://x"})) == (False, "", ["http://x"])
+    long = "\n".join(map(str, range(20)))
+    assert transcript._outcome(ToolResult(content="", structured={"output": long, "exitCode": 0}))[2] == [
+        "17",
+        "18",
+        "19",
+    ]
+
+
+async def test_an_answer_that_broke_off_or_was_cut_is_told(capfd: pytest.CaptureFixture[str]) -> None:
+    shown = transcript.Screen(ToolSet(), "model")
+    await shown.take(TextEvent(text="half an"))
+    await shown.take(RetryEvent(reason="the connection broke", wait_s=0.5))
+    await shown.take(TextEvent(text="an answer that is too"))
+    await shown.end(Answer("", "length", 1, Tokens(), History()), transcript.Spent(1, Tokens(input=5000), 3.0))
+    out, err = capfd.readouterr()
+    assert out == "half an\nan answer that is too\n"
+    assert "  ↻ the answer broke off, and is asked for again in 0.5 s: the connection broke\n" in err
+    assert "the answer is cut" in err
+    assert "1 step · 5,000 tokens in, 0 out · 3.00 s\n" in err
+
+
+# -------------------------------------------------------------------------------------------- what is asked and kept
+
+
+@pytest.mark.parametrize("word", [["-"], []])
+def test_the_prompt_may_come_from_standard_input(atoll: Atoll, script: Any, word: list[str]) -> None:
+    model = script('[[step]]\ntext = "Yes."\nexpect.prompt = ["from\\nthe pipe"]')
+    assert atoll("agent", "--model", model, *word, input=b"from\nthe pipe").stdout == b"Yes.\n"
+
+
+def test_instructions_are_words_or_a_file(atoll: Atoll, script: Any, tmp_path: Path) -> None:
+    model = script('[[step]]\ntext = "Aye."\nexpect.instructions = ["a pirate"]')
+    (tmp_path / "told").write_text("You are\na pirate.")
+    for word in ("You are a pirate.", f"@{tmp_path}/told"):
+        assert atoll("agent", "--model", model, "--instructions", word, "hi").stdout == b"Aye.\n"
+
+
+def test_a_conversation_is_kept_and_gone_on_with(atoll: Atoll, script: Any, tmp_path: Path) -> None:
+    words = ("agent", "--model", script(TURNS), "--history", str(tmp_path / "kept.json"))
+    assert atoll(*words, "first").stdout == b"One.\n"
+    assert atoll(*words, "second").stdout == b"Two.\n"
+    assert (tmp_path / "kept.json").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_spent_budget_says_how_to_go_on_and_that_works(atoll: Atoll, script: Any, tmp_path: Path) -> None:
+    words = ("agent", "--model", script(HELLO), "--history", str(tmp_path / "kept.json"))
+    done = atoll(*words, "--steps", "1", "hi", status=1)
+    assert b"error: the run used up its 1 steps" in done.stderr
+    assert f"hint: go on with: atoll agent --history {tmp_path}/kept.json 'go on'" in done.stderr.decode()
+    assert atoll(*words, "go on").stdout == b"It is so.\n"
+
+
+def test_a_session_with_a_name_keeps_its_sandboxes(atoll: Atoll, script: Any) -> None:
+    session = atoll.new_name()
+    write = 'tool = "shell"\ninput.command = "echo kept >> file; cat file"'
+    model = script(f'[[step]]\n[[step.call]]\n{write}\n[[step]]\ntext = "Done."')
+    atoll("agent", "--model", model, "--session", session, "hi")
+    told = atoll("agent", "--model", model, "--session", session, "--memory", "1g", "hi").stderr.decode()
+    assert "    kept\n    kept\n" in told
+    assert f"{session}.default" in atoll.names()
+    atoll("rm", f"{session}.default")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--tools", "agent,coding"], "both have a tool 'glob'"),
+        (["--tools", "codin"], "did you mean 'coding'?"),
+        (["--steps", "0"], "--steps is 0"),
+        (["--tokens", "0"], "--tokens is 0"),
+        (["--ask"], "--ask needs somebody who answers"),
+        (["--history", "/no/such/place/file"], "/no/such/place is no directory"),
+        (["--instructions", "@/no/such/file"], "/no/such/file, cannot be read"),
+        (["--model", "nobody:x"], "'nobody:x' names no model"),
+        (["--model", "anthropic:x"], "set ANTHROPIC_API_KEY"),
+        (["--secret-env", "A=-", "-"], "standard input holds a secret"),
+    ],
+)
+def test_what_cannot_work_is_told_before_anything_is_done(
+    atoll: Atoll, script: Any, words: list[str], said: str
+) -> None:
+    atoll.env.pop("ANTHROPIC_API_KEY", None)
+    prompt = [] if "-" in words else ["hi"]
+    done = atoll("agent", *prompt, "--model", script(TURNS), *words, status=2)
+    assert said in done.stderr.decode().splitlines()[0]
+    assert done.stdout == b""
+
+
+def test_without_the_extra_it_says_what_to_install() -> None:
+    program = "import sys; sys.modules['pydantic_ai'] = None\nfrom atoll.surfaces.cli import main\nsys.exit(main())"
+    done = subprocess.run([sys.executable, "-c", program, "agent", "hi"], capture_output=True, check=False)
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert done.stderr == b"error: agents need packages that are not installed: pip install 'atoll[agents]'\n"
+
+
+# ---------------------------------------------------------------------------------------------------------- how it ends
+
+
+def test_a_signal_ends_it_with_its_sandboxes_and_keeps_the_conversation(
+    atoll: Atoll, script: Any, tmp_path: Path
+) -> None:
+    words = ("agent", "--model", script(LONG), "--history", str(tmp_path / "kept.json"))
+    started = atoll.start(*words, "hi")
+    started.read_until(b"This takes long.")
+    wait_until(lambda: any(atoll.runs(name, "sleep 4321") for name in sessions(atoll)), "the command runs")
+    started.send_signal(signal.SIGTERM)
+    assert started.wait() == 128 + signal.SIGTERM
+    assert "✗ shell  default  $ setsid sleep 4321 & sleep 4321  cut off" in started.errors().decode()
+    assert sessions(atoll) == []
+    assert atoll(*words, "go on").stdout == b"I was interrupted.\n"
+
+
+def test_on_a_terminal_turns_are_typed_and_ctrl_c_ends_one(atoll: Atoll, script: Any, tmp_path: Path) -> None:
+    session, kept = atoll.new_name(), tmp_path / "kept.json"
+    terminal = atoll.terminal(
+        "agent", "--model", script(LONG), "--session", session, "--history", str(kept), rows=24, cols=40
+    )
+    terminal.read_until(b"> ")
+    terminal.type(b"hi\n")
+    drawn = terminal.read_until(b"1 s\x1b[K").decode()
+    assert "This takes long.\r\n" in drawn
+    assert re.search(r"\r  [⠀-⣿] shell  default  \$ setsid slee…  0 s\x1b\[K\x1b\[J", drawn)
+    assert atoll.runs(f"{session}.default", "sleep 4321")
+    terminal.type(CTRL_C)
+    terminal.read_until(b"interrupted: what ran was ended")
+    terminal.read_until(b"> ")
+    wait_until(lambda: not atoll.runs(f"{session}.default", "sleep 4321"), "the whole tree is gone")
+    assert "cut off" in kept.read_text()
+    terminal.type(b"go\ngo on\n")  # pasted: one prompt of two lines
+    terminal.read_until(b"I was interrupted.\r\n")
+    terminal.read_until(b"> ")
+    terminal.type(b"too much\n")
+    terminal.read_until(b"was asked for one more")
+    terminal.read_until(b"> ")
+    terminal.type(b"\n")
+    assert terminal.wait() == 0
+    assert terminal.is_restored()
+    atoll("rm", f"{session}.default")
+
+
+def test_ask_asks_before_what_may_destroy_and_children_are_asked_for_too(atoll: Atoll, script: Any) -> None:
+    terminal = atoll.terminal("agent", "--ask", "--tools", "coding", "--model", script(CAREFUL), "hi")
+    terminal.read_until(b"wants to call task:\r\n  prompt: child's work\r\n")
+    terminal.read_until(b"[a]lways for task: ")
+    terminal.type(b"y\n")
+    terminal.read_until(b"path: file\r\n  content: by the child\r\n")
+    terminal.read_until(b"[a]lways for write: ")
+    terminal.type(b"a\n")
+    terminal.read_until(b"  command:\r\n    echo ran\r\n    exit 5\r\n")
+    terminal.read_until(b"[a]lways for bash: ")
+    terminal.type(CTRL_D)  # no answer is a no, and the second `write` is not asked for
+    seen = terminal.read_until(b"The child is back.").decode()
+    assert "May it?" not in seen
+    assert seen.count("✓\x1b[0m write") == 2
+    assert terminal.wait() == 0
+    assert sessions(atoll) == []
+
+
+def test_a_ctrl_c_at_a_question_and_at_the_prompt_ends_each(atoll: Atoll, script: Any) -> None:
+    terminal = atoll.terminal("agent", "--ask", "--model", script(HELLO))
+    terminal.read_until(b"> ")
+    terminal.type(b"hi\n")
+    terminal.read_until(b"[a]lways for shell: ")
+    terminal.type(CTRL_C)
+    terminal.read_until(b"interrupted")
+    terminal.read_until(b"> ")
+    terminal.type(CTRL_C)
+    assert terminal.wait() == 128 + signal.SIGINT
+    assert sessions(atoll) == []
