@@ -1,4 +1,4 @@
-"""The documentation runs: README's program as a program, the guide's snippets one after another."""
+"""The documentation runs: README's program as a program, the snippets of a page's section one after another."""
 
 import ast
 import inspect
@@ -49,15 +49,25 @@ def test_the_readme_shows_it_in_fifteen_lines_that_run(state: Path) -> None:
     assert os.listdir(state / "sandboxes") == []
 
 
-@pytest.mark.parametrize("section", sections("docs/guide.md"))
-async def test_the_guide_is_true(section: str, state: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("page", "section"),
+    [
+        (page, section)
+        for page in ("docs/guide.md", "docs/agents.md")
+        for section, snippets in sections(page).items()
+        if snippets
+    ],
+)
+async def test_the_documentation_is_true(page: str, section: str, state: Path, tmp_path: Path) -> None:
     here = tmp_path / "here"
     here.mkdir()
     (here / "file").write_text("x")
+    for text, name in re.findall(r"```toml\n(# (\S+)\n.*?)```", (ROOT / page).read_text(), flags=re.DOTALL):
+        (here / name).write_text(text)
     async with atoll.open(state) as runtime, await runtime.create("guide") as box:
         names: dict[str, object] = {"atoll": atoll, "runtime": runtime, "box": box, "here": here}
-        for snippet in sections("docs/guide.md")[section]:
-            code = compile(snippet, f"guide.md, {section}", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        for snippet in sections(page)[section]:
+            code = compile(snippet, f"{page}, {section}", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
             assert isinstance(code, CodeType)
             coroutine = eval(code, names)
             if inspect.iscoroutine(coroutine):
