@@ -31,7 +31,7 @@ from atoll.settings import Settings
 from atoll.surfaces.cli import FAILED, render, terminal, transcript
 from atoll.surfaces.cli.sandboxes import Making, options
 from atoll.tools.agent import pool_tools
-from atoll.tools.coding import Tasks, pool_coding_tools
+from atoll.tools.coding import TaskEvent, Tasks, pool_coding_tools
 from atoll.tools.sprites import sprite_tools
 from atoll.tools.tool import Tool, ToolSet, vocabularies
 
@@ -183,7 +183,7 @@ class _Conversation:
         )
         self._agent = Agent(plan.model, tools, plan.instructions, steps=plan.steps, approve=approve)
 
-    def _take_child(self, event: Any) -> None:
+    def _take_child(self, event: TaskEvent) -> None:
         self.shown.take_child(event)
 
     async def once(self, prompt: str) -> int:
@@ -208,10 +208,11 @@ class _Conversation:
                 try:
                     await self._turn(prompt)
                 except AtollError as error:
-                    hint = self._going_on() if isinstance(error, BudgetSpent) else None
-                    render.failure(error, as_json=False, hint=hint)
-                    if self._plan.budget.is_spent:
+                    spent = isinstance(error, BudgetSpent)
+                    if spent and self._plan.budget.is_spent:
+                        render.failure(error, as_json=False, hint=self._going_on())
                         return FAILED
+                    render.failure(error, as_json=False, hint="'go on' gives it as many steps again" if spent else None)
             if turn.cancelled_caught:
                 await self.shown.say(render.styled("interrupted: what ran was ended\n", render.DIM))
 
@@ -265,8 +266,8 @@ class _Conversation:
         async with self.shown.aside():
             if tool.name in self._always:
                 return True
+            self._keyboard.forget()  # What was typed before the question is no answer to it.
             await self.shown.say(_question(tool, arguments))
-            self._keyboard.forget()  # What was typed before it could be read is no answer.
             typed = await self._keyboard.read()
             if not typed.endswith("\n"):
                 await self.shown.say("\n")
