@@ -269,6 +269,7 @@ class Screen(_Told):
             pieces = [piece for line in lines for piece in textwrap.wrap(line, room)]
             shown += [self._styled(f"  {piece}", render.RED, child) for piece in pieces]
         else:
+            room = _PIPE_COLUMNS if "url" in (event.result.structured or {}) else room  # half an address is none
             shown += [self._styled(f"  {render.shortened(line, room)}", render.DIM, child) for line in lines]
         await self._print("\n".join(shown))
         if child is None and not any(call.child is None for call in self._calls.values()):
