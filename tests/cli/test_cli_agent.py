@@ -7,8 +7,11 @@ import re
 import signal
 import subprocess
 import sys
+from contextlib import closing
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -369,3 +372,31 @@ def test_a_ctrl_c_at_a_question_and_at_the_prompt_ends_each(atoll: Atoll, script
     terminal.type(CTRL_C)
     assert terminal.wait() == 128 + signal.SIGINT
     assert sessions(atoll) == []
+
+
+SERVES = """
+[[step]]
+[[step.call]]
+tool = "shell"
+input.command = "python3 -m http.server -b 127.0.0.1 8123 >/dev/null 2>&1 &"
+[[step]]
+[[step.call]]
+tool = "browse"
+input.port = 8123
+[[step]]
+text = "There."
+"""
+
+
+def test_on_a_terminal_ports_are_served_until_ctrl_c(atoll: Atoll, script: Any) -> None:
+    terminal = atoll.terminal("agent", "--model", script(SERVES), "serve", cols=300)
+    shown = terminal.read_until(b"ports are served until Ctrl-C").decode()
+    url = urlsplit(re.findall(r"http://[\w.:/?=-]+", shown)[0])
+    with closing(HTTPConnection("127.0.0.1", url.port or 0, timeout=10)) as client:
+        client.request("GET", f"/?{url.query}", headers={"Host": url.netloc})
+        assert client.getresponse().status < 400
+    terminal.type(CTRL_C)
+    assert terminal.wait() == 0
+    assert sessions(atoll) == []
+    piped = atoll("agent", "--model", script(SERVES), "serve")
+    assert "ports were served until now" in piped.stderr.decode()

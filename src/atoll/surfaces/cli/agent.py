@@ -194,8 +194,17 @@ class _Conversation:
             error.hint = self._going_on()
             raise
         if self._served:
-            render.note("ports were served until now; in a conversation, without a prompt, they are until it ends")
+            await self._keep_serving()
         return 0 if answer.ended == "done" else FAILED
+
+    async def _keep_serving(self) -> None:
+        """Who looks at the terminal wants to look at the page too. Others wait for the end."""
+        if self._plan.as_json or not _is_answerable():
+            render.note("ports were served until now; on a terminal they are until Ctrl-C")
+            return
+        render.note("ports are served until Ctrl-C")
+        with terminal.interruptible():
+            await anyio.sleep_forever()
 
     async def turns(self) -> int:
         """Turn by turn, until nothing is typed. Ctrl-C ends a turn and what runs in it; between turns it ends all."""
