@@ -5,7 +5,7 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from atoll import InvalidRequest, Runtime, Sandbox, SandboxNotFound
+from atoll import InvalidRequest, Runtime, Sandbox, SandboxError, SandboxNotFound
 from atoll.contract.model import RuntimeName
 from tests.conformance.inside import client
 from tests.waiting import eventually
@@ -101,3 +101,41 @@ async def test_names_and_times_that_cannot_be_are_refused(runtime: Runtime) -> N
         with pytest.raises(InvalidRequest, match="above 0"):
             async with runtime.pool("strict", sleep_after_s=seconds):
                 pass
+
+
+@pytest.mark.core
+async def test_a_temporary_session_leaves_nothing_and_is_one_clients_alone(runtime: Runtime) -> None:
+    async with runtime.pool("lent", temporary=True) as pool, runtime.pool("lent-2") as other:
+        await (await pool.get()).checkpoint("mark")
+        await (await pool.create("gone")).checkpoint()
+        await pool.destroy("gone")
+        await other.get()
+        with pytest.raises(SandboxError, match="somebody else has the session 'lent'"):
+            async with runtime.pool("lent", temporary=True):
+                pass
+        await runtime.collect()  # it is not left, and stays
+        assert [each.name for each in await pool.list()] == ["default"]
+    assert [info.name for info in await runtime.list()] == ["lent-2.default"]
+    assert await runtime.checkpoints() == []
+    await runtime.destroy("lent-2.default")
+
+
+@pytest.mark.runtimes("crun")
+async def test_a_temporary_session_whose_process_is_killed_is_ended_by_the_next(
+    runtime: Runtime, runtime_name: RuntimeName
+) -> None:
+    body = """
+async with runtime.pool("lent", temporary=True) as pool:
+    await (await pool.get()).checkpoint("mark")
+    say("ready")
+    await anyio.sleep_forever()
+"""
+    async with client(runtime.state_dir, runtime_name, body) as other:
+        assert await other.line() == "ready"
+        await runtime.collect()
+        assert [info.name for info in await runtime.list()] == ["lent.default"]
+        other.process.kill()
+        await other.process.wait()
+    await runtime.collect()
+    assert await runtime.list() == []
+    assert await runtime.checkpoints() == []

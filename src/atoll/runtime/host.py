@@ -25,7 +25,6 @@ from pydantic import SecretStr
 from atoll.contract.driver import Driver, Finding, Memory
 from atoll.contract.errors import (
     AtollError,
-    CheckpointNotFound,
     InvalidRequest,
     RuntimeUnavailable,
     SandboxDied,
@@ -58,6 +57,7 @@ from atoll.runtime.life import Life
 from atoll.runtime.outlet import Outlet, Outlets
 from atoll.runtime.records import Manifest, Records, Taken, new_id, now
 from atoll.runtime.sandbox import Sandbox
+from atoll.runtime.sessions import Sessions
 from atoll.runtime.shelf import MOST, Kind, Shelves
 from atoll.runtime.status import describe, ending
 from atoll.runtime.vault import Contents, Vault
@@ -99,7 +99,7 @@ async def open(state_dir: Path | str | None = None, *, settings: Settings | None
     async with anyio.create_task_group() as tasks:
         runtime = Runtime(records, settings, tasks)
         runtime.adopt()
-        if records.abandoned() or records.interrupted() or records.at_work() or records.sessions_left():
+        if records.abandoned() or records.interrupted() or records.at_work() or runtime.sessions.left():
             tasks.start_soon(runtime.recover)
         try:
             yield runtime
@@ -133,6 +133,13 @@ class Runtime:
         self._known_indexes: tuple[Indexes, float] | None = None
         self._ports: Previews | None = None
         self.storage = disk.Disk(records.state_dir, self._layers, self._life.collect)
+        self.sessions = Sessions(
+            records.state_dir,
+            names=records.names,
+            checkpoints=lambda: [record.checkpoint for record in self._checkpoints.all()],
+            destroy=self.destroy,
+            delete=self.delete_checkpoint,
+        )
         self._shelves = Shelves(records, tasks, ground=self._ground, make=self._put_up, remove=self._take_down)
         self.images = ImageStore(records.state_dir / "images", rootless=os.geteuid() != 0, in_use=self._digests_in_use)
 
@@ -554,25 +561,12 @@ class Runtime:
             with scope:
                 await pool.reap()
 
-        async with self._records.leased(session_id, 1) if temporary else contextlib.nullcontext():
+        async with self.sessions.temporary(session_id) if temporary else contextlib.nullcontext():
             self._tasks.start_soon(reap)
             try:
                 yield pool
             finally:
                 scope.cancel()
-                if temporary:
-                    with anyio.CancelScope(shield=True):
-                        await self._end_session(session_id)
-
-    async def _end_session(self, session_id: str) -> None:
-        prefix = f"{session_id}."
-        for name in (name for name in self._records.names() if name.startswith(prefix)):
-            with contextlib.suppress(SandboxNotFound):
-                await self.destroy(name)
-        for made in [each.checkpoint for each in self._checkpoints.all() if each.checkpoint.sandbox.startswith(prefix)]:
-            with contextlib.suppress(CheckpointNotFound):
-                await self.delete_checkpoint(made.id)
-        self._records.forget_session(session_id)
 
     async def wake(self, name: str) -> Sandbox:
         """Have a sandbox run that sleeps, was shut down, or has ended. Does nothing to one that runs.
@@ -931,10 +925,7 @@ class Runtime:
         """
         collected = []
         self.adopt()
-        for session_id in self._records.sessions_left():
-            with contextlib.suppress(AtollError):
-                async with self._records.leased(session_id, 0):
-                    await self._end_session(session_id)
+        await self.sessions.collect()
         for id in self._records.abandoned():
             with contextlib.suppress(AtollError):
                 manifest = self._records.read(id)

@@ -222,6 +222,20 @@ class Pool:
             with contextlib.suppress(SandboxNotFound):
                 await self.destroy(each.name)
 
+    async def sleep(self) -> None:
+        """Put all sandboxes of the session to sleep that nobody uses in this moment."""
+        for each in await self.list():
+            if each.status in ("running", "warm"):
+                await self._sleep_unused(each.name, 0)
+
+    async def _sleep_unused(self, name: str, seconds: float) -> None:
+        try:
+            await self._runtime.sleep_unused(f"{self.session_id}.{name}", timedelta(seconds=seconds))
+        except SandboxNotFound:
+            pass
+        except (AtollError, OSError):
+            _log.exception("the unused sandbox %s could not be put to sleep", name)
+
     def _full(self, name: str) -> str:
         check_name(name)
         if len(name) > _LONGEST_NAME:
@@ -244,14 +258,8 @@ class Pool:
                 continue
             for name in names:
                 seconds = self._sleep_after_s.get(name, self.sleep_after_s)
-                if seconds is None:
-                    continue
-                try:
-                    await self._runtime.sleep_unused(f"{self.session_id}.{name}", timedelta(seconds=seconds))
-                except SandboxNotFound:
-                    continue
-                except (AtollError, OSError):
-                    _log.exception("the unused sandbox %s could not be put to sleep", name)
+                if seconds is not None:
+                    await self._sleep_unused(name, seconds)
 
 
 def _check_sleep(seconds: float | None) -> float | None:

@@ -14,7 +14,6 @@ what a sandbox does. Everything here holds across processes and after any of the
                         below transient/ are symlinks to the group's name
     under-way/<id>      present while a sandbox is started, stopped or changed, or a checkpoint is deleted: it is put in
                         order if who did that died
-    sessions/<session>  locked by who has a session that ends with it; what stands here and is not is ended by others
     sandboxes/<id>/     manifest.json, busy.lock, work.lock, keeper.lock, and what the driver keeps
 """
 
@@ -89,7 +88,7 @@ class Taken(NamedTuple):
 class Records:
     def __init__(self, state_dir: Path) -> None:
         self.state_dir = state_dir
-        for name in ("names", "ids", "transient", "waiting", "together", "under-way", "sessions", "sandboxes"):
+        for name in ("names", "ids", "transient", "waiting", "together", "under-way", "sandboxes"):
             (state_dir / name).mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def directory(self, id: str) -> Path:
@@ -351,36 +350,7 @@ class Records:
         finally:
             mark.unlink(missing_ok=True)
 
-    # ---- sessions ----
-
-    @contextlib.asynccontextmanager
-    async def leased(self, session: str, patience_s: float) -> AsyncIterator[None]:
-        """Have a session to oneself. If this process dies before `forget_session`, it is one of those that are left.
-
-        Raises:
-            SandboxError: somebody else has it.
-        """
-        path = self.state_dir / "sessions" / session
-        while True:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                if not await lock_within(fd, patience_s):
-                    raise SandboxError(f"somebody else has the session {session!r}", hint=str(path))
-                if os.fstat(fd).st_nlink:  # else who had it before has just forgotten it, and this file with it
-                    yield
-                    return
-            finally:
-                os.close(fd)
-
-    def forget_session(self, session: str) -> None:
-        (self.state_dir / "sessions" / session).unlink(missing_ok=True)
-
     # ---- what others left ----
-
-    def sessions_left(self) -> list[str]:
-        """Sessions that were to end with somebody who died."""
-        sessions = self.state_dir / "sessions"
-        return [session for session in os.listdir(sessions) if not is_held(sessions / session)]
 
     def interrupted(self) -> list[str]:
         """Ids of sandboxes that somebody was at work on who died."""

@@ -1,0 +1,98 @@
+"""Sessions that end with the process that has them, also when that is killed.
+
+Knows the lease that says that somebody lives who has a session, and what is a session's. Refuses to know what a session
+is for, and how its sandboxes are ended (`host.py`).
+
+    sessions/<session>  in the state directory, locked by who has it. What stands here and is not locked was left by
+                        somebody who died, and is ended by whoever next puts things in order
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from functools import partial
+from pathlib import Path
+
+import anyio
+
+from atoll.contract.errors import AtollError, CheckpointNotFound, SandboxError, SandboxNotFound
+from atoll.contract.model import Checkpoint
+from atoll.drivers.locks import is_held, lock_within
+
+_PATIENCE_S = 1.0
+"""For who looks whether a lease that was made in this moment was left."""
+
+
+class Sessions:
+    def __init__(
+        self,
+        state_dir: Path,
+        *,
+        names: Callable[[], Iterable[str]],
+        checkpoints: Callable[[], Iterable[Checkpoint]],
+        destroy: Callable[[str], Awaitable[None]],
+        delete: Callable[[str], Awaitable[None]],
+    ) -> None:
+        self._root = state_dir / "sessions"
+        self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._names = names
+        self._checkpoints = checkpoints
+        self._destroy = destroy
+        self._delete = delete
+
+    @contextlib.asynccontextmanager
+    async def temporary(self, session: str) -> AsyncIterator[None]:
+        """Have a session. When the context ends, or this process, nothing of it stays.
+
+        Raises:
+            SandboxError: somebody else has it, or something of it could not be ended; others will try that again.
+        """
+        async with self._leased(session, _PATIENCE_S):
+            try:
+                yield
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await self._end(session)
+
+    def left(self) -> list[str]:
+        """Those whose owners died."""
+        return [session for session in os.listdir(self._root) if not is_held(self._root / session)]
+
+    async def collect(self) -> None:
+        """End what was left, as far as it can be."""
+        for session in self.left():
+            with contextlib.suppress(AtollError):
+                async with self._leased(session, 0):
+                    await self._end(session)
+
+    @contextlib.asynccontextmanager
+    async def _leased(self, session: str, patience_s: float) -> AsyncIterator[None]:
+        while True:
+            fd = os.open(self._root / session, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                if not await lock_within(fd, patience_s):
+                    raise SandboxError(f"somebody else has the session {session!r}")
+                if os.fstat(fd).st_nlink:  # else who had it before has just ended it, and removed this very file
+                    yield
+                    return
+            finally:
+                os.close(fd)
+
+    async def _end(self, session: str) -> None:
+        """Destroy its sandboxes and delete their checkpoints. One that cannot be ended does not keep the others."""
+        prefix = f"{session}."
+        checkpoints = [each.id for each in self._checkpoints() if each.sandbox.startswith(prefix)]
+        ends = [partial(self._destroy, name) for name in self._names() if name.startswith(prefix)]
+        failures: list[AtollError] = []
+        for end in (*ends, *(partial(self._delete, id) for id in checkpoints)):
+            try:
+                await end()
+            except (SandboxNotFound, CheckpointNotFound):
+                continue
+            except AtollError as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
+        (self._root / session).unlink(missing_ok=True)
