@@ -9,11 +9,12 @@ import anyio
 import pytest
 
 from atoll.tools import coding
-from atoll.tools.coding import CodingView, TaskEvent, TaskOutput, Tasks, coding_tools
+from atoll.tools.coding import CodingView, TaskEvent, TaskOutput, Tasks, coding_tools, pool_coding_tools
+from atoll.tools.sprites import sprite_tools
 from atoll.tools.tool import ToolSet
 
 if TYPE_CHECKING:
-    from atoll import Sandbox
+    from atoll import Runtime, Sandbox
     from atoll.runtime.pool import Pool
     from tests.tools.conftest import Caller
 
@@ -379,3 +380,33 @@ async def test_a_child_can_be_cancelled_and_the_parent_is_told(
     assert runner.ended == 1
     assert events[-1].data == {"status": "cancelled"}
     assert not tasks.cancel(events[0].task)
+
+
+async def test_the_sandbox_of_a_session_is_made_when_a_tool_is_first_called(host: Runtime) -> None:
+    async with host.pool("lazy", temporary=True) as pool:
+        tools = pool_coding_tools(pool)
+        assert [tool.name for tool in tools] == ["read", "write", "edit", "bash", "grep", "glob"]
+        assert await pool.list() == []
+        wrong = await tools.handle_tool_call("read", {"path": "none"})
+        assert wrong.text.startswith("/home/user/none: no such file or directory; /home/user holds ")
+        assert [each.name for each in await pool.list()] == ["default"]
+        # Paths that mean the same file take turns, as with a sandbox that is there already.
+        writes = [("write", {"path": path, "content": f"{n}\n"}) for n, path in enumerate(("f", "./f", "/home/user/f"))]
+        results = await tools.handle_batch([*writes, ("edit", {"path": "f", "oldText": "2", "newText": "3"})])
+        assert not [result.text for result in results if result.is_error]
+        assert (await tools.handle_tool_call("read", {"path": "f"})).text == "3\n"
+
+
+async def test_who_follows_a_call_hears_what_its_command_prints_and_nothing_else(host: Runtime) -> None:
+    async with host.pool("followed", temporary=True) as pool:
+        heard = bytearray()
+        for tools, name, arguments in (
+            (pool.tools(), "shell", {"command": "echo out; echo err >&2"}),
+            (pool_coding_tools(pool), "bash", {"command": "echo out; echo err >&2"}),
+            (sprite_tools(pool), "sprite_exec", {"name": "default", "command": "echo out; echo err >&2"}),
+        ):
+            heard.clear()
+            await tools.handle_tool_call(name, arguments, report=heard.extend)
+            assert sorted(heard.split()) == [b"err", b"out"], name
+            await tools.handle_tool_call(name, arguments)
+            assert len(heard) == 8, name

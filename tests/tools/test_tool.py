@@ -15,7 +15,7 @@ from pydantic import Field
 from atoll import InvalidRequest, PathNotFound
 from atoll.contract.errors import AtollError
 from atoll.tools import export
-from atoll.tools.tool import Hints, ImagePart, Input, Result, TextPart, Tool, ToolResult, ToolSet, Turns
+from atoll.tools.tool import Hints, ImagePart, Input, Result, TextPart, Tool, ToolResult, ToolSet, Turns, vocabularies
 
 
 class Ask(Input):
@@ -301,3 +301,14 @@ def test_results_are_written_for_each_protocol() -> None:
     }
     assert export.result(bad, "mcp") == {"content": [{"type": "text", "text": "no"}], "isError": True}
     assert export.result(seen, "mcp")["content"][1] == {"type": "image", "data": "AAAA", "mimeType": "image/png"}
+
+
+def test_vocabularies_are_chosen_if_there_are_such_and_no_name_is_theirs_both() -> None:
+    assert vocabularies(["sprites", "coding", "sprites"]) == ("sprites", "coding")
+    assert vocabularies(["agent"]) == ("agent",)
+    with pytest.raises(InvalidRequest, match=r"'codign' is no set of tools; .* did you mean 'coding'\?"):
+        vocabularies(["agent", "codign"])
+    with pytest.raises(InvalidRequest, match="no set of tools is chosen"):
+        vocabularies([])
+    with pytest.raises(InvalidRequest, match="coding and agent cannot be offered together: both have a tool 'glob'"):
+        vocabularies(["coding", "sprites", "agent"])

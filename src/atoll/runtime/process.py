@@ -261,6 +261,7 @@ async def run(
     timeout_s: float | None,
     output_limit_bytes: int,
     oom: Callable[[], int | None],
+    on_output: Callable[[bytes], None] | None = None,
 ) -> tuple[Exited, Collector, Collector]:
     """Run a command to its end and collect its output. When it returns or raises, nothing of it runs.
 
@@ -276,6 +277,8 @@ async def run(
 
     def sink(channel: int, data: bytes) -> None:
         (out if channel == STDOUT else err).add(data)
+        if on_output is not None:
+            on_output(data)
 
     fields = command.encode()
     watch = OomWatch(oom)

@@ -204,9 +204,13 @@ class Sandbox:
         stdin: bytes | str | None = None,
         timeout_s: float | None = None,
         output_limit_bytes: int = OUTPUT_LIMIT_BYTES,
+        on_output: Callable[[bytes], None] | None = None,
     ) -> ExecBytes:
-        """`exec`, with the output as it came. `ExecTimeout.result` is text here too."""
-        ended = await self._run(command, env, cwd, user, stdin, timeout_s, output_limit_bytes)
+        """`exec`, with the output as it came. `ExecTimeout.result` is text here too.
+
+        `on_output` hears each piece of it, of either stream, while the command runs. It must not raise.
+        """
+        ended = await self._run(command, env, cwd, user, stdin, timeout_s, output_limit_bytes, on_output)
         return to_bytes(*ended)
 
     async def spawn(
@@ -618,6 +622,7 @@ class Sandbox:
         stdin: bytes | str | None,
         timeout_s: float | None,
         output_limit_bytes: int,
+        on_output: Callable[[bytes], None] | None = None,
     ) -> tuple[Exited, Collector, Collector]:
         request = await self._command(command, env, cwd, user, stdin=stdin is not None, quiet=True)
         return await run(
@@ -627,6 +632,7 @@ class Sandbox:
             timeout_s=timeout_s,
             output_limit_bytes=output_limit_bytes,
             oom=self._oom_kills,
+            on_output=on_output,
         )
 
     async def _started(

@@ -34,7 +34,7 @@ from atoll.contract.model import FileStat
 from atoll.runtime.imagename import Reference
 from atoll.runtime.pool import DEFAULT, Pool
 from atoll.runtime.sandbox import Sandbox
-from atoll.tools.tool import Context, Hints, Input, Result, Tool, ToolSet
+from atoll.tools.tool import Context, Hints, Input, Link, Result, Tool, ToolResult, ToolSet
 from atoll.tools.view import (
     HOME,
     OUTPUT_LIMIT_BYTES,
@@ -283,7 +283,7 @@ async def _glob(ask: Glob, place: Place) -> GlobResult:
     return GlobResult(files=[entry.name for entry in found], truncated=len(found) == GLOB_LIMIT or None)
 
 
-async def _browse(ask: Browse, place: Place) -> BrowseResult:
+async def _browse(ask: Browse, place: Place) -> ToolResult:
     view = await place.view(ask)
     try:
         preview = await view.sandbox.expose(ask.port, wait_s=LISTEN_WAIT_S)
@@ -292,7 +292,8 @@ async def _browse(ask: Browse, place: Place) -> BrowseResult:
             f"nothing listens on port {ask.port} in the sandbox, and nothing began to within {LISTEN_WAIT_S:g} s; "
             "start the server in the background, on 127.0.0.1 or all addresses, and ask again"
         ) from None
-    return BrowseResult(url=preview.url)
+    link = Link(url=preview.url, name=f"port {ask.port} of {place.name(ask)}")
+    return BrowseResult(url=preview.url).result().model_copy(update={"links": (link,)})
 
 
 async def _sandbox_create(ask: SandboxCreate, session: Named) -> SandboxCreateResult:

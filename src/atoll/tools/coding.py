@@ -20,7 +20,7 @@ from atoll.contract.errors import AtollError, ExecTimeout, InvalidRequest, PathD
 from atoll.contract.model import FileEntry, Frozen
 from atoll.runtime.pool import Pool
 from atoll.runtime.sandbox import Sandbox
-from atoll.tools.tool import Hints, Input, Result, Tool, ToolResult, ToolSet, readable
+from atoll.tools.tool import Hints, Input, Result, Tool, ToolResult, ToolSet, readable, report
 from atoll.tools.view import (
     HOME,
     OUT_OF_MEMORY,
@@ -414,7 +414,11 @@ async def _bash(ask: Bash, view: CodingView) -> ToolResult:
     async with view.hinting(view.cwd):
         try:
             done = await view.sandbox.exec_bytes(
-                ["sh", "-c", IN_BASH, ask.command], cwd=view.cwd, timeout_s=ask.timeout, output_limit_bytes=2 * BYTES
+                ["sh", "-c", IN_BASH, ask.command],
+                cwd=view.cwd,
+                timeout_s=ask.timeout,
+                output_limit_bytes=2 * BYTES,
+                on_output=report(),
             )
         except ExecTimeout as error:
             # As text, with a line in it that says what was left out where it was long.

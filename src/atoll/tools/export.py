@@ -123,7 +123,9 @@ def _mcp_part(part: Part) -> dict[str, Any]:
 
 
 def _mcp_result(result: ToolResult, _call_id: str) -> dict[str, Any]:
-    written: dict[str, Any] = {"content": [_mcp_part(part) for part in _parts(result)], "isError": result.is_error}
+    content = [_mcp_part(part) for part in _parts(result)]
+    content += [{"type": "resource_link", "uri": link.url, "name": link.name} for link in result.links]
+    written: dict[str, Any] = {"content": content, "isError": result.is_error}
     # What is structured has to be as the tool's output schema says, which an error is not.
     if result.structured is not None and not result.is_error:
         written["structuredContent"] = pydantic_core.to_jsonable_python(result.structured)

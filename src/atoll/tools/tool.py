@@ -16,6 +16,7 @@ import itertools
 import logging
 import re
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self
@@ -87,6 +88,13 @@ class ImagePart(Frozen):
 Part = TextPart | ImagePart
 
 
+class Link(Frozen):
+    """Something that a result speaks of and that can be opened."""
+
+    url: str
+    name: str
+
+
 class ToolResult(Frozen):
     """What a call gave: for the model, and for programs."""
 
@@ -97,6 +105,8 @@ class ToolResult(Frozen):
     structured: dict[str, Any] | None = None
     """The same as data: what the tool's result says or, of an error, `{"error": {"code", "retryable"}}`. Unset: there
     is only text."""
+    links: tuple[Link, ...] = ()
+    """What a client may offer to open. The text names it too."""
 
     @property
     def text(self) -> str:
@@ -330,6 +340,19 @@ def _shown(value: object) -> str:
     return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
 
 
+# ------------------------------------------------------------------------------------------------------ being followed
+
+Report = Callable[[bytes], None]
+"""Hears what a command prints, as it comes, while a call runs. It must not take long, and not raise."""
+
+_report: ContextVar[Report | None] = ContextVar("report", default=None)
+
+
+def report() -> Report | None:
+    """Who follows the call that is being handled, for handlers. None: nobody does."""
+    return _report.get()
+
+
 # ------------------------------------------------------------------------------------------------------- taking turns
 
 
@@ -476,14 +499,21 @@ class ToolSet:
 
     # -------------------------------------------------------------------------------------------------- calling
 
-    async def handle_tool_call(self, name: str, input: object = None) -> ToolResult:
-        """Do what a model asked for. `input` is an object, or the JSON of one; None is an empty one.
+    async def handle_tool_call(self, name: str, input: object = None, *, report: Report | None = None) -> ToolResult:
+        """Do what a model asked for. `input` is an object, or the JSON of one; None is an empty one. `report` hears the
+        output of commands while they run.
 
         Whatever goes wrong is a result with `is_error` and a text that says what was wrong, what is allowed and what
         was probably meant. Nothing but a cancellation is raised.
         """
         prepared = self._prepare(name, {} if input is None else input)
-        return prepared if isinstance(prepared, ToolResult) else await self._run(prepared)
+        if isinstance(prepared, ToolResult):
+            return prepared
+        before = _report.set(report)
+        try:
+            return await self._run(prepared)
+        finally:
+            _report.reset(before)
 
     async def handle_batch(
         self,

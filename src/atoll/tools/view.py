@@ -29,7 +29,7 @@ from atoll.contract.errors import (
 from atoll.contract.model import Cut
 from atoll.runtime.pool import Pool
 from atoll.runtime.sandbox import Sandbox
-from atoll.tools.tool import nearest
+from atoll.tools.tool import nearest, report
 
 HOME = "/home/user"
 TIMED_OUT = 124
@@ -248,7 +248,12 @@ async def run(
     """
     try:
         done = await sandbox.exec_bytes(
-            command, cwd=cwd, timeout_s=timeout_s, env=env, output_limit_bytes=OUTPUT_LIMIT_BYTES
+            command,
+            cwd=cwd,
+            timeout_s=timeout_s,
+            env=env,
+            output_limit_bytes=OUTPUT_LIMIT_BYTES,
+            on_output=report(),
         )
     except ExecTimeout as error:
         note = f"[killed with all that it started: it did not end within {timeout_s:g} s]"
