@@ -26,6 +26,7 @@ LONGEST_FIRST = (
     "tests/conformance/test_sharing.py runsc",
     "tests/attacks",
     "tests/chaos/test_faults.py",
+    "tests/mcp/test_inspector.py",
     "tests/cli/test_cli_sandboxes.py",
     "tests/cli/test_cli_exec.py",
     "tests/cli/test_cli_logs.py",

@@ -19,6 +19,8 @@ from atoll.contract.model import Frozen, RuntimeName
 
 SHORTEST_KEY = 32
 """Of the key that secrets are sealed with, in characters."""
+SHORTEST_TOKEN = 16
+"""Of what lets a client in, in characters."""
 _PREFIX = "ATOLL_"
 
 
@@ -28,7 +30,12 @@ def program_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(_PREFIX)}
 
 
-def _check_listen(value: str) -> str:
+def where_to_listen(value: str) -> tuple[str, int]:
+    """The address, or `localhost`, and the port that are meant.
+
+    Raises:
+        ValueError: they are none.
+    """
     address, _, port = value.rpartition(":")
     known = address == "localhost"
     with suppress(ValueError):
@@ -37,6 +44,11 @@ def _check_listen(value: str) -> str:
         raise ValueError(
             "an address and a port are needed, such as localhost:8000 or 0.0.0.0:8000; port 0 is any that is free"
         )
+    return address.strip("[]"), int(port)
+
+
+def _check_listen(value: str) -> str:
+    where_to_listen(value)
     return value
 
 
@@ -59,6 +71,9 @@ class Settings(Frozen):
     preview_listen: PreviewListen = "localhost:0"
     """Where exposed ports are served: an address, or `localhost` for both of loopback, and a port, where 0 is any that
     is free: so any number of programs can each serve their own."""
+    mcp_token: SecretStr | None = Field(default=None, min_length=SHORTEST_TOKEN)
+    """What clients of an MCP server over HTTP have to send: 16 characters or more, at random. Unset: it is not asked
+    for, and nobody but this machine is served."""
 
     @classmethod
     def from_environment(cls) -> Settings:
@@ -74,13 +89,13 @@ class Settings(Frozen):
         except ValidationError as error:
             first = error.errors()[0]
             variable = _PREFIX + str(first["loc"][0]).upper()
-            if first["loc"][0] == "secrets_key":
-                raise InvalidRequest(f"{variable} has fewer than {SHORTEST_KEY} characters") from None
+            shortest = {"secrets_key": SHORTEST_KEY, "mcp_token": SHORTEST_TOKEN}.get(str(first["loc"][0]))
+            if shortest is not None:  # its value is a secret
+                raise InvalidRequest(f"{variable} has fewer than {shortest} characters") from None
             raise InvalidRequest(f"{variable}={first['input']!r}: {first['msg']}") from error
 
     def preview_address(self) -> tuple[str, int]:
-        address, _, port = self.preview_listen.rpartition(":")
-        return address.strip("[]"), int(port)
+        return where_to_listen(self.preview_listen)
 
     def resolve_state_dir(self) -> Path:
         if self.state_dir is not None:

@@ -28,11 +28,12 @@ _STREAMS = 3
 
 
 class Nursery:
-    """The process that has all imported, as the tests see it. It ends when they do."""
+    """The process that has all imported, and these modules `besides`, as the tests see it. It ends when they do."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *besides: str) -> None:
         place = directory / "nursery"
-        self._process = subprocess.Popen([sys.executable, "-m", __name__, str(place)], stdin=subprocess.PIPE)
+        command = [sys.executable, "-m", __name__, str(place), *besides]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE)
         while not place.exists():
             assert self._process.poll() is None, "the nursery did not start"
             time.sleep(0.01)
@@ -99,9 +100,8 @@ def _tell_end(caller: socket.socket, copy: int) -> None:
 if __name__ == "__main__":
     from atoll.surfaces import cli
 
-    for _name in MODULES:
-        importlib.import_module(f"{cli.__name__}.{_name}")
-    importlib.import_module("asyncio")
+    for _name in (*(f"{cli.__name__}.{_name}" for _name in MODULES), "asyncio", *sys.argv[2:]):
+        importlib.import_module(_name)
     gc.collect()
     gc.freeze()
     sys.exit(cli.main(_serve(sys.argv[1])))

@@ -10,7 +10,7 @@ import pytest
 
 from tests.cli.driving import PROGRAM, Atoll
 
-COMMANDS = "run create exec shell ls ps stat rm cp logs doctor version images storage network audit agent".split()
+COMMANDS = "run create exec shell ls ps stat rm cp logs doctor version images storage network audit agent mcp".split()
 IMAGE_COMMANDS = "ls pull rm import".split()
 
 
@@ -55,6 +55,13 @@ def test_help_imports_neither_pydantic_nor_asyncio_nor_rich() -> None:
         (["rm", "a", "--all"], "--all"),
         (["logs", "box", "--since-offset", "x"], "'x' is not an offset"),
         (["logs", "box", "one"], "ID"),
+        (["mcp", "--tools", "agent,coding"], "agent and coding cannot be offered together: both have a tool 'glob'"),
+        (["mcp", "--tools", "agnet"], "did you mean 'agent'?"),
+        (["mcp", "--tools", ","], "no set of tools"),
+        (["mcp", "--http", "here"], "an address and a port"),
+        (["mcp", "--http", "--session", "x"], "--session is for one client"),
+        (["mcp", "--idle", "3s"], "--idle goes with --http"),
+        (["mcp", "--secret", "KEY=-@example.com"], "standard input is the client's"),
     ],
 )
 def test_a_wrong_command_line_is_status_2_and_one_sentence(atoll: Atoll, words: list[str], said: str) -> None:

@@ -1,6 +1,6 @@
 """The command line: `main`, and what becomes of errors, signals and closed outputs.
 
-`grammar` says what may be typed; `streaming`, `sandboxes` and `images` do it; `render` says how it looks;
+`grammar` and `options` say what may be typed; `streaming`, `sandboxes` and `images` do it; `render` says how it looks;
 `terminal` is this process's own ends; `values` reads words. Below stand `runtime` and `contract`, above nothing.
 
 Exit statuses: the command's own for `run`, `exec` and `shell`, and there 124 when its time was up and 125 when Atoll

@@ -78,9 +78,9 @@ def stdin_offered() -> bool:
         return True
 
 
-async def stdin_chunks() -> AsyncIterator[bytes]:
-    """Yield standard input as it comes, until it ends. Waiting for it can be cancelled."""
-    fd = _unblocked(STDIN, os.O_RDONLY)
+async def stdin_chunks(fd: int = STDIN) -> AsyncIterator[bytes]:
+    """Yield standard input, or a copy of it, as it comes, until it ends. Waiting for it can be cancelled."""
+    fd = _unblocked(fd, os.O_RDONLY)
     waits = True
     while True:
         try:

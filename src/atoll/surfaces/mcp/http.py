@@ -1,0 +1,261 @@
+"""MCP over HTTP: an ASGI app with one session for each client that shakes hands.
+
+Knows who is let in, which session a request belongs to, and when one ends: by DELETE, when it was idle for too long, or
+with the app. Refuses to know what is served (`session`) and how bytes become requests.
+
+A session is what the server's `Mcp-Session-Id` names: 128 bits at random, known to one client. Revisions of the
+protocol that have no sessions say nothing that tells one client from another, and clients that speak them are told to
+shake hands instead, as they do with any older server.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import secrets
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from functools import partial
+from typing import Any
+from urllib.parse import urlsplit
+
+import anyio
+import anyio.abc
+import mcp_types as types
+import pydantic_core
+from mcp.server.lowlevel import Server
+from mcp.server.runner import serve_loop
+from mcp.server.streamable_http import MCP_SESSION_ID_HEADER, StreamableHTTPServerTransport
+from mcp.server.transport_security import RequestBodyLimitMiddleware
+from mcp.shared.inbound import MCP_PROTOCOL_VERSION_HEADER
+from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
+from pydantic import SecretStr
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Message, Receive, Scope, Send
+
+from atoll.contract.errors import AtollError, InvalidRequest
+from atoll.runtime.host import Runtime
+from atoll.surfaces.mcp.session import GONE, Offer, opened
+from atoll.surfaces.mcp.stdio import MESSAGE_LIMIT_BYTES
+
+PATH = "/mcp"
+SESSIONS = 64
+IDLE_S = 1800.0
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+_log = logging.getLogger(__name__)
+
+
+def app(
+    runtime: Runtime,
+    offer: Offer | None = None,
+    *,
+    token: SecretStr | None = None,
+    hosts: Sequence[str] | None = LOOPBACK,
+    sessions: int = SESSIONS,
+    idle_s: float = IDLE_S,
+) -> Starlette:
+    """The app, at `/mcp`. Its lifespan ends all sessions; who mounts it runs `app.router.lifespan_context(app)`.
+
+    `hosts` are the names that it is called by: a request for another one, or from a page of another one, is refused.
+    None is any name, and needs a `token`, which requests then have to bear. There are at most so many `sessions`, and
+    one ends that has had no request under way for `idle_s`.
+
+    Raises:
+        InvalidRequest: neither hosts nor a token say who may come in.
+    """
+    if hosts is None and token is None:
+        raise InvalidRequest("an app that answers to any name needs a token; give one, or say which hosts it has")
+    held = HttpSessions(partial(opened, runtime, offer or Offer()), _Door(hosts, token), most=sessions, idle_s=idle_s)
+    made = Starlette(routes=[Route(PATH, endpoint=held)], lifespan=lambda _app: held.running())
+    made.state.sessions = held
+    return made
+
+
+class _Door:
+    """Who may come in. A page in a browser may not, unless it is this server's own: it can make a browser ask for a
+    name that it has had point here, and the name then is not ours."""
+
+    def __init__(self, hosts: Sequence[str] | None, token: SecretStr | None) -> None:
+        self._hosts = None if hosts is None else frozenset(host.lower() for host in hosts)
+        self._token = None if token is None else token.get_secret_value().encode()
+
+    def refusal(self, request: Request) -> Response | None:
+        """What is answered to a request that may not come in."""
+        host = _hostname(f"//{request.headers.get('host', '')}")
+        known = {host} if self._hosts is None else self._hosts
+        if host is None or host not in known:
+            return _error(421, f"this server is called {', '.join(sorted(self._hosts or ())) or 'by a name'}; use that")
+        origin = request.headers.get("origin")
+        if origin is not None and _hostname(origin) not in known:
+            return _error(403, "pages of other sites may not use this server")
+        if self._token is not None:
+            scheme, _, given = request.headers.get("authorization", "").partition(" ")
+            if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode("latin-1"), self._token):
+                why = "this server wants a token: Authorization: Bearer, and what ATOLL_MCP_TOKEN is where it runs"
+                return _error(401, why, headers={"WWW-Authenticate": "Bearer"})
+        return None
+
+
+def _hostname(url: str) -> str | None:
+    with suppress(ValueError):
+        return urlsplit(url).hostname
+    return None
+
+
+class HttpSessions:
+    """The sessions of an app. As an ASGI app it answers requests, while it is `running`."""
+
+    def __init__(
+        self, make: Callable[[], AbstractAsyncContextManager[Server[Any]]], door: _Door, *, most: int, idle_s: float
+    ) -> None:
+        self._make = make
+        self._door = door
+        self._most = most
+        self._idle_s = idle_s
+        self._open: dict[str, StreamableHTTPServerTransport] = {}
+        self._count = 0
+        """Of those that are open or being ended: each may have sandboxes."""
+        self._beginning = anyio.Lock()
+        self._tasks: anyio.abc.TaskGroup | None = None
+        self._limited = RequestBodyLimitMiddleware(self._answer, MESSAGE_LIMIT_BYTES)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """While this lasts, clients are served. All sessions have ended when it has."""
+        async with anyio.create_task_group() as tasks:
+            self._tasks = tasks
+            try:
+                yield
+            finally:
+                self._tasks = None
+                tasks.cancel_scope.cancel()
+
+    def end_all(self) -> None:
+        """Begin to end all sessions, and begin no other."""
+        if self._tasks is not None:
+            self._tasks.cancel_scope.cancel()
+        self._tasks = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        refused = self._door.refusal(Request(scope))
+        await (refused or self._limited)(scope, receive, send)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        version = request.headers.get(MCP_PROTOCOL_VERSION_HEADER)
+        id = request.headers.get(MCP_SESSION_ID_HEADER)
+        if version is not None and version not in HANDSHAKE_PROTOCOL_VERSIONS:
+            await (await _without_sessions(request, version))(scope, receive, send)
+        elif id is None:
+            await self._begin(scope, receive, send)
+        elif id in self._open:
+            await _hand(self._open[id], scope, receive, send)
+        else:
+            await _error(404, "there is no such session; it has ended, or never was. Shake hands anew")(
+                scope, receive, send
+            )
+
+    async def _begin(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """A new session, if this request is what begins one: else there is none when this ends."""
+        transport = StreamableHTTPServerTransport(secrets.token_hex(16), idle_timeout=self._idle_s)
+        async with self._beginning:
+            if self._tasks is None:
+                await _error(503, "this server is ending")(scope, receive, send)
+                return
+            if self._count >= self._most:
+                why = f"there are {self._most} sessions already, and no more can be; end one, or try again later"
+                await _error(503, why)(scope, receive, send)
+                return
+            try:
+                await self._tasks.start(self._serve, transport)
+            except (AtollError, OSError):
+                _log.exception("a session could not be begun")
+                await _error(500, "no session could be begun; the server's operator finds why")(scope, receive, send)
+                return
+        status: int | None = None
+
+        async def watch(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await _hand(transport, scope, receive, watch)
+        finally:
+            if status is None or status >= 400:
+                await self._forget(transport)
+
+    async def _serve(
+        self, transport: StreamableHTTPServerTransport, *, task_status: anyio.abc.TaskStatus[None]
+    ) -> None:
+        id = str(transport.mcp_session_id)
+        self._count += 1
+        began = False
+        try:
+            async with self._make() as server, transport.connect() as (read, write):
+                self._open[id] = transport
+                task_status.started()
+                began = True
+                try:
+                    with transport.idle_scope or anyio.CancelScope():
+                        await serve_loop(server, read, write, lifespan_state={}, session_id=id)
+                finally:
+                    await self._forget(transport)
+        except Exception:
+            if not began:
+                raise
+            _log.exception("a session ended with an error")
+        finally:
+            self._count -= 1
+
+    async def _forget(self, transport: StreamableHTTPServerTransport) -> None:
+        self._open.pop(str(transport.mcp_session_id), None)
+        if not transport.is_terminated:
+            with anyio.CancelScope(shield=True):
+                await transport.terminate()
+
+
+async def _hand(transport: StreamableHTTPServerTransport, scope: Scope, receive: Receive, send: Send) -> None:
+    """Let a session answer. Who is at work on it learns when nobody is there any more to take the answer: there is no
+    way to fetch it later."""
+    gone = anyio.Event()
+    try:
+        await transport.handle_request({**scope, GONE: gone}, receive, send)
+    finally:
+        gone.set()
+
+
+async def _without_sessions(request: Request, version: str) -> Response:
+    id = None
+    with suppress(ValueError):
+        body = pydantic_core.from_json(await request.body())
+        id = body.get("id") if isinstance(body, dict) else None
+    why = f"this server keeps a session for each client, and revision {version!r} of the protocol has none; "
+    why += f"begin with initialize, and one of {', '.join(HANDSHAKE_PROTOCOL_VERSIONS)}"
+    data = {"supported": list(HANDSHAKE_PROTOCOL_VERSIONS), "requested": version}
+    known = id if isinstance(id, str | int) and not isinstance(id, bool) else None
+    return _error(400, why, code=types.UNSUPPORTED_PROTOCOL_VERSION, id=known, data=data)
+
+
+def _error(
+    status: int,
+    message: str,
+    *,
+    code: int = types.INVALID_REQUEST,
+    id: str | int | None = None,
+    data: object = None,
+    headers: dict[str, str] | None = None,
+) -> Response:
+    error = (
+        types.ErrorData(code=code, message=message)
+        if data is None
+        else types.ErrorData(code=code, message=message, data=data)
+    )
+    body = types.JSONRPCError(jsonrpc="2.0", id=id, error=error)
+    return Response(
+        body.model_dump_json(by_alias=True, exclude_unset=True), status, headers=headers, media_type="application/json"
+    )

@@ -1,0 +1,88 @@
+"""The app of `http`, at an address of this machine.
+
+Knows which addresses need a token, and how a server is begun and ended. Refuses to know what it serves.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import anyio
+import uvicorn
+from pydantic import SecretStr
+
+from atoll.contract.errors import InvalidRequest
+from atoll.runtime.host import Runtime
+from atoll.surfaces.mcp.http import IDLE_S, LOOPBACK, PATH, SESSIONS, app
+from atoll.surfaces.mcp.session import Offer
+from atoll.surfaces.mcp.stdio import LAST_ANSWERS_S
+
+CONNECTIONS = 256
+"""Those above are answered with 503."""
+
+
+async def listen(
+    runtime: Runtime,
+    offer: Offer,
+    address: str,
+    port: int,
+    *,
+    token: SecretStr | None = None,
+    sessions: int = SESSIONS,
+    idle_s: float = IDLE_S,
+    on_ready: Callable[[str], None] = lambda _url: None,
+) -> None:
+    """Serve at an address until this is cancelled. `on_ready` is told the URL; all else is as in `app`.
+
+    Raises:
+        InvalidRequest: other machines can reach it, and there is no token.
+        OSError: nobody can listen there.
+    """
+    address = "127.0.0.1" if address == "localhost" else address
+    inside = ipaddress.ip_address(address).is_loopback
+    if not inside and token is None:
+        raise InvalidRequest(
+            f"{address} can be reached from other machines, and who reaches it can run commands; set ATOLL_MCP_TOKEN "
+            "to a secret that clients have to send, or listen at 127.0.0.1"
+        )
+    hosts = (*LOOPBACK, address) if inside else None
+    served = app(runtime, offer, token=token, hosts=hosts, sessions=sessions, idle_s=idle_s)
+    with socket.create_server(
+        (address, port), family=socket.AF_INET6 if ":" in address else socket.AF_INET, backlog=512
+    ) as listening:
+        host = f"[{address}]" if ":" in address else address
+        on_ready(f"http://{host}:{listening.getsockname()[1]}{PATH}")
+        config = uvicorn.Config(
+            served,
+            lifespan="on",
+            log_config=None,
+            ws="none",
+            limit_concurrency=CONNECTIONS,
+            timeout_graceful_shutdown=LAST_ANSWERS_S,
+        )
+        server = _Server(config)
+        async with anyio.create_task_group() as tasks:
+
+            async def serve() -> None:
+                # A cancellation is not for the server, which has sessions to end.
+                with anyio.CancelScope(shield=True):
+                    await server.serve([listening])
+                tasks.cancel_scope.cancel()
+
+            tasks.start_soon(serve)
+            try:
+                await anyio.sleep_forever()
+            finally:
+                served.state.sessions.end_all()  # streams that are open end with them
+                server.should_exit = True
+
+
+class _Server(uvicorn.Server):
+    """Signals are the command line's."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield

@@ -1,0 +1,290 @@
+"""What one client is served: tools and files of the sandboxes of its own session, and of no other.
+
+Knows which vocabularies go together, how calls are followed and cancelled, and how a file becomes a resource. Refuses
+to know how messages come and go (`stdio`, `http`) and what any tool does. Every session has a pool of its own, whose
+name is drawn at random: all that a client says is looked up in that pool, so nothing that it could say names a sandbox
+of somebody else.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import mimetypes
+import operator
+import posixpath
+import re
+import secrets
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote, unquote
+
+import anyio
+import mcp_types as types
+from mcp.server.context import ServerRequestContext
+from mcp.server.lowlevel import Server
+from mcp.server.session import ServerSession
+from mcp.shared.exceptions import MCPError
+from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
+
+import atoll
+from atoll.contract.errors import AtollError, CallerError, FileError, InvalidRequest, PathNotFound, SandboxNotFound
+from atoll.contract.model import FileEntry
+from atoll.runtime.host import Runtime
+from atoll.runtime.pool import Pool
+from atoll.tools import export
+from atoll.tools.agent import pool_tools
+from atoll.tools.coding import pool_coding_tools
+from atoll.tools.sprites import sprite_tools
+from atoll.tools.tool import ToolResult, ToolSet, readable, vocabularies
+from atoll.tools.view import HOME, Session, as_text, media_type
+
+GONE = "atoll.gone"
+"""Where the scope of an HTTP request has the event that nobody waits for its answer any more."""
+RESOURCE_LIMIT_BYTES = 4 * 1024 * 1024
+CALLS = 32
+"""How many calls of one session run at once. More wait."""
+READ_S = 30.0
+LISTED = 200
+"""Files of each sandbox that are listed as resources."""
+PROGRESS_EVERY_S = 1.0
+
+_RESOURCE_NOT_FOUND = -32002
+_LINE = 200
+_SCHEME = "sandbox://"
+_TEXTUAL = re.compile(r"text/.*|application/(json|javascript|xml|toml|yaml|x-sh|sql)|.*\+(json|xml)")
+_MAKERS: Mapping[str, Callable[[Pool], ToolSet]] = {
+    "agent": pool_tools,
+    "sprites": sprite_tools,
+    "coding": pool_coding_tools,
+}
+_Context = ServerRequestContext[Any, Any]
+
+
+# ----------------------------------------------------------------------------------------------------- what is offered
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What every session is given."""
+
+    tools: Sequence[str] = ("agent",)
+    """Which vocabularies."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Of `Pool`: the image, the limits and the network of all sandboxes."""
+
+
+@asynccontextmanager
+async def opened(runtime: Runtime, offer: Offer, name: str | None = None) -> AsyncIterator[Server[Any]]:
+    """A session for one client. Nothing of it is left when the context ends, however it does.
+
+    With a `name`, it is the session of this name: its sandboxes are those of last time, and sleep until next time.
+
+    Raises:
+        InvalidRequest: the name or an option is not allowed, or the vocabularies do not go together.
+    """
+    chosen = vocabularies(offer.tools)
+    id = name or f"mcp-{secrets.token_hex(8)}"
+    async with runtime.pool(id, temporary=name is None, **offer.options) as pool:
+        try:
+            yield Served(pool, chosen, kept=name is not None).server
+        finally:
+            if name is not None:
+                with anyio.CancelScope(shield=True):
+                    await pool.sleep()
+
+
+def _instructions(chosen: Sequence[str], *, kept: bool) -> str:
+    say = [
+        "Linux sandboxes of your own, with files and processes that touch nothing of the machine you are called from.",
+        "They are kept for the next time." if kept else "They are gone when this session ends: copy out what matters.",
+    ]
+    if "agent" in chosen:
+        say.append("Without a name, tools use the sandbox 'default', which is there when it is first used.")
+    if "coding" in chosen:
+        say.append(f"read, write, edit, bash, grep and glob all work in the one sandbox 'default', from {HOME} on.")
+    if "sprites" in chosen:
+        say.append("Make a sprite before you use it; a checkpoint is a way back to how it was.")
+    say.append(f"Files can be read as resources too: {_SCHEME}NAME/absolute/path.")
+    return " ".join(say)
+
+
+# ------------------------------------------------------------------------------------------------------------ a session
+
+
+class Served:
+    """The tools and resources of one session, as handlers of the SDK's `server`."""
+
+    def __init__(self, pool: Pool, chosen: Sequence[str], *, kept: bool) -> None:
+        self._pool = pool
+        self._names = Session(pool)
+        self._tools = functools.reduce(operator.or_, (_MAKERS[each](pool) for each in chosen))
+        self._listed = types.ListToolsResult.model_validate({"tools": export.definitions(self._tools, "mcp")})
+        self._slots = anyio.Semaphore(CALLS)
+        self.server: Server[Any] = Server(
+            "atoll",
+            version=atoll.__version__,
+            title="Atoll",
+            instructions=_instructions(chosen, kept=kept),
+            on_list_tools=self._list_tools,
+            on_call_tool=self._call_tool,
+            on_list_resources=self._list_resources,
+            on_list_resource_templates=self._list_templates,
+            on_read_resource=self._read_resource,
+        )
+
+    async def _list_tools(self, _ctx: _Context, _ask: types.PaginatedRequestParams | None) -> types.ListToolsResult:
+        return self._listed
+
+    # -------------------------------------------------------------------------------------------------------- calls
+
+    async def _call_tool(self, ctx: _Context, ask: types.CallToolRequestParams) -> types.CallToolResult:
+        progress = _Progress(ctx.session) if ctx.meta and "progress_token" in ctx.meta else None
+        gone = ctx.request.scope.get(GONE) if ctx.request is not None else None
+        result: ToolResult | None = None
+        async with anyio.create_task_group() as beside:
+            if gone is not None:
+                beside.start_soon(_cancelling, beside.cancel_scope, gone)
+            if progress is not None:
+                beside.start_soon(progress.tell)
+            async with self._slots:
+                hear = None if progress is None else progress.hear
+                result = await self._tools.handle_tool_call(ask.name, ask.arguments, report=hear)
+            beside.cancel_scope.cancel()
+        if result is None:
+            raise MCPError(types.INTERNAL_ERROR, "nobody waits for the answer any more")
+        return types.CallToolResult.model_validate(export.result(result, "mcp"))
+
+    # ---------------------------------------------------------------------------------------------------- resources
+
+    async def _list_templates(
+        self, _ctx: _Context, _ask: types.PaginatedRequestParams | None
+    ) -> types.ListResourceTemplatesResult:
+        about = types.ResourceTemplate(
+            uri_template=f"{_SCHEME}{{sandbox}}/{{+path}}",
+            name="file",
+            title="A file of a sandbox",
+            description="sandbox is its name, path the absolute path in it without the first slash. "
+            f"{RESOURCE_LIMIT_BYTES >> 20} MiB at most.",
+        )
+        return types.ListResourceTemplatesResult(resource_templates=[about])
+
+    async def _list_resources(
+        self, ctx: _Context, _ask: types.PaginatedRequestParams | None
+    ) -> types.ListResourcesResult:
+        """The files in the homes of the sandboxes that run. None is woken for it, and one that fails has none."""
+        found: list[types.Resource] = []
+        with self._refusing(ctx):
+            running = [each.name for each in await self._pool.list() if each.status == "running"]
+        for name in running:
+            entries: list[FileEntry] = []
+            with suppress(AtollError), anyio.move_on_after(READ_S):
+                entries = await (await self._pool.find(name)).files.glob("*", cwd=HOME, limit=LISTED)
+            found += [
+                types.Resource(
+                    uri=_uri(name, f"{HOME}/{entry.name}"), name=readable(f"{name}:{entry.name}"), size=entry.size
+                )
+                for entry in entries
+                if entry.kind == "file"
+            ]
+        return types.ListResourcesResult(resources=found)
+
+    async def _read_resource(self, ctx: _Context, ask: types.ReadResourceRequestParams) -> types.ReadResourceResult:
+        uri = str(ask.uri)
+        async with self._slots:
+            with self._refusing(ctx):
+                name, path = _parse(uri)
+                with anyio.fail_after(READ_S):
+                    sandbox = await self._pool.find(name)
+                    data = await sandbox.files.read_bytes(path, limit=RESOURCE_LIMIT_BYTES + 1)
+                if len(data) > RESOURCE_LIMIT_BYTES:
+                    raise InvalidRequest(
+                        f"{path}: more than {RESOURCE_LIMIT_BYTES >> 20} MiB, which is too much for a resource; read "
+                        "it in parts with a tool"
+                    )
+        text = as_text(data)
+        if text is not None:
+            guessed = mimetypes.guess_type(path)[0] or ""
+            mime = guessed if _TEXTUAL.fullmatch(guessed) else "text/plain"
+            return types.ReadResourceResult(contents=[types.TextResourceContents(uri=uri, mime_type=mime, text=text)])
+        blob = base64.b64encode(data).decode()
+        mime = media_type(data, path)
+        return types.ReadResourceResult(contents=[types.BlobResourceContents(uri=uri, mime_type=mime, blob=blob)])
+
+    def _refusing(self, ctx: _Context) -> _Refusing:
+        return _Refusing(self._names.explain, old=ctx.protocol_version in HANDSHAKE_PROTOCOL_VERSIONS)
+
+
+class _Refusing:
+    """Turns our errors into the protocol's, with words that are for this session."""
+
+    def __init__(self, explain: Callable[[AtollError], str], *, old: bool) -> None:
+        self._explain = explain
+        self._old = old
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if isinstance(error, TimeoutError) and not isinstance(error, AtollError):
+            raise MCPError(types.INTERNAL_ERROR, f"it did not end within {READ_S:g} s") from error
+        if isinstance(error, AtollError):
+            code = types.INVALID_PARAMS if isinstance(error, CallerError | FileError) else types.INTERNAL_ERROR
+            if self._old and isinstance(error, SandboxNotFound | PathNotFound):
+                code = _RESOURCE_NOT_FOUND
+            raise MCPError(code, readable(self._explain(error)), {"code": error.code}) from error
+
+
+def _uri(sandbox: str, path: str) -> str:
+    return f"{_SCHEME}{sandbox}{quote(path.encode('utf-8', 'surrogateescape'))}"
+
+
+def _parse(uri: str) -> tuple[str, str]:
+    """The sandbox and the path that a resource names. What the path leads to, is the sandbox's own affair.
+
+    Raises:
+        InvalidRequest: it is no resource of ours.
+    """
+    name, slash, path = uri.removeprefix(_SCHEME).partition("/")
+    path = unquote(path, errors="surrogateescape")
+    if not uri.startswith(_SCHEME) or not name or not slash or not path or "\0" in path:
+        raise InvalidRequest(
+            f"{uri[:_LINE]!r} is no file of a sandbox; write {_SCHEME}NAME/absolute/path, such as "
+            f"{_SCHEME}default{HOME}/notes.txt"
+        )
+    return name, posixpath.join("/", path)
+
+
+# ------------------------------------------------------------------------------------------------------ following calls
+
+
+async def _cancelling(scope: anyio.CancelScope, event: anyio.Event) -> None:
+    await event.wait()
+    scope.cancel()
+
+
+class _Progress:
+    """Tells a client who asked for it how long its call takes, and what its command printed last."""
+
+    def __init__(self, client: ServerSession) -> None:
+        self._client = client
+        self._began = anyio.current_time()
+        self._end = b""
+
+    def hear(self, data: bytes) -> None:
+        self._end = (self._end + data[-4 * _LINE :])[-4 * _LINE :]
+
+    async def tell(self) -> None:
+        while True:
+            await anyio.sleep(PROGRESS_EVERY_S)
+            elapsed = round(anyio.current_time() - self._began, 1)
+            await self._client.report_progress(elapsed, message=f"{elapsed:.0f} s{self._last_line()}")
+
+    def _last_line(self) -> str:
+        lines = self._end.decode("utf-8", "replace").splitlines()
+        # A terminal is not to be moved about by what a program prints.
+        shown = ["".join(filter(str.isprintable, line)).strip() for line in lines]
+        last = next((line for line in reversed(shown) if line), "")
+        return f": {last[-_LINE:]}" if last else ""

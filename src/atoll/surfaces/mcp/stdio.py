@@ -1,0 +1,101 @@
+"""MCP over two streams of bytes, a message a line.
+
+Knows how lines become messages, and what is said of those that are none. Refuses to know whose streams they are: the
+command line hands over its own. The SDK's reader of standard input is a thread that nobody can end; this is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import anyio
+import mcp_types as types
+import pydantic_core
+from mcp.server.lowlevel import Server
+from mcp.shared.message import SessionMessage
+from pydantic import ValidationError
+
+MESSAGE_LIMIT_BYTES = 16 * 1024 * 1024
+"""Of one message, however it comes."""
+LAST_ANSWERS_S = 2
+"""How long answers may take to be read when nothing is asked any more."""
+
+
+async def serve(server: Server[Any], received: AsyncIterator[bytes], send: Callable[[bytes], Awaitable[None]]) -> None:
+    """Serve one client until there is nothing more to be received. Calls that still run then are cancelled.
+
+    Raises:
+        whatever `received` and `send` raise: the session is over then.
+    """
+    to_server, inward = anyio.create_memory_object_stream[SessionMessage | Exception]()
+    outward, from_server = anyio.create_memory_object_stream[SessionMessage]()
+    complaints = outward.clone()
+
+    async def take() -> None:
+        async with to_server, complaints:
+            async for line in _lines(received):
+                message = _read(line)
+                if isinstance(message, types.JSONRPCError):
+                    await complaints.send(SessionMessage(message))
+                elif message is not None:
+                    await to_server.send(SessionMessage(message))
+
+    given = anyio.Event()
+
+    async def give() -> None:
+        async with from_server:
+            async for each in from_server:
+                await send(each.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n")
+        given.set()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(give)
+        tasks.start_soon(take)
+        await server.run(inward, outward, server.create_initialization_options())
+        with anyio.move_on_after(LAST_ANSWERS_S):  # a client that reads nothing any more would hold its sandboxes
+            await given.wait()
+        tasks.cancel_scope.cancel()
+
+
+async def _lines(received: AsyncIterator[bytes]) -> AsyncIterator[bytes | None]:
+    """Lines, and None for each that is longer than a message may be."""
+    kept, skipping = bytearray(), False
+    async for data in received:
+        *ended, rest = data.split(b"\n")
+        for piece in ended:
+            kept += piece
+            if not skipping:
+                yield bytes(kept) if len(kept) <= MESSAGE_LIMIT_BYTES else None
+            kept.clear()
+            skipping = False
+        if not skipping:
+            kept += rest
+            if len(kept) > MESSAGE_LIMIT_BYTES:
+                yield None
+                kept.clear()
+                skipping = True
+    if kept and not skipping:
+        yield bytes(kept)
+
+
+def _read(line: bytes | None) -> types.JSONRPCMessage | None:
+    """The message in a line, None of an empty one, or what is answered to one that is no message."""
+    if line is None:
+        return _complaint(None, types.INVALID_REQUEST, f"a message may have {MESSAGE_LIMIT_BYTES >> 20} MiB")
+    if not line.strip():
+        return None
+    try:
+        return types.jsonrpc_message_adapter.validate_json(line, by_name=False)
+    except ValidationError:
+        try:
+            parsed = pydantic_core.from_json(line)
+        except ValueError as error:
+            return _complaint(None, types.PARSE_ERROR, f"a message is JSON on one line, and this is none: {error}")
+        id = parsed.get("id") if isinstance(parsed, dict) else None
+        known = id if isinstance(id, str | int) and not isinstance(id, bool) else None
+        return _complaint(known, types.INVALID_REQUEST, "this is JSON, but no request, answer or notification")
+
+
+def _complaint(id: str | int | None, code: int, message: str) -> types.JSONRPCError:
+    return types.JSONRPCError(jsonrpc="2.0", id=id, error=types.ErrorData(code=code, message=message))

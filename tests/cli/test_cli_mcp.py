@@ -1,0 +1,30 @@
+"""`atoll mcp`, as far as it is the command line's. What it serves is in tests/mcp."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from tests.cli.driving import Atoll
+
+WITHOUT = "import sys; sys.modules['mcp'] = None; from atoll.surfaces.cli import main; sys.exit(main(['mcp']))"
+
+
+def test_without_the_extra_it_says_how_to_get_it(atoll: Atoll) -> None:
+    done = subprocess.run([sys.executable, "-c", WITHOUT], env=atoll.env, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("error: MCP needs mcp, which is not installed here")
+    assert "pip install 'atoll[mcp]'" in done.stderr
+
+
+def test_what_others_could_reach_needs_a_token(atoll: Atoll) -> None:
+    done = atoll("mcp", "--http", "0.0.0.0:0", status=1)
+    assert b"0.0.0.0 can be reached from other machines" in done.stderr
+    assert b"ATOLL_MCP_TOKEN" in done.stderr
+
+
+def test_on_a_terminal_it_says_whom_it_waits_for(atoll: Atoll) -> None:
+    terminal = atoll.terminal("mcp")
+    terminal.read_until(b"waits for its messages")
+    terminal.type(b"\x04")
+    assert terminal.wait() == 0

@@ -1,0 +1,46 @@
+"""A runtime in this process, for servers over HTTP. Those on standard streams are programs of their own.
+
+Every test is checked for what it leaves: a session that has ended leaves nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.cli.nursery import Nursery
+
+if TYPE_CHECKING:
+    from atoll import Runtime
+    from tests.conftest import LeakCheck
+    from tests.mcp.serving import Program
+
+
+@pytest.fixture(autouse=True)
+async def nothing_left(leak_check: LeakCheck) -> None:
+    """Set up before, and looked at after, all else that a test asks for."""
+
+
+@pytest.fixture
+async def host(nothing_left: None, state_dir: Path) -> AsyncIterator[Runtime]:
+    import atoll
+
+    async with atoll.open(state_dir) as runtime:
+        yield runtime
+
+
+@pytest.fixture(scope="session")
+def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
+    nursery = Nursery(tmp_path_factory.mktemp("nursery"), "atoll.surfaces.cli.mcp", "atoll.surfaces.mcp.stdio")
+    yield nursery
+    nursery.close()
+
+
+@pytest.fixture
+def program(nursery: Nursery, nothing_left: None, state_dir: Path) -> Program:
+    from tests.mcp.serving import Program
+
+    return Program([*nursery.program, "mcp"], state_dir)

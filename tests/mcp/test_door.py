@@ -1,0 +1,77 @@
+"""Who may come in over HTTP."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import SecretStr
+
+import atoll
+from atoll import InvalidRequest, Runtime
+from atoll.surfaces.mcp import Offer, app
+from atoll.surfaces.mcp.listening import listen
+from tests.mcp.serving import HANDSHAKE, by_hand, listening
+
+TOKEN = "a-token-of-some-length"
+
+
+REQUESTS = (
+    ("Host", "evil.example", 421),
+    ("Host", "127.0.0.1.evil.example:80", 421),
+    ("Host", "[bad", 421),
+    ("Origin", "http://evil.example", 403),
+    ("Origin", "http://127.0.0.1.evil.example", 403),
+    ("Origin", "null", 403),
+    ("Origin", "http://localhost:3000", 200),
+    ("Mcp-Protocol-Version", "2026-07-28", 400),
+    ("Mcp-Protocol-Version", "nonsense", 400),
+    ("Content-Type", "text/plain", 400),
+)
+
+
+async def test_pages_that_have_a_name_point_here_are_not_let_in(host: Runtime) -> None:
+    async with listening(host) as url, by_hand(url) as http:
+        body = {"jsonrpc": "2.0", "id": 3, "method": "initialize", "params": HANDSHAKE}
+        for header, value, status in REQUESTS:
+            answer = await http.client.post(url, json=body, headers={**http.headers, header: value})
+            assert answer.status_code == status, (header, value, answer.text)
+            if header == "Mcp-Protocol-Version":
+                told = answer.json()
+                assert (told["id"], told["error"]["code"]) == (3, -32022)
+                assert "2025-11-25" in told["error"]["data"]["supported"]
+
+
+async def test_without_the_token_nobody_is_let_in(host: Runtime) -> None:
+    async with listening(host, token=SecretStr(TOKEN)) as url, by_hand(url) as http:
+        for wrong in (None, "Bearer", "Bearer wrong", f"Basic {TOKEN}", f"Bearer {TOKEN}x", "Bearer caf\xe9"):
+            http.client.headers = {} if wrong is None else {b"Authorization": wrong.encode("latin-1")}
+            for method in ("POST", "GET", "DELETE"):
+                answer = await http.client.request(method, url)
+                assert answer.status_code == 401
+                assert answer.headers["WWW-Authenticate"] == "Bearer"
+        http.client.headers = {"Authorization": f"Bearer {TOKEN}"}
+        await http.begin()
+        assert (await http.shell("echo in"))["stdout"] == "in\n"
+        http.client.headers = {}
+        assert (await http.post("tools/list")).status_code == 401  # the session's id is no way in
+
+
+async def test_what_is_too_large_is_refused_before_it_is_read(host: Runtime) -> None:
+    async with listening(host) as url, by_hand(url) as http:
+        answer = await http.client.post(url, content=b"x" * (16 * 1024 * 1024 + 1), headers=http.headers)
+        assert answer.status_code == 413
+        assert (await http.client.get(url.replace("/mcp", "/other"))).status_code == 404
+
+
+async def test_nobody_listens_beyond_this_machine_without_a_token(host: Runtime) -> None:
+    with pytest.raises(InvalidRequest, match="ATOLL_MCP_TOKEN"):
+        await listen(host, Offer(), "0.0.0.0", 0)
+    with pytest.raises(InvalidRequest, match="needs a token"):
+        app(host, hosts=None)
+    app(host, hosts=None, token=SecretStr(TOKEN))
+
+
+def test_a_token_that_is_too_short_is_refused_and_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATOLL_MCP_TOKEN", "hunter2")
+    with pytest.raises(InvalidRequest, match="fewer than 16 characters") as caught:
+        atoll.Settings.from_environment()
+    assert "hunter2" not in str(caught.value)
