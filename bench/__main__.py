@@ -22,6 +22,7 @@ from bench import (
     egress,
     files,
     forks,
+    mcp,
     memory,
     output,
     previews,
@@ -55,6 +56,7 @@ SUBJECTS: dict[str, Callable[[Lab], Awaitable[Section]]] = {
     "fork": forks.measure,
     "thousand": thousand.measure,
     "tools": tools.measure,
+    "mcp": mcp.measure,
     "startup": startup.measure,
 }
 
