@@ -1,6 +1,8 @@
 """`python -m atoll` is the `atoll` command."""
 
+import sys
+
 from atoll.surfaces.cli import main
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -27,6 +27,11 @@ def test_every_command_has_help_within_100_columns(atoll: Atoll, command: list[s
     assert max(map(len, text.splitlines())) <= 100
 
 
+def test_as_a_module_it_ends_with_the_same_status() -> None:
+    done = subprocess.run([sys.executable, "-m", "atoll", "nonsense"], capture_output=True, check=False)
+    assert done.returncode == 2
+
+
 def test_help_imports_neither_pydantic_nor_asyncio_nor_rich() -> None:
     done = subprocess.run([sys.executable, "-X", "importtime", *PROGRAM[1:], "--help"], capture_output=True, check=True)
     imported = {line.rpartition(b"|")[2].strip().partition(b".")[0].decode() for line in done.stderr.splitlines()}

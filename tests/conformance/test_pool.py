@@ -103,7 +103,6 @@ async def test_names_and_times_that_cannot_be_are_refused(runtime: Runtime) -> N
                 pass
 
 
-@pytest.mark.core
 async def test_a_temporary_session_leaves_nothing_and_is_one_clients_alone(runtime: Runtime) -> None:
     async with runtime.pool("lent", temporary=True) as pool, runtime.pool("lent-2") as other:
         await (await pool.get()).checkpoint("mark")

@@ -64,18 +64,21 @@ async def listen(
             timeout_graceful_shutdown=LAST_ANSWERS_S,
         )
         server = _Server(config)
+        told_to_end = False
+
+        async def serve() -> None:
+            # A cancellation is not for the server, which has sessions to end.
+            with anyio.CancelScope(shield=True):
+                await server.serve([listening])
+            if not told_to_end:
+                raise RuntimeError("the server has ended, and nobody told it to")
+
         async with anyio.create_task_group() as tasks:
-
-            async def serve() -> None:
-                # A cancellation is not for the server, which has sessions to end.
-                with anyio.CancelScope(shield=True):
-                    await server.serve([listening])
-                tasks.cancel_scope.cancel()
-
             tasks.start_soon(serve)
             try:
                 await anyio.sleep_forever()
             finally:
+                told_to_end = True
                 served.state.sessions.end_all()  # streams that are open end with them
                 server.should_exit = True
 
