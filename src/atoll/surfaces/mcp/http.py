@@ -39,7 +39,7 @@ from starlette.types import Message, Receive, Scope, Send
 from atoll.contract.errors import AtollError, InvalidRequest
 from atoll.runtime.host import Runtime
 from atoll.surfaces.mcp.session import GONE, Offer, opened
-from atoll.surfaces.mcp.stdio import MESSAGE_LIMIT_BYTES
+from atoll.surfaces.mcp.stdio import MESSAGE_LIMIT_BYTES, request_id
 
 PATH = "/mcp"
 SESSIONS = 64
@@ -232,13 +232,11 @@ async def _hand(transport: StreamableHTTPServerTransport, scope: Scope, receive:
 async def _without_sessions(request: Request, version: str) -> Response:
     id = None
     with suppress(ValueError):
-        body = pydantic_core.from_json(await request.body())
-        id = body.get("id") if isinstance(body, dict) else None
+        id = request_id(pydantic_core.from_json(await request.body()))
     why = f"this server keeps a session for each client, and revision {version!r} of the protocol has none; "
     why += f"begin with initialize, and one of {', '.join(HANDSHAKE_PROTOCOL_VERSIONS)}"
     data = {"supported": list(HANDSHAKE_PROTOCOL_VERSIONS), "requested": version}
-    known = id if isinstance(id, str | int) and not isinstance(id, bool) else None
-    return _error(400, why, code=types.UNSUPPORTED_PROTOCOL_VERSION, id=known, data=data)
+    return _error(400, why, code=types.UNSUPPORTED_PROTOCOL_VERSION, id=id, data=data)
 
 
 def _error(
@@ -247,14 +245,10 @@ def _error(
     *,
     code: int = types.INVALID_REQUEST,
     id: str | int | None = None,
-    data: object = None,
+    data: dict[str, Any] | None = None,
     headers: dict[str, str] | None = None,
 ) -> Response:
-    error = (
-        types.ErrorData(code=code, message=message)
-        if data is None
-        else types.ErrorData(code=code, message=message, data=data)
-    )
+    error = types.ErrorData(code=code, message=message, **({} if data is None else {"data": data}))
     body = types.JSONRPCError(jsonrpc="2.0", id=id, error=error)
     return Response(
         body.model_dump_json(by_alias=True, exclude_unset=True), status, headers=headers, media_type="application/json"

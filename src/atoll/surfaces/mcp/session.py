@@ -1,6 +1,6 @@
 """What one client is served: tools and files of the sandboxes of its own session, and of no other.
 
-Knows which vocabularies go together, how calls are followed and cancelled, and how a file becomes a resource. Refuses
+Knows what makes each vocabulary, how calls are followed and cancelled, and how a file becomes a resource. Refuses
 to know how messages come and go (`stdio`, `http`) and what any tool does. Every session has a pool of its own, whose
 name is drawn at random: all that a client says is looked up in that pool, so nothing that it could say names a sandbox
 of somebody else.
@@ -15,8 +15,8 @@ import operator
 import posixpath
 import re
 import secrets
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote, unquote
@@ -52,6 +52,7 @@ LISTED = 200
 PROGRESS_EVERY_S = 1.0
 
 _RESOURCE_NOT_FOUND = -32002
+"""Of the protocol's revisions with a handshake; later it is a parameter that is wrong."""
 _LINE = 200
 _SCHEME = "sandbox://"
 _TEXTUAL = re.compile(r"text/.*|application/(json|javascript|xml|toml|yaml|x-sh|sql)|.*\+(json|xml)")
@@ -213,28 +214,19 @@ class Served:
         mime = media_type(data, path)
         return types.ReadResourceResult(contents=[types.BlobResourceContents(uri=uri, mime_type=mime, blob=blob)])
 
-    def _refusing(self, ctx: _Context) -> _Refusing:
-        return _Refusing(self._names.explain, old=ctx.protocol_version in HANDSHAKE_PROTOCOL_VERSIONS)
-
-
-class _Refusing:
-    """Turns our errors into the protocol's, with words that are for this session."""
-
-    def __init__(self, explain: Callable[[AtollError], str], *, old: bool) -> None:
-        self._explain = explain
-        self._old = old
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        if isinstance(error, TimeoutError) and not isinstance(error, AtollError):
-            raise MCPError(types.INTERNAL_ERROR, f"it did not end within {READ_S:g} s") from error
-        if isinstance(error, AtollError):
+    @contextmanager
+    def _refusing(self, ctx: _Context) -> Iterator[None]:
+        """Turn our errors into the protocol's, with words that are for this session."""
+        try:
+            yield
+        except AtollError as error:
             code = types.INVALID_PARAMS if isinstance(error, CallerError | FileError) else types.INTERNAL_ERROR
-            if self._old and isinstance(error, SandboxNotFound | PathNotFound):
+            handshake = ctx.protocol_version in HANDSHAKE_PROTOCOL_VERSIONS
+            if handshake and isinstance(error, SandboxNotFound | PathNotFound):
                 code = _RESOURCE_NOT_FOUND
-            raise MCPError(code, readable(self._explain(error)), {"code": error.code}) from error
+            raise MCPError(code, readable(self._names.explain(error)), {"code": error.code}) from error
+        except TimeoutError as error:
+            raise MCPError(types.INTERNAL_ERROR, f"it did not end within {READ_S:g} s") from error
 
 
 def _uri(sandbox: str, path: str) -> str:

@@ -92,9 +92,14 @@ def _read(line: bytes | None) -> types.JSONRPCMessage | None:
             parsed = pydantic_core.from_json(line)
         except ValueError as error:
             return _complaint(None, types.PARSE_ERROR, f"a message is JSON on one line, and this is none: {error}")
-        id = parsed.get("id") if isinstance(parsed, dict) else None
-        known = id if isinstance(id, str | int) and not isinstance(id, bool) else None
-        return _complaint(known, types.INVALID_REQUEST, "this is JSON, but no request, answer or notification")
+        why = "this is JSON, but no request, answer or notification"
+        return _complaint(request_id(parsed), types.INVALID_REQUEST, why)
+
+
+def request_id(message: object) -> str | int | None:
+    """What an answer to this message is to say it answers. None: nothing in it can be that."""
+    id = message.get("id") if isinstance(message, dict) else None
+    return id if isinstance(id, str | int) and not isinstance(id, bool) else None
 
 
 def _complaint(id: str | int | None, code: int, message: str) -> types.JSONRPCError:
