@@ -23,8 +23,7 @@ async def test_the_configurations_lead_to_tools(host: Runtime, program: Program)
         json.loads(text)["mcpServers"]["atoll"] for text in re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)
     )
     assert (local["command"], local["args"][0]) == ("atoll", "mcp")
-    arguments = [word for word in local["args"][1:] if word not in {"--allow", "registries"}]  # there may be none here
-    async with Client(program(*arguments)) as client:
+    async with Client(program(*local["args"][1:])) as client:
         assert {tool.name for tool in (await client.list_tools()).tools} == names("coding")
     async with listening(host) as url, Client(url) as client:
         assert re.sub(r":\d+/", ":8000/", url) == remote["url"]
