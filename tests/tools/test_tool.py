@@ -15,7 +15,8 @@ from pydantic import Field
 from atoll import InvalidRequest, PathNotFound
 from atoll.contract.errors import AtollError
 from atoll.tools import export
-from atoll.tools.tool import Hints, ImagePart, Input, Result, TextPart, Tool, ToolResult, ToolSet, Turns, vocabularies
+from atoll.tools.tool import Hints, ImagePart, Input, Result, TextPart, Tool, ToolResult, ToolSet, Turns
+from atoll.tools.vocabularies import choose
 
 
 class Ask(Input):
@@ -304,11 +305,11 @@ def test_results_are_written_for_each_protocol() -> None:
 
 
 def test_vocabularies_are_chosen_if_there_are_such_and_no_name_is_theirs_both() -> None:
-    assert vocabularies(["sprites", "coding", "sprites"]) == ("sprites", "coding")
-    assert vocabularies(["agent"]) == ("agent",)
+    assert choose(["sprites", "coding", "sprites"]) == ("sprites", "coding")
+    assert choose(["agent"]) == ("agent",)
     with pytest.raises(InvalidRequest, match=r"'codign' is no set of tools; .* did you mean 'coding'\?"):
-        vocabularies(["agent", "codign"])
+        choose(["agent", "codign"])
     with pytest.raises(InvalidRequest, match="no set of tools is chosen"):
-        vocabularies([])
+        choose([])
     with pytest.raises(InvalidRequest, match="coding and agent cannot be offered together: both have a tool 'glob'"):
-        vocabularies(["coding", "sprites", "agent"])
+        choose(["coding", "sprites", "agent"])

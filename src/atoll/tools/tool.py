@@ -12,7 +12,6 @@ offered at all.
 from __future__ import annotations
 
 import difflib
-import itertools
 import logging
 import re
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Mapping
@@ -46,28 +45,6 @@ _SHOWN = 120
 _TOLD = 4000
 """How long an error is told at most: what is wrong may be long too."""
 _log = logging.getLogger(__name__)
-
-
-def vocabularies(words: Iterable[str]) -> tuple[str, ...]:
-    """Vocabularies that are to be offered together, each once.
-
-    Raises:
-        InvalidRequest: one is not known, there is none, or two have a tool of the same name.
-    """
-    chosen = tuple(dict.fromkeys(words))
-    known = ", ".join(VOCABULARIES)
-    for word in chosen:
-        if word not in VOCABULARIES:
-            raise InvalidRequest(f"{word!r} is no set of tools; there are {known}{nearest(word, VOCABULARIES)}")
-    if not chosen:
-        raise InvalidRequest(f"no set of tools is chosen; there are {known}")
-    for one, other in itertools.combinations(chosen, 2):
-        if both := sorted(VOCABULARIES[one] & VOCABULARIES[other]):
-            raise InvalidRequest(
-                f"{one} and {other} cannot be offered together: both have a tool {both[0]!r}, and a model could not "
-                "tell which is which; choose one of them. sprites goes with either"
-            )
-    return chosen
 
 
 # --------------------------------------------------------------------------------------------------------- results

@@ -6,13 +6,10 @@ looks (`transcript`), how a model is driven (`agents`) and what its tools do.
 
 from __future__ import annotations
 
-import functools
-import operator
 import os
 import secrets
 import sys
 import time
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,10 +27,9 @@ from atoll.runtime.pool import Pool
 from atoll.settings import Settings
 from atoll.surfaces.cli import FAILED, render, terminal, transcript
 from atoll.surfaces.cli.sandboxes import Making, options
-from atoll.tools.agent import pool_tools
-from atoll.tools.coding import TaskEvent, Tasks, pool_coding_tools
-from atoll.tools.sprites import sprite_tools
-from atoll.tools.tool import Tool, ToolSet, vocabularies
+from atoll.tools.coding import TaskEvent, Tasks
+from atoll.tools.tool import Tool
+from atoll.tools.vocabularies import choose, session_tools
 
 PROMPT_LIMIT_BYTES = 4 * 1024 * 1024
 """Of what is read from standard input: more than any model reads."""
@@ -88,7 +84,7 @@ def plan(asked: Asked, *, stdin_is_taken: bool = False) -> Plan:
             "--ask needs somebody who answers: standard input and standard error have to be a terminal; give the "
             "prompt as an argument"
         )
-    chosen = vocabularies(filter(None, map(str.strip, asked.tools.split(","))))
+    chosen = choose(filter(None, map(str.strip, asked.tools.split(","))))
     instructions = _instructions(asked.instructions)
     history = _history(asked.history)
     model = models.resolve(Settings.from_environment().model if asked.model is None else asked.model)
@@ -155,7 +151,7 @@ def _history(file: Path | None) -> History:
 
 
 async def converse(state_dir: Path | None, making: Making, plan: Plan) -> int:
-    """Hold the conversation. A session without a name ends with it, however that ends."""
+    """Hold the conversation. A session without a name ends with it, however that ends; one with a name sleeps."""
     given = options(making)
     async with open_runtime(state_dir) as runtime:
         with render.Bars() as bars:  # An image that cannot be had is not for the model to find out.
@@ -163,10 +159,15 @@ async def converse(state_dir: Path | None, making: Making, plan: Plan) -> int:
         name = plan.session or f"agent-{secrets.token_hex(6)}"
         async with runtime.pool(name, temporary=plan.session is None, **given) as pool:
             conversation = _Conversation(plan, pool)
-            async with transcript.opened(conversation.shown):
-                if plan.prompt is None:
-                    return await conversation.turns()
-                return await conversation.once(plan.prompt)
+            try:
+                async with transcript.opened(conversation.shown):
+                    if plan.prompt is None:
+                        return await conversation.turns()
+                    return await conversation.once(plan.prompt)
+            finally:
+                if plan.session is not None:
+                    with anyio.CancelScope(shield=True):
+                        await pool.sleep()
 
 
 class _Conversation:
@@ -177,7 +178,7 @@ class _Conversation:
         self._always: set[str] = set()
         self._served = False
         children = Children(plan.model, steps=plan.steps, budget=plan.budget, approve=approve)
-        tools = _toolset(pool, plan.tools, Tasks(children, self._take_child))
+        tools = session_tools(pool, plan.tools, tasks=Tasks(children, self._take_child))
         self.shown: transcript.Shown = (
             transcript.Lines() if plan.as_json else transcript.Screen(tools, plan.model.model_name)
         )
@@ -297,12 +298,3 @@ def _question(tool: Tool, arguments: dict[str, Any]) -> str:
         else:
             lines += [f"  {render.printable(name)}:", *(f"    {line}" for line in shown)]
     return "\n".join(lines) + f"\nMay it? [y]es, [N]o, [a]lways for {tool.name}: "
-
-
-def _toolset(pool: Pool, chosen: tuple[str, ...], tasks: Tasks) -> ToolSet:
-    makers: Mapping[str, Callable[[Pool], ToolSet]] = {
-        "agent": pool_tools,
-        "coding": functools.partial(pool_coding_tools, tasks=tasks),
-        "sprites": sprite_tools,
-    }
-    return functools.reduce(operator.or_, (makers[each](pool) for each in chosen))

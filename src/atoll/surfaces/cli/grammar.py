@@ -769,11 +769,11 @@ def mcp(  # noqa: PLR0913, PLR0917 - options are parameters to typer
     from atoll.settings import where_to_listen
     from atoll.surfaces.cli import mcp as does
     from atoll.surfaces.cli import network, sandboxes
-    from atoll.tools.tool import vocabularies
+    from atoll.tools.vocabularies import choose
 
     policy = network.policy(allow or [])
     making = sandboxes.Making(image, runtime, memory, cpus, pids, open_files, disk, variables, None, policy, *hidden)
-    words = vocabularies(filter(None, map(str.strip, tools.split(","))))
+    words = choose(filter(None, map(str.strip, tools.split(","))))
     try:
         serving = does.Serving(words, session, where_to_listen(http) if http else None, idle)
     except ValueError as error:

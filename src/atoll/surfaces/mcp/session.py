@@ -1,6 +1,6 @@
 """What one client is served: tools and files of the sandboxes of its own session, and of no other.
 
-Knows what makes each vocabulary, how calls are followed and cancelled, and how a file becomes a resource. Refuses
+Knows how calls are followed and cancelled, and how a file becomes a resource. Refuses
 to know how messages come and go (`stdio`, `http`) and what any tool does. Every session has a pool of its own, whose
 name is drawn at random: all that a client says is looked up in that pool, so nothing that it could say names a sandbox
 of somebody else.
@@ -9,13 +9,11 @@ of somebody else.
 from __future__ import annotations
 
 import base64
-import functools
 import mimetypes
-import operator
 import posixpath
 import re
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,11 +33,9 @@ from atoll.contract.model import FileEntry
 from atoll.runtime.host import Runtime
 from atoll.runtime.pool import Pool
 from atoll.tools import export
-from atoll.tools.agent import pool_tools
-from atoll.tools.coding import pool_coding_tools
-from atoll.tools.sprites import sprite_tools
-from atoll.tools.tool import ToolResult, ToolSet, readable, vocabularies
+from atoll.tools.tool import ToolResult, readable
 from atoll.tools.view import HOME, Session, as_text, media_type
+from atoll.tools.vocabularies import choose, session_tools
 
 GONE = "atoll.gone"
 """Where the scope of an HTTP request has the event that nobody waits for its answer any more."""
@@ -56,11 +52,6 @@ _RESOURCE_NOT_FOUND = -32002
 _LINE = 200
 _SCHEME = "sandbox://"
 _TEXTUAL = re.compile(r"text/.*|application/(json|javascript|xml|toml|yaml|x-sh|sql)|.*\+(json|xml)")
-_MAKERS: Mapping[str, Callable[[Pool], ToolSet]] = {
-    "agent": pool_tools,
-    "sprites": sprite_tools,
-    "coding": pool_coding_tools,
-}
 _Context = ServerRequestContext[Any, Any]
 
 
@@ -86,7 +77,7 @@ async def opened(runtime: Runtime, offer: Offer, name: str | None = None) -> Asy
     Raises:
         InvalidRequest: the name or an option is not allowed, or the vocabularies do not go together.
     """
-    chosen = vocabularies(offer.tools)
+    chosen = choose(offer.tools)
     id = name or f"mcp-{secrets.token_hex(8)}"
     async with runtime.pool(id, temporary=name is None, **offer.options) as pool:
         try:
@@ -121,7 +112,7 @@ class Served:
     def __init__(self, pool: Pool, chosen: Sequence[str], *, kept: bool) -> None:
         self._pool = pool
         self._names = Session(pool)
-        self._tools = functools.reduce(operator.or_, (_MAKERS[each](pool) for each in chosen))
+        self._tools = session_tools(pool, chosen)
         self._listed = types.ListToolsResult.model_validate({"tools": export.definitions(self._tools, "mcp")})
         self._slots = anyio.Semaphore(CALLS)
         self.server: Server[Any] = Server(
