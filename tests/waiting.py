@@ -37,3 +37,18 @@ async def eventually(condition: Callable[[], Any], what: str, *, bound_s: float 
             raise AssertionError(f"not within {bound_s:g} s: {what}; the last answer was {value!r}")
         await anyio.sleep(pause_s)
         pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+
+
+def wait_until(condition: Callable[[], bool], what: str, bound_s: float = BOUND_S) -> None:
+    """`eventually`, for who is not asynchronous.
+
+    Raises:
+        AssertionError: it was never true within `bound_s`.
+    """
+    deadline = time.monotonic() + bound_s
+    pause_s = _FIRST_PAUSE_S
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {bound_s:g} s: {what}")
+        time.sleep(pause_s)
+        pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)

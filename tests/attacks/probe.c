@@ -356,14 +356,24 @@ static void leave_by_chroot(void)
 
 static void descriptors(void)
 {
-    for (int fd = 0; fd < 65536; fd++)
-        if (fcntl(fd, F_GETFD) >= 0) {
+    /* Many with one call: with gVisor each call costs. */
+    enum { MOST = 65536, AT_ONCE = 256 };
+    for (int first = 0; first < MOST; first += AT_ONCE) {
+        struct pollfd asked[AT_ONCE];
+        for (int i = 0; i < AT_ONCE; i++)
+            asked[i] = (struct pollfd){.fd = first + i};
+        if (poll(asked, AT_ONCE, 0) < 0)
+            exit(1);
+        for (int i = 0; i < AT_ONCE; i++) {
+            if (asked[i].revents & POLLNVAL)
+                continue;
             char path[64], target[256] = "?";
-            snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+            snprintf(path, sizeof path, "/proc/self/fd/%d", asked[i].fd);
             ssize_t n = readlink(path, target, sizeof target - 1);
             target[n > 0 ? n : 1] = 0;
-            printf("%d %s\n", fd, target);
+            printf("%d %s\n", asked[i].fd, target);
         }
+    }
 }
 
 static void foreign_abi(const char *which)

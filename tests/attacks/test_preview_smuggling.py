@@ -139,6 +139,7 @@ async def test_heads_that_are_too_large_or_too_slow_are_refused(
     many = await say(inside.preview, inside.request("GET / HTTP/1.1", *["X: x"] * 12_000))
     assert (large[9:12], many[9:12]) == (b"431", b"431")
     monkeypatch.setattr(proxy, "HEAD_S", 0.1)
+    monkeypatch.setattr(proxy, "FIRST_S", 0.1)
     monkeypatch.setattr(proxy, "IDLE_S", 0.1)
     monkeypatch.setattr(proxy, "STALL_S", 0.1)
     assert (await say(inside.preview, inside.request()[:-2]))[9:12] == b"408"

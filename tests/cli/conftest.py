@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.driving import Atoll, wait_until
+from tests.cli.driving import Atoll
 from tests.cli.nursery import Nursery
+from tests.waiting import wait_until
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,6 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -28,19 +27,10 @@ import anyio
 
 import atoll
 from tests.cli.nursery import Nursery
+from tests.waiting import wait_until
 
 BOUND_S = 60.0
 PROGRAM = [sys.executable, "-m", "atoll.surfaces.cli"]
-_PAUSE_S = 0.02
-
-
-def wait_until(condition: Callable[[], bool], what: str, bound_s: float = BOUND_S) -> None:
-    """Wait for a condition, with a bound."""
-    deadline = time.monotonic() + bound_s
-    while not condition():
-        if time.monotonic() > deadline:
-            raise AssertionError(f"not within {bound_s:g} s: {what}")
-        time.sleep(_PAUSE_S)
 
 
 class Started:

@@ -19,7 +19,8 @@ from atoll.agents.history import History
 from atoll.agents.loop import Answer, RetryEvent, TextEvent, Tokens
 from atoll.surfaces.cli import transcript
 from atoll.tools.tool import ToolResult, ToolSet
-from tests.cli.driving import Atoll, wait_until
+from tests.cli.driving import Atoll
+from tests.waiting import wait_until
 
 CTRL_C, CTRL_D = b"\x03", b"\x04"
 

@@ -17,7 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.driving import PROGRAM, Atoll, wait_until
+from tests.cli.driving import PROGRAM, Atoll
+from tests.waiting import wait_until
 
 
 @pytest.mark.parametrize("code", [0, 1, 3, 255])

@@ -18,11 +18,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import anyio
 import pytest
 
 from tests.conftest import TOLD
-from tests.waiting import eventually
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 BOUND_S = 240
@@ -123,7 +122,7 @@ def test_the_core_of_the_suite_holds_for_an_ordinary_user(
     with ordinary_user(with_ids=with_ids) as name:
         done = run_as(name, "-m", "core", "-k", runtimes, "--maxfail=20")
         with suppress(AssertionError):
-            anyio.run(eventually, is_alone, "no process of the user is left")
+            wait_until(is_alone, "no process of the user is left")
     summary = done.stdout.strip().splitlines()[-1] if done.stdout.strip() else ""
     assert done.returncode == 0, f"as an ordinary user:\n{done.stdout[-20_000:]}\n{done.stderr[-5_000:]}"
     assert " passed" in summary, f"nothing was run: {summary}"

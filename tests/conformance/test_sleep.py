@@ -21,6 +21,7 @@ from atoll import (
     Unenforceable,
 )
 from atoll.contract.model import RuntimeName
+from atoll.runtime import life
 from tests.conformance.inside import client, until_running
 from tests.waiting import eventually
 
@@ -289,6 +290,18 @@ async def test_processes_that_a_save_would_lose_are_left_alone(runtime: Runtime,
         assert await status(runtime, "waiting") == "shutdown"
         await sandbox.wake()
         assert await sandbox.waiting() == []
+
+
+@pytest.mark.runtimes("runsc")
+async def test_who_is_about_to_connect_does_not_keep_a_sandbox_from_saying_who_waits_in_it(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That one may be waiting for the sleep to end, and the sleep must not wait for that one."""
+    monkeypatch.setattr(life, "_ANSWER_S", 1000)
+    async with await runtime.create() as sandbox:
+        await sandbox.aclose()
+        async with sandbox._connecting:
+            await sandbox.sleep()
 
 
 async def test_one_that_ends_with_its_clients_cannot_sleep(runtime: Runtime) -> None:

@@ -443,8 +443,24 @@ class Runtime:
         return manifest.spec if manifest else None
 
     async def _waiting(self, manifest: Manifest) -> Sequence[SystemProcess]:
-        sandbox = self._open.get(manifest.id) or self._sandbox(manifest, self._choose(manifest.runtime))
-        return await sandbox.waiting()
+        """Who waits in a sandbox that the caller is at work on.
+
+        It is asked over a connection of its own: whoever makes the one that all share may be waiting for the caller.
+        """
+        id, driver = manifest.id, self._choose(manifest.runtime)
+        sandbox = Sandbox(
+            self._info(manifest),
+            partial(self._reach, manifest),
+            self._tasks,
+            env={},
+            oom_kills=lambda: None,
+            usage=partial(self._usage, id, driver),
+            destroy=partial(self._stop, id, driver),
+        )
+        try:
+            return await sandbox.waiting()
+        finally:
+            sandbox.disconnect()
 
     def _oom_kills(self, id: str, driver: Driver) -> int | None:
         manifest = self._current.get(id)
@@ -756,7 +772,7 @@ class Runtime:
                 if not whole:
                     with anyio.CancelScope(shield=True):
                         for sandbox in made:
-                            await sandbox.destroy()
+                            await self._remove(sandbox.id, sandbox.name, driver, held=True)
             if failures:
                 raise failures[0]
         return sorted(made, key=lambda sandbox: list(names).index(sandbox.name))
@@ -976,8 +992,16 @@ class Runtime:
             await driver.stop(self._current[id].run_id, self._records.directory(id))
 
     async def _remove(
-        self, id: str, name: str | None, driver: Driver | None, *, locked: bool = False, abandoned: bool = False
+        self,
+        id: str,
+        name: str | None,
+        driver: Driver | None,
+        *,
+        locked: bool = False,
+        abandoned: bool = False,
+        held: bool = False,
     ) -> None:
+        """`locked` and `abandoned` are those of `Records.removing`. With `held`, layers are left to who holds them."""
         sandbox = None if abandoned else self._open.pop(id, None)
         if self._ports is not None:
             self._ports.unexpose(id)
@@ -990,5 +1014,5 @@ class Runtime:
         self._current.pop(id, None)
         if sandbox is not None:
             await sandbox.aclose()
-        if manifest is not None and manifest.layers and not locked:
+        if manifest is not None and manifest.layers and not (locked or held):
             await self._life.collect(patience_s=1)
