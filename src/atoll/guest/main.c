@@ -74,39 +74,82 @@ _Noreturn void guest_end(int status)
 
 /* ---- forking ---- */
 
-static void close_span(unsigned first, unsigned last)
+static bool close_span(unsigned first, unsigned last)
 {
-    if (first > last)
-        return;
 #ifdef SYS_close_range
-    if (syscall(SYS_close_range, first, last, 0) == 0)
-        return;
+    return syscall(SYS_close_range, first, last, 0) == 0;
+#else
+    (void)first, (void)last;
+    return false;
 #endif
-    /* An older kernel, or gVisor: ask which are open. */
-    DIR *list = opendir("/proc/self/fd");
-    struct dirent *entry;
-    if (!list) {
-        for (unsigned fd = first; fd <= last && fd < 4096; fd++)
-            close((int)fd);
-        return;
-    }
-    while ((entry = readdir(list))) {
-        unsigned fd = (unsigned)atoi(entry->d_name);
-        if (entry->d_name[0] != '.' && fd >= first && fd <= last && (int)fd != dirfd(list))
-            close((int)fd);
-    }
-    closedir(list);
 }
 
+static bool closes_spans(void)
+{
+    static int answer = -1;
+    if (answer < 0)
+        answer = close_span(~0U, ~0U);
+    return answer;
+}
+
+static int *listed; /* descriptors that are open */
+static int listed_count, listed_cap;
+
+static void list_descriptor(int fd)
+{
+    if (listed_count == listed_cap) {
+        int cap = listed_cap ? listed_cap * 2 : 64;
+        int *grown = realloc(listed, (size_t)cap * sizeof *grown);
+        if (!grown)
+            _exit(71); /* what is not known cannot be closed */
+        listed = grown;
+        listed_cap = cap;
+    }
+    listed[listed_count++] = fd;
+}
+
+/* For an older kernel, or gVisor. Who is about to fork looks, not who was forked: gVisor holds on to a process that has
+ * looked into /proc long after its end, and writes it to disk with the others when they are saved. */
+static void list_descriptors(void)
+{
+    enum { MOST_GUESSED = 4096 };
+    listed_count = 0;
+    DIR *list = opendir("/proc/self/fd");
+    struct dirent *entry;
+    for (int fd = 3; !list && fd < MOST_GUESSED; fd++)
+        list_descriptor(fd);
+    while (list && (entry = readdir(list)))
+        if (entry->d_name[0] != '.' && atoi(entry->d_name) >= 3 && atoi(entry->d_name) != dirfd(list))
+            list_descriptor(atoi(entry->d_name));
+    if (list)
+        closedir(list);
+}
+
+static bool is_among(int fd, const int *some, int count)
+{
+    for (int i = 0; i < count; i++)
+        if (some[i] == fd)
+            return true;
+    return false;
+}
+
+/* Where spans cannot be closed, it closes what was listed. */
 static void close_all_but(const int *keep, int count)
 {
+    if (!closes_spans()) {
+        for (int i = 0; i < listed_count; i++)
+            if (!is_among(listed[i], keep, count))
+                close(listed[i]);
+        return;
+    }
     unsigned from = 3;
     for (;;) {
         unsigned next = ~0U;
         for (int i = 0; i < count; i++)
             if (keep[i] >= (int)from && (unsigned)keep[i] < next)
                 next = (unsigned)keep[i];
-        close_span(from, next - 1);
+        if (from < next)
+            close_span(from, next - 1);
         if (next == ~0U)
             return;
         from = next + 1;
@@ -115,6 +158,8 @@ static void close_all_but(const int *keep, int count)
 
 pid_t guest_fork(const char *name, const int *keep, int count)
 {
+    if (!closes_spans())
+        list_descriptors();
     pid_t pid = fork();
     if (pid != 0)
         return pid;
@@ -200,6 +245,8 @@ static void hide_link(int *in, int *out)
         dup2(null, 2);
     if (null > 2)
         close(null);
+    if (!closes_spans())
+        list_descriptors();
     close_all_but((const int[]){*in, *out}, 2);
 }
 
