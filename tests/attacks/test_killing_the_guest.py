@@ -89,7 +89,7 @@ async def test_a_worker_that_is_killed_or_stopped_fails_its_operation_alone(vict
     outcomes = 0
     async with running(victim, "/bin/sh", "-c", hunt, user="user"):
         for i in range(10):
-            with anyio.move_on_after(1) as patience:
+            with anyio.move_on_after(0.5) as patience:
                 try:
                     await victim.files.write_bytes(f"file-{i}", b"x" * 65536)
                     assert len(await victim.files.read_bytes(f"file-{i}")) == 65536

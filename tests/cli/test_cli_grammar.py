@@ -92,6 +92,13 @@ def test_a_wrong_command_line_with_json_is_an_object(atoll: Atoll, words: list[s
     assert done.stderr == b""
 
 
+@pytest.mark.parametrize("module", ["atoll", "atoll.surfaces.cli"])
+def test_as_a_module_it_ends_with_its_status(module: str) -> None:
+    done = subprocess.run([sys.executable, "-m", module, "nonsense"], capture_output=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith(b"error: ")
+
+
 def test_json_behind_the_dashes_is_the_commands_own(atoll: Atoll) -> None:
     assert atoll("run", "--memory", "5x", "--", "true", "--json", status=2).stdout == b""
 

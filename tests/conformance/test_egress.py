@@ -11,6 +11,7 @@ import pytest
 import atoll
 from atoll import NetworkPolicy, Runtime, Sandbox
 from atoll.contract.model import RuntimeName
+from atoll.runtime import outlet
 from tests.conformance.inside import client, until_running
 from tests.egress.world import SITE, World, mirror, on_loopback, serving
 from tests.waiting import eventually
@@ -95,14 +96,17 @@ async def test_a_policy_changes_live_for_commands_that_start_and_connections_tha
 
 
 async def test_when_the_process_that_serves_is_killed_another_that_is_connected_takes_over(
-    state_dir: Path, runtime_name: RuntimeName, box: Sandbox
+    state_dir: Path, runtime_name: RuntimeName, box: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(outlet, "_LOOK_S", 0.1)
     body = """
+from atoll.runtime import outlet
 from tests.egress.world import World
 world = World()
 world.name("example.com", ["93.184.216.34"])
 world.servers = {("*", 80): int(sys.argv[4])}
 runtime.outlets.outside = world.outside
+outlet._LOOK_S = 0.1
 sandbox = await runtime.get(sys.argv[3])
 await sandbox.connect()
 say("connected")

@@ -15,6 +15,7 @@ from tests.conformance.inside import client
 from tests.conformance.test_egress import fetches
 from tests.conftest import STRICT
 from tests.egress.world import World, on_loopback
+from tests.waiting import eventually
 
 
 @pytest.fixture
@@ -122,7 +123,11 @@ async def test_packages_are_installed_from_the_indexes_that_this_machine_is_conf
         done = await box.exec(f"{NPM} && ls lib/node_modules", timeout_s=50)
         assert done.stdout.endswith("left-pad\n"), done.stderr
         assert {record.verdict for record in await box.audit()} == {"allowed"}
-        assert all(record.received_bytes for record in await box.audit())
+
+        async def told() -> bool:
+            return all(record.received_bytes for record in await box.audit())
+
+        await eventually(told, "each connection has ended, and what it brought is written down")
         # Nothing else is allowed by that.
         refused = await box.exec("curl -sS http://example.com/")
         assert "the rule that is missing: example.com:80" in refused.stdout

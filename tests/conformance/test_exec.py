@@ -288,20 +288,20 @@ async def test_a_hundred_megabytes_of_output_pass_with_flat_memory(
 @pytest.mark.core
 async def test_a_time_out_raises_with_what_was_printed_so_far(shared: Sandbox) -> None:
     with pytest.raises(ExecTimeout) as caught:
-        await shared.exec("echo before; echo trouble >&2; sleep 31536001; echo after", timeout_s=1)
+        await shared.exec("echo before; echo trouble >&2; sleep 31536001; echo after", timeout_s=0.5)
     assert isinstance(caught.value, TimeoutError)
     result = caught.value.result
     assert isinstance(result, ExecResult)
     assert result.timed_out
     assert (result.stdout, result.stderr) == ("before\n", "trouble\n")
     assert result.exit_code == 137
-    assert result.duration_s > 0.5
+    assert result.duration_s > 0.4
     assert not result.out_of_memory
 
 
 async def test_a_time_out_of_exec_bytes_has_its_output_as_text_too(shared: Sandbox) -> None:
     with pytest.raises(ExecTimeout) as caught:
-        await shared.exec_bytes("printf 'a\\377'; exec sleep 31536002", timeout_s=1)
+        await shared.exec_bytes("printf 'a\\377'; exec sleep 31536002", timeout_s=0.5)
     assert caught.value.result.stdout == "a�"
 
 

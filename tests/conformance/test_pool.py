@@ -60,13 +60,13 @@ async with runtime.pool("one") as pool:
 
 
 async def test_the_unused_go_to_sleep_and_come_back_with_their_files(runtime: Runtime) -> None:
-    async with runtime.pool("tired", sleep_after_s=1.1) as pool:
+    async with runtime.pool("tired", sleep_after_s=0.5) as pool:
         sandbox = await pool.get()
         await sandbox.files.write_text("f", "kept")
         # A command, and an open stream, are use, for as long as they last.
-        assert (await sandbox.exec("sleep 1.8; echo done")).stdout == "done\n"
+        assert (await sandbox.exec("sleep 0.8; echo done")).stdout == "done\n"
         process = await sandbox.spawn("sleep 31537201")
-        await anyio.sleep(1.6)
+        await anyio.sleep(0.8)
         assert [each.status for each in await pool.list()] == ["running"]
         await process.kill()
         await process.wait()
@@ -75,6 +75,7 @@ async def test_the_unused_go_to_sleep_and_come_back_with_their_files(runtime: Ru
             return [each.status for each in await pool.list()] == ["cold"]
 
         await eventually(asleep, "it sleeps")
+        pool.sleep_after("default", None)
         assert await (await pool.get()).files.read_text("f") == "kept"
         assert [each.status for each in await pool.list()] == ["running"]
         await pool.aclose()

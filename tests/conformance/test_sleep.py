@@ -384,9 +384,9 @@ async def test_an_unused_sandbox_pauses_by_itself_and_one_in_use_does_not(
     runtime: Runtime, capabilities: Capabilities, as_root: None
 ) -> None:
     assert capabilities.freeze
-    async with await runtime.create("pausing", pause_after_s=0.3) as sandbox:
+    async with await runtime.create("pausing", pause_after_s=0.2) as sandbox:
         # A command that takes longer than that is use.
-        assert (await sandbox.exec("sleep 0.8; echo done")).stdout == "done\n"
+        assert (await sandbox.exec("sleep 0.5; echo done")).stdout == "done\n"
 
         async def warm() -> bool:
             return await status(runtime, "pausing") == "warm"
@@ -394,7 +394,7 @@ async def test_an_unused_sandbox_pauses_by_itself_and_one_in_use_does_not(
         await eventually(warm, "it pauses")
         assert (await sandbox.exec("echo awake")).stdout == "awake\n"
         process = await sandbox.spawn("sleep 31537102")
-        await anyio.sleep(0.8)
+        await anyio.sleep(0.5)
         assert not await warm(), "an open stream is use"
         await process.kill()
         await process.wait()
