@@ -7,7 +7,8 @@ BIN := .venv/bin
 export PYTHON
 
 # How the tests are run, and which: make test PYTEST_ARGS='-n 0 -x tests/attacks'
-PYTEST_WORKERS ?= 2
+# One more than the cores that the smallest machine has: a process waits for sandboxes half of its time.
+PYTEST_WORKERS ?= 3
 PYTEST_ARGS ?= -n $(PYTEST_WORKERS) --dist loadfile
 BENCH_ARGS ?=
 FUZZ_SECONDS ?= 60

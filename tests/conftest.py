@@ -24,6 +24,7 @@ import anyio
 import pytest
 
 from tests.leaks import Ledger, Snapshot
+from tests.nursery import Nursery
 
 if TYPE_CHECKING:
     # Imported where used: tests of single parts need not wait for the whole.
@@ -186,6 +187,17 @@ def make_state_dir(ledger: Ledger, give_host_image: Callable[[Path], Path]) -> I
 def state_dir(make_state_dir: Callable[[], Path]) -> Path:
     """The state directory of this test process. Images in it are made once; each module finds it without sandboxes."""
     return make_state_dir()
+
+
+# ------------------------------------------------------------------------------------------------- programs beside us
+
+
+@pytest.fixture(scope="session")
+def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
+    """Where programs that use Atoll are started from without importing it each time."""
+    nursery = Nursery(tmp_path_factory.mktemp("nursery"))
+    yield nursery
+    nursery.close()
 
 
 # ------------------------------------------------------------------------------------------------------------ sandboxes

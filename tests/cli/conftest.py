@@ -9,15 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.driving import Atoll
-from tests.cli.nursery import Nursery
+from tests.nursery import Nursery
 from tests.waiting import wait_until
-
-
-@pytest.fixture(scope="session")
-def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
-    nursery = Nursery(tmp_path_factory.mktemp("nursery"))
-    yield nursery
-    nursery.close()
 
 
 @pytest.fixture(scope="session")

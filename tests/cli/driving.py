@@ -26,7 +26,7 @@ from typing import Any
 import anyio
 
 import atoll
-from tests.cli.nursery import Nursery
+from tests.nursery import Nursery
 from tests.waiting import wait_until
 
 BOUND_S = 60.0

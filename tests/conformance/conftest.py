@@ -7,11 +7,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.conformance import inside
+
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from atoll import Capabilities, Runtime, Sandbox
     from atoll.contract.model import RuntimeName
+    from tests.nursery import Nursery
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _clients_are_born(nursery: Nursery) -> None:
+    inside.python = nursery.program
 
 
 @pytest.fixture

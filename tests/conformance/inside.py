@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 from collections.abc import Iterator, Mapping
@@ -129,12 +130,16 @@ def cut(fd: int) -> None:
 
 # ---- other host processes ----
 
+python = [sys.executable]
+"""What clients are started with. Given a nursery, all that they need is imported already."""
 _PRELUDE = """
 import os, sys
 import anyio, atoll
 
 def say(*words):
     print(*words, flush=True)
+
+say(os.getpid())
 
 async def main():
     async with atoll.open(sys.argv[1], settings=atoll.Settings(runtime=sys.argv[2])) as runtime:
@@ -145,33 +150,39 @@ class Client:
     """Another host process that uses the same state directory."""
 
     def __init__(self, process: anyio.abc.Process) -> None:
-        self.process = process
+        self._process = process
         self._rest = b""
+        self.pid = 0
+        """Of the process that uses Atoll: who was started may only stand for it."""
+        self.stdin = process.stdin
 
     async def line(self) -> str:
         """The next line that it says."""
-        assert self.process.stdout is not None
+        assert self._process.stdout is not None
         with anyio.fail_after(30):
             while b"\n" not in self._rest:
                 try:
-                    self._rest += await self.process.stdout.receive()
+                    self._rest += await self._process.stdout.receive()
                 except anyio.EndOfStream:
                     raise AssertionError(f"the client ended; {await self._errors()}") from None
         line, self._rest = self._rest.split(b"\n", 1)
         return line.decode()
 
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
     async def ends(self) -> int:
         """Its exit status, once it has ended by itself."""
         with anyio.fail_after(30):
-            return await self.process.wait()
+            return await self._process.wait()
 
     async def succeeds(self) -> None:
         status = await self.ends()
         assert status == 0, await self._errors()
 
     async def _errors(self) -> str:
-        assert self.process.stderr is not None
-        return b"".join([chunk async for chunk in self.process.stderr]).decode(errors="replace")
+        assert self._process.stderr is not None
+        return b"".join([chunk async for chunk in self._process.stderr]).decode(errors="replace")
 
 
 @asynccontextmanager
@@ -181,10 +192,14 @@ async def client(
     """A Python process that runs `body` with an open `runtime`. It is killed at the end, if it still lives."""
     lines = [f"        {line}" for line in body.strip().splitlines()]
     program = _PRELUDE + "\n".join(lines) + "\n\nanyio.run(main)\n"
-    command = [sys.executable, "-c", program, str(state_dir), runtime_name, *arguments]
+    started = python if env is None else [sys.executable]  # some of the environment is read when Atoll is imported
+    command = [*started, "-c", program, str(state_dir), runtime_name, *arguments]
     async with await anyio.open_process(command, env={**os.environ, **(env or {})}) as process:
+        client = Client(process)
         try:
-            yield Client(process)
+            client.pid = int(await client.line())
+            yield client
         finally:
             with suppress(ProcessLookupError):
-                process.kill()
+                if process.returncode is None:
+                    os.kill(client.pid or process.pid, signal.SIGKILL)

@@ -123,7 +123,7 @@ await anyio.sleep_forever()
         assert await other.line() == "serving"
         assert await fetches(box), "the other serves"
         assert not box.is_served_here
-        other.process.send_signal(signal.SIGKILL)
+        other.send_signal(signal.SIGKILL)
         await other.ends()
         await eventually(lambda: box.is_served_here, "it is taken back")
         assert await fetches(box)

@@ -210,11 +210,11 @@ async def test_whoever_is_killed_leaves_nothing(anywhere: Runtime, tmp_path: Pat
             with anyio.fail_after(20):
                 while not list(layers_of(anywhere).glob("*/upper/root/home/user/noise")):
                     await anyio.sleep(0.01)
-            pid = other.process.pid
+            pid = other.pid
             helpers = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
             assert len(helpers) == 2
-            other.process.send_signal(signal.SIGKILL)
-            await other.process.wait()
+            other.send_signal(signal.SIGKILL)
+            await other.ends()
             await anywhere.gc()
     await eventually(lambda: not any(Path(f"/proc/{each}").exists() for each in helpers), "its helpers have ended")
     assert os.listdir(layers_of(anywhere)) == []

@@ -246,7 +246,7 @@ async def test_what_a_program_left_half_made_is_put_in_order_by_the_next(
     body = 'await runtime.create("half")'
     async with client(state_dir, runtime_name, body, env=env) as other:
         await eventually((tmp_path / "started").exists, "its runtime is at work")
-        other.process.send_signal(signal.SIGKILL)
+        other.send_signal(signal.SIGKILL)
         await other.ends()
     # The runtime at work is none that the next program can end: it gives up by itself, or its keeper is ended.
     for pid in [int(name) for name in os.listdir("/proc") if name.isdigit()]:

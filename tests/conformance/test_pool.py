@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import anyio
 import pytest
 
@@ -134,8 +136,8 @@ async with runtime.pool("lent", temporary=True) as pool:
         assert await other.line() == "ready"
         await runtime.collect()
         assert [info.name for info in await runtime.list()] == ["lent.default"]
-        other.process.kill()
-        await other.process.wait()
+        other.send_signal(signal.SIGKILL)
+        await other.ends()
     await runtime.collect()
     assert await runtime.list() == []
     assert await runtime.checkpoints() == []

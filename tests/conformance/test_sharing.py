@@ -75,7 +75,7 @@ async with anyio.create_task_group() as group:
         async with client(state_dir, runtime_name, body, sandbox.name) as other:
             process_id, seen = map(int, (await other.line()).split())
             await until_running(sandbox, "sleep 31538001")
-            other.process.send_signal(signal.SIGKILL)
+            other.send_signal(signal.SIGKILL)
             assert await other.ends() == -signal.SIGKILL
         # What it ran to its end is gone, for nobody can have its output. What is ours is untouched.
         await until_gone(sandbox, "31538001")
@@ -112,7 +112,7 @@ await sandbox.files.write_bytes("file", endless())
     before = {entry.name for entry in await sandbox.files.list()}
     async with client(state_dir, runtime_name, body, sandbox.name) as other:
         assert await other.line() == "writing"
-        other.process.send_signal(signal.SIGKILL)
+        other.send_signal(signal.SIGKILL)
         await other.ends()
 
     async def clean() -> bool:
@@ -134,7 +134,7 @@ await anyio.sleep_forever()
 """
     async with client(state_dir, runtime_name, body) as other:
         process_id = int(await other.line())
-        other.process.send_signal(signal.SIGKILL)
+        other.send_signal(signal.SIGKILL)
         await other.ends()
     async with await runtime.get("orphan") as sandbox:
         process = await sandbox.attach(process_id, stdin=True)
@@ -157,7 +157,7 @@ async for event in process:
 """
     async with client(state_dir, runtime_name, body, sandbox.name) as other:
         assert await other.line() == "reading"
-        other.process.send_signal(signal.SIGSTOP)
+        other.send_signal(signal.SIGSTOP)
         try:
             with anyio.fail_after(30):
                 for number in range(20):
@@ -166,7 +166,7 @@ async for event in process:
                 await sandbox.files.write_bytes("file", data)
                 assert await sandbox.files.read_bytes("file") == data
         finally:
-            other.process.send_signal(signal.SIGCONT)
+            other.send_signal(signal.SIGCONT)
 
 
 async def test_one_process_destroys_what_another_uses(
@@ -230,7 +230,7 @@ if sys.argv[3] == "is killed":
     async with client(state_dir, runtime_name, body, end) as other:
         pid = int(await other.line())
         if end == "is killed":
-            other.process.send_signal(signal.SIGKILL)
+            other.send_signal(signal.SIGKILL)
         await other.ends()
     await eventually(lambda: not Path(f"/proc/{pid}").exists(), "its first process is gone")
 
@@ -256,7 +256,7 @@ await anyio.sleep_forever()
         async with atoll.open(state_dir, settings=settings) as second:
             sandbox = await second.get("shared-mayfly")
             assert (await sandbox.exec("echo two")).stdout == "two\n"
-            other.process.send_signal(signal.SIGKILL)
+            other.send_signal(signal.SIGKILL)
             await other.ends()
             for _ in range(20):
                 assert (await sandbox.exec("echo one left")).stdout == "one left\n"

@@ -158,7 +158,7 @@ async with anyio.create_task_group() as group:
         client(runtime.state_dir, runtime_name, body) as left,
         client(runtime.state_dir, runtime_name, body) as right,
     ):
-        for process in (left.process, right.process):
+        for process in (left, right):
             assert process.stdin is not None
             await process.stdin.send(b"go\n")
         lines = [(await process.line()).split() for process in (left, right) for _ in range(each)]

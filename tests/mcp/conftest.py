@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.cli.nursery import Nursery
+from tests.nursery import Nursery
 
 if TYPE_CHECKING:
     from atoll import Runtime

@@ -1,10 +1,11 @@
-"""The command line without the start of Python: a process that has imported it and makes copies of itself.
+"""Programs that use Atoll without the start of Python: a process that has imported it and makes copies of itself.
 
 A command line spends a third of a second with importing and a fraction of that with what it was asked for, and the
 tests run hundreds of them. `born.py` is started in its place, hands its standard streams, arguments, environment and
-working directory to the nursery, and ends as the copy ends that the nursery made for it. The copy runs `main` and
-leaves by the interpreter's own way out. What it cannot show is how the interpreter starts and what becomes of
-signals: tests about these start the program itself (`driving`).
+working directory to the nursery, and ends as the copy ends that the nursery made for it. The copy does what the command
+line does, or runs the code that follows `-c`, and leaves by the interpreter's own way out. What it cannot show is how
+the interpreter starts. A signal for what was started does not reach the copy, unless it kills: tests about signals
+start the program itself, or send them to the copy.
 """
 
 from __future__ import annotations
@@ -104,4 +105,9 @@ if __name__ == "__main__":
         importlib.import_module(_name)
     gc.collect()
     gc.freeze()
-    sys.exit(cli.main(_serve(sys.argv[1])))
+    _arguments = _serve(sys.argv[1])
+    if _arguments[:1] != ["-c"]:
+        sys.exit(cli.main(_arguments))
+    _, _code, *_rest = _arguments
+    sys.argv = ["-c", *_rest]
+    exec(compile(_code, "<string>", "exec"), {"__name__": "__main__"})
