@@ -77,11 +77,19 @@ class Guest:
     def __init__(self, peer: Peer) -> None:
         self.peer = peer
         self.connections = 0
+        self._ended = anyio.Event()
 
     async def run(self) -> None:
-        with suppress(anyio.IncompleteRead, anyio.BrokenResourceError, anyio.ClosedResourceError):
+        with suppress(anyio.IncompleteRead, anyio.BrokenResourceError):
             while True:
                 await self.answer(await self.peer.hear())
+        self._ended.set()
+
+    async def leave(self, link: Link) -> None:
+        """Have the host hang up, hear it, and close: anyio cannot close under somebody who has just heard something."""
+        link.close()
+        await eventually(self._ended.is_set, "the guest hears that the host has hung up")
+        await self.peer.aclose()
 
     async def answer(self, heard: Heard) -> None:
         if heard.kind is FrameType.OPEN and heard.fields.integer(Tag.OP) == Op.LISTEN:
@@ -127,7 +135,7 @@ async def test_a_malformed_end_of_a_connection_that_was_answered_ends_its_sandbo
     assert link.failure is not None
     assert link.failure.kind is GuestProtocolError
     await eventually(lambda: not place.outlet.is_served, "it is served no more")
-    await guest.peer.aclose()
+    await guest.leave(link)
     assert not place.tasks.cancel_scope.cancel_called
 
 
@@ -145,20 +153,20 @@ async def test_who_cannot_read_a_policy_stops_serving_and_goes_on_when_it_can(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outlet_module, "_LOOK_S", 0.01)
-    _, guest = await connected(place, Guest)
+    link, guest = await connected(place, Guest)
     place.allow("example.org")
     with descriptors(3):
         place.outlet.look()
     await eventually(lambda: guest.connections == 2, "it is served again")
     assert place.allows("example.org")
-    await guest.peer.aclose()
+    await guest.leave(link)
 
 
 async def test_an_error_that_nobody_expects_ends_neither_the_watch_nor_the_runtime(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outlet_module, "_LOOK_S", 0.01)
-    _, guest = await connected(place, Guest)
+    link, guest = await connected(place, Guest)
     place.write("no manifest")
     tried = place.reads + 2
     await eventually(lambda: place.reads >= tried, "it is looked at again")
@@ -166,7 +174,7 @@ async def test_an_error_that_nobody_expects_ends_neither_the_watch_nor_the_runti
         place.outlet.gate()
     place.allow("example.org")
     assert place.allows("example.org")
-    await guest.peer.aclose()
+    await guest.leave(link)
 
 
 async def test_what_leaves_and_what_is_previewed_do_not_take_all_descriptors(place: Place) -> None:
