@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.agents.messages_api import MessagesApi, Refuse, Say, serving
+from tests.agents.messages_api import MessagesApi, Raw, Refuse, Say, serving
 
 if TYPE_CHECKING:
     from atoll import Runtime
     from atoll.runtime.pool import Pool
 
-Anthropic = Callable[[Sequence[Say | Refuse]], MessagesApi]
+Anthropic = Callable[[Sequence[Say | Refuse | Raw]], MessagesApi]
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def anthropic(monkeypatch: pytest.MonkeyPatch) -> Iterator[Anthropic]:
     """Begins a server that gives these answers, which the environment then names as Anthropic's."""
     with ExitStack() as stack:
 
-        def begin(answers: Sequence[Say | Refuse]) -> MessagesApi:
+        def begin(answers: Sequence[Say | Refuse | Raw]) -> MessagesApi:
             api = stack.enter_context(serving(answers))
             monkeypatch.setenv("ANTHROPIC_BASE_URL", api.url)
             monkeypatch.setenv("ANTHROPIC_API_KEY", "test-key")

@@ -23,15 +23,18 @@ class Say:
     """One answer."""
 
     text: str = ""
-    calls: Sequence[tuple[str, dict[str, Any]]] = ()
+    calls: Sequence[tuple[str, Any]] = ()
     stop_reason: str | None = None
     thinking: str = ""
     input_tokens: int = 100
     output_tokens: int = 20
     breaks: str | None = None
-    """`overloaded`: the stream ends with such an error in its middle. `drops`: its connection ends there."""
+    """`overloaded`: the stream ends with such an error in its middle. `drops`: its connection ends there. `ends`: the
+    stream does, as if that were all."""
     cuts_call: bool = False
     """The arguments of the last call end in their middle."""
+    id: str | None = None
+    """What all calls are called."""
 
     def blocks(self, number: int) -> list[dict[str, Any]]:
         blocks: list[dict[str, Any]] = []
@@ -40,7 +43,8 @@ class Say:
         if self.text:
             blocks.append({"type": "text", "text": self.text})
         for index, (name, input) in enumerate(self.calls):
-            blocks.append({"type": "tool_use", "id": f"toolu_{number}_{index}", "name": name, "input": input})
+            id = self.id or f"toolu_{number}_{index}"
+            blocks.append({"type": "tool_use", "id": id, "name": name, "input": input})
         return blocks
 
     def stop(self) -> str:
@@ -56,18 +60,25 @@ class Refuse:
     message: str = "no"
 
 
+@dataclass(frozen=True)
+class Raw:
+    """One answer that is none."""
+
+    body: str
+
+
 OVERLOADED = Refuse(529, "overloaded_error", "Overloaded")
 
 
 @dataclass
 class MessagesApi:
-    answers: list[Say | Refuse]
+    answers: list[Say | Refuse | Raw]
     requests: list[dict[str, Any]] = field(default_factory=list)
     """The bodies that it got, those it refused included."""
     complaints: list[str] = field(default_factory=list)
     url: str = ""
 
-    def take(self, body: dict[str, Any], headers: Any) -> Say | Refuse:
+    def take(self, body: dict[str, Any], headers: Any) -> Say | Refuse | Raw:
         self.requests.append(body)
         wrong = _wrong(body, headers)
         if wrong is not None:
@@ -104,12 +115,17 @@ def _wrong(body: dict[str, Any], headers: Any) -> str | None:
             return f"messages.{index}: tool_use ids {sorted(open_calls)} have the results {sorted(results)}"
         if any(block["type"] == "text" and not block["text"].strip() for block in blocks):
             return f"messages.{index}: text content blocks must be non-empty"
-        open_calls = {block["id"] for block in blocks if block["type"] == "tool_use"}
+        uses = [block for block in blocks if block["type"] == "tool_use"]
+        if not all(TOOL_NAME.fullmatch(use["name"]) and isinstance(use["input"], dict) for use in uses):
+            return f"messages.{index}: tool_use.name or tool_use.input"
+        open_calls = {use["id"] for use in uses}
+        if len(open_calls) < len(uses):
+            return f"messages.{index}: tool_use ids must be unique"
     return "a final assistant message" if before == "assistant" else None
 
 
 @contextmanager
-def serving(answers: Sequence[Say | Refuse]) -> Iterator[MessagesApi]:
+def serving(answers: Sequence[Say | Refuse | Raw]) -> Iterator[MessagesApi]:
     """The server, on a port of loopback."""
     api = MessagesApi(list(answers))
 
@@ -129,15 +145,19 @@ def serving(answers: Sequence[Say | Refuse]) -> Iterator[MessagesApi]:
             if isinstance(answer, Refuse):
                 error = {"type": "error", "error": {"type": answer.kind, "message": answer.message}}
                 self._json(answer.status, error)
+            elif isinstance(answer, Raw):
+                self._send(200, "text/event-stream" if body.get("stream") else "application/json", answer.body.encode())
             elif body.get("stream"):
                 self._stream(body, answer, number)
             else:
                 self._json(200, _message(body, answer.blocks(number), answer))
 
         def _json(self, status: int, body: dict[str, Any]) -> None:
-            data = json.dumps(body).encode()
+            self._send(status, "application/json", json.dumps(body).encode())
+
+        def _send(self, status: int, kind: str, data: bytes) -> None:
             self.send_response(status)
-            self.send_header("content-type", "application/json")
+            self.send_header("content-type", kind)
             self.send_header("content-length", str(len(data)))
             self.send_header("retry-after-ms", "1")
             self.end_headers()

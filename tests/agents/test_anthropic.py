@@ -11,7 +11,7 @@ import atoll
 from atoll.agents.loop import Event, RetryEvent, TextEvent, ThinkingEvent, ToolCallEvent, ToolResultEvent, UsageEvent
 from atoll.contract.errors import BudgetSpent, ModelFailed, ModelUnavailable
 from tests.agents.conftest import Anthropic
-from tests.agents.messages_api import OVERLOADED, Refuse, Say
+from tests.agents.messages_api import OVERLOADED, Raw, Refuse, Say
 
 if TYPE_CHECKING:
     from atoll.runtime.pool import Pool
@@ -98,7 +98,7 @@ async def test_an_overloaded_provider_is_asked_again(pool: Pool, anthropic: Anth
     assert len(api.requests) == 3
 
 
-@pytest.mark.parametrize("breaks", ["overloaded", "drops"])
+@pytest.mark.parametrize("breaks", ["overloaded", "drops", "ends"])
 async def test_an_answer_that_breaks_off_is_asked_for_again(pool: Pool, anthropic: Anthropic, breaks: str) -> None:
     api = anthropic([Say("Half of", breaks=breaks), Say("A whole answer.")])
     answer, events = await play(pool, "Hello", streams=True)
@@ -156,6 +156,64 @@ async def test_a_call_that_was_cut_off_is_not_made(pool: Pool, anthropic: Anthro
     assert cut["is_error"]
     assert "reached the most that may be said" in str(cut["content"])
     assert any(isinstance(event, ToolCallEvent) and isinstance(event.input, str) for event in events)
+
+
+async def test_a_call_of_an_answer_that_was_withheld_is_not_made(pool: Pool, anthropic: Anthropic) -> None:
+    api = anthropic([Say("", [("shell", {"command": "echo done"})], stop_reason="refusal"), Say("Well.")])
+    await play(pool, "Hello", streams=True)
+    assert results(api.requests[1])[0]["is_error"]
+
+
+async def test_a_call_of_a_stream_that_ended_in_its_middle_is_not_made(pool: Pool, anthropic: Anthropic) -> None:
+    api = anthropic([Say("", [("shell", {"command": "echo done"})], breaks="ends"), Say("Well.")])
+    answer, events = await play(pool, "Hello", streams=True)
+    assert (answer.text, len(api.requests)) == ("Well.", 2)
+    assert not any(isinstance(event, ToolCallEvent) for event in events)
+
+
+@pytest.mark.parametrize("streams", [True, False], ids=["streaming", "whole"])
+@pytest.mark.parametrize(
+    "said",
+    [
+        Say("", [("functions.shell", {}), ("", {}), ("x" * 300, {}), ("\ud800\x1b", {})]),
+        Say("", [("shell", [1]), ("shell", 3), ("shell", "x"), ("shell", None), ("shell", {"command": None})]),
+        Say("", [("shell", {"command": float("nan")}), ("shell", {"timeout_ms": float("inf")})]),
+        Say("", [("shell", {"command": json.loads("[" * 300 + "]" * 300)})]),
+        Say("", [("shell", {"timeout_ms": 10**4299})]),
+        Say("", [("sandbox_list", {}), ("sandbox_list", {}), ("sandbox_list", {})], id="same"),
+        Say("", [("sandbox_list", {})], id="\ud800"),
+        Say(" \n", [("sandbox_list", {})]),
+    ],
+    ids=["names", "no objects", "no numbers", "depth", "digits", "the same ids", "no id", "blank text"],
+)
+async def test_what_a_provider_would_refuse_to_hear_again_does_not_end_a_conversation(
+    pool: Pool, anthropic: Anthropic, said: Say, streams: bool
+) -> None:
+    history = atoll.History()
+    api = anthropic([said, Say("Well.")])
+    answer, events = await play(pool, "Hello", streams=streams, history=history)
+    assert (answer.text, api.complaints) == ("Well.", [])
+    assert len({event.id for event in events if isinstance(event, ToolResultEvent)}) == len(said.calls)
+    json.dumps([event.model_dump(mode="json") for event in events], allow_nan=False)
+    assert len(atoll.History.parse(history.dump())) == 4
+
+
+@pytest.mark.parametrize("streams", [True, False], ids=["streaming", "whole"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        "<html>Log in",
+        "null",
+        "[" * 100_000,
+        '{"type": "message", "content": null}',
+        'event: message_start\ndata: {"type": "message_start", "message": 5}\n\n',
+        'event: content_block_delta\ndata: {"type": "content_block_stop", "index": 7}\n\n',
+    ],
+)
+async def test_what_is_no_answer_at_all_is_told(pool: Pool, anthropic: Anthropic, body: str, streams: bool) -> None:
+    anthropic([Raw(body)])
+    with pytest.raises(ModelFailed, match=r"^claude-of-the-tests: "):
+        await play(pool, "Hello", streams=streams)
 
 
 async def test_an_answer_that_is_too_long_says_that_it_was_cut(pool: Pool, anthropic: Anthropic) -> None:

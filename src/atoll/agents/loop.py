@@ -8,6 +8,8 @@ It asks models through pydantic-ai and leaves pydantic-ai's own loop aside: see 
 
 from __future__ import annotations
 
+import json
+import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -53,6 +55,9 @@ CALLS = 128
 _WAITS_S = (0.5, 2.0)
 """Before an answer that broke off is asked for again, unless the provider says how long."""
 _LONGEST_WAIT_S = 30.0
+_UNNAMEABLE = re.compile(r"[^A-Za-z0-9_-]")
+_NAME_LENGTH = 64
+"""What all providers let a tool be called. A model may call for what there is not, under any name."""
 
 
 # -------------------------------------------------------------------------------------------------------------- events
@@ -349,6 +354,8 @@ class _Run:
         self._tokens = Tokens()
         self._begun = False
         """Whether something of the answer that is asked for has come."""
+        self._unheard: Exception | None = None
+        """What who listens raised at an event."""
         instructions = [InstructionPart(content=agent.instructions)] if agent.instructions else []
         self._parameters = ModelRequestParameters(
             function_tools=[_definition(tool) for tool in agent.tools], instruction_parts=instructions
@@ -364,7 +371,7 @@ class _Run:
         for step in range(1, self._agent.steps + 1):
             if self._budget.is_spent:
                 raise self._spent(f"{self._budget.tokens} tokens", step - 1)
-            response = _sound(await self._ask())
+            response = await self._ask()
             self._history.messages.append(response)
             await self._count(step, response.usage)
             calls = [part for part in response.parts if isinstance(part, ToolCallPart)]
@@ -372,7 +379,7 @@ class _Run:
                 ended: Any = _ENDED.get(response.finish_reason or "stop", "done")
                 return Answer(response.text or "", ended, step, self._tokens, self._history)
             if calls:
-                await self._call(calls, cut=response.finish_reason == "length")
+                await self._call(calls, cut=response.finish_reason in _CUTS)
         raise self._spent(f"{self._agent.steps} steps", self._agent.steps)
 
     def _begin(self, prompt: str | None) -> None:
@@ -407,22 +414,29 @@ class _Run:
         self._budget.spend(tokens)
         await self._emit(UsageEvent(step=step, tokens=tokens, total=self._tokens))
 
+    async def _tell(self, event: Event) -> None:
+        try:
+            await self._emit(event)
+        except Exception as error:
+            self._unheard = error
+            raise
+
     # ---------------------------------------------------------------------------------------------------- asking
 
     async def _ask(self) -> ModelResponse:
         """The model's next answer. One that breaks off is asked for again: providers' clients try again only what has
         not begun."""
-        with models.translating(self._model):
+        with models.translating(self._model, but=lambda error: error is self._unheard):
             for wait_s in (*_WAITS_S, None):
                 self._begun = False
                 try:
-                    return await (self._streamed() if self._streams else self._whole())
+                    return _sound(await (self._streamed() if self._streams else self._whole()))
                 except exceptions.ModelAPIError as error:
                     broke_off = self._begun or error.in_stream
                     if wait_s is None or not (broke_off and models.is_passing(error)):
                         raise
                     wait_s = min(error.retry_after or wait_s, _LONGEST_WAIT_S)
-                    await self._emit(RetryEvent(reason=str(error), wait_s=wait_s))
+                    await self._tell(RetryEvent(reason=str(error), wait_s=wait_s))
                     await anyio.sleep(wait_s)
         raise AssertionError("the last try returns or raises")
 
@@ -435,9 +449,9 @@ class _Run:
         )
         for part in response.parts:
             if isinstance(part, ThinkingPart) and part.content:
-                await self._emit(ThinkingEvent(text=readable(part.content)))
+                await self._tell(ThinkingEvent(text=readable(part.content)))
             elif isinstance(part, TextPart) and part.content:
-                await self._emit(TextEvent(text=readable(part.content)))
+                await self._tell(TextEvent(text=readable(part.content)))
         return response
 
     async def _streamed(self) -> ModelResponse:
@@ -451,8 +465,12 @@ class _Run:
                 self._begun = True
                 said = _said(event)
                 if said is not None:
-                    await self._emit(said)
-            return stream.get()
+                    await self._tell(said)
+            response = stream.get()
+        if self._model.provider is not None and not _says_why(response):
+            reason = "the answer ended before it was whole"
+            raise exceptions.ModelConnectionError(self._model.model_name, reason, phase="read", in_stream=True)
+        return response
 
     # --------------------------------------------------------------------------------------------------- calling
 
@@ -507,6 +525,8 @@ class _Run:
 
 
 _CUT_OFF = "not done: the answer reached the most that may be said at once in the middle of this call; call with less"
+_CUTS = {"length", "content_filter", "error"}
+"""Ends of an answer that may be in the middle of a call."""
 _ENDED = {"length": "length", "content_filter": "filtered"}
 
 
@@ -519,14 +539,45 @@ def _definition(tool: Tool) -> ToolDefinition:
     )
 
 
+def _says_why(response: ModelResponse) -> bool:
+    """Whether an answer says why it ended. All providers do, and so one that does not was cut by somebody between."""
+    return response.finish_reason is not None or "finish_reason" in (response.provider_details or {})
+
+
 def _sound(response: ModelResponse) -> ModelResponse:
-    """The answer without surrogates: a model can say them, and no request could carry them back."""
+    """The answer as it can be given back. Models say what their own providers refuse ever after, and a conversation
+    with such a thing in it could not be gone on with."""
+    response.parts = [part for part in response.parts if not isinstance(part, TextPart) or part.content.strip()]
+    ids: set[str] = set()
     for part in response.parts:
         if isinstance(part, TextPart | ThinkingPart):
             part.content = readable(part.content)
         elif isinstance(part, ToolCallPart):
-            part.args = readable_all(part.args)
+            part.tool_name = _UNNAMEABLE.sub("_", str(part.tool_name))[:_NAME_LENGTH] or "_"
+            part.args = _given_back(part.args)
+            part.tool_call_id = readable(part.tool_call_id)
+            while part.tool_call_id in ids:
+                part.tool_call_id += "_"
+            ids.add(part.tool_call_id)
     return response
+
+
+def _given_back(args: Any) -> dict[str, Any] | str | None:
+    """Arguments that a request can carry: without surrogates, and as a text where they are more than JSON can say."""
+    try:
+        args = readable_all(args)
+        text = args if isinstance(args, str) else json.dumps(args)
+    except (ValueError, RecursionError):  # a number of thousands of digits, lists of lists without end
+        return "arguments that are too large to be repeated"
+    try:
+        found = pydantic_core.from_json(text or "{}")
+    except ValueError:
+        return text  # what has no end, for instance
+    try:
+        json.dumps(found, allow_nan=False)
+    except ValueError:
+        return json.dumps(text)
+    return args if isinstance(args, dict | str) or args is None else text
 
 
 def _said(event: object) -> Event | None:

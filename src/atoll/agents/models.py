@@ -6,7 +6,7 @@ Knows the providers, what each needs, and how their errors map onto ours. Refuse
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
@@ -15,13 +15,15 @@ from pydantic_ai import exceptions
 from pydantic_ai.models import Model
 
 from atoll.agents.script import Script, scripted
-from atoll.contract.errors import InvalidRequest, ModelFailed, ModelUnavailable
+from atoll.contract.errors import AtollError, InvalidRequest, ModelFailed, ModelUnavailable
 
 KINDS = (
     "anthropic:NAME, bedrock:NAME, openai:NAME (OPENAI_BASE_URL names a server that is compatible), "
     "openai-chat:NAME, openai-responses:NAME, or script:FILE, which needs no model at all"
 )
 _CLOSING_S = 5.0
+_TOLD = 500
+"""How much is told of what a provider says."""
 _NEEDS = {
     "anthropic": "set ANTHROPIC_API_KEY to your key",
     "bedrock": "set AWS_DEFAULT_REGION, and credentials for AWS",
@@ -127,8 +129,8 @@ def is_passing(error: exceptions.ModelAPIError) -> bool:
 
 
 @contextmanager
-def translating(model: Model) -> Iterator[None]:
-    """Errors of pydantic-ai as ours.
+def translating(model: Model, but: Callable[[Exception], bool]) -> Iterator[None]:
+    """Errors of pydantic-ai and of providers' clients as ours, and what `but` knows as it is.
 
     Raises:
         ModelUnavailable: the model cannot be reached, or has too much to do.
@@ -142,6 +144,14 @@ def translating(model: Model) -> Iterator[None]:
         raise kind(f"{name}: {_reason(error)}", hint=str(error), model=name) from error
     except (exceptions.UserError, exceptions.AgentRunError) as error:
         raise ModelFailed(f"{name}: {error}", model=name) from error
+    except AtollError:
+        raise
+    except Exception as error:
+        if but(error):
+            raise
+        # Clients take for granted that an answer is one: what else comes fails in them, each time in another way.
+        what = f"{type(error).__name__}: {error}"[:_TOLD]
+        raise ModelFailed(f"{name}: its answer cannot be understood ({what})", model=name) from error
 
 
 def _reason(error: exceptions.ModelAPIError) -> str:
@@ -172,6 +182,6 @@ def _said(error: exceptions.ModelAPIError) -> str:
         inner = body.get("error", body)
         message = inner.get("message") if isinstance(inner, dict) else None
         if isinstance(message, str) and message:
-            return f" ({message[:500]})"
+            return f" ({message[:_TOLD]})"
     status = getattr(error, "status_code", None)
     return f" (status {status})" if status else ""
