@@ -105,6 +105,11 @@ async def test_an_answer_that_breaks_off_is_asked_for_again(pool: Pool, anthropi
     assert answer.text == "A whole answer."
     assert len(api.requests) == 2
     assert [type(event) for event in events] == [TextEvent, TextEvent, RetryEvent, *[TextEvent] * 3, UsageEvent]
+    assert [event.reason for event in events if isinstance(event, RetryEvent)] == [
+        "the provider is overloaded; try again later (Overloaded)"
+        if breaks == "overloaded"
+        else "the provider cannot be reached, or the connection broke"
+    ]
 
 
 async def test_one_that_stays_overloaded_is_unavailable_and_nothing_is_lost(pool: Pool, anthropic: Anthropic) -> None:

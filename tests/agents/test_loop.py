@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -229,6 +230,16 @@ async def test_an_error_of_who_reads_the_events_is_theirs(pool: Pool) -> None:
     with pytest.raises(ZeroDivisionError):
         await agent.run("Go", on_event=fails)
 
+    class Leaves(BaseException):
+        pass
+
+    def leaves(event: Event) -> None:
+        if isinstance(event, ToolResultEvent):
+            raise Leaves
+
+    with pytest.raises(Leaves):
+        await agent.run("Go", on_event=leaves)
+
 
 async def test_an_answer_is_there_when_the_stream_has_ended(pool: Pool) -> None:
     async with atoll.Agent(says({"text": "Well then."}), pool.tools()).stream("Go") as stream:
@@ -256,6 +267,29 @@ async def test_a_conversation_is_saved_and_gone_on_with(pool: Pool, tmp_path: Pa
     loaded = atoll.History.load(path)
     assert (len(loaded), loaded.text) == (4, "Once.")
     assert (await atoll.Agent(model, pool.tools()).run("Once more", history=loaded)).text == "Again: kept\n"
+
+
+def test_what_others_put_in_its_way_neither_reads_nor_spoils_a_conversation(tmp_path: Path) -> None:
+    history, path, link = atoll.History(), tmp_path / "talk.json", tmp_path / "link"
+    (tmp_path / "talk.json.new").write_text("open to all")
+    history.save(path)
+    assert path.stat().st_mode & 0o777 == 0o600
+    link.symlink_to("talk.json")
+    path.write_text("replaced below")
+    history.save(link)
+    assert link.is_symlink()
+    assert len(atoll.History.load(path)) == 0
+    (tmp_path / "place").mkdir()
+    with pytest.raises(IsADirectoryError):
+        history.save(tmp_path / "place")
+    assert not list(tmp_path.glob(".atoll-*")), "nothing is left of what failed"
+
+
+@pytest.mark.parametrize("endless", ["fifo", "/dev/zero"])
+def test_what_has_no_end_is_no_conversation(tmp_path: Path, endless: str) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(atoll.InvalidRequest, match="it is no file"):
+        atoll.History.load(tmp_path / endless)
 
 
 @pytest.mark.parametrize(
@@ -443,6 +477,8 @@ async def test_values_that_were_kept_come_into_later_steps_and_other_variables_a
         ("a.toml", "[[step]]\ntxet = 'x'", r"step\.0\.txet"),
         ("a.toml", "[[step]\n", "not well-formed"),
         ("a.json", "{", "not well-formed"),
+        ("a.json", "[" * 100_000, "not well-formed"),
+        ("a.toml", "a = " + "[" * 10_000, "not well-formed"),
         ("a.toml", "[[conversation]]\nprompt = 'x'", r"conversation\.0\.step"),
         ("a.toml", "\udcff", "cannot be read"),
     ],

@@ -249,10 +249,10 @@ def test_a_conversation_is_kept_and_gone_on_with(atoll: Atoll, script: Any, tmp_
 
 
 def test_a_spent_budget_says_how_to_go_on_and_that_works(atoll: Atoll, script: Any, tmp_path: Path) -> None:
-    words = ("agent", "--model", script(HELLO), "--history", str(tmp_path / "kept.json"))
+    words = ("agent", "--model", script(HELLO), "--history", str(tmp_path / "kept talk.json"))
     done = atoll(*words, "--steps", "1", "hi", status=1)
     assert b"error: the run used up its 1 steps" in done.stderr
-    assert f"hint: go on with: atoll agent --history {tmp_path}/kept.json 'go on'" in done.stderr.decode()
+    assert f"hint: go on with: atoll agent --history '{tmp_path}/kept talk.json' 'go on'" in done.stderr.decode()
     assert atoll(*words, "go on").stdout == b"It is so.\n"
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import os
+import stat
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -110,15 +112,23 @@ class History:
             raise InvalidRequest(f"this conversation is damaged at messages.{where}: {first['msg']}") from None
 
     def save(self, path: Path | str) -> None:
-        """Write it to a file that its owner alone can read, whole or not at all."""
-        path = Path(path)
-        temporary = path.with_name(f"{path.name}.new")
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with open(descriptor, "w", encoding="utf-8") as file:
-            file.write(self.dump())
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        """Write it to a file that its owner alone can read, whole or not at all. A symlink stays one.
+
+        Raises:
+            OSError: it cannot be written. What was there before stays.
+        """
+        target = os.path.realpath(path)
+        # A name that nobody else can have thought of: what stands there already may be readable to others.
+        descriptor, temporary = tempfile.mkstemp(suffix=".new", prefix=".atoll-", dir=os.path.dirname(target))
+        try:
+            with open(descriptor, "w", encoding="utf-8") as file:
+                file.write(self.dump())
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, target)
+        except BaseException:
+            os.unlink(temporary)
+            raise
 
     @classmethod
     def load(cls, path: Path | str) -> Self:
@@ -128,13 +138,21 @@ class History:
             InvalidRequest: it cannot be read, or is no conversation.
         """
         try:
-            text = Path(path).read_text("utf-8")
+            text = _text(path)
         except (OSError, UnicodeDecodeError) as error:
             raise InvalidRequest(f"the conversation {path} cannot be read: {error}") from None
         try:
             return cls.parse(text)
         except InvalidRequest as error:
             raise InvalidRequest(f"{path}: {error.message}") from None
+
+
+def _text(path: Path | str) -> str:
+    # Opened so that a FIFO does not wait for somebody to write, and read only if it has an end.
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), encoding="utf-8") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError("it is no file")
+        return file.read()
 
 
 def interrupted(call: ToolCallPart) -> ToolReturnPart:

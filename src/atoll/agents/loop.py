@@ -436,7 +436,7 @@ class _Run:
                     if wait_s is None or not (broke_off and models.is_passing(error)):
                         raise
                     wait_s = min(error.retry_after or wait_s, _LONGEST_WAIT_S)
-                    await self._tell(RetryEvent(reason=str(error), wait_s=wait_s))
+                    await self._tell(RetryEvent(reason=models.reason(error), wait_s=wait_s))
                     await anyio.sleep(wait_s)
         raise AssertionError("the last try returns or raises")
 
@@ -510,7 +510,7 @@ class _Run:
             await self._agent.tools.handle_batch(
                 [(calls[index].tool_name, calls[index].args) for index in allowed], on_result=done
             )
-        except ExceptionGroup as group:  # of those that listen: calls never raise
+        except BaseExceptionGroup as group:  # of those that listen: calls never raise
             raise group.exceptions[0] from None
         finally:
             parts = [result or interrupted(call) for call, result in zip(calls, results, strict=True)]

@@ -141,7 +141,7 @@ def translating(model: Model, but: Callable[[Exception], bool]) -> Iterator[None
         yield
     except exceptions.ModelAPIError as error:
         kind = ModelUnavailable if is_passing(error) else ModelFailed
-        raise kind(f"{name}: {_reason(error)}", hint=str(error), model=name) from error
+        raise kind(f"{name}: {reason(error)}", hint=str(error)[:_TOLD], model=name) from error
     except (exceptions.UserError, exceptions.AgentRunError) as error:
         raise ModelFailed(f"{name}: {error}", model=name) from error
     except AtollError:
@@ -154,7 +154,8 @@ def translating(model: Model, but: Callable[[Exception], bool]) -> Iterator[None
         raise ModelFailed(f"{name}: its answer cannot be understood ({what})", model=name) from error
 
 
-def _reason(error: exceptions.ModelAPIError) -> str:
+def reason(error: exceptions.ModelAPIError) -> str:
+    """What went wrong, in our words, with some of the provider's."""
     for kind, words in _REASONS:
         if isinstance(error, kind):
             return words + _said(error)

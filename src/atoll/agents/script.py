@@ -112,7 +112,7 @@ class Script(_Part):
             wrong = error.errors()[0]
             where = ".".join(str(part) for part in wrong["loc"]) or "its top"
             raise InvalidRequest(f"the script {path} is wrong at {where}: {wrong['msg']}") from None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InvalidRequest(f"the script {path} is not well-formed: {error}") from None
 
     def said_to(self, prompt: str) -> Sequence[Step]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shlex
 import sys
 import time
 from dataclasses import dataclass
@@ -140,11 +141,10 @@ def _instructions(word: str | None) -> str:
 def _history(file: Path | None) -> History:
     if file is None:
         return History()
-    if file.exists():
-        return History.load(file)
-    if not file.parent.is_dir() or not os.access(file.parent, os.W_OK):
-        raise InvalidRequest(f"the conversation cannot be kept in {file}: {file.parent} is no directory to write to")
-    return History()
+    directory = Path(os.path.realpath(file)).parent
+    if not directory.is_dir() or not os.access(directory, os.W_OK):
+        raise InvalidRequest(f"the conversation cannot be kept in {file}: {directory} is no directory to write to")
+    return History.load(file) if file.exists() else History()
 
 
 # ------------------------------------------------------------------------------------------------------- conversation
@@ -253,21 +253,26 @@ class _Conversation:
             answer = stream.answer
             return answer
         finally:
-            if self._plan.history_file is not None:
-                self._plan.history.complete()
-                self._plan.history.save(self._plan.history_file)
-            spent = transcript.Spent(steps, self._plan.budget.spent - before, time.monotonic() - began)
-            with anyio.move_on_after(1, shield=True):
-                await self.shown.end(answer, spent)
+            try:
+                self._keep()
+            finally:
+                spent = transcript.Spent(steps, self._plan.budget.spent - before, time.monotonic() - began)
+                with anyio.move_on_after(1, shield=True):
+                    await self.shown.end(answer, spent)
+
+    def _keep(self) -> None:
+        if self._plan.history_file is not None:
+            self._plan.history.complete()
+            self._plan.history.save(self._plan.history_file)
 
     def _going_on(self) -> str:
         plan = self._plan
         if plan.history_file is None:
             return "--steps and --tokens allow more; with --history FILE and --session NAME a later run can go on"
-        words = ["atoll agent", "--history", str(plan.history_file)]
+        words = ["atoll", "agent", "--history", str(plan.history_file)]
         words += ["--session", plan.session] if plan.session else []
         words += ["--tokens", "N"] if plan.budget.is_spent else []
-        return f"go on with: {' '.join(words)} 'go on'"
+        return f"go on with: {shlex.join([*words, 'go on'])}"
 
     # --------------------------------------------------------------------------------------------------- asking
 
