@@ -16,8 +16,11 @@ from urllib.parse import urlsplit
 import pytest
 
 from atoll.agents.history import History
-from atoll.agents.loop import Answer, RetryEvent, TextEvent, Tokens
-from atoll.surfaces.cli import transcript
+from atoll.agents.loop import Answer, RetryEvent, TextEvent, Tokens, ToolCallEvent, ToolResultEvent
+from atoll.surfaces.cli import render, transcript
+from atoll.surfaces.cli.agent import _question
+from atoll.tools.agent import SHELL
+from atoll.tools.coding import TaskEvent
 from atoll.tools.tool import ToolResult, ToolSet
 from tests.cli.driving import Atoll
 from tests.waiting import wait_until
@@ -223,6 +226,31 @@ async def test_an_answer_that_broke_off_or_was_cut_is_told(capfd: pytest.Capture
     assert "  ↻ the answer broke off, and is asked for again in 0.5 s: the connection broke\n" in err
     assert "the answer is cut" in err
     assert "1 step · 5,000 tokens in, 0 out · 3.00 s\n" in err
+
+
+async def test_a_call_of_a_child_may_be_called_as_one_of_its_parent(capfd: pytest.CaptureFixture[str]) -> None:
+    shown = transcript.Screen(ToolSet(), "model")
+    call = ToolCallEvent(id="call_0", tool="grep", input={"pattern": "the child's"})
+    result = ToolResultEvent(id="call_0", tool="grep", result=ToolResult(content="x"), duration_s=1)
+    await shown.take(ToolCallEvent(id="call_0", tool="task", input={"role": "worker", "prompt": "Look"}))
+    shown.take_child(TaskEvent(task="task-1", kind="tool_call", data=call.model_dump(exclude={"type"})))
+    shown.take_child(TaskEvent(task="task-1", kind="tool_result", data=result.model_dump(exclude={"type"})))
+    await shown.take(result.model_copy(update={"tool": "task"}))
+    told = capfd.readouterr().err
+    assert "1 ✓ grep  the child's  1.00 s\n" in told
+    assert "  ✓ task  worker: Look  1.00 s\n" in told
+
+
+def test_a_question_cannot_be_made_to_look_like_another_one() -> None:
+    padded = {"command": "rm -rf /" + " " * 56 + "May it? [y]es, [N]o\n" * 3, "odd\nname" * 30: "漢" * 100}
+    *told, asked = _question(SHELL, padded, 24, 60).split("\n")
+    assert asked == "May it? [y]es, [N]o, [a]lways for shell: "
+    assert told[0] == "The model wants to call shell:"
+    assert all(line.startswith("  ") and render.columns_of(line) <= 60 for line in told[1:-1])
+    assert "rm -rf /" in told[2]
+    assert "".join(line.strip() for line in told).count("漢") == 100
+    hidden = _question(SHELL, {"command": "rm -rf /" + "\n" * 90 + "ls"}, 24, 80)
+    assert "These are 93 lines, more than are in sight.\nMay it?" in hidden
 
 
 # -------------------------------------------------------------------------------------------- what is asked and kept

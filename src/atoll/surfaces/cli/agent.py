@@ -34,6 +34,7 @@ from atoll.tools.vocabularies import choose, session_tools
 
 PROMPT_LIMIT_BYTES = 4 * 1024 * 1024
 """Of what is read from standard input: more than any model reads."""
+_MARGIN = "    "
 
 
 @dataclass(frozen=True)
@@ -282,7 +283,7 @@ class _Conversation:
             if tool.name in self._always:
                 return True
             self._keyboard.forget()  # What was typed before the question is no answer to it.
-            await self.shown.say(_question(tool, arguments))
+            await self.shown.say(_question(tool, arguments, *terminal.terminal_size()))
             typed = await self._keyboard.read()
             if not typed.endswith("\n"):
                 await self.shown.say("\n")
@@ -292,14 +293,30 @@ class _Conversation:
             return answer in {"y", "yes", "a", "always"}
 
 
-def _question(tool: Tool, arguments: dict[str, Any]) -> str:
-    """All that is going to be done, and not a part of it: the rest may be what matters."""
+def _question(tool: Tool, arguments: dict[str, Any], rows: int, columns: int) -> str:
+    """All that is going to be done, and not a part of it: the rest may be what matters.
+
+    What the model wrote stands behind a margin, however long its lines are: none of them looks like one of ours.
+    """
     lines = [f"The model wants to call {tool.name}:"]
     for name, value in arguments.items():
         text = value if isinstance(value, str) else repr(value)
-        shown = render.printable(text.expandtabs(4), lines=True).split("\n")
-        if len(shown) == 1:
-            lines.append(f"  {render.printable(name)}: {shown[0]}")
+        first, *rest = _folded(render.printable(text.expandtabs(4), lines=True), columns - len(_MARGIN))
+        called = f"  {render.printable(name)}:"
+        if rest or render.columns_of(called + first) >= columns:
+            lines += [*(f"  {part}" for part in _folded(called.strip(), columns - 2)), f"{_MARGIN}{first}"]
         else:
-            lines += [f"  {render.printable(name)}:", *(f"    {line}" for line in shown)]
+            lines.append(f"{called} {first}")
+        lines += [f"{_MARGIN}{line}" for line in rest]
+    if len(lines) >= rows:
+        lines.append(f"These are {len(lines):,} lines, more than are in sight.")
     return "\n".join(lines) + f"\nMay it? [y]es, [N]o, [a]lways for {tool.name}: "
+
+
+def _folded(text: str, columns: int) -> list[str]:
+    """The lines of `text`, in pieces that fit."""
+    found: list[str] = []
+    for line in text.split("\n"):
+        room = max(columns if line.isascii() else columns // 2, 1)  # some letters take two columns
+        found += [line[at : at + room] for at in range(0, len(line), room)] or [""]
+    return found

@@ -49,6 +49,8 @@ _TAIL = 3
 _FAILED_TAIL = 8
 """How many lines are shown of what a call gave."""
 _LOOKED_AT = 16_000
+_LONGEST = 1000
+"""How much is kept of what a line says: it is measured each time that it is drawn."""
 _SEQUENCE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -/]*[0-~])")
 _LAST_S = 1.0
 """How long a terminal that is stopped may hold up the end."""
@@ -223,7 +225,7 @@ class Screen(_Told):
         self._drawn = 0
         """Lines at the bottom that are going to be drawn over."""
         self._asked_at: float | None = None
-        self._calls: dict[str, _Call] = {}
+        self._calls: dict[tuple[str, str], _Call] = {}
         self._children: dict[str, _Child] = {}
 
     async def begin(self) -> None:
@@ -246,7 +248,8 @@ class Screen(_Told):
     async def _event(self, event: Event, child: _Child | None) -> None:
         match event:
             case ToolCallEvent():
-                call = self._calls[event.id] = _Call(*_named(event, None if child else self._tools), child)
+                call = _Call(*_named(event, None if child else self._tools), child)
+                self._calls[_key(event, child)] = call
                 self._asked_at = None
                 if not self._draws:
                     await self._print(self._line("·", call))
@@ -260,7 +263,7 @@ class Screen(_Told):
                 self._asked_at = None
 
     async def _result(self, event: ToolResultEvent, child: _Child | None) -> None:
-        call = self._calls.pop(event.id, None) or _Call(_harmless(event.tool), "", child)
+        call = self._calls.pop(_key(event, child), None) or _Call(_harmless(event.tool), "", child)
         failed, fact, lines = _outcome(event.result)
         mark = render.styled("✗", render.RED) if failed else render.styled("✓", render.GREEN)
         shown = [self._line(mark, call, ", ".join(filter(None, (fact, render.human_seconds(event.duration_s)))))]
@@ -343,8 +346,8 @@ class Screen(_Told):
             await self._print(self._styled(_harmless(about), render.DIM, child))
         elif told.kind == "ended":
             del self._children[child.id]
-            for id in [id for id, call in self._calls.items() if call.child is child]:
-                del self._calls[id]
+            for key in [key for key, call in self._calls.items() if call.child is child]:
+                del self._calls[key]
             if told.data["status"] != "completed":
                 await self._print(self._styled(_harmless(str(told.data["status"])), render.RED, child))
         elif told.kind in _CHILD_EVENTS:
@@ -443,6 +446,11 @@ _CHILD_EVENTS: Mapping[str, Any] = {
 }
 
 
+def _key(event: ToolCallEvent | ToolResultEvent, child: _Child | None) -> tuple[str, str]:
+    """Some servers count calls anew in each conversation: a child's may be called as its parent's."""
+    return ("" if child is None else child.id, event.id)
+
+
 def _elapsed(seconds: float) -> str:
     return f"{int(seconds)} s" if seconds < 60 else render.human_seconds(seconds)
 
@@ -469,13 +477,13 @@ _ABOUT: Mapping[str, str] = {
 
 def _named(event: ToolCallEvent, tools: ToolSet | None) -> tuple[str, str]:
     """What a call is called, and what it is about."""
-    tool = _harmless(event.tool)
+    tool = _harmless(event.tool[:_LONGEST])
     if isinstance(event.input, str):
         return tool, _first_line(event.input)
     given = {name: value for name, value in event.input.items() if value is not None}
     shown = _with_defaults(event.tool, given, tools)
     where = shown.get("sandbox") or (shown.get("name") if event.tool.startswith("sprite_") else None)
-    words = tool if where is None else f"{tool}  {_harmless(str(where))}"
+    words = tool if where is None else f"{tool}  {_harmless(str(where)[:_LONGEST])}"
     template = _ABOUT.get(event.tool)
     if template is None:
         return words, _first_line(str(given.get("path", "")))
@@ -525,7 +533,7 @@ def _last_lines(text: str, count: int) -> list[str]:
 
 def _first_line(text: str) -> str:
     first, *rest = text.strip().splitlines() or [""]
-    return _harmless(first[:_LOOKED_AT]) + (" …" if rest else "")
+    return _harmless(first[:_LONGEST]) + (" …" if rest else "")
 
 
 def _harmless(text: str, *, lines: bool = False) -> str:
