@@ -113,7 +113,9 @@ def _wrong(body: dict[str, Any], headers: Any) -> str | None:
         results = [block["tool_use_id"] for block in blocks if block["type"] == "tool_result"]
         if role == "user" and sorted(results) != sorted(open_calls):
             return f"messages.{index}: tool_use ids {sorted(open_calls)} have the results {sorted(results)}"
-        if any(block["type"] == "text" and not block["text"].strip() for block in blocks):
+        within = [block["content"] for block in blocks if isinstance(block.get("content"), list)]
+        told = [*blocks, *(block for content in within for block in content)]
+        if any(block["type"] == "text" and not block["text"].strip() for block in told):
             return f"messages.{index}: text content blocks must be non-empty"
         uses = [block for block in blocks if block["type"] == "tool_use"]
         if not all(TOOL_NAME.fullmatch(use["name"]) and isinstance(use["input"], dict) for use in uses):

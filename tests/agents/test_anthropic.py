@@ -10,6 +10,7 @@ import pytest
 import atoll
 from atoll.agents.loop import Event, RetryEvent, TextEvent, ThinkingEvent, ToolCallEvent, ToolResultEvent, UsageEvent
 from atoll.contract.errors import BudgetSpent, ModelFailed, ModelUnavailable
+from atoll.tools.tool import Input, TextPart, Tool, ToolResult, ToolSet
 from tests.agents.conftest import Anthropic
 from tests.agents.messages_api import OVERLOADED, Raw, Refuse, Say
 
@@ -201,6 +202,17 @@ async def test_what_a_provider_would_refuse_to_hear_again_does_not_end_a_convers
     assert len({event.id for event in events if isinstance(event, ToolResultEvent)}) == len(said.calls)
     json.dumps([event.model_dump(mode="json") for event in events], allow_nan=False)
     assert len(atoll.History.parse(history.dump())) == 4
+
+
+@pytest.mark.parametrize("said", ["", " \n", ToolResult(content=()), ToolResult(content=(TextPart(text=""),))])
+async def test_a_result_that_says_nothing_is_given_as_such(anthropic: Anthropic, said: str | ToolResult) -> None:
+    async def handle(ask: Input, context: None) -> str | ToolResult:
+        return said
+
+    api = anthropic([Say("", [("mute", {})]), Say("Well.")])
+    answer = await atoll.Agent(MODEL, ToolSet([Tool("mute", "Says nothing.", Input, None, handle)])).run("Hello")
+    assert (answer.text, api.complaints) == ("Well.", [])
+    assert results(api.requests[1])[0]["content"][0]["text"] == "[blank]"
 
 
 @pytest.mark.parametrize("streams", [True, False], ids=["streaming", "whole"])

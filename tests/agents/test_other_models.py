@@ -77,3 +77,22 @@ def test_a_key_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, model: 
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(atoll.InvalidRequest, match=f"(?s){variable}.*script:FILE"):
         atoll.Agent(model)
+
+
+@pytest.mark.parametrize(
+    ("model", "variable", "value"),
+    [
+        ("anthropic:x", "ANTHROPIC_BASE_URL", "http://[::1"),
+        ("openai:x", "OPENAI_BASE_URL", "::"),
+        ("anthropic:x", "ALL_PROXY", "wat://x"),
+        ("bedrock:x", "AWS_DEFAULT_REGION", "no such region"),
+    ],
+)
+def test_an_environment_that_means_nothing_is_told(
+    monkeypatch: pytest.MonkeyPatch, model: str, variable: str, value: str
+) -> None:
+    for name in ("ANTHROPIC_API_KEY", "OPENAI_API_KEY"):
+        monkeypatch.setenv(name, "test-key")
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(atoll.InvalidRequest, match=f"{model} cannot be used as the environment is"):
+        atoll.Agent(model)

@@ -527,6 +527,8 @@ class _Run:
 _CUT_OFF = "not done: the answer reached the most that may be said at once in the middle of this call; call with less"
 _CUTS = {"length", "content_filter", "error"}
 """Ends of an answer that may be in the middle of a call."""
+_BLANK = "[blank]"
+"""What is said of a result that says nothing: providers refuse blank texts."""
 _ENDED = {"length": "length", "content_filter": "filtered"}
 
 
@@ -610,12 +612,14 @@ def _told(call: ToolCallPart) -> dict[str, Any] | str:
 
 
 def _return(call: ToolCallPart, result: ToolResult, outcome: Any) -> ToolReturnPart:
-    content: Any = result.content
-    if not isinstance(content, str):
+    if isinstance(result.content, str):
+        content: Any = result.content if result.content.strip() else _BLANK
+    else:
         content = [
             BinaryContent.from_data_uri(f"data:{part.mime_type};base64,{part.data}")
             if isinstance(part, ImagePart)
             else part.text
-            for part in content
-        ]
+            for part in result.content
+            if isinstance(part, ImagePart) or part.text.strip()
+        ] or _BLANK
     return ToolReturnPart(call.tool_name, content, call.tool_call_id, outcome=outcome)

@@ -53,6 +53,11 @@ def resolve(model: str | Model) -> Model:
         # What pydantic-ai says is for who writes programs with it.
         needs = _NEEDS.get(kind, str(error))
         raise InvalidRequest(f"{model} cannot be used: {needs}. Other models are {KINDS}") from error
+    except AtollError:
+        raise
+    except Exception as error:
+        # Clients fail in their own ways at settings of the environment: an address, a proxy, a region.
+        raise InvalidRequest(f"{model} cannot be used as the environment is: {error}") from error
 
 
 def _anthropic(name: str) -> Model:
@@ -151,7 +156,7 @@ def translating(model: Model, but: Callable[[Exception], bool]) -> Iterator[None
             raise
         # Clients take for granted that an answer is one: what else comes fails in them, each time in another way.
         what = f"{type(error).__name__}: {error}"[:_TOLD]
-        raise ModelFailed(f"{name}: its answer cannot be understood ({what})", model=name) from error
+        raise ModelFailed(f"{name}: asking it failed, or its answer is none ({what})", model=name) from error
 
 
 def reason(error: exceptions.ModelAPIError) -> str:
