@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
-from pydantic_ai.messages import ModelRequest, ToolReturnPart
+from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, ToolReturnPart
+from pydantic_ai.models.function import AgentInfo, FunctionModel
 
 import atoll
 from atoll.agents.loop import CALLS, Event, TextEvent, ToolCallEvent, ToolResultEvent
@@ -89,6 +90,18 @@ async def test_more_calls_than_one_answer_may_make_are_not_made(pool: Pool) -> N
     model = says({"call": writes}, {"expect": {"result": expected}, "text": "Enough."})
     assert (await atoll.Agent(model, pool.tools()).run("Go")).text == "Enough."
     assert len(await (await pool.get()).files.list("/home/user/many")) == CALLS
+
+
+async def test_an_answer_that_its_provider_gave_up_is_asked_for_again() -> None:
+    tries: list[str] = []
+
+    async def gives_up(messages: list[ModelMessage], about: AgentInfo) -> ModelResponse:
+        tries.append("x")
+        return ModelResponse(parts=[TextPart("Half")], finish_reason="error" if len(tries) == 1 else "stop")
+
+    events: list[Event] = []
+    await atoll.Agent(FunctionModel(gives_up)).run("Hello", on_event=events.append)
+    assert [event.type for event in events] == ["text", "retry", "text", "usage"]
 
 
 async def test_no_tools_are_a_plain_conversation() -> None:

@@ -430,7 +430,12 @@ class _Run:
             for wait_s in (*_WAITS_S, None):
                 self._begun = False
                 try:
-                    return _sound(await (self._streamed() if self._streams else self._whole()))
+                    response = await (self._streamed() if self._streams else self._whole())
+                    if self._broke_off(response):
+                        raise exceptions.ModelConnectionError(
+                            self._model.model_name, "the answer ended before it was whole", in_stream=True
+                        )
+                    return _sound(response)
                 except exceptions.ModelAPIError as error:
                     broke_off = self._begun or error.in_stream
                     if wait_s is None or not (broke_off and models.is_passing(error)):
@@ -466,11 +471,15 @@ class _Run:
                 said = _said(event)
                 if said is not None:
                     await self._tell(said)
-            response = stream.get()
-        if self._model.provider is not None and not _says_why(response):
-            reason = "the answer ended before it was whole"
-            raise exceptions.ModelConnectionError(self._model.model_name, reason, phase="read", in_stream=True)
-        return response
+            return stream.get()
+
+    def _broke_off(self, response: ModelResponse) -> bool:
+        """Whether this is a part of an answer. Every provider ends a stream with the reason why it ends: without one,
+        somebody between has cut it."""
+        if response.finish_reason is not None:
+            return response.finish_reason == "error"
+        told = "finish_reason" in (response.provider_details or {})  # in words that pydantic-ai does not know
+        return self._streams and self._model.provider is not None and not told
 
     # --------------------------------------------------------------------------------------------------- calling
 
@@ -525,7 +534,7 @@ class _Run:
 
 
 _CUT_OFF = "not done: the answer reached the most that may be said at once in the middle of this call; call with less"
-_CUTS = {"length", "content_filter", "error"}
+_CUTS = {"length", "content_filter"}
 """Ends of an answer that may be in the middle of a call."""
 _BLANK = "[blank]"
 """What is said of a result that says nothing: providers refuse blank texts."""
@@ -539,11 +548,6 @@ def _definition(tool: Tool) -> ToolDefinition:
         parameters_json_schema=tool.input_schema(),
         strict=False,  # strict schemas have no optional fields: all defaults would be lost
     )
-
-
-def _says_why(response: ModelResponse) -> bool:
-    """Whether an answer says why it ended. All providers do, and so one that does not was cut by somebody between."""
-    return response.finish_reason is not None or "finish_reason" in (response.provider_details or {})
 
 
 def _sound(response: ModelResponse) -> ModelResponse:
