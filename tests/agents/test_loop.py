@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, ToolReturnPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
@@ -15,7 +17,7 @@ from pydantic_ai.models.function import AgentInfo, FunctionModel
 import atoll
 from atoll.agents.loop import CALLS, Event, TextEvent, ToolCallEvent, ToolResultEvent
 from atoll.agents.script import Script, scripted
-from atoll.tools.tool import Tool
+from atoll.tools.tool import Input, Tool, ToolSet
 from tests.agents.conftest import Anthropic
 from tests.agents.messages_api import Say
 from tests.waiting import eventually
@@ -223,6 +225,28 @@ async def test_a_run_that_is_cancelled_ends_what_runs(pool: Pool) -> None:
         group.cancel_scope.cancel()
     assert not await is_sleeping(pool)
     assert outcomes(history) == ["interrupted"]
+
+
+async def test_wherever_a_run_is_left_its_conversation_can_be_gone_on_with(anthropic: Anthropic) -> None:
+    async def waits(ask: Input, context: None) -> str:
+        await anyio.lowlevel.checkpoint()
+        return "waited"
+
+    api = anthropic([])
+    agent = atoll.Agent("anthropic:x", ToolSet([Tool("wait", "Waits.", Input, None, waits)]))
+    calls: Any = [("wait", {}), ("wait", {}), ("none", {})]
+    for events in itertools.count():
+        history = atoll.History()
+        api.answers = [Say("I wait.", calls, thinking="Hm"), Say("", [("wait", {})]), Say("So.")]
+        async with agent.stream("Go", history=history) as stream:
+            for _ in range(events):
+                if await anext(stream, None) is None:
+                    assert events > 10
+                    return
+        if history:  # else it was left before it began
+            api.answers = [Say("", [("wait", {})]), Say("On.")]
+            answer = await agent.run("Go on", history=atoll.History.parse(history.dump()))
+            assert (answer.text, api.complaints) == ("On.", []), f"left after {events} events"
 
 
 async def test_an_error_of_who_reads_the_events_is_theirs(pool: Pool) -> None:

@@ -344,6 +344,22 @@ def test_a_signal_ends_it_with_its_sandboxes_and_keeps_the_conversation(
     assert atoll(*words, "go on").stdout == b"I was interrupted.\n"
 
 
+def test_a_conversation_that_cannot_be_kept_is_told_after_how_it_ended(
+    atoll: Atoll, script: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "place").mkdir()
+    started = atoll.start("agent", "--model", script(LONG), "--history", str(tmp_path / "place" / "kept.json"), "hi")
+    started.read_until(b"This takes long.")
+    wait_until(lambda: any(atoll.runs(name, "sleep 4321") for name in sessions(atoll)), "the command runs")
+    (tmp_path / "place").rmdir()
+    started.send_signal(signal.SIGTERM)
+    assert started.wait() == 1
+    *_, ended, _, error = started.errors().decode().splitlines()
+    assert ended.endswith("cut off")
+    assert error.startswith(f"error: {tmp_path}/place/")
+    assert sessions(atoll) == []
+
+
 def test_on_a_terminal_turns_are_typed_and_ctrl_c_ends_one(atoll: Atoll, script: Any, tmp_path: Path) -> None:
     session, kept = atoll.new_name(), tmp_path / "kept.json"
     terminal = atoll.terminal(
