@@ -167,7 +167,9 @@ async def test_a_call_that_was_cut_off_is_not_made(pool: Pool, anthropic: Anthro
 async def test_a_call_of_an_answer_that_was_withheld_is_not_made(pool: Pool, anthropic: Anthropic) -> None:
     api = anthropic([Say("", [("shell", {"command": "echo done"})], stop_reason="refusal"), Say("Well.")])
     await play(pool, "Hello", streams=True)
-    assert results(api.requests[1])[0]["is_error"]
+    (withheld,) = results(api.requests[1])
+    assert withheld["is_error"]
+    assert "withheld the rest of the answer" in str(withheld["content"])
 
 
 async def test_a_call_of_a_stream_that_ended_in_its_middle_is_not_made(pool: Pool, anthropic: Anthropic) -> None:

@@ -379,7 +379,7 @@ class _Run:
                 ended: Any = _ENDED.get(response.finish_reason or "stop", "done")
                 return Answer(response.text or "", ended, step, self._tokens, self._history)
             if calls:
-                await self._call(calls, cut=response.finish_reason in _CUTS)
+                await self._call(calls, cut=_CUTS.get(response.finish_reason or ""))
         raise self._spent(f"{self._agent.steps} steps", self._agent.steps)
 
     def _begin(self, prompt: str | None) -> None:
@@ -483,8 +483,9 @@ class _Run:
 
     # --------------------------------------------------------------------------------------------------- calling
 
-    async def _call(self, calls: Sequence[ToolCallPart], *, cut: bool) -> None:
-        """Do what the model called for, and add the results to the conversation, however this ends."""
+    async def _call(self, calls: Sequence[ToolCallPart], *, cut: str | None) -> None:
+        """Do what the model called for, and add the results to the conversation, however this ends. `cut` says why the
+        last one may not be whole."""
         results: list[ToolReturnPart | None] = [None] * len(calls)
         began = time.monotonic()
 
@@ -505,8 +506,8 @@ class _Run:
                     await ended(index, failure("not done: the budget of tokens is spent", "budget_spent"), "denied")
                 elif index >= CALLS:
                     await ended(index, failure(f"not done: one answer may make {CALLS} calls", "too_many_calls"))
-                elif cut and index == len(calls) - 1:
-                    await ended(index, failure(_CUT_OFF, "cut_off"))
+                elif cut is not None and index == len(calls) - 1:
+                    await ended(index, failure(f"not done: {cut} in the middle of this call", "cut_off"))
                 elif await self._is_allowed(call):
                     allowed.append(index)
                 else:
@@ -533,8 +534,10 @@ class _Run:
         return arguments is None or await approve(self._agent.tools[name], arguments)  # what is no input fails anyway
 
 
-_CUT_OFF = "not done: the answer reached the most that may be said at once in the middle of this call; call with less"
-_CUTS = {"length", "content_filter"}
+_CUTS = {
+    "length": "call with less: the answer reached the most that may be said at once",
+    "content_filter": "the provider withheld the rest of the answer",
+}
 """Ends of an answer that may be in the middle of a call."""
 _BLANK = "[blank]"
 """What is said of a result that says nothing: providers refuse blank texts."""

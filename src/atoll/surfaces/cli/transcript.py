@@ -477,7 +477,7 @@ _ABOUT: Mapping[str, str] = {
 
 def _named(event: ToolCallEvent, tools: ToolSet | None) -> tuple[str, str]:
     """What a call is called, and what it is about."""
-    tool = _harmless(event.tool[:_LONGEST])
+    tool = _harmless(event.tool)
     if isinstance(event.input, str):
         return tool, _first_line(event.input)
     given = {name: value for name, value in event.input.items() if value is not None}
