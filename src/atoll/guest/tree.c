@@ -124,7 +124,9 @@ static bool take_census(struct census *census)
         memcpy(path + length, "/stat", 6);
         struct process *process = &census->at[census->count];
         *process = (struct process){0};
-        if (read_stat(dirfd(list), path, process))
+        /* gVisor gives the number 0 to one that has just been reaped, which is also that of the first process's parent:
+         * with it in the census, everything would be below whoever had it as a child. */
+        if (read_stat(dirfd(list), path, process) && process->pid == atoi(entry->d_name))
             census->count++;
     }
     closedir(list);
