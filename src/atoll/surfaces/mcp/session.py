@@ -78,14 +78,10 @@ async def opened(runtime: Runtime, offer: Offer, name: str | None = None) -> Asy
         InvalidRequest: the name or an option is not allowed, or the vocabularies do not go together.
     """
     chosen = choose(offer.tools)
-    id = name or f"mcp-{secrets.token_hex(8)}"
-    async with runtime.pool(id, temporary=name is None, **offer.options) as pool:
-        try:
-            yield Served(pool, chosen, kept=name is not None).server
-        finally:
-            if name is not None:
-                with anyio.CancelScope(shield=True):
-                    await pool.sleep()
+    kept = name is not None
+    id = f"mcp-{secrets.token_hex(8)}" if name is None else name
+    async with runtime.pool(id, temporary=not kept, sleeps=kept, **offer.options) as pool:
+        yield Served(pool, chosen, kept=kept).server
 
 
 def _instructions(chosen: Sequence[str], *, kept: bool) -> str:
