@@ -77,6 +77,13 @@ async def test_without_the_token_nobody_is_let_in(host: Runtime) -> None:
         http.client.headers = {"Authorization": f"Bearer {TOKEN}"}
         await http.begin()
         assert (await http.shell("echo in"))["stdout"] == "in\n"
+        http.client.headers = {
+            "Authorization": f"Bearer {TOKEN}",
+            "Host": "mcp.example.com",
+        }  # that of a server in front
+        assert (await http.post("tools/list")).status_code == 200
+        http.client.headers |= {"Origin": "http://evil.example"}
+        assert (await http.post("tools/list")).status_code == 403
         http.client.headers = {}
         assert (await http.post("tools/list")).status_code == 401  # the session's id is no way in
 
