@@ -27,7 +27,7 @@ BOUND_S = 10.0
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _KEPT = (
-    *("sandboxes", "names", "ids", "transient", "waiting", "together", "under-way", "sessions", "shelves"),
+    *("sandboxes", "names", "ids", "transient", "waiting", "together", "under-way", "sessions", "kept", "shelves"),
     *("layers", "checkpoints"),
     *("run/crun", "run/runc", "run/runsc"),
 )

@@ -64,6 +64,7 @@ def test_help_imports_neither_pydantic_nor_asyncio_nor_rich() -> None:
         (["mcp", "--tools", "agnet"], "did you mean 'agent'?"),
         (["mcp", "--tools", ","], "no set of tools"),
         (["mcp", "--http", "here"], "an address and a port"),
+        (["mcp", "--http", ""], "an address and a port"),
         (["mcp", "--http", "--session", "x"], "--session is for one client"),
         (["mcp", "--idle", "3s"], "--idle goes with --http"),
         (["mcp", "--secret", "KEY=-@example.com"], "standard input is the client's"),

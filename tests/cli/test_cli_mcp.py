@@ -23,6 +23,10 @@ def test_what_others_could_reach_needs_a_token(atoll: Atoll) -> None:
     assert b"ATOLL_MCP_TOKEN" in done.stderr
 
 
+def test_an_empty_name_is_no_name_for_a_session(atoll: Atoll) -> None:
+    assert b"'' is not a session's id" in atoll("mcp", "--session", "", status=1).stderr
+
+
 def test_on_a_terminal_it_says_whom_it_waits_for(atoll: Atoll) -> None:
     terminal = atoll.terminal("mcp")
     terminal.read_until(b"waits for its messages")

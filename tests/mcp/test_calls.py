@@ -79,12 +79,14 @@ async def test_what_is_no_message_is_told_so_and_ends_nothing(program: Program) 
             (b"[" * 100_000, None, -32700),
             (b"[]", None, -32600),
             (b'{"jsonrpc":"2.0","id":7,"method":5}', 7, -32600),
+            (b'{"jsonrpc":"2.0","id":1.5,"method":"ping"}', None, -32600),
+            (b'{"jsonrpc":"2.0","id":null,"method":"ping"}', None, -32600),
             (b'"' + b"x" * (16 * 1024 * 1024) + b'"', None, -32600),
         ):
             await raw.send(said)
             answer = await raw.receive()
             assert (answer["id"], answer["error"]["code"]) == (id, code), said[:40]
-        await raw.send(b"", b"   ")
+        await raw.send(b"", b"   ", b'{"jsonrpc":"2.0","id":7,"error":{"code":1,"message":"not to be sent back"}}')
         await raw.begin()
         for request, code in (
             ({"jsonrpc": "2.0", "id": 8, "method": "nonsense"}, -32601),
@@ -96,6 +98,28 @@ async def test_what_is_no_message_is_told_so_and_ends_nothing(program: Program) 
             assert (answer["id"], answer["error"]["code"]) == (8, code), request
         result = await raw.ask("tools/call", name="shell", arguments={"command": "echo still here"})
         assert result["structuredContent"]["stdout"] == "still here\n"
+        await raw.process.stdin.aclose()  # type: ignore[union-attr]
+        assert await raw.process.wait() == 0
+
+
+async def test_only_so_many_requests_wait_at_once_and_the_next_are_told(program: Program) -> None:
+    async with started(program.state_dir, words=program.words) as raw:
+        await raw.begin()
+        call = {"name": "shell", "arguments": {"command": "sleep 4711"}}
+        await raw.send(*({"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": call} for id in range(258)))
+        for _ in range(2):
+            refused = await raw.receive()
+            assert (refused["id"] >= 256, refused["error"]["code"]) == (True, -32603)
+            assert "256 requests wait" in refused["error"]["message"]
+        # What is cancelled does not wait, though it is not answered.
+        note = {"jsonrpc": "2.0", "method": "notifications/cancelled"}
+        await raw.send(*({**note, "params": {"requestId": id}} for id in range(256)))
+
+        async def answered() -> bool:
+            await raw.send({"jsonrpc": "2.0", "id": 300, "method": "ping"})
+            return "result" in await raw.receive()
+
+        await eventually(answered, "there is room again")
         await raw.process.stdin.aclose()  # type: ignore[union-attr]
         assert await raw.process.wait() == 0
 

@@ -40,6 +40,32 @@ async def test_pages_that_have_a_name_point_here_are_not_let_in(host: Runtime) -
                 assert "2025-11-25" in told["error"]["data"]["supported"]
 
 
+NO_HANDSHAKES = (
+    ("GET", b"", 400),
+    ("DELETE", b"", 400),
+    ("OPTIONS", b"", 405),
+    ("POST", b"", 400),
+    ("POST", b"[]", 400),
+    ("POST", b'{"jsonrpc":"2.0","id":1,"method":"tools/list"}', 400),
+    ("POST", b'{"jsonrpc":"2.0","method":"notifications/initialized"}', 400),
+    ("POST", b'{"jsonrpc":"2.0","id":1,"method":"initialize","params":{}}', 400),
+)
+
+
+async def test_only_a_handshake_begins_a_session(host: Runtime) -> None:
+    async with listening(host, sessions=1) as url, by_hand(url) as http:
+        for method, body, status in NO_HANDSHAKES:
+            answer = await http.client.request(method, url, content=body, headers=http.headers)
+            assert answer.status_code == status, (method, body, answer.text)
+            assert "Mcp-Session-Id" not in answer.headers
+            assert not list((host.state_dir / "sessions").iterdir())
+        await http.begin()
+        # There is nothing to go on with, and it is no error to ask.
+        since = {**http.headers, "Last-Event-ID": "1"}
+        async with http.client.stream("GET", url, headers=since) as answer:
+            assert answer.status_code == 200
+
+
 async def test_without_the_token_nobody_is_let_in(host: Runtime) -> None:
     async with listening(host, token=SecretStr(TOKEN)) as url, by_hand(url) as http:
         for wrong in (None, "Bearer", "Bearer wrong", f"Basic {TOKEN}", f"Bearer {TOKEN}x", "Bearer caf\xe9"):
@@ -51,6 +77,13 @@ async def test_without_the_token_nobody_is_let_in(host: Runtime) -> None:
         http.client.headers = {"Authorization": f"Bearer {TOKEN}"}
         await http.begin()
         assert (await http.shell("echo in"))["stdout"] == "in\n"
+        http.client.headers = {
+            "Authorization": f"Bearer {TOKEN}",
+            "Host": "mcp.example.com",
+        }  # that of a server in front
+        assert (await http.post("tools/list")).status_code == 200
+        http.client.headers |= {"Origin": "http://evil.example"}
+        assert (await http.post("tools/list")).status_code == 403
         http.client.headers = {}
         assert (await http.post("tools/list")).status_code == 401  # the session's id is no way in
 
@@ -68,6 +101,12 @@ async def test_nobody_listens_beyond_this_machine_without_a_token(host: Runtime)
     with pytest.raises(InvalidRequest, match="needs a token"):
         app(host, hosts=None)
     app(host, hosts=None, token=SecretStr(TOKEN))
+    for wrong in ("", " " * 20, f"{TOKEN}\n", "short"):
+        with pytest.raises(InvalidRequest, match="16 characters or more"):
+            app(host, hosts=None, token=SecretStr(wrong))
+    for host_and_port in ("localhost:8000", "http://localhost", "[::1]", ""):
+        with pytest.raises(InvalidRequest, match="without a port"):
+            app(host, hosts=["localhost", "::1", "Example.COM", host_and_port])
 
 
 def test_a_token_that_is_too_short_is_refused_and_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
+import anyio
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mcp.server.lowlevel import Server
 
 from atoll.surfaces.mcp import stdio
+from tests.waiting import BOUND_S
 
 
 async def _split(pieces: Sequence[bytes]) -> list[bytes | None]:
@@ -35,3 +39,21 @@ async def test_lines_are_the_same_wherever_they_were_cut_and_long_ones_are_told(
 def test_whatever_a_line_is_it_is_a_message_or_answered(line: bytes) -> None:
     answer = stdio._read(line)
     assert answer is None or answer.jsonrpc == "2.0"
+
+
+async def test_a_client_that_asks_on_and_reads_nothing_is_not_served_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stdio, "UNREAD_S", 0.1)
+    asked = 0
+
+    async def received() -> AsyncIterator[bytes]:
+        nonlocal asked
+        while True:
+            asked += 1
+            yield b'{"jsonrpc":"2.0","id":%d,"method":"ping"}\n' % asked
+
+    async def send(_data: bytes) -> None:
+        await anyio.sleep_forever()
+
+    with anyio.fail_after(BOUND_S):
+        await stdio.serve(Server[Any]("test"), received(), send)
+    assert asked <= stdio.WAITING + 2

@@ -17,7 +17,7 @@ MAKE = r"""
 printf 'text\n' > plain; printf '{"a": 1}' > data.json; printf '\211PNG\r\n\032\n\000\001' > image.txt; : > empty
 printf 'text\n' > picture.png; printf 'x' > 'a b#c?d%e'; printf 'x' > "$(printf 'caf\351')"; mkdir dir; mkfifo fifo
 ln -s /proc/sys/kernel/hostname link; ln -s loop loop; truncate -s 4194305 large; truncate -s 4194304 fits
-printf 'closed' > closed; chmod 0 closed
+printf 'closed' > closed; chmod 0 closed; printf 'x' > "$(printf 'a\033[2J\342\200\256b\nc')"
 """
 
 
@@ -82,6 +82,7 @@ async def test_files_at_home_are_listed_and_can_be_read_as_they_are_listed(clien
     listed = {each.uri: each for each in (await client.list_resources()).resources}
     assert listed["sandbox://default/home/user/plain"].size == 5
     assert "sandbox://default/home/user/fifo" not in listed
+    assert listed["sandbox://default/home/user/a%1B%5B2J%E2%80%AEb%0Ac"].name == "default:a[2Jbc"
     for uri in listed:
         if not uri.endswith(("/large", "/closed")):
             await client.read_resource(uri)

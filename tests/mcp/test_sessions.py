@@ -146,14 +146,17 @@ async def test_a_client_that_is_killed_leaves_no_server_and_no_sandbox(host: Run
     assert await _none(host)
 
 
-async def test_a_named_session_finds_its_sandboxes_again_and_they_sleep_meanwhile(
+async def test_a_named_session_finds_its_sandboxes_again_and_they_sleep_when_nobody_has_it(
     host: Runtime, program: Program
 ) -> None:
     server = program("--session", "diary")
     async with Client(server) as client:
-        await shell(client, "echo kept > file")
+        await shell(client, "echo kept > file; sleep 4711 > /dev/null 2>&1 & echo $! > pid")
         assert client.instructions is not None
         assert "kept for the next time" in client.instructions
+        async with Client(server) as other:
+            assert await shell(other, "cat file") == "kept\n"
+        await shell(client, "kill -0 $(cat pid)")  # what it began goes on, though another has left the session
     (info,) = await host.list()
     assert (info.name, info.status) == ("diary.default", "cold")
     async with Client(server) as client:

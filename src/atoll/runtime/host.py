@@ -555,11 +555,14 @@ class Runtime:
         return slept
 
     @contextlib.asynccontextmanager
-    async def pool(self, session_id: str, *, temporary: bool = False, **options: Any) -> AsyncIterator[Pool]:
+    async def pool(
+        self, session_id: str, *, temporary: bool = False, sleeps: bool = False, **options: Any
+    ) -> AsyncIterator[Pool]:
         """The sandboxes of one session. While it is open, those that nobody uses go to sleep.
 
-        They stay when it ends. Of a `temporary` one, nothing does: its sandboxes and their checkpoints go with it or,
-        if this process is killed, when the state directory is next used.
+        They stay when it ends; where it `sleeps`, they go to sleep, unless somebody else has the session open. Of a
+        `temporary` one, nothing stays: its sandboxes and their checkpoints go with it or, if this process is killed,
+        when the state directory is next used.
 
         `options` are those of `Pool`: `image`, `limits`, `env`, `secrets`, `secret_env`, `user`, `runtime`,
         `pause_after_s`, `network` and `sleep_after_s`, ten minutes when it is not said.
@@ -577,7 +580,9 @@ class Runtime:
             with scope:
                 await pool.reap()
 
-        async with self.sessions.temporary(session_id) if temporary else contextlib.nullcontext():
+        kept = partial(self.sessions.kept, when_deserted=pool.sleep if sleeps else None)
+        have = self.sessions.temporary if temporary else kept
+        async with have(session_id):
             self._tasks.start_soon(reap)
             try:
                 yield pool
@@ -891,13 +896,13 @@ class Runtime:
             raise SandboxNotFound(name, [n for n in self._records.names() if n != name])
         return self._sandbox(manifest, self._choose(manifest.runtime))
 
-    async def list(self) -> builtins.list[SandboxInfo]:
-        """All sandboxes, by name."""
-        return await anyio.to_thread.run_sync(self._list)
+    async def list(self, prefix: str = "") -> builtins.list[SandboxInfo]:
+        """All sandboxes whose names begin with `prefix`, by name."""
+        return await anyio.to_thread.run_sync(self._list, prefix)
 
-    def _list(self) -> builtins.list[SandboxInfo]:
+    def _list(self, prefix: str) -> builtins.list[SandboxInfo]:
         found = []
-        for name in self._records.names():
+        for name in filter(lambda name: name.startswith(prefix), self._records.names()):
             with contextlib.suppress(SandboxNotFound):
                 manifest = self._records.read(self._records.lookup(name))
                 if manifest is not None:

@@ -187,21 +187,18 @@ class Pool:
 
     async def list(self) -> list[PooledSandbox]:
         """The session's sandboxes, by name."""
-        found = []
-        for info in await self._runtime.list():
-            session, _, name = info.name.partition(".")
-            if session == self.session_id and name:
-                found.append(
-                    PooledSandbox(
-                        name=name,
-                        id=info.id,
-                        image=info.image,
-                        status=info.status,
-                        created_at=info.created_at,
-                        last_used_at=info.last_used_at,
-                    )
-                )
-        return found
+        prefix = f"{self.session_id}."
+        return [
+            PooledSandbox(
+                name=info.name.removeprefix(prefix),
+                id=info.id,
+                image=info.image,
+                status=info.status,
+                created_at=info.created_at,
+                last_used_at=info.last_used_at,
+            )
+            for info in await self._runtime.list(prefix)
+        ]
 
     async def destroy(self, name: str = DEFAULT) -> None:
         """End a sandbox and remove all of it.

@@ -1,10 +1,11 @@
-"""Sessions that end with the process that has them, also when that is killed.
+"""Who has a session: one that ends with its process, also when that is killed, or one that is kept.
 
 Knows the lease that says that somebody lives who has a session, and what is a session's. Refuses to know what a session
 is for, and how its sandboxes are ended (`host.py`).
 
     sessions/<session>  in the state directory, locked by who has it. What stands here and is not locked was left by
                         somebody who died, and is ended by whoever next puts things in order
+    kept/<session>      the same of a session that is kept, which several may have at once. Its being here says nothing
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ class Sessions:
         delete: Callable[[str], Awaitable[None]],
     ) -> None:
         self._root = state_dir / "sessions"
-        self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._kept = state_dir / "kept"
+        for directory in (self._root, self._kept):
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._names = names
         self._checkpoints = checkpoints
         self._destroy = destroy
@@ -49,12 +52,32 @@ class Sessions:
         Raises:
             SandboxError: somebody else has it, or something of it could not be ended; others will try that again.
         """
-        async with self._leased(session, _PATIENCE_S):
+        async with self._leased(self._root / session, _PATIENCE_S):
             try:
                 yield
             finally:
                 with anyio.CancelScope(shield=True):
                     await self._end(session)
+
+    @contextlib.asynccontextmanager
+    async def kept(self, session: str, *, when_deserted: Callable[[], Awaitable[None]] | None) -> AsyncIterator[None]:
+        """Have a session, as others may at the same time. `when_deserted` is called when the context ends and nobody
+        else has it."""
+        try:
+            async with self._leased(self._kept / session, _PATIENCE_S, shared=True):
+                yield
+        finally:
+            with anyio.CancelScope(shield=True):
+                if await self._is_deserted(session) and when_deserted is not None:
+                    await when_deserted()
+
+    async def _is_deserted(self, session: str) -> bool:
+        # Of two who leave at once the later one finds that it is the last: each has let go before it looks.
+        with contextlib.suppress(SandboxError):
+            async with self._leased(self._kept / session, 0):
+                (self._kept / session).unlink()
+            return True
+        return False
 
     def left(self) -> list[str]:
         """Those whose owners died."""
@@ -64,16 +87,16 @@ class Sessions:
         """End what was left, as far as it can be."""
         for session in self.left():
             with contextlib.suppress(AtollError):
-                async with self._leased(session, 0):
+                async with self._leased(self._root / session, 0):
                     await self._end(session)
 
     @contextlib.asynccontextmanager
-    async def _leased(self, session: str, patience_s: float) -> AsyncIterator[None]:
+    async def _leased(self, lease: Path, patience_s: float, *, shared: bool = False) -> AsyncIterator[None]:
         while True:
-            fd = os.open(self._root / session, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fd = os.open(lease, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
-                if not await lock_within(fd, patience_s):
-                    raise SandboxError(f"somebody else has the session {session!r}")
+                if not await lock_within(fd, patience_s, shared=shared):
+                    raise SandboxError(f"somebody else has the session {lease.name!r}")
                 if os.fstat(fd).st_nlink:  # else who had it before has just ended it, and removed this very file
                     yield
                     return

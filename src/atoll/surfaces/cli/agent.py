@@ -157,18 +157,14 @@ async def converse(state_dir: Path | None, making: Making, plan: Plan) -> int:
     async with open_runtime(state_dir) as runtime:
         with render.Bars() as bars:  # An image that cannot be had is not for the model to find out.
             await runtime.images.resolve(making.image or runtime.default_image, progress=bars)
-        name = plan.session or f"agent-{secrets.token_hex(6)}"
-        async with runtime.pool(name, temporary=plan.session is None, **given) as pool:
+        kept = plan.session is not None
+        name = f"agent-{secrets.token_hex(6)}" if plan.session is None else plan.session
+        async with runtime.pool(name, temporary=not kept, sleeps=kept, **given) as pool:
             conversation = _Conversation(plan, pool)
-            try:
-                async with transcript.opened(conversation.shown):
-                    if plan.prompt is None:
-                        return await conversation.turns()
-                    return await conversation.once(plan.prompt)
-            finally:
-                if plan.session is not None:
-                    with anyio.CancelScope(shield=True):
-                        await pool.sleep()
+            async with transcript.opened(conversation.shown):
+                if plan.prompt is None:
+                    return await conversation.turns()
+                return await conversation.once(plan.prompt)
 
 
 class _Conversation:

@@ -775,7 +775,7 @@ def mcp(  # noqa: PLR0913, PLR0917 - options are parameters to typer
     making = sandboxes.Making(image, runtime, memory, cpus, pids, open_files, disk, variables, None, policy, *hidden)
     words = choose(filter(None, map(str.strip, tools.split(","))))
     try:
-        serving = does.Serving(words, session, where_to_listen(http) if http else None, idle)
+        serving = does.Serving(words, session, None if http is None else where_to_listen(http), idle)
     except ValueError as error:
         raise InvalidRequest(f"--http {http}: {error}") from None
     return finish(lambda: does.mcp(state_dir, making, serving))

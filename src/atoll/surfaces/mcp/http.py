@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hmac
 import logging
+import re
 import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
@@ -29,15 +30,16 @@ from mcp.server.streamable_http import MCP_SESSION_ID_HEADER, StreamableHTTPServ
 from mcp.server.transport_security import RequestBodyLimitMiddleware
 from mcp.shared.inbound import MCP_PROTOCOL_VERSION_HEADER
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
-from pydantic import SecretStr
+from pydantic import SecretStr, ValidationError
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from atoll.contract.errors import AtollError, InvalidRequest
 from atoll.runtime.host import Runtime
+from atoll.settings import SHORTEST_TOKEN
 from atoll.surfaces.mcp.session import GONE, Offer, opened
 from atoll.surfaces.mcp.stdio import MESSAGE_LIMIT_BYTES, request_id
 
@@ -45,6 +47,8 @@ PATH = "/mcp"
 SESSIONS = 64
 IDLE_S = 1800.0
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
+_TOKEN = re.compile(rf"[^\s\x00-\x1f\x7f]{{{SHORTEST_TOKEN},}}")
+_METHODS = ("GET", "POST", "DELETE")
 _log = logging.getLogger(__name__)
 
 
@@ -64,10 +68,18 @@ def app(
     one ends that has had no request under way for `idle_s`.
 
     Raises:
-        InvalidRequest: neither hosts nor a token say who may come in.
+        InvalidRequest: neither hosts nor a token say who may come in, or what they say cannot be sent.
     """
     if hosts is None and token is None:
         raise InvalidRequest("an app that answers to any name needs a token; give one, or say which hosts it has")
+    for host in hosts or ():
+        if host.lower() not in (_hostname(f"//{host}"), _hostname(f"//[{host}]")):
+            raise InvalidRequest(f"{host!r} is not the name of a host; write it without a port, such as localhost")
+    if token is not None and not _TOKEN.fullmatch(token.get_secret_value()):
+        raise InvalidRequest(
+            f"a token has {SHORTEST_TOKEN} characters or more, none of them a space or a line break, which clients "
+            "could not send"
+        )
     held = HttpSessions(partial(opened, runtime, offer or Offer()), _Door(hosts, token), most=sessions, idle_s=idle_s)
     made = Starlette(routes=[Route(PATH, endpoint=held)], lifespan=lambda _app: held.running())
     made.state.sessions = held
@@ -144,26 +156,38 @@ class HttpSessions:
         await (refused or self._limited)(scope, receive, send)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request = Request(scope, receive)
+        request = Request(scope)
         version = request.headers.get(MCP_PROTOCOL_VERSION_HEADER)
         id = request.headers.get(MCP_SESSION_ID_HEADER)
-        if version is not None and version not in HANDSHAKE_PROTOCOL_VERSIONS:
-            await (await _without_sessions(request, version))(scope, receive, send)
-        elif id is None:
-            await self._begin(scope, receive, send)
-        elif id in self._open:
+        if id in self._open and (version is None or version in HANDSHAKE_PROTOCOL_VERSIONS):
             await _hand(self._open[id], scope, receive, send)
+            return
+        try:
+            body = await Request(scope, receive).body()
+        except ClientDisconnect:
+            return
+        if version is not None and version not in HANDSHAKE_PROTOCOL_VERSIONS:
+            refused: Response | None = _without_sessions(body, version)
+        elif id is not None:
+            refused = _error(404, "there is no such session; it has ended, or never was. Shake hands anew")
         else:
-            await _error(404, "there is no such session; it has ended, or never was. Shake hands anew")(
-                scope, receive, send
-            )
+            refused = _no_handshake(request.method, body)
+        if refused is not None:
+            await refused(scope, receive, send)
+            return
+        read: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def anew() -> Message:
+            return read.pop() if read else await receive()
+
+        await self._begin(scope, anew, send)
 
     async def _begin(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """A new session, if this request is what begins one: else there is none when this ends."""
+        """A new session, if the transport takes this request for what begins one: else there is none when this ends."""
         transport = StreamableHTTPServerTransport(secrets.token_hex(16), idle_timeout=self._idle_s)
         async with self._beginning:
             if self._tasks is None:
-                await _error(503, "this server is ending")(scope, receive, send)
+                await _error(503, "this server is ending, or has not begun")(scope, receive, send)
                 return
             if self._count >= self._most:
                 why = f"there are {self._most} sessions already, and no more can be; end one, or try again later"
@@ -223,16 +247,39 @@ async def _hand(transport: StreamableHTTPServerTransport, scope: Scope, receive:
     """Let a session answer. Who is at work on it learns when nobody is there any more to take the answer: there is no
     way to fetch it later."""
     gone = anyio.Event()
+    # Whoever asks for what came after some event begins anew: the transport gives no answer where nothing is kept.
+    headers = [each for each in scope["headers"] if each[0] != b"last-event-id"]
     try:
-        await transport.handle_request({**scope, GONE: gone}, receive, send)
+        await transport.handle_request({**scope, "headers": headers, GONE: gone}, receive, send)
     finally:
         gone.set()
 
 
-async def _without_sessions(request: Request, version: str) -> Response:
+def _no_handshake(method: str, body: bytes) -> Response | None:
+    """What is answered to a request without a session, unless it begins one. To make one for it costs far more."""
+    if method not in _METHODS:
+        return _error(405, f"there is no {method} here", headers={"Allow": ", ".join(_METHODS)})
+    first = "begin with initialize, and send the Mcp-Session-Id of its answer with all that follows"
+    if method != "POST":
+        return _error(400, first)
+    try:
+        message = types.jsonrpc_message_adapter.validate_json(body, by_name=False)
+    except ValidationError:
+        return _error(400, f"this is no message of the protocol; {first}", code=types.PARSE_ERROR)
+    if not isinstance(message, types.JSONRPCRequest) or message.method != "initialize":
+        return _error(400, first, id=getattr(message, "id", None))
+    try:
+        types.InitializeRequestParams.model_validate(message.params or {}, by_name=False)
+    except ValidationError as error:
+        wrong = ", ".join(".".join(map(str, each["loc"])) for each in error.errors()[:8])
+        return _error(400, f"these are no params of initialize: {wrong}", code=types.INVALID_PARAMS, id=message.id)
+    return None
+
+
+def _without_sessions(body: bytes, version: str) -> Response:
     id = None
     with suppress(ValueError):
-        id = request_id(pydantic_core.from_json(await request.body()))
+        id = request_id(pydantic_core.from_json(body))
     why = f"this server keeps a session for each client, and revision {version!r} of the protocol has none; "
     why += f"begin with initialize, and one of {', '.join(HANDSHAKE_PROTOCOL_VERSIONS)}"
     data = {"supported": list(HANDSHAKE_PROTOCOL_VERSIONS), "requested": version}

@@ -42,13 +42,13 @@ async def listen(
         OSError: nobody can listen there.
     """
     address = "127.0.0.1" if address == "localhost" else address
-    inside = ipaddress.ip_address(address).is_loopback
-    if not inside and token is None:
+    if token is None and not ipaddress.ip_address(address).is_loopback:
         raise InvalidRequest(
             f"{address} can be reached from other machines, and who reaches it can run commands; set ATOLL_MCP_TOKEN "
             "to a secret that clients have to send, or listen at 127.0.0.1"
         )
-    hosts = (*LOOPBACK, address) if inside else None
+    # Who has the token may come by any name, such as that of a server in front. Pages that point one here have none.
+    hosts = (*LOOPBACK, address) if token is None else None
     served = app(runtime, offer, token=token, hosts=hosts, sessions=sessions, idle_s=idle_s)
     with socket.create_server(
         (address, port), family=socket.AF_INET6 if ":" in address else socket.AF_INET, backlog=512

@@ -1,9 +1,8 @@
 """What one client is served: tools and files of the sandboxes of its own session, and of no other.
 
-Knows how calls are followed and cancelled, and how a file becomes a resource. Refuses
-to know how messages come and go (`stdio`, `http`) and what any tool does. Every session has a pool of its own, whose
-name is drawn at random: all that a client says is looked up in that pool, so nothing that it could say names a sandbox
-of somebody else.
+Knows how calls are followed and cancelled, and how a file becomes a resource. Refuses to know how messages come and go
+(`stdio`, `http`) and what any tool does. Every session has a pool of its own, whose name is drawn at random: all that a
+client says is looked up in that pool, so nothing that it could say names a sandbox of somebody else.
 """
 
 from __future__ import annotations
@@ -78,14 +77,10 @@ async def opened(runtime: Runtime, offer: Offer, name: str | None = None) -> Asy
         InvalidRequest: the name or an option is not allowed, or the vocabularies do not go together.
     """
     chosen = choose(offer.tools)
-    id = name or f"mcp-{secrets.token_hex(8)}"
-    async with runtime.pool(id, temporary=name is None, **offer.options) as pool:
-        try:
-            yield Served(pool, chosen, kept=name is not None).server
-        finally:
-            if name is not None:
-                with anyio.CancelScope(shield=True):
-                    await pool.sleep()
+    kept = name is not None
+    id = f"mcp-{secrets.token_hex(8)}" if name is None else name
+    async with runtime.pool(id, temporary=not kept, sleeps=kept, **offer.options) as pool:
+        yield Served(pool, chosen, kept=kept).server
 
 
 def _instructions(chosen: Sequence[str], *, kept: bool) -> str:
@@ -176,7 +171,9 @@ class Served:
                 entries = await (await self._pool.find(name)).files.glob("*", cwd=HOME, limit=LISTED)
             found += [
                 types.Resource(
-                    uri=_uri(name, f"{HOME}/{entry.name}"), name=readable(f"{name}:{entry.name}"), size=entry.size
+                    uri=_uri(name, f"{HOME}/{entry.name}"),
+                    name=_printable(readable(f"{name}:{entry.name}")),
+                    size=entry.size,
                 )
                 for entry in entries
                 if entry.kind == "file"
@@ -224,6 +221,11 @@ def _uri(sandbox: str, path: str) -> str:
     return f"{_SCHEME}{sandbox}{quote(path.encode('utf-8', 'surrogateescape'))}"
 
 
+def _printable(text: str) -> str:
+    """`text` for people: a terminal is not to be moved about, nor a line turned around, by what a sandbox says."""
+    return "".join(filter(str.isprintable, text))
+
+
 def _parse(uri: str) -> tuple[str, str]:
     """The sandbox and the path that a resource names. What the path leads to, is the sandbox's own affair.
 
@@ -267,7 +269,6 @@ class _Progress:
 
     def _last_line(self) -> str:
         lines = self._end.decode("utf-8", "replace").splitlines()
-        # A terminal is not to be moved about by what a program prints.
-        shown = ["".join(filter(str.isprintable, line)).strip() for line in lines]
+        shown = [_printable(line).strip() for line in lines]
         last = next((line for line in reversed(shown) if line), "")
         return f": {last[-_LINE:]}" if last else ""

@@ -6,6 +6,7 @@ command line hands over its own. The SDK's reader of standard input is a thread 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -13,17 +14,24 @@ import anyio
 import mcp_types as types
 import pydantic_core
 from mcp.server.lowlevel import Server
-from mcp.shared.message import SessionMessage
+from mcp.shared.message import ServerMessageMetadata, SessionMessage
 from pydantic import ValidationError
 
 MESSAGE_LIMIT_BYTES = 16 * 1024 * 1024
 """Of one message, however it comes."""
 LAST_ANSWERS_S = 2
 """How long answers may take to be read when nothing is asked any more."""
+WAITING = 256
+"""Requests that wait for their answers, or whose answers wait to be read. More are refused."""
+UNREAD_S = 10
+"""How long a message may wait to be taken because a client reads no answers. It is not served any more then."""
+_log = logging.getLogger(__name__)
 
 
 async def serve(server: Server[Any], received: AsyncIterator[bytes], send: Callable[[bytes], Awaitable[None]]) -> None:
     """Serve one client until there is nothing more to be received. Calls that still run then are cancelled.
+
+    What waits for the client, in number, is bounded: one that does not read its answers is not served for long.
 
     Raises:
         whatever `received` and `send` raise: the session is over then.
@@ -31,15 +39,30 @@ async def serve(server: Server[Any], received: AsyncIterator[bytes], send: Calla
     to_server, inward = anyio.create_memory_object_stream[SessionMessage | Exception]()
     outward, from_server = anyio.create_memory_object_stream[SessionMessage]()
     complaints = outward.clone()
+    waiting = 0
+
+    async def settle() -> None:
+        nonlocal waiting
+        waiting -= 1
 
     async def take() -> None:
+        nonlocal waiting
         async with to_server, complaints:
             async for line in _lines(received):
                 message = _read(line)
-                if isinstance(message, types.JSONRPCError):
-                    await complaints.send(SessionMessage(message))
-                elif message is not None:
-                    await to_server.send(SessionMessage(message))
+                if isinstance(message, types.JSONRPCRequest) and waiting >= WAITING:
+                    why = f"{WAITING} requests wait for their answers already; read some before you ask again"
+                    message = _complaint(message.id, types.INTERNAL_ERROR, why)
+                waiting += isinstance(message, types.JSONRPCRequest | _Complaint)
+                with anyio.move_on_after(UNREAD_S) as unread:
+                    if isinstance(message, _Complaint):
+                        await complaints.send(SessionMessage(message))
+                    elif message is not None:
+                        settling = ServerMessageMetadata(on_request_unanswered=settle)
+                        await to_server.send(SessionMessage(message, settling))
+                if unread.cancelled_caught:
+                    _log.warning("the client asks and reads no answers; its session is ended")
+                    tasks.cancel_scope.cancel()
 
     given = anyio.Event()
 
@@ -47,6 +70,8 @@ async def serve(server: Server[Any], received: AsyncIterator[bytes], send: Calla
         async with from_server:
             async for each in from_server:
                 await send(each.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n")
+                if isinstance(each.message, types.JSONRPCResponse | types.JSONRPCError):
+                    await settle()
         given.set()
 
     async with anyio.create_task_group() as tasks:
@@ -79,14 +104,18 @@ async def _lines(received: AsyncIterator[bytes]) -> AsyncIterator[bytes | None]:
         yield bytes(kept)
 
 
-def _read(line: bytes | None) -> types.JSONRPCMessage | None:
+class _Complaint(types.JSONRPCError):
+    """What is answered to a message that is not taken. Errors that a client sends are other ones."""
+
+
+def _read(line: bytes | None) -> types.JSONRPCMessage | _Complaint | None:
     """The message in a line, None of an empty one, or what is answered to one that is no message."""
     if line is None:
         return _complaint(None, types.INVALID_REQUEST, f"a message may have {MESSAGE_LIMIT_BYTES >> 20} MiB")
     if not line.strip():
         return None
     try:
-        return types.jsonrpc_message_adapter.validate_json(line, by_name=False)
+        message = types.jsonrpc_message_adapter.validate_json(line, by_name=False)
     except ValidationError:
         try:
             parsed = pydantic_core.from_json(line)
@@ -94,6 +123,10 @@ def _read(line: bytes | None) -> types.JSONRPCMessage | None:
             return _complaint(None, types.PARSE_ERROR, f"a message is JSON on one line, and this is none: {error}")
         why = "this is JSON, but no request, answer or notification"
         return _complaint(request_id(parsed), types.INVALID_REQUEST, why)
+    # With an id that is none it looks like a notification, and who sent it would wait for ever.
+    if isinstance(message, types.JSONRPCNotification) and b'"id"' in line and "id" in pydantic_core.from_json(line):
+        return _complaint(None, types.INVALID_REQUEST, "the id of a request is a string or a whole number")
+    return message
 
 
 def request_id(message: object) -> str | int | None:
@@ -102,5 +135,5 @@ def request_id(message: object) -> str | int | None:
     return id if isinstance(id, str | int) and not isinstance(id, bool) else None
 
 
-def _complaint(id: str | int | None, code: int, message: str) -> types.JSONRPCError:
-    return types.JSONRPCError(jsonrpc="2.0", id=id, error=types.ErrorData(code=code, message=message))
+def _complaint(id: str | int | None, code: int, message: str) -> _Complaint:
+    return _Complaint(jsonrpc="2.0", id=id, error=types.ErrorData(code=code, message=message))
