@@ -231,6 +231,8 @@ class Outlet:
 
     async def attend(self) -> None:
         """Serve the sandbox from now on, unless another process does or it cannot be."""
+        if self._serving is not None and self._serving.cancel_called:
+            await self._over.wait()  # by the policy before, which is over
         if not self.wants_serving() or self._link is None or self._listening is None:
             return
         scope, self._over = anyio.CancelScope(), anyio.Event()
