@@ -56,6 +56,7 @@ from atoll.runtime.layers import Ground, Layers
 from atoll.runtime.life import Life
 from atoll.runtime.outlet import Outlet, Outlets
 from atoll.runtime.records import Manifest, Records, Taken, new_id, now
+from atoll.runtime.recovery import Recovery
 from atoll.runtime.sandbox import Sandbox
 from atoll.runtime.sessions import Sessions
 from atoll.runtime.shelf import MOST, Kind, Shelves
@@ -98,9 +99,7 @@ async def open(state_dir: Path | str | None = None, *, settings: Settings | None
     raised: BaseException | None = None
     async with anyio.create_task_group() as tasks:
         runtime = Runtime(records, settings, tasks)
-        runtime.adopt()
-        if records.abandoned() or records.interrupted() or records.at_work() or runtime.sessions.left():
-            tasks.start_soon(runtime.recover)
+        runtime.begin_recovery()
         try:
             yield runtime
             await runtime.refilled()
@@ -140,6 +139,7 @@ class Runtime:
             destroy=self.destroy,
             delete=self.delete_checkpoint,
         )
+        self._recovery = Recovery(records, self._life, self.sessions, choose=self._choose, remove=self._remove)
         self._shelves = Shelves(records, tasks, ground=self._ground, make=self._put_up, remove=self._take_down)
         self.images = ImageStore(records.state_dir / "images", rootless=os.geteuid() != 0, in_use=self._digests_in_use)
 
@@ -929,65 +929,24 @@ class Runtime:
         manifest = self._records.read(id)
         await self._remove(id, name, self._choose(manifest.runtime) if manifest else None)
 
-    def adopt(self) -> None:
-        """Finish what only lacks its last step: the making of a sandbox that runs, or the removal of one not begun."""
-        for id in self._records.abandoned():
-            with contextlib.suppress(AtollError):
-                manifest = self._records.read(id)
-                if manifest is not None and not manifest.spec.ephemeral:
-                    pid = self._choose(manifest.runtime).pid(self._records.directory(id))
-                    if self._records.was_made(manifest, running=pid is not None):
-                        self._records.adopt(id)
+    def begin_recovery(self) -> None:
+        """What processes left that died at work is put in order, beside all else."""
+        self._recovery.adopt()
+        if self._recovery.is_needed():
+            self._tasks.start_soon(self._recovery.recover)
 
     async def collect(self) -> builtins.list[str]:
         """Put in order what processes left that died at work, and ephemeral sandboxes that have ended.
 
         Returns the ids of what was removed.
         """
-        collected = []
-        self.adopt()
-        await self.sessions.collect()
-        for id in self._records.abandoned():
-            with contextlib.suppress(AtollError):
-                manifest = self._records.read(id)
-                lives = self._records.is_alive(id) and not self._records.is_half_taken(id)
-                if manifest and manifest.spec.ephemeral and lives:
-                    continue
-                driver = self._choose(manifest.runtime) if manifest else None
-                await self._remove(id, manifest.spec.name if manifest else None, driver, abandoned=True)
-                collected.append(id)
-        return collected
-
-    async def recover(self) -> None:
-        """Put in order all that processes left that died at work, and free what is nobody's then.
-
-        Whoever is at work now is waited for: what such a one has just begun may outlive it by a moment, with its locks.
-        """
-        waited_for = self._records.at_work()
-        pause_s = 0.02
-        try:
-            while True:
-                waited_for &= self._records.at_work()
-                await self.collect()
-                await self._take_up()
-                if not waited_for:
-                    break
-                await anyio.sleep(pause_s)
-                pause_s = min(pause_s * 2, 5)
-            await self._life.collect(patience_s=1)
-        except (AtollError, OSError):  # a full disk, for one: the next to open the state directory tries again
-            _log.exception("what was left half done could not be put in order")
-
-    async def _take_up(self) -> None:
-        for id in self._records.interrupted():
-            with contextlib.suppress(AtollError):
-                await self._life.take_up(id)
+        return await self._recovery.collect()
 
     async def gc(self) -> builtins.list[str]:
         """`collect`, and free layers and images that nobody needs any more. Returns the ids of what was freed."""
         freed = await self.collect()
         await self._shelves.tidy()
-        await self._take_up()
+        await self._recovery.take_up()
         freed += [path.name for path in await self._life.collect()]
         return freed + await self.images.collect()
 
