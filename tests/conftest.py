@@ -189,6 +189,15 @@ def state_dir(make_state_dir: Callable[[], Path]) -> Path:
     return make_state_dir()
 
 
+@pytest.fixture(scope="module")
+async def host(state_dir: Path) -> AsyncIterator[Runtime]:
+    """A runtime whose sandboxes are made with the fastest there is."""
+    import atoll
+
+    async with atoll.open(state_dir) as runtime:
+        yield runtime
+
+
 # ------------------------------------------------------------------------------------------------- programs beside us
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,15 +15,6 @@ if TYPE_CHECKING:
     from atoll.runtime.pool import Pool
 
 Anthropic = Callable[[Sequence[Say | Refuse | Raw]], MessagesApi]
-
-
-@pytest.fixture(scope="module")
-async def host(state_dir: Path) -> AsyncIterator[Runtime]:
-    """A runtime whose sandboxes are made with the fastest there is."""
-    import atoll
-
-    async with atoll.open(state_dir) as runtime:
-        yield runtime
 
 
 @pytest.fixture(scope="module")

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from tests.agents.http_server import Quiet, served
 
 TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}")
 
@@ -131,13 +131,8 @@ def serving(answers: Sequence[Say | Refuse | Raw]) -> Iterator[MessagesApi]:
     """The server, on a port of loopback."""
     api = MessagesApi(list(answers))
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-        def do_POST(self) -> None:
+    class Handler(Quiet):
+        def do_POST(self) -> None:  # noqa: N802 - as the base class calls it
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
             if self.path.partition("?")[0] != "/v1/messages":
                 self._json(404, {"type": "error", "error": {"type": "not_found_error", "message": self.path}})
@@ -182,17 +177,8 @@ def serving(answers: Sequence[Say | Refuse | Raw]) -> Iterator[MessagesApi]:
             self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
             self.wfile.flush()
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    api.url = f"http://127.0.0.1:{server.server_port}"
-    try:
+    with served(Handler) as api.url:
         yield api
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 def _message(body: dict[str, Any], content: list[dict[str, Any]], answer: Say) -> dict[str, Any]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import struct
-import threading
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from tests.agents.http_server import Quiet, served
 
 CALL = ("shell", {"command": "echo from inside"})
 DONE = "All done."
@@ -29,13 +29,8 @@ class OtherApi:
 def serving() -> Iterator[OtherApi]:
     api = OtherApi()
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-        def do_POST(self) -> None:
+    class Handler(Quiet):
+        def do_POST(self) -> None:  # noqa: N802 - as the base class calls it
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
             first = not api.requests
             api.paths.append(self.path)
@@ -47,17 +42,8 @@ def serving() -> Iterator[OtherApi]:
             self.end_headers()
             self.wfile.write(data)
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    api.url = f"http://127.0.0.1:{server.server_port}"
-    try:
+    with served(Handler) as api.url:
         yield api
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 def _answer(path: str, body: dict[str, Any], *, first: bool) -> tuple[str, bytes]:

@@ -392,7 +392,7 @@ async def test_a_run_needs_something_to_answer() -> None:
 @pytest.fixture
 async def place(pool: Pool) -> Any:
     box = await pool.get()
-    await box.exec("mkdir -p /home/user/work/inner && echo secret > /home/user/outside")
+    await box.exec("mkdir -p /home/user/code/inner && echo secret > /home/user/outside")
     return box
 
 
@@ -401,7 +401,7 @@ async def test_a_child_works_in_its_directory_and_its_answer_comes_back(place: A
 
     script = {
         "step": [
-            {"call": [calls("task", prompt="Count the files", role="worker", cwd="work")]},
+            {"call": [calls("task", prompt="Count the files", role="worker", cwd="code")]},
             {"expect": {"result": [{"contains": ["There is 1 file."]}]}, "text": "One."},
         ],
         "conversation": [
@@ -409,7 +409,7 @@ async def test_a_child_works_in_its_directory_and_its_answer_comes_back(place: A
                 "prompt": "Count the files",
                 "step": [
                     {
-                        "expect": {"instructions": ["You work in /home/user/work"], "tools": ["bash", "write"]},
+                        "expect": {"instructions": ["You work in /home/user/code"], "tools": ["bash", "write"]},
                         "call": [calls("write", path="made", content="x"), calls("read", path="../outside")],
                     },
                     {"expect": {"result": [{}, {"error": True}]}, "text": "There is 1 file."},
@@ -423,7 +423,7 @@ async def test_a_child_works_in_its_directory_and_its_answer_comes_back(place: A
     tasks = Tasks(atoll.Children(model, budget=budget), on_event=events.append)
     answer = await atoll.Agent(model, coding_tools(place, tasks=tasks)).run("How many?", budget=budget)
     assert answer.text == "One."
-    assert await place.files.read_text("/home/user/work/made") == "x"
+    assert await place.files.read_text("/home/user/code/made") == "x"
     kinds = [event.kind for event in events]
     assert (kinds[0], kinds[-1], kinds.count("usage"), kinds.count("tool_result")) == ("started", "ended", 2, 2)
     assert len({event.task for event in events}) == 1

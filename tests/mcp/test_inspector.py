@@ -37,7 +37,7 @@ def packages(pytestconfig: pytest.Config) -> Path:
     """The Inspector, and a Node that is new enough for it: installed once, and found by later runs."""
     lock = (HERE / "package-lock.json").read_bytes()
     if (cache := getattr(pytestconfig, "cache", None)) is None:
-        pytest.skip("there is nowhere to keep what npm installs")
+        (pytest.fail if STRICT else pytest.skip)("there is nowhere to keep what npm installs: pytest has no cache")
     root: Path = cache.mkdir(f"inspector-{hashlib.sha256(lock).hexdigest()[:12]}")
     if not (root / "whole").exists():
         _install(root)

@@ -8,7 +8,6 @@ such a test, in `test_promises.py`.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,15 +16,6 @@ if TYPE_CHECKING:
     from atoll import Runtime
     from atoll.runtime.pool import Pool
     from atoll.tools.tool import ToolResult, ToolSet
-
-
-@pytest.fixture(scope="module")
-async def host(state_dir: Path) -> AsyncIterator[Runtime]:
-    """A runtime whose sandboxes are made with the fastest there is."""
-    import atoll
-
-    async with atoll.open(state_dir) as runtime:
-        yield runtime
 
 
 @pytest.fixture(scope="module")
