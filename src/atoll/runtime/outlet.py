@@ -239,7 +239,7 @@ class Outlet:
         self._serving = scope
         try:
             await self._outlets.tasks.start(self._serve, scope, self._link, self._listening)
-        except (AtollError, OSError) as error:
+        except Exception as error:  # noqa: BLE001 - a connection that ends meanwhile raises this and that
             self._complain("it cannot be served", error)
 
     async def _serve(
@@ -264,6 +264,10 @@ class Outlet:
                         await self._accept(listener, self._proxy)
             if not started:
                 task_status.started()
+        except Exception as error:
+            if not started:
+                raise
+            self._complain("it is not served any more", error)  # it ends neither others nor the runtime
         finally:
             self._serving = self._proxy = None
             self._over.set()
