@@ -132,7 +132,7 @@ def ledger() -> Iterator[Ledger]:
 @pytest.fixture(scope="session")
 def host_images(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An image store that holds the host image, built once for all processes of a run and kept for the next run."""
-    from atoll.runtime.images import ImageStore
+    from atoll.runtime.images.store import ImageStore
 
     if (cache := getattr(pytestconfig, "cache", None)) is not None:
         root: Path = cache.mkdir("host-images")

@@ -74,10 +74,10 @@ if TYPE_CHECKING:
     )
     from atoll.contract.network import AuditRecord, NetworkPolicy
     from atoll.contract.secret import Secret
-    from atoll.runtime.files import Files
-    from atoll.runtime.host import Runtime, open  # noqa: A004
-    from atoll.runtime.images import ImageStore
-    from atoll.runtime.process import Process
+    from atoll.runtime.engine import Runtime, open  # noqa: A004
+    from atoll.runtime.guest.files import Files
+    from atoll.runtime.guest.process import Process
+    from atoll.runtime.images.store import ImageStore
     from atoll.runtime.sandbox import Sandbox
     from atoll.settings import Settings
     from atoll.tools.tool import Tool, ToolResult, ToolSet
@@ -103,10 +103,10 @@ _HOMES = {
     "atoll.contract.model": _MODELS,
     "atoll.contract.network": "AuditRecord NetworkPolicy",
     "atoll.contract.secret": "Secret",
-    "atoll.runtime.files": "Files",
-    "atoll.runtime.host": "Runtime open",
-    "atoll.runtime.images": "ImageStore",
-    "atoll.runtime.process": "Process",
+    "atoll.runtime.guest.files": "Files",
+    "atoll.runtime.engine": "Runtime open",
+    "atoll.runtime.images.store": "ImageStore",
+    "atoll.runtime.guest.process": "Process",
     "atoll.runtime.sandbox": "Sandbox",
     "atoll.settings": "Settings",
     "atoll.tools.tool": "Tool ToolResult ToolSet",

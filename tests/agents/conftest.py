@@ -12,7 +12,7 @@ from tests.agents.messages_api import MessagesApi, Raw, Refuse, Say, serving
 
 if TYPE_CHECKING:
     from atoll import Runtime
-    from atoll.runtime.pool import Pool
+    from atoll.runtime.sandbox_pool import Pool
 
 Anthropic = Callable[[Sequence[Say | Refuse | Raw]], MessagesApi]
 

@@ -15,7 +15,7 @@ from tests.agents.conftest import Anthropic
 from tests.agents.messages_api import OVERLOADED, Raw, Refuse, Say
 
 if TYPE_CHECKING:
-    from atoll.runtime.pool import Pool
+    from atoll.runtime.sandbox_pool import Pool
 
 pytestmark = pytest.mark.anyio
 # Unknown to pydantic-ai, and so asked without a stream when no stream is wanted.

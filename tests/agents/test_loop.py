@@ -23,7 +23,7 @@ from tests.agents.messages_api import Say
 from tests.waiting import eventually
 
 if TYPE_CHECKING:
-    from atoll.runtime.pool import Pool
+    from atoll.runtime.sandbox_pool import Pool
 
 pytestmark = pytest.mark.anyio
 

@@ -13,7 +13,7 @@ from tests.agents.other_apis import DONE, OtherApi, serving
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from atoll.runtime.pool import Pool
+    from atoll.runtime.sandbox_pool import Pool
 
 pytestmark = pytest.mark.anyio
 

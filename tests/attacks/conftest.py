@@ -15,7 +15,7 @@ import pytest
 import atoll
 from atoll.contract.errors import SandboxNotFound
 from atoll.contract.model import RuntimeName
-from atoll.runtime.host import Runtime
+from atoll.runtime.engine import Runtime
 from atoll.runtime.sandbox import Sandbox
 from atoll.settings import Settings
 from tests.attacks.programs import PROBE, build
@@ -77,7 +77,9 @@ async def listening(prey: Sandbox) -> None:
 def no_bugs(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     """Nothing that a client or a server of a preview does is an error of ours."""
     yield
-    assert [record.getMessage() for record in caplog.records if record.name.startswith("atoll.runtime.ports")] == []
+    assert [
+        record.getMessage() for record in caplog.records if record.name.startswith("atoll.runtime.previews.router")
+    ] == []
 
 
 @pytest.fixture

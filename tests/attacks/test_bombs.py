@@ -13,7 +13,7 @@ import pytest
 
 from atoll.contract.errors import AtollError, ExecTimeout, SandboxDied
 from atoll.contract.model import Limits, RuntimeName
-from atoll.runtime.host import Runtime
+from atoll.runtime.engine import Runtime
 from atoll.runtime.sandbox import Sandbox
 from tests.attacks.programs import PROBE, attempts, running, shell
 

@@ -15,8 +15,8 @@ import pytest
 from anyio.abc import ByteStream
 
 from atoll.contract.network import NetworkPolicy
-from atoll.runtime import outlet
-from atoll.runtime.host import Runtime
+from atoll.runtime.egress import server as outlet
+from atoll.runtime.engine import Runtime
 from atoll.runtime.sandbox import Sandbox
 from tests.attacks.programs import running
 from tests.egress.world import World, on_loopback, serving

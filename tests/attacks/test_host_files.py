@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from atoll.runtime.host import Runtime
-from atoll.runtime.hostimage import TREES
+from atoll.runtime.engine import Runtime
+from atoll.runtime.images.host import TREES
 from atoll.runtime.sandbox import Sandbox
 from tests.attacks.programs import shell
 

@@ -13,7 +13,7 @@ import pytest
 
 from atoll.contract.errors import ArchiveRefused, AtollError, ImageUnavailable, InvalidRequest, Unenforceable
 from atoll.contract.model import RuntimeName
-from atoll.runtime.host import Runtime
+from atoll.runtime.engine import Runtime
 from tests.attacks.archives import ROOT, directory, manifest, member, packed, whole
 
 Thing = TypeVar("Thing")

@@ -24,11 +24,11 @@ import pytest
 from atoll.contract.errors import AtollError, ExecTimeout, GuestProtocolError, SandboxError
 from atoll.drivers import oci
 from atoll.drivers.oci import RUNTIMES
-from atoll.runtime import process
-from atoll.runtime.host import Runtime
+from atoll.runtime.engine import Runtime
+from atoll.runtime.guest import process
+from atoll.runtime.guest.frames import MAX_PAYLOAD, MAX_RECORD, FrameType, Tag, encode_fields, encode_frame
+from atoll.runtime.guest.stream import Stream
 from atoll.runtime.sandbox import Sandbox
-from atoll.runtime.stream import Stream
-from atoll.runtime.wire import MAX_PAYLOAD, MAX_RECORD, FrameType, Tag, encode_fields, encode_frame
 from tests.waiting import eventually
 
 FASTEST = pytest.mark.parametrize("runtime_name", RUNTIMES[:1], indirect=True, scope="session")

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from atoll.runtime.host import Runtime
+from atoll.runtime.engine import Runtime
+from atoll.runtime.guest.frames import MAX_PAYLOAD
 from atoll.runtime.sandbox import Sandbox
-from atoll.runtime.wire import MAX_PAYLOAD
 from tests.attacks.programs import host_processes, shell, status_of
 
 KEEPERS_FIRST_OWN = 3

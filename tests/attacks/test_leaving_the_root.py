@@ -8,7 +8,7 @@ import os
 import pytest
 
 from atoll.contract.model import RuntimeName
-from atoll.runtime.host import Runtime
+from atoll.runtime.engine import Runtime
 from atoll.runtime.sandbox import Sandbox
 from tests.attacks.programs import ABSENT, DENIED, attempts, probe, python, shell
 

@@ -12,7 +12,7 @@ import anyio
 import pytest
 
 from atoll.contract.errors import AtollError
-from atoll.runtime.host import Runtime
+from atoll.runtime.engine import Runtime
 
 SECRET = "precious"
 

@@ -16,9 +16,9 @@ import pytest
 
 import atoll
 from atoll.contract.model import RuntimeName
-from atoll.runtime.host import Runtime
-from atoll.runtime.records import ID_BASE, ID_SLOTS, ID_STEP
+from atoll.runtime.engine import Runtime
 from atoll.runtime.sandbox import Sandbox
+from atoll.runtime.state.store import ID_BASE, ID_SLOTS, ID_STEP
 from atoll.settings import Settings
 from tests.attacks.programs import PROBE, host_processes, running, shell, status_of, top_of
 

@@ -14,8 +14,9 @@ import pytest
 
 import atoll
 from atoll.contract.model import RuntimeName
-from atoll.drivers import holding, oci
-from atoll.runtime import link
+from atoll.drivers import keeper_client as holding
+from atoll.drivers import oci
+from atoll.runtime.guest import connection as link
 from tests.chaos.orphans import orphans
 from tests.leaks import Ledger
 from tests.waiting import eventually

@@ -21,7 +21,7 @@ from atoll import (
     Unenforceable,
 )
 from atoll.contract.model import RuntimeName
-from atoll.runtime import life
+from atoll.runtime.lifecycle import lifecycle as life
 from tests.conformance.inside import client
 from tests.conftest import LeakCheck
 

@@ -11,7 +11,7 @@ import pytest
 import atoll
 from atoll import NetworkPolicy, Runtime, Sandbox
 from atoll.contract.model import RuntimeName
-from atoll.runtime import outlet
+from atoll.runtime.egress import server as outlet
 from tests.conformance.inside import client, until_running
 from tests.egress.world import SITE, World, mirror, on_loopback, serving
 from tests.waiting import eventually
@@ -100,7 +100,7 @@ async def test_when_the_process_that_serves_is_killed_another_that_is_connected_
 ) -> None:
     monkeypatch.setattr(outlet, "_LOOK_S", 0.1)
     body = """
-from atoll.runtime import outlet
+from atoll.runtime.egress import server as outlet
 from tests.egress.world import World
 world = World()
 world.name("example.com", ["93.184.216.34"])

@@ -18,7 +18,7 @@ import pytest
 import atoll
 from atoll import Capabilities, CheckpointNotFound, ImageUnavailable, Runtime, Sandbox, SandboxExists, SandboxNotFound
 from atoll.contract.model import RuntimeName
-from atoll.runtime.records import ID_BASE, IMPORTED_IDS
+from atoll.runtime.state.store import ID_BASE, IMPORTED_IDS
 from tests.conformance.inside import client
 from tests.conftest import LeakCheck
 from tests.waiting import eventually

@@ -19,7 +19,7 @@ from pydantic import SecretStr
 import atoll
 from atoll import InvalidRequest, Runtime, Sandbox, SandboxError, Secret
 from atoll.contract.model import RuntimeName
-from atoll.runtime.trust import BUNDLE, VARIABLES
+from atoll.runtime.secrets.ca_bundle import BUNDLE, VARIABLES
 from tests import searching
 
 VALUE = "sk-live-0b5f1c7a9e"

@@ -22,7 +22,7 @@ import pytest
 import atoll
 from atoll import Capabilities, DiskFull, InvalidRequest, Limits, Runtime, Sandbox, Unenforceable
 from atoll.contract.model import RuntimeName
-from atoll.runtime.checkpoints import Checkpoints
+from atoll.runtime.state.checkpoints import Checkpoints
 from tests.leaks import BOUND_S, Ledger
 from tests.waiting import eventually
 

@@ -18,7 +18,7 @@ import pytest
 import atoll
 from atoll import Capabilities, InvalidRequest, LaunchFailed, Limits, Runtime, SandboxDied, SandboxExists, Unenforceable
 from atoll.contract.model import RuntimeName
-from atoll.runtime import shelf
+from atoll.runtime.lifecycle import warm_pool as shelf
 from tests.conformance.inside import client
 from tests.waiting import eventually
 
@@ -176,7 +176,7 @@ async with anyio.create_task_group() as group:
 KILLED = """
 import os, random, signal, sys
 import anyio, atoll
-import anyio._backends._asyncio, atoll.runtime.host  # once for all that are killed
+import anyio._backends._asyncio, atoll.runtime.engine  # once for all that are killed
 
 async def take(number, after_s):
     async with atoll.open(sys.argv[1], settings=atoll.Settings(runtime=sys.argv[2])) as runtime:

@@ -15,7 +15,7 @@ import pytest
 from anyio.abc import ByteStream
 
 from atoll.contract.network import Address
-from atoll.runtime import egress
+from atoll.runtime.egress import proxy as egress
 from tests.egress.world import SITE, Proxied, World, everything, proxied, serving
 
 OPEN = ("*", "0.0.0.0/0", "::/0")
@@ -301,7 +301,7 @@ async def test_names_that_nobody_answers_take_so_many_threads_and_no_more_until_
 def test_a_name_that_nobody_answers_keeps_no_process_from_its_exit() -> None:
     program = """
 import anyio, threading
-from atoll.runtime.egress import _in_thread
+from atoll.runtime.egress.proxy import _in_thread
 async def main():
     with anyio.move_on_after(0.05):
         await _in_thread(threading.Event().wait, lambda: None)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from atoll import AuditRecord
-from atoll.runtime import audit
+from atoll.runtime.egress import audit
 from tests.egress.world import World, proxied
 
 

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from atoll import InvalidRequest, NetworkPolicy
 from atoll.contract.network import Rule, parse_rule, plain, read_host
-from atoll.runtime.policy import SPECIAL, Gate, Refusal, special
+from atoll.runtime.egress.policy import SPECIAL, Gate, Refusal, special
 
 LABELS = st.from_regex(r"[a-z][a-z0-9-]{0,8}[a-z0-9]", fullmatch=True)
 NAMES = st.lists(LABELS, min_size=1, max_size=4).map(".".join).filter(lambda name: name != "registries")

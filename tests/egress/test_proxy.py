@@ -14,10 +14,10 @@ from anyio.abc import ByteStream
 
 from atoll.contract.network import Address, Indexes
 from atoll.contract.secret import Secret
-from atoll.runtime.egress import Dial, Outside, TakeOver
-from atoll.runtime.hops import Headers
-from atoll.runtime.intercept import Interceptor, Scrubber
-from atoll.runtime.vault import Contents
+from atoll.runtime.egress.proxy import Dial, Outside, TakeOver
+from atoll.runtime.http1 import Headers
+from atoll.runtime.secrets.injection import Interceptor, Scrubber
+from atoll.runtime.secrets.vault import Contents
 from tests.egress.world import SITE, World, everything, proxied, serving
 from tests.origin import origin
 from tests.waiting import eventually

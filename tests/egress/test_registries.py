@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from atoll import Unenforceable
-from atoll.runtime import registries
+from atoll.runtime.egress import registries
 from tests.conftest import STRICT
 
 

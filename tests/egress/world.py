@@ -16,9 +16,9 @@ from anyio.abc import ByteStream, SocketAttribute
 
 from atoll import Runtime
 from atoll.contract.network import Address, AuditRecord, Indexes, NetworkPolicy
-from atoll.runtime import audit
-from atoll.runtime.egress import Intercept, Outside, Proxy
-from atoll.runtime.policy import Gate
+from atoll.runtime.egress import audit
+from atoll.runtime.egress.policy import Gate
+from atoll.runtime.egress.proxy import Intercept, Outside, Proxy
 
 SITE = "93.184.216.34"
 """A public address. Nothing is ever sent there."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.runtime.images import ImageStore
+from atoll.runtime.images.store import ImageStore
 from tests.images.registry import Registry, make_layout, rootfs
 
 _PROGRAMS = ("skopeo", "umoci", "docker-registry", "busybox")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import anyio
 
-from atoll.runtime.images import ImageStore
+from atoll.runtime.images.store import ImageStore
 
 
 def die() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from atoll.contract.errors import ImageUnavailable, InvalidRequest
-from atoll.runtime.images import ImageStore
+from atoll.runtime.images.store import ImageStore
 from tests.images.registry import BUSYBOX, entry, file, link, make_layout, rootfs, write_tar
 
 pytestmark = pytest.mark.usefixtures("programs")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from atoll.runtime import hostimage
-from atoll.runtime.images import ImageStore
+from atoll.runtime.images import host as hostimage
+from atoll.runtime.images.store import ImageStore
 
 
 @pytest.fixture(scope="module")

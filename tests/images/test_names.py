@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.contract.errors import InvalidRequest
-from atoll.runtime.imagefetch import _tls
-from atoll.runtime.imagename import Reference
+from atoll.runtime.images.fetch import _tls
+from atoll.runtime.images.reference import Reference
 
 DIGEST = "sha256:" + "ab" * 32
 

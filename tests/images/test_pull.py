@@ -15,7 +15,7 @@ import anyio
 import pytest
 
 from atoll.contract.errors import ImageUnavailable
-from atoll.runtime.images import ImageStore
+from atoll.runtime.images.store import ImageStore
 from tests.images import puller
 from tests.images.registry import BUSYBOX, Registry, file, free_port, gate_before, make_layout, rootfs
 from tests.waiting import eventually

@@ -13,7 +13,7 @@ import anyio
 import pytest
 
 from atoll.contract.errors import ImageUnavailable, InvalidRequest
-from atoll.runtime.images import ImageStore
+from atoll.runtime.images.store import ImageStore
 from tests.images.registry import entry, file, rootfs, write_tar
 
 
@@ -155,7 +155,7 @@ async def test_an_ordinary_user_has_a_store_as_well(tmp_path: Path):
     script = """if True:
         import os, sys, anyio
         from pathlib import Path
-        from atoll.runtime.images import ImageStore
+        from atoll.runtime.images.store import ImageStore
         async def main(base: Path):
             store = ImageStore(base / "images", rootless=True)
             for reference in ("host", f"tar:{base}/root.tar"):

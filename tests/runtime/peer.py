@@ -9,7 +9,7 @@ import anyio
 from anyio.abc import ByteStream
 from anyio.streams.buffered import BufferedByteReceiveStream
 
-from atoll.runtime.wire import (
+from atoll.runtime.guest.frames import (
     HEADER_SIZE,
     EventKind,
     Fields,

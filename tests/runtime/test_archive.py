@@ -6,7 +6,7 @@ import os
 import tarfile
 from pathlib import Path
 
-from atoll.runtime.archive import Talk, Writer
+from atoll.runtime.archive.worker import Talk, Writer
 
 
 class Silent(Talk):

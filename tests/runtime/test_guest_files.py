@@ -20,7 +20,7 @@ from atoll.contract.errors import (
     PathNotDirectory,
     PathNotFound,
 )
-from atoll.runtime.files import Files
+from atoll.runtime.guest.files import Files
 from atoll.runtime.sandbox import Sandbox
 
 pytestmark = [pytest.mark.anyio, pytest.mark.skipif(os.geteuid() != 0, reason="the guest changes users")]

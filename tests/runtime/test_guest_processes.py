@@ -22,7 +22,7 @@ from atoll.contract.errors import (
     SandboxDied,
 )
 from atoll.contract.model import Exited, Output
-from atoll.runtime.process import Process
+from atoll.runtime.guest.process import Process
 from atoll.runtime.sandbox import Sandbox
 from tests.runtime.conftest import Host
 from tests.waiting import eventually

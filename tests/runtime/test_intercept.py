@@ -18,9 +18,9 @@ from anyio.streams.tls import TLSStream
 
 from atoll import InvalidRequest
 from atoll.contract.secret import Secret
-from atoll.runtime.authority import Authority, Issuer
-from atoll.runtime.intercept import Interceptor, Rule, Scrubber, rules, substitute
-from atoll.runtime.vault import Contents
+from atoll.runtime.secrets.authority import Authority, Issuer
+from atoll.runtime.secrets.injection import Interceptor, Rule, Scrubber, rules, substitute
+from atoll.runtime.secrets.vault import Contents
 from tests.origin import Origin, TestAuthority, origin
 
 VALUE = "sk-live-4f9a0c77d1"

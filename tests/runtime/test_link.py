@@ -23,12 +23,22 @@ from atoll.contract.errors import (
     SandboxDied,
 )
 from atoll.contract.model import Output
-from atoll.runtime import files as files_module
-from atoll.runtime import link as link_module
-from atoll.runtime.link import Link
+from atoll.runtime.guest import connection as link_module
+from atoll.runtime.guest import files as files_module
+from atoll.runtime.guest.connection import Link
+from atoll.runtime.guest.frames import (
+    INITIAL_CREDIT,
+    MAX_PAYLOAD,
+    Change,
+    EventKind,
+    FrameType,
+    Kind,
+    Op,
+    Tag,
+    encode_frame,
+)
+from atoll.runtime.guest.stream import BACKLOG, EVENT_LIMIT, WINDOW
 from atoll.runtime.sandbox import Sandbox
-from atoll.runtime.stream import BACKLOG, EVENT_LIMIT, WINDOW
-from atoll.runtime.wire import INITIAL_CREDIT, MAX_PAYLOAD, Change, EventKind, FrameType, Kind, Op, Tag, encode_frame
 from tests.runtime.conftest import Host, Wire
 from tests.runtime.peer import Peer, encode_record
 from tests.waiting import eventually

@@ -16,12 +16,12 @@ from anyio.abc import TaskGroup, UNIXSocketStream
 from atoll.contract.errors import GuestProtocolError
 from atoll.contract.model import SandboxSpec
 from atoll.contract.network import NetworkPolicy
-from atoll.runtime import outlet as outlet_module
-from atoll.runtime import ports
-from atoll.runtime.link import Link
-from atoll.runtime.outlet import PORT, Outlet, Outlets
+from atoll.runtime.egress import server as outlet_module
+from atoll.runtime.egress.server import PORT, Outlet, Outlets
+from atoll.runtime.guest.connection import Link
+from atoll.runtime.guest.frames import EventKind, FrameType, Op, Tag
+from atoll.runtime.previews import router as ports
 from atoll.runtime.sandbox import _listening_aside
-from atoll.runtime.wire import EventKind, FrameType, Op, Tag
 from tests.runtime.peer import Heard, Peer
 from tests.waiting import eventually
 

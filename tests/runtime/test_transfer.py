@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from atoll.contract.errors import AtollError, InvalidRequest, PathDenied, SandboxError
-from atoll.runtime import transfer
-from atoll.runtime.transfer import Unpacker
+from atoll.runtime.guest import copying as transfer
+from atoll.runtime.guest.copying import Unpacker
 
 
 def entry(

@@ -11,7 +11,7 @@ import pytest
 from pydantic import SecretStr
 
 from atoll import InvalidRequest, SandboxError, Secret, Settings
-from atoll.runtime.vault import Contents, Vault
+from atoll.runtime.secrets.vault import Contents, Vault
 
 VALUE = "sk-live-4f9a0c77d1"
 

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.contract.errors import GuestProtocolError, InvalidRequest
-from atoll.runtime import wire
-from atoll.runtime.wire import (
+from atoll.runtime.guest import frames as wire
+from atoll.runtime.guest.frames import (
     BYTES_TAGS,
     HEADER_SIZE,
     INTEGER_TAGS,

@@ -14,7 +14,7 @@ import pytest
 
 if TYPE_CHECKING:
     from atoll import Runtime
-    from atoll.runtime.pool import Pool
+    from atoll.runtime.sandbox_pool import Pool
     from atoll.tools.tool import ToolResult, ToolSet
 
 

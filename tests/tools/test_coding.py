@@ -15,7 +15,7 @@ from atoll.tools.tool import ToolSet
 
 if TYPE_CHECKING:
     from atoll import Runtime, Sandbox
-    from atoll.runtime.pool import Pool
+    from atoll.runtime.sandbox_pool import Pool
     from tests.tools.conftest import Caller
 
 

@@ -21,7 +21,7 @@ from atoll.tools.tool import VOCABULARIES, Tool, ToolSet
 from tests.tools.test_coding import Scripted
 
 if TYPE_CHECKING:
-    from atoll.runtime.pool import Pool
+    from atoll.runtime.sandbox_pool import Pool
     from atoll.tools.export import Protocol
 
 PROTOCOLS: tuple[Protocol, ...] = ("anthropic", "openai-chat", "openai-responses", "mcp")

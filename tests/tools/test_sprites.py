@@ -20,7 +20,7 @@ from atoll.tools.tool import ToolSet
 from tests.egress.world import SITE, World
 
 if TYPE_CHECKING:
-    from atoll.runtime.pool import Pool
+    from atoll.runtime.sandbox_pool import Pool
     from tests.tools.conftest import Caller
 
 

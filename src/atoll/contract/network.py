@@ -1,7 +1,7 @@
 """What may leave a sandbox, as it is written down, and what did: rules, policies and audit records.
 
-Knows how a rule is written. Refuses to know what a rule permits (`runtime/policy.py`), what stands behind a preset
-(`runtime/registries.py`), and connections.
+Knows how a rule is written. Refuses to know what a rule permits (`runtime/egress/policy.py`), what stands behind a preset
+(`runtime/egress/registries.py`), and connections.
 """
 
 from __future__ import annotations

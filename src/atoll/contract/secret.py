@@ -1,7 +1,7 @@
 """Secrets as a caller hands them in: values that never show, and the places that they are for.
 
-Knows what may be a secret, a host and a header. Refuses to know where values are kept (`runtime/vault.py`) and how they
-get to a host (`runtime/intercept.py`). No message here holds a value.
+Knows what may be a secret, a host and a header. Refuses to know where values are kept (`runtime/secrets/vault.py`) and how they
+get to a host (`runtime/secrets/injection.py`). No message here holds a value.
 """
 
 from __future__ import annotations

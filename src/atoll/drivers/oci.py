@@ -2,7 +2,7 @@
 
 Knows the OCI configuration, what differs between the three, and where a sandbox's cgroup is. The security-critical
 work is theirs; mounts and the guest's stream are the keeper's (`keeper/`). Refuses to know names, images and the
-protocol. Above it stands `runtime/host.py`.
+protocol. Above it stands `runtime/engine.py`.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from atoll.contract.errors import LaunchFailed, SandboxError, Unenforceable
 from atoll.contract.model import Limits, RuntimeName, Usage
 from atoll.drivers import seccomp, storage
 from atoll.drivers.cgroups import Cgroups
-from atoll.drivers.holding import adopt, frozen, greeted
+from atoll.drivers.hostname import set_hostname
+from atoll.drivers.keeper_client import adopt, frozen, greeted
 from atoll.drivers.locks import is_held, lock_within, try_lock
 from atoll.drivers.machine import Machine, read_machine
-from atoll.drivers.naming import set_hostname
 from atoll.settings import program_environment
 
 RUNTIMES: tuple[RuntimeName, ...] = ("crun", "runc", "runsc")

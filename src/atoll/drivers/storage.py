@@ -2,7 +2,7 @@
 
 Knows the kinds of file systems and their calls: btrfs (a layer is a subvolume, a limit is a quota group's), project
 quotas (XFS, ext4), and all others, which can do neither. Refuses to know what layers are for, and how such a file
-system comes to be there (`runtime/disk.py`).
+system comes to be there (`runtime/state/loop_storage.py`).
 
 Only root's layers are subvolumes: nobody else may remove one. What is not a subvolume, on btrfs too, is an ordinary
 directory to every function here, so layers of both kinds may stand side by side.

@@ -42,9 +42,10 @@ from atoll.contract.model import (
     Usage,
 )
 from atoll.contract.network import AuditRecord, NetworkPolicy
-from atoll.runtime.files import ENTRY_LIMIT, Files
-from atoll.runtime.link import Link, Opener
-from atoll.runtime.process import (
+from atoll.runtime.guest.connection import Link, Opener
+from atoll.runtime.guest.files import ENTRY_LIMIT, Files
+from atoll.runtime.guest.frames import FIRST_CHANNEL, Action, EventKind, Fields, Op, Tag, encode_fields, encode_text
+from atoll.runtime.guest.process import (
     STDERR,
     STDOUT,
     Collector,
@@ -59,14 +60,13 @@ from atoll.runtime.process import (
     to_result,
     until_gone,
 )
-from atoll.runtime.stream import Connection, Failure, Sink, Stream, TooMuch
-from atoll.runtime.wire import FIRST_CHANNEL, Action, EventKind, Fields, Op, Tag, encode_fields, encode_text
+from atoll.runtime.guest.stream import Connection, Failure, Sink, Stream, TooMuch
 
 if TYPE_CHECKING:
-    from atoll.runtime.exporting import File
-    from atoll.runtime.imagefetch import Progress
-    from atoll.runtime.outlet import Outlet
-    from atoll.runtime.ports import Previews
+    from atoll.runtime.archive.export import File
+    from atoll.runtime.egress.server import Outlet
+    from atoll.runtime.images.fetch import Progress
+    from atoll.runtime.previews.router import Previews
     from atoll.tools.tool import ToolSet
 
 OUTPUT_LIMIT_BYTES = 16 * 1024 * 1024

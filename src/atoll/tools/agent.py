@@ -31,9 +31,9 @@ from atoll.contract.errors import (
     SandboxExists,
 )
 from atoll.contract.model import FileStat
-from atoll.runtime.imagename import Reference
-from atoll.runtime.pool import DEFAULT, Pool
+from atoll.runtime.images.reference import Reference
 from atoll.runtime.sandbox import Sandbox
+from atoll.runtime.sandbox_pool import DEFAULT, Pool
 from atoll.tools.tool import Context, Hints, Input, Link, Result, Tool, ToolResult, ToolSet
 from atoll.tools.view import (
     HOME,

@@ -18,8 +18,8 @@ from pydantic import Field, create_model
 
 from atoll.contract.errors import AtollError, ExecTimeout, InvalidRequest, PathDenied, PathIsDirectory, PathNotDirectory
 from atoll.contract.model import FileEntry, Frozen
-from atoll.runtime.pool import Pool
 from atoll.runtime.sandbox import Sandbox
+from atoll.runtime.sandbox_pool import Pool
 from atoll.tools.tool import Hints, Input, Result, Tool, ToolResult, ToolSet, readable, report
 from atoll.tools.view import (
     HOME,

@@ -24,8 +24,8 @@ from atoll.contract.errors import (
     SandboxNotFound,
 )
 from atoll.contract.model import Checkpoint, Status
-from atoll.runtime.pool import Pool, PooledSandbox
 from atoll.runtime.sandbox import Sandbox
+from atoll.runtime.sandbox_pool import Pool, PooledSandbox
 from atoll.tools.tool import Hints, Input, Result, Tool, ToolResult, ToolSet
 from atoll.tools.view import HOME, OUTPUT_LIMIT_BYTES, TIMED_OUT, Session, run
 

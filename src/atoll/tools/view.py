@@ -27,8 +27,8 @@ from atoll.contract.errors import (
     SandboxNotFound,
 )
 from atoll.contract.model import Cut
-from atoll.runtime.pool import Pool
 from atoll.runtime.sandbox import Sandbox
+from atoll.runtime.sandbox_pool import Pool
 from atoll.tools.tool import nearest, report
 
 HOME = "/home/user"

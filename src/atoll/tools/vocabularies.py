@@ -11,7 +11,7 @@ import operator
 from collections.abc import Callable, Iterable, Mapping
 
 from atoll.contract.errors import InvalidRequest
-from atoll.runtime.pool import Pool
+from atoll.runtime.sandbox_pool import Pool
 from atoll.tools.agent import pool_tools
 from atoll.tools.coding import Tasks, pool_coding_tools
 from atoll.tools.sprites import sprite_tools

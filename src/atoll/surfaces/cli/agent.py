@@ -23,8 +23,8 @@ from atoll.agents.children import Children
 from atoll.agents.history import History
 from atoll.agents.loop import Agent, Answer, Budget
 from atoll.contract.errors import AtollError, BudgetSpent, InvalidRequest
-from atoll.runtime.host import open as open_runtime
-from atoll.runtime.pool import Pool
+from atoll.runtime.engine import open as open_runtime
+from atoll.runtime.sandbox_pool import Pool
 from atoll.settings import Settings
 from atoll.surfaces.cli import FAILED, render, terminal, transcript
 from atoll.surfaces.cli.sandboxes import Making, options

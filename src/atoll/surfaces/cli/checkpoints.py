@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from atoll.contract.model import Checkpoint, Limits
-from atoll.runtime.host import open as open_runtime
+from atoll.runtime.engine import open as open_runtime
 from atoll.surfaces.cli import render, sandboxes
 
 

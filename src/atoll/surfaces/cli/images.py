@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from atoll.runtime.host import open as open_runtime
+from atoll.runtime.engine import open as open_runtime
 from atoll.surfaces.cli import render
 
 if TYPE_CHECKING:
-    from atoll.runtime.images import Image
+    from atoll.runtime.images.store import Image
 
 
 async def ls(state_dir: Path | None, *, quiet: bool, as_json: bool) -> int:

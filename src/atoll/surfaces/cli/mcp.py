@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from atoll.contract.errors import CallerError
-from atoll.runtime.host import open as open_runtime
+from atoll.runtime.engine import open as open_runtime
 from atoll.settings import Settings
 from atoll.surfaces.cli import render, terminal
 from atoll.surfaces.cli.sandboxes import Making, options

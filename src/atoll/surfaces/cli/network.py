@@ -10,7 +10,7 @@ from pathlib import Path
 
 from atoll.contract.errors import InvalidRequest
 from atoll.contract.network import AuditRecord, NetworkPolicy, parse_rule
-from atoll.runtime.host import open as open_runtime
+from atoll.runtime.engine import open as open_runtime
 from atoll.surfaces.cli import render
 
 COLUMNS = ("TIME", "VERDICT", "VIA", "HOST", "ADDRESS", "SENT", "RECEIVED", "WHY")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import anyio
 
-from atoll.runtime.host import open as open_runtime
+from atoll.runtime.engine import open as open_runtime
 from atoll.surfaces.cli import render
 
 
@@ -19,7 +19,7 @@ async def expose(state_dir: Path | None, name: str, port: int, *, wait_s: float,
     async with open_runtime(state_dir) as runtime:
         sandbox = await runtime.get(name)
         preview = await sandbox.expose(port, wait_s=wait_s)
-        requests = logging.getLogger("atoll.runtime.proxy")
+        requests = logging.getLogger("atoll.runtime.previews.proxy")
         requests.addHandler(_Notes())
         requests.setLevel(logging.INFO)
         if as_json:

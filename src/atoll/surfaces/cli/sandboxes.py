@@ -15,11 +15,11 @@ from atoll.contract.errors import AtollError, InvalidRequest, SandboxNotFound
 from atoll.contract.model import Limits, ProcessInfo, RuntimeName, SandboxInfo, SystemProcess, Usage
 from atoll.contract.network import NetworkPolicy
 from atoll.contract.secret import Secret
-from atoll.runtime.host import open as open_runtime
+from atoll.runtime.engine import open as open_runtime
 from atoll.surfaces.cli import render, values
 
 if TYPE_CHECKING:
-    from atoll.runtime.host import Runtime
+    from atoll.runtime.engine import Runtime
     from atoll.runtime.sandbox import Sandbox
 
 SHOWN_ENDED = 10

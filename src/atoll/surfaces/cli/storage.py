@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast, get_args
 
 from atoll.contract.errors import InvalidRequest
-from atoll.runtime.disk import Kind
-from atoll.runtime.host import open as open_runtime
+from atoll.runtime.engine import open as open_runtime
+from atoll.runtime.state.loop_storage import Kind
 from atoll.surfaces.cli import render
 
 if TYPE_CHECKING:

@@ -19,15 +19,15 @@ import anyio
 
 from atoll.contract.errors import ExecTimeout, InvalidRequest, ProcessNotFound
 from atoll.contract.model import ExecResult, Exited, Gap, Output, ProcessInfo
-from atoll.runtime.host import open as open_runtime
-from atoll.runtime.process import Collector, to_result
+from atoll.runtime.engine import open as open_runtime
+from atoll.runtime.guest.process import Collector, to_result
 from atoll.surfaces.cli import render, terminal
 from atoll.surfaces.cli.sandboxes import Making, make
 from atoll.surfaces.cli.values import Journey
 
 if TYPE_CHECKING:
-    from atoll.runtime.files import Files
-    from atoll.runtime.process import Process, ProcessInput
+    from atoll.runtime.guest.files import Files
+    from atoll.runtime.guest.process import Process, ProcessInput
     from atoll.runtime.sandbox import Sandbox
 
 Stream = Literal["stdout", "stderr"]

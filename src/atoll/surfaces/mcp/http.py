@@ -38,7 +38,7 @@ from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from atoll.contract.errors import AtollError, InvalidRequest
-from atoll.runtime.host import Runtime
+from atoll.runtime.engine import Runtime
 from atoll.settings import SHORTEST_TOKEN
 from atoll.surfaces.mcp.session import GONE, Offer, opened
 from atoll.surfaces.mcp.stdio import MESSAGE_LIMIT_BYTES, request_id

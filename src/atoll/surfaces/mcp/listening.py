@@ -15,7 +15,7 @@ import uvicorn
 from pydantic import SecretStr
 
 from atoll.contract.errors import InvalidRequest
-from atoll.runtime.host import Runtime
+from atoll.runtime.engine import Runtime
 from atoll.surfaces.mcp.http import IDLE_S, LOOPBACK, PATH, SESSIONS, app
 from atoll.surfaces.mcp.session import Offer
 from atoll.surfaces.mcp.stdio import LAST_ANSWERS_S

@@ -29,8 +29,8 @@ from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 import atoll
 from atoll.contract.errors import AtollError, CallerError, FileError, InvalidRequest, PathNotFound, SandboxNotFound
 from atoll.contract.model import FileEntry
-from atoll.runtime.host import Runtime
-from atoll.runtime.pool import Pool
+from atoll.runtime.engine import Runtime
+from atoll.runtime.sandbox_pool import Pool
 from atoll.tools import export
 from atoll.tools.tool import ToolResult, readable
 from atoll.tools.view import HOME, Session, as_text, media_type

@@ -1,0 +1,1 @@
+"""A sandbox in one file, for another machine."""

@@ -1,0 +1,1 @@
+"""Connections that leave a sandbox: policy, proxy, audit log."""

@@ -1,0 +1,1 @@
+"""From an image reference to read-only layers."""

@@ -1,0 +1,676 @@
+"""The image store: from a reference such as `python:3.12` to the read-only layers that a sandbox stands on.
+
+Knows references, what is present, and how several tasks and processes share one store. Everything that it makes is
+made in a directory of its own under `tmp/` and becomes visible by one rename, so a reader sees a whole image or none,
+whatever was killed when. Refuses to know sandboxes, mounts and user namespaces. Above it stands `host.py`; beside it
+`imagename.py`, `imagefetch.py` (skopeo and umoci), `imagelayer.py` (what stands over every image) and `hostimage.py`.
+
+    root/                       0700: images hold set-user-id programs of strangers, owned by root
+      references/<hash>.json    which digest a reference means
+      unpacked/<digest>/        rootfs/ and layer/, or for the host image root/ and usr/; its mtime: the last use
+      host.json                 the host image's digest and what it was made from
+      locks/<hash>              one for each reference and digest that is being worked on
+      tmp/<random>/             work in progress; locked by whoever works there, until their death
+"""
+
+from __future__ import annotations
+
+import builtins
+import ctypes
+import errno
+import fcntl
+import hashlib
+import os
+import secrets
+import shutil
+import stat
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+import anyio
+from anyio import from_thread, to_thread
+from pydantic import Field, ValidationError
+
+from atoll.contract.driver import Filesystem, Layer
+from atoll.contract.errors import ImageUnavailable, InvalidRequest
+from atoll.contract.model import Env, Frozen
+from atoll.runtime.images import host as hostimage
+from atoll.runtime.images import overlay as imagelayer
+from atoll.runtime.images.fetch import (
+    Configuration,
+    Fetcher,
+    Progress,
+    Scratch,
+    digest_of,
+    kind_of_archive,
+)
+from atoll.runtime.images.reference import HOST, Kind, Reference
+
+__all__ = ["Image", "ImageLayers", "ImageStore", "Progress", "Reference"]
+
+_LOCK_POLL_S = (0.005, 0.1)
+_LOOK_EVERY_S = 0.5
+"""How long the machine's own files are taken to be as they were seen."""
+
+Seen = tuple[int, int, int]
+"""What tells that a file has changed: time of modification, size and inode."""
+
+
+class Image(Frozen):
+    """An image that is present."""
+
+    reference: str
+    """In its full form."""
+    kind: Kind
+    digest: str
+    """`sha256:` and 64 hexadecimal digits: of the manifest, of the tar, or of what was generated."""
+    size_bytes: int
+    """What it takes up in the store; of `host` and `dir:`, only what is not used in place."""
+    created_at: datetime | None = None
+    """When it was made, if it says so."""
+    pulled_at: datetime
+    env: Env = Field(default_factory=dict)
+    user: str | None = None
+    """What the image says about how it wants to be run: kept, not used."""
+    working_directory: str | None = None
+    entrypoint: tuple[str, ...] | None = None
+    command: tuple[str, ...] | None = None
+
+
+class ImageLayers(Frozen):
+    """What a sandbox is put on."""
+
+    filesystems: tuple[Filesystem, ...]
+    env: Env
+    digest: str
+
+
+class _Record(Frozen):
+    """The content of a file in `references/`."""
+
+    image: Image
+    seen: Seen | None = None
+    """The file on this machine that it was made from, as it was then."""
+    checked_ns: int
+    """When the image was last found to be the newest."""
+
+
+class ImageStore:
+    """The images of one state directory. Several processes may use one store at once.
+
+    `in_use` tells the digests that sandboxes stand on: they are never removed. It may block and is called in a thread.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        rootless: bool,
+        in_use: Callable[[], set[str]] = set,
+        max_bytes: int = 20 * 1024**3,
+        grace_s: float = 3600.0,
+    ) -> None:
+        self._root = root
+        self._rootless = rootless
+        self._in_use = in_use
+        self._grace_s = grace_s
+        self._fetcher = Fetcher(rootless=rootless, max_bytes=max_bytes)
+        self._skeleton: hostimage.Skeleton | None = None
+        self._looked_at = -_LOOK_EVERY_S
+
+    async def resolve(self, reference: str, *, progress: Progress | None = None) -> ImageLayers:
+        """The layers of an image, fetched, imported or built first if it is not present.
+
+        What is present is used without asking the network, in less than a millisecond. A tar that has changed is
+        unpacked again; a directory is used in place.
+
+        Raises:
+            InvalidRequest: it is not a reference to an image.
+            ImageUnavailable: it cannot be had. `details["reason"]` is one of `not_found`, `unauthorised`,
+                `unreachable`, `tool_missing`, `too_large`, `disk_full`, `malformed`, … ; `details["available"]` are
+                the images that are present.
+        """
+        wanted = Reference.parse(reference)
+        if wanted.kind == "host":
+            return self._host_layers(await self._host(progress))
+        if wanted.kind == "dir":
+            image, root = await self._directory(wanted)
+            return self._layers(image, root)
+        record = self._read_record(wanted)
+        if record is None or not self._is_present(record.image.digest) or _has_changed(wanted, record):
+            return self._layers(await self._obtain(wanted, progress, refresh=False))
+        return self._layers(record.image)
+
+    def find(self, digest: str, reference: str) -> tuple[str, ImageLayers] | None:
+        """An image that is present, by what it is and not by its name, which may have come to mean another.
+
+        Returns its name, `reference` if it has that one, and its layers. None: it is not present, or it is used in
+        place, where a digest says nothing about what is in it.
+        """
+        if not self._is_present(digest):
+            return None
+        described = Image.model_validate_json((self._tree(digest) / "image.json").read_bytes())
+        names = [record.image.reference for record in self._records() if record.image.digest == digest]
+        full = {Reference.parse(name).short: name for name in names}
+        name = reference if reference in (*names, *full) else next(iter(names), described.reference)
+        return name, self._layers(described)
+
+    async def pull(self, reference: str, *, progress: Progress | None = None) -> Image:
+        """Make sure that an image is present and the newest: asks its registry, and fetches it if it has changed.
+
+        Any number of callers at once, in any number of processes, do the work once. Cancelling leaves nothing behind.
+
+        Raises:
+            InvalidRequest, ImageUnavailable: as `resolve`.
+        """
+        wanted = Reference.parse(reference)
+        if wanted.kind == "host":
+            return _host_image(await self._host(progress))
+        if wanted.kind == "dir":
+            return (await self._directory(wanted))[0]
+        image = await self._obtain(wanted, progress, refresh=True)
+        await self.collect()
+        return image
+
+    async def import_(self, source: Path, reference: str, *, progress: Progress | None = None) -> Image:
+        """Take an image from a file into the store under a name, replacing what had that name.
+
+        `source` is the tar of a root file system, plain or compressed, an image saved by docker or as an OCI archive,
+        or a directory that is an OCI layout. Which of these, its content tells.
+
+        Raises:
+            InvalidRequest: the name is not one for an image, or the directory is not a layout.
+            ImageUnavailable: the file is not there or cannot be unpacked.
+        """
+        wanted = Reference.parse(reference)
+        if wanted.kind != "registry" or wanted.selector.startswith("@"):
+            raise InvalidRequest(f"{reference!r} cannot be given to an image; use a name such as 'team/tools:1'")
+        source = source.absolute()
+        if source.is_dir() and not (source / "oci-layout").is_file():
+            raise InvalidRequest(f"{source} is a directory, but not an OCI layout; use it in place with 'dir:{source}'")
+        async with self._lock(wanted.name, progress), self._scratch() as scratch:
+            with self._available():
+                return await self._load(scratch, wanted, source, "", progress)
+
+    async def remove(self, reference: str) -> None:
+        """Forget a reference, and free what it refers to unless another reference means the same.
+
+        A create that is under way with this image fails, or goes on with it.
+
+        Raises:
+            InvalidRequest: it is the host image, or sandboxes stand on it.
+            ImageUnavailable: it is not present.
+        """
+        wanted = Reference.parse(reference)
+        if wanted.kind == "host":
+            raise InvalidRequest("the host image is this machine itself; it cannot be removed")
+        async with self._lock(wanted.name):
+            record = self._read_record(wanted)
+            if record is None:
+                with self._available():
+                    raise ImageUnavailable(f"the image {wanted.short} is not present", reason="not_found")
+            digest = record.image.digest
+            async with self._lock(digest), self._scratch() as scratch:
+                shared = any(
+                    other.image.digest == digest and other.image.reference != wanted.name for other in self._records()
+                )
+                if not shared and digest in await to_thread.run_sync(self._in_use):
+                    raise InvalidRequest(
+                        f"the image {wanted.short} is in use; destroy the sandboxes that stand on it first, "
+                        "and end those that wait ('atoll warm')",
+                        image=wanted.name,
+                        digest=digest,
+                    )
+                self._record_path(wanted).unlink(missing_ok=True)
+                if not shared:
+                    self._withdraw(digest, scratch)
+
+    async def collect(self) -> builtins.list[str]:
+        """Free what belongs to nobody: work of processes that died, and images that no reference means any more.
+
+        What was resolved within the last hour stays, as a sandbox may be about to stand on it. Returns what was freed.
+        """
+        freed = await to_thread.run_sync(self._collect_scratch)
+        if not (self._root / "unpacked").is_dir():
+            return freed
+        wanted = {record.image.digest for record in self._records()} | await to_thread.run_sync(self._in_use)
+        skeleton = self._read_skeleton()
+        if skeleton is not None:
+            wanted.add(skeleton.digest)
+        for name in os.listdir(self._root / "unpacked"):
+            digest = f"sha256:{name}"
+            if digest in wanted or not self._is_idle(digest):
+                continue
+            async with self._lock(digest), self._scratch() as scratch:
+                still_wanted = any(record.image.digest == digest for record in self._records())
+                if not still_wanted and self._is_idle(digest):
+                    self._withdraw(digest, scratch)
+                    freed.append(digest)
+        return freed
+
+    # --- the host image ---------------------------------------------------------------------------------------
+
+    async def _host(self, progress: Progress | None) -> hostimage.Skeleton:
+        skeleton = self._if_current(self._skeleton) or self._if_current(self._read_skeleton())
+        if skeleton is None:
+            async with self._lock(HOST, progress):
+                skeleton = self._if_current(self._read_skeleton())
+                if skeleton is None:
+                    with self._available():
+                        skeleton = await self._build_host(progress)
+        self._skeleton = skeleton
+        self._touch(skeleton.digest)
+        return skeleton
+
+    async def _build_host(self, progress: Progress | None) -> hostimage.Skeleton:
+        if progress is not None:
+            progress("building the host image", 0, None)
+        async with self._scratch() as scratch:
+            built = scratch.path / "image"
+            built.mkdir()
+            skeleton = await to_thread.run_sync(
+                lambda: hostimage.build(built, rootless=self._rootless, check=from_thread.check_cancelled)
+            )
+            async with self._lock(skeleton.digest):
+                if not self._tree(skeleton.digest).is_dir():
+                    await self._publish(built, skeleton.digest)
+                self._replace(scratch, self._root / "host.json", skeleton.model_dump_json())
+        return skeleton
+
+    def _if_current(self, skeleton: hostimage.Skeleton | None) -> hostimage.Skeleton | None:
+        if skeleton is None or not (self._tree(skeleton.digest) / "root").is_dir():
+            return None
+        if skeleton is self._skeleton and time.monotonic() < self._looked_at + _LOOK_EVERY_S:
+            return skeleton
+        now = time.monotonic()
+        if not skeleton.is_current(rootless=self._rootless):
+            return None
+        self._looked_at = now
+        return skeleton
+
+    def _read_skeleton(self) -> hostimage.Skeleton | None:
+        try:
+            return hostimage.Skeleton.model_validate_json((self._root / "host.json").read_bytes())
+        except (FileNotFoundError, ValidationError):  # absent, or written by another version: it is built anew
+            return None
+
+    def _host_layers(self, skeleton: hostimage.Skeleton) -> ImageLayers:
+        tree = self._tree(skeleton.digest)
+        filesystems = [Filesystem(target="/", key="root", layers=(Layer(path=tree / "root"),))]
+        for name in skeleton.trees:
+            layers = (Layer(path=tree / name), Layer(path=Path("/", name), owner="machine"))
+            filesystems.append(Filesystem(target=f"/{name}", key=name, layers=layers))
+        return ImageLayers(filesystems=tuple(filesystems), env={}, digest=skeleton.digest)
+
+    # --- directories ------------------------------------------------------------------------------------------
+
+    async def _directory(self, wanted: Reference) -> tuple[Image, Path]:
+        """An image that is used in place. Only the generated layer is made, again when the accounts change."""
+        with self._available():
+            root = _check_directory(wanted.path or Path("/"), self._root)
+        made_from = [imagelayer.RECIPE, self._rootless, str(root)]
+        for path in imagelayer.ACCOUNT_FILES:
+            place = imagelayer.find(root, path)
+            made_from.append("" if place is None else str(_seen(place.status)))
+        digest = f"sha256:{hashlib.sha256(repr(made_from).encode()).hexdigest()}"
+        image = Image(reference=wanted.name, kind="dir", digest=digest, size_bytes=0, pulled_at=_now())
+        if not (self._tree(digest) / "layer").is_dir():
+            async with self._lock(wanted.name), self._scratch() as scratch:
+                if not (self._tree(digest) / "layer").is_dir():
+                    layer = scratch.path / "image/layer"
+                    layer.mkdir(parents=True)
+                    await to_thread.run_sync(lambda: imagelayer.generate(root, layer, rootless=self._rootless))
+                    await self._publish(scratch.path / "image", digest)
+                self._write_record(scratch, wanted, _Record(image=image, checked_ns=time.time_ns()))
+        return image, root
+
+    # --- images that are unpacked -----------------------------------------------------------------------------
+
+    async def _obtain(self, wanted: Reference, progress: Progress | None, *, refresh: bool) -> Image:
+        """Fetch or import, unless someone else does so meanwhile."""
+        asked_ns = time.time_ns()
+        async with self._lock(wanted.name, progress), self._scratch() as scratch:
+            record = self._read_record(wanted)
+            good = record is not None and self._is_present(record.image.digest) and not _has_changed(wanted, record)
+            if record is not None and good and (not refresh or record.checked_ns >= asked_ns):
+                return record.image
+            with self._available():
+                if wanted.path is None:
+                    return await self._fetch(scratch, wanted, progress)
+                return await self._load(scratch, wanted, wanted.path, wanted.selector, progress)
+
+    async def _fetch(self, scratch: Scratch, wanted: Reference, progress: Progress | None) -> Image:
+        digest = wanted.selector.removeprefix("@")
+        if digest.startswith(":") or not self._is_present(digest):  # under a digest, what is present is what is meant
+            if progress is not None:
+                progress(f"looking up {wanted.short}", 0, None)
+            remote = await self._fetcher.inspect(scratch, wanted.repository, wanted.selector, wanted.short)
+            digest = remote.digest
+            async with self._lock(digest, progress):
+                if not self._is_present(digest):
+                    await self._fetcher.download(scratch, remote, wanted.short, progress)
+                    await self._unpack(scratch, wanted, digest, progress)
+                return self._refer(scratch, wanted, digest)
+        async with self._lock(digest, progress):
+            return self._refer(scratch, wanted, digest)
+
+    async def _load(
+        self, scratch: Scratch, wanted: Reference, source: Path, tag: str, progress: Progress | None
+    ) -> Image:
+        found: str = wanted.kind
+        try:
+            seen = _seen(os.stat(source / "index.json" if source.is_dir() else source))
+            if found in ("registry", "tar"):
+                found = "oci" if source.is_dir() else await to_thread.run_sync(kind_of_archive, source)
+        except FileNotFoundError:
+            raise ImageUnavailable(f"there is no image at {source}", reason="not_found", path=str(source)) from None
+        except PermissionError:
+            raise ImageUnavailable(f"{source} may not be read", reason="unauthorised", path=str(source)) from None
+        if found == "rootfs":
+            digest = await to_thread.run_sync(digest_of, source)
+        else:
+            digest = await self._fetcher.load(scratch, found, source, tag, wanted.short, progress)
+        async with self._lock(digest, progress):
+            if not self._is_present(digest):
+                if found == "rootfs":
+                    await self._fetcher.lay_out(scratch, source, wanted.short, progress)
+                await self._unpack(scratch, wanted, digest, progress)
+            return self._refer(scratch, wanted, digest, seen)
+
+    async def _unpack(self, scratch: Scratch, wanted: Reference, digest: str, progress: Progress | None) -> None:
+        configuration = await self._fetcher.unpack(scratch, wanted.short, progress)
+        built = scratch.path / "image"
+        (built / "layer").mkdir(parents=True)
+        (scratch.path / "rootfs").rename(built / "rootfs")
+
+        def finish() -> int:
+            size_bytes = imagelayer.cleanse(built / "rootfs", check=from_thread.check_cancelled)
+            self._fetcher.check_size(size_bytes, wanted.short)  # the watch may have missed the last tenth of a second
+            imagelayer.generate(built / "rootfs", built / "layer", rootless=self._rootless)
+            return size_bytes
+
+        size_bytes = await to_thread.run_sync(finish)
+        image = _described(wanted, digest, size_bytes, configuration)
+        (built / "image.json").write_text(image.model_dump_json())
+        await self._publish(built, digest)
+
+    def _refer(self, scratch: Scratch, wanted: Reference, digest: str, seen: Seen | None = None) -> Image:
+        """Let `wanted` mean `digest`, which is present."""
+        described = Image.model_validate_json((self._tree(digest) / "image.json").read_bytes())
+        image = described.model_copy(update={"reference": wanted.name, "kind": wanted.kind, "pulled_at": _now()})
+        self._write_record(scratch, wanted, _Record(image=image, seen=seen, checked_ns=time.time_ns()))
+        return image
+
+    def _layers(self, image: Image, root: Path | None = None) -> ImageLayers:
+        tree = self._tree(image.digest)
+        self._touch(image.digest)
+        layers = (Layer(path=tree / "layer"), Layer(path=root or tree / "rootfs"))
+        filesystem = Filesystem(target="/", key="root", layers=layers)
+        return ImageLayers(filesystems=(filesystem,), env=image.env, digest=image.digest)
+
+    # --- what is on disk --------------------------------------------------------------------------------------
+
+    def _tree(self, digest: str) -> Path:
+        return self._root / "unpacked" / digest.removeprefix("sha256:")
+
+    def _is_present(self, digest: str) -> bool:
+        return (self._tree(digest) / "image.json").is_file()
+
+    def _touch(self, digest: str) -> None:
+        """Note that a tree is used, which keeps it for a while."""
+        try:
+            os.utime(self._tree(digest))
+        except FileNotFoundError:
+            raise ImageUnavailable(f"the image {digest} has just been removed", reason="not_found") from None
+
+    def _is_idle(self, digest: str) -> bool:
+        try:
+            return os.stat(self._tree(digest)).st_mtime < time.time() - self._grace_s
+        except FileNotFoundError:
+            return False
+
+    async def _publish(self, built: Path, digest: str) -> None:
+        """Make a finished tree visible, whole on the disk before its name is."""
+        await to_thread.run_sync(_flush_filesystem, built)
+        built.chmod(0o755)
+        built.rename(self._tree(digest))
+
+    def _withdraw(self, digest: str, scratch: Scratch) -> None:
+        """Take a tree out of sight at once; with `scratch` it is removed."""
+        try:
+            self._tree(digest).rename(scratch.path / "withdrawn")
+        except FileNotFoundError:
+            return
+
+    def _record_path(self, wanted: Reference) -> Path:
+        return self._root / "references" / f"{_hash(wanted.name)}.json"
+
+    def _read_record(self, wanted: Reference) -> _Record | None:
+        try:
+            return _Record.model_validate_json(self._record_path(wanted).read_bytes())
+        except (FileNotFoundError, ValidationError):  # absent, or written by another version: it is fetched anew
+            return None
+
+    def _records(self) -> Iterator[_Record]:
+        directory = self._root / "references"
+        for name in sorted(os.listdir(directory)) if directory.is_dir() else ():
+            try:
+                yield _Record.model_validate_json((directory / name).read_bytes())
+            except (FileNotFoundError, ValidationError):
+                continue
+
+    def _write_record(self, scratch: Scratch, wanted: Reference, record: _Record) -> None:
+        self._replace(scratch, self._record_path(wanted), record.model_dump_json())
+
+    def _replace(self, scratch: Scratch, target: Path, text: str) -> None:
+        """Write a file so that at any moment, also of a power failure, it holds the old or the new text."""
+        written = scratch.path / "record"
+        with open(written, "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        written.rename(target)
+        directory = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+    # --- sharing ----------------------------------------------------------------------------------------------
+
+    def _make_directories(self) -> None:
+        # Nobody but us may enter: the trees hold other people's set-user-id programs, owned by root.
+        self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if stat.S_IMODE(self._root.stat().st_mode) != 0o700:
+            self._root.chmod(0o700)
+        for name in ("references", "unpacked", "locks", "tmp"):
+            (self._root / name).mkdir(mode=0o700, exist_ok=True)
+
+    @asynccontextmanager
+    async def _lock(self, key: str, progress: Progress | None = None) -> AsyncIterator[None]:
+        """Hold what no other task or process holds. A reference is locked before a digest, never after.
+
+        The lock is tried for again and again rather than waited for in a thread, which could not be cancelled.
+        """
+        self._make_directories()
+        path = self._root / "locks" / _hash(key)
+        delay_s, longest_s = _LOCK_POLL_S
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            while not _try_lock(fd):
+                if progress is not None:
+                    progress("waiting for another pull", 0, None)
+                await anyio.sleep(delay_s)
+                delay_s = min(delay_s * 2, longest_s)
+            yield
+        finally:
+            os.close(fd)
+
+    @asynccontextmanager
+    async def _scratch(self) -> AsyncIterator[Scratch]:
+        """A directory of one's own that is gone afterwards, in the end also when this process is killed."""
+        self._make_directories()
+        while True:
+            path = self._root / "tmp" / secrets.token_hex(8)
+            path.mkdir(mode=0o700)
+            # A collector may come between these steps: then the directory is gone, and there is another try.
+            with suppress(FileNotFoundError):
+                fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                if _try_lock(fd) and path.exists():
+                    break
+                os.close(fd)
+        try:
+            yield Scratch(path, fd)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await to_thread.run_sync(_remove_tree, path)
+            os.close(fd)
+
+    def _collect_scratch(self) -> builtins.list[str]:
+        freed: builtins.list[str] = []
+        directory = self._root / "tmp"
+        for name in os.listdir(directory) if directory.is_dir() else ():
+            try:
+                fd = os.open(directory / name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            except FileNotFoundError:
+                continue
+            try:
+                if _try_lock(fd) and (directory / name).exists():
+                    _remove_tree(directory / name)
+                    freed.append(f"tmp/{name}")
+            finally:
+                os.close(fd)
+        return freed
+
+    # --- what is present --------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _available(self) -> Iterator[None]:
+        """While it is open, an image that cannot be had is reported together with those that can.
+
+        Without those that are named by a path: whoever asks need not know this machine's paths.
+        """
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise ImageUnavailable("the disk of the image store is full", reason="disk_full") from error
+        except ImageUnavailable as error:
+            names = [Reference.parse(image.reference).short for image in self.list() if image.kind == "registry"]
+            listed = ", ".join([HOST, *names[:8]]) + (", …" if len(names) > 8 else "")
+            raise ImageUnavailable(
+                f"{error.message} (present here: {listed})",
+                hint=error.hint,
+                **{**error.details, "available": [HOST, *names[:64]]},
+            ) from error
+
+    def list(self) -> builtins.list[Image]:
+        """The images that are present, by reference. The host image is among them once it has been used."""
+        present = [record.image for record in self._records()]
+        skeleton = self._read_skeleton()
+        host = [_host_image(skeleton)] if skeleton is not None else []
+        return [*host, *sorted(present, key=lambda image: image.reference)]
+
+
+def _described(wanted: Reference, digest: str, size_bytes: int, configuration: Configuration) -> Image:
+    process = configuration.process
+    return Image(
+        reference=wanted.name,
+        kind=wanted.kind,
+        digest=digest,
+        size_bytes=size_bytes,
+        created_at=configuration.created,
+        pulled_at=_now(),
+        env=configuration.env,
+        user=process.user,
+        working_directory=process.working_directory,
+        entrypoint=process.entrypoint,
+        command=process.command,
+    )
+
+
+def _host_image(skeleton: hostimage.Skeleton) -> Image:
+    return Image(
+        reference=HOST,
+        kind="host",
+        digest=skeleton.digest,
+        size_bytes=skeleton.size_bytes,
+        pulled_at=skeleton.built_at,
+    )
+
+
+def _check_directory(path: Path, store: Path) -> Path:
+    root = Path(os.path.realpath(path))
+    if not root.is_dir():
+        raise ImageUnavailable(f"there is no directory {path}", reason="not_found", path=str(path))
+    if store.resolve().is_relative_to(root):
+        raise InvalidRequest(f"{path} cannot be an image: it holds the state of all sandboxes; the machine is 'host'")
+    try:
+        with os.scandir(root) as entries:
+            empty = next(entries, None) is None
+    except PermissionError:
+        raise ImageUnavailable(f"{path} may not be read", reason="unauthorised", path=str(path)) from None
+    if empty:
+        raise ImageUnavailable(f"the directory {path} is empty", reason="not_found", path=str(path))
+    return root
+
+
+def _has_changed(wanted: Reference, record: _Record) -> bool:
+    """Whether the file that an image was made from is another now. One that is gone has not changed."""
+    if wanted.path is None:
+        return False
+    try:
+        return record.seen != _seen(os.stat(wanted.path / "index.json" if wanted.kind == "oci" else wanted.path))
+    except OSError:
+        return False
+
+
+def _seen(status: os.stat_result) -> Seen:
+    return status.st_mtime_ns, status.st_size, status.st_ino
+
+
+def _try_lock(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _flush_filesystem(path: Path) -> None:
+    """Bring everything on the file system of `path` to the disk: quicker than one by one for many small files."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        if ctypes.CDLL(None, use_errno=True).syncfs(fd) != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number), str(path))
+    finally:
+        os.close(fd)
+
+
+def _remove_tree(path: Path) -> None:
+    def let_in(_function: object, failed: str, _: object) -> None:
+        """A directory of an image may shut out even its owner. Nobody else is in the store who could swap links."""
+        if not os.path.lexists(failed):
+            return
+        for directory in (os.path.dirname(failed), failed):
+            if not os.path.islink(directory) and os.path.isdir(directory):
+                os.chmod(directory, 0o700)
+        if os.path.isdir(failed) and not os.path.islink(failed):
+            shutil.rmtree(failed)
+        else:
+            os.unlink(failed)
+
+    shutil.rmtree(path, onerror=let_in)
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:40]
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)

@@ -1,0 +1,1 @@
+"""Start, sleep, checkpoint, recover, and keep warm."""

@@ -1,0 +1,1 @@
+"""Secret values, which stay outside of sandboxes."""

@@ -1,0 +1,197 @@
+"""A certificate authority of a sandbox's own, for the hosts that its secrets are for and for nothing else.
+
+Knows certificates: how the authority is made, how it vouches for a host for some days, and under what name its
+certificate is looked for inside. Refuses to know who trusts it (`trust.py`), where its key is kept (`vault.py`) and
+what is done with a connection that was terminated (`intercept.py`).
+
+The authority's certificate names the hosts that it may vouch for, and says that whoever does not understand that must
+not believe it (a critical name constraint): somebody who had its key could pretend to be those hosts, to this sandbox
+and its forks, and nothing else to nobody else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import ssl
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+from ipaddress import ip_network
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from atoll.contract.model import Frozen
+from atoll.runtime.state.store import now
+
+if TYPE_CHECKING:
+    from cryptography import x509
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+_LASTS = timedelta(days=3650)
+"""As long as a sandbox may be kept: what it trusts is in the memory of processes that go on for ever."""
+_LEAF_LASTS = timedelta(days=7)
+_EARLIER = timedelta(days=1)
+"""How long before it was made a certificate counts: clocks are never quite the same."""
+
+
+class Authority(Frozen):
+    certificate: str
+    """PEM. No secret: it is what the inside trusts."""
+    key: str = Field(repr=False)
+    """PEM. Never inside."""
+
+    @classmethod
+    def make(cls, hosts: Iterable[str]) -> Authority:
+        """A new one that can vouch for `hosts`, and for names below them."""
+        from cryptography import x509
+
+        key = _new_key()
+        # In small letters, as OpenSSL makes a name before it hashes it: see `trusted_as`.
+        name = _name(f"atoll sandbox {secrets.token_hex(4)}")
+        permitted = [x509.DNSName(host) for host in sorted(set(hosts))]
+        excluded = [x509.IPAddress(ip_network(every)) for every in ("0.0.0.0/0", "::/0")]
+        certificate = (
+            _certificate(name, key.public_key(), issuer=name, authority=key.public_key(), lasts=_LASTS)
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(_usage(sign_certificates=True), critical=True)
+            .add_extension(x509.NameConstraints(permitted, excluded), critical=True)
+        )
+        return cls(certificate=_signed(certificate, key), key=_key_pem(key))
+
+    @property
+    def trusted_as(self) -> str:
+        """The name that OpenSSL looks for in a directory of certificates: a hash of the subject without its header."""
+        from cryptography import x509
+
+        subject = x509.load_pem_x509_certificate(self.certificate.encode()).subject.public_bytes()
+        digest = hashlib.sha1(subject[2:], usedforsecurity=False).digest()
+        return f"{int.from_bytes(digest[:4], 'little'):08x}.0"
+
+
+class Issuer:
+    """Vouches for hosts, each for some days at a time, as long as this process lives."""
+
+    def __init__(self, authority: Authority) -> None:
+        self._authority = authority
+        self._contexts: dict[str, tuple[ssl.SSLContext, datetime]] = {}
+
+    def context(self, host: str) -> ssl.SSLContext:
+        """With it this process is `host`, to whoever trusts the authority and asks for no other host."""
+        context, until = self._contexts.get(host, (None, now()))
+        if context is None or now() >= until:
+            context = _server_context(host, *self._vouch(host))
+            self._contexts[host] = context, now() + _LEAF_LASTS / 2
+        return context
+
+    def _vouch(self, host: str) -> tuple[str, str]:
+        from cryptography import x509
+        from cryptography.hazmat.primitives.serialization import load_pem_private_key
+        from cryptography.x509.oid import ExtendedKeyUsageOID
+
+        authority = x509.load_pem_x509_certificate(self._authority.certificate.encode())
+        signer: ec.EllipticCurvePrivateKey = load_pem_private_key(self._authority.key.encode(), None)  # type: ignore[assignment]
+        key = _new_key()
+        certificate = (
+            _certificate(
+                x509.Name([]),
+                key.public_key(),
+                issuer=authority.subject,
+                authority=signer.public_key(),
+                lasts=_LEAF_LASTS,
+            )
+            .add_extension(x509.SubjectAlternativeName([x509.DNSName(host)]), critical=True)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(_usage(sign_certificates=False), critical=True)
+            .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        )
+        return _signed(certificate, signer), _key_pem(key)
+
+
+def _server_context(host: str, certificate: str, key: str) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.options |= ssl.OP_NO_RENEGOTIATION
+    context.set_alpn_protocols(["http/1.1"])
+    # It is read from a file, and the key is to be in none.
+    fd = os.memfd_create("atoll", os.MFD_CLOEXEC)
+    try:
+        os.write(fd, (certificate + key).encode())
+        context.load_cert_chain(f"/proc/self/fd/{fd}")
+    finally:
+        os.close(fd)
+
+    def check_name(_connection: object, asked_for: str | None, _context: object) -> int | None:
+        wrong = asked_for is not None and asked_for.lower() != host
+        return ssl.ALERT_DESCRIPTION_UNRECOGNIZED_NAME if wrong else None
+
+    context.sni_callback = check_name
+    return context
+
+
+# ---- certificates ----
+
+
+def _name(common: str) -> x509.Name:
+    from cryptography import x509
+    from cryptography.x509.oid import NameOID
+
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
+
+
+def _new_key() -> ec.EllipticCurvePrivateKey:
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    return ec.generate_private_key(ec.SECP256R1())
+
+
+def _certificate(
+    subject: x509.Name,
+    key: ec.EllipticCurvePublicKey,
+    *,
+    issuer: x509.Name,
+    authority: ec.EllipticCurvePublicKey,
+    lasts: timedelta,
+) -> x509.CertificateBuilder:
+    from cryptography import x509
+
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now() - _EARLIER)
+        .not_valid_after(now() + lasts)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority), critical=False)
+    )
+
+
+def _usage(*, sign_certificates: bool) -> x509.KeyUsage:
+    from cryptography import x509
+
+    return x509.KeyUsage(
+        digital_signature=not sign_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=sign_certificates,
+        crl_sign=sign_certificates,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _signed(certificate: x509.CertificateBuilder, key: ec.EllipticCurvePrivateKey) -> str:
+    from cryptography.hazmat.primitives import hashes, serialization
+
+    return certificate.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM).decode()
+
+
+def _key_pem(key: ec.EllipticCurvePrivateKey) -> str:
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()

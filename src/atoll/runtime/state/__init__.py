@@ -1,0 +1,1 @@
+"""What is on disk, and which process may change it."""

@@ -1,0 +1,51 @@
+"""What a sandbox is doing, as it can be seen from outside.
+
+Knows what a manifest, a keeper's traces and the driver say together. Refuses to change any of it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from atoll.contract.driver import Driver
+from atoll.contract.model import SandboxInfo, Status
+from atoll.drivers.locks import is_held
+from atoll.runtime.state.store import Manifest
+
+
+def describe(manifest: Manifest, directory: Path, driver: Driver | None) -> SandboxInfo:
+    """A sandbox as `list` shows it. Without its driver nothing of it can be running."""
+    pid = driver.pid(directory) if driver else None
+    last_used = driver.last_used(directory)[0] if driver else None
+    status: Status = "running"
+    reason = ending(directory)
+    if is_held(directory / "busy.lock"):
+        status, reason = "provisioning", None
+    elif pid is None and manifest.state != "running":
+        status, reason = manifest.state, None
+    elif pid is None or reason is not None:
+        status, reason, pid = "error", reason or "its keeper has ended", None
+    elif driver is not None and driver.is_frozen(manifest.run_id):
+        status = "warm"
+    return SandboxInfo(
+        id=manifest.id,
+        name=manifest.spec.name,
+        status=status,
+        reason=reason,
+        image=manifest.spec.image,
+        runtime=manifest.runtime,
+        limits=manifest.limits,
+        user=manifest.spec.user,
+        created_at=manifest.created_at,
+        last_used_at=last_used and max(last_used, manifest.created_at),  # it may have waited before it was made
+        pid=pid,
+        network=manifest.spec.network,
+    )
+
+
+def ending(directory: Path) -> str | None:
+    """Why a sandbox has ended, as its keeper wrote it down."""
+    try:
+        return (directory / "ended").read_text(errors="replace")[:300].strip() or None
+    except OSError:
+        return None
