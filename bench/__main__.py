@@ -113,7 +113,7 @@ async def _run(options: argparse.Namespace, console: Console) -> Report:
     started_at, start, load = datetime.now(UTC), time.perf_counter(), os.getloadavg()
     sections = []
     async with open_lab(console, quick=options.quick, runtimes=options.runtime or RUNTIMES) as lab:
-        machine = describe(lab.runtime.state_dir)
+        machine = describe(lab.engine.state_dir)
         show_machine(console, machine, load)
         for subject, measure in SUBJECTS.items():
             if not options.only or subject in options.only:
@@ -140,7 +140,7 @@ async def _measured(lab: Lab, subject: str, measure: Callable[[Lab], Awaitable[S
     try:
         section = await measure(lab)
     except Exception as error:  # noqa: BLE001 - one subject that fails must not take the others with it
-        words = _words(error).replace(str(lab.runtime.state_dir.parent), "…")  # the page is for others too
+        words = _words(error).replace(str(lab.engine.state_dir.parent), "…")  # the page is for others too
         section = Section(subject=subject, title=subject, how="", failure=words)
     return section.model_copy(update={"took_s": time.perf_counter() - start})
 

@@ -90,7 +90,7 @@ async def measure(lab: Lab) -> Section:
         Size("5 000 files" if lab.quick else "50 000 files", lab.amount(50_000, 5_000), 0, lab.amount(3, 1)),
         Size("128 MiB in a file" if lab.quick else "1 GiB in a file", 0, lab.amount(1024, 128), lab.amount(3, 1)),
     )
-    name = filesystem(lab.runtime.state_dir)
+    name = filesystem(lab.engine.state_dir)
     tables, targets = await _measured(lab, name, sizes)
     if name != "btrfs":
         try:
@@ -165,7 +165,7 @@ async def _round(lab: Lab, host: str, size: Size, number: int) -> dict[str, floa
             while dropped.exists():  # it is removed behind what answers, and is not to weigh on what is timed next
                 await anyio.sleep(0.05)
         for checkpoint in await box.checkpoints():
-            await lab.runtime.delete_checkpoint(checkpoint.id)
+            await lab.engine.delete_checkpoint(checkpoint.id)
     return {step: taken[step] for step in (SEALED, FLUSHED, COPIED, host, NEXT, RESTORED, UNDONE) if step in taken}
 
 
@@ -187,6 +187,6 @@ def _flushed(directory: Path) -> float:
 
 def _upper(lab: Lab, box: atoll.Sandbox) -> Path:
     """What the sandbox writes to."""
-    state = lab.runtime.state_dir
+    state = lab.engine.state_dir
     manifest = json.loads((state / "sandboxes" / box.id / "manifest.json").read_text())
     return state / "layers" / str(manifest["top"]) / "upper"

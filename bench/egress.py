@@ -98,7 +98,7 @@ async def _on_host(port: int) -> AsyncIterator[Callable[[], Awaitable[float]]]:
 @asynccontextmanager
 async def _inside(lab: Lab, port: int, runtime: RuntimeName) -> AsyncIterator[Callable[[], Awaitable[float]]]:
     policy = atoll.NetworkPolicy(allow=f"127.0.0.1:{port}")
-    async with await lab.runtime.create(runtime=runtime, network=policy) as box:
+    async with await lab.engine.create(runtime=runtime, network=policy) as box:
         command = ["python3", "-c", PROGRAM, str(port), str(PROXY)]
         async with await box.spawn(command, stdin=True, keep=False) as process:
             yield partial(_once, process)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-Life = tuple[int, str]
+Lifecycle = tuple[int, str]
 """A process id and when it began: together never another process's."""
 
 
@@ -63,11 +63,11 @@ def pss_bytes(pid: int) -> int:
     return 0
 
 
-def lives(pids: Iterable[int]) -> set[Life]:
+def lives(pids: Iterable[int]) -> set[Lifecycle]:
     return {(pid, began) for pid in pids if (began := _began(pid)) is not None}
 
 
-def still_alive(seen: Iterable[Life]) -> list[int]:
+def still_alive(seen: Iterable[Lifecycle]) -> list[int]:
     return [pid for pid, began in seen if _began(pid) == began]
 
 

@@ -22,7 +22,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 import atoll
 from atoll.contract.model import RuntimeName
 from bench import btrfs
-from bench.footprint import Life, lives, sandbox_processes, still_alive
+from bench.footprint import Lifecycle, lives, sandbox_processes, still_alive
 from bench.sampling import Advance, at_most
 
 CLEANUP_S = 300
@@ -30,24 +30,22 @@ CGROUPS = Path("/sys/fs/cgroup")
 
 
 class Lab:
-    def __init__(
-        self, runtime: atoll.Runtime, console: Console, *, quick: bool, runtimes: Iterable[RuntimeName]
-    ) -> None:
-        self.runtime = runtime
+    def __init__(self, engine: atoll.Engine, console: Console, *, quick: bool, runtimes: Iterable[RuntimeName]) -> None:
+        self.engine = engine
         self.console = console
         self.quick = quick
-        usable = runtime.drivers()
+        usable = engine.drivers()
         self.runtimes: tuple[RuntimeName, ...] = tuple(name for name in usable if name in set(runtimes))
         """Those that can be measured here and were asked for, fastest first."""
         if not self.runtimes:
             raise RuntimeError("none of these runtimes can be used on this machine; `atoll doctor` says why")
         self.fastest = self.runtimes[0]
-        self._lives: dict[str, set[Life]] = {}
+        self._lives: dict[str, set[Lifecycle]] = {}
 
     @property
     def scratch(self) -> Path:
         """A directory on the sandboxes' file system, for what is measured on the host."""
-        path = self.runtime.state_dir.parent / "scratch"
+        path = self.engine.state_dir.parent / "scratch"
         path.mkdir(exist_ok=True)
         return path
 
@@ -73,14 +71,14 @@ class Lab:
         Raises:
             btrfs.Unavailable: there can be none here.
         """
-        with btrfs.mounted(self.runtime.state_dir.parent / "btrfs") as place:
+        with btrfs.mounted(self.engine.state_dir.parent / "btrfs") as place:
             async with _opened(place / "state", self.console, quick=self.quick, runtimes=self.runtimes) as lab:
                 yield lab
 
     # ---- sandboxes ----
 
     async def create(self, runtime: RuntimeName | None = None) -> atoll.Sandbox:
-        return await self.runtime.create(runtime=runtime or self.fastest)
+        return await self.engine.create(runtime=runtime or self.fastest)
 
     @asynccontextmanager
     async def sandbox(self, runtime: RuntimeName | None = None) -> AsyncIterator[atoll.Sandbox]:
@@ -105,15 +103,15 @@ class Lab:
 
     def remember(self, sandboxes: Iterable[atoll.Sandbox]) -> None:
         """Note the processes of these sandboxes, so that `leftovers` can look for them."""
-        for id, pids in sandbox_processes(self.runtime.state_dir, [sandbox.id for sandbox in sandboxes]).items():
+        for id, pids in sandbox_processes(self.engine.state_dir, [sandbox.id for sandbox in sandboxes]).items():
             self._lives[id] = lives(pids)
 
     def leftovers(self) -> list[str]:
         """What is still there of sandboxes, after all have been destroyed. Empty: nothing is."""
-        state = self.runtime.state_dir
+        state = self.engine.state_dir
         found = [
             f"{part}/{name}"
-            for part in ("sandboxes", "names", "ids", "transient", "waiting", "shelves", "layers", "checkpoints")
+            for part in ("sandboxes", "names", "ids", "uncommitted", "warm", "warm-pools", "layers", "checkpoints")
             for name in _names(state / part)
         ]
         found += [
@@ -156,8 +154,8 @@ async def open_lab(console: Console, *, quick: bool, runtimes: Iterable[RuntimeN
 async def _opened(
     state_dir: Path, console: Console, *, quick: bool, runtimes: Iterable[RuntimeName]
 ) -> AsyncIterator[Lab]:
-    async with atoll.open(state_dir) as runtime:
-        lab = Lab(runtime, console, quick=quick, runtimes=runtimes)
+    async with atoll.open(state_dir) as engine:
+        lab = Lab(engine, console, quick=quick, runtimes=runtimes)
         try:
             yield lab
         finally:
@@ -166,11 +164,11 @@ async def _opened(
 
 async def _clear(lab: Lab) -> None:
     with anyio.move_on_after(CLEANUP_S, shield=True):
-        left = [await lab.runtime.get(info.name) for info in await lab.runtime.list()]
+        left = [await lab.engine.get(info.name) for info in await lab.engine.list()]
         if left:
             lab.console.print(f"destroying {len(left)} sandboxes that are left …", highlight=False)
             await lab.destroy(left)
-        await lab.runtime.collect()
+        await lab.engine.collect()
 
 
 def _remove(base: Path, console: Console) -> None:

@@ -9,7 +9,7 @@ from functools import partial
 import anyio
 from mcp import Client, StdioServerParameters
 
-from atoll.surfaces.mcp import Offer
+from atoll.surfaces.mcp import ServerConfig
 from atoll.surfaces.mcp.listening import listen
 from bench.lab import Lab
 from bench.results import Section, Spread, Target, Value, times
@@ -26,7 +26,7 @@ async def measure(lab: Lab) -> Section:
     program = StdioServerParameters(
         command=sys.executable,
         args=["-m", "atoll", "mcp", "--runtime", lab.fastest],
-        env={**os.environ, "ATOLL_STATE_DIR": str(lab.runtime.state_dir)},
+        env={**os.environ, "ATOLL_STATE_DIR": str(lab.engine.state_dir)},
     )
     async with anyio.create_task_group() as tasks:
         url: list[str] = []
@@ -36,8 +36,8 @@ async def measure(lab: Lab) -> Section:
             url.append(told)
             ready.set()
 
-        offer = Offer(options={"runtime": lab.fastest})
-        tasks.start_soon(partial(listen, lab.runtime, offer, "127.0.0.1", 0, on_ready=tell))
+        offer = ServerConfig(options={"runtime": lab.fastest})
+        tasks.start_soon(partial(listen, lab.engine, offer, "127.0.0.1", 0, on_ready=tell))
         await ready.wait()
         async with Client(program) as piped, Client(url[0]) as served, lab.sandbox(lab.fastest) as sandbox:
             contenders = (

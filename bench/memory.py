@@ -8,8 +8,7 @@ import anyio
 
 import atoll
 from atoll.contract.model import RuntimeName
-from bench.footprint import Footprint, sandbox_processes
-from bench.footprint import measure as measure_footprint
+from bench.footprint import Footprint, measure as measure_footprint, sandbox_processes
 from bench.lab import Lab
 from bench.machine import memory_kb
 from bench.results import Row, Section, Table, Target, Value
@@ -77,12 +76,12 @@ async def _alive(lab: Lab, runtime: RuntimeName, count: int) -> tuple[Row, Footp
 
 async def settled(lab: Lab, sandboxes: list[atoll.Sandbox]) -> Footprint:
     """Their sizes once two looks, a second apart, see the same. Buffers are given back after a while of silence."""
-    processes = sandbox_processes(lab.runtime.state_dir, [sandbox.id for sandbox in sandboxes])
+    processes = sandbox_processes(lab.engine.state_dir, [sandbox.id for sandbox in sandboxes])
     footprint = measure_footprint(processes)
     deadline = time.monotonic() + SETTLE_S
     while time.monotonic() < deadline:
         await anyio.sleep(1.2)
-        processes = sandbox_processes(lab.runtime.state_dir, processes)
+        processes = sandbox_processes(lab.engine.state_dir, processes)
         now = measure_footprint(processes)
         if abs(now.total - footprint.total) <= footprint.total // 200:
             return now

@@ -38,7 +38,7 @@ _HOLD = "import os, time; held = os.urandom({count}); print('up', flush=True); t
 
 
 async def measure(lab: Lab) -> Section:
-    able = [name for name, driver in lab.runtime.drivers().items() if driver.capabilities.memory_checkpoint]
+    able = [name for name, driver in lab.engine.drivers().items() if driver.capabilities.memory_checkpoint]
     able = [name for name in able if name in lab.runtimes]
     if not able:
         return Section(subject="save", title="Checkpoints with processes", how="No runtime that was asked for can.")
@@ -114,7 +114,7 @@ async def _round(lab: Lab, runtime: RuntimeName, box: atoll.Sandbox, held: int) 
     await box.restore(checkpoint.id)
     await answers()
     restored = time.perf_counter() - start
-    await lab.runtime.delete_checkpoint(checkpoint.id)
+    await lab.engine.delete_checkpoint(checkpoint.id)
     return {
         SAVED: saving[0],
         STILL: still,
@@ -127,7 +127,7 @@ async def _round(lab: Lab, runtime: RuntimeName, box: atoll.Sandbox, held: int) 
 @asynccontextmanager
 async def _watched(lab: Lab, runtime: RuntimeName) -> AsyncIterator[list[float]]:
     """How long each `save` of the driver takes meanwhile."""
-    driver = lab.runtime.drivers()[runtime]
+    driver = lab.engine.drivers()[runtime]
     save = driver.save
     taken: list[float] = []
 

@@ -96,9 +96,9 @@ class _Frozen:
 
     async def take(self) -> dict[str, float]:
         box = self._box
-        freeze = await timed(box.sleep(warm=True))
+        freeze = await timed(box.pause())
         taken = {"freeze": freeze, "thaw": await timed(box.processes()), "running": await timed(box.processes())}
-        await box.sleep(warm=True)
+        await box.pause()
         thaw = await timed(box.exec(["true"]))
         return {**taken, "thaw, `true`": thaw, "running, `true`": await timed(box.exec(["true"]))}
 

@@ -21,7 +21,7 @@ BARE = "python -c pass"
 async def measure(lab: Lab) -> Section:
     python = sys.executable
     atoll = str(Path(python).parent / "atoll")
-    here = {"PATH": os.environ.get("PATH", os.defpath), "ATOLL_STATE_DIR": str(lab.runtime.state_dir)}
+    here = {"PATH": os.environ.get("PATH", os.defpath), "ATOLL_STATE_DIR": str(lab.engine.state_dir)}
     async with lab.sandbox() as box:
         contenders = [
             Contender(BARE, program([python, "-c", "pass"], **here)),

@@ -26,7 +26,7 @@ Plain = Callable[[], Awaitable[object]]
 
 
 async def measure(lab: Lab) -> Section:
-    async with lab.runtime.pool("bench", runtime=lab.fastest) as pool:
+    async with lab.engine.pool("bench", runtime=lab.fastest) as pool:
         box = await pool.get()
         await box.files.write_text("file", TEXT)
         agent, coding, sprites = pool.tools(), coding_tools(box), sprite_tools(pool)

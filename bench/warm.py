@@ -27,8 +27,8 @@ async def measure(lab: Lab) -> Section:
     contenders = []
     async with AsyncExitStack() as stack:
         for runtime in lab.runtimes:
-            await lab.runtime.warm(WAITING, runtime=runtime)
-            stack.push_async_callback(lab.runtime.warm, 0, runtime=runtime)
+            await lab.engine.warm(WAITING, runtime=runtime)
+            stack.push_async_callback(lab.engine.warm, 0, runtime=runtime)
             every = 5 if runtime == "runsc" else 1
             contenders += [
                 Contender(f"made, {runtime}", partial(_once, lab, runtime, OTHER), every=every),
@@ -62,7 +62,7 @@ async def measure(lab: Lab) -> Section:
 async def _once(lab: Lab, runtime: RuntimeName, limits: atoll.Limits | None) -> float:
     await _full(lab)
     start = time.perf_counter()
-    sandbox = await lab.runtime.create(runtime=runtime, limits=limits)
+    sandbox = await lab.engine.create(runtime=runtime, limits=limits)
     try:
         await sandbox.exec(["true"])
         return time.perf_counter() - start
@@ -71,5 +71,5 @@ async def _once(lab: Lab, runtime: RuntimeName, limits: atoll.Limits | None) -> 
 
 
 async def _full(lab: Lab) -> None:
-    while any(shelf.ready < shelf.count for shelf in await lab.runtime.shelves()):
+    while any(warm_pool.ready < warm_pool.count for warm_pool in await lab.engine.warm_pools()):
         await anyio.sleep(0.01)

@@ -38,24 +38,24 @@ async def run(box: atoll.Sandbox, command: str, **options: object) -> None:
     show(command, await box.exec(command, **options))  # type: ignore[arg-type]
 
 
-async def strengths(runtime: atoll.Runtime) -> None:
+async def strengths(engine: atoll.Engine) -> None:
     say("From nothing to a shell", "A new sandbox and its first command, once per runtime on this machine.")
-    for name in runtime.drivers():
+    for name in engine.drivers():
         times: list[float] = []
         kernel = ""
         for _ in range(5):
             start = time.perf_counter()
-            async with await runtime.create(runtime=name) as box:
+            async with await engine.create(runtime=name) as box:
                 await box.exec("true")
                 times.append((time.perf_counter() - start) * 1000)
                 kernel = (await box.exec("uname -r")).stdout.strip()
         console.print(f"{name:>6}: {sorted(times)[2]:6.1f} ms   kernel inside: {kernel}")
 
 
-async def isolation(runtime: atoll.Runtime) -> None:
+async def isolation(engine: atoll.Engine) -> None:
     say("Root inside is nobody outside")
-    limits = atoll.Limits(memory_bytes=64 << 20, pids=50) if limits_work(runtime) else None
-    async with await runtime.create("island", limits=limits) as box:
+    limits = atoll.Limits(memory_bytes=64 << 20, pids=50) if limits_work(engine) else None
+    async with await engine.create("island", limits=limits) as box:
         await run(box, "id; hostname; ls /home /root; cat /etc/shadow", user="root")
         await run(box, "mount -t tmpfs none /mnt; ls /sys/class/net", user="root")
         if limits is not None:
@@ -63,14 +63,14 @@ async def isolation(runtime: atoll.Runtime) -> None:
             await run(box, ":(){ :|:& };: 2>/dev/null; echo a fork bomb met its limit", timeout_s=5)
 
 
-def limits_work(runtime: atoll.Runtime) -> bool:
-    first = next(iter(runtime.drivers().values()), None)
+def limits_work(engine: atoll.Engine) -> bool:
+    first = next(iter(engine.drivers().values()), None)
     return first is not None and first.capabilities.memory_limit and first.capabilities.pids_limit
 
 
-async def commands(runtime: atoll.Runtime) -> None:
+async def commands(engine: atoll.Engine) -> None:
     say("Exactly what happened")
-    async with await runtime.create("worker") as box:
+    async with await engine.create("worker") as box:
         command = "for i in $(seq 100); do echo $i; sleep 0.1; done"
         console.print(f"[green]$[/] {command}   [dim](time limit: 0.5 s)")
         try:
@@ -85,13 +85,13 @@ async def commands(runtime: atoll.Runtime) -> None:
         console.print(f"22 MB of output, 60 bytes asked for: {result.stdout_cut}", markup=False)
 
 
-async def many(runtime: atoll.Runtime) -> None:
+async def many(engine: atoll.Engine) -> None:
     say("Fifty at once")
     start = time.perf_counter()
     answers: list[str] = []
 
     async def one(number: int) -> None:
-        async with await runtime.create(f"many-{number}") as box:
+        async with await engine.create(f"many-{number}") as box:
             answers.append((await box.exec("echo $(hostname)")).stdout)
 
     async with anyio.create_task_group() as tasks:
@@ -102,16 +102,16 @@ async def many(runtime: atoll.Runtime) -> None:
 
 async def main() -> None:
     with tempfile.TemporaryDirectory(prefix="atoll-demo-") as state:
-        async with atoll.open(state) as runtime:
-            if not runtime.drivers():
+        async with atoll.open(state) as engine:
+            if not engine.drivers():
                 console.print("No container runtime can be used here; `atoll doctor` says why.", style="red")
                 raise SystemExit(1)
-            await strengths(runtime)
-            await isolation(runtime)
-            await commands(runtime)
-            await many(runtime)
+            await strengths(engine)
+            await isolation(engine)
+            await commands(engine)
+            await many(engine)
             say("An agent at work", "Two sandboxes built at the same time, a transfer, a server, a preview.")
-            await workflow.play(runtime, console)
+            await workflow.play(engine, console)
     say("Next", "atoll run -- python3 -c 'print(6 * 7)'      atoll create box && atoll shell box      atoll doctor")
 
 

@@ -42,12 +42,12 @@ def choose_model() -> str:
     return f"script:{SCRIPT}"
 
 
-async def play(runtime: atoll.Runtime, console: Console) -> None:
+async def play(engine: atoll.Engine, console: Console) -> None:
     """The whole workflow, told as it happens. Nothing is left."""
     model = choose_model()
     console.print(f"model: {model}", style="dim", markup=False)
     url = None
-    async with runtime.pool("workflow") as pool:
+    async with engine.pool("workflow") as pool:
         try:
             agent = atoll.Agent(model, pool.tools(), INSTRUCTIONS)
             async with agent.stream(PROMPT) as stream:
@@ -97,8 +97,8 @@ def fetch(url: str) -> str:
 
 
 async def main() -> None:
-    async with atoll.open() as runtime:
-        await play(runtime, Console(highlight=False))
+    async with atoll.open() as engine:
+        await play(engine, Console(highlight=False))
 
 
 if __name__ == "__main__":

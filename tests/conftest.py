@@ -28,7 +28,7 @@ from tests.nursery import Nursery
 
 if TYPE_CHECKING:
     # Imported where used: tests of single parts need not wait for the whole.
-    from atoll import Runtime, Sandbox
+    from atoll import Engine, Sandbox
     from atoll.contract.model import RuntimeName
 
 RUNTIMES = ("crun", "runc", "runsc")
@@ -190,12 +190,12 @@ def state_dir(make_state_dir: Callable[[], Path]) -> Path:
 
 
 @pytest.fixture(scope="module")
-async def host(state_dir: Path) -> AsyncIterator[Runtime]:
+async def host(state_dir: Path) -> AsyncIterator[Engine]:
     """A runtime whose sandboxes are made with the fastest there is."""
     import atoll
 
-    async with atoll.open(state_dir) as runtime:
-        yield runtime
+    async with atoll.open(state_dir) as engine:
+        yield engine
 
 
 # ------------------------------------------------------------------------------------------------- programs beside us
@@ -227,45 +227,45 @@ def runtime_name(request: pytest.FixtureRequest, state_dir: Path) -> RuntimeName
 
 
 @pytest.fixture(scope="module")
-async def runtime(runtime_name: RuntimeName, state_dir: Path) -> AsyncIterator[Runtime]:
+async def engine(runtime_name: RuntimeName, state_dir: Path) -> AsyncIterator[Engine]:
     """An open runtime whose sandboxes are made with `runtime_name` unless they say otherwise."""
     import atoll
 
-    async with atoll.open(state_dir, settings=atoll.Settings(runtime=runtime_name)) as runtime:
-        yield runtime
+    async with atoll.open(state_dir, settings=atoll.Settings(runtime=runtime_name)) as engine:
+        yield engine
         # A test that failed half-way must not fail those after it. One that leaves something behind has failed already.
-        for info in await runtime.list():
+        for info in await engine.list():
             with suppress(LookupError):
-                await runtime.destroy(info.name)
-        await runtime.collect()
+                await engine.destroy(info.name)
+        await engine.collect()
 
 
 @pytest.fixture(scope="module")
-async def shared(runtime: Runtime) -> AsyncIterator[Sandbox]:
+async def shared(engine: Engine) -> AsyncIterator[Sandbox]:
     """One sandbox for all tests of a module that leave no trace in it."""
-    async with await runtime.create() as sandbox:
+    async with await engine.create() as sandbox:
         yield sandbox
 
 
 @pytest.fixture
-async def sandbox(runtime: Runtime) -> AsyncIterator[Sandbox]:
+async def sandbox(engine: Engine) -> AsyncIterator[Sandbox]:
     """A fresh sandbox. The test may destroy or break it."""
-    async for fresh in _fresh(runtime):
+    async for fresh in _fresh(engine):
         yield fresh
 
 
 @pytest.fixture
-async def neighbour(runtime: Runtime) -> AsyncIterator[Sandbox]:
+async def neighbour(engine: Engine) -> AsyncIterator[Sandbox]:
     """A second fresh sandbox of the same runtime."""
-    async for fresh in _fresh(runtime):
+    async for fresh in _fresh(engine):
         yield fresh
 
 
-async def _fresh(runtime: Runtime) -> AsyncIterator[Sandbox]:
-    sandbox = await runtime.create()
+async def _fresh(engine: Engine) -> AsyncIterator[Sandbox]:
+    sandbox = await engine.create()
     yield sandbox
     with suppress(LookupError):
-        await runtime.destroy(sandbox.name)
+        await engine.destroy(sandbox.name)
 
 
 # ---------------------------------------------------------------------------------------------------------------- leaks

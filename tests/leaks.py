@@ -27,7 +27,18 @@ BOUND_S = 10.0
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _KEPT = (
-    *("sandboxes", "names", "ids", "transient", "waiting", "together", "under-way", "sessions", "kept", "shelves"),
+    *(
+        "sandboxes",
+        "names",
+        "ids",
+        "uncommitted",
+        "warm",
+        "groups",
+        "in-progress",
+        "temporary-leases",
+        "leases",
+        "warm-pools",
+    ),
     *("layers", "checkpoints"),
     *("run/crun", "run/runc", "run/runsc"),
 )

@@ -1,7 +1,7 @@
 """Atoll gives every AI agent its own Linux machine, on your own hardware.
 
-    async with atoll.open() as runtime:
-        box = await runtime.create("demo")
+    async with atoll.open() as engine:
+        box = await engine.create("demo")
         result = await box.exec("echo hello from $(hostname)")
 
 The names below are the public API. They are loaded when first used, so that `import atoll` costs next to nothing.
@@ -13,182 +13,129 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from atoll.agents.children import Children, Role
-    from atoll.agents.history import History
-    from atoll.agents.loop import Agent, Answer, Budget, Tokens, generate_text
-    from atoll.contract.driver import Capabilities, Finding
+    from atoll.agents.children import (
+        Children as Children,
+        Role as Role,
+    )
+    from atoll.agents.history import History as History
+    from atoll.agents.loop import (
+        Agent as Agent,
+        Answer as Answer,
+        Budget as Budget,
+        Tokens as Tokens,
+        generate_text as generate_text,
+    )
+    from atoll.contract.driver import (
+        Capabilities as Capabilities,
+        Diagnostic as Diagnostic,
+    )
     from atoll.contract.errors import (
-        ArchiveRefused,
-        AtollError,
-        BudgetSpent,
-        CallerError,
-        CannotSave,
-        CheckpointNotFound,
-        DiskFull,
-        ExecTimeout,
-        FileError,
-        GuestProtocolError,
-        ImageUnavailable,
-        InvalidRequest,
-        LaunchFailed,
-        ModelFailed,
-        ModelUnavailable,
-        PathDenied,
-        PathExists,
-        PathIsDirectory,
-        PathNotDirectory,
-        PathNotFound,
-        PortRefused,
-        ProcessNotFound,
-        RuntimeUnavailable,
-        SandboxAsleep,
-        SandboxDied,
-        SandboxError,
-        SandboxExists,
-        SandboxNotFound,
-        ScriptFailed,
-        Unenforceable,
+        ArchiveRefused as ArchiveRefused,
+        AtollError as AtollError,
+        BudgetSpent as BudgetSpent,
+        CallerError as CallerError,
+        CheckpointNotFound as CheckpointNotFound,
+        DiskFull as DiskFull,
+        ExecTimeout as ExecTimeout,
+        FileError as FileError,
+        GuestProtocolError as GuestProtocolError,
+        ImageUnavailable as ImageUnavailable,
+        InvalidRequest as InvalidRequest,
+        LaunchFailed as LaunchFailed,
+        ModelFailed as ModelFailed,
+        ModelUnavailable as ModelUnavailable,
+        NotCheckpointable as NotCheckpointable,
+        PathExists as PathExists,
+        PathIsDirectory as PathIsDirectory,
+        PathNotDirectory as PathNotDirectory,
+        PathNotFound as PathNotFound,
+        PermissionDenied as PermissionDenied,
+        PortRefused as PortRefused,
+        ProcessNotFound as ProcessNotFound,
+        RuntimeUnavailable as RuntimeUnavailable,
+        SandboxAsleep as SandboxAsleep,
+        SandboxDied as SandboxDied,
+        SandboxError as SandboxError,
+        SandboxExists as SandboxExists,
+        SandboxNotFound as SandboxNotFound,
+        ScriptFailed as ScriptFailed,
+        Unenforceable as Unenforceable,
     )
     from atoll.contract.model import (
-        Checkpoint,
-        Cut,
-        Event,
-        ExecBytes,
-        ExecResult,
-        Exited,
-        Exported,
-        FileChange,
-        FileEntry,
-        FileStat,
-        Gap,
-        Limits,
-        Match,
-        Output,
-        Preview,
-        ProcessInfo,
-        SandboxInfo,
-        Shelf,
-        StorageInfo,
-        SystemProcess,
-        Usage,
+        Checkpoint as Checkpoint,
+        Event as Event,
+        ExecBytes as ExecBytes,
+        ExecResult as ExecResult,
+        Exited as Exited,
+        ExportResult as ExportResult,
+        FileChange as FileChange,
+        FileEntry as FileEntry,
+        FileStat as FileStat,
+        Gap as Gap,
+        Limits as Limits,
+        Match as Match,
+        Output as Output,
+        Preview as Preview,
+        ProcessInfo as ProcessInfo,
+        SandboxInfo as SandboxInfo,
+        StorageInfo as StorageInfo,
+        SystemProcess as SystemProcess,
+        Truncation as Truncation,
+        Usage as Usage,
+        WarmPool as WarmPool,
     )
-    from atoll.contract.network import AuditRecord, NetworkPolicy
-    from atoll.contract.secret import Secret
-    from atoll.runtime.engine import Runtime, open  # noqa: A004
-    from atoll.runtime.guest.files import Files
-    from atoll.runtime.guest.process import Process
-    from atoll.runtime.images.store import ImageStore
-    from atoll.runtime.sandbox import Sandbox
-    from atoll.settings import Settings
-    from atoll.tools.tool import Tool, ToolResult, ToolSet
+    from atoll.contract.network import (
+        AuditRecord as AuditRecord,
+        NetworkPolicy as NetworkPolicy,
+    )
+    from atoll.contract.secret import Secret as Secret
+    from atoll.runtime.engine import (
+        Engine as Engine,
+        open as open,
+    )
+    from atoll.runtime.guest.files import Files as Files
+    from atoll.runtime.guest.process import Process as Process
+    from atoll.runtime.images.store import ImageStore as ImageStore
+    from atoll.runtime.sandbox import Sandbox as Sandbox
+    from atoll.settings import Settings as Settings
+    from atoll.tools.tool import (
+        Tool as Tool,
+        ToolResult as ToolResult,
+        ToolSet as ToolSet,
+    )
 
 __version__ = "0.1.0"
 
-_ERRORS = """
-ArchiveRefused AtollError BudgetSpent CallerError CannotSave CheckpointNotFound DiskFull ExecTimeout FileError
-GuestProtocolError ImageUnavailable InvalidRequest LaunchFailed ModelFailed ModelUnavailable PathDenied PathExists
-PathIsDirectory PathNotDirectory PathNotFound PortRefused ProcessNotFound RuntimeUnavailable SandboxAsleep SandboxDied
-SandboxError SandboxExists SandboxNotFound ScriptFailed Unenforceable
-"""
-_MODELS = """
-Checkpoint Cut Event ExecBytes ExecResult Exited Exported FileChange FileEntry FileStat Gap Limits Match Output
-Preview ProcessInfo SandboxInfo Shelf StorageInfo SystemProcess Usage
-"""
+# The imports above, for who runs the code: a test compares the two.
 _HOMES = {
     "atoll.agents.children": "Children Role",
     "atoll.agents.history": "History",
     "atoll.agents.loop": "Agent Answer Budget Tokens generate_text",
-    "atoll.contract.driver": "Capabilities Finding",
-    "atoll.contract.errors": _ERRORS,
-    "atoll.contract.model": _MODELS,
+    "atoll.contract.driver": "Capabilities Diagnostic",
+    "atoll.contract.errors": """
+        ArchiveRefused AtollError BudgetSpent CallerError CheckpointNotFound DiskFull ExecTimeout FileError
+        GuestProtocolError ImageUnavailable InvalidRequest LaunchFailed ModelFailed ModelUnavailable
+        NotCheckpointable PathExists PathIsDirectory PathNotDirectory PathNotFound PermissionDenied
+        PortRefused ProcessNotFound RuntimeUnavailable SandboxAsleep SandboxDied SandboxError SandboxExists
+        SandboxNotFound ScriptFailed Unenforceable
+    """,
+    "atoll.contract.model": """
+        Checkpoint Event ExecBytes ExecResult Exited ExportResult FileChange FileEntry FileStat Gap Limits
+        Match Output Preview ProcessInfo SandboxInfo StorageInfo SystemProcess Truncation Usage WarmPool
+    """,
     "atoll.contract.network": "AuditRecord NetworkPolicy",
     "atoll.contract.secret": "Secret",
+    "atoll.runtime.engine": "Engine open",
     "atoll.runtime.guest.files": "Files",
-    "atoll.runtime.engine": "Runtime open",
-    "atoll.runtime.images.store": "ImageStore",
     "atoll.runtime.guest.process": "Process",
+    "atoll.runtime.images.store": "ImageStore",
     "atoll.runtime.sandbox": "Sandbox",
     "atoll.settings": "Settings",
     "atoll.tools.tool": "Tool ToolResult ToolSet",
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
 
-__all__ = [
-    "Agent",
-    "Answer",
-    "ArchiveRefused",
-    "AtollError",
-    "AuditRecord",
-    "Budget",
-    "BudgetSpent",
-    "CallerError",
-    "CannotSave",
-    "Capabilities",
-    "Checkpoint",
-    "CheckpointNotFound",
-    "Children",
-    "Cut",
-    "DiskFull",
-    "Event",
-    "ExecBytes",
-    "ExecResult",
-    "ExecTimeout",
-    "Exited",
-    "Exported",
-    "FileChange",
-    "FileEntry",
-    "FileError",
-    "FileStat",
-    "Files",
-    "Finding",
-    "Gap",
-    "GuestProtocolError",
-    "History",
-    "ImageStore",
-    "ImageUnavailable",
-    "InvalidRequest",
-    "LaunchFailed",
-    "Limits",
-    "Match",
-    "ModelFailed",
-    "ModelUnavailable",
-    "NetworkPolicy",
-    "Output",
-    "PathDenied",
-    "PathExists",
-    "PathIsDirectory",
-    "PathNotDirectory",
-    "PathNotFound",
-    "PortRefused",
-    "Preview",
-    "Process",
-    "ProcessInfo",
-    "ProcessNotFound",
-    "Role",
-    "Runtime",
-    "RuntimeUnavailable",
-    "Sandbox",
-    "SandboxAsleep",
-    "SandboxDied",
-    "SandboxError",
-    "SandboxExists",
-    "SandboxInfo",
-    "SandboxNotFound",
-    "ScriptFailed",
-    "Secret",
-    "Settings",
-    "Shelf",
-    "StorageInfo",
-    "SystemProcess",
-    "Tokens",
-    "Tool",
-    "ToolResult",
-    "ToolSet",
-    "Unenforceable",
-    "Usage",
-    "generate_text",
-    "open",
-]
+__all__ = sorted(_HOME_OF)  # noqa: PLE0605
 
 
 def __getattr__(name: str) -> object:

@@ -11,14 +11,14 @@ import pytest
 from tests.agents.messages_api import MessagesApi, Raw, Refuse, Say, serving
 
 if TYPE_CHECKING:
-    from atoll import Runtime
-    from atoll.runtime.sandbox_pool import Pool
+    from atoll import Engine
+    from atoll.runtime.sandbox_pool import SandboxPool
 
 Anthropic = Callable[[Sequence[Say | Refuse | Raw]], MessagesApi]
 
 
 @pytest.fixture(scope="module")
-async def pool(host: Runtime) -> AsyncIterator[Pool]:
+async def pool(host: Engine) -> AsyncIterator[SandboxPool]:
     """One session for all tests of a module."""
     async with host.pool("agents") as pool:
         yield pool

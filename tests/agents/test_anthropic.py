@@ -15,14 +15,14 @@ from tests.agents.conftest import Anthropic
 from tests.agents.messages_api import OVERLOADED, Raw, Refuse, Say
 
 if TYPE_CHECKING:
-    from atoll.runtime.sandbox_pool import Pool
+    from atoll.runtime.sandbox_pool import SandboxPool
 
 pytestmark = pytest.mark.anyio
 # Unknown to pydantic-ai, and so asked without a stream when no stream is wanted.
 MODEL = "anthropic:claude-of-the-tests"
 
 
-async def play(pool: Pool, prompt: str, *, streams: bool, **options: Any) -> tuple[atoll.Answer, list[Event]]:
+async def play(pool: SandboxPool, prompt: str, *, streams: bool, **options: Any) -> tuple[atoll.Answer, list[Event]]:
     agent = atoll.Agent(MODEL, pool.tools(), "Be brief.")
     events: list[Event] = []
     if not streams:
@@ -48,7 +48,7 @@ def texts(events: list[Event]) -> str:
 
 @pytest.mark.parametrize("streams", [True, False], ids=["streaming", "whole"])
 async def test_parallel_calls_run_and_their_results_come_back_in_one_message(
-    pool: Pool, anthropic: Anthropic, streams: bool
+    pool: SandboxPool, anthropic: Anthropic, streams: bool
 ) -> None:
     api = anthropic(
         [
@@ -92,7 +92,7 @@ async def test_parallel_calls_run_and_their_results_come_back_in_one_message(
 
 
 @pytest.mark.parametrize("streams", [True, False], ids=["streaming", "whole"])
-async def test_an_overloaded_provider_is_asked_again(pool: Pool, anthropic: Anthropic, streams: bool) -> None:
+async def test_an_overloaded_provider_is_asked_again(pool: SandboxPool, anthropic: Anthropic, streams: bool) -> None:
     api = anthropic([OVERLOADED, OVERLOADED, Say("Here I am.")])
     answer, _ = await play(pool, "Hello", streams=streams)
     assert answer.text == "Here I am."
@@ -100,7 +100,9 @@ async def test_an_overloaded_provider_is_asked_again(pool: Pool, anthropic: Anth
 
 
 @pytest.mark.parametrize("breaks", ["overloaded", "drops", "ends"])
-async def test_an_answer_that_breaks_off_is_asked_for_again(pool: Pool, anthropic: Anthropic, breaks: str) -> None:
+async def test_an_answer_that_breaks_off_is_asked_for_again(
+    pool: SandboxPool, anthropic: Anthropic, breaks: str
+) -> None:
     api = anthropic([Say("Half of", breaks=breaks), Say("A whole answer.")])
     answer, events = await play(pool, "Hello", streams=True)
     assert answer.text == "A whole answer."
@@ -113,7 +115,9 @@ async def test_an_answer_that_breaks_off_is_asked_for_again(pool: Pool, anthropi
     ]
 
 
-async def test_one_that_stays_overloaded_is_unavailable_and_nothing_is_lost(pool: Pool, anthropic: Anthropic) -> None:
+async def test_one_that_stays_overloaded_is_unavailable_and_nothing_is_lost(
+    pool: SandboxPool, anthropic: Anthropic
+) -> None:
     history = atoll.History()
     anthropic([Say("I look.", [("shell", {"command": "echo here"})]), *[OVERLOADED] * 3])
     with pytest.raises(ModelUnavailable, match="overloaded; try again later") as raised:
@@ -135,7 +139,7 @@ async def test_one_that_stays_overloaded_is_unavailable_and_nothing_is_lost(pool
     ],
 )
 async def test_a_request_that_is_refused_says_why(
-    pool: Pool, anthropic: Anthropic, refusal: Refuse, words: str
+    pool: SandboxPool, anthropic: Anthropic, refusal: Refuse, words: str
 ) -> None:
     anthropic([refusal])
     with pytest.raises(ModelFailed, match=words) as raised:
@@ -143,7 +147,7 @@ async def test_a_request_that_is_refused_says_why(
     assert not raised.value.retryable
 
 
-async def test_thinking_is_told_apart_and_given_back(pool: Pool, anthropic: Anthropic) -> None:
+async def test_thinking_is_told_apart_and_given_back(pool: SandboxPool, anthropic: Anthropic) -> None:
     api = anthropic([Say("Hm.", [("shell", {"command": "true"})], thinking="Let me see"), Say("Yes.")])
     answer, events = await play(pool, "Hello", streams=True)
     assert answer.text == "Yes."
@@ -152,7 +156,7 @@ async def test_thinking_is_told_apart_and_given_back(pool: Pool, anthropic: Anth
     assert (given_back["type"], given_back["signature"]) == ("thinking", "c2lnbmVk")
 
 
-async def test_a_call_that_was_cut_off_is_not_made(pool: Pool, anthropic: Anthropic) -> None:
+async def test_a_call_that_was_cut_off_is_not_made(pool: SandboxPool, anthropic: Anthropic) -> None:
     calls = [("shell", {"command": "echo whole"}), ("shell", {"command": "echo this one is too long"})]
     api = anthropic([Say("", calls, stop_reason="max_tokens", cuts_call=True), Say("Shorter.")])
     answer, events = await play(pool, "Hello", streams=True)
@@ -164,7 +168,7 @@ async def test_a_call_that_was_cut_off_is_not_made(pool: Pool, anthropic: Anthro
     assert any(isinstance(event, ToolCallEvent) and isinstance(event.input, str) for event in events)
 
 
-async def test_a_call_of_an_answer_that_was_withheld_is_not_made(pool: Pool, anthropic: Anthropic) -> None:
+async def test_a_call_of_an_answer_that_was_withheld_is_not_made(pool: SandboxPool, anthropic: Anthropic) -> None:
     api = anthropic([Say("", [("shell", {"command": "echo done"})], stop_reason="refusal"), Say("Well.")])
     await play(pool, "Hello", streams=True)
     (withheld,) = results(api.requests[1])
@@ -172,7 +176,7 @@ async def test_a_call_of_an_answer_that_was_withheld_is_not_made(pool: Pool, ant
     assert "withheld the rest of the answer" in str(withheld["content"])
 
 
-async def test_a_call_of_a_stream_that_ended_in_its_middle_is_not_made(pool: Pool, anthropic: Anthropic) -> None:
+async def test_a_call_of_a_stream_that_ended_in_its_middle_is_not_made(pool: SandboxPool, anthropic: Anthropic) -> None:
     api = anthropic([Say("", [("shell", {"command": "echo done"})], breaks="ends"), Say("Well.")])
     answer, events = await play(pool, "Hello", streams=True)
     assert (answer.text, len(api.requests)) == ("Well.", 2)
@@ -195,7 +199,7 @@ async def test_a_call_of_a_stream_that_ended_in_its_middle_is_not_made(pool: Poo
     ids=["names", "no objects", "no numbers", "depth", "digits", "the same ids", "no id", "blank text"],
 )
 async def test_what_a_provider_would_refuse_to_hear_again_does_not_end_a_conversation(
-    pool: Pool, anthropic: Anthropic, said: Say, streams: bool
+    pool: SandboxPool, anthropic: Anthropic, said: Say, streams: bool
 ) -> None:
     history = atoll.History()
     api = anthropic([said, Say("Well.")])
@@ -229,19 +233,21 @@ async def test_a_result_that_says_nothing_is_given_as_such(anthropic: Anthropic,
         'event: content_block_delta\ndata: {"type": "content_block_stop", "index": 7}\n\n',
     ],
 )
-async def test_what_is_no_answer_at_all_is_told(pool: Pool, anthropic: Anthropic, body: str, streams: bool) -> None:
+async def test_what_is_no_answer_at_all_is_told(
+    pool: SandboxPool, anthropic: Anthropic, body: str, streams: bool
+) -> None:
     anthropic([Raw(body)])
     with pytest.raises(ModelFailed, match=r"^claude-of-the-tests: "):
         await play(pool, "Hello", streams=streams)
 
 
-async def test_an_answer_that_is_too_long_says_that_it_was_cut(pool: Pool, anthropic: Anthropic) -> None:
+async def test_an_answer_that_is_too_long_says_that_it_was_cut(pool: SandboxPool, anthropic: Anthropic) -> None:
     anthropic([Say("And so on and", stop_reason="max_tokens")])
     answer, _ = await play(pool, "Tell me everything", streams=True)
     assert (answer.text, answer.ended) == ("And so on and", "length")
 
 
-async def test_a_budget_of_tokens_ends_the_run_before_its_next_calls(pool: Pool, anthropic: Anthropic) -> None:
+async def test_a_budget_of_tokens_ends_the_run_before_its_next_calls(pool: SandboxPool, anthropic: Anthropic) -> None:
     history = atoll.History()
     call = ("write_file", {"path": "counted", "content": "x", "append": True})
     anthropic([Say("One.", [call]), Say("Two.", [call], input_tokens=900), Say("Never.")])
@@ -256,7 +262,7 @@ async def test_a_budget_of_tokens_ends_the_run_before_its_next_calls(pool: Pool,
     assert "budget of tokens is spent" in str(api.requests[0]["messages"][-1]["content"])
 
 
-async def test_what_is_repeated_is_marked_for_the_providers_cache(pool: Pool, anthropic: Anthropic) -> None:
+async def test_what_is_repeated_is_marked_for_the_providers_cache(pool: SandboxPool, anthropic: Anthropic) -> None:
     api = anthropic([Say("Hello.")])
     await play(pool, "Hello", streams=True)
     assert "ephemeral" in str(api.requests[0])

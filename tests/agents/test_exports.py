@@ -18,7 +18,7 @@ from tests.agents.other_apis import DONE, OtherApi, serving
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from atoll.runtime.sandbox_pool import Pool
+    from atoll.runtime.sandbox_pool import SandboxPool
 
 pytestmark = pytest.mark.anyio
 
@@ -29,7 +29,7 @@ def api() -> Iterator[OtherApi]:
         yield api
 
 
-async def test_anthropics_client_drives_the_tools(pool: Pool, anthropic: Anthropic) -> None:
+async def test_anthropics_client_drives_the_tools(pool: SandboxPool, anthropic: Anthropic) -> None:
     from anthropic import AsyncAnthropic
 
     api = anthropic([Say("I look.", [("shell", {"command": "echo in"}), ("shell", {})]), Say("Seen.")])
@@ -58,7 +58,7 @@ async def test_anthropics_client_drives_the_tools(pool: Pool, anthropic: Anthrop
     assert (bad["is_error"], "command is missing" in bad["content"]) == (True, True)
 
 
-async def test_openais_client_drives_the_tools_in_chats(pool: Pool, api: OtherApi) -> None:
+async def test_openais_client_drives_the_tools_in_chats(pool: SandboxPool, api: OtherApi) -> None:
     from openai import AsyncOpenAI
 
     tools = pool.tools()
@@ -81,7 +81,7 @@ async def test_openais_client_drives_the_tools_in_chats(pool: Pool, api: OtherAp
     assert "from inside" in api.requests[1]["messages"][-1]["content"]
 
 
-async def test_openais_client_drives_the_tools_in_responses(pool: Pool, api: OtherApi) -> None:
+async def test_openais_client_drives_the_tools_in_responses(pool: SandboxPool, api: OtherApi) -> None:
     from openai import AsyncOpenAI
 
     tools = pool.tools()
@@ -104,7 +104,7 @@ async def test_openais_client_drives_the_tools_in_responses(pool: Pool, api: Oth
     assert "from inside" in api.requests[1]["input"][-1]["output"]
 
 
-async def test_every_tool_has_the_shape_that_each_client_declares(pool: Pool) -> None:
+async def test_every_tool_has_the_shape_that_each_client_declares(pool: SandboxPool) -> None:
     from anthropic.types import ToolParam
     from mcp.types import Tool as McpTool
     from openai.types.chat import ChatCompletionFunctionToolParam

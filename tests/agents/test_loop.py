@@ -23,7 +23,7 @@ from tests.agents.messages_api import Say
 from tests.waiting import eventually
 
 if TYPE_CHECKING:
-    from atoll.runtime.sandbox_pool import Pool
+    from atoll.runtime.sandbox_pool import SandboxPool
 
 pytestmark = pytest.mark.anyio
 
@@ -50,7 +50,7 @@ def outcomes(history: atoll.History) -> list[str]:
 # ------------------------------------------------------------------------------------------------------------ calling
 
 
-async def test_calls_of_one_step_run_side_by_side(pool: Pool) -> None:
+async def test_calls_of_one_step_run_side_by_side(pool: SandboxPool) -> None:
     # Each waits for the other: one after the other they would run into their time limits.
     model = says(
         {
@@ -64,14 +64,16 @@ async def test_calls_of_one_step_run_side_by_side(pool: Pool) -> None:
     assert (await atoll.Agent(model, pool.tools()).run("Go")).text == "Both."
 
 
-async def test_writes_to_one_file_are_done_in_the_order_of_their_calls(pool: Pool) -> None:
+async def test_writes_to_one_file_are_done_in_the_order_of_their_calls(pool: SandboxPool) -> None:
     writes = [calls("write_file", path="order", content=f"{number} ", append=True) for number in range(20)]
     await atoll.Agent(says({"call": writes}, {"text": "Done."}), pool.tools()).run("Go")
     box = await pool.get()
     assert (await box.files.read_text("/home/user/order")).split() == [str(number) for number in range(20)]
 
 
-async def test_a_call_that_means_nothing_is_answered_and_the_run_goes_on(pool: Pool, anthropic: Anthropic) -> None:
+async def test_a_call_that_means_nothing_is_answered_and_the_run_goes_on(
+    pool: SandboxPool, anthropic: Anthropic
+) -> None:
     api = anthropic(
         [
             Say("", [("shel", {"command": "true"}), ("shell", {"comand": "true"}), ("browse", {"port": "x"})]),
@@ -86,7 +88,7 @@ async def test_a_call_that_means_nothing_is_answered_and_the_run_goes_on(pool: P
     assert "port" in said[2]
 
 
-async def test_more_calls_than_one_answer_may_make_are_not_made(pool: Pool) -> None:
+async def test_more_calls_than_one_answer_may_make_are_not_made(pool: SandboxPool) -> None:
     writes = [calls("write_file", path=f"many/{number}", content="x") for number in range(CALLS + 2)]
     expected = [*[{}] * CALLS, *[{"error": True, "contains": [f"may make {CALLS} calls"]}] * 2]
     model = says({"call": writes}, {"expect": {"result": expected}, "text": "Enough."})
@@ -114,7 +116,7 @@ async def test_no_tools_are_a_plain_conversation() -> None:
     assert await atoll.generate_text("Hello", model=says({"text": "Hi."})) == "Hi."
 
 
-async def test_one_agent_has_many_conversations_at_once(pool: Pool) -> None:
+async def test_one_agent_has_many_conversations_at_once(pool: SandboxPool) -> None:
     agent = atoll.Agent(
         says(
             {"call": [calls("shell", command="echo $RANDOM")]},
@@ -136,7 +138,7 @@ async def test_one_agent_has_many_conversations_at_once(pool: Pool) -> None:
 # ------------------------------------------------------------------------------------------------------------ budgets
 
 
-async def test_steps_that_are_used_up_end_the_run_and_it_can_go_on(pool: Pool) -> None:
+async def test_steps_that_are_used_up_end_the_run_and_it_can_go_on(pool: SandboxPool) -> None:
     model = says({"call": [calls("sandbox_list")]}, {"call": [calls("sandbox_list")]}, {"text": "At last."})
     history = atoll.History()
     with pytest.raises(atoll.BudgetSpent, match="2 steps"):
@@ -156,7 +158,7 @@ def test_a_budget_that_lets_nothing_be_said_is_refused(wrong: int) -> None:
 # ----------------------------------------------------------------------------------------------------------- approval
 
 
-async def test_what_is_not_approved_is_not_done_and_only_what_destroys_is_asked_about(pool: Pool) -> None:
+async def test_what_is_not_approved_is_not_done_and_only_what_destroys_is_asked_about(pool: SandboxPool) -> None:
     asked: list[tuple[str, Any]] = []
 
     async def approve(tool: Tool, input: dict[str, Any]) -> bool:
@@ -190,11 +192,11 @@ async def test_what_is_not_approved_is_not_done_and_only_what_destroys_is_asked_
 ENDLESS = "sleep 4711 & sleep 4711; wait"
 
 
-async def is_sleeping(pool: Pool) -> bool:
+async def is_sleeping(pool: SandboxPool) -> bool:
     return any("4711" in each.command for each in await (await pool.get()).ps())
 
 
-async def test_leaving_a_stream_ends_what_runs_and_the_conversation_is_whole(pool: Pool) -> None:
+async def test_leaving_a_stream_ends_what_runs_and_the_conversation_is_whole(pool: SandboxPool) -> None:
     history = atoll.History()
     model = says(
         {"call": [calls("sandbox_list"), calls("shell", command=ENDLESS)]},
@@ -212,7 +214,7 @@ async def test_leaving_a_stream_ends_what_runs_and_the_conversation_is_whole(poo
     assert (await agent.run("Go on", history=history)).text == "I see."
 
 
-async def test_a_run_that_is_cancelled_ends_what_runs(pool: Pool) -> None:
+async def test_a_run_that_is_cancelled_ends_what_runs(pool: SandboxPool) -> None:
     history = atoll.History()
     agent = atoll.Agent(says({"call": [calls("shell", command=ENDLESS)]}), pool.tools())
     async with anyio.create_task_group() as group:
@@ -249,7 +251,7 @@ async def test_wherever_a_run_is_left_its_conversation_can_be_gone_on_with(anthr
             assert (answer.text, api.complaints) == ("On.", []), f"left after {events} events"
 
 
-async def test_an_error_of_who_reads_the_events_is_theirs(pool: Pool) -> None:
+async def test_an_error_of_who_reads_the_events_is_theirs(pool: SandboxPool) -> None:
     agent = atoll.Agent(says({"call": [calls("sandbox_list")]}, {"text": "Done."}), pool.tools())
 
     async def read() -> None:
@@ -278,7 +280,7 @@ async def test_an_error_of_who_reads_the_events_is_theirs(pool: Pool) -> None:
         await agent.run("Go", on_event=leaves)
 
 
-async def test_an_answer_is_there_when_the_stream_has_ended(pool: Pool) -> None:
+async def test_an_answer_is_there_when_the_stream_has_ended(pool: SandboxPool) -> None:
     async with atoll.Agent(says({"text": "Well then."}), pool.tools()).stream("Go") as stream:
         with pytest.raises(atoll.InvalidRequest, match="not ended"):
             _ = stream.answer
@@ -289,7 +291,7 @@ async def test_an_answer_is_there_when_the_stream_has_ended(pool: Pool) -> None:
 # ------------------------------------------------------------------------------------------------------ conversations
 
 
-async def test_a_conversation_is_saved_and_gone_on_with(pool: Pool, tmp_path: Path) -> None:
+async def test_a_conversation_is_saved_and_gone_on_with(pool: SandboxPool, tmp_path: Path) -> None:
     model = says(
         {"call": [calls("shell", command="echo kept")]},
         {"expect": {"result": [{"keep": {"out": "stdout"}}]}, "text": "Once."},
@@ -347,7 +349,7 @@ def test_what_is_no_conversation_is_refused(tmp_path: Path, text: str, words: st
         atoll.History.load(tmp_path / "file")
 
 
-async def test_a_conversation_belongs_to_one_run_at_a_time(pool: Pool) -> None:
+async def test_a_conversation_belongs_to_one_run_at_a_time(pool: SandboxPool) -> None:
     history = atoll.History()
     agent = atoll.Agent(says({"text": "One two."}, {"text": "Three."}), pool.tools())
     async with agent.stream("Go", history=history) as stream:
@@ -360,7 +362,7 @@ async def test_a_conversation_belongs_to_one_run_at_a_time(pool: Pool) -> None:
 
 @pytest.mark.parametrize("streams", [True, False], ids=["streaming", "whole"])
 async def test_text_that_no_protocol_carries_is_shown_as_what_it_is(
-    pool: Pool, anthropic: Anthropic, tmp_path: Path, streams: bool
+    pool: SandboxPool, anthropic: Anthropic, tmp_path: Path, streams: bool
 ) -> None:
     api = anthropic([Say("Odd \ud800", [("shell", {"command": "echo \udcff"})]), Say("Fine.")])
     agent, history = atoll.Agent("anthropic:x", pool.tools()), atoll.History()
@@ -390,7 +392,7 @@ async def test_a_run_needs_something_to_answer() -> None:
 
 
 @pytest.fixture
-async def place(pool: Pool) -> Any:
+async def place(pool: SandboxPool) -> Any:
     box = await pool.get()
     await box.exec("mkdir -p /home/user/code/inner && echo secret > /home/user/outside")
     return box
@@ -446,7 +448,7 @@ async def test_an_explorer_gets_no_tool_that_changes_something(place: Any) -> No
     assert "'bash' is not offered (offered: read, grep, glob)" in result
 
 
-async def test_a_child_ends_with_its_parent(pool: Pool, place: Any) -> None:
+async def test_a_child_ends_with_its_parent(pool: SandboxPool, place: Any) -> None:
     from atoll.tools.coding import Tasks, coding_tools
 
     script = {
@@ -467,13 +469,13 @@ async def test_a_child_ends_with_its_parent(pool: Pool, place: Any) -> None:
 # ------------------------------------------------------------------------------------------------------------- scripts
 
 
-async def failing(script: dict[str, Any], pool: Pool, prompt: str = "Go") -> str:
+async def failing(script: dict[str, Any], pool: SandboxPool, prompt: str = "Go") -> str:
     with pytest.raises(atoll.ScriptFailed) as raised:
         await atoll.Agent(scripted(Script.model_validate(script)), pool.tools(), "Be kind.").run(prompt)
     return raised.value.message
 
 
-async def test_a_script_says_what_it_was_not_shown(pool: Pool) -> None:
+async def test_a_script_says_what_it_was_not_shown(pool: SandboxPool) -> None:
     shell = {"call": [calls("shell", command="echo one; exit 2")]}
     missing = {"call": [calls("read_file", path="/none")]}
 
@@ -492,7 +494,9 @@ async def test_a_script_says_what_it_was_not_shown(pool: Pool) -> None:
     assert "1 results were expected" in await failing({"step": [{"expect": {"result": [{}]}, "text": "x"}]}, pool)
 
 
-async def test_values_that_were_kept_come_into_later_steps_and_other_variables_are_the_shells(pool: Pool) -> None:
+async def test_values_that_were_kept_come_into_later_steps_and_other_variables_are_the_shells(
+    pool: SandboxPool,
+) -> None:
     script = {
         "step": [
             {"call": [calls("write_file", path="kept", content="four")]},

@@ -13,7 +13,7 @@ from tests.agents.other_apis import DONE, OtherApi, serving
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from atoll.runtime.sandbox_pool import Pool
+    from atoll.runtime.sandbox_pool import SandboxPool
 
 pytestmark = pytest.mark.anyio
 
@@ -41,7 +41,7 @@ def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[OtherApi]:
     ],
 )
 async def test_every_kind_of_model_calls_a_tool_and_answers(
-    pool: Pool, api: OtherApi, model: str, path: str, streams: bool
+    pool: SandboxPool, api: OtherApi, model: str, path: str, streams: bool
 ) -> None:
     agent = atoll.Agent(model, pool.tools(), "Be brief.")
     if streams:

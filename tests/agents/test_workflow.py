@@ -14,12 +14,12 @@ from tests.agents.conftest import Anthropic
 from tests.agents.messages_api import Say
 
 if TYPE_CHECKING:
-    from atoll import Runtime
+    from atoll import Engine
 
 pytestmark = pytest.mark.anyio
 
 
-async def played(host: Runtime) -> str:
+async def played(host: Engine) -> str:
     output = io.StringIO()
     await workflow.play(host, Console(file=output, width=500))
     assert await host.list() == []
@@ -32,7 +32,7 @@ def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-async def test_the_workflow_is_played_offline_and_shows_what_the_url_serves(host: Runtime) -> None:
+async def test_the_workflow_is_played_offline_and_shows_what_the_url_serves(host: Engine) -> None:
     said = await played(host)
     assert "model: script:" in said
     assert "<h1>Hello from workflow.frontend</h1>" in said
@@ -40,7 +40,7 @@ async def test_the_workflow_is_played_offline_and_shows_what_the_url_serves(host
     assert "✗" not in said
 
 
-async def test_with_a_key_the_same_workflow_is_a_models(host: Runtime, anthropic: Anthropic) -> None:
+async def test_with_a_key_the_same_workflow_is_a_models(host: Engine, anthropic: Anthropic) -> None:
     steps = Script.load(workflow.SCRIPT).steps
     api = anthropic([Say(step.text, [(call.tool, call.input) for call in step.calls]) for step in steps])
     said = await played(host)

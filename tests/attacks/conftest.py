@@ -15,7 +15,7 @@ import pytest
 import atoll
 from atoll.contract.errors import SandboxNotFound
 from atoll.contract.model import RuntimeName
-from atoll.runtime.engine import Runtime
+from atoll.runtime.engine import Engine
 from atoll.runtime.sandbox import Sandbox
 from atoll.settings import Settings
 from tests.attacks.programs import PROBE, build
@@ -40,28 +40,28 @@ async def _settle(sandbox: Sandbox, most: int) -> None:
 
 
 @pytest.fixture(scope="package")
-async def runtime(runtime_name: RuntimeName, state_dir: Path) -> AsyncIterator[Runtime]:
+async def engine(runtime_name: RuntimeName, state_dir: Path) -> AsyncIterator[Engine]:
     """One for all attacks: most of them leave no trace, so that the same two sandboxes serve all files."""
-    async with atoll.open(state_dir, settings=Settings(runtime=runtime_name)) as runtime:
-        yield runtime
-        for info in await runtime.list():
+    async with atoll.open(state_dir, settings=Settings(runtime=runtime_name)) as engine:
+        yield engine
+        for info in await engine.list():
             with suppress(SandboxNotFound):
-                await runtime.destroy(info.name)
-        await runtime.collect()
+                await engine.destroy(info.name)
+        await engine.collect()
 
 
 @pytest.fixture(scope="package")
-async def bystander(runtime: Runtime) -> AsyncIterator[Sandbox]:
+async def bystander(engine: Engine) -> AsyncIterator[Sandbox]:
     """A sandbox that takes no part."""
-    async with await runtime.create() as sandbox:
+    async with await engine.create() as sandbox:
         await _settle(sandbox, 6)
         yield sandbox
 
 
 @pytest.fixture(scope="package")
-async def prey(runtime: Runtime, probe_program: bytes) -> AsyncIterator[Sandbox]:
+async def prey(engine: Engine, probe_program: bytes) -> AsyncIterator[Sandbox]:
     """A sandbox with the probe in it that all attacks share. It has to survive every test that uses it."""
-    async with await runtime.create() as sandbox:
+    async with await engine.create() as sandbox:
         await _settle(sandbox, 16)
         await sandbox.files.write_bytes(PROBE, probe_program, mode=0o755)
         yield sandbox

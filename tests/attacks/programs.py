@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from atoll.contract.model import ExecResult, Output
-from atoll.runtime.engine import Runtime
+from atoll.runtime.engine import Engine
 from atoll.runtime.guest.process import Process
 from atoll.runtime.sandbox import Sandbox
 
@@ -33,10 +33,10 @@ def build(source: Path, directory: Path) -> bytes:
     return program.read_bytes()
 
 
-def top_of(runtime: Runtime, sandbox: Sandbox) -> Path:
+def top_of(engine: Engine, sandbox: Sandbox) -> Path:
     """The layer on the host that a sandbox writes to."""
-    manifest = json.loads((runtime.state_dir / "sandboxes" / sandbox.id / "manifest.json").read_text())
-    return runtime.state_dir / "layers" / str(manifest["top"])
+    manifest = json.loads((engine.state_dir / "sandboxes" / sandbox.id / "manifest.json").read_text())
+    return engine.state_dir / "layers" / str(manifest["active_layer"])
 
 
 async def probe(sandbox: Sandbox, *arguments: str, user: str = "user") -> ExecResult:

@@ -13,7 +13,7 @@ import pytest
 
 from atoll.contract.errors import AtollError, ExecTimeout, SandboxDied
 from atoll.contract.model import Limits, RuntimeName
-from atoll.runtime.engine import Runtime
+from atoll.runtime.engine import Engine
 from atoll.runtime.sandbox import Sandbox
 from tests.attacks.programs import PROBE, attempts, running, shell
 
@@ -22,8 +22,8 @@ limited = pytest.mark.skipif(os.geteuid() != 0, reason="limits need cgroups, and
 NS_GET_OWNER_UID = 0xB704
 
 
-async def _make(runtime: Runtime, probe_program: bytes, limits: Limits) -> Sandbox:
-    sandbox = await runtime.create(limits=limits)
+async def _make(engine: Engine, probe_program: bytes, limits: Limits) -> Sandbox:
+    sandbox = await engine.create(limits=limits)
     await sandbox.files.write_bytes(PROBE, probe_program, mode=0o755)
     return sandbox
 
@@ -35,11 +35,11 @@ def _limits(runtime_name: RuntimeName, memory_bytes: int, *, pids: int) -> Limit
 
 @limited
 async def test_a_fork_bomb_is_held_and_ended_with_its_tree(
-    runtime: Runtime, runtime_name: RuntimeName, probe_program: bytes, bystander: Sandbox
+    engine: Engine, runtime_name: RuntimeName, probe_program: bytes, bystander: Sandbox
 ) -> None:
     # Forks that are refused take the kernel's memory for a moment, on a busy machine more than a little.
     limits = _limits(runtime_name, 128 * MIB if runtime_name == "runsc" else 1024 * MIB, pids=64)
-    async with await _make(runtime, probe_program, limits) as sandbox:
+    async with await _make(engine, probe_program, limits) as sandbox:
         # With gVisor all processes live in one of the host's: what fills its memory may end the sandbox.
         held = (ExecTimeout, SandboxDied) if runtime_name == "runsc" else (ExecTimeout,)
         with pytest.raises(held) as bomb:
@@ -56,13 +56,13 @@ async def test_a_fork_bomb_is_held_and_ended_with_its_tree(
 
 @limited
 async def test_a_fork_bomb_does_not_stop_other_operations_from_failing_fast(
-    runtime: Runtime, runtime_name: RuntimeName, probe_program: bytes
+    engine: Engine, runtime_name: RuntimeName, probe_program: bytes
 ) -> None:
     """With no process to be had, an operation says so or waits its turn; the sandbox is not lost."""
     if runtime_name == "runsc":
         return  # there the sandbox is lost, see above
     limits = Limits(pids=32, memory_bytes=1024 * MIB)
-    async with await _make(runtime, probe_program, limits) as sandbox:
+    async with await _make(engine, probe_program, limits) as sandbox:
         async with running(sandbox, PROBE, "fork-bomb") as (bomb, _):
             for _ in range(3):
                 with anyio.fail_after(20), contextlib.suppress(AtollError):
@@ -75,10 +75,10 @@ async def test_a_fork_bomb_does_not_stop_other_operations_from_failing_fast(
 
 @limited
 async def test_a_memory_bomb_is_ended_and_said_to_be_one(
-    runtime: Runtime, runtime_name: RuntimeName, probe_program: bytes
+    engine: Engine, runtime_name: RuntimeName, probe_program: bytes
 ) -> None:
     limits = _limits(runtime_name, 96 * MIB, pids=64)
-    async with await _make(runtime, probe_program, limits) as sandbox:
+    async with await _make(engine, probe_program, limits) as sandbox:
         if runtime_name == "runsc":
             # One process of the host holds all of gVisor's memory: the kernel ends the sandbox, and that is said.
             with pytest.raises(SandboxDied):
@@ -92,11 +92,11 @@ async def test_a_memory_bomb_is_ended_and_said_to_be_one(
 @limited
 @pytest.mark.parametrize("place", ["/dev/shm", "/run", "/tmp"])
 async def test_memory_in_files_counts_as_the_sandboxs(
-    runtime: Runtime, runtime_name: RuntimeName, probe_program: bytes, place: str
+    engine: Engine, runtime_name: RuntimeName, probe_program: bytes, place: str
 ) -> None:
     """tmpfs is memory, the file system's cache is given back: neither gets around the limit."""
     limits = _limits(runtime_name, 96 * MIB, pids=64)
-    async with await _make(runtime, probe_program, limits) as sandbox:
+    async with await _make(engine, probe_program, limits) as sandbox:
         with contextlib.suppress(AtollError):
             await sandbox.exec(
                 ["dd", "if=/dev/zero", f"of={place}/big", "bs=1M", "count=160"], user="root", timeout_s=30
@@ -110,10 +110,10 @@ async def test_memory_in_files_counts_as_the_sandboxs(
 
 
 async def test_running_out_of_descriptors_fails_the_program_alone(
-    runtime: Runtime, runtime_name: RuntimeName, probe_program: bytes
+    engine: Engine, runtime_name: RuntimeName, probe_program: bytes
 ) -> None:
     async with (
-        await _make(runtime, probe_program, Limits(open_files=256)) as sandbox,
+        await _make(engine, probe_program, Limits(open_files=256)) as sandbox,
         running(sandbox, PROBE, "hoard", "files", "100000") as (_, said),
     ):
         count, error = map(int, said.split())

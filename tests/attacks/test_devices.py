@@ -7,7 +7,7 @@ import os
 import pytest
 
 from atoll.contract.model import RuntimeName
-from atoll.runtime.engine import Runtime
+from atoll.runtime.engine import Engine
 from atoll.runtime.sandbox import Sandbox
 from tests.attacks.programs import attempts, shell, top_of
 
@@ -16,7 +16,7 @@ HARMLESS = {"null", "zero", "full", "random", "urandom", "tty", "ptmx", "console
 
 @pytest.mark.parametrize("user", ["user", "root"])
 async def test_no_device_node_of_the_hosts_can_be_made_and_opened(
-    prey: Sandbox, runtime: Runtime, runtime_name: RuntimeName, user: str
+    prey: Sandbox, engine: Engine, runtime_name: RuntimeName, user: str
 ) -> None:
     found = await attempts(prey, "devices", user=user)
     opened = {name.rpartition("-")[2] for name, error in found.items() if name.startswith("open:") and error == 0}
@@ -28,7 +28,7 @@ async def test_no_device_node_of_the_hosts_can_be_made_and_opened(
         # A node 0:0 cannot be opened: it is how an overlay says that something is not there.
         assert not opened
         assert made <= {"whiteout"}
-    upper = top_of(runtime, prey) / "upper"
+    upper = top_of(engine, prey) / "upper"
     nodes = [path for path in upper.rglob("*") if path.is_block_device() or path.is_char_device()]
     assert {os.lstat(path).st_rdev for path in nodes} <= {0}, "on the host there are none either"
 

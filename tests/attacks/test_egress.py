@@ -16,7 +16,7 @@ from anyio.abc import ByteStream
 
 from atoll.contract.network import NetworkPolicy
 from atoll.runtime.egress import server as outlet
-from atoll.runtime.engine import Runtime
+from atoll.runtime.engine import Engine
 from atoll.runtime.sandbox import Sandbox
 from tests.attacks.programs import running
 from tests.egress.world import World, on_loopback, serving
@@ -48,15 +48,15 @@ PYTHON = ("python3", "-I", "-S", "-c")
 
 
 @pytest.fixture
-async def world(runtime: Runtime) -> AsyncIterator[World]:
-    async with on_loopback(runtime) as world:
+async def world(engine: Engine) -> AsyncIterator[World]:
+    async with on_loopback(engine) as world:
         yield world
 
 
 @pytest.fixture
-async def box(runtime: Runtime, world: World) -> AsyncIterator[Sandbox]:
+async def box(engine: Engine, world: World) -> AsyncIterator[Sandbox]:
     """May go anywhere that is public."""
-    async with await runtime.create(network=NetworkPolicy(allow=["*", "0.0.0.0/0", "::/0"])) as sandbox:
+    async with await engine.create(network=NetworkPolicy(allow=["*", "0.0.0.0/0", "::/0"])) as sandbox:
         yield sandbox
 
 
@@ -79,7 +79,7 @@ async def test_the_loopback_of_the_host_is_not_reached_by_any_name(box: Sandbox,
 
 @pytest.mark.runtimes("crun")
 async def test_a_thousand_connections_that_say_nothing_take_a_bounded_share_and_are_given_back(
-    box: Sandbox, runtime: Runtime, bystander: Sandbox
+    box: Sandbox, engine: Engine, bystander: Sandbox
 ) -> None:
     before = len(os.listdir("/proc/self/fd"))
     tunnel, beginning = "CONNECT example.com:443 HTTP/1.0\\r\\n\\r\\n", "GET http://exa"
@@ -87,7 +87,7 @@ async def test_a_thousand_connections_that_say_nothing_take_a_bounded_share_and_
         for _ in range(20):
             assert (await bystander.exec(["true"], timeout_s=10)).ok
             # Two ends of each are in this process: the proxy's, and that of the server which stands for the outside.
-            assert len(os.listdir("/proc/self/fd")) - before <= 2 * runtime.outlets.share + 16
+            assert len(os.listdir("/proc/self/fd")) - before <= 2 * engine.egress_servers.share + 16
     said = await box.exec("curl -sS --max-time 30 http://example.com/", timeout_s=40)
     assert "GET / HTTP/1.1" in said.stdout, "what was taken is given back"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.runtime.engine import Runtime
+from atoll.runtime.engine import Engine
 from atoll.runtime.images.host import TREES
 from atoll.runtime.sandbox import Sandbox
 from tests.attacks.programs import shell
@@ -46,17 +46,17 @@ async def test_files_of_the_host_are_not_found_by_name(prey: Sandbox, marked: li
     assert said.stdout == ""
 
 
-async def test_the_state_directory_is_not_there(prey: Sandbox, runtime: Runtime) -> None:
-    said = await shell(prey, f"find {runtime.state_dir} /var/lib/atoll", user="root")
+async def test_the_state_directory_is_not_there(prey: Sandbox, engine: Engine) -> None:
+    said = await shell(prey, f"find {engine.state_dir} /var/lib/atoll", user="root")
     assert said.stdout == ""
     assert not said.ok
 
 
-async def test_mounts_do_not_tell_where_the_state_directory_is(prey: Sandbox, runtime: Runtime) -> None:
+async def test_mounts_do_not_tell_where_the_state_directory_is(prey: Sandbox, engine: Engine) -> None:
     said = await shell(
         prey, "cat /proc/self/mountinfo /proc/self/mounts /proc/1/mountinfo /proc/self/maps", user="root"
     )
-    assert str(runtime.state_dir) not in said.stdout
+    assert str(engine.state_dir) not in said.stdout
 
 
 async def test_secrets_below_etc_are_not_there(prey: Sandbox) -> None:
@@ -84,7 +84,7 @@ async def test_variable_data_of_the_host_is_not_there(prey: Sandbox) -> None:
 
 @as_root
 async def test_what_only_root_may_read_among_the_programs_is_hidden_also_when_it_came_later(
-    runtime: Runtime, bystander: Sandbox
+    engine: Engine, bystander: Sandbox
 ) -> None:
     """The programs of the host are used in place, and inside root may read what belongs to root."""
     secret = Path("/usr/local/share", MARKER)
@@ -92,7 +92,7 @@ async def test_what_only_root_may_read_among_the_programs_is_hidden_also_when_it
     try:
         os.write(descriptor, MARKER.encode())
         os.close(descriptor)
-        async with await runtime.create() as fresh:
+        async with await engine.create() as fresh:
             for sandbox in (fresh, bystander):
                 said = await shell(sandbox, f"cat {secret}", user="root")
                 assert MARKER not in said.stdout, "created before" if sandbox is bystander else "created after"

@@ -13,7 +13,7 @@ import pytest
 
 from atoll.contract.errors import ArchiveRefused, AtollError, ImageUnavailable, InvalidRequest, Unenforceable
 from atoll.contract.model import RuntimeName
-from atoll.runtime.engine import Runtime
+from atoll.runtime.engine import Engine
 from tests.attacks.archives import ROOT, directory, manifest, member, packed, whole
 
 Thing = TypeVar("Thing")
@@ -186,9 +186,9 @@ class Share(Protocol):
 
 
 @pytest.fixture
-def share(runtime: Runtime, runtime_name: RuntimeName) -> Share:
+def share(engine: Engine, runtime_name: RuntimeName) -> Share:
     """What reads a file is the same for all runtimes: so each that there is tries its share of what is to be tried."""
-    usable = list(runtime.drivers())
+    usable = list(engine.drivers())
 
     def of(things: list[Thing]) -> list[Thing]:
         return things[usable.index(runtime_name) :: len(usable)]
@@ -196,26 +196,26 @@ def share(runtime: Runtime, runtime_name: RuntimeName) -> Share:
     return of
 
 
-async def refused(runtime: Runtime, data: bytes, **options: Any) -> ArchiveRefused:
+async def refused(engine: Engine, data: bytes, **options: Any) -> ArchiveRefused:
     with pytest.raises(ArchiveRefused, match="cannot be imported") as caught:
-        await runtime.import_(io.BytesIO(data), "hostile", **options)
+        await engine.import_(io.BytesIO(data), "hostile", **options)
     assert caught.value.details["reason"] in REASONS
     return caught.value
 
 
 @pytest.mark.parametrize("kind", CLASSES)
-async def test_a_file_with_a_trap_is_refused_and_leaves_nothing(runtime: Runtime, share: Share, kind: str) -> None:
-    before = os.listdir(runtime.state_dir / "layers")
+async def test_a_file_with_a_trap_is_refused_and_leaves_nothing(engine: Engine, share: Share, kind: str) -> None:
+    before = os.listdir(engine.state_dir / "layers")
     passed: list[str] = []
 
     async def try_one(trap: str, data: bytes) -> None:
         async with limiter:
             try:
-                error = await refused(runtime, packed(data))
+                error = await refused(engine, packed(data))
             except BaseException as unexpected:  # noqa: BLE001 - named below, with the trap that did it
                 passed.append(f"{trap}: {unexpected!r}")
             else:
-                assert str(runtime.state_dir) not in error.message
+                assert str(engine.state_dir) not in error.message
 
     limiter = anyio.CapacityLimiter(4)
     async with anyio.create_task_group() as group:
@@ -223,11 +223,11 @@ async def test_a_file_with_a_trap_is_refused_and_leaves_nothing(runtime: Runtime
             group.start_soon(try_one, trap, data)
     assert not passed
     assert not ESCAPED.exists()
-    assert os.listdir(runtime.state_dir / "layers") == before
-    assert not any(info.name == "hostile" for info in await runtime.list())
+    assert os.listdir(engine.state_dir / "layers") == before
+    assert not any(info.name == "hostile" for info in await engine.list())
 
 
-async def test_what_the_traps_are_made_of_is_taken(runtime: Runtime) -> None:
+async def test_what_the_traps_are_made_of_is_taken(engine: Engine) -> None:
     """Otherwise they would be refused for nothing that this is about."""
     holes = [(b"GNU.sparse.major", b"1"), (b"GNU.sparse.minor", b"0"), (b"GNU.sparse.realsize", b"4099")]
     good = whole(
@@ -238,7 +238,7 @@ async def test_what_the_traps_are_made_of_is_taken(runtime: Runtime) -> None:
         at(b"sparse", content=b"1\n4096\n3\n".ljust(512, b"\0") + b"end", pax=holes),
         at(b"srv", pax=WHITEOUT),
     )
-    async with await runtime.import_(io.BytesIO(packed(good))) as sandbox:
+    async with await engine.import_(io.BytesIO(packed(good))) as sandbox:
         assert sandbox.name == "hostile"
         said = await sandbox.exec(
             "stat -c '%u %h %s' /etc/f; wc -c < /sparse; tail -c 3 /sparse; ls -d /srv; readlink /out"
@@ -247,7 +247,7 @@ async def test_what_the_traps_are_made_of_is_taken(runtime: Runtime) -> None:
         assert "No such file" in said.stderr
 
 
-async def test_a_bomb_is_refused_before_it_is_large(runtime: Runtime, share: Share) -> None:
+async def test_a_bomb_is_refused_before_it_is_large(engine: Engine, share: Share) -> None:
     large = whole(at(b"zeros", content=bytes(64 * MIB)))
     many = whole(*(at(b"f%d" % number) for number in range(1000)))
     wordy = whole(*(at(b"h%d" % number, pax=[(b"SCHILY.xattr.user.x", bytes(900_000))]) for number in range(3)))
@@ -260,30 +260,30 @@ async def test_a_bomb_is_refused_before_it_is_large(runtime: Runtime, share: Sha
 
         small = packed(data)
         assert len(small) < len(data) // 20
-        error = await refused(runtime, small, limit_bytes=limit_bytes, progress=watch)
+        error = await refused(engine, small, limit_bytes=limit_bytes, progress=watch)
         assert error.details["reason"] == "too_large"
         assert "--limit" in str(error.hint)
         assert most <= limit_bytes
 
 
-async def test_a_file_that_is_cut_short_or_spoiled_anywhere_is_refused(runtime: Runtime, share: Share) -> None:
+async def test_a_file_that_is_cut_short_or_spoiled_anywhere_is_refused(engine: Engine, share: Share) -> None:
     data = packed(whole(at(b"noise", content=os.urandom(100_000))))
     for size in share([0, 20, len(data) // 2]):
-        assert (await refused(runtime, data[:size])).details["reason"] == "truncated"
+        assert (await refused(engine, data[:size])).details["reason"] == "truncated"
     spoiled = [data[:byte] + bytes([data[byte] ^ 1]) + data[byte + 1 :] for byte in (30, len(data) - 2)]
     for other in share([data[:-1], *spoiled, data + data, data + b"more", whole()]):
-        await refused(runtime, other)
+        await refused(engine, other)
 
 
 async def test_a_file_decides_nothing_about_this_machine(
-    runtime: Runtime, runtime_name: RuntimeName, share: Share, tmp_path: Path
+    engine: Engine, runtime_name: RuntimeName, share: Share, tmp_path: Path
 ) -> None:
     """Neither what of this machine it stands on, nor what is fetched for it, nor how much of it it may use."""
     (tmp_path / "secret").write_text("precious")
 
     async def fails(**changes: object) -> AtollError:
         with pytest.raises(AtollError) as caught:
-            await runtime.import_(io.BytesIO(packed(whole(first=manifest(**changes)))), "hostile")
+            await engine.import_(io.BytesIO(packed(whole(first=manifest(**changes)))), "hostile")
         return caught.value
 
     paths = [f"dir:{tmp_path}", "tar:/etc/shadow", "oci:/etc"]
@@ -291,9 +291,9 @@ async def test_a_file_decides_nothing_about_this_machine(
         error = await fails(image={**ORIGIN, "reference": reference})
         assert isinstance(error, ImageUnavailable)
         assert "--image" in error.message
-    able = runtime.drivers()[runtime_name].capabilities
+    able = engine.drivers()[runtime_name].capabilities
     for name, value, can in (("memory_bytes", 2**50, able.memory_limit), ("pids", 4_000_000, able.pids_limit)):
         error = await fails(limits={name: value})
         assert isinstance(error, InvalidRequest if can else Unenforceable)
         assert not can or str(value) in error.message
-    assert not any(info.name == "hostile" for info in await runtime.list())
+    assert not any(info.name == "hostile" for info in await engine.list())

@@ -24,7 +24,7 @@ import pytest
 from atoll.contract.errors import AtollError, ExecTimeout, GuestProtocolError, SandboxError
 from atoll.drivers import oci
 from atoll.drivers.oci import RUNTIMES
-from atoll.runtime.engine import Runtime
+from atoll.runtime.engine import Engine
 from atoll.runtime.guest import process
 from atoll.runtime.guest.frames import MAX_PAYLOAD, MAX_RECORD, FrameType, Tag, encode_fields, encode_frame
 from atoll.runtime.guest.stream import Stream
@@ -113,10 +113,10 @@ BEFORE_HELLO = {
 
 @FASTEST
 @pytest.mark.parametrize("what", BEFORE_HELLO)
-async def test_a_guest_that_does_not_greet_makes_no_sandbox(runtime: Runtime, install: Install, what: str) -> None:
+async def test_a_guest_that_does_not_greet_makes_no_sandbox(engine: Engine, install: Install, what: str) -> None:
     install(BEFORE_HELLO[what])
     with anyio.fail_after(25), pytest.raises(SandboxError):
-        await runtime.create()
+        await engine.create()
 
 
 AFTER_HELLO = {
@@ -164,12 +164,12 @@ AFTER_HELLO = {
 @FASTEST
 @pytest.mark.parametrize("what", AFTER_HELLO)
 async def test_a_guest_that_breaks_the_protocol_fails_its_own_sandbox_alone(
-    runtime: Runtime, install: Install, what: str
+    engine: Engine, install: Install, what: str
 ) -> None:
     install(AFTER_HELLO[what])
     with anyio.fail_after(25):
         try:
-            sandbox = await runtime.create()
+            sandbox = await engine.create()
         except SandboxError:
             return  # it broke the protocol so early that it was never a sandbox
         try:
@@ -182,11 +182,11 @@ async def test_a_guest_that_breaks_the_protocol_fails_its_own_sandbox_alone(
 
 
 async def test_a_guest_that_broke_the_protocol_is_ended_although_it_ignores_being_told_to(
-    runtime: Runtime, install: Install
+    engine: Engine, install: Install
 ) -> None:
     """Its sandbox is of no use to anyone. It must not use the machine until somebody thinks of destroying it."""
     install(_answer(_frame(99)))
-    async with await runtime.create() as sandbox:
+    async with await engine.create() as sandbox:
         pid = sandbox.info.pid
         assert pid is not None
         with pytest.raises(GuestProtocolError):
@@ -199,16 +199,16 @@ async def test_a_guest_that_broke_the_protocol_is_ended_although_it_ignores_bein
                 return True
 
         await eventually(is_gone, "the hostile guest is gone", bound_s=5)
-        info = next(each for each in await runtime.list() if each.name == sandbox.name)
+        info = next(each for each in await engine.list() if each.name == sandbox.name)
         assert info.status == "error"
         assert info.reason
 
 
 @FASTEST
 @pytest.mark.usefixtures("impatient")
-async def test_a_guest_that_never_answers_holds_nobody_up_for_ever(runtime: Runtime, install: Install) -> None:
+async def test_a_guest_that_never_answers_holds_nobody_up_for_ever(engine: Engine, install: Install) -> None:
     install(_step("w", HELLO) + _step("d"))
-    async with await runtime.create() as sandbox:
+    async with await engine.create() as sandbox:
         with anyio.fail_after(10), pytest.raises((ExecTimeout, SandboxError)):
             await sandbox.exec(["true"], timeout_s=0.2)
 
@@ -216,11 +216,11 @@ async def test_a_guest_that_never_answers_holds_nobody_up_for_ever(runtime: Runt
 @FASTEST
 @pytest.mark.usefixtures("impatient")
 async def test_a_guest_that_does_not_read_stops_what_is_sent_to_it_and_no_more(
-    runtime: Runtime, install: Install
+    engine: Engine, install: Install
 ) -> None:
     install(_step("w", HELLO) + _step("h"))
     before = _resident_bytes()
-    async with await runtime.create() as sandbox:
+    async with await engine.create() as sandbox:
         with anyio.move_on_after(0.5):
             async with anyio.create_task_group() as group:
                 for i in range(200):
@@ -236,7 +236,7 @@ async def _ignore(sandbox: Sandbox, number: int) -> None:
 
 
 @FASTEST
-async def test_events_as_large_as_can_be_do_not_fill_the_hosts_memory(runtime: Runtime, install: Install) -> None:
+async def test_events_as_large_as_can_be_do_not_fill_the_hosts_memory(engine: Engine, install: Install) -> None:
     """Data is held back by credit. Events are not, so they must be small, few or dropped."""
     large = _event((Tag.EVENT, 1), (Tag.MESSAGE, b"x" * (MAX_PAYLOAD - 64)))
     install(_repeat(1500, large))
@@ -249,7 +249,7 @@ async def test_events_as_large_as_can_be_do_not_fill_the_hosts_memory(runtime: R
             peak = max(peak, _resident_bytes() - before)
             await anyio.sleep(0.005)
 
-    async with await runtime.create() as sandbox, anyio.create_task_group() as group:
+    async with await engine.create() as sandbox, anyio.create_task_group() as group:
         done = anyio.Event()
         group.start_soon(watch, done)
         with pytest.raises(SandboxError):
@@ -275,27 +275,27 @@ RECORDS = {
 
 @FASTEST
 @pytest.mark.parametrize("what", RECORDS)
-async def test_a_listing_that_cannot_be_is_refused(runtime: Runtime, install: Install, what: str) -> None:
+async def test_a_listing_that_cannot_be_is_refused(engine: Engine, install: Install, what: str) -> None:
     install(_answer(_frame(FrameType.DATA, RECORDS[what], channel=1), _end()))
-    async with await runtime.create() as sandbox:
+    async with await engine.create() as sandbox:
         with anyio.fail_after(15), pytest.raises(SandboxError):
             await sandbox.files.list("/")
 
 
 @FASTEST
-async def test_a_file_longer_than_was_asked_for_is_refused(runtime: Runtime, install: Install) -> None:
+async def test_a_file_longer_than_was_asked_for_is_refused(engine: Engine, install: Install) -> None:
     install(
         _answer(_frame(FrameType.DATA, bytes(1000), channel=1), _end((Tag.SIZE, 10), (Tag.MODE, 0), (Tag.MTIME_NS, 0)))
     )
-    async with await runtime.create() as sandbox:
+    async with await engine.create() as sandbox:
         with anyio.fail_after(15), pytest.raises(SandboxError):
             await sandbox.files.read_bytes("/x", limit=10)
 
 
 @FASTEST
-async def test_messages_of_a_guest_are_cut_and_cleaned(runtime: Runtime, install: Install) -> None:
+async def test_messages_of_a_guest_are_cut_and_cleaned(engine: Engine, install: Install) -> None:
     install(_answer(_end((Tag.ERRNO, 5), (Tag.MESSAGE, b"\x1b]0;owned\x07\x1b[2J" + b"m" * 200_000))))
-    async with await runtime.create() as sandbox:
+    async with await engine.create() as sandbox:
         with pytest.raises(AtollError) as failed:
             await sandbox.files.read_bytes("/x")
         assert "\x1b" not in str(failed.value)
@@ -351,7 +351,7 @@ STAT_OF_A_DIRECTORY = _end(
 @FASTEST
 @pytest.mark.parametrize("what", ARCHIVES)
 async def test_an_archive_of_a_hostile_guest_writes_nothing_outside(
-    runtime: Runtime, install: Install, tmp_path: Path, what: str
+    engine: Engine, install: Install, tmp_path: Path, what: str
 ) -> None:
     """`download` asks what stands there, then for the archive. Everything else on the host stays as it was."""
     data = ARCHIVES[what]
@@ -361,7 +361,7 @@ async def test_an_archive_of_a_hostile_guest_writes_nothing_outside(
     place = tmp_path / "place"
     place.mkdir()
     (place / "precious").write_text("precious")
-    async with await runtime.create() as sandbox:
+    async with await engine.create() as sandbox:
         with anyio.fail_after(20), pytest.raises((AtollError, OSError)):
             await sandbox.files.download("/x", place / "out")
     assert (place / "precious").read_text() == "precious"
@@ -372,7 +372,7 @@ async def test_an_archive_of_a_hostile_guest_writes_nothing_outside(
 
 @FASTEST
 @pytest.mark.usefixtures("impatient")
-async def test_a_listing_without_end_does_not_fill_the_hosts_memory(runtime: Runtime, install: Install) -> None:
+async def test_a_listing_without_end_does_not_fill_the_hosts_memory(engine: Engine, install: Install) -> None:
     """As much as credit allows; the host gives credit as it reads. One megabyte here, of names that are all alike."""
     record = encode_record(
         [
@@ -388,7 +388,7 @@ async def test_a_listing_without_end_does_not_fill_the_hosts_memory(runtime: Run
     piece = record * (MAX_PAYLOAD // len(record))
     install(_repeat(3, _frame(FrameType.DATA, piece, channel=1)))
     before = _resident_bytes()
-    async with await runtime.create() as sandbox:
+    async with await engine.create() as sandbox:
         with anyio.move_on_after(1):
             await sandbox.files.list("/")
     assert _resident_bytes() - before < 64 * MIB

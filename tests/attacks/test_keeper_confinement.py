@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.runtime.engine import Runtime
+from atoll.runtime.engine import Engine
 from atoll.runtime.guest.frames import MAX_PAYLOAD
 from atoll.runtime.sandbox import Sandbox
 from tests.attacks.programs import host_processes, shell, status_of
@@ -17,12 +17,12 @@ from tests.attacks.programs import host_processes, shell, status_of
 KEEPERS_FIRST_OWN = 3
 
 
-def keeper_of(runtime: Runtime, sandbox: Sandbox) -> int:
-    return int((runtime.state_dir / "sandboxes" / sandbox.id / "keeper.lock").read_text())
+def keeper_of(engine: Engine, sandbox: Sandbox) -> int:
+    return int((engine.state_dir / "sandboxes" / sandbox.id / "keeper.lock").read_text())
 
 
-async def test_the_keeper_has_given_up_every_right(prey: Sandbox, runtime: Runtime) -> None:
-    status = status_of(keeper_of(runtime, prey))
+async def test_the_keeper_has_given_up_every_right(prey: Sandbox, engine: Engine) -> None:
+    status = status_of(keeper_of(engine, prey))
     assert status["Name"] == "keeper"
     assert status["Seccomp"] == "2"
     assert status["NoNewPrivs"] == "1"
@@ -35,9 +35,9 @@ async def test_the_keeper_has_given_up_every_right(prey: Sandbox, runtime: Runti
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="as an ordinary user all processes are that user's")
-async def test_the_keeper_is_nobody_that_exists_inside(prey: Sandbox, runtime: Runtime) -> None:
+async def test_the_keeper_is_nobody_that_exists_inside(prey: Sandbox, engine: Engine) -> None:
     """Were it a user of the sandbox's, a process that left its namespaces could trace it."""
-    keeper = int(status_of(keeper_of(runtime, prey))["Uid"].split()[0])
+    keeper = int(status_of(keeper_of(engine, prey))["Uid"].split()[0])
     assert prey.info.pid is not None
     _, first, count = map(int, Path(f"/proc/{prey.info.pid}/uid_map").read_text().split()[:3])
     assert not first <= keeper < first + count
@@ -46,9 +46,9 @@ async def test_the_keeper_is_nobody_that_exists_inside(prey: Sandbox, runtime: R
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs to look at processes of other users")
-async def test_the_keeper_holds_only_what_it_relays(prey: Sandbox, runtime: Runtime) -> None:
-    pid = keeper_of(runtime, prey)
-    directory = str(runtime.state_dir / "sandboxes" / prey.id)
+async def test_the_keeper_holds_only_what_it_relays(prey: Sandbox, engine: Engine) -> None:
+    pid = keeper_of(engine, prey)
+    directory = str(engine.state_dir / "sandboxes" / prey.id)
     # And that by which it makes the sandbox, and nothing else, stand still.
     freezers = {
         f"/sys/fs/cgroup/{file}"
@@ -69,9 +69,9 @@ async def test_the_keeper_holds_only_what_it_relays(prey: Sandbox, runtime: Runt
     assert os.readlink(f"/proc/{pid}/cwd") == "/"
 
 
-async def test_a_client_that_breaks_the_protocol_is_dropped_and_harms_nobody(prey: Sandbox, runtime: Runtime) -> None:
+async def test_a_client_that_breaks_the_protocol_is_dropped_and_harms_nobody(prey: Sandbox, engine: Engine) -> None:
     """A client is trusted with the sandbox, not with other clients' streams, and never with the keeper."""
-    path = runtime.state_dir / "sandboxes" / prey.id / "sock"
+    path = engine.state_dir / "sandboxes" / prey.id / "sock"
     directory = os.open(path.parent, os.O_PATH)
     frames = {
         "too large": struct.pack("<IBBHI", MAX_PAYLOAD + 1, 2, 0, 0, 1),
@@ -107,8 +107,8 @@ async def test_a_client_that_breaks_the_protocol_is_dropped_and_harms_nobody(pre
         os.close(directory)
 
 
-async def test_clients_beyond_number_leave_room_for_the_first(prey: Sandbox, runtime: Runtime) -> None:
-    directory = os.open(runtime.state_dir / "sandboxes" / prey.id, os.O_PATH)
+async def test_clients_beyond_number_leave_room_for_the_first(prey: Sandbox, engine: Engine) -> None:
+    directory = os.open(engine.state_dir / "sandboxes" / prey.id, os.O_PATH)
     clients = []
     try:
         for _ in range(300):

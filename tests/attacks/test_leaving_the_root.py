@@ -8,7 +8,7 @@ import os
 import pytest
 
 from atoll.contract.model import RuntimeName
-from atoll.runtime.engine import Runtime
+from atoll.runtime.engine import Engine
 from atoll.runtime.sandbox import Sandbox
 from tests.attacks.programs import ABSENT, DENIED, attempts, probe, python, shell
 
@@ -20,9 +20,9 @@ async def _inner_root(sandbox: Sandbox) -> set[str]:
 
 
 @pytest.mark.parametrize("user", USERS)
-async def test_dot_dot_ends_at_the_sandboxs_root(prey: Sandbox, runtime: Runtime, user: str) -> None:
+async def test_dot_dot_ends_at_the_sandboxs_root(prey: Sandbox, engine: Engine, user: str) -> None:
     up = "../" * 64
-    said = await shell(prey, f"cd /{up} && echo *; cat {up}{runtime.state_dir}/names/* /{up}etc/shadow", user=user)
+    said = await shell(prey, f"cd /{up} && echo *; cat {up}{engine.state_dir}/names/* /{up}etc/shadow", user=user)
     assert set(said.stdout.split()) == await _inner_root(prey)
 
 

@@ -12,7 +12,7 @@ import anyio
 import pytest
 
 from atoll.contract.errors import AtollError
-from atoll.runtime.engine import Runtime
+from atoll.runtime.engine import Engine
 
 SECRET = "precious"
 
@@ -65,14 +65,14 @@ TRAPS: dict[str, list[tuple[str, bytes, str, bytes]]] = {
 
 @pytest.mark.parametrize("trap", TRAPS)
 async def test_an_image_with_a_trap_is_refused_or_harmless(
-    runtime: Runtime, probe_program: bytes, tmp_path: Path, trap: str
+    engine: Engine, probe_program: bytes, tmp_path: Path, trap: str
 ) -> None:
     before = set(os.listdir("/tmp"))
     image = _image(tmp_path / "image.tar", *TRAPS[trap], probe=probe_program)
     shadow = Path("/etc/shadow").read_text() if os.access("/etc/shadow", os.R_OK) else "root:"
     with anyio.fail_after(15):
         try:
-            async with await runtime.create(image=f"tar:{image}") as sandbox:
+            async with await engine.create(image=f"tar:{image}") as sandbox:
                 said = await sandbox.exec(["/bin/probe", "rights"], timeout_s=10)
                 assert said.exit_code in {0, 126, 127}, said
                 for path in ("/etc/passwd", "/etc/stolen", "/etc/shadow"):
@@ -89,8 +89,8 @@ async def test_an_image_with_a_trap_is_refused_or_harmless(
             pass  # refused
         finally:
             reference = f"tar:{image}"
-            if reference in {each.reference for each in runtime.images.list()}:
-                await runtime.images.remove(reference)
+            if reference in {each.reference for each in engine.images.list()}:
+                await engine.images.remove(reference)
     assert not Path("/tmp/atoll-escaped").exists()
     left = {
         name

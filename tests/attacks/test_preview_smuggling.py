@@ -7,8 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from atoll.runtime.previews import proxy
-from atoll.runtime.previews import router as ports
+from atoll.runtime.previews import proxy, router as ports
 from atoll.runtime.sandbox import Sandbox
 from tests.attacks.wire import OK, Inside, ending, saying, serving
 from tests.http_client import host_of, say

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from atoll import NetworkPolicy, Runtime, Sandbox, Secret
+from atoll import Engine, NetworkPolicy, Sandbox, Secret
 from tests import searching
 from tests.egress.world import World
 from tests.origin import Origin, TestAuthority, origin
@@ -49,7 +49,7 @@ class Scene:
 
 
 @pytest.fixture(scope="module")
-async def scene(runtime: Runtime, tmp_path_factory: pytest.TempPathFactory, anyio_backend: str) -> AsyncIterator[Scene]:
+async def scene(engine: Engine, tmp_path_factory: pytest.TempPathFactory, anyio_backend: str) -> AsyncIterator[Scene]:
     authority = TestAuthority(tmp_path_factory.mktemp("world"))
     world = World()
     async with AsyncExitStack() as stack:
@@ -62,17 +62,17 @@ async def scene(runtime: Runtime, tmp_path_factory: pytest.TempPathFactory, anyi
             world.name(name, [address])
         world.servers = {(API, 443): api.port, (OTHER, 443): other.port, (PLAIN, 80): plain.port}
         world.servers |= {(API, 80): also_plain.port, (OTHER, 80): also_plain.port}
-        runtime.outlets.outside = world.outside
-        runtime.outlets.trust = authority.client_context()
-        sandbox = await runtime.create(
+        engine.egress_servers.outside = world.outside
+        engine.egress_servers.trust = authority.client_context()
+        sandbox = await engine.create(
             network=NetworkPolicy(allow=["*.test", API]),
             secrets={"API_KEY": Secret(VALUE, hosts=["api.test", "http://plain.test"])},
         )
         stack.push_async_callback(sandbox.destroy)
         placeholder = (await sandbox.exec(["printenv", "API_KEY"])).stdout.strip().encode()
         yield Scene(sandbox, placeholder, api, other, plain, also_plain)
-        runtime.outlets.outside = None
-        del runtime.outlets.trust
+        engine.egress_servers.outside = None
+        del engine.egress_servers.trust
 
 
 @pytest.fixture(autouse=True)
@@ -161,36 +161,36 @@ async def test_without_tls_it_is_not_sent_to_a_host_that_was_named_with_it(scene
     assert scene.leaked == []
 
 
-async def test_a_host_that_cannot_prove_itself_is_sent_nothing(scene: Scene, runtime: Runtime) -> None:
-    trusted = runtime.outlets.trust
+async def test_a_host_that_cannot_prove_itself_is_sent_nothing(scene: Scene, engine: Engine) -> None:
+    trusted = engine.egress_servers.trust
     import ssl
 
-    runtime.outlets.trust = ssl.create_default_context()
+    engine.egress_servers.trust = ssl.create_default_context()
     try:
         assert "has not proved that it is" in await run(scene, f"{CURL} -k https://api.test/ {BEARER}")
     finally:
-        runtime.outlets.trust = trusted
+        engine.egress_servers.trust = trusted
     assert scene.api.raw == b""
 
 
 async def test_after_all_this_the_value_is_nowhere(
-    scene: Scene, runtime: Runtime, caplog: pytest.LogCaptureFixture
+    scene: Scene, engine: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
     await run(scene, f"{CURL} https://api.test/echo {BEARER}")
     processes = searching.processes_of(scene.inside.id)
     assert any(searching.in_memory(pid, scene.placeholder) for pid in processes)
     assert not [pid for pid in processes if searching.in_memory(pid, VALUE.encode())]
-    assert searching.in_tree(runtime.state_dir, VALUE.encode()) == []
+    assert searching.in_tree(engine.state_dir, VALUE.encode()) == []
     audited = [record.model_dump_json() for record in await scene.inside.audit()]
     assert [line for line in audited if '"host":"api.test"' in line]
     assert not [line for line in (*audited, caplog.text) if VALUE in line]
 
 
-async def test_who_is_forked_or_woken_has_it_too(scene: Scene, runtime: Runtime) -> None:
+async def test_who_is_forked_or_woken_has_it_too(scene: Scene, engine: Engine) -> None:
     secret = Secret(VALUE, hosts=["api.test"])
     network = NetworkPolicy(allow=["*.test"])
-    async with await runtime.create(network=network, secrets={"API_KEY": secret}) as sandbox:
+    async with await engine.create(network=network, secrets={"API_KEY": secret}) as sandbox:
         (fork,) = await sandbox.fork()
         async with fork:
             await fork.sleep()

@@ -16,7 +16,7 @@ import pytest
 
 import atoll
 from atoll.contract.model import RuntimeName
-from atoll.runtime.engine import Runtime
+from atoll.runtime.engine import Engine
 from atoll.runtime.sandbox import Sandbox
 from atoll.runtime.state.store import ID_BASE, ID_SLOTS, ID_STEP
 from atoll.settings import Settings
@@ -27,16 +27,16 @@ STRANGER = 54321
 """A user id that means nothing on any machine."""
 
 
-def _range_of(runtime: Runtime, sandbox: Sandbox) -> range:
-    manifest = json.loads((runtime.state_dir / "sandboxes" / sandbox.id / "manifest.json").read_text())
+def _range_of(engine: Engine, sandbox: Sandbox) -> range:
+    manifest = json.loads((engine.state_dir / "sandboxes" / sandbox.id / "manifest.json").read_text())
     first = ID_BASE + manifest["id_slot"] * ID_STEP
     return range(first, first + ID_STEP)
 
 
 async def test_two_sandboxes_have_ranges_that_do_not_meet(
-    prey: Sandbox, bystander: Sandbox, runtime: Runtime, runtime_name: RuntimeName
+    prey: Sandbox, bystander: Sandbox, engine: Engine, runtime_name: RuntimeName
 ) -> None:
-    one, other = _range_of(runtime, prey), _range_of(runtime, bystander)
+    one, other = _range_of(engine, prey), _range_of(engine, bystander)
     if runtime_name != "runsc":
         for sandbox, ids in ((prey, one), (bystander, other)):
             inside, outside, count = map(int, Path(f"/proc/{sandbox.info.pid}/uid_map").read_text().split())
@@ -50,9 +50,9 @@ async def test_two_sandboxes_have_ranges_that_do_not_meet(
 
 @pytest.mark.parametrize("user", ["user", "root"])
 async def test_processes_belong_to_the_range_and_never_to_root(
-    prey: Sandbox, runtime: Runtime, runtime_name: RuntimeName, user: str
+    prey: Sandbox, engine: Engine, runtime_name: RuntimeName, user: str
 ) -> None:
-    ids = _range_of(runtime, prey)
+    ids = _range_of(engine, prey)
     # gVisor's kernel gives itself to `nobody` of the host, whatever the sandbox; only its file server is in the range.
     allowed = {*ids, 65534} if runtime_name == "runsc" else set(ids)
     async with running(prey, PROBE, "hoard", "files", "1", user=user):
@@ -65,13 +65,13 @@ async def test_processes_belong_to_the_range_and_never_to_root(
         assert ids.start + (1000 if user == "user" else 0) in {int(s["Uid"].split()[0]) for s in seen.values()}
 
 
-async def test_files_on_the_host_belong_to_the_range(sandbox: Sandbox, runtime: Runtime) -> None:
-    ids = _range_of(runtime, sandbox)
+async def test_files_on_the_host_belong_to_the_range(sandbox: Sandbox, engine: Engine) -> None:
+    ids = _range_of(engine, sandbox)
     await shell(
         sandbox, "echo x > /root/mine; echo x > /usr/made; chown 1000:1000 /usr/made; chmod 6755 /usr/made", user="root"
     )
     await sandbox.files.write_text("yours", "x")
-    upper = top_of(runtime, sandbox) / "upper"
+    upper = top_of(engine, sandbox) / "upper"
     found = [path for path in upper.rglob("*") if path.name in {"mine", "made", "yours"}]
     assert len(found) == 3
     for path in found:
@@ -121,7 +121,7 @@ def strangers_probe(open_place: Path, probe_program: bytes) -> Path:
 
 
 async def test_another_user_of_the_machine_reaches_no_sandbox(
-    open_place: Path, strangers_probe: Path, runtime: Runtime, prey: Sandbox, runtime_name: RuntimeName
+    open_place: Path, strangers_probe: Path, engine: Engine, prey: Sandbox, runtime_name: RuntimeName
 ) -> None:
     """Neither the keeper's socket, nor the stream, nor files that a setuid bit inside might have made useful.
 
@@ -129,7 +129,7 @@ async def test_another_user_of_the_machine_reaches_no_sandbox(
     """
     state = open_place / "state"
     state.mkdir(mode=0o755)
-    (state / "images").symlink_to(runtime.state_dir / "images")
+    (state / "images").symlink_to(engine.state_dir / "images")
     async with (
         atoll.open(state, settings=Settings(runtime=runtime_name)) as opened,
         await opened.create() as sandbox,
@@ -138,15 +138,17 @@ async def test_another_user_of_the_machine_reaches_no_sandbox(
         own = state / "sandboxes" / sandbox.id
         paths = [own, *(own / name for name in ("sock", "in", "out", "manifest.json", "pid"))]
         paths += [top_of(opened, sandbox) / "upper/usr/suid", state / "checkpoints"]
-        paths += [state / name for name in ("names", "ids", "transient", "sandboxes", "layers", f"run/{runtime_name}")]
+        paths += [
+            state / name for name in ("names", "ids", "uncommitted", "sandboxes", "layers", f"run/{runtime_name}")
+        ]
         said = await _as_stranger(strangers_probe, "stranger", *map(str, paths))
     assert said.splitlines() == ["end"]
 
 
 async def test_another_user_of_the_machine_can_neither_signal_nor_trace_a_sandbox(
-    strangers_probe: Path, prey: Sandbox, runtime: Runtime
+    strangers_probe: Path, prey: Sandbox, engine: Engine
 ) -> None:
-    keeper = int((runtime.state_dir / "sandboxes" / prey.id / "keeper.lock").read_text())
+    keeper = int((engine.state_dir / "sandboxes" / prey.id / "keeper.lock").read_text())
     for pid in [keeper, *host_processes(prey)]:
         lines = (await _as_stranger(strangers_probe, "reach", str(pid))).splitlines()
         assert lines[-1] == "end -1"

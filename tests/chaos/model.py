@@ -19,7 +19,7 @@ GLOBS = "/home/user/log* /home/user/f* /home/user/d/* /usr/share/f2*"
 MARKER = "3153"
 """What the argument of every kept process begins with; the number of its operation follows."""
 
-State = Literal["alive", "cold", "shutdown"]
+State = Literal["alive", "sleeping", "shutdown"]
 Files = dict[str, bytes]
 Processes = dict[str, int]
 """By their marker: their process id inside."""
@@ -156,10 +156,10 @@ class Model:
         if _ends_a_run(wish, box):
             box.pid = None
         if kind in ("sleep", "shutdown"):
-            box.state = "cold" if kind == "sleep" else "shutdown"
+            box.state = "sleeping" if kind == "sleep" else "shutdown"
             if not box.keeps_processes:
                 box.processes = {}
-        elif kind not in ("warm", "checkpoint", "fork"):
+        elif kind not in ("pause", "checkpoint", "fork"):
             box.state = "alive"
 
     # ---- what may have been done ----
@@ -198,7 +198,7 @@ class Model:
             expected.grown = (path, box.files.get(path, b""), content(wish["box"], path, number, wish["lines"]))
         if _ends_a_run(wish, box):
             expected.pid = None
-            expected.states.add("shutdown" if "shutdown" in expected.states else "cold")
+            expected.states.add("shutdown" if "shutdown" in expected.states else "sleeping")
         if kind == "restore" or (box.keeps_processes and (box.state != "alive" or kind in ("checkpoint", "fork"))):
             # Who is killed while saved processes are taken up loses them, though never a file.
             expected.processes.append({})

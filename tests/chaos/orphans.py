@@ -70,7 +70,7 @@ def _runs_of(pid: int) -> set[str]:
 
 def _unnamed(state_dir: Path, manifests: dict[str, Any]) -> list[str]:
     """Layers and checkpoints that nobody names, or that somebody names and that are not there."""
-    named = {manifest["top"] for manifest in manifests.values()}
+    named = {manifest["active_layer"] for manifest in manifests.values()}
     stacks = [manifest["layers"] for manifest in manifests.values()]
     checkpoints = set()
     spared = {Path(manifest["memory"]).parent.name for manifest in manifests.values() if manifest["memory"]}

@@ -35,7 +35,7 @@ WHOLE_EVERY = 25
 """After so many kills everything is looked at: all files, all checkpoints, and what belongs to nobody."""
 LIFE_S = 0.6
 """How long a worker lives at most, if there is something that it can begin with."""
-STATES: dict[str, State] = {"running": "alive", "warm": "alive", "cold": "cold", "shutdown": "shutdown"}
+STATES: dict[str, State] = {"running": "alive", "paused": "alive", "sleeping": "sleeping", "shutdown": "shutdown"}
 
 
 class Chaos:
@@ -94,25 +94,25 @@ class Chaos:
 
     async def check(self, *, whole: bool) -> None:
         expected = self._model.expected()
-        async with atoll.open(self._state_dir) as runtime:
+        async with atoll.open(self._state_dir) as engine:
             # What is half done is put in order in the background.
-            await eventually(lambda: not os.listdir(self._state_dir / "transient"), "what was half done is in order")
-            await self._check_list(runtime, expected)
-            await self._check_checkpoints(runtime)
+            await eventually(lambda: not os.listdir(self._state_dir / "uncommitted"), "what was half done is in order")
+            await self._check_list(engine, expected)
+            await self._check_checkpoints(engine)
             touched = {wish["box"] for wish in self._model.pending.values() if "box" in wish}
             touched |= {name for names in self._model.groups() for name in names}
             others = sorted(set(self._model.sandboxes) - touched)
             touched |= set(others if whole else self._random.sample(others, min(1, len(others))))
             for name in sorted(touched & set(self._model.sandboxes)):
-                await self._check_inside(runtime, name, expected[name])
+                await self._check_inside(engine, name, expected[name])
             self._model.pending.clear()
             if whole:
-                await self._check_whole(runtime)
-            for info in await runtime.list():
+                await self._check_whole(engine)
+            for info in await engine.list():
                 self._model.sandboxes[info.name].pid = info.pid
 
-    async def _check_list(self, runtime: atoll.Runtime, expected: dict[str, Expected]) -> None:
-        found = {info.name: info for info in await runtime.list()}
+    async def _check_list(self, engine: atoll.Engine, expected: dict[str, Expected]) -> None:
+        found = {info.name: info for info in await engine.list()}
         if strange := set(found) - set(expected):
             raise Broken(f"sandboxes that nobody made: {strange}")
         for names in self._model.groups():
@@ -135,9 +135,9 @@ class Chaos:
                 name, what, Sandbox(what.runtime, what.files[0], what.processes[0], STATES[info.status], info.pid)
             )
 
-    async def _check_checkpoints(self, runtime: atoll.Runtime) -> None:
+    async def _check_checkpoints(self, engine: atoll.Engine) -> None:
         model = self._model
-        found = {each.id: each for each in await runtime.checkpoints()}
+        found = {each.id: each for each in await engine.checkpoints()}
         perhaps = model.perhaps_checkpoints()
         for id in set(found) - set(model.checkpoints):
             label = found[id].name
@@ -155,10 +155,10 @@ class Chaos:
             del model.checkpoints[id]
             model.deleted.add(id)
 
-    async def _check_inside(self, runtime: atoll.Runtime, name: str, expected: Expected) -> None:
+    async def _check_inside(self, engine: atoll.Engine, name: str, expected: Expected) -> None:
         """The files and processes of a sandbox, which wakes it; from here on it is what it was found to be."""
         was = self._model.sandboxes[name].state
-        sandbox = await runtime.get(name)
+        sandbox = await engine.get(name)
         if "shutdown" in expected.states:
             await sandbox.wake()
         known = {path: data for each in expected.files for path, data in each.items()}
@@ -175,13 +175,13 @@ class Chaos:
 
     # ---- now and then ----
 
-    async def _check_whole(self, runtime: atoll.Runtime) -> None:
+    async def _check_whole(self, engine: atoll.Engine) -> None:
         """All checkpoints can be forked and gone back to, and what is left then is somebody's."""
         model = self._model
-        stranger = await runtime.create("proof", runtime="crun")  # a checkpoint can be asked of any sandbox
+        stranger = await engine.create("proof", runtime="crun")  # a checkpoint can be asked of any sandbox
         for number, (id, checkpoint) in enumerate(sorted(model.checkpoints.items())):
             source = checkpoint.sandbox if checkpoint.sandbox in model.sandboxes and number % 2 else stranger.name
-            (fork,) = await runtime.fork(source, checkpoint=id, names=[f"proof-{number}"])
+            (fork,) = await engine.fork(source, checkpoint=id, names=[f"proof-{number}"])
             files = await read_files(fork, list(checkpoint.files.values()))
             if files != checkpoint.files:
                 raise Broken(
@@ -195,7 +195,7 @@ class Chaos:
                 raise Broken(f"the fork {fork.name} has the hostname of another")
             await fork.destroy()
         await stranger.destroy()
-        await runtime.gc()
+        await engine.gc()
         await self._nothing_is_nobodys()
 
     async def _nothing_is_nobodys(self) -> None:
@@ -212,12 +212,12 @@ class Chaos:
 
     async def end(self) -> None:
         """Take everything away: then nothing is left."""
-        async with atoll.open(self._state_dir) as runtime:
-            for info in await runtime.list():
-                await runtime.destroy(info.name)
-            for checkpoint in await runtime.checkpoints():
-                await runtime.delete_checkpoint(checkpoint.id)
-            await runtime.gc()
+        async with atoll.open(self._state_dir) as engine:
+            for info in await engine.list():
+                await engine.destroy(info.name)
+            for checkpoint in await engine.checkpoints():
+                await engine.delete_checkpoint(checkpoint.id)
+            await engine.gc()
         await eventually(lambda: not self._ledger.all_of(self._state_dir), "nothing at all is left")
         await self._nothing_is_nobodys()
 

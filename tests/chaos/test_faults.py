@@ -14,8 +14,7 @@ import pytest
 
 import atoll
 from atoll.contract.model import RuntimeName
-from atoll.drivers import keeper_client as holding
-from atoll.drivers import oci
+from atoll.drivers import keeper_client as holding, oci
 from atoll.runtime.guest import connection as link
 from tests.chaos.orphans import orphans
 from tests.leaks import Ledger
@@ -40,16 +39,16 @@ async def is_clean(ledger: Ledger, state_dir: Path) -> None:
 
 async def read(state_dir: Path) -> str:
     """What stands in the sandbox, as one sees it who has no connection to a run that somebody else has ended."""
-    async with atoll.open(state_dir) as runtime:
-        return await (await runtime.get("kept")).files.read_text("f")
+    async with atoll.open(state_dir) as engine:
+        return await (await engine.get("kept")).files.read_text("f")
 
 
-async def end(runtime: atoll.Runtime) -> None:
-    for info in await runtime.list():
-        await runtime.destroy(info.name)
-    for checkpoint in await runtime.checkpoints():
-        await runtime.delete_checkpoint(checkpoint.id)
-    await runtime.gc()
+async def end(engine: atoll.Engine) -> None:
+    for info in await engine.list():
+        await engine.destroy(info.name)
+    for checkpoint in await engine.checkpoints():
+        await engine.delete_checkpoint(checkpoint.id)
+    await engine.gc()
 
 
 # ---- a full disk ----
@@ -97,8 +96,8 @@ async def refused(call: Callable[[], Awaitable[object]]) -> None:
 
 
 async def test_on_a_full_disk_nothing_is_lost_and_all_goes_on_when_there_is_room(disk: Path, ledger: Ledger) -> None:
-    async with atoll.open(disk) as runtime:
-        running, asleep, doomed = [await runtime.create(name) for name in ("running", "asleep", "doomed")]
+    async with atoll.open(disk) as engine:
+        running, asleep, doomed = [await engine.create(name) for name in ("running", "asleep", "doomed")]
         for sandbox in (running, asleep, doomed):
             await sandbox.files.write_text("f", f"{sandbox.name} before")
         kept = await running.checkpoint("kept")
@@ -107,7 +106,7 @@ async def test_on_a_full_disk_nothing_is_lost_and_all_goes_on_when_there_is_room
         await asleep.sleep()
         ballast = fill(disk)
 
-        await refused(lambda: runtime.create("new"))
+        await refused(lambda: engine.create("new"))
         await refused(lambda: running.checkpoint("second"))
         await refused(lambda: running.fork(2))
         await refused(lambda: running.files.write_bytes("big", bytes(100_000)))
@@ -115,17 +114,17 @@ async def test_on_a_full_disk_nothing_is_lost_and_all_goes_on_when_there_is_room
         await refused(lambda: running.restore("kept"))
         await refused(running.sleep)
         # What there was is there: running, asleep, and as a checkpoint.
-        assert {info.name: info.status for info in await runtime.list()} == {
+        assert {info.name: info.status for info in await engine.list()} == {
             "running": "running",
-            "asleep": "cold",
+            "asleep": "sleeping",
             "doomed": "running",
         }
         assert await running.files.read_text("f") == "running after"
         assert any(process.pid == pid for process in await running.ps())
-        assert [each.id for each in await runtime.checkpoints()] == [kept.id]
+        assert [each.id for each in await engine.checkpoints()] == [kept.id]
         # Room can be made.
-        await runtime.gc()
-        await runtime.destroy("doomed")
+        await engine.gc()
+        await engine.destroy("doomed")
         async with atoll.open(disk) as another:
             assert len(await another.list()) == 2
 
@@ -137,9 +136,9 @@ async def test_on_a_full_disk_nothing_is_lost_and_all_goes_on_when_there_is_room
         assert await fork.files.read_text("f") == "running before"
         await running.sleep()
         assert await running.files.read_text("f") == "running before"
-        await runtime.gc()
+        await engine.gc()
         await is_clean(ledger, disk)
-        await end(runtime)
+        await end(engine)
     await is_clean(ledger, disk)
     assert [line for line in ledger.all_of(disk) if not line.startswith("mount")] == []
 
@@ -154,7 +153,7 @@ FAKES = {
 }
 
 
-Broken = Callable[[str, str], AbstractAsyncContextManager[atoll.Runtime]]
+Broken = Callable[[str, str], AbstractAsyncContextManager[atoll.Engine]]
 
 
 @pytest.fixture
@@ -162,7 +161,7 @@ def with_fake(runtime_name: RuntimeName, state_dir: Path, tmp_path: Path, monkey
     """Opens the state directory with a program that, told one of some verbs, does as one of FAKES does."""
 
     @asynccontextmanager
-    async def opened(kind: str, verbs: str) -> AsyncIterator[atoll.Runtime]:
+    async def opened(kind: str, verbs: str) -> AsyncIterator[atoll.Engine]:
         program = oci.find_program(runtime_name)
         fake = tmp_path / kind.replace(" ", "-") / runtime_name
         fake.parent.mkdir(exist_ok=True)
@@ -172,9 +171,9 @@ def with_fake(runtime_name: RuntimeName, state_dir: Path, tmp_path: Path, monkey
         fake.chmod(0o755)
         with monkeypatch.context() as patch:
             patch.setattr(oci, "_SEARCH", f"{fake.parent}:{oci._SEARCH}")
-            async with atoll.open(state_dir, settings=atoll.Settings(runtime=runtime_name)) as runtime:
-                runtime.drivers()
-                yield runtime
+            async with atoll.open(state_dir, settings=atoll.Settings(runtime=runtime_name)) as engine:
+                engine.drivers()
+                yield engine
 
     return opened
 
@@ -191,9 +190,9 @@ def with_fake(runtime_name: RuntimeName, state_dir: Path, tmp_path: Path, monkey
     indirect=["runtime_name"],
 )
 async def test_a_runtime_that_fails_loses_nothing_and_leaves_nothing(
-    runtime: atoll.Runtime, runtime_name: RuntimeName, state_dir: Path, ledger: Ledger, with_fake: Broken, kind: str
+    engine: atoll.Engine, runtime_name: RuntimeName, state_dir: Path, ledger: Ledger, with_fake: Broken, kind: str
 ) -> None:
-    sandbox = await runtime.create("kept")
+    sandbox = await engine.create("kept")
     await sandbox.files.write_text("f", "before")
     await sandbox.checkpoint("before")
     await sandbox.files.write_text("f", "after")
@@ -209,7 +208,7 @@ async def test_a_runtime_that_fails_loses_nothing_and_leaves_nothing(
             with pytest.raises(atoll.LaunchFailed) as caught:
                 await call()
             assert kind != "fails" or "the-runtime-says-no" in str(caught.value)
-            assert [(info.name, info.status) for info in await broken.list()] == [("kept", "cold")]
+            assert [(info.name, info.status) for info in await broken.list()] == [("kept", "sleeping")]
     assert await read(state_dir) == "after"
 
     # A container that the runtime does not delete, though it was told to, is noticed; the next who can does it.
@@ -228,22 +227,22 @@ async def test_a_runtime_that_fails_loses_nothing_and_leaves_nothing(
     async with with_fake(kind, "delete") as broken:
         with noticed():
             await broken.destroy("kept")
-    await runtime.gc()
-    assert await runtime.list() == []
-    await end(runtime)
+    await engine.gc()
+    assert await engine.list() == []
+    await end(engine)
     await is_clean(ledger, state_dir)
 
 
 @pytest.mark.parametrize("runtime_name", ["crun", "runsc"], indirect=True)
 async def test_a_runtime_that_hangs_holds_up_nothing_for_ever(
-    runtime: atoll.Runtime,
+    engine: atoll.Engine,
     state_dir: Path,
     ledger: Ledger,
     with_fake: Broken,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Who waits for a start gives up, after a time that is long for people and short here; or cancels before that."""
-    sandbox = await runtime.create("kept")
+    sandbox = await engine.create("kept")
     await sandbox.files.write_text("f", "before")
     await sandbox.sleep()
     async with with_fake("hangs", "run restore") as broken:
@@ -258,8 +257,8 @@ async def test_a_runtime_that_hangs_holds_up_nothing_for_ever(
         for call in calls:
             with pytest.raises(atoll.LaunchFailed, match=r"hello within|does not answer"):
                 await call()
-        assert [(info.name, info.status) for info in await broken.list()] == [("kept", "cold")]
+        assert [(info.name, info.status) for info in await broken.list()] == [("kept", "sleeping")]
         monkeypatch.undo()
     assert await read(state_dir) == "before"
-    await end(runtime)
+    await end(engine)
     await is_clean(ledger, state_dir)

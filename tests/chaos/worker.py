@@ -45,7 +45,7 @@ WEIGHTS = {
     "restore": 3,
     "fork": 3,
     "sleep": 4,
-    "warm": 1,
+    "pause": 1,
     "shutdown": 1,
     "wake": 2,
     "destroy": 2,
@@ -164,7 +164,7 @@ class Worker:
         self._journal = os.open(order.journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     async def live(self) -> None:
-        async with atoll.open(self._order.state_dir) as self._runtime, anyio.create_task_group() as group:
+        async with atoll.open(self._order.state_dir) as self._engine, anyio.create_task_group() as group:
             for _ in range(TASKS):
                 group.start_soon(self._work)
 
@@ -290,7 +290,7 @@ class Worker:
     # ---- doing ----
 
     async def _do_create(self, number: int, box: str, runtime: str) -> None:
-        await self._runtime.create(box, runtime=runtime)  # type: ignore[arg-type]
+        await self._engine.create(box, runtime=runtime)  # type: ignore[arg-type]
         self._add(box, runtime)
 
     def _add(self, name: str, runtime: str) -> None:
@@ -326,48 +326,48 @@ class Worker:
 
     async def _use(self, name: str) -> atoll.Sandbox:
         self._boxes[name].state = "alive"
-        return await self._runtime.get(name)
+        return await self._engine.get(name)
 
     async def _do_checkpoint(self, number: int, box: str) -> dict[str, Any]:
-        made = await self._runtime.checkpoint(box, f"at-{number}")
+        made = await self._engine.checkpoint(box, f"at-{number}")
         self._checkpoints[made.id] = Box(self._boxes[box].runtime, "")
         return {"id": made.id}
 
     async def _do_restore(self, number: int, box: str, checkpoint: str) -> None:
-        await self._runtime.restore(box, checkpoint)
+        await self._engine.restore(box, checkpoint)
         self._boxes[box].state = "alive"
 
     async def _do_fork(self, number: int, box: str, names: list[str], checkpoint: str | None = None) -> None:
         # A checkpoint of another sandbox is as good: it goes by its id.
-        await self._runtime.fork(box, len(names), checkpoint=checkpoint, names=names)
+        await self._engine.fork(box, len(names), checkpoint=checkpoint, names=names)
         for name in names:
             self._add(name, self._boxes[box].runtime if checkpoint is None else self._checkpoints[checkpoint].runtime)
 
     async def _do_sleep(self, number: int, box: str) -> None:
-        await self._runtime.sleep(box)
-        self._boxes[box].state = "cold"
+        await self._engine.sleep(box)
+        self._boxes[box].state = "sleeping"
 
-    async def _do_warm(self, number: int, box: str) -> None:
-        await self._runtime.sleep(box, warm=True)
+    async def _do_pause(self, number: int, box: str) -> None:
+        await self._engine.pause(box)
 
     async def _do_shutdown(self, number: int, box: str) -> None:
-        await self._runtime.shutdown(box)
+        await self._engine.shutdown(box)
         self._boxes[box].state = "shutdown"
 
     async def _do_wake(self, number: int, box: str) -> None:
-        await self._runtime.wake(box)
+        await self._engine.wake(box)
         self._boxes[box].state = "alive"
 
     async def _do_destroy(self, number: int, box: str) -> None:
-        await self._runtime.destroy(box)
+        await self._engine.destroy(box)
         del self._boxes[box]
 
     async def _do_delete(self, number: int, checkpoint: str) -> None:
-        await self._runtime.delete_checkpoint(checkpoint)
+        await self._engine.delete_checkpoint(checkpoint)
         del self._checkpoints[checkpoint]
 
     async def _do_gc(self, number: int) -> None:
-        await self._runtime.gc()
+        await self._engine.gc()
 
 
 if __name__ == "__main__":

@@ -235,8 +235,8 @@ class Atoll:
         name = self.new_name()
 
         async def create() -> None:
-            async with atoll.open(self.state_dir) as runtime:
-                await runtime.create(name)
+            async with atoll.open(self.state_dir) as engine:
+                await engine.create(name)
 
         anyio.run(create)
         return name
@@ -248,8 +248,8 @@ class Atoll:
         """Whether a process in a sandbox has `text` in its command."""
 
         async def look() -> bool:
-            async with atoll.open(self.state_dir) as runtime:
-                return any(text in process.command for process in await (await runtime.get(box)).ps())
+            async with atoll.open(self.state_dir) as engine:
+                return any(text in process.command for process in await (await engine.get(box)).ps())
 
         return anyio.run(look)
 
@@ -260,7 +260,7 @@ class Atoll:
             anyio.run(self._destroy, self._names)
 
     async def _destroy(self, names: list[str]) -> None:
-        async with atoll.open(self.state_dir) as runtime:
+        async with atoll.open(self.state_dir) as engine:
             for name in names:
                 with suppress(atoll.SandboxNotFound):
-                    await runtime.destroy(name)
+                    await engine.destroy(name)

@@ -7,9 +7,9 @@ from tests.cli.driving import Atoll
 
 def test_a_sandbox_is_put_to_sleep_and_woken(atoll: Atoll) -> None:
     name = atoll.box()
-    assert atoll.text("sleep", name) == f"{name} is cold\n"
+    assert atoll.text("sleep", name) == f"{name} is sleeping\n"
     assert atoll.text("exec", name, "echo", "awake") == "awake\n"
-    assert atoll.json("sleep", name, "--warm", "--json") == {"name": name, "status": "warm"}
+    assert atoll.json("sleep", name, "--warm", "--json") == {"name": name, "status": "paused"}
     assert atoll.json("sleep", name, "--shutdown", "--json") == {"name": name, "status": "shutdown"}
     assert b"wake it first" in atoll("exec", name, "true", status=125).stderr
     assert atoll.text("wake", name) == f"{name} is running\n"

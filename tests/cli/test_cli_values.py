@@ -77,8 +77,8 @@ def test_a_variable_without_name_or_value_is_refused(word: str) -> None:
     ],
 )
 def test_a_name_before_a_colon_is_a_sandbox(text: str, inside: str) -> None:
-    assert values.journey("here", text) == values.Journey("box", inside, "here", inward=True)
-    assert values.journey(text, "here") == values.Journey("box", inside, "here", inward=False)
+    assert values.journey("here", text) == values.CopySpec("box", inside, "here", inward=True)
+    assert values.journey(text, "here") == values.CopySpec("box", inside, "here", inward=False)
 
 
 @pytest.mark.parametrize("here", ["./box:file", "/a:b", "Box:file", "file", "-", ":x"])

@@ -7,9 +7,9 @@ from tests.cli.driving import Atoll
 
 def test_sandboxes_wait_are_taken_put_up_again_and_ended(atoll: Atoll) -> None:
     assert b"no sandboxes wait" in atoll("warm").stderr
-    (shelf,) = atoll.json("warm", "--count", "2", "--memory", "256m", "--json")
-    assert (shelf["image"], shelf["count"], shelf["ready"]) == ("host", 2, 2)
-    assert shelf["limits"]["memory_bytes"] == 256 << 20
+    (warm_pool,) = atoll.json("warm", "--count", "2", "--memory", "256m", "--json")
+    assert (warm_pool["image"], warm_pool["count"], warm_pool["ready"]) == ("host", 2, 2)
+    assert warm_pool["limits"]["memory_bytes"] == 256 << 20
     try:
         assert atoll.json("ls", "--json") == []
         assert atoll.json("rm", "--all", "--force", "--json") == {"removed": [], "errors": []}
@@ -32,4 +32,4 @@ def test_sandboxes_wait_are_taken_put_up_again_and_ended(atoll: Atoll) -> None:
 
 
 def ids(atoll: Atoll) -> set[str]:
-    return {path.name.partition(".")[2] for path in (atoll.state_dir / "waiting").iterdir()}
+    return {path.name.partition(".")[2] for path in (atoll.state_dir / "warm").iterdir()}

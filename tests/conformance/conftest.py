@@ -12,7 +12,7 @@ from tests.conformance import inside
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from atoll import Capabilities, Runtime, Sandbox
+    from atoll import Capabilities, Engine, Sandbox
     from atoll.contract.model import RuntimeName
     from tests.nursery import Nursery
 
@@ -23,8 +23,8 @@ def _clients_are_born(nursery: Nursery) -> None:
 
 
 @pytest.fixture
-def capabilities(runtime: Runtime, runtime_name: RuntimeName) -> Capabilities:
-    return runtime.drivers()[runtime_name].capabilities
+def capabilities(engine: Engine, runtime_name: RuntimeName) -> Capabilities:
+    return engine.drivers()[runtime_name].capabilities
 
 
 @pytest.fixture(scope="session")

@@ -32,7 +32,7 @@ async def until_running(sandbox: Sandbox, marker: str) -> list[SystemProcess]:
     return await eventually(lambda: running(sandbox, marker), f"{marker} runs")
 
 
-async def until_gone(sandbox: Sandbox, marker: str) -> None:
+async def wait_tree_exit(sandbox: Sandbox, marker: str) -> None:
     async def gone() -> bool:
         return not await running(sandbox, marker)
 
@@ -142,7 +142,7 @@ def say(*words):
 say(os.getpid())
 
 async def main():
-    async with atoll.open(sys.argv[1], settings=atoll.Settings(runtime=sys.argv[2])) as runtime:
+    async with atoll.open(sys.argv[1], settings=atoll.Settings(runtime=sys.argv[2])) as engine:
 """
 
 

@@ -12,8 +12,8 @@ import pytest
 from atoll import (
     Capabilities,
     CheckpointNotFound,
+    Engine,
     InvalidRequest,
-    Runtime,
     Sandbox,
     SandboxDied,
     SandboxExists,
@@ -64,9 +64,9 @@ async def look(sandbox: Sandbox) -> str:
     return (await sandbox.exec(LOOK, user="root", cwd="/root")).stdout
 
 
-async def clean(runtime: Runtime) -> None:
-    for checkpoint in await runtime.checkpoints():
-        await runtime.delete_checkpoint(checkpoint.id)
+async def clean(engine: Engine) -> None:
+    for checkpoint in await engine.checkpoints():
+        await engine.delete_checkpoint(checkpoint.id)
 
 
 # ---- making and going back ----
@@ -74,9 +74,9 @@ async def clean(runtime: Runtime) -> None:
 
 @pytest.mark.parametrize("asleep", [False, True], ids=["running", "asleep"])
 async def test_restore_brings_back_every_file_as_it_was(
-    runtime: Runtime, capabilities: Capabilities, as_root: None, asleep: bool
+    engine: Engine, capabilities: Capabilities, as_root: None, asleep: bool
 ) -> None:
-    async with await runtime.create("past") as sandbox:
+    async with await engine.create("past") as sandbox:
         await write(sandbox)
         assert await look(sandbox) == FOUND
         if asleep:
@@ -92,18 +92,18 @@ async def test_restore_brings_back_every_file_as_it_was(
         await sandbox.exec("echo changed > /root/one", user="root")
         await sandbox.restore("before")
         assert await look(sandbox) == FOUND
-    await clean(runtime)
+    await clean(engine)
 
 
 @pytest.mark.core
 async def test_a_checkpoint_of_one_that_sleeps_is_made_without_waking_it(
-    runtime: Runtime, capabilities: Capabilities
+    engine: Engine, capabilities: Capabilities
 ) -> None:
-    async with await runtime.create("quiet") as sandbox:
+    async with await engine.create("quiet") as sandbox:
         await sandbox.files.write_text("f", "1")
         await sandbox.sleep()
         first = await sandbox.checkpoint()
-        assert {info.status for info in await runtime.list() if info.name == "quiet"} == {"cold"}
+        assert {info.status for info in await engine.list() if info.name == "quiet"} == {"sleeping"}
         await sandbox.files.write_text("f", "2")
         await sandbox.sleep()
         second = await sandbox.checkpoint("second")
@@ -123,12 +123,12 @@ async def test_a_checkpoint_of_one_that_sleeps_is_made_without_waking_it(
         assert await sandbox.files.read_text("f") == "1"
         await sandbox.restore(third.id)
         assert await sandbox.files.read_text("f") == "2"
-    await clean(runtime)
+    await clean(engine)
 
 
-async def test_a_checkpoint_is_of_one_moment(runtime: Runtime, capabilities: Capabilities, as_root: None) -> None:
+async def test_a_checkpoint_is_of_one_moment(engine: Engine, capabilities: Capabilities, as_root: None) -> None:
     """Two files that are always written in order never tell of a moment that there was not."""
-    async with await runtime.create("moment") as sandbox:
+    async with await engine.create("moment") as sandbox:
         await (await sandbox.spawn(["python3", "-c", TWO_FILES])).detach()
         await sandbox.exec("until [ -s second ]; do sleep 0.01; done; head -c 20000000 /dev/zero > bulk")
         for _ in range(1 if capabilities.memory_checkpoint else 3):
@@ -137,14 +137,12 @@ async def test_a_checkpoint_is_of_one_moment(runtime: Runtime, capabilities: Cap
                 first, second = (await copy.exec("cat first second")).stdout.split()
                 # Where processes go on in the copy, they have written on by the time that one can look.
                 assert int(first) - int(second) in ((0, 1) if not capabilities.memory_checkpoint else range(-99, 2))
-    await clean(runtime)
+    await clean(engine)
 
 
 @pytest.mark.core
-async def test_a_running_sandbox_is_copied_only_if_it_can_be_frozen(
-    runtime: Runtime, capabilities: Capabilities
-) -> None:
-    async with await runtime.create() as sandbox:
+async def test_a_running_sandbox_is_copied_only_if_it_can_be_frozen(engine: Engine, capabilities: Capabilities) -> None:
+    async with await engine.create() as sandbox:
         if capabilities.freeze:
             await sandbox.checkpoint()
             assert len(await sandbox.checkpoints()) == 1
@@ -153,32 +151,32 @@ async def test_a_running_sandbox_is_copied_only_if_it_can_be_frozen(
                 await sandbox.checkpoint()
             assert await sandbox.checkpoints() == []
         assert (await sandbox.exec("echo alive")).stdout == "alive\n"
-    await clean(runtime)
+    await clean(engine)
 
 
 async def test_many_checkpoints_stand_on_each_other(
-    runtime: Runtime, runtime_name: RuntimeName, as_root: None, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, runtime_name: RuntimeName, as_root: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     last = 5 if runtime_name == "runsc" else 11
     monkeypatch.setattr(life, "FLATTEN_AT", 3)
-    async with await runtime.create("tower") as sandbox:
+    async with await engine.create("tower") as sandbox:
         for number in range(last + 1):
             await sandbox.exec(f"echo {number} > file-{number}; rm -f file-{number - 2}; echo {number} > last")
             await sandbox.sleep()
             await sandbox.checkpoint(f"step-{number}")
-        manifest = json.loads((runtime.state_dir / "sandboxes" / sandbox.id / "manifest.json").read_text())
+        manifest = json.loads((engine.state_dir / "sandboxes" / sandbox.id / "manifest.json").read_text())
         assert len(manifest["layers"]) <= 4, "long stacks are made short"
         await sandbox.restore("step-3")
         assert (await sandbox.exec("cat last; ls file-* | tr '\\n' ' '")).stdout == "3\nfile-2 file-3 "
         await sandbox.restore(f"step-{last}")
         assert (await sandbox.exec("cat last; ls file-* | wc -l")).stdout == f"{last}\n2\n"
-    await clean(runtime)
+    await clean(engine)
 
 
 async def test_the_next_checkpoint_of_one_that_runs_has_what_changed_and_what_did_not(
-    runtime: Runtime, as_root: None
+    engine: Engine, as_root: None
 ) -> None:
-    async with await runtime.create("writer") as sandbox:
+    async with await engine.create("writer") as sandbox:
         await sandbox.exec("mkdir d; echo kept > d/kept; echo old > changed; echo x > gone; sleep 0.3")
         await sandbox.checkpoint("first")
         await sandbox.exec("echo new > changed; rm gone; echo added > added")
@@ -186,7 +184,7 @@ async def test_the_next_checkpoint_of_one_that_runs_has_what_changed_and_what_di
         await sandbox.exec("rm -r *; echo late > changed")
         (first,) = await sandbox.fork(1, checkpoint="first")
         (second,) = await sandbox.fork(1, checkpoint="second")
-        await runtime.delete_checkpoint("first", sandbox="writer")
+        await engine.delete_checkpoint("first", sandbox="writer")
         assert (await first.exec("cat d/kept changed gone; ls")).stdout == "kept\nold\nx\nchanged\nd\ngone\n"
         assert (await second.exec("cat d/kept changed added; ls")).stdout == "kept\nnew\nadded\nadded\nchanged\nd\n"
         # What two of them have in common is written by neither.
@@ -194,14 +192,14 @@ async def test_the_next_checkpoint_of_one_that_runs_has_what_changed_and_what_di
         assert (await second.exec("cat d/kept")).stdout == "kept\n"
         for fork in (first, second):
             await fork.destroy()
-    await clean(runtime)
+    await clean(engine)
 
 
 # ---- forks ----
 
 
-async def test_forks_begin_alike_and_share_nothing(runtime: Runtime, as_root: None) -> None:
-    async with await runtime.create("parent", env={"WHO": "parent"}) as sandbox:
+async def test_forks_begin_alike_and_share_nothing(engine: Engine, as_root: None) -> None:
+    async with await engine.create("parent", env={"WHO": "parent"}) as sandbox:
         await write(sandbox)
         forks = await sandbox.fork(3)
         assert len({fork.name for fork in forks} | {"parent"}) == 4
@@ -223,32 +221,32 @@ async def test_forks_begin_alike_and_share_nothing(runtime: Runtime, as_root: No
         for each in (*forks[1:], grandchild):
             await each.destroy()
         assert await look(sandbox) == FOUND
-    assert await runtime.checkpoints() == []
+    assert await engine.checkpoints() == []
 
 
-async def test_a_fork_is_made_of_a_checkpoint(runtime: Runtime, as_root: None) -> None:
-    async with await runtime.create("origin") as sandbox:
+async def test_a_fork_is_made_of_a_checkpoint(engine: Engine, as_root: None) -> None:
+    async with await engine.create("origin") as sandbox:
         await sandbox.files.write_text("f", "then")
         checkpoint = await sandbox.checkpoint("then")
         await sandbox.files.write_text("f", "now")
         (fork,) = await sandbox.fork(1, checkpoint="then")
         assert await fork.files.read_text("f") == "then"
-        (again,) = await runtime.fork("origin", 1, checkpoint=checkpoint.id, names=["again"])
+        (again,) = await engine.fork("origin", 1, checkpoint=checkpoint.id, names=["again"])
         assert await again.files.read_text("f") == "then"
         # What it was made of may go; the fork stays whole.
-        await runtime.delete_checkpoint("then", sandbox="origin")
+        await engine.delete_checkpoint("then", sandbox="origin")
         await fork.sleep()
         assert await fork.files.read_text("f") == "then"
         await fork.destroy()
         await again.destroy()
 
 
-async def test_forks_are_made_all_or_none(runtime: Runtime, as_root: None, leak_check: LeakCheck) -> None:
-    async with await runtime.create("whole") as sandbox, await runtime.create("taken"):
+async def test_forks_are_made_all_or_none(engine: Engine, as_root: None, leak_check: LeakCheck) -> None:
+    async with await engine.create("whole") as sandbox, await engine.create("taken"):
         with pytest.raises(SandboxExists):
             await sandbox.fork(3, names=["left", "taken", "right"])
-        assert {info.name for info in await runtime.list()} >= {"whole", "taken"}
-        assert not {info.name for info in await runtime.list()} & {"left", "right"}
+        assert {info.name for info in await engine.list()} >= {"whole", "taken"}
+        assert not {info.name for info in await engine.list()} & {"left", "right"}
         for count, names in ((0, None), (-1, None), (2, ["one"])):
             with pytest.raises(InvalidRequest):
                 await sandbox.fork(count, names=names)
@@ -258,31 +256,31 @@ async def test_forks_are_made_all_or_none(runtime: Runtime, as_root: None, leak_
 # ---- what there is, and what goes ----
 
 
-async def test_deleting_frees_what_nobody_else_needs(runtime: Runtime, as_root: None, leak_check: LeakCheck) -> None:
-    sandbox = await runtime.create("freed")
-    layers = runtime.state_dir / "layers"
+async def test_deleting_frees_what_nobody_else_needs(engine: Engine, as_root: None, leak_check: LeakCheck) -> None:
+    sandbox = await engine.create("freed")
+    layers = engine.state_dir / "layers"
     await sandbox.exec("head -c 1000000 /dev/urandom > big")
     await sandbox.sleep()
     one, two = await sandbox.checkpoint("one"), await sandbox.checkpoint("two")
     assert one.size_bytes is None or one.size_bytes > 0
     before = set(os.listdir(layers))
-    await runtime.delete_checkpoint("one", sandbox="freed")
+    await engine.delete_checkpoint("one", sandbox="freed")
     assert set(os.listdir(layers)) == before, "the other checkpoint, and the sandbox, stand on it"
     await sandbox.destroy()
     assert len(os.listdir(layers)) < len(before)
-    (kept,) = await runtime.checkpoints()
+    (kept,) = await engine.checkpoints()
     assert kept.id == two.id
-    await runtime.delete_checkpoint(two.id)
+    await engine.delete_checkpoint(two.id)
     assert os.listdir(layers) == []
     await leak_check.back_to_start()
 
 
-async def test_what_is_not_there_is_told(runtime: Runtime) -> None:
+async def test_what_is_not_there_is_told(engine: Engine) -> None:
     with pytest.raises(SandboxNotFound):
-        await runtime.checkpoint("nobody")
+        await engine.checkpoint("nobody")
     with pytest.raises(CheckpointNotFound, match="there are none"):
-        await runtime.delete_checkpoint("cp-000000000000")
-    async with await runtime.create("here") as sandbox:
+        await engine.delete_checkpoint("cp-000000000000")
+    async with await engine.create("here") as sandbox:
         for wanted in ("nothing", "../../names", "", "cp-1"):
             with pytest.raises(CheckpointNotFound):
                 await sandbox.restore(wanted)
@@ -292,30 +290,30 @@ async def test_what_is_not_there_is_told(runtime: Runtime) -> None:
 
 
 async def test_a_checkpoint_is_seen_by_others_and_outlives_its_sandbox(
-    runtime: Runtime, runtime_name: RuntimeName, as_root: None
+    engine: Engine, runtime_name: RuntimeName, as_root: None
 ) -> None:
-    async with await runtime.create("author") as sandbox:
+    async with await engine.create("author") as sandbox:
         await sandbox.files.write_text("f", "text")
         await sandbox.checkpoint("work")
     body = """
-for each in await runtime.checkpoints("author"):
+for each in await engine.checkpoints("author"):
     say(each.name, each.size_bytes > 0)
-await runtime.create("heir")
-await runtime.restore("heir", each.id)
-box = await runtime.get("heir")
+await engine.create("heir")
+await engine.restore("heir", each.id)
+box = await engine.get("heir")
 say(await box.files.read_text("f"))
 await box.destroy()
-await runtime.delete_checkpoint(each.id)
+await engine.delete_checkpoint(each.id)
 """
-    async with client(runtime.state_dir, runtime_name, body) as other:
+    async with client(engine.state_dir, runtime_name, body) as other:
         assert await other.line() == "work True"
         assert await other.line() == "text"
         await other.succeeds()
-    assert await runtime.checkpoints() == []
+    assert await engine.checkpoints() == []
 
 
-async def test_checkpoints_forks_and_sleep_at_once(runtime: Runtime, capabilities: Capabilities, as_root: None) -> None:
-    async with await runtime.create("busy") as sandbox:
+async def test_checkpoints_forks_and_sleep_at_once(engine: Engine, capabilities: Capabilities, as_root: None) -> None:
+    async with await engine.create("busy") as sandbox:
         await sandbox.files.write_text("f", "text")
 
         lost = [SandboxDied] if capabilities.memory_checkpoint else []
@@ -332,8 +330,8 @@ async def test_checkpoints_forks_and_sleep_at_once(runtime: Runtime, capabilitie
                 group.start_soon(read)
             group.start_soon(sandbox.fork, 2)
         assert len(await sandbox.checkpoints()) == 4
-        for info in await runtime.list():
+        for info in await engine.list():
             if info.name != "busy":
-                assert await (await runtime.get(info.name)).files.read_text("f") == "text"
-                await runtime.destroy(info.name)
-    await clean(runtime)
+                assert await (await engine.get(info.name)).files.read_text("f") == "text"
+                await engine.destroy(info.name)
+    await clean(engine)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import atoll
-from atoll import NetworkPolicy, Runtime, Sandbox
+from atoll import Engine, NetworkPolicy, Sandbox
 from atoll.contract.model import RuntimeName
 from atoll.runtime.egress import server as outlet
 from tests.conformance.inside import client, until_running
@@ -28,14 +28,14 @@ WORK = "while :; do curl -sS --max-time 5 http://example.com/work | head -1 >> l
 
 
 @pytest.fixture(scope="module")
-async def world(runtime: Runtime) -> AsyncIterator[World]:
-    async with on_loopback(runtime) as world:
+async def world(engine: Engine) -> AsyncIterator[World]:
+    async with on_loopback(engine) as world:
         yield world
 
 
 @pytest.fixture
-async def box(runtime: Runtime, world: World) -> AsyncIterator[Sandbox]:
-    async with await runtime.create(network=NetworkPolicy(allow=["example.com"])) as sandbox:
+async def box(engine: Engine, world: World) -> AsyncIterator[Sandbox]:
+    async with await engine.create(network=NetworkPolicy(allow=["example.com"])) as sandbox:
         yield sandbox
 
 
@@ -105,9 +105,9 @@ from tests.egress.world import World
 world = World()
 world.name("example.com", ["93.184.216.34"])
 world.servers = {("*", 80): int(sys.argv[4])}
-runtime.outlets.outside = world.outside
+engine.outlets.outside = world.outside
 outlet._LOOK_S = 0.1
-sandbox = await runtime.get(sys.argv[3])
+sandbox = await engine.get(sys.argv[3])
 await sandbox.connect()
 say("connected")
 while not sandbox.is_served_here:
@@ -132,15 +132,15 @@ await anyio.sleep_forever()
 
 
 async def test_while_nobody_is_connected_nothing_leaves_and_who_comes_next_serves(
-    state_dir: Path, runtime_name: RuntimeName, runtime: Runtime, world: World
+    state_dir: Path, runtime_name: RuntimeName, engine: Engine, world: World
 ) -> None:
     settings = atoll.Settings(runtime=runtime_name)
     async with atoll.open(state_dir, settings=settings) as first:
         sandbox = await first.create("left-alone", network=NetworkPolicy(allow="example.com"))
-        first.outlets.outside = world.outside
+        first.egress_servers.outside = world.outside
         await sandbox.spawn(WORK)
         await until_running(sandbox, "curl")
-    async with await runtime.get("left-alone") as found:
+    async with await engine.get("left-alone") as found:
         assert found.info.network == NetworkPolicy(allow="example.com")
         await found.connect()
 
@@ -159,11 +159,11 @@ async def test_a_sandbox_that_sleeps_wakes_with_its_policy(box: Sandbox, runtime
     if runtime_name == "runsc":
         await box.files.remove("log", missing_ok=True)
         await eventually(lambda: box.files.exists("log"), "a process that slept reaches the outside")
-    await box.sleep(warm=True)
+    await box.pause()
     assert await fetches(box)
 
 
-async def test_forks_and_what_was_restored_have_the_policy_that_holds_now(box: Sandbox, runtime: Runtime) -> None:
+async def test_forks_and_what_was_restored_have_the_policy_that_holds_now(box: Sandbox, engine: Engine) -> None:
     await box.checkpoint("wide")
     if box.info.runtime == "runsc":
         assert box.is_served_here, "its processes went on, and so does this"
@@ -179,17 +179,17 @@ async def test_forks_and_what_was_restored_have_the_policy_that_holds_now(box: S
     async with narrow:
         assert not await fetches(narrow)
         assert "missing: example.com:80" in (await narrow.exec(FETCH)).stdout
-    await runtime.delete_checkpoint("wide", sandbox=box.name)
+    await engine.delete_checkpoint("wide", sandbox=box.name)
 
 
-async def test_a_listening_proxy_does_not_keep_a_sandbox_from_going_to_sleep(runtime: Runtime, world: World) -> None:
+async def test_a_listening_proxy_does_not_keep_a_sandbox_from_going_to_sleep(engine: Engine, world: World) -> None:
     policy = NetworkPolicy(allow="example.com")
-    async with await runtime.create(network=policy, pause_after_s=0.2) as sandbox:
+    async with await engine.create(network=policy, pause_after_s=0.2) as sandbox:
         assert await fetches(sandbox)
 
         async def stands_still() -> bool:
-            return [info.status for info in await runtime.list() if info.name == sandbox.name] == ["warm"]
+            return [info.status for info in await engine.list() if info.name == sandbox.name] == ["paused"]
 
-        if runtime.drivers()[sandbox.info.runtime].capabilities.freeze:
+        if engine.drivers()[sandbox.info.runtime].capabilities.freeze:
             await eventually(stands_still, "it stands still")
         assert await fetches(sandbox)

@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 import atoll
-from atoll import NetworkPolicy, Runtime
+from atoll import Engine, NetworkPolicy
 from tests.conformance.inside import client
 from tests.conformance.test_egress import fetches
 from tests.conftest import STRICT
@@ -19,23 +19,21 @@ from tests.waiting import eventually
 
 
 @pytest.fixture
-async def runtime(state_dir: Path) -> AsyncIterator[Runtime]:
-    async with atoll.open(state_dir) as runtime:
-        yield runtime
+async def engine(state_dir: Path) -> AsyncIterator[Engine]:
+    async with atoll.open(state_dir) as engine:
+        yield engine
 
 
 @pytest.fixture
-async def world(runtime: Runtime) -> AsyncIterator[World]:
-    async with on_loopback(runtime) as world:
+async def world(engine: Engine) -> AsyncIterator[World]:
+    async with on_loopback(engine) as world:
         yield world
 
 
-async def test_a_policy_that_another_process_sets_holds_here_too(
-    state_dir: Path, runtime: Runtime, world: World
-) -> None:
-    body = "await runtime.set_network(sys.argv[3], atoll.NetworkPolicy(allow=['example.com'])); say('set')"
+async def test_a_policy_that_another_process_sets_holds_here_too(state_dir: Path, engine: Engine, world: World) -> None:
+    body = "await engine.set_network(sys.argv[3], atoll.NetworkPolicy(allow=['example.com'])); say('set')"
     async with (
-        await runtime.create() as sandbox,
+        await engine.create() as sandbox,
         client(state_dir, sandbox.info.runtime, body, sandbox.name) as other,
     ):
         assert await other.line() == "set"
@@ -43,18 +41,18 @@ async def test_a_policy_that_another_process_sets_holds_here_too(
         assert await fetches(sandbox)
 
 
-async def test_one_that_waited_is_given_the_policy_that_it_is_created_with(runtime: Runtime, world: World) -> None:
-    await runtime.warm(1)
+async def test_one_that_waited_is_given_the_policy_that_it_is_created_with(engine: Engine, world: World) -> None:
+    await engine.warm(1)
     try:
-        async with await runtime.create(network=NetworkPolicy(allow="example.com")) as taken:
+        async with await engine.create(network=NetworkPolicy(allow="example.com")) as taken:
             assert await fetches(taken)
     finally:
-        await runtime.refilled()
-        await runtime.warm(0)
+        await engine.wait_refilled()
+        await engine.warm(0)
 
 
-async def test_a_pool_gives_its_policy_to_each_and_another_where_it_is_asked_to(runtime: Runtime, world: World) -> None:
-    async with runtime.pool("netted", network=NetworkPolicy(allow="example.com")) as pool:
+async def test_a_pool_gives_its_policy_to_each_and_another_where_it_is_asked_to(engine: Engine, world: World) -> None:
+    async with engine.pool("netted", network=NetworkPolicy(allow="example.com")) as pool:
         try:
             assert await fetches(await pool.get())
             assert not await fetches(await pool.get("alone", network=None))
@@ -62,7 +60,7 @@ async def test_a_pool_gives_its_policy_to_each_and_another_where_it_is_asked_to(
             await pool.aclose()
 
 
-async def test_git_clones_from_a_server_that_a_rule_names(runtime: Runtime, world: World, tmp_path: Path) -> None:
+async def test_git_clones_from_a_server_that_a_rule_names(engine: Engine, world: World, tmp_path: Path) -> None:
     made = f"""
 cd {tmp_path} && git init -q work && cd work && echo hello > file && git add file
 git -c user.name=x -c user.email=x@example.com commit -qm first
@@ -79,7 +77,7 @@ cd .. && git clone -q --bare work repo.git && git -C repo.git update-server-info
             port = int((await server.stdout.receive()).split(b" port ")[1].split()[0])
             world.servers[("127.0.0.1", port)] = port
             clone = f"git clone -q http://git.test:{port}/repo.git && cat repo/file"
-            async with await runtime.create(network=NetworkPolicy(allow=["git.test"])) as box:
+            async with await engine.create(network=NetworkPolicy(allow=["git.test"])) as box:
                 refused = await box.exec(clone)
                 assert "403" in refused.stderr
                 (record, *_) = await box.audit()
@@ -98,10 +96,10 @@ NPM = "npm install --no-audit --no-fund --fetch-retries=0 --prefix lib left-pad"
 
 
 @pytest.fixture
-async def indexes(runtime: Runtime) -> NetworkPolicy:
+async def indexes(engine: Engine) -> NetworkPolicy:
     """The preset, where this machine reaches its own index."""
     policy = NetworkPolicy(allow="registries")
-    found = await runtime._indexes(policy)
+    found = await engine._indexes(policy)
     assert found is not None
     host, _, port = found.allow[-1].rpartition(":")
     try:
@@ -115,9 +113,9 @@ async def indexes(runtime: Runtime) -> NetworkPolicy:
 
 
 async def test_packages_are_installed_from_the_indexes_that_this_machine_is_configured_for(
-    runtime: Runtime, indexes: NetworkPolicy
+    engine: Engine, indexes: NetworkPolicy
 ) -> None:
-    async with await runtime.create(network=indexes) as box:
+    async with await engine.create(network=indexes) as box:
         done = await box.exec(f"{PIP} && PYTHONPATH=lib python3 -c 'import six; print(six.__name__)'", timeout_s=50)
         assert done.stdout.endswith("six\n"), done.stderr
         done = await box.exec(f"{NPM} && ls lib/node_modules", timeout_s=50)
@@ -134,9 +132,9 @@ async def test_packages_are_installed_from_the_indexes_that_this_machine_is_conf
 
 
 async def test_packages_that_are_not_allowed_fail_with_the_rule_that_is_missing(
-    runtime: Runtime, indexes: NetworkPolicy
+    engine: Engine, indexes: NetworkPolicy
 ) -> None:
-    async with await runtime.create(network=NetworkPolicy()) as box:
+    async with await engine.create(network=NetworkPolicy()) as box:
         refused = await box.exec(PIP, timeout_s=50)
         assert refused.exit_code != 0
         assert "403 Forbidden" in refused.stderr

@@ -13,19 +13,19 @@ import anyio
 import pytest
 
 from atoll import (
-    Cut,
+    Engine,
     ExecResult,
     ExecTimeout,
     InvalidRequest,
-    PathDenied,
     PathNotDirectory,
     PathNotFound,
-    Runtime,
+    PermissionDenied,
     Sandbox,
     SandboxDied,
+    Truncation,
 )
 from atoll.contract.model import RuntimeName
-from tests.conformance.inside import Peak, keeper_pid, running, until_gone, until_running
+from tests.conformance.inside import Peak, keeper_pid, running, until_running, wait_tree_exit
 from tests.waiting import eventually
 
 MIB = 1024 * 1024
@@ -130,7 +130,7 @@ async def test_exec_returns_when_its_main_process_ends_though_a_child_holds_stdo
     [left] = [process for process in await shared.processes() if process.live and "31536000" in process.command]
     assert left.exit_code == 0
     await shared.kill(left.id)
-    await until_gone(shared, "sleep 31536000")
+    await wait_tree_exit(shared, "sleep 31536000")
 
 
 async def test_all_that_the_main_process_wrote_is_there_when_it_ends(
@@ -148,7 +148,7 @@ async def test_all_that_the_main_process_wrote_is_there_when_it_ends(
     for process in await shared.processes():
         if process.live:
             await shared.kill(process.id)
-    await until_gone(shared, "sleep 31536600")
+    await wait_tree_exit(shared, "sleep 31536600")
 
 
 # ---- input ----
@@ -241,8 +241,8 @@ async def test_output_over_the_limit_keeps_head_and_tail_and_says_exactly_what_i
 
 async def test_the_limit_is_for_each_stream(shared: Sandbox) -> None:
     result = await shared.exec_bytes("printf 0123456789; printf abcdefghij >&2", output_limit_bytes=4)
-    assert (result.stdout, result.stdout_cut) == (b"0189", Cut(start=2, end=8, total=10))
-    assert (result.stderr, result.stderr_cut) == (b"abij", Cut(start=2, end=8, total=10))
+    assert (result.stdout, result.stdout_cut) == (b"0189", Truncation(start=2, end=8, total=10))
+    assert (result.stderr, result.stderr_cut) == (b"abij", Truncation(start=2, end=8, total=10))
 
 
 async def test_text_that_was_cut_has_one_line_that_says_so(shared: Sandbox) -> None:
@@ -420,8 +420,8 @@ async def test_a_command_that_floods_does_not_hold_up_others(shared: Sandbox) ->
 
 
 @pytest.fixture(scope="module")
-async def with_env(runtime: Runtime) -> AsyncIterator[Sandbox]:
-    async with await runtime.create(env={"KEPT": "from the sandbox", "CHANGED": "before"}) as sandbox:
+async def with_env(engine: Engine) -> AsyncIterator[Sandbox]:
+    async with await engine.create(env={"KEPT": "from the sandbox", "CHANGED": "before"}) as sandbox:
         yield sandbox
 
 
@@ -477,7 +477,7 @@ async def test_a_directory_that_is_none_is_an_error_and_not_an_exit_code(shared:
 async def test_a_directory_that_the_user_may_not_enter_is_denied(shared: Sandbox, single_id: bool) -> None:
     if single_id:
         pytest.skip("with one id for all, the user is root")
-    with pytest.raises(PathDenied):
+    with pytest.raises(PermissionDenied):
         await shared.exec("echo ran", cwd="/root")
 
 
@@ -501,7 +501,7 @@ async def test_a_user_who_does_not_exist_is_an_invalid_request(shared: Sandbox) 
 
 
 @pytest.mark.core
-async def test_a_dead_sandbox_raises_and_never_returns_output(runtime: Runtime, sandbox: Sandbox) -> None:
+async def test_a_dead_sandbox_raises_and_never_returns_output(engine: Engine, sandbox: Sandbox) -> None:
     pid = sandbox.info.pid
     assert pid is not None
     told: list[SandboxDied] = []
@@ -522,7 +522,7 @@ async def test_a_dead_sandbox_raises_and_never_returns_output(runtime: Runtime, 
         await sandbox.files.read_bytes("/etc/passwd")
 
     async def noticed() -> bool:
-        [info] = [info for info in await runtime.list() if info.name == sandbox.name]
+        [info] = [info for info in await engine.list() if info.name == sandbox.name]
         return info.status == "error" and bool(info.reason) and info.pid is None
 
     await eventually(noticed, "it is listed as dead, with a reason")

@@ -16,7 +16,7 @@ import anyio
 import pytest
 
 import atoll
-from atoll import Capabilities, CheckpointNotFound, ImageUnavailable, Runtime, Sandbox, SandboxExists, SandboxNotFound
+from atoll import Capabilities, CheckpointNotFound, Engine, ImageUnavailable, Sandbox, SandboxExists, SandboxNotFound
 from atoll.contract.model import RuntimeName
 from atoll.runtime.state.store import ID_BASE, IMPORTED_IDS
 from tests.conformance.inside import client
@@ -87,10 +87,10 @@ print(oct(os.stat("/").st_mode), os.path.lexists("/etc/nsswitch.conf"), os.path.
 
 
 @pytest.fixture(scope="module")
-async def anywhere(state_dir: Path) -> AsyncIterator[Runtime]:
+async def anywhere(state_dir: Path) -> AsyncIterator[Engine]:
     """Any runtime, for what has nothing to do with which one it is."""
-    async with atoll.open(state_dir) as runtime:
-        yield runtime
+    async with atoll.open(state_dir) as engine:
+        yield engine
 
 
 async def do(sandbox: Sandbox, script: str) -> str:
@@ -105,15 +105,15 @@ async def look(sandbox: Sandbox) -> str:
     return result.stdout
 
 
-def layers_of(runtime: Runtime) -> Path:
-    return runtime.state_dir / "layers"
+def layers_of(engine: Engine) -> Path:
+    return engine.state_dir / "layers"
 
 
 async def test_every_file_arrives_on_another_machine_as_it_was(
-    runtime: Runtime, runtime_name: RuntimeName, as_root: None, make_state_dir: Callable[[], Path], tmp_path: Path
+    engine: Engine, runtime_name: RuntimeName, as_root: None, make_state_dir: Callable[[], Path], tmp_path: Path
 ) -> None:
     file = tmp_path / "file"
-    async with await runtime.create("traveller", env={"WHO": "me"}, limits=atoll.Limits(open_files=777)) as sandbox:
+    async with await engine.create("traveller", env={"WHO": "me"}, limits=atoll.Limits(open_files=777)) as sandbox:
         await do(sandbox, FIRST)
         await sandbox.sleep()
         base = await sandbox.checkpoint("base")
@@ -126,7 +126,7 @@ async def test_every_file_arrives_on_another_machine_as_it_was(
         assert file.stat().st_mode & 0o777 == 0o600
         assert os.listdir(tmp_path) == ["file"]
         expected = await look(sandbox)
-        await runtime.delete_checkpoint(base.id)
+        await engine.delete_checkpoint(base.id)
     for name in ("'/root/moved/e/two'", "'/root/full/z'", "'/root/large'", "'/root/older'", "udcff"):
         assert name in expected
     assert "/root/gone" not in expected
@@ -159,51 +159,51 @@ async def test_every_file_arrives_on_another_machine_as_it_was(
 
 
 async def test_a_checkpoint_travels_without_its_processes(
-    runtime: Runtime, capabilities: Capabilities, as_root: None
+    engine: Engine, capabilities: Capabilities, as_root: None
 ) -> None:
-    async with await runtime.create("origin") as sandbox:
+    async with await engine.create("origin") as sandbox:
         await (await sandbox.spawn("echo then > f; exec sleep 1000")).detach()
         await sandbox.exec("until [ -s f ]; do sleep 0.01; done")
         checkpoint = await sandbox.checkpoint("then")
         await sandbox.files.write_text("f", "now")
         file = io.BytesIO()
-        exported = await runtime.export("origin", file, checkpoint="then")
+        exported = await engine.export("origin", file, checkpoint="then")
         assert exported.without_processes is capabilities.memory_checkpoint
         assert (exported.checkpoint, exported.size_bytes) == ("then", None)
-        await runtime.delete_checkpoint(checkpoint.id)
+        await engine.delete_checkpoint(checkpoint.id)
         file.seek(0)
-        async with await runtime.import_(file, "copy") as copy:
+        async with await engine.import_(file, "copy") as copy:
             assert (await copy.exec("cat f; pgrep sleep")).stdout == "then\n"
         assert await sandbox.files.read_text("f") == "now"
 
 
 @pytest.mark.core
-async def test_one_that_sleeps_travels_without_waking(runtime: Runtime, tmp_path: Path, user_id: int) -> None:
+async def test_one_that_sleeps_travels_without_waking(engine: Engine, tmp_path: Path, user_id: int) -> None:
     covered = "/usr/share/common-licenses"
-    async with await runtime.create("asleep") as sandbox:
+    async with await engine.create("asleep") as sandbox:
         await sandbox.exec("echo text > f; chmod 640 f")
         await sandbox.exec(f"rm -r {covered}; mkdir {covered}; touch {covered}/z; rm /etc/nsswitch.conf", user="root")
         await sandbox.sleep()
         with open(tmp_path / "file", "wb") as file:
             file.write(b"before")
             await sandbox.export(file)
-        assert {info.status for info in await runtime.list() if info.name == "asleep"} == {"cold"}
+        assert {info.status for info in await engine.list() if info.name == "asleep"} == {"sleeping"}
         with open(tmp_path / "file", "rb") as file:
             assert file.read(6) == b"before"  # the object has read more than that
-            async with await runtime.import_(file, "awake") as copy:
+            async with await engine.import_(file, "awake") as copy:
                 said = await copy.exec(f"cat f; stat -c '%a %u' f; ls {covered} /etc/nsswitch.conf")
                 assert said.stdout == f"text\n640 {user_id}\n{covered}:\nz\n"
                 assert said.stderr.count("No such file") == 1
 
 
-async def test_whoever_is_killed_leaves_nothing(anywhere: Runtime, tmp_path: Path, leak_check: LeakCheck) -> None:
+async def test_whoever_is_killed_leaves_nothing(anywhere: Engine, tmp_path: Path, leak_check: LeakCheck) -> None:
     async with await anywhere.create("source") as sandbox:
         await sandbox.exec("head -c 5000000 /dev/urandom > noise")
         await sandbox.sleep()
         await sandbox.export(tmp_path / "file")
     data = (tmp_path / "file").read_bytes()
     os.mkfifo(tmp_path / "pipe")
-    body = "await runtime.import_(sys.argv[3], 'half')"
+    body = "await engine.import_(sys.argv[3], 'half')"
     async with client(anywhere.state_dir, next(iter(anywhere.drivers())), body, str(tmp_path / "pipe")) as other:
         with await anyio.to_thread.run_sync((tmp_path / "pipe").open, "wb", 0) as pipe:
             await anyio.to_thread.run_sync(pipe.write, data[:-100_000])
@@ -229,7 +229,7 @@ async def test_whoever_is_killed_leaves_nothing(anywhere: Runtime, tmp_path: Pat
     await leak_check.back_to_start()
 
 
-async def test_a_file_is_there_when_it_is_whole(anywhere: Runtime, tmp_path: Path) -> None:
+async def test_a_file_is_there_when_it_is_whole(anywhere: Engine, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("as it was")
 
@@ -262,7 +262,7 @@ async def test_a_file_is_there_when_it_is_whole(anywhere: Runtime, tmp_path: Pat
 
 
 async def test_the_image_has_to_be_there_and_is_known_by_its_digest(
-    anywhere: Runtime, as_root: None, make_state_dir: Callable[[], Path], tmp_path: Path
+    anywhere: Engine, as_root: None, make_state_dir: Callable[[], Path], tmp_path: Path
 ) -> None:
     image = tmp_path / "image.tar"
     with tarfile.open(image, "w") as tar:

@@ -15,11 +15,11 @@ from atoll import (
     DiskFull,
     FileError,
     InvalidRequest,
-    PathDenied,
     PathExists,
     PathIsDirectory,
     PathNotDirectory,
     PathNotFound,
+    PermissionDenied,
     Sandbox,
 )
 from atoll.contract.model import RuntimeName
@@ -389,7 +389,7 @@ async def test_exists_is_false_for_what_cannot_exist_and_raises_for_what_cannot_
     assert not await shared.files.exists(f"{here}/nothing")
     assert not await shared.files.exists(f"{here}/file/below")
     if not single_id:
-        with pytest.raises(PathDenied):
+        with pytest.raises(PermissionDenied):
             await shared.files.exists("/root/anything")
 
 
@@ -568,14 +568,14 @@ async def test_permissions_are_those_of_the_user(shared: Sandbox, here: str, sin
         lambda: files.chmod("/etc/passwd", 0o777),
     ]
     for attempt in attempts:
-        with pytest.raises(PathDenied) as caught:
+        with pytest.raises(PermissionDenied) as caught:
             await attempt()
         assert isinstance(caught.value, PermissionError)
     assert await files.read_bytes(secret, user="root") == b"s"
     await files.remove(secret, user="root")
     await files.write_bytes(f"/home/user/{here}/roots", b"x", mode=0o600, user="root")
     assert (await files.stat(f"{here}/roots")).uid == 0
-    with pytest.raises(PathDenied):
+    with pytest.raises(PermissionDenied):
         await files.read_bytes(f"{here}/roots")
 
 

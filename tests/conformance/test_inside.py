@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll import InvalidRequest, PathNotFound, Runtime, Sandbox, SandboxDied, SandboxError
+from atoll import Engine, InvalidRequest, PathNotFound, Sandbox, SandboxDied, SandboxError
 from atoll.contract.model import RuntimeName
 
 
@@ -65,8 +65,8 @@ async def test_nobody_gains_privileges(shared: Sandbox) -> None:
 
 
 @pytest.mark.core
-async def test_the_name_of_the_sandbox_is_its_host_name(runtime: Runtime) -> None:
-    async with await runtime.create("named-box") as sandbox:
+async def test_the_name_of_the_sandbox_is_its_host_name(engine: Engine) -> None:
+    async with await engine.create("named-box") as sandbox:
         assert (await sandbox.exec("hostname; cat /proc/sys/kernel/hostname")).stdout == "named-box\nnamed-box\n"
 
 
@@ -153,7 +153,7 @@ async def test_the_clock_and_the_language_are_usable(shared: Sandbox) -> None:
 
 
 @pytest.fixture(scope="module")
-async def bare(runtime: Runtime, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Sandbox]:
+async def bare(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Sandbox]:
     """A sandbox of an image that holds one static program and a user, and no shell."""
     root = tmp_path_factory.mktemp("images") / "bare"
     (root / "bin").mkdir(parents=True)
@@ -165,7 +165,7 @@ async def bare(runtime: Runtime, tmp_path_factory: pytest.TempPathFactory) -> As
 
     package = Path(atoll.__file__).parent
     shutil.copy(package / "_bin/guest", root / "bin/program")
-    async with await runtime.create(image=f"dir:{root}") as sandbox:
+    async with await engine.create(image=f"dir:{root}") as sandbox:
         yield sandbox
 
 
@@ -207,20 +207,20 @@ async def test_an_image_that_is_a_directory_is_never_written_to(bare: Sandbox, t
 
 
 @pytest.mark.core
-async def test_an_image_may_have_anything_where_file_systems_are_mounted(runtime: Runtime, tmp_path: Path) -> None:
+async def test_an_image_may_have_anything_where_file_systems_are_mounted(engine: Engine, tmp_path: Path) -> None:
     for name in ("proc", "dev", "run", "tmp"):
         (tmp_path / name).write_text("in the way")
     (tmp_path / "sys").symlink_to("sys")
     (tmp_path / "etc").symlink_to("/../../../etc")
-    async with await runtime.create(image=f"dir:{tmp_path}") as sandbox:
+    async with await engine.create(image=f"dir:{tmp_path}") as sandbox:
         kinds = {entry.name: entry.kind for entry in await sandbox.files.list("/")}
         assert {kinds[name] for name in ("proc", "dev", "run", "sys")} == {"directory"}
         assert (await sandbox.files.stat("/dev/null")).kind == "char_device"
     assert (tmp_path / "proc").read_text() == "in the way"
 
 
-async def test_the_default_user_can_be_another(runtime: Runtime) -> None:
-    async with await runtime.create(user="root") as sandbox:
+async def test_the_default_user_can_be_another(engine: Engine) -> None:
+    async with await engine.create(user="root") as sandbox:
         assert sandbox.info.user == "root"
         assert (await sandbox.exec("id -u; pwd")).stdout == "0\n/root\n"
         await sandbox.files.write_text("note", "x")

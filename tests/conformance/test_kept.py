@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from atoll import Runtime, Sandbox
+from atoll import Engine, Sandbox
 from atoll.contract.model import RuntimeName
 from tests.conformance.inside import client
 from tests.waiting import eventually
 
 GUIDE = Path(__file__).parents[2] / "docs/guide.md"
 MAKE = """
-sandbox = await runtime.create("orphan")
+sandbox = await engine.create("orphan")
 await sandbox.exec(sys.argv[3])
 await (await sandbox.spawn(sys.argv[4])).detach()
 os.kill(os.getpid(), 9)
@@ -33,57 +33,57 @@ def table() -> dict[str, dict[str, str]]:
     return {what: dict(zip(runtimes, kept, strict=True)) for what, *kept in rest}
 
 
-async def warm(runtime: Runtime, sandbox: Sandbox) -> Sandbox:
-    await sandbox.sleep(warm=True)
+async def warm(engine: Engine, sandbox: Sandbox) -> Sandbox:
+    await sandbox.pause()
     return sandbox
 
 
-async def cold(runtime: Runtime, sandbox: Sandbox) -> Sandbox:
+async def cold(engine: Engine, sandbox: Sandbox) -> Sandbox:
     await sandbox.sleep()
     return sandbox
 
 
-async def shutdown(runtime: Runtime, sandbox: Sandbox) -> Sandbox:
+async def shutdown(engine: Engine, sandbox: Sandbox) -> Sandbox:
     await sandbox.shutdown()
-    return await runtime.wake(sandbox.name)
+    return await engine.wake(sandbox.name)
 
 
-async def end(runtime: Runtime, sandbox: Sandbox) -> Sandbox:
-    (info,) = [info for info in await runtime.list() if info.name == sandbox.name]
+async def end(engine: Engine, sandbox: Sandbox) -> Sandbox:
+    (info,) = [info for info in await engine.list() if info.name == sandbox.name]
     assert info.pid is not None
     os.kill(info.pid, signal.SIGKILL)
 
     async def ended() -> bool:
-        return any(info.status == "error" for info in await runtime.list())
+        return any(info.status == "error" for info in await engine.list())
 
     await eventually(ended, "it is seen to have ended")
-    return await runtime.wake(sandbox.name)
+    return await engine.wake(sandbox.name)
 
 
-async def restore(runtime: Runtime, sandbox: Sandbox) -> Sandbox:
+async def restore(engine: Engine, sandbox: Sandbox) -> Sandbox:
     checkpoint = await sandbox.checkpoint()
     await sandbox.restore(checkpoint.id)
-    await runtime.delete_checkpoint(checkpoint.id)
+    await engine.delete_checkpoint(checkpoint.id)
     return sandbox
 
 
-async def fork(runtime: Runtime, sandbox: Sandbox) -> Sandbox:
+async def fork(engine: Engine, sandbox: Sandbox) -> Sandbox:
     (copy,) = await sandbox.fork(1)
     return copy
 
 
-async def fork_cold(runtime: Runtime, sandbox: Sandbox) -> Sandbox:
+async def fork_cold(engine: Engine, sandbox: Sandbox) -> Sandbox:
     await sandbox.sleep()
-    return await fork(runtime, sandbox)
+    return await fork(engine, sandbox)
 
 
-async def kill_host(runtime: Runtime, sandbox: Sandbox) -> Sandbox:
-    async with client(runtime.state_dir, sandbox.info.runtime, MAKE, WRITE, RUN) as other:
+async def kill_host(engine: Engine, sandbox: Sandbox) -> Sandbox:
+    async with client(engine.state_dir, sandbox.info.runtime, MAKE, WRITE, RUN) as other:
         assert await other.ends() == -signal.SIGKILL
-    return await runtime.get("orphan")
+    return await engine.get("orphan")
 
 
-HAPPENINGS: dict[str, Callable[[Runtime, Sandbox], Awaitable[Sandbox]]] = {
+HAPPENINGS: dict[str, Callable[[Engine, Sandbox], Awaitable[Sandbox]]] = {
     "warm sleep": warm,
     "cold sleep": cold,
     "shutdown": shutdown,
@@ -101,12 +101,12 @@ def test_the_table_has_a_row_for_each() -> None:
 
 @pytest.mark.parametrize("what", HAPPENINGS)
 async def test_what_the_guide_says_is_kept_and_no_more(
-    runtime: Runtime, runtime_name: RuntimeName, as_root: None, what: str
+    engine: Engine, runtime_name: RuntimeName, as_root: None, what: str
 ) -> None:
-    async with await runtime.create("kept") as sandbox:
+    async with await engine.create("kept") as sandbox:
         await sandbox.exec(WRITE)
         await (await sandbox.spawn(RUN)).detach()
-        after = await HAPPENINGS[what](runtime, sandbox)
+        after = await HAPPENINGS[what](engine, sandbox)
         found = await after.exec("cat file")
         kept = ["files"] if found.stdout == "content\n" else []
         if any("sleep 31536042" in process.command for process in await after.ps()):

@@ -14,10 +14,10 @@ import pytest
 
 import atoll
 from atoll import (
+    Engine,
     ImageUnavailable,
     InvalidRequest,
     LaunchFailed,
-    Runtime,
     RuntimeUnavailable,
     Sandbox,
     SandboxDied,
@@ -34,9 +34,9 @@ from tests.waiting import eventually
 
 
 @pytest.mark.core
-async def test_create_returns_a_sandbox_that_runs(runtime: Runtime, runtime_name: RuntimeName) -> None:
+async def test_create_returns_a_sandbox_that_runs(engine: Engine, runtime_name: RuntimeName) -> None:
     began = datetime.now(UTC)
-    async with await runtime.create("first") as sandbox:
+    async with await engine.create("first") as sandbox:
         info = sandbox.info
         assert (sandbox.name, info.name, sandbox.id) == ("first", "first", info.id)
         assert (info.runtime, info.image, info.user) == (runtime_name, "host", "user")
@@ -44,24 +44,24 @@ async def test_create_returns_a_sandbox_that_runs(runtime: Runtime, runtime_name
         assert info.pid is not None
         os.kill(info.pid, 0)
         assert (await sandbox.exec("echo works")).stdout == "works\n"
-        [listed] = [one for one in await runtime.list() if one.name == "first"]
+        [listed] = [one for one in await engine.list() if one.name == "first"]
         assert (listed.status, listed.reason) == ("running", None)
         assert listed.id == info.id
 
 
 @pytest.mark.core
-async def test_without_a_name_a_sandbox_gets_one_of_its_own(runtime: Runtime) -> None:
-    async with await runtime.create() as one, await runtime.create() as other:
+async def test_without_a_name_a_sandbox_gets_one_of_its_own(engine: Engine) -> None:
+    async with await engine.create() as one, await engine.create() as other:
         assert one.name != other.name
         assert one.id != other.id
-        assert {one.name, other.name} <= {info.name for info in await runtime.list()}
+        assert {one.name, other.name} <= {info.name for info in await engine.list()}
 
 
 @pytest.mark.parametrize("name", ["a", "0", "a.b_c-d", "x" * 63])
-async def test_names_that_are_allowed(runtime: Runtime, name: str) -> None:
-    async with await runtime.create(name) as sandbox:
+async def test_names_that_are_allowed(engine: Engine, name: str) -> None:
+    async with await engine.create(name) as sandbox:
         assert (await sandbox.exec("hostname")).stdout == f"{name}\n"
-        assert (await runtime.get(name)).id == sandbox.id
+        assert (await engine.get(name)).id == sandbox.id
 
 
 @pytest.mark.parametrize(
@@ -70,34 +70,34 @@ async def test_names_that_are_allowed(runtime: Runtime, name: str) -> None:
     ids=ascii,
 )
 async def test_names_that_are_not_allowed_are_invalid_requests_that_say_the_rule(
-    runtime: Runtime, name: str, leak_check: LeakCheck
+    engine: Engine, name: str, leak_check: LeakCheck
 ) -> None:
-    for call in (runtime.create, runtime.get, runtime.destroy):
+    for call in (engine.create, engine.get, engine.destroy):
         with pytest.raises(InvalidRequest, match="lower-case"):
             await call(name)
     await leak_check.back_to_start()
 
 
 @pytest.mark.core
-async def test_a_name_is_taken_once(runtime: Runtime, leak_check: LeakCheck) -> None:
-    async with await runtime.create("taken") as sandbox:
+async def test_a_name_is_taken_once(engine: Engine, leak_check: LeakCheck) -> None:
+    async with await engine.create("taken") as sandbox:
         with pytest.raises(SandboxExists) as caught:
-            await runtime.create("taken")
+            await engine.create("taken")
         assert isinstance(caught.value, FileExistsError)
         assert caught.value.details["name"] == "taken"
         # The one that has it is none the worse for it.
         assert (await sandbox.exec("echo fine")).stdout == "fine\n"
-        assert (await runtime.get("taken")).id == sandbox.id
+        assert (await engine.get("taken")).id == sandbox.id
     await leak_check.back_to_start()
 
 
-async def test_of_many_who_want_a_name_at_once_one_gets_it(runtime: Runtime, leak_check: LeakCheck) -> None:
+async def test_of_many_who_want_a_name_at_once_one_gets_it(engine: Engine, leak_check: LeakCheck) -> None:
     got: list[Sandbox] = []
     refused: list[SandboxExists] = []
 
     async def want() -> None:
         try:
-            got.append(await runtime.create("wanted"))
+            got.append(await engine.create("wanted"))
         except SandboxExists as error:
             refused.append(error)
 
@@ -112,30 +112,30 @@ async def test_of_many_who_want_a_name_at_once_one_gets_it(runtime: Runtime, lea
 
 @pytest.mark.core
 async def test_an_image_that_cannot_be_had_leaves_nothing(
-    runtime: Runtime, tmp_path: Path, leak_check: LeakCheck
+    engine: Engine, tmp_path: Path, leak_check: LeakCheck
 ) -> None:
     (tmp_path / "file").write_text("no directory")
     for image in (f"dir:{tmp_path}/nothing", f"dir:{tmp_path}/file", f"tar:{tmp_path}/file"):
         with pytest.raises((ImageUnavailable, InvalidRequest)):
-            await runtime.create("imageless", image=image)
+            await engine.create("imageless", image=image)
     await leak_check.back_to_start()
 
 
-async def test_a_runtime_that_is_not_known_is_an_invalid_request(runtime: Runtime) -> None:
+async def test_a_runtime_that_is_not_known_is_an_invalid_request(engine: Engine) -> None:
     with pytest.raises((InvalidRequest, RuntimeUnavailable)):
-        await runtime.create(runtime="qemu")  # type: ignore[arg-type]
+        await engine.create(runtime="qemu")  # type: ignore[arg-type]
 
 
 async def test_a_sandbox_is_made_whole_or_not_at_all_when_it_does_not_start(
-    runtime: Runtime, as_root: None, leak_check: LeakCheck
+    engine: Engine, as_root: None, leak_check: LeakCheck
 ) -> None:
     """An image on a file system that cannot be shared with a sandbox: found out after much of it has been made."""
     with pytest.raises(LaunchFailed) as caught:
-        await runtime.create("broken", image="dir:/sys/class")
+        await engine.create("broken", image="dir:/sys/class")
     assert "/sys/class" in caught.value.message
     await leak_check.back_to_start()
     with pytest.raises(SandboxNotFound):
-        await runtime.get("broken")
+        await engine.get("broken")
 
 
 async def test_where_no_user_namespace_can_be_made_nothing_is_left(
@@ -151,7 +151,7 @@ assert libc.mount(b"none", b"/", None, REC | PRIVATE, None) == 0
 assert libc.mount(b"/", os.fsencode(sys.argv[3]), None, BIND | REC, None) == 0
 os.chroot(sys.argv[3])
 try:
-    await runtime.create("refused")
+    await engine.create("refused")
 except atoll.LaunchFailed as error:
     say("failed", " ".join(error.message.split()))
 """
@@ -186,11 +186,11 @@ async def test_a_runtime_that_fails_leaves_nothing(
     env = replace_run(runtime_name, tmp_path, FAKES[kind])
     body = """
 try:
-    await runtime.create("failing")
+    await engine.create("failing")
     say("created")
 except atoll.LaunchFailed as error:
     say("failed", " ".join(error.message.split()))
-say(*[info.name for info in await runtime.list() if info.name == "failing"], "listed")
+say(*[info.name for info in await engine.list() if info.name == "failing"], "listed")
 """
     async with client(state_dir, runtime_name, body, env=env) as other:
         said = await other.line()
@@ -204,17 +204,17 @@ say(*[info.name for info in await runtime.list() if info.name == "failing"], "li
 
 @pytest.mark.core
 async def test_a_create_that_is_cancelled_leaves_nothing_whenever_it_was(
-    runtime: Runtime, runtime_name: RuntimeName, leak_check: LeakCheck
+    engine: Engine, runtime_name: RuntimeName, leak_check: LeakCheck
 ) -> None:
     longest_s = 0.3 if runtime_name == "runsc" else 0.06
     steps = 6 if runtime_name == "runsc" else 12
     for step in range(steps):
         with anyio.move_on_after(longest_s * step / steps):
-            await runtime.create("cancelled")
-            await runtime.destroy("cancelled")
-        if "cancelled" in {info.name for info in await runtime.list()}:
+            await engine.create("cancelled")
+            await engine.destroy("cancelled")
+        if "cancelled" in {info.name for info in await engine.list()}:
             # It was complete, and the destroy was what was cancelled: that may be begun again.
-            await runtime.destroy("cancelled")
+            await engine.destroy("cancelled")
     await leak_check.back_to_start()
 
 
@@ -230,7 +230,7 @@ with anyio.CancelScope() as scope:
                 await anyio.sleep(0.01)
             scope.cancel()
         group.start_soon(cancel)
-        await runtime.create("hanging")
+        await engine.create("hanging")
 say("cancelled" if scope.cancelled_caught else "created")
 """
     async with client(state_dir, runtime_name, body, f"{tmp_path}/started", env=env) as other:
@@ -240,10 +240,10 @@ say("cancelled" if scope.cancelled_caught else "created")
 
 
 async def test_what_a_program_left_half_made_is_put_in_order_by_the_next(
-    state_dir: Path, runtime: Runtime, runtime_name: RuntimeName, tmp_path: Path, leak_check: LeakCheck
+    state_dir: Path, engine: Engine, runtime_name: RuntimeName, tmp_path: Path, leak_check: LeakCheck
 ) -> None:
     env = replace_run(runtime_name, tmp_path, f"touch {tmp_path}/started; exec sleep 31537002")
-    body = 'await runtime.create("half")'
+    body = 'await engine.create("half")'
     async with client(state_dir, runtime_name, body, env=env) as other:
         await eventually((tmp_path / "started").exists, "its runtime is at work")
         other.send_signal(signal.SIGKILL)
@@ -257,12 +257,12 @@ async def test_what_a_program_left_half_made_is_put_in_order_by_the_next(
             continue
 
     async def collected() -> bool:
-        await runtime.collect()
-        return "half" not in {info.name for info in await runtime.list()}
+        await engine.collect()
+        return "half" not in {info.name for info in await engine.list()}
 
     await eventually(collected, "what was half-made is gone")
     await leak_check.back_to_start()
-    async with await runtime.create("half") as sandbox:
+    async with await engine.create("half") as sandbox:
         assert (await sandbox.exec("echo whole")).stdout == "whole\n"
 
 
@@ -270,22 +270,22 @@ async def test_what_a_program_left_half_made_is_put_in_order_by_the_next(
 
 
 @pytest.mark.core
-async def test_get_finds_by_name_and_says_what_there_is_when_it_does_not(runtime: Runtime) -> None:
-    async with await runtime.create("findable") as sandbox:
-        found = await runtime.get("findable")
+async def test_get_finds_by_name_and_says_what_there_is_when_it_does_not(engine: Engine) -> None:
+    async with await engine.create("findable") as sandbox:
+        found = await engine.get("findable")
         assert found.id == sandbox.id
         assert (await found.exec("hostname")).stdout == "findable\n"
         with pytest.raises(SandboxNotFound) as caught:
-            await runtime.get("missing")
+            await engine.get("missing")
         assert isinstance(caught.value, LookupError)
         assert "findable" in caught.value.message
         with pytest.raises(SandboxNotFound):
-            await runtime.destroy("missing")
+            await engine.destroy("missing")
 
 
-async def test_list_is_in_order_of_names(runtime: Runtime) -> None:
-    async with await runtime.create("beta"), await runtime.create("alpha"):
-        names = [info.name for info in await runtime.list()]
+async def test_list_is_in_order_of_names(engine: Engine) -> None:
+    async with await engine.create("beta"), await engine.create("alpha"):
+        names = [info.name for info in await engine.list()]
         assert names == sorted(names)
         assert {"alpha", "beta"} <= set(names)
 
@@ -313,7 +313,7 @@ async def test_a_sandbox_persists_for_the_next_runtime_with_its_files_and_proces
 
 
 async def test_another_state_directory_knows_nothing_of_it(
-    runtime: Runtime, runtime_name: RuntimeName, make_state_dir: Callable[[], Path], sandbox: Sandbox
+    engine: Engine, runtime_name: RuntimeName, make_state_dir: Callable[[], Path], sandbox: Sandbox
 ) -> None:
     other_dir = make_state_dir()
     async with atoll.open(other_dir, settings=atoll.Settings(runtime=runtime_name)) as other:
@@ -331,7 +331,7 @@ async def test_a_state_directory_may_have_a_path_longer_than_a_socket_address(
     # Images are not what this is about: those that were made already serve.
     (long / "images").symlink_to(state_dir / "images")
     settings = atoll.Settings(runtime=runtime_name)
-    async with atoll.open(long, settings=settings) as runtime, await runtime.create("far-away") as sandbox:
+    async with atoll.open(long, settings=settings) as engine, await engine.create("far-away") as sandbox:
         assert (await sandbox.exec("echo reached")).stdout == "reached\n"
     shutil.rmtree(long)
 
@@ -341,10 +341,10 @@ async def test_the_environment_says_where_and_with_what(
 ) -> None:
     monkeypatch.setenv("ATOLL_STATE_DIR", str(state_dir))
     monkeypatch.setenv("ATOLL_RUNTIME", runtime_name)
-    async with atoll.open() as runtime:
-        assert runtime.state_dir == state_dir
-        assert (await runtime.get(sandbox.name)).id == sandbox.id
-        async with await runtime.create() as other:
+    async with atoll.open() as engine:
+        assert engine.state_dir == state_dir
+        assert (await engine.get(sandbox.name)).id == sandbox.id
+        async with await engine.create() as other:
             assert other.info.runtime == runtime_name
     monkeypatch.setenv("ATOLL_RUNTIME", "qemu")
     with pytest.raises(InvalidRequest, match="ATOLL_RUNTIME"):
@@ -363,58 +363,58 @@ async def test_a_state_directory_that_cannot_be_used_is_an_invalid_request(tmp_p
 
 
 @pytest.mark.core
-async def test_destroy_leaves_nothing_and_frees_the_name(runtime: Runtime, leak_check: LeakCheck) -> None:
+async def test_destroy_leaves_nothing_and_frees_the_name(engine: Engine, leak_check: LeakCheck) -> None:
     for _ in range(2):
-        sandbox = await runtime.create("short-lived")
+        sandbox = await engine.create("short-lived")
         pid = sandbox.info.pid
         assert pid is not None
         await sandbox.spawn("(setsid sleep 31537004 &) ; exec sleep 31537004")
         await sandbox.files.write_bytes("file", bytes(1000))
-        await runtime.destroy("short-lived")
+        await engine.destroy("short-lived")
         # When it returns, it is so: nothing is left for later.
         assert not Path(f"/proc/{pid}").exists()
-        assert "short-lived" not in {info.name for info in await runtime.list()}
+        assert "short-lived" not in {info.name for info in await engine.list()}
         with pytest.raises(SandboxNotFound):
-            await runtime.get("short-lived")
+            await engine.get("short-lived")
         with pytest.raises(SandboxNotFound):
-            await runtime.destroy("short-lived")
+            await engine.destroy("short-lived")
     await leak_check.back_to_start()
 
 
 @pytest.mark.core
-async def test_leaving_the_context_destroys(runtime: Runtime, leak_check: LeakCheck) -> None:
+async def test_leaving_the_context_destroys(engine: Engine, leak_check: LeakCheck) -> None:
     async def fail_inside() -> None:
-        async with await runtime.create("in-context") as sandbox:
+        async with await engine.create("in-context") as sandbox:
             await sandbox.exec("true")
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         await fail_inside()
     with pytest.raises(SandboxNotFound):
-        await runtime.get("in-context")
+        await engine.get("in-context")
     await leak_check.back_to_start()
 
 
-async def test_leaving_the_context_by_cancellation_destroys(runtime: Runtime, leak_check: LeakCheck) -> None:
+async def test_leaving_the_context_by_cancellation_destroys(engine: Engine, leak_check: LeakCheck) -> None:
     async with anyio.create_task_group() as group:
 
         async def hold() -> None:
-            async with await runtime.create("cancelled-context") as sandbox:
+            async with await engine.create("cancelled-context") as sandbox:
                 await sandbox.exec("sleep 31537005")
 
         group.start_soon(hold)
         await eventually(
-            lambda: any(name == "cancelled-context" for name in os.listdir(runtime.state_dir / "names")), "it is there"
+            lambda: any(name == "cancelled-context" for name in os.listdir(engine.state_dir / "names")), "it is there"
         )
-        sandbox = await runtime.get("cancelled-context")
+        sandbox = await engine.get("cancelled-context")
         await until_running(sandbox, "sleep 31537005")
         group.cancel_scope.cancel()
     await leak_check.back_to_start()
 
 
 @pytest.mark.core
-async def test_commands_under_way_raise_when_their_sandbox_is_destroyed(runtime: Runtime) -> None:
-    sandbox = await runtime.create()
+async def test_commands_under_way_raise_when_their_sandbox_is_destroyed(engine: Engine) -> None:
+    sandbox = await engine.create()
     told: list[SandboxDied] = []
 
     async def one() -> None:
@@ -431,8 +431,8 @@ async def test_commands_under_way_raise_when_their_sandbox_is_destroyed(runtime:
         await sandbox.exec("true")
 
 
-async def test_destroying_twice_or_twice_at_once_is_the_same_as_once(runtime: Runtime, leak_check: LeakCheck) -> None:
-    sandbox = await runtime.create()
+async def test_destroying_twice_or_twice_at_once_is_the_same_as_once(engine: Engine, leak_check: LeakCheck) -> None:
+    sandbox = await engine.create()
     async with anyio.create_task_group() as group:
         for _ in range(3):
             group.start_soon(sandbox.destroy)
@@ -442,43 +442,43 @@ async def test_destroying_twice_or_twice_at_once_is_the_same_as_once(runtime: Ru
 
 @pytest.mark.core
 async def test_a_sandbox_that_died_is_an_error_with_a_reason_until_it_is_destroyed(
-    runtime: Runtime, leak_check: LeakCheck
+    engine: Engine, leak_check: LeakCheck
 ) -> None:
-    sandbox = await runtime.create("killed")
+    sandbox = await engine.create("killed")
     assert sandbox.info.pid is not None
     os.kill(sandbox.info.pid, signal.SIGKILL)
 
     async def noticed() -> bool:
-        [info] = [info for info in await runtime.list() if info.name == "killed"]
+        [info] = [info for info in await engine.list() if info.name == "killed"]
         return info.status == "error" and bool(info.reason) and info.pid is None
 
     await eventually(noticed, "its death is noticed")
     with pytest.raises(SandboxDied):
-        await (await runtime.get("killed")).exec("true")
+        await (await engine.get("killed")).exec("true")
     with pytest.raises(SandboxExists):
-        await runtime.create("killed")
-    await runtime.destroy("killed")
+        await engine.create("killed")
+    await engine.destroy("killed")
     await leak_check.back_to_start()
 
 
 async def test_a_sandbox_whose_keeper_died_can_be_destroyed(
-    runtime: Runtime, state_dir: Path, leak_check: LeakCheck
+    engine: Engine, state_dir: Path, leak_check: LeakCheck
 ) -> None:
-    sandbox = await runtime.create("keeperless")
+    sandbox = await engine.create("keeperless")
     await sandbox.spawn("exec sleep 31537007")
     keeper = int((state_dir / "sandboxes" / sandbox.id / "keeper.lock").read_text())
     os.kill(keeper, signal.SIGKILL)
     with pytest.raises(SandboxDied), anyio.fail_after(30):
         await sandbox.exec("sleep 31537008")
-    await runtime.destroy("keeperless")
+    await engine.destroy("keeperless")
     await leak_check.back_to_start()
 
 
 async def test_twenty_sandboxes_come_and_go_at_once(
-    runtime: Runtime, runtime_name: RuntimeName, leak_check: LeakCheck
+    engine: Engine, runtime_name: RuntimeName, leak_check: LeakCheck
 ) -> None:
     async def one(number: int) -> None:
-        async with await runtime.create(f"many-{number}") as sandbox:
+        async with await engine.create(f"many-{number}") as sandbox:
             assert (await sandbox.exec("hostname")).stdout == f"many-{number}\n"
 
     async with anyio.create_task_group() as group:
@@ -492,10 +492,10 @@ async def test_twenty_sandboxes_come_and_go_at_once(
 
 @pytest.mark.core
 async def test_the_fastest_runtime_comes_first_and_is_the_default(
-    state_dir: Path, runtime_name: RuntimeName, runtime: Runtime
+    state_dir: Path, runtime_name: RuntimeName, engine: Engine
 ) -> None:
-    order = [name for name in ("crun", "runc", "runsc") if name in runtime.drivers()]
-    assert list(runtime.drivers()) == order
+    order = [name for name in ("crun", "runc", "runsc") if name in engine.drivers()]
+    assert list(engine.drivers()) == order
     if runtime_name != order[0]:
         return
     async with atoll.open(state_dir, settings=atoll.Settings()) as plain, await plain.create() as sandbox:
@@ -503,15 +503,15 @@ async def test_the_fastest_runtime_comes_first_and_is_the_default(
 
 
 @pytest.mark.core
-async def test_a_sandbox_may_name_its_runtime(runtime: Runtime, runtime_name: RuntimeName, state_dir: Path) -> None:
+async def test_a_sandbox_may_name_its_runtime(engine: Engine, runtime_name: RuntimeName, state_dir: Path) -> None:
     settings = atoll.Settings()
     async with atoll.open(state_dir, settings=settings) as plain, await plain.create(runtime=runtime_name) as sandbox:
         assert sandbox.info.runtime == runtime_name
 
 
 @pytest.mark.core
-async def test_doctor_names_a_fix_for_everything_that_is_missing(runtime: Runtime, runtime_name: RuntimeName) -> None:
-    findings = {finding.topic: finding for finding in runtime.doctor()}
+async def test_doctor_names_a_fix_for_everything_that_is_missing(engine: Engine, runtime_name: RuntimeName) -> None:
+    findings = {finding.topic: finding for finding in engine.doctor()}
     assert findings[runtime_name].ok
     assert all(finding.detail for finding in findings.values())
     assert all(finding.ok or finding.fix for finding in findings.values())

@@ -8,9 +8,9 @@ import anyio
 import pytest
 from pydantic import ValidationError
 
-from atoll import Capabilities, Limits, Runtime, Sandbox, SandboxDied, Unenforceable
+from atoll import Capabilities, Engine, Limits, Sandbox, SandboxDied, Unenforceable
 from atoll.contract.model import RuntimeName
-from tests.conformance.inside import running, until_gone
+from tests.conformance.inside import running, wait_tree_exit
 from tests.conftest import LeakCheck
 from tests.waiting import eventually
 
@@ -43,12 +43,12 @@ async def test_the_defaults_are_in_force_and_told(shared: Sandbox, capabilities:
 
 
 async def test_the_limits_that_were_set_are_in_force_and_told(
-    runtime: Runtime, capabilities: Capabilities, as_root: None
+    engine: Engine, capabilities: Capabilities, as_root: None
 ) -> None:
     assert capabilities.memory_limit, "root can set limits on every machine that the tests are for"
     pids = 300 if capabilities.pids_limit else None
     limits = Limits(memory_bytes=300 * MIB, cpus=0.5, pids=pids, open_files=128)
-    async with await runtime.create(limits=limits) as sandbox:
+    async with await engine.create(limits=limits) as sandbox:
         assert sandbox.info.limits == limits
         assert cgroup_value(sandbox, "memory/memory.limit_in_bytes", "memory.max") == str(300 * MIB)
         quota = cgroup_value(sandbox, "cpu/cpu.cfs_quota_us", "cpu.max").split()[0]
@@ -61,7 +61,7 @@ async def test_the_limits_that_were_set_are_in_force_and_told(
         assert sandbox.info.pid is not None
         assert str(sandbox.info.pid) in cgroup_value(sandbox, "memory/cgroup.procs", "cgroup.procs").split()
         # The limits are read from the manifest by whoever comes next.
-        [info] = [info for info in await runtime.list() if info.name == sandbox.name]
+        [info] = [info for info in await engine.list() if info.name == sandbox.name]
         assert info.limits == limits
 
 
@@ -88,9 +88,9 @@ def test_a_limit_that_cannot_be_is_refused_when_it_is_written_down(wrong: dict[s
 
 
 async def test_running_out_of_memory_ends_the_command_and_not_the_sandbox(
-    runtime: Runtime, capabilities: Capabilities, as_root: None
+    engine: Engine, capabilities: Capabilities, as_root: None
 ) -> None:
-    async with await runtime.create(limits=Limits(memory_bytes=64 * MIB)) as sandbox:
+    async with await engine.create(limits=Limits(memory_bytes=64 * MIB)) as sandbox:
         if not capabilities.process_oom:
             # The documented difference: memory belongs to gVisor's kernel as a whole, so its end is the sandbox's, or
             # the command is told in time that there is no more. Never does a dead sandbox look like an exit code.
@@ -119,10 +119,10 @@ async def test_running_out_of_memory_ends_the_command_and_not_the_sandbox(
 
 
 async def test_running_out_of_memory_in_one_sandbox_is_not_felt_in_another(
-    runtime: Runtime, shared: Sandbox, capabilities: Capabilities, as_root: None
+    engine: Engine, shared: Sandbox, capabilities: Capabilities, as_root: None
 ) -> None:
     limits = Limits(memory_bytes=64 * MIB)
-    async with await runtime.create(limits=limits) as small, await shared.spawn("exec sleep 31536901", keep=False):
+    async with await engine.create(limits=limits) as small, await shared.spawn("exec sleep 31536901", keep=False):
         async with anyio.create_task_group() as group:
 
             async def eat() -> None:
@@ -143,13 +143,13 @@ async def test_running_out_of_memory_in_one_sandbox_is_not_felt_in_another(
 
 
 async def test_no_more_processes_than_the_limit_can_be_started_and_the_sandbox_lives_on(
-    runtime: Runtime, capabilities: Capabilities, as_root: None
+    engine: Engine, capabilities: Capabilities, as_root: None
 ) -> None:
     if not capabilities.pids_limit:
         with pytest.raises(Unenforceable):
-            await runtime.create(limits=Limits(pids=50))
+            await engine.create(limits=Limits(pids=50))
         return
-    async with await runtime.create(limits=Limits(pids=50)) as sandbox:
+    async with await engine.create(limits=Limits(pids=50)) as sandbox:
         bomb = await sandbox.spawn("i=0; while [ $i -lt 200 ]; do sleep 31536902 & i=$((i+1)); done; wait")
 
         async def full() -> bool:
@@ -163,13 +163,13 @@ async def test_no_more_processes_than_the_limit_can_be_started_and_the_sandbox_l
         assert found.id == bomb.id
         await sandbox.kill(found.id)
         await bomb.wait()
-        await until_gone(sandbox, "sleep 31536902")
+        await wait_tree_exit(sandbox, "sleep 31536902")
         assert (await sandbox.exec("echo alive")).stdout == "alive\n"
 
 
 @pytest.mark.core
-async def test_no_more_files_than_the_limit_can_be_open(runtime: Runtime) -> None:
-    async with await runtime.create(limits=Limits(open_files=16)) as sandbox:
+async def test_no_more_files_than_the_limit_can_be_open(engine: Engine) -> None:
+    async with await engine.create(limits=Limits(open_files=16)) as sandbox:
         assert (await sandbox.exec("ulimit -n")).stdout == "16\n"
         assert (await sandbox.exec("ulimit -n", user="root")).stdout == "16\n"
         result = await sandbox.exec(["bash", "-c", 'for i in {10..30}; do eval "exec $i</dev/null" || exit 9; done'])
@@ -181,9 +181,9 @@ async def test_no_more_files_than_the_limit_can_be_open(runtime: Runtime) -> Non
                 group.start_soon(sandbox.exec, "true")
 
 
-async def test_a_limit_on_processors_slows_a_loop_down(runtime: Runtime, as_root: None) -> None:
+async def test_a_limit_on_processors_slows_a_loop_down(engine: Engine, as_root: None) -> None:
     loop = "i=0; while [ $i -lt 100000 ]; do i=$((i + 1)); done"
-    async with await runtime.create(limits=Limits(cpus=0.1)) as slow:
+    async with await engine.create(limits=Limits(cpus=0.1)) as slow:
         before = (await slow.stat()).cpu_s
         result = None
         with anyio.move_on_after(1.5):
@@ -204,21 +204,21 @@ async def test_a_limit_on_processors_slows_a_loop_down(runtime: Runtime, as_root
     "limits", [Limits(memory_bytes=64 * MIB), Limits(cpus=0.5), Limits(pids=100)], ids=["memory", "cpus", "pids"]
 )
 async def test_a_limit_that_cannot_be_kept_is_refused_and_nothing_is_left(
-    runtime: Runtime, capabilities: Capabilities, limits: Limits, leak_check: LeakCheck
+    engine: Engine, capabilities: Capabilities, limits: Limits, leak_check: LeakCheck
 ) -> None:
     assert not capabilities.memory_limit, "this user may use cgroups: the test has to learn to make them"
     with pytest.raises(Unenforceable) as caught:
-        await runtime.create("refused", limits=limits)
+        await engine.create("refused", limits=limits)
     assert caught.value.message
     await leak_check.back_to_start()
-    assert [info.name for info in await runtime.list() if info.name == "refused"] == []
+    assert [info.name for info in await engine.list() if info.name == "refused"] == []
 
 
 @pytest.mark.core
 @pytest.mark.rootless
-async def test_more_open_files_than_the_user_may_have_are_refused(runtime: Runtime) -> None:
+async def test_more_open_files_than_the_user_may_have_are_refused(engine: Engine) -> None:
     with pytest.raises(Unenforceable):
-        await runtime.create(limits=Limits(open_files=1_048_576))
+        await engine.create(limits=Limits(open_files=1_048_576))
 
 
 # ---- what it uses ----

@@ -7,15 +7,15 @@ import signal
 import anyio
 import pytest
 
-from atoll import InvalidRequest, Runtime, Sandbox, SandboxError, SandboxNotFound
+from atoll import Engine, InvalidRequest, Sandbox, SandboxError, SandboxNotFound
 from atoll.contract.model import RuntimeName
 from tests.conformance.inside import client
 from tests.waiting import eventually
 
 
 @pytest.mark.core
-async def test_a_sandbox_is_made_once_however_many_ask_for_it(runtime: Runtime) -> None:
-    async with runtime.pool("session-1", env={"A": "pool", "B": "pool"}) as pool:
+async def test_a_sandbox_is_made_once_however_many_ask_for_it(engine: Engine) -> None:
+    async with engine.pool("session-1", env={"A": "pool", "B": "pool"}) as pool:
         assert await pool.list() == []
         found: list[Sandbox] = []
 
@@ -42,27 +42,27 @@ async def test_a_sandbox_is_made_once_however_many_ask_for_it(runtime: Runtime) 
         assert await pool.list() == []
 
 
-async def test_sessions_do_not_see_each_other_and_are_found_again(runtime: Runtime, runtime_name: RuntimeName) -> None:
-    async with runtime.pool("one") as one, runtime.pool("two") as two:
+async def test_sessions_do_not_see_each_other_and_are_found_again(engine: Engine, runtime_name: RuntimeName) -> None:
+    async with engine.pool("one") as one, engine.pool("two") as two:
         await (await one.get("box")).files.write_text("f", "one")
         await (await two.get("box")).files.write_text("f", "two")
         assert await (await one.get("box")).files.read_text("f") == "one"
         assert [each.name for each in await one.list()] == ["box"]
     body = """
-async with runtime.pool("one") as pool:
+async with engine.pool("one") as pool:
     say(await (await pool.get("box")).files.read_text("f"))
 """
-    async with client(runtime.state_dir, runtime_name, body) as other:
+    async with client(engine.state_dir, runtime_name, body) as other:
         assert await other.line() == "one"
         await other.succeeds()
-    async with runtime.pool("one") as one, runtime.pool("two") as two:
+    async with engine.pool("one") as one, engine.pool("two") as two:
         await one.aclose()
         assert [each.name for each in await two.list()] == ["box"]
         await two.aclose()
 
 
-async def test_the_unused_go_to_sleep_and_come_back_with_their_files(runtime: Runtime) -> None:
-    async with runtime.pool("tired", sleep_after_s=0.5) as pool:
+async def test_the_unused_go_to_sleep_and_come_back_with_their_files(engine: Engine) -> None:
+    async with engine.pool("tired", sleep_after_s=0.5) as pool:
         sandbox = await pool.get()
         await sandbox.files.write_text("f", "kept")
         # A command, and an open stream, are use, for as long as they last.
@@ -74,7 +74,7 @@ async def test_the_unused_go_to_sleep_and_come_back_with_their_files(runtime: Ru
         await process.wait()
 
         async def asleep() -> bool:
-            return [each.status for each in await pool.list()] == ["cold"]
+            return [each.status for each in await pool.list()] == ["sleeping"]
 
         await eventually(asleep, "it sleeps")
         pool.sleep_after("default", None)
@@ -84,14 +84,14 @@ async def test_the_unused_go_to_sleep_and_come_back_with_their_files(runtime: Ru
 
 
 @pytest.mark.parametrize("session", ["", "A", "a.b", "a b", "x" * 33, "../x", "-a"])
-async def test_a_session_that_cannot_be_is_refused(runtime: Runtime, session: str) -> None:
+async def test_a_session_that_cannot_be_is_refused(engine: Engine, session: str) -> None:
     with pytest.raises(InvalidRequest, match="allowed are"):
-        async with runtime.pool(session):
+        async with engine.pool(session):
             pass
 
 
-async def test_names_and_times_that_cannot_be_are_refused(runtime: Runtime) -> None:
-    async with runtime.pool("strict") as pool:
+async def test_names_and_times_that_cannot_be_are_refused(engine: Engine) -> None:
+    async with engine.pool("strict") as pool:
         for name in ("", "A", "../x", "a b"):
             with pytest.raises(InvalidRequest, match="allowed are"):
                 await pool.get(name)
@@ -102,42 +102,42 @@ async def test_names_and_times_that_cannot_be_are_refused(runtime: Runtime) -> N
         assert await pool.list() == []
     for seconds in (0, -1):
         with pytest.raises(InvalidRequest, match="above 0"):
-            async with runtime.pool("strict", sleep_after_s=seconds):
+            async with engine.pool("strict", sleep_after_s=seconds):
                 pass
 
 
-async def test_a_temporary_session_leaves_nothing_and_is_one_clients_alone(runtime: Runtime) -> None:
-    async with runtime.pool("lent", temporary=True) as pool, runtime.pool("lent-2") as other:
+async def test_a_temporary_session_leaves_nothing_and_is_one_clients_alone(engine: Engine) -> None:
+    async with engine.pool("lent", temporary=True) as pool, engine.pool("lent-2") as other:
         await (await pool.get()).checkpoint("mark")
         await (await pool.create("gone")).checkpoint()
         await pool.destroy("gone")
         await other.get()
         with pytest.raises(SandboxError, match="somebody else has the session 'lent'"):
-            async with runtime.pool("lent", temporary=True):
+            async with engine.pool("lent", temporary=True):
                 pass
-        await runtime.collect()  # it is not left, and stays
+        await engine.collect()  # it is not left, and stays
         assert [each.name for each in await pool.list()] == ["default"]
-    assert [info.name for info in await runtime.list()] == ["lent-2.default"]
-    assert await runtime.checkpoints() == []
-    await runtime.destroy("lent-2.default")
+    assert [info.name for info in await engine.list()] == ["lent-2.default"]
+    assert await engine.checkpoints() == []
+    await engine.destroy("lent-2.default")
 
 
 @pytest.mark.runtimes("crun")
 async def test_a_temporary_session_whose_process_is_killed_is_ended_by_the_next(
-    runtime: Runtime, runtime_name: RuntimeName
+    engine: Engine, runtime_name: RuntimeName
 ) -> None:
     body = """
-async with runtime.pool("lent", temporary=True) as pool:
+async with engine.pool("lent", temporary=True) as pool:
     await (await pool.get()).checkpoint("mark")
     say("ready")
     await anyio.sleep_forever()
 """
-    async with client(runtime.state_dir, runtime_name, body) as other:
+    async with client(engine.state_dir, runtime_name, body) as other:
         assert await other.line() == "ready"
-        await runtime.collect()
-        assert [info.name for info in await runtime.list()] == ["lent.default"]
+        await engine.collect()
+        assert [info.name for info in await engine.list()] == ["lent.default"]
         other.send_signal(signal.SIGKILL)
         await other.ends()
-    await runtime.collect()
-    assert await runtime.list() == []
-    assert await runtime.checkpoints() == []
+    await engine.collect()
+    assert await engine.list() == []
+    assert await engine.checkpoints() == []

@@ -24,7 +24,7 @@ import pytest
 from anyio.abc import SocketAttribute
 from websockets.asyncio.client import connect
 
-from atoll import Preview, Runtime, Sandbox
+from atoll import Engine, Preview, Sandbox
 from atoll.contract.errors import InvalidRequest, PortRefused
 from tests.conformance.inside import Peak, read_until
 from tests.conftest import STRICT
@@ -330,27 +330,27 @@ async def test_unexpose_breaks_off_what_is_under_way(shared: Sandbox, preview: P
 
 
 async def test_a_request_wakes_a_sandbox_that_sleeps_but_not_one_that_was_shut_down(
-    runtime: Runtime, sandbox: Sandbox
+    engine: Engine, sandbox: Sandbox
 ) -> None:
     await (await start_server(sandbox)).detach()
     preview = await sandbox.expose(PORT)
-    await runtime.shutdown(sandbox.name)
+    await engine.shutdown(sandbox.name)
     response = await ask(preview, "/seen")
     assert (response.status, b"was shut down" in response.body) == (503, True)
     await sandbox.wake()
     await sandbox.sleep()
     response = await ask(preview, "/seen")
-    with_memory = runtime.drivers()[sandbox.info.runtime].capabilities.memory_checkpoint
+    with_memory = engine.drivers()[sandbox.info.runtime].capabilities.memory_checkpoint
     assert response.status == (200 if with_memory else 502), "it is awake, with its processes where they can be kept"
-    assert [info.status for info in await runtime.list() if info.name == sandbox.name] == ["running"]
+    assert [info.status for info in await engine.list() if info.name == sandbox.name] == ["running"]
 
 
-async def test_a_sandbox_is_in_use_while_a_client_is_connected(runtime: Runtime, sandbox: Sandbox) -> None:
+async def test_a_sandbox_is_in_use_while_a_client_is_connected(engine: Engine, sandbox: Sandbox) -> None:
     await (await start_server(sandbox)).detach()
     preview = await sandbox.expose(PORT)
 
     async def unused() -> bool:
-        used, at_work = runtime.drivers()[sandbox.info.runtime].last_used(runtime.state_dir / "sandboxes" / sandbox.id)
+        used, at_work = engine.drivers()[sandbox.info.runtime].last_used(engine.state_dir / "sandboxes" / sandbox.id)
         return used is not None and not at_work
 
     await eventually(unused, "nobody uses it")
@@ -359,14 +359,14 @@ async def test_a_sandbox_is_in_use_while_a_client_is_connected(runtime: Runtime,
         await reader.end()
         await reader.head()
         await anext(reader.pieces())
-        assert not await runtime.sleep_unused(sandbox.name, timedelta(0))
+        assert not await engine.sleep_unused(sandbox.name, timedelta(0))
     await eventually(unused, "nobody uses it any more")
 
 
-async def test_a_sandbox_of_the_same_name_has_nothing_of_the_one_before(runtime: Runtime, sandbox: Sandbox) -> None:
+async def test_a_sandbox_of_the_same_name_has_nothing_of_the_one_before(engine: Engine, sandbox: Sandbox) -> None:
     old = await sandbox.expose(PORT)
-    await runtime.destroy(sandbox.name)
-    async with await runtime.create(sandbox.name) as again:
+    await engine.destroy(sandbox.name)
+    async with await engine.create(sandbox.name) as again:
         assert await again.previews() == []
         assert (await ask(old)).status == 404
         new = await again.expose(PORT)

@@ -11,6 +11,7 @@ import anyio
 import pytest
 
 from atoll import (
+    Engine,
     Exited,
     Gap,
     InvalidRequest,
@@ -18,7 +19,6 @@ from atoll import (
     PathNotFound,
     Process,
     ProcessNotFound,
-    Runtime,
     Sandbox,
     SandboxDied,
     SystemProcess,
@@ -34,8 +34,8 @@ from tests.conformance.inside import (
     output_of,
     read_until,
     running,
-    until_gone,
     until_running,
+    wait_tree_exit,
 )
 from tests.waiting import eventually
 
@@ -192,7 +192,7 @@ async def test_a_signal_to_the_tree_reaches_children_and_daemons(shared: Sandbox
         await process.signal(signal.SIGTERM, tree=True)
         exited = await process.wait()
         assert (exited.exit_code, exited.signal) == (143, signal.SIGTERM)
-        await until_gone(shared, "sleep 31536701")
+        await wait_tree_exit(shared, "sleep 31536701")
 
 
 async def test_a_signal_to_the_main_process_alone_spares_its_children(shared: Sandbox) -> None:
@@ -204,7 +204,7 @@ async def test_a_signal_to_the_main_process_alone_spares_its_children(shared: Sa
         assert await running(shared, "sleep 31536702")
     # Its main process has ended, so leaving kills nobody. What it left is found by its id.
     await shared.kill(process.id)
-    await until_gone(shared, "sleep 31536702")
+    await wait_tree_exit(shared, "sleep 31536702")
 
 
 @pytest.mark.core
@@ -215,7 +215,7 @@ async def test_kill_ends_the_whole_tree(shared: Sandbox) -> None:
     exited = await process.wait()
     assert (exited.exit_code, exited.signal) == (137, signal.SIGKILL)
     assert not exited.out_of_memory
-    await until_gone(shared, "sleep 31536703")
+    await wait_tree_exit(shared, "sleep 31536703")
 
 
 async def test_signalling_a_process_that_has_ended_does_nothing(shared: Sandbox) -> None:
@@ -241,7 +241,7 @@ async def test_the_sandbox_kills_by_id_the_tree_or_the_main_process(shared: Sand
     assert (await process.wait()).exit_code == 3
     await until_running(shared, "sleep 31536704")
     await shared.kill(process.id)
-    await until_gone(shared, "sleep 31536704")
+    await wait_tree_exit(shared, "sleep 31536704")
 
 
 @pytest.mark.core
@@ -282,7 +282,7 @@ async def test_leaving_a_process_that_is_kept_detaches_and_it_runs_on(shared: Sa
     with pytest.raises(anyio.ClosedResourceError):
         await process.wait()
     await shared.kill(process.id)
-    await until_gone(shared, "sleep 31536706")
+    await wait_tree_exit(shared, "sleep 31536706")
 
 
 async def test_a_process_whose_reader_left_is_not_blocked(shared: Sandbox) -> None:
@@ -302,7 +302,7 @@ async def test_cancelling_a_spawn_leaves_nothing_of_it(shared: Sandbox) -> None:
         if not scope.cancelled_caught:
             await process.kill()
             await process.wait()
-    await until_gone(shared, "sleep 31536707")
+    await wait_tree_exit(shared, "sleep 31536707")
 
 
 # ---- attaching ----
@@ -436,9 +436,9 @@ async def test_what_a_background_child_writes_after_the_end_reaches_those_who_at
 
 
 @pytest.mark.core
-async def test_a_kept_process_survives_a_broken_connection_and_goes_on_at_its_offset(runtime: Runtime) -> None:
+async def test_a_kept_process_survives_a_broken_connection_and_goes_on_at_its_offset(engine: Engine) -> None:
     with connections_made() as made:
-        sandbox = await runtime.create()
+        sandbox = await engine.create()
     async with sandbox:
         [connection] = made
         process = await sandbox.spawn(COUNT_ON_REQUEST, stdin=True)
@@ -472,9 +472,9 @@ async def test_a_sandbox_that_was_disconnected_from_connects_again_when_it_is_us
     await sandbox.connect()
 
 
-async def test_a_command_under_way_when_the_connection_breaks_raises_and_dies(runtime: Runtime) -> None:
+async def test_a_command_under_way_when_the_connection_breaks_raises_and_dies(engine: Engine) -> None:
     with connections_made() as made:
-        sandbox = await runtime.create()
+        sandbox = await engine.create()
     async with sandbox:
         async with anyio.create_task_group() as group:
 
@@ -486,7 +486,7 @@ async def test_a_command_under_way_when_the_connection_breaks_raises_and_dies(ru
             await until_running(sandbox, "sleep 31536708")
             cut(made[0])
         # The next call connects again; nobody can get the command's output any more, so it is dead.
-        await until_gone(sandbox, "sleep 31536708")
+        await wait_tree_exit(sandbox, "sleep 31536708")
         assert (await sandbox.exec("echo back")).stdout == "back\n"
 
 
@@ -550,7 +550,7 @@ async def test_a_shell_is_a_login_shell_on_a_terminal_and_ends_with_its_handle(s
         assert b"xterm" in seen
         await shell.stdin.send(b"sleep 31536710 &\n")
         await until_running(shared, "sleep 31536710")
-    await until_gone(shared, "sleep 31536710")
+    await wait_tree_exit(shared, "sleep 31536710")
 
 
 async def test_a_shell_says_how_it_was_left(shared: Sandbox) -> None:
@@ -614,7 +614,7 @@ async def test_a_channel_that_nobody_reads_holds_up_nothing_else(shared: Sandbox
             assert await output_of(process) == b"still here\n"
             assert (await shared.exec("echo and here")).stdout == "and here\n"
     await shared.kill(process.id)
-    await until_gone(shared, "yes")
+    await wait_tree_exit(shared, "yes")
 
 
 @pytest.mark.parametrize("count", [-1, 9])

@@ -17,7 +17,7 @@ import pytest
 from pydantic import SecretStr
 
 import atoll
-from atoll import InvalidRequest, Runtime, Sandbox, SandboxError, Secret
+from atoll import Engine, InvalidRequest, Sandbox, SandboxError, Secret
 from atoll.contract.model import RuntimeName
 from atoll.runtime.secrets.ca_bundle import BUNDLE, VARIABLES
 from tests import searching
@@ -34,14 +34,14 @@ def secrets() -> dict[str, Secret]:
 
 
 @pytest.fixture
-async def keeper(runtime: Runtime) -> AsyncIterator[Sandbox]:
+async def keeper(engine: Engine) -> AsyncIterator[Sandbox]:
     """A sandbox with secrets of both kinds."""
-    async with await runtime.create(secrets=secrets(), secret_env={"TOKEN": SHOWN}) as sandbox:
+    async with await engine.create(secrets=secrets(), secret_env={"TOKEN": SHOWN}) as sandbox:
         yield sandbox
 
 
 async def test_values_are_nowhere(
-    keeper: Sandbox, runtime: Runtime, tmp_path: Path, caplog: pytest.LogCaptureFixture, as_root: None
+    keeper: Sandbox, engine: Engine, tmp_path: Path, caplog: pytest.LogCaptureFixture, as_root: None
 ) -> None:
     """In no memory, environment, file, layer, checkpoint, archive, record, log, listing or error."""
     caplog.set_level(logging.DEBUG)
@@ -50,7 +50,7 @@ async def test_values_are_nowhere(
     placeholder, shown = printed.stdout.split()
     assert placeholder != VALUE
     assert shown == SHOWN
-    said = [json.dumps(info.model_dump(mode="json")) for info in await runtime.list()]
+    said = [json.dumps(info.model_dump(mode="json")) for info in await engine.list()]
     said.append(repr(keeper) + repr(keeper.info) + repr(vars(keeper.info)))
 
     # What runs has what it may have, which shows that it would be found.
@@ -65,26 +65,26 @@ async def test_values_are_nowhere(
     archive = tmp_path / "archive"
     await keeper.export(archive)
     with pytest.raises(InvalidRequest) as refused:
-        await runtime.create(secrets=secrets(), env={"API_KEY": "x"}, secret_env={"TOKEN": SHOWN})
+        await engine.create(secrets=secrets(), env={"API_KEY": "x"}, secret_env={"TOKEN": SHOWN})
     said += [str(refused.value), repr(refused.value.to_dict())]
 
     if kept.with_memory:
-        for image in runtime.state_dir.glob("**/checkpoint.img"):
+        for image in engine.state_dir.glob("**/checkpoint.img"):
             assert searching.in_saved_memory(image, SHOWN.encode())
             assert not searching.in_saved_memory(image, VALUE.encode())
-    written = set(searching.in_tree(runtime.state_dir, SHOWN.encode()))
+    written = set(searching.in_tree(engine.state_dir, SHOWN.encode()))
     assert {os.path.basename(path) for path in written} == {"seen", "all"}  # what was written inside, to its files
-    assert searching.in_tree(runtime.state_dir, VALUE.encode()) == []
-    assert searching.in_tree(runtime.state_dir, b"PRIVATE KEY") == []
+    assert searching.in_tree(engine.state_dir, VALUE.encode()) == []
+    assert searching.in_tree(engine.state_dir, b"PRIVATE KEY") == []
     assert searching.in_archive(archive, SHOWN.encode())
     assert not searching.in_archive(archive, VALUE.encode())
     said += [record.getMessage() for record in caplog.records]
     assert not [text for text in said if VALUE in text or SHOWN in text]
     await fork.destroy()
-    await runtime.delete_checkpoint(kept.id)
+    await engine.delete_checkpoint(kept.id)
 
 
-async def test_whom_the_inside_trusts_is_there_however_it_lives_on(keeper: Sandbox, runtime: Runtime) -> None:
+async def test_whom_the_inside_trusts_is_there_however_it_lives_on(keeper: Sandbox, engine: Engine) -> None:
     async def trusts(sandbox: Sandbox) -> None:
         done = await sandbox.exec(VERIFY.format("-CAfile $SSL_CERT_FILE"))
         assert done.ok, done.stderr
@@ -104,21 +104,21 @@ async def test_whom_the_inside_trusts_is_there_however_it_lives_on(keeper: Sandb
     await trusts(keeper)
     await keeper.sleep()
     await trusts(keeper)
-    await runtime.delete_checkpoint(kept.id)
+    await engine.delete_checkpoint(kept.id)
 
 
 @pytest.mark.core
-async def test_an_image_that_trusts_nobody_trusts_whom_this_machine_does(runtime: Runtime, tmp_path: Path) -> None:
+async def test_an_image_that_trusts_nobody_trusts_whom_this_machine_does(engine: Engine, tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
-    async with await runtime.create(image=f"dir:{tmp_path}", secrets=secrets()) as sandbox:
+    async with await engine.create(image=f"dir:{tmp_path}", secrets=secrets()) as sandbox:
         bundle = (await sandbox.files.read_bytes(BUNDLE)).decode()
     assert bundle.startswith(Path(BUNDLE).read_text())
     assert len(ssl.create_default_context(cadata=bundle).get_ca_certs()) > 1
 
 
-async def test_without_secrets_for_hosts_nobody_is_trusted_anew(runtime: Runtime) -> None:
+async def test_without_secrets_for_hosts_nobody_is_trusted_anew(engine: Engine) -> None:
     plain = {"PLAIN": Secret(VALUE, hosts=["http://plain.test"])}
-    async with runtime.pool("session", secrets=plain, secret_env={"TOKEN": SHOWN}) as pool:
+    async with engine.pool("session", secrets=plain, secret_env={"TOKEN": SHOWN}) as pool:
         sandbox = await pool.get()
         assert not await sandbox.files.exists("/usr/local/share/ca-certificates/atoll.crt")
         env = (await sandbox.exec("env")).stdout
@@ -143,16 +143,16 @@ async def test_whoever_takes_a_sandbox_up_has_its_secrets_if_they_have_the_key(
         assert keeper.name in [info.name for info in await other.list()]
 
 
-async def test_a_sandbox_that_waited_is_given_secrets_too(runtime: Runtime) -> None:
+async def test_a_sandbox_that_waited_is_given_secrets_too(engine: Engine) -> None:
     limits = atoll.Limits(open_files=300)
-    await runtime.warm(1, limits=limits)
-    async with await runtime.create(limits=limits, secrets=secrets(), secret_env={"TOKEN": SHOWN}) as sandbox:
+    await engine.warm(1, limits=limits)
+    async with await engine.create(limits=limits, secrets=secrets(), secret_env={"TOKEN": SHOWN}) as sandbox:
         assert (await sandbox.exec("echo $TOKEN; " + VERIFY.format(f"-CAfile {BUNDLE}"))).stdout.split()[0] == SHOWN
         assert (await sandbox.exec(VERIFY.format(f"-CAfile {BUNDLE}"))).ok
-    await runtime.warm(0, limits=limits)
+    await engine.warm(0, limits=limits)
 
 
-async def test_what_is_no_secret_is_refused_and_not_repeated(runtime: Runtime) -> None:
+async def test_what_is_no_secret_is_refused_and_not_repeated(engine: Engine) -> None:
     for wrong in (
         {"secrets": {"not a name": Secret(VALUE, hosts=["api.test"])}},
         {"secrets": {"API_KEY": VALUE}},
@@ -161,19 +161,19 @@ async def test_what_is_no_secret_is_refused_and_not_repeated(runtime: Runtime) -
         {"secret_env": {"TOKEN": VALUE.encode()}},
     ):
         with pytest.raises(InvalidRequest) as refused:
-            await runtime.create(**wrong)
+            await engine.create(**wrong)
         assert VALUE not in str(refused.value) + repr(refused.value.to_dict())
 
 
-async def test_a_checkpoint_of_another_brings_its_files_and_not_its_secrets(runtime: Runtime, as_root: None) -> None:
-    own = await runtime.create("own", secret_env={"TOKEN": "mine"})
-    other = await runtime.create("other", secret_env={"TOKEN": "theirs"})
+async def test_a_checkpoint_of_another_brings_its_files_and_not_its_secrets(engine: Engine, as_root: None) -> None:
+    own = await engine.create("own", secret_env={"TOKEN": "mine"})
+    other = await engine.create("other", secret_env={"TOKEN": "theirs"})
     await other.files.write_text("f", "from the other ")
     checkpoint = await other.checkpoint()
     await own.restore(checkpoint.id)
-    async with atoll.open(runtime.state_dir) as elsewhere:
+    async with atoll.open(engine.state_dir) as elsewhere:
         for sandbox in (own, await elsewhere.get("own")):
             assert (await sandbox.exec("cat f; echo $TOKEN")).stdout == "from the other mine\n"
     for sandbox in (own, other):
         await sandbox.destroy()
-    await runtime.delete_checkpoint(checkpoint.id)
+    await engine.delete_checkpoint(checkpoint.id)

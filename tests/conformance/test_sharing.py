@@ -9,9 +9,9 @@ import anyio
 import pytest
 
 import atoll
-from atoll import Runtime, Sandbox, SandboxNotFound
+from atoll import Engine, Sandbox, SandboxNotFound
 from atoll.contract.model import RuntimeName
-from tests.conformance.inside import client, output_of, running, until_gone, until_running
+from tests.conformance.inside import client, output_of, running, until_running, wait_tree_exit
 from tests.conftest import LeakCheck
 from tests.waiting import eventually
 
@@ -21,7 +21,7 @@ async def test_two_processes_use_one_sandbox_at_once(
     state_dir: Path, runtime_name: RuntimeName, sandbox: Sandbox
 ) -> None:
     body = """
-sandbox = await runtime.get(sys.argv[3])
+sandbox = await engine.get(sys.argv[3])
 for number in range(20):
     result = await sandbox.exec(f"echo theirs {number}")
     assert result.stdout == f"theirs {number}\\n", result
@@ -59,7 +59,7 @@ async def test_a_client_that_is_killed_takes_its_commands_with_it_and_nothing_el
     state_dir: Path, runtime_name: RuntimeName, sandbox: Sandbox
 ) -> None:
     body = """
-sandbox = await runtime.get(sys.argv[3])
+sandbox = await engine.get(sys.argv[3])
 kept = await sandbox.spawn("i=0; while :; do i=$((i + 1)); echo line $i; sleep 0.01; done")
 seen = b""
 async for event in kept:
@@ -78,8 +78,8 @@ async with anyio.create_task_group() as group:
             other.send_signal(signal.SIGKILL)
             assert await other.ends() == -signal.SIGKILL
         # What it ran to its end is gone, for nobody can have its output. What is ours is untouched.
-        await until_gone(sandbox, "31538001")
-        await until_gone(sandbox, "31538002")
+        await wait_tree_exit(sandbox, "31538001")
+        await wait_tree_exit(sandbox, "31538002")
         assert [process.pid for process in await running(sandbox, "sleep 31538003")] == [ours.pid]
         # What it spawned to be kept goes on, and is taken up where the dead one had stopped to read.
         process = await sandbox.attach(process_id, stdout_offset=seen)
@@ -101,7 +101,7 @@ async def test_a_client_that_is_killed_while_it_writes_leaves_no_half_of_a_file(
     state_dir: Path, runtime_name: RuntimeName, sandbox: Sandbox
 ) -> None:
     body = """
-sandbox = await runtime.get(sys.argv[3])
+sandbox = await engine.get(sys.argv[3])
 async def endless():
     yield bytes(100000)
     say("writing")
@@ -124,10 +124,10 @@ await sandbox.files.write_bytes("file", endless())
 
 @pytest.mark.core
 async def test_a_sandbox_outlives_the_process_that_made_it(
-    state_dir: Path, runtime_name: RuntimeName, runtime: Runtime
+    state_dir: Path, runtime_name: RuntimeName, engine: Engine
 ) -> None:
     body = """
-sandbox = await runtime.create("orphan")
+sandbox = await engine.create("orphan")
 process = await sandbox.spawn("echo begun; read -r x; echo $x", stdin=True)
 say(process.id)
 await anyio.sleep_forever()
@@ -136,7 +136,7 @@ await anyio.sleep_forever()
         process_id = int(await other.line())
         other.send_signal(signal.SIGKILL)
         await other.ends()
-    async with await runtime.get("orphan") as sandbox:
+    async with await engine.get("orphan") as sandbox:
         process = await sandbox.attach(process_id, stdin=True)
         assert process.stdin is not None
         await process.stdin.send(b"adopted\n")
@@ -147,7 +147,7 @@ async def test_a_process_that_is_stopped_holds_up_nobody_else(
     state_dir: Path, runtime_name: RuntimeName, sandbox: Sandbox
 ) -> None:
     body = """
-sandbox = await runtime.get(sys.argv[3])
+sandbox = await engine.get(sys.argv[3])
 process = await sandbox.spawn("yes", keep=False)
 async for event in process:
     say("reading")
@@ -170,25 +170,25 @@ async for event in process:
 
 
 async def test_one_process_destroys_what_another_uses(
-    state_dir: Path, runtime_name: RuntimeName, runtime: Runtime, leak_check: LeakCheck
+    state_dir: Path, runtime_name: RuntimeName, engine: Engine, leak_check: LeakCheck
 ) -> None:
     body = """
-sandbox = await runtime.get(sys.argv[3])
+sandbox = await engine.get(sys.argv[3])
 try:
     say("using")
     await sandbox.exec("sleep 31538004")
 except atoll.SandboxDied:
     say("died")
 try:
-    await runtime.get(sys.argv[3])
+    await engine.get(sys.argv[3])
 except atoll.SandboxNotFound:
     say("gone")
 """
-    sandbox = await runtime.create()
+    sandbox = await engine.create()
     async with client(state_dir, runtime_name, body, sandbox.name) as other:
         assert await other.line() == "using"
         await until_running(sandbox, "sleep 31538004")
-        await runtime.destroy(sandbox.name)
+        await engine.destroy(sandbox.name)
         assert await other.line() == "died"
         assert await other.line() == "gone"
         await other.succeeds()
@@ -196,11 +196,11 @@ except atoll.SandboxNotFound:
 
 
 async def test_processes_that_want_one_name_do_not_both_get_it(
-    state_dir: Path, runtime_name: RuntimeName, runtime: Runtime
+    state_dir: Path, runtime_name: RuntimeName, engine: Engine
 ) -> None:
     body = """
 try:
-    sandbox = await runtime.create("contested")
+    sandbox = await engine.create("contested")
     say("got it")
 except atoll.SandboxExists:
     say("refused")
@@ -209,7 +209,7 @@ except atoll.SandboxExists:
         assert sorted([await one.line(), await other.line()]) == ["got it", "refused"]
         await one.succeeds()
         await other.succeeds()
-    await runtime.destroy("contested")
+    await engine.destroy("contested")
 
 
 # ---- ephemeral ----
@@ -218,10 +218,10 @@ except atoll.SandboxExists:
 @pytest.mark.core
 @pytest.mark.parametrize("end", ["leaves", "is killed"])
 async def test_an_ephemeral_sandbox_ends_with_its_client_however_that_one_ends(
-    state_dir: Path, runtime_name: RuntimeName, runtime: Runtime, end: str, leak_check: LeakCheck
+    state_dir: Path, runtime_name: RuntimeName, engine: Engine, end: str, leak_check: LeakCheck
 ) -> None:
     body = """
-sandbox = await runtime.create("mayfly", ephemeral=True)
+sandbox = await engine.create("mayfly", ephemeral=True)
 await sandbox.spawn("(setsid sleep 31538005 &) ; exec sleep 31538005")
 say(sandbox.info.pid)
 if sys.argv[3] == "is killed":
@@ -235,18 +235,18 @@ if sys.argv[3] == "is killed":
     await eventually(lambda: not Path(f"/proc/{pid}").exists(), "its first process is gone")
 
     async def collected() -> bool:
-        await runtime.collect()
-        return "mayfly" not in {info.name for info in await runtime.list()}
+        await engine.collect()
+        return "mayfly" not in {info.name for info in await engine.list()}
 
     await eventually(collected, "its remains are collected")
     await leak_check.back_to_start()
 
 
 async def test_an_ephemeral_sandbox_lives_until_its_last_client_leaves(
-    state_dir: Path, runtime_name: RuntimeName, runtime: Runtime
+    state_dir: Path, runtime_name: RuntimeName, engine: Engine
 ) -> None:
     body = """
-sandbox = await runtime.create("shared-mayfly", ephemeral=True)
+sandbox = await engine.create("shared-mayfly", ephemeral=True)
 say(sandbox.info.pid)
 await anyio.sleep_forever()
 """
@@ -260,20 +260,20 @@ await anyio.sleep_forever()
             await other.ends()
             for _ in range(20):
                 assert (await sandbox.exec("echo one left")).stdout == "one left\n"
-            assert await runtime.collect() == [], "it is in use"
+            assert await engine.collect() == [], "it is in use"
     await eventually(lambda: not Path(f"/proc/{pid}").exists(), "it ends with the last")
 
     async def collected() -> bool:
-        await runtime.collect()
-        return "shared-mayfly" not in {info.name for info in await runtime.list()}
+        await engine.collect()
+        return "shared-mayfly" not in {info.name for info in await engine.list()}
 
     await eventually(collected, "its remains are collected")
     with pytest.raises(SandboxNotFound):
-        await runtime.get("shared-mayfly")
+        await engine.get("shared-mayfly")
 
 
 async def test_the_name_of_an_ephemeral_sandbox_that_ended_is_free(
-    state_dir: Path, runtime_name: RuntimeName, runtime: Runtime
+    state_dir: Path, runtime_name: RuntimeName, engine: Engine
 ) -> None:
     settings = atoll.Settings(runtime=runtime_name)
     async with atoll.open(state_dir, settings=settings) as first:
@@ -283,21 +283,21 @@ async def test_the_name_of_an_ephemeral_sandbox_that_ended_is_free(
 
     async def made() -> bool:
         try:
-            async with await runtime.create("again") as second:
+            async with await engine.create("again") as second:
                 return second.id != sandbox.id
         except atoll.SandboxExists:
             return False  # its keeper may need a moment more
 
     await eventually(made, "the name can be used again")
-    await runtime.collect()
+    await engine.collect()
 
 
 async def test_a_sandbox_that_is_not_ephemeral_needs_no_client(
-    state_dir: Path, runtime_name: RuntimeName, runtime: Runtime
+    state_dir: Path, runtime_name: RuntimeName, engine: Engine
 ) -> None:
     async with atoll.open(state_dir, settings=atoll.Settings(runtime=runtime_name)) as first:
         sandbox = await first.create("needs-nobody")
-    assert await runtime.collect() == []
-    async with await runtime.get("needs-nobody") as found:
+    assert await engine.collect() == []
+    async with await engine.get("needs-nobody") as found:
         assert (await found.exec("echo still here")).stdout == "still here\n"
         assert found.info.pid == sandbox.info.pid

@@ -8,13 +8,13 @@ import anyio
 import pytest
 
 from atoll import (
-    CannotSave,
     Capabilities,
+    Engine,
     InvalidRequest,
     Limits,
+    NotCheckpointable,
     Output,
     PortRefused,
-    Runtime,
     Sandbox,
     SandboxAsleep,
     SandboxDied,
@@ -28,8 +28,8 @@ from tests.waiting import eventually
 COUNT = "i=0; while :; do i=$((i+1)); echo $i > count; sleep 0.01; done"
 
 
-async def status(runtime: Runtime, name: str) -> str:
-    (info,) = [info for info in await runtime.list() if info.name == name]
+async def status(engine: Engine, name: str) -> str:
+    (info,) = [info for info in await engine.list() if info.name == name]
     return info.status
 
 
@@ -48,32 +48,32 @@ async def counted(sandbox: Sandbox) -> int:
 
 @pytest.mark.core
 async def test_a_cold_sandbox_has_no_process_and_wakes_with_its_files_when_it_is_used(
-    runtime: Runtime, capabilities: Capabilities
+    engine: Engine, capabilities: Capabilities
 ) -> None:
-    async with await runtime.create("sleeper", env={"MODE": "test"}) as sandbox:
+    async with await engine.create("sleeper", env={"MODE": "test"}) as sandbox:
         await sandbox.files.write_text("kept", "yes")
         await sandbox.exec("echo 1 > /usr/made; rm /etc/nsswitch.conf; mkdir /srv/d", user="root")
         process = await sandbox.spawn("sleep 31537101")
         first = sandbox.info.pid
         await sandbox.sleep()
-        assert await status(runtime, "sleeper") == "cold"
-        (info,) = [info for info in await runtime.list() if info.name == "sleeper"]
+        assert await status(engine, "sleeper") == "sleeping"
+        (info,) = [info for info in await engine.list() if info.name == "sleeper"]
         assert (info.pid, info.reason) == (None, None)
         with pytest.raises(SandboxDied):
             await process.wait()
         assert (await sandbox.exec("cat kept /usr/made; ls -d /srv/d; ls /etc/nsswitch.conf; echo $MODE")).stdout == (
             "yes1\n/srv/d\ntest\n"
         )
-        assert await status(runtime, "sleeper") == "running"
-        (info,) = [info for info in await runtime.list() if info.name == "sleeper"]
+        assert await status(engine, "sleeper") == "running"
+        (info,) = [info for info in await engine.list() if info.name == "sleeper"]
         assert info.pid not in (None, first)
         left = [found.command for found in await sandbox.ps() if "31537101" in found.command]
         assert bool(left) is capabilities.memory_checkpoint, "its processes are kept where the runtime can"
 
 
 @pytest.mark.core
-async def test_many_who_use_it_wake_it_once(runtime: Runtime) -> None:
-    async with await runtime.create() as sandbox:
+async def test_many_who_use_it_wake_it_once(engine: Engine) -> None:
+    async with await engine.create() as sandbox:
         await sandbox.sleep()
         pids: list[str] = []
 
@@ -85,28 +85,28 @@ async def test_many_who_use_it_wake_it_once(runtime: Runtime) -> None:
                 group.start_soon(look)
         assert len(pids) == 20
         assert len(set(pids)) == 1
-        (info,) = [info for info in await runtime.list() if info.name == sandbox.name]
+        (info,) = [info for info in await engine.list() if info.name == sandbox.name]
         assert info.status == "running"
 
 
-async def test_another_process_wakes_it_too_and_the_first_goes_on(runtime: Runtime, runtime_name: RuntimeName) -> None:
-    async with await runtime.create("shared-sleeper") as sandbox:
+async def test_another_process_wakes_it_too_and_the_first_goes_on(engine: Engine, runtime_name: RuntimeName) -> None:
+    async with await engine.create("shared-sleeper") as sandbox:
         await sandbox.sleep()
         body = """
-box = await runtime.get("shared-sleeper")
+box = await engine.get("shared-sleeper")
 say((await box.exec("echo woken > by; echo done")).stdout.strip())
 await box.sleep()
 say("asleep")
 """
-        async with client(runtime.state_dir, runtime_name, body) as other:
+        async with client(engine.state_dir, runtime_name, body) as other:
             assert await other.line() == "done"
             assert await other.line() == "asleep"
             await other.succeeds()
         assert (await sandbox.exec("cat by")).stdout == "woken\n"
 
 
-async def test_a_sandbox_sleeps_and_wakes_again_and_again(runtime: Runtime) -> None:
-    async with await runtime.create() as sandbox:
+async def test_a_sandbox_sleeps_and_wakes_again_and_again(engine: Engine) -> None:
+    async with await engine.create() as sandbox:
         for number in range(3):
             await sandbox.exec(f"echo {number} >> log")
             await sandbox.sleep()
@@ -114,16 +114,16 @@ async def test_a_sandbox_sleeps_and_wakes_again_and_again(runtime: Runtime) -> N
         assert (await sandbox.exec("cat log")).stdout == "0\n1\n2\n"
 
 
-async def test_a_sandbox_that_sleeps_can_be_destroyed(runtime: Runtime) -> None:
-    sandbox = await runtime.create("gone-in-its-sleep")
+async def test_a_sandbox_that_sleeps_can_be_destroyed(engine: Engine) -> None:
+    sandbox = await engine.create("gone-in-its-sleep")
     await sandbox.exec("echo x > /usr/x", user="root")
     await sandbox.sleep()
     await sandbox.destroy()
-    assert "gone-in-its-sleep" not in {info.name for info in await runtime.list()}
+    assert "gone-in-its-sleep" not in {info.name for info in await engine.list()}
 
 
-async def test_limits_hold_after_waking(runtime: Runtime, capabilities: Capabilities, as_root: None) -> None:
-    async with await runtime.create(limits=Limits(memory_bytes=64 << 20, open_files=64)) as sandbox:
+async def test_limits_hold_after_waking(engine: Engine, capabilities: Capabilities, as_root: None) -> None:
+    async with await engine.create(limits=Limits(memory_bytes=64 << 20, open_files=64)) as sandbox:
         await sandbox.sleep()
         assert (await sandbox.exec("ulimit -n")).stdout == "64\n"
         fill = ["python3", "-c", "x = bytearray(200_000_000)"]
@@ -192,13 +192,13 @@ async def goes_on(sandbox: Sandbox, count: int) -> None:
     assert len(lines) > count
 
 
-async def test_processes_go_on_where_they_were_if_the_runtime_can(runtime: Runtime, capabilities: Capabilities) -> None:
-    async with await runtime.create("counting") as sandbox:
+async def test_processes_go_on_where_they_were_if_the_runtime_can(engine: Engine, capabilities: Capabilities) -> None:
+    async with await engine.create("counting") as sandbox:
         await serve(sandbox)
         for _ in range(2):
             count = await ask(sandbox)
             await sandbox.sleep()
-            assert await status(runtime, "counting") == "cold"
+            assert await status(engine, "counting") == "sleeping"
             if not capabilities.memory_checkpoint:
                 with pytest.raises(PortRefused):
                     await sandbox.dial(8080)
@@ -216,7 +216,7 @@ async def test_processes_go_on_where_they_were_if_the_runtime_can(runtime: Runti
         # A copy of one that sleeps does not wake it.
         await sandbox.sleep()
         (fork,) = await sandbox.fork(1)
-        assert await status(runtime, "counting") == "cold"
+        assert await status(engine, "counting") == "sleeping"
         await goes_on(fork, count)
         await fork.destroy()
         checkpoint = await sandbox.checkpoint("counted")
@@ -226,22 +226,22 @@ async def test_processes_go_on_where_they_were_if_the_runtime_can(runtime: Runti
         await sandbox.restore("counted")
         assert abs(await ask(sandbox) - count) < 40, "it went back"
         await goes_on(sandbox, 1)
-    await runtime.delete_checkpoint(checkpoint.id)
+    await engine.delete_checkpoint(checkpoint.id)
 
 
 async def test_processes_that_cannot_go_on_do_not_keep_a_sandbox_asleep(
-    runtime: Runtime, capabilities: Capabilities
+    engine: Engine, capabilities: Capabilities
 ) -> None:
     """What was written of them is cut short, as by a machine that was switched off."""
-    async with await runtime.create("cut-short") as sandbox:
+    async with await engine.create("cut-short") as sandbox:
         await sandbox.files.write_text("f", "kept")
         await sandbox.sleep()
-        images = list((runtime.state_dir / "sandboxes" / sandbox.id).glob("memory-*/checkpoint.img"))
+        images = list((engine.state_dir / "sandboxes" / sandbox.id).glob("memory-*/checkpoint.img"))
         assert len(images) == capabilities.memory_checkpoint
         for image in images:
             image.write_bytes(image.read_bytes()[:5000])
         assert await sandbox.files.read_text("f") == "kept"
-        assert not list((runtime.state_dir / "sandboxes" / sandbox.id).glob("memory-*"))
+        assert not list((engine.state_dir / "sandboxes" / sandbox.id).glob("memory-*"))
 
 
 ECHO = """
@@ -260,52 +260,52 @@ asyncio.run(serve())
 """
 
 
-async def test_processes_that_a_save_would_lose_are_left_alone(runtime: Runtime, runtime_name: RuntimeName) -> None:
+async def test_processes_that_a_save_would_lose_are_left_alone(engine: Engine, runtime_name: RuntimeName) -> None:
     """gVisor of 2022 ends when it is to save a socket that somebody waits for with epoll."""
-    async with await runtime.create("waiting") as sandbox:
+    async with await engine.create("waiting") as sandbox:
         process = await sandbox.spawn(["python3", "-c", ECHO], keep=True)
         while not isinstance(await process.__anext__(), Output):
             pass
         await process.detach()
         connection = await sandbox.dial(8080)
-        if not runtime.drivers()[runtime_name].loses_waiting():
+        if not engine.drivers()[runtime_name].loses_waiting():
             await sandbox.sleep()
-            assert await status(runtime, "waiting") == "cold"
+            assert await status(engine, "waiting") == "sleeping"
             return
         for save in (sandbox.sleep, sandbox.checkpoint, sandbox.fork):
-            with pytest.raises(CannotSave, match=r"epoll.*\(python3 -c"):
+            with pytest.raises(NotCheckpointable, match=r"epoll.*\(python3 -c"):
                 await save()
         await connection.send(b"still here\n")
         assert await connection.receive() == b"still here\n", "nobody was disturbed"
         await connection.aclose()
         # Who is merely not used sleeps in memory instead.
-        while not await runtime.sleep_unused("waiting", timedelta(0)):
+        while not await engine.sleep_unused("waiting", timedelta(0)):
             await anyio.sleep(0.01)
-        assert await status(runtime, "waiting") == "warm"
+        assert await status(engine, "waiting") == "paused"
         connection = await sandbox.dial(8080)
         await connection.send(b"awake\n")
         assert await connection.receive() == b"awake\n"
         # And nobody inside can keep it from being shut down.
         await sandbox.shutdown()
-        assert await status(runtime, "waiting") == "shutdown"
+        assert await status(engine, "waiting") == "shutdown"
         await sandbox.wake()
-        assert await sandbox.waiting() == []
+        assert await sandbox.epoll_waiters() == []
 
 
 @pytest.mark.runtimes("runsc")
 async def test_who_is_about_to_connect_does_not_keep_a_sandbox_from_saying_who_waits_in_it(
-    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That one may be waiting for the sleep to end, and the sleep must not wait for that one."""
     monkeypatch.setattr(life, "_ANSWER_S", 1000)
-    async with await runtime.create() as sandbox:
+    async with await engine.create() as sandbox:
         await sandbox.aclose()
         async with sandbox._connecting:
             await sandbox.sleep()
 
 
-async def test_one_that_ends_with_its_clients_cannot_sleep(runtime: Runtime) -> None:
-    async with await runtime.create(ephemeral=True) as sandbox:
+async def test_one_that_ends_with_its_clients_cannot_sleep(engine: Engine) -> None:
+    async with await engine.create(ephemeral=True) as sandbox:
         for sleep in (sandbox.sleep, sandbox.shutdown):
             with pytest.raises(InvalidRequest, match="ephemeral"):
                 await sleep()
@@ -316,32 +316,32 @@ async def test_one_that_ends_with_its_clients_cannot_sleep(runtime: Runtime) -> 
 
 
 @pytest.mark.core
-async def test_one_that_was_shut_down_wakes_only_when_it_is_told_to(runtime: Runtime) -> None:
-    async with await runtime.create("closed") as sandbox:
+async def test_one_that_was_shut_down_wakes_only_when_it_is_told_to(engine: Engine) -> None:
+    async with await engine.create("closed") as sandbox:
         await sandbox.files.write_text("kept", "yes")
         await sandbox.shutdown()
-        assert await status(runtime, "closed") == "shutdown"
+        assert await status(engine, "closed") == "shutdown"
         for _ in range(2):
             with pytest.raises(SandboxAsleep, match="wake it first"):
                 await sandbox.exec("true")
-        assert await status(runtime, "closed") == "shutdown"
+        assert await status(engine, "closed") == "shutdown"
         await sandbox.wake()
         assert await sandbox.files.read_text("kept") == "yes"
         await sandbox.wake()  # it is awake
 
 
-async def test_one_that_has_ended_can_be_woken(runtime: Runtime) -> None:
+async def test_one_that_has_ended_can_be_woken(engine: Engine) -> None:
     """A machine that was switched off leaves such ones; here it is the guest that is killed."""
     import os
     import signal
 
-    async with await runtime.create("fallen") as sandbox:
+    async with await engine.create("fallen") as sandbox:
         await sandbox.files.write_text("kept", "yes")
         assert sandbox.info.pid is not None
         os.kill(sandbox.info.pid, signal.SIGKILL)
 
         async def ended() -> bool:
-            return await status(runtime, "fallen") == "error"
+            return await status(engine, "fallen") == "error"
 
         await eventually(ended, "it is seen to have ended")
         with pytest.raises(SandboxDied):
@@ -353,17 +353,17 @@ async def test_one_that_has_ended_can_be_woken(runtime: Runtime) -> None:
 # ---- warm ----
 
 
-async def test_a_warm_sandbox_stands_still_until_it_is_used(runtime: Runtime, capabilities: Capabilities) -> None:
-    async with await runtime.create("warm") as sandbox:
+async def test_a_warm_sandbox_stands_still_until_it_is_used(engine: Engine, capabilities: Capabilities) -> None:
+    async with await engine.create("still") as sandbox:
         if not capabilities.freeze:
             with pytest.raises(Unenforceable):
-                await sandbox.sleep(warm=True)
+                await sandbox.pause()
             return
         await (await sandbox.spawn(COUNT)).detach()
         await counted(sandbox)
         pid = sandbox.info.pid
-        await sandbox.sleep(warm=True)
-        assert await status(runtime, "warm") == "warm"
+        await sandbox.pause()
+        assert await status(engine, "still") == "paused"
         before = (await sandbox.stat()).cpu_s
         await anyio.sleep(0.3)
         after = (await sandbox.stat()).cpu_s
@@ -371,7 +371,7 @@ async def test_a_warm_sandbox_stands_still_until_it_is_used(runtime: Runtime, ca
         assert after is not None
         assert after - before < 0.02, "nothing runs in it"
         seen = await counted(sandbox)
-        assert await status(runtime, "warm") == "running"
+        assert await status(engine, "still") == "running"
         assert sandbox.info.pid == pid
 
         async def further() -> bool:
@@ -381,15 +381,15 @@ async def test_a_warm_sandbox_stands_still_until_it_is_used(runtime: Runtime, ca
 
 
 async def test_an_unused_sandbox_pauses_by_itself_and_one_in_use_does_not(
-    runtime: Runtime, capabilities: Capabilities, as_root: None
+    engine: Engine, capabilities: Capabilities, as_root: None
 ) -> None:
     assert capabilities.freeze
-    async with await runtime.create("pausing", pause_after_s=0.2) as sandbox:
+    async with await engine.create("pausing", pause_after_s=0.2) as sandbox:
         # A command that takes longer than that is use.
         assert (await sandbox.exec("sleep 0.5; echo done")).stdout == "done\n"
 
         async def warm() -> bool:
-            return await status(runtime, "pausing") == "warm"
+            return await status(engine, "pausing") == "paused"
 
         await eventually(warm, "it pauses")
         assert (await sandbox.exec("echo awake")).stdout == "awake\n"
@@ -402,15 +402,15 @@ async def test_an_unused_sandbox_pauses_by_itself_and_one_in_use_does_not(
 
 
 async def test_a_warm_sandbox_can_be_put_to_sleep_and_destroyed(
-    runtime: Runtime, capabilities: Capabilities, as_root: None
+    engine: Engine, capabilities: Capabilities, as_root: None
 ) -> None:
     assert capabilities.freeze
-    sandbox = await runtime.create("frozen")
+    sandbox = await engine.create("frozen")
     await (await sandbox.spawn("exec sleep 31537103")).detach()
     await until_running(sandbox, "31537103")
-    await sandbox.sleep(warm=True)
+    await sandbox.pause()
     await sandbox.sleep()
-    assert await status(runtime, "frozen") == "cold"
+    assert await status(engine, "frozen") == "sleeping"
     await sandbox.wake()
-    await sandbox.sleep(warm=True)
+    await sandbox.pause()
     await sandbox.destroy()

@@ -20,7 +20,7 @@ import anyio
 import pytest
 
 import atoll
-from atoll import Capabilities, DiskFull, InvalidRequest, Limits, Runtime, Sandbox, Unenforceable
+from atoll import Capabilities, DiskFull, Engine, InvalidRequest, Limits, Sandbox, Unenforceable
 from atoll.contract.model import RuntimeName
 from atoll.runtime.state.checkpoints import Checkpoints
 from tests.leaks import BOUND_S, Ledger
@@ -97,19 +97,19 @@ def mounted(request: pytest.FixtureRequest, ledger: Ledger) -> Iterator[Mounted]
 @pytest.fixture(scope="module")
 async def stored(
     mounted: Mounted, runtime_name: RuntimeName, give_host_image: Callable[[Path], Path]
-) -> AsyncIterator[Runtime]:
+) -> AsyncIterator[Engine]:
     """A runtime over a state directory on that file system."""
     if not (mounted.state_dir / "images").exists():
         give_host_image(mounted.state_dir)
-    async with atoll.open(mounted.state_dir, settings=atoll.Settings(runtime=runtime_name)) as runtime:
-        yield runtime
-        for info in await runtime.list():
+    async with atoll.open(mounted.state_dir, settings=atoll.Settings(runtime=runtime_name)) as engine:
+        yield engine
+        for info in await engine.list():
             with suppress(LookupError):
-                await runtime.destroy(info.name)
+                await engine.destroy(info.name)
 
 
 @pytest.fixture
-def able(stored: Runtime, runtime_name: RuntimeName) -> Capabilities:
+def able(stored: Engine, runtime_name: RuntimeName) -> Capabilities:
     return stored.drivers()[runtime_name].capabilities
 
 
@@ -122,7 +122,7 @@ async def fill(sandbox: Sandbox, most: int = 2 * LIMIT) -> tuple[int, int]:
 
 
 async def test_a_sandbox_that_fills_its_disk_is_told_and_nobody_else_notices(
-    mounted: Mounted, stored: Runtime, able: Capabilities
+    mounted: Mounted, stored: Engine, able: Capabilities
 ) -> None:
     if not able.disk_limit:
         with pytest.raises(Unenforceable, match=r"a disk limit cannot be enforced here: .* stands on xfs.*init --size"):
@@ -149,7 +149,7 @@ async def test_a_sandbox_that_fills_its_disk_is_told_and_nobody_else_notices(
 
 
 async def test_a_limit_holds_after_sleep_and_restore_and_in_forks(
-    mounted: Mounted, stored: Runtime, able: Capabilities
+    mounted: Mounted, stored: Engine, able: Capabilities
 ) -> None:
     limits = Limits(disk_bytes=LIMIT) if able.disk_limit else None
     full, most = (mounted.full, 2 * LIMIT) if able.disk_limit else (0, MIB)
@@ -173,7 +173,7 @@ async def test_a_limit_holds_after_sleep_and_restore_and_in_forks(
 
 
 async def test_a_copy_of_a_running_sandbox_shares_what_it_wrote_and_is_gone_without_a_trace(
-    mounted: Mounted, stored: Runtime
+    mounted: Mounted, stored: Engine
 ) -> None:
     layers = mounted.state_dir / "layers"
     async with await stored.create("sharing") as sandbox:
@@ -215,43 +215,43 @@ async def test_a_file_system_in_a_file_is_made_found_again_and_removed(
     state_dir, elsewhere = make_state_dir(), make_state_dir()
     image, layers = state_dir / "storage.img", state_dir / "layers"
     image.write_bytes(b"what somebody left who was killed")
-    async with atoll.open(state_dir) as runtime:
-        assert runtime.storage.look().image is None
+    async with atoll.open(state_dir) as engine:
+        assert engine.storage.look().image is None
         with pytest.raises(InvalidRequest, match="it takes at least"):
-            await runtime.storage.init(MIB)
-        made = await runtime.storage.init(SIZE, kind)
+            await engine.storage.init(MIB)
+        made = await engine.storage.init(SIZE, kind)
         assert (made.filesystem, made.image, made.reflinks, made.snapshots) == (kind, image, True, kind == "btrfs")
         assert image.stat().st_blocks * 512 < SIZE // 4
-        assert {driver.capabilities.disk_limit for driver in runtime.drivers().values()} == {made.disk_limit}
+        assert {driver.capabilities.disk_limit for driver in engine.drivers().values()} == {made.disk_limit}
         with pytest.raises(InvalidRequest, match="already"):
-            await runtime.storage.init(SIZE)
+            await engine.storage.init(SIZE)
         limits = Limits(disk_bytes=LIMIT) if made.disk_limit else None
-        kept = await runtime.create("kept", limits=limits)
+        kept = await engine.create("kept", limits=limits)
         await kept.exec("echo kept > file")
         await kept.sleep()
         with pytest.raises(InvalidRequest, match=r"1 sandboxes are in .* remove them first"):
-            await runtime.storage.remove()
+            await engine.storage.remove()
     run("umount", layers)  # as a reboot does
     assert os.listdir(layers) == []
 
     async def reopen() -> None:
-        async with atoll.open(state_dir) as runtime:
-            assert [info.name for info in await runtime.list()] == ["kept"]
+        async with atoll.open(state_dir) as engine:
+            assert [info.name for info in await engine.list()] == ["kept"]
 
     async with anyio.create_task_group() as group:
         for _ in range(3):
             group.start_soon(reopen)
     assert _mounts(layers) == 1
-    async with atoll.open(state_dir) as runtime:
-        found = await runtime.get("kept")
+    async with atoll.open(state_dir) as engine:
+        found = await engine.get("kept")
         assert (await found.exec("cat file")).stdout == "kept\n"
         if limits:
             assert (await fill(found))[1] == Mounted(kind, layers).full
         await found.destroy()
         # One that was started while this was mounted, elsewhere, does not keep it.
         async with atoll.open(elsewhere) as another, await another.create():
-            await runtime.storage.remove()
-            assert runtime.storage.look().image is None
+            await engine.storage.remove()
+            assert engine.storage.look().image is None
             assert str(state_dir) not in run("losetup", "--list", "--noheadings", "--output", "BACK-FILE")
     assert _mounts(layers) == 0
     assert [name for name in os.listdir(state_dir) if name.startswith("storage.") and name != "storage.lock"] == []

@@ -11,7 +11,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from atoll import FileError, InvalidRequest, PathDenied, PathNotFound, Sandbox
+from atoll import FileError, InvalidRequest, PathNotFound, PermissionDenied, Sandbox
 from tests.conformance.inside import Peak
 from tests.waiting import eventually
 
@@ -122,10 +122,10 @@ async def test_a_download_never_leaves_half_of_a_tree(shared: Sandbox, here: str
 
 async def test_symlinks_that_lead_outside_do_not_come_out(shared: Sandbox, here: str, tmp_path: Path) -> None:
     await shared.exec(f"mkdir {here}/evil && ln -s /etc/passwd {here}/evil/absolute")
-    with pytest.raises(PathDenied):
+    with pytest.raises(PermissionDenied):
         await shared.files.download(f"{here}/evil", tmp_path / "one")
     await shared.exec(f"rm {here}/evil/* && ln -s ../../x {here}/evil/climbs")
-    with pytest.raises(PathDenied):
+    with pytest.raises(PermissionDenied):
         await shared.files.download(f"{here}/evil", tmp_path / "two")
     assert list(tmp_path.iterdir()) == []
 
@@ -177,7 +177,7 @@ async def test_what_is_uploaded_belongs_to_the_user(
     for path in ("tree", "tree/file", "file"):
         assert (await shared.files.stat(f"{here}/{path}")).uid == user_id
     if not single_id:
-        with pytest.raises(PathDenied):
+        with pytest.raises(PermissionDenied):
             await shared.files.upload(tmp_path / "tree", "/usr/tree")
 
 
@@ -283,7 +283,7 @@ async def test_tar_in_writes_nothing_outside_and_no_devices(
     shared: Sandbox, here: str, entries: list[tuple[tarfile.TarInfo, bytes]]
 ) -> None:
     before = {one.name for one in await shared.files.list(".")}
-    with pytest.raises(PathDenied):
+    with pytest.raises(PermissionDenied):
         await shared.files.tar_in(f"{here}/inside", once(make_tar(*entries)))
     assert {one.name for one in await shared.files.list(".")} == before
     left = {one.name for one in await shared.files.list(here)}

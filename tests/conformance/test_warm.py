@@ -16,9 +16,9 @@ import anyio
 import pytest
 
 import atoll
-from atoll import Capabilities, InvalidRequest, LaunchFailed, Limits, Runtime, SandboxDied, SandboxExists, Unenforceable
+from atoll import Capabilities, Engine, InvalidRequest, LaunchFailed, Limits, SandboxDied, SandboxExists, Unenforceable
 from atoll.contract.model import RuntimeName
-from atoll.runtime.lifecycle import warm_pool as shelf
+from atoll.runtime.lifecycle import warm_pool
 from tests.conformance.inside import client
 from tests.waiting import eventually
 
@@ -28,33 +28,33 @@ if TYPE_CHECKING:
     from atoll import Sandbox
 
 
-def waiting(runtime: Runtime) -> set[str]:
+def waiting(engine: Engine) -> set[str]:
     """The ids of those that wait; `-` before one that is being put up or taken."""
-    names = os.listdir(runtime.state_dir / "waiting")
+    names = os.listdir(engine.state_dir / "warm")
     return {name if name.startswith("-") else name.partition(".")[2] for name in names}
 
 
-async def ready(runtime: Runtime, count: int) -> set[str]:
+async def ready(engine: Engine, count: int) -> set[str]:
     """The ids of those that wait, once they are as many."""
 
     async def full() -> bool:
-        return [each.ready for each in await runtime.shelves()] == [count]
+        return [each.ready for each in await engine.warm_pools()] == [count]
 
     await eventually(full, f"{count} wait")
-    return waiting(runtime)
+    return waiting(engine)
 
 
 @asynccontextmanager
-async def warm(runtime: Runtime, count: int, **kind: object) -> AsyncIterator[set[str]]:
+async def warm(engine: Engine, count: int, **kind: object) -> AsyncIterator[set[str]]:
     """So many wait, as long as the context lasts."""
     try:
-        shown = await runtime.warm(count, **kind)  # type: ignore[arg-type]
+        shown = await engine.warm(count, **kind)  # type: ignore[arg-type]
         assert (shown.count, shown.ready) == (count, count)
-        yield waiting(runtime)
+        yield waiting(engine)
     finally:
-        await runtime.warm(0, **kind)  # type: ignore[arg-type]
-        assert await runtime.shelves() == []
-        assert waiting(runtime) == set()
+        await engine.warm(0, **kind)  # type: ignore[arg-type]
+        assert await engine.warm_pools() == []
+        assert waiting(engine) == set()
 
 
 async def look(sandbox: Sandbox) -> str:
@@ -64,26 +64,26 @@ async def look(sandbox: Sandbox) -> str:
 
 
 @pytest.mark.core
-async def test_one_that_waited_cannot_be_told_from_a_new_one(runtime: Runtime, capabilities: Capabilities) -> None:
+async def test_one_that_waited_cannot_be_told_from_a_new_one(engine: Engine, capabilities: Capabilities) -> None:
     limits = Limits(memory_bytes=64 << 20 if capabilities.memory_limit else None, open_files=64)
     options = {"limits": limits, "env": {"MODE": "test"}, "user": "root"}
-    new = await runtime.create("box-1", **options)  # type: ignore[arg-type]
-    async with warm(runtime, 2, limits=limits) as ids:
-        assert [info.name for info in await runtime.list()] == ["box-1"], "those that wait are nobody's"
+    new = await engine.create("box-1", **options)  # type: ignore[arg-type]
+    async with warm(engine, 2, limits=limits) as ids:
+        assert [info.name for info in await engine.list()] == ["box-1"], "those that wait are nobody's"
         before = datetime.now(UTC)
         with pytest.raises(SandboxExists):
-            await runtime.create("box-1", **options)  # type: ignore[arg-type]
-        taken = await runtime.create("box-2", **options)  # type: ignore[arg-type]
+            await engine.create("box-1", **options)  # type: ignore[arg-type]
+        taken = await engine.create("box-2", **options)  # type: ignore[arg-type]
         assert taken.id in ids
         assert before < taken.info.created_at < datetime.now(UTC)
         varying = {"id", "name", "created_at", "last_used_at", "pid"}
         assert taken.info.model_dump(exclude=varying) == new.info.model_dump(exclude=varying)
-        assert taken.info in await runtime.list()
+        assert taken.info in await engine.list()
         assert await taken.processes() == []
         assert len(await taken.ps()) == len(await new.ps())
         assert (await taken.exec("hostname; uname -n")).stdout == "box-2\nbox-2\n"
         assert await look(taken) == await look(new)
-        assert taken.id not in await ready(runtime, 2), "another was put up"
+        assert taken.id not in await ready(engine, 2), "another was put up"
         await new.destroy()
         if capabilities.memory_limit:
             fill = ["python3", "-c", "x = bytearray(200_000_000)"]
@@ -102,61 +102,61 @@ async def test_one_that_waited_cannot_be_told_from_a_new_one(runtime: Runtime, c
 
 @pytest.mark.core
 async def test_what_is_asked_for_otherwise_is_made_anew_or_given_to_one_that_waits(
-    runtime: Runtime, runtime_name: RuntimeName, capabilities: Capabilities
+    engine: Engine, runtime_name: RuntimeName, capabilities: Capabilities
 ) -> None:
     with pytest.raises(InvalidRequest, match="0 to 1000"):
-        await runtime.warm(-1)
+        await engine.warm(-1)
     if not capabilities.pids_limit:
         with pytest.raises(Unenforceable):
-            await runtime.warm(1, limits=Limits(pids=10))
-    assert await runtime.shelves() == []
-    async with warm(runtime, 1) as ids:
-        async with await runtime.create(limits=Limits(open_files=99)) as other:
+            await engine.warm(1, limits=Limits(pids=10))
+    assert await engine.warm_pools() == []
+    async with warm(engine, 1) as ids:
+        async with await engine.create(limits=Limits(open_files=99)) as other:
             assert other.id not in ids
-        assert waiting(runtime) == ids
+        assert waiting(engine) == ids
         if capabilities.freeze:
-            async with await runtime.create(pause_after_s=0.05) as pausing:
+            async with await engine.create(pause_after_s=0.05) as pausing:
                 assert pausing.id in ids
 
                 async def stands_still() -> bool:
-                    return [info.status for info in await runtime.list()] == ["warm"]
+                    return [info.status for info in await engine.list()] == ["paused"]
 
                 await eventually(stands_still, "it stands still by itself")
-        ids = await ready(runtime, 1)
+        ids = await ready(engine, 1)
         body = """
 async with atoll.open(sys.argv[1], settings=atoll.Settings(runtime=sys.argv[2])) as other:
     box = await other.create("brief", ephemeral=True)
     say(box.id, (await box.exec("hostname")).stdout.strip())
 """
-        async with client(runtime.state_dir, runtime_name, body) as brief:
+        async with client(engine.state_dir, runtime_name, body) as brief:
             id, hostname = (await brief.line()).split()
             await brief.succeeds()
         assert (id in ids, hostname) == (True, "brief")
 
         async def ended() -> bool:
-            await runtime.collect()
-            return await runtime.list() == []
+            await engine.collect()
+            return await engine.list() == []
 
         await eventually(ended, "an ephemeral one ends with its last client")
 
 
-async def test_of_those_who_come_at_once_each_gets_one_of_its_own(runtime: Runtime, runtime_name: RuntimeName) -> None:
+async def test_of_those_who_come_at_once_each_gets_one_of_its_own(engine: Engine, runtime_name: RuntimeName) -> None:
     each, count = (
         (10, 6) if runtime_name == "crun" else (2, 2)
     )  # what differs between them is slow, and not in question
     body = f"""
 sys.stdin.readline()
 async def one(name):
-    box = await runtime.create(name)
+    box = await engine.create(name)
     say(box.id, name, (await box.exec("hostname")).stdout.strip())
 async with anyio.create_task_group() as group:
     for number in range({each}):
         group.start_soon(one, f"of-{{os.getpid()}}-{{number}}")
 """
     async with (
-        warm(runtime, count) as ids,
-        client(runtime.state_dir, runtime_name, body) as left,
-        client(runtime.state_dir, runtime_name, body) as right,
+        warm(engine, count) as ids,
+        client(engine.state_dir, runtime_name, body) as left,
+        client(engine.state_dir, runtime_name, body) as right,
     ):
         for process in (left, right):
             assert process.stdin is not None
@@ -167,10 +167,10 @@ async with anyio.create_task_group() as group:
         assert ids <= {id for id, _, _ in lines}, "all that waited were taken"
         await left.succeeds()
         await right.succeeds()
-        assert not await ready(runtime, count) & {id for id, _, _ in lines}, "who takes one puts up another"
+        assert not await ready(engine, count) & {id for id, _, _ in lines}, "who takes one puts up another"
         async with anyio.create_task_group() as group:
-            for info in await runtime.list():
-                group.start_soon(runtime.destroy, info.name)
+            for info in await engine.list():
+                group.start_soon(engine.destroy, info.name)
 
 
 KILLED = """
@@ -179,9 +179,9 @@ import anyio, atoll
 import anyio._backends._asyncio, atoll.runtime.engine  # once for all that are killed
 
 async def take(number, after_s):
-    async with atoll.open(sys.argv[1], settings=atoll.Settings(runtime=sys.argv[2])) as runtime:
+    async with atoll.open(sys.argv[1], settings=atoll.Settings(runtime=sys.argv[2])) as engine:
         signal.setitimer(signal.ITIMER_REAL, after_s)  # nobody handles it: it kills as SIGKILL does
-        box = await runtime.create(f"victim-{number}")
+        box = await engine.create(f"victim-{number}")
         os.write(1, f"{box.id} {box.name}\\n".encode())  # at once: half of a line tells nothing
 
 chance = random.Random(int(sys.argv[3]))
@@ -196,93 +196,93 @@ for number in range(int(sys.argv[4])):
 
 
 async def test_whoever_is_killed_while_it_takes_one_leaves_it_waiting_or_its_own_or_to_be_collected(
-    runtime: Runtime, runtime_name: RuntimeName
+    engine: Engine, runtime_name: RuntimeName
 ) -> None:
     seed = random.randrange(2**32)
     print("seed", seed)
-    state = runtime.state_dir
+    state = engine.state_dir
     turns, rounds, count = (2, 8, 3) if runtime_name == "crun" else (1, 2, 1)
-    async with warm(runtime, count):
+    async with warm(engine, count):
         for turn in range(turns):
-            await runtime.warm(count)
+            await engine.warm(count)
             command = [sys.executable, "-c", KILLED, str(state), runtime_name, str(seed + turn), str(rounds)]
             done = await anyio.run_process(command, stderr=subprocess.STDOUT)
             lines = [line.split() for line in done.stdout.decode().splitlines()]
             assert all(len(words) == 2 for words in lines), done.stdout.decode()
             given = dict(lines)
-            await runtime.gc()
-            assert not {name for name in await ready(runtime, count) if name.startswith("-")}
-            names = {info.id: info.name for info in await runtime.list()}
+            await engine.gc()
+            assert not {name for name in await ready(engine, count) if name.startswith("-")}
+            names = {info.id: info.name for info in await engine.list()}
             assert given.items() <= names.items(), "who was given one has it"
-            assert not names.keys() & waiting(runtime)
+            assert not names.keys() & waiting(engine)
             for name in names.values():
-                sandbox = await runtime.get(name)
+                sandbox = await engine.get(name)
                 assert (await sandbox.exec("hostname")).stdout == f"{name}\n"
                 await sandbox.destroy()
-            left = {*os.listdir(state / "sandboxes"), *os.listdir(state / "transient")}
-            assert left == waiting(runtime), "nothing else is left"
+            left = {*os.listdir(state / "sandboxes"), *os.listdir(state / "uncommitted")}
+            assert left == waiting(engine), "nothing else is left"
 
 
 @pytest.fixture
-async def fastest(state_dir: Path) -> AsyncIterator[Runtime]:
+async def fastest(state_dir: Path) -> AsyncIterator[Engine]:
     """For what is the same with all runtimes."""
-    async with atoll.open(state_dir) as runtime:
-        yield runtime
+    async with atoll.open(state_dir) as engine:
+        yield engine
 
 
 async def test_what_has_ended_or_stands_on_another_image_is_not_given_to_anybody(
-    fastest: Runtime, tmp_path: Path
+    fastest: Engine, tmp_path: Path
 ) -> None:
-    runtime = fastest
+    engine = fastest
     root = tmp_path / "image"
     (root / "etc").mkdir(parents=True)
     (root / "etc/passwd").write_text("root:x:0:0::/root:/bin/sh\n")
     image = f"dir:{root}"
-    async with warm(runtime, 1, image=image) as stale:
+    async with warm(engine, 1, image=image) as stale:
         with pytest.raises(InvalidRequest, match="atoll warm"):
-            await runtime.images.remove(image)
-        assert await runtime.gc() == []
-        assert waiting(runtime) == stale
+            await engine.images.remove(image)
+        assert await engine.gc() == []
+        assert waiting(engine) == stale
         (root / "etc/passwd").write_text("root:x:0:0:changed:/root:/bin/sh\n")
-        async with await runtime.create(image=image) as sandbox:
+        async with await engine.create(image=image) as sandbox:
             assert sandbox.id not in stale
             assert "changed" in await sandbox.files.read_text("/etc/passwd")
 
         async def replaced() -> bool:
-            return [each.ready for each in await runtime.shelves()] == [1] and not waiting(runtime) & stale
+            return [each.ready for each in await engine.warm_pools()] == [1] and not waiting(engine) & stale
 
         await eventually(replaced, "the stale one is replaced")
-        dead = waiting(runtime)
+        dead = waiting(engine)
         (id,) = dead
-        os.kill(int((runtime.state_dir / "sandboxes" / id / "keeper.lock").read_text()), signal.SIGKILL)
-        async with await runtime.create(image=image) as sandbox:
+        os.kill(int((engine.state_dir / "sandboxes" / id / "keeper.lock").read_text()), signal.SIGKILL)
+        async with await engine.create(image=image) as sandbox:
             assert sandbox.id not in dead
-        assert not await ready(runtime, 1) & dead
+        assert not await ready(engine, 1) & dead
 
 
 async def test_creating_goes_on_when_none_can_be_put_up(
-    fastest: Runtime, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    fastest: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    runtime = fastest
-    monkeypatch.setattr(shelf, "_AGAIN_S", (0.02, 0.1))
+    engine = fastest
+    monkeypatch.setattr(warm_pool, "_AGAIN_S", (0.02, 0.1))
     failing = True
-    put_up = runtime._shelves._make
+    mark_ready = engine._warm_pools._make
 
     async def fails(*arguments: object) -> None:
         if failing:
             raise LaunchFailed("not today")
-        await put_up(*arguments)  # type: ignore[arg-type]
+        await mark_ready(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(runtime._shelves, "_make", fails)
+    monkeypatch.setattr(engine._warm_pools, "_make", fails)
     with pytest.raises(LaunchFailed, match="not today"):
-        await runtime.warm(1)
-    assert await runtime.shelves() == []
+        await engine.warm(1)
+    assert await engine.warm_pools() == []
     failing = False
-    async with warm(runtime, 1) as ids:
+    async with warm(engine, 1) as ids:
         failing = True
         for expected in (True, False):
-            async with await runtime.create() as sandbox:
+            async with await engine.create() as sandbox:
                 assert (sandbox.id in ids) is expected
         await eventually(lambda: "is tried again" in caplog.text, "it is told")
         failing = False
-        assert not await ready(runtime, 1) & ids
+        assert not await ready(engine, 1) & ids

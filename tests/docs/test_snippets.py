@@ -64,8 +64,8 @@ async def test_the_documentation_is_true(page: str, section: str, state: Path, t
     (here / "file").write_text("x")
     for text, name in re.findall(r"```toml\n(# (\S+)\n.*?)```", (ROOT / page).read_text(), flags=re.DOTALL):
         (here / name).write_text(text)
-    async with atoll.open(state) as runtime, await runtime.create("guide") as box:
-        names: dict[str, object] = {"atoll": atoll, "runtime": runtime, "box": box, "here": here}
+    async with atoll.open(state) as engine, await engine.create("guide") as box:
+        names: dict[str, object] = {"atoll": atoll, "runtime": engine, "box": box, "here": here}
         for snippet in sections(page)[section]:
             code = compile(snippet, f"{page}, {section}", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
             assert isinstance(code, CodeType)

@@ -40,7 +40,7 @@ def limit() -> Iterator[Callable[[int, int], None]]:
 
 
 def test_what_is_kept_is_bounded_and_the_latest(tmp_path: Path, small: int) -> None:
-    trail = audit.Trail(tmp_path)
+    trail = audit.AuditLog(tmp_path)
     for number in range(200):
         trail.write(record(str(number)))
     trail.close()
@@ -53,7 +53,7 @@ def test_what_is_kept_is_bounded_and_the_latest(tmp_path: Path, small: int) -> N
 
 
 def test_a_record_that_ended_replaces_the_one_that_began_and_a_torn_line_is_passed_over(tmp_path: Path) -> None:
-    trail = audit.Trail(tmp_path)
+    trail = audit.AuditLog(tmp_path)
     trail.write(record("a"))
     trail.write(record("b"))
     trail.write(record("a", ended=datetime.now(UTC), sent_bytes=7))
@@ -69,7 +69,7 @@ async def test_records_are_followed_into_the_next_file(
     tmp_path: Path, small: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(audit, "_LOOK_S", 0.001)
-    trail = audit.Trail(tmp_path)
+    trail = audit.AuditLog(tmp_path)
     trail.write(record("0"))
     following = audit.follow(tmp_path)
     assert (await anext(following)).id == "0"
@@ -83,7 +83,7 @@ async def test_records_are_followed_into_the_next_file(
 def test_a_new_file_that_cannot_be_begun_leaves_the_old_one_to_write_to(
     tmp_path: Path, small: int, limit: Callable[[int, int], None]
 ) -> None:
-    trail = audit.Trail(tmp_path)
+    trail = audit.AuditLog(tmp_path)
     trail.write(record("full", host="h" * 3700))
     limit(resource.RLIMIT_NOFILE, 3)
     for _ in range(2):
@@ -98,7 +98,7 @@ def test_a_new_file_that_cannot_be_begun_leaves_the_old_one_to_write_to(
 
 
 def test_a_record_that_is_written_in_part_is_none(tmp_path: Path, limit: Callable[[int, int], None]) -> None:
-    trail = audit.Trail(tmp_path)
+    trail = audit.AuditLog(tmp_path)
     trail.write(record("first"))
     size = (tmp_path / audit.CURRENT).stat().st_size
     limit(resource.RLIMIT_FSIZE, size + 20)  # as a disk that has room for 20 bytes

@@ -14,9 +14,9 @@ from anyio.abc import ByteStream
 
 from atoll.contract.network import Address, Indexes
 from atoll.contract.secret import Secret
-from atoll.runtime.egress.proxy import Dial, Outside, TakeOver
+from atoll.runtime.egress.proxy import Dial, Outside, TunnelHandler
 from atoll.runtime.http1 import Headers
-from atoll.runtime.secrets.injection import Interceptor, Scrubber
+from atoll.runtime.secrets.injection import Scrubber, SecretInjector
 from atoll.runtime.secrets.vault import Contents
 from tests.egress.world import SITE, World, everything, proxied, serving
 from tests.origin import origin
@@ -235,7 +235,7 @@ async def test_indexes_may_be_at_private_addresses_and_nobody_else_there(world: 
 class Taking:
     """Answers itself for one host, and signs requests to another."""
 
-    def taker(self, host: str, port: int) -> TakeOver | None:
+    def tunnel_handler(self, host: str, port: int) -> TunnelHandler | None:
         return self._take if host == "example.com" else None
 
     async def _take(self, client: ByteStream, host: str, port: int, dial: Dial) -> None:
@@ -271,7 +271,7 @@ async def test_a_secret_that_goes_without_tls_does_not_come_back(world: World, t
     assert contents is not None
     placeholder = contents.secrets["KEY"].placeholder
     basic, real = (base64.b64encode(f"user:{each}".encode()).decode() for each in (placeholder, value))
-    intercept = Interceptor(contents, ssl.create_default_context)
+    intercept = SecretInjector(contents, ssl.create_default_context)
     async with origin(None) as site, proxied(world, tmp_path, "example.com", intercept=intercept) as proxy:
         world.servers[(SITE, 80)] = site.port
         for path in ("echo", "pieces", "reason"):
@@ -298,7 +298,7 @@ async def test_an_answer_that_cannot_be_read_without_a_secret_is_none(world: Wor
 
     contents = Contents.of({"PIN": Secret("12345678", hosts=["http://example.com"])})
     assert contents is not None
-    intercept = Interceptor(contents, ssl.create_default_context)
+    intercept = SecretInjector(contents, ssl.create_default_context)
     async with serving(handle) as site, proxied(world, tmp_path, "example.com", intercept=intercept) as proxy:
         world.servers[(SITE, 80)] = site
         assert (await proxy.get("http://example.com/")).startswith(b"HTTP/1.1 502 ")

@@ -14,7 +14,7 @@ from pathlib import Path
 import anyio
 from anyio.abc import ByteStream, SocketAttribute
 
-from atoll import Runtime
+from atoll import Engine
 from atoll.contract.network import Address, AuditRecord, Indexes, NetworkPolicy
 from atoll.runtime.egress import audit
 from atoll.runtime.egress.policy import Gate
@@ -94,15 +94,15 @@ async def mirror(stream: ByteStream) -> None:
 
 
 @asynccontextmanager
-async def on_loopback(runtime: Runtime) -> AsyncIterator[World]:
+async def on_loopback(engine: Engine) -> AsyncIterator[World]:
     """What all sandboxes of a runtime find outside: `example.com`, which answers HTTP on port 80 and echoes on 443."""
     world = World()
     async with serving(mirror) as web, serving(echo) as tls:
         world.name("example.com", [SITE])
         world.servers = {("*", 80): web, ("*", 443): tls}
-        runtime.outlets.outside = world.outside
+        engine.egress_servers.outside = world.outside
         yield world
-        runtime.outlets.outside = None
+        engine.egress_servers.outside = None
 
 
 class Proxied:
@@ -152,7 +152,7 @@ class Proxied:
 async def proxied(
     world: World, directory: Path, *rules: str, indexes: Indexes | None = None, intercept: Intercept | None = None
 ) -> AsyncIterator[Proxied]:
-    trail = audit.Trail(directory)
+    trail = audit.AuditLog(directory)
 
     async def handle(stream: ByteStream) -> None:
         if await made.proxy.serve(stream):

@@ -14,7 +14,7 @@ import pytest
 from tests.nursery import Nursery
 
 if TYPE_CHECKING:
-    from atoll import Runtime
+    from atoll import Engine
     from tests.conftest import LeakCheck
     from tests.mcp.serving import Program
 
@@ -25,11 +25,11 @@ async def nothing_left(leak_check: LeakCheck) -> None:
 
 
 @pytest.fixture
-async def host(nothing_left: None, state_dir: Path) -> AsyncIterator[Runtime]:
+async def host(nothing_left: None, state_dir: Path) -> AsyncIterator[Engine]:
     import atoll
 
-    async with atoll.open(state_dir) as runtime:
-        yield runtime
+    async with atoll.open(state_dir) as engine:
+        yield engine
 
 
 @pytest.fixture(scope="session")

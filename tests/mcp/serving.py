@@ -16,7 +16,7 @@ import httpx2
 from mcp import Client, StdioServerParameters
 
 import atoll
-from atoll.surfaces.mcp import Offer
+from atoll.surfaces.mcp import ServerConfig
 from atoll.surfaces.mcp.listening import listen
 from atoll.tools.tool import VOCABULARIES
 from tests.waiting import BOUND_S
@@ -92,7 +92,7 @@ class Program:
 
 
 @asynccontextmanager
-async def listening(runtime: atoll.Runtime, tools: str = "agent", **options: Any) -> AsyncIterator[str]:
+async def listening(engine: atoll.Engine, tools: str = "agent", **options: Any) -> AsyncIterator[str]:
     """A server at an address, in this process. Gives its URL."""
     async with anyio.create_task_group() as tasks:
         url: list[str] = []
@@ -103,7 +103,7 @@ async def listening(runtime: atoll.Runtime, tools: str = "agent", **options: Any
             ready.set()
 
         async def serve() -> None:
-            await listen(runtime, Offer(tools.split(",")), "127.0.0.1", 0, on_ready=tell, **options)
+            await listen(engine, ServerConfig(tools.split(",")), "127.0.0.1", 0, on_ready=tell, **options)
 
         tasks.start_soon(serve)
         await ready.wait()

@@ -6,7 +6,7 @@ import anyio
 import pytest
 from mcp import Client
 
-from atoll import Runtime
+from atoll import Engine
 from tests.mcp.serving import Program, by_hand, listening, shell, started
 from tests.waiting import BOUND_S, eventually
 
@@ -14,7 +14,7 @@ LONG = "echo begun; (setsid sh -c 'sleep 4712; true' &); sleep 4711"
 """A command with a daemon below it."""
 
 
-async def _sleepers(host: Runtime) -> list[str]:
+async def _sleepers(host: Engine) -> list[str]:
     """What still runs of it, in whichever sandbox there is."""
     (info,) = await host.list()
     sandbox = await host.get(info.name)
@@ -23,7 +23,7 @@ async def _sleepers(host: Runtime) -> list[str]:
 
 @pytest.mark.parametrize("transport", ["stdio", "http"])
 async def test_a_long_call_tells_how_far_it_is_and_dies_with_its_cancellation(
-    host: Runtime, program: Program, transport: str
+    host: Engine, program: Program, transport: str
 ) -> None:
     async def follow(client: Client) -> None:
         told: list[tuple[float, str | None]] = []
@@ -50,11 +50,11 @@ async def test_a_long_call_tells_how_far_it_is_and_dies_with_its_cancellation(
             await follow(client)
 
 
-async def _gone(host: Runtime) -> bool:
+async def _gone(host: Engine) -> bool:
     return not await _sleepers(host)
 
 
-async def test_a_client_over_http_that_goes_away_ends_what_it_waited_for(host: Runtime) -> None:
+async def test_a_client_over_http_that_goes_away_ends_what_it_waited_for(host: Engine) -> None:
     async with listening(host) as url, by_hand(url) as http:
         await http.begin()
         await http.shell("true")

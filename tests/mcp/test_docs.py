@@ -12,13 +12,13 @@ from types import CodeType
 import pytest
 from mcp import Client
 
-from atoll import Runtime
+from atoll import Engine
 from tests.mcp.serving import Program, listening, names
 
 PAGE = (Path(__file__).parents[2] / "docs" / "mcp.md").read_text()
 
 
-async def test_the_configurations_lead_to_tools(host: Runtime, program: Program) -> None:
+async def test_the_configurations_lead_to_tools(host: Engine, program: Program) -> None:
     local, remote = (
         json.loads(text)["mcpServers"]["atoll"] for text in re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)
     )

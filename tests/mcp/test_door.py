@@ -6,8 +6,8 @@ import pytest
 from pydantic import SecretStr
 
 import atoll
-from atoll import InvalidRequest, Runtime
-from atoll.surfaces.mcp import Offer, app
+from atoll import Engine, InvalidRequest
+from atoll.surfaces.mcp import ServerConfig, app
 from atoll.surfaces.mcp.listening import listen
 from tests.mcp.serving import HANDSHAKE, by_hand, listening
 
@@ -28,7 +28,7 @@ REQUESTS = (
 )
 
 
-async def test_pages_that_have_a_name_point_here_are_not_let_in(host: Runtime) -> None:
+async def test_pages_that_have_a_name_point_here_are_not_let_in(host: Engine) -> None:
     async with listening(host) as url, by_hand(url) as http:
         body = {"jsonrpc": "2.0", "id": 3, "method": "initialize", "params": HANDSHAKE}
         for header, value, status in REQUESTS:
@@ -52,13 +52,13 @@ NO_HANDSHAKES = (
 )
 
 
-async def test_only_a_handshake_begins_a_session(host: Runtime) -> None:
+async def test_only_a_handshake_begins_a_session(host: Engine) -> None:
     async with listening(host, sessions=1) as url, by_hand(url) as http:
         for method, body, status in NO_HANDSHAKES:
             answer = await http.client.request(method, url, content=body, headers=http.headers)
             assert answer.status_code == status, (method, body, answer.text)
             assert "Mcp-Session-Id" not in answer.headers
-            assert not list((host.state_dir / "sessions").iterdir())
+            assert not list((host.state_dir / "temporary-leases").iterdir())
         await http.begin()
         # There is nothing to go on with, and it is no error to ask.
         since = {**http.headers, "Last-Event-ID": "1"}
@@ -66,7 +66,7 @@ async def test_only_a_handshake_begins_a_session(host: Runtime) -> None:
             assert answer.status_code == 200
 
 
-async def test_without_the_token_nobody_is_let_in(host: Runtime) -> None:
+async def test_without_the_token_nobody_is_let_in(host: Engine) -> None:
     async with listening(host, token=SecretStr(TOKEN)) as url, by_hand(url) as http:
         for wrong in (None, "Bearer", "Bearer wrong", f"Basic {TOKEN}", f"Bearer {TOKEN}x", "Bearer caf\xe9"):
             http.client.headers = {} if wrong is None else {b"Authorization": wrong.encode("latin-1")}
@@ -88,16 +88,16 @@ async def test_without_the_token_nobody_is_let_in(host: Runtime) -> None:
         assert (await http.post("tools/list")).status_code == 401  # the session's id is no way in
 
 
-async def test_what_is_too_large_is_refused_before_it_is_read(host: Runtime) -> None:
+async def test_what_is_too_large_is_refused_before_it_is_read(host: Engine) -> None:
     async with listening(host) as url, by_hand(url) as http:
         answer = await http.client.post(url, content=b"x" * (16 * 1024 * 1024 + 1), headers=http.headers)
         assert answer.status_code == 413
         assert (await http.client.get(url.replace("/mcp", "/other"))).status_code == 404
 
 
-async def test_nobody_listens_beyond_this_machine_without_a_token(host: Runtime) -> None:
+async def test_nobody_listens_beyond_this_machine_without_a_token(host: Engine) -> None:
     with pytest.raises(InvalidRequest, match="ATOLL_MCP_TOKEN"):
-        await listen(host, Offer(), "0.0.0.0", 0)
+        await listen(host, ServerConfig(), "0.0.0.0", 0)
     with pytest.raises(InvalidRequest, match="needs a token"):
         app(host, hosts=None)
     app(host, hosts=None, token=SecretStr(TOKEN))

@@ -10,12 +10,12 @@ import pytest
 from mcp import Client
 from mcp_types import ResourceLink, TextContent
 
-from atoll import Runtime
+from atoll import Engine
 from tests.mcp.serving import CHOICES, WALK, Program, listening, names
 
 
 @asynccontextmanager
-async def connected(transport: str, tools: str, host: Runtime, program: Program) -> AsyncIterator[Client]:
+async def connected(transport: str, tools: str, host: Engine, program: Program) -> AsyncIterator[Client]:
     if transport == "stdio":
         async with Client(program("--tools", tools)) as client:
             yield client
@@ -31,7 +31,7 @@ def text_of(result: Any) -> str:
 @pytest.mark.parametrize("tools", CHOICES)
 @pytest.mark.parametrize("transport", ["stdio", "http"])
 async def test_the_official_client_lists_and_calls_every_tool(
-    host: Runtime, program: Program, transport: str, tools: str
+    host: Engine, program: Program, transport: str, tools: str
 ) -> None:
     async with connected(transport, tools, host, program) as client:
         listed = {tool.name: tool for tool in (await client.list_tools()).tools}
@@ -66,7 +66,7 @@ async def test_the_official_client_lists_and_calls_every_tool(
 
 
 async def test_listing_what_there_is_makes_no_sandbox_and_an_unknown_tool_is_told_the_nearest(
-    host: Runtime,
+    host: Engine,
 ) -> None:
     async with listening(host, "coding,sprites") as url, Client(url) as client:
         await client.list_tools()

@@ -21,7 +21,7 @@ from typing import Any
 import anyio
 import pytest
 
-from atoll import Runtime
+from atoll import Engine
 from tests.conftest import STRICT
 from tests.mcp.serving import CHOICES, WALK, Program, listening, names
 from tests.waiting import BOUND_S
@@ -108,7 +108,7 @@ def home() -> Iterator[Path]:
 @pytest.mark.parametrize("tools", CHOICES)
 @pytest.mark.parametrize("transport", ["stdio", "http"])
 async def test_the_inspector_lists_and_calls_every_tool(
-    packages: Path, host: Runtime, program: Program, home: Path, transport: str, tools: str
+    packages: Path, host: Engine, program: Program, home: Path, transport: str, tools: str
 ) -> None:
     config = home / "mcp.json"
     inspector = Inspector(packages, home, config)

@@ -9,7 +9,7 @@ import pytest
 from mcp import Client, MCPError
 from mcp.client.streamable_http import streamable_http_client
 
-from atoll import Runtime
+from atoll import Engine
 from tests.mcp.serving import listening, shell
 
 PNG = b"\x89PNG\r\n\x1a\n\x00\x01"
@@ -22,7 +22,7 @@ printf 'closed' > closed; chmod 0 closed; printf 'x' > "$(printf 'a\033[2J\342\2
 
 
 @pytest.fixture
-async def client(host: Runtime) -> AsyncIterator[Client]:
+async def client(host: Engine) -> AsyncIterator[Client]:
     # By itself this client takes no event of more than 1 MiB.
     async with listening(host) as url, Client(streamable_http_client(url, max_sse_event_size=None)) as client:
         await shell(client, MAKE)

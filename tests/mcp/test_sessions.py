@@ -13,7 +13,7 @@ from mcp import Client, MCPError
 from mcp_types import TextContent
 
 import atoll
-from atoll import Runtime
+from atoll import Engine
 from tests.mcp.serving import HANDSHAKE, PROGRAM, Program, by_hand, environment, listening, shell, started
 from tests.waiting import BOUND_S, eventually
 
@@ -26,7 +26,7 @@ async def refused(client: Client, tool: str, **arguments: object) -> str:
     return part.text
 
 
-async def assert_apart(one: Client, other: Client, host: Runtime) -> None:
+async def assert_apart(one: Client, other: Client, host: Engine) -> None:
     """What `one` has, `other` cannot name, list, read or use, though it knew all that there is to know."""
     await shell(one, "echo treasure > file", sandbox="hidden")
     await one.call_tool("sprite_checkpoint", {"name": "hidden", "checkpointName": "mark"})
@@ -60,13 +60,13 @@ async def assert_apart(one: Client, other: Client, host: Runtime) -> None:
     assert await shell(one, "cat file", sandbox="hidden") == "treasure\n"
 
 
-async def test_two_clients_on_standard_streams_do_not_see_each_other(host: Runtime, program: Program) -> None:
+async def test_two_clients_on_standard_streams_do_not_see_each_other(host: Engine, program: Program) -> None:
     server = program("--tools", "agent,sprites")
     async with Client(server) as one, Client(server) as other:
         await assert_apart(one, other, host)
 
 
-async def test_two_clients_over_http_do_not_see_each_other_and_sessions_cannot_be_guessed(host: Runtime) -> None:
+async def test_two_clients_over_http_do_not_see_each_other_and_sessions_cannot_be_guessed(host: Engine) -> None:
     async with listening(host, "agent,sprites") as url:
         async with Client(url) as one, Client(url) as other:
             await assert_apart(one, other, host)
@@ -81,7 +81,7 @@ async def test_two_clients_over_http_do_not_see_each_other_and_sessions_cannot_b
         await eventually(lambda: _none(host), "both sessions have ended")
 
 
-async def _none(host: Runtime) -> bool:
+async def _none(host: Engine) -> bool:
     return not await host.list() and not await host.checkpoints()
 
 
@@ -121,7 +121,7 @@ time.sleep(600)
 """
 
 
-async def test_a_client_that_is_killed_leaves_no_server_and_no_sandbox(host: Runtime) -> None:
+async def test_a_client_that_is_killed_leaves_no_server_and_no_sandbox(host: Engine) -> None:
     say = [
         {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": HANDSHAKE},
         {"jsonrpc": "2.0", "method": "notifications/initialized"},
@@ -147,7 +147,7 @@ async def test_a_client_that_is_killed_leaves_no_server_and_no_sandbox(host: Run
 
 
 async def test_a_named_session_finds_its_sandboxes_again_and_they_sleep_when_nobody_has_it(
-    host: Runtime, program: Program
+    host: Engine, program: Program
 ) -> None:
     server = program("--session", "diary")
     async with Client(server) as client:
@@ -158,7 +158,7 @@ async def test_a_named_session_finds_its_sandboxes_again_and_they_sleep_when_nob
             assert await shell(other, "cat file") == "kept\n"
         await shell(client, "kill -0 $(cat pid)")  # what it began goes on, though another has left the session
     (info,) = await host.list()
-    assert (info.name, info.status) == ("diary.default", "cold")
+    assert (info.name, info.status) == ("diary.default", "sleeping")
     async with Client(server) as client:
         assert await shell(client, "cat file") == "kept\n"
     await host.destroy("diary.default")
@@ -177,7 +177,7 @@ async def test_a_server_over_http_that_is_told_to_end_ends_its_sessions(state_di
                 assert await raw.process.wait() == 128 + signal.SIGTERM
 
 
-async def test_a_session_over_http_that_nobody_uses_ends(host: Runtime) -> None:
+async def test_a_session_over_http_that_nobody_uses_ends(host: Engine) -> None:
     async with listening(host, idle_s=1) as url, by_hand(url) as http:
         await http.begin()
         # A request that takes longer than that is a use of it.
@@ -187,7 +187,7 @@ async def test_a_session_over_http_that_nobody_uses_ends(host: Runtime) -> None:
         assert (await http.post("tools/list")).status_code == 404
 
 
-async def test_there_are_so_many_sessions_and_no_more(host: Runtime) -> None:
+async def test_there_are_so_many_sessions_and_no_more(host: Engine) -> None:
     async with listening(host, sessions=1) as url, by_hand(url) as one, by_hand(url) as other:
         assert (await one.post("tools/list")).status_code == 400  # begins nothing
         await one.begin()

@@ -14,11 +14,11 @@ import pytest
 from atoll.contract.errors import (
     FileError,
     InvalidRequest,
-    PathDenied,
     PathExists,
     PathIsDirectory,
     PathNotDirectory,
     PathNotFound,
+    PermissionDenied,
 )
 from atoll.runtime.guest.files import Files
 from atoll.runtime.sandbox import Sandbox
@@ -176,7 +176,7 @@ async def test_errors_say_what_was_wrong_and_what_would_help(files: Files, tmp_p
         await files.list(tmp_path / "f")
     with pytest.raises(InvalidRequest, match="nobody-here"):
         await files.read_bytes(tmp_path / "f", user="nobody-here")
-    with pytest.raises(PathDenied, match="daemon"):
+    with pytest.raises(PermissionDenied, match="daemon"):
         await files.read_bytes("/etc/shadow", user="daemon")
     with pytest.raises(InvalidRequest):
         await files.read_bytes("")
@@ -278,7 +278,7 @@ async def test_a_tar_that_leads_outside_is_refused_inside_too(files: Files, tmp_
     async def pieces() -> AsyncIterator[bytes]:
         yield buffer.getvalue()
 
-    with pytest.raises(PathDenied):
+    with pytest.raises(PermissionDenied):
         await files.tar_in(tmp_path / "into", pieces())
     assert not (tmp_path / "escaped").exists()
 
@@ -393,7 +393,7 @@ async def test_a_symlink_that_leads_outside_is_not_downloaded(
 ) -> None:
     (inside / "tree/sub").mkdir(parents=True)
     (inside / "tree/bad").symlink_to(target)
-    with pytest.raises(PathDenied, match="leads outside"):
+    with pytest.raises(PermissionDenied, match="leads outside"):
         await files.download(inside / "tree", local / "tree")
     assert os.listdir(local) == []
 

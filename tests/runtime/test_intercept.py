@@ -19,7 +19,7 @@ from anyio.streams.tls import TLSStream
 from atoll import InvalidRequest
 from atoll.contract.secret import Secret
 from atoll.runtime.secrets.authority import Authority, Issuer
-from atoll.runtime.secrets.injection import Interceptor, Rule, Scrubber, rules, substitute
+from atoll.runtime.secrets.injection import Rule, Scrubber, SecretInjector, rules, substitute
 from atoll.runtime.secrets.vault import Contents
 from tests.origin import Origin, TestAuthority, origin
 
@@ -85,7 +85,7 @@ class Inside:
     def __init__(self, contents: Contents, world: TestAuthority) -> None:
         self.contents = contents
         self.served: Origin | None = None
-        self.interceptor = Interceptor(contents, world.client_context)
+        self.interceptor = SecretInjector(contents, world.client_context)
 
     @asynccontextmanager
     async def raw(self, port: int, host: str = HOST) -> AsyncIterator[SocketStream]:
@@ -170,7 +170,7 @@ def test_without_tls_a_secret_goes_only_where_that_was_said(inside: Inside, plac
     assert filled == [(b"Authorization", f"Bearer {VALUE}".encode()), (b"Accept-Encoding", b"identity")]
     assert scrubber is not None
     assert inside.interceptor.rewrite(b"GET", "other.test", headers) == (headers, None)
-    assert inside.interceptor.taker("plain.test", 80) is None
+    assert inside.interceptor.tunnel_handler("plain.test", 80) is None
     with pytest.raises(InvalidRequest, match="not sent without TLS") as refused:
         inside.interceptor.rewrite(b"GET", HOST, headers)
     assert VALUE not in str(refused.value)
@@ -327,7 +327,7 @@ async def test_a_redirect_is_the_clients_to_follow_and_the_value_does_not(
     assert b"https://other.test/caught" in said
     assert VALUE.encode() not in said
     assert len(served.asked) == 1
-    assert inside.interceptor.taker("other.test", 443) is None
+    assert inside.interceptor.tunnel_handler("other.test", 443) is None
 
 
 async def test_after_an_upgrade_bytes_pass_and_placeholders_stay(

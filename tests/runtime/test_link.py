@@ -11,8 +11,7 @@ import anyio
 import pytest
 from anyio.abc import ByteStream
 from anyio.streams.stapled import StapledByteStream
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from atoll.contract.errors import (
     AtollError,
@@ -23,8 +22,7 @@ from atoll.contract.errors import (
     SandboxDied,
 )
 from atoll.contract.model import Output
-from atoll.runtime.guest import connection as link_module
-from atoll.runtime.guest import files as files_module
+from atoll.runtime.guest import connection as link_module, files as files_module
 from atoll.runtime.guest.connection import Link
 from atoll.runtime.guest.frames import (
     INITIAL_CREDIT,

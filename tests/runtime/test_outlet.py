@@ -17,7 +17,7 @@ from atoll.contract.errors import GuestProtocolError
 from atoll.contract.model import SandboxSpec
 from atoll.contract.network import NetworkPolicy
 from atoll.runtime.egress import server as outlet_module
-from atoll.runtime.egress.server import PORT, Outlet, Outlets
+from atoll.runtime.egress.server import PORT, EgressServer, EgressServers
 from atoll.runtime.guest.connection import Link
 from atoll.runtime.guest.frames import EventKind, FrameType, Op, Tag
 from atoll.runtime.previews import router as ports
@@ -36,7 +36,7 @@ class Place:
         self.reads = 0
         self._manifest = directory / "manifest.json"
         self.allow("example.com")
-        self.outlet = Outlet(Outlets(tasks), directory, self._read)
+        self.egress = EgressServer(EgressServers(tasks), directory, self._read)
 
     def _read(self) -> SandboxSpec:
         self.reads += 1
@@ -51,7 +51,7 @@ class Place:
         fresh.replace(self._manifest)
 
     def allows(self, name: str) -> bool:
-        return self.outlet.gate().asked(name, 443) is None
+        return self.egress.gate().asked(name, 443) is None
 
 
 @pytest.fixture
@@ -124,8 +124,8 @@ async def connected(place: Place, kind: type[Guest]) -> tuple[Link, Guest]:
     await link.greet()
     place.tasks.start_soon(link.run)
     place.tasks.start_soon(guest.run)
-    await place.outlet.connected(link, _listening_aside)
-    assert place.outlet.is_served
+    await place.egress.connected(link, _listening_aside)
+    assert place.egress.is_served
     return link, guest
 
 
@@ -134,7 +134,7 @@ async def test_a_malformed_end_of_a_connection_that_was_answered_ends_its_sandbo
     await eventually(lambda: link.failure is not None, "the guest is found out")
     assert link.failure is not None
     assert link.failure.kind is GuestProtocolError
-    await eventually(lambda: not place.outlet.is_served, "it is served no more")
+    await eventually(lambda: not place.egress.is_served, "it is served no more")
     await guest.leave(link)
     assert not place.tasks.cancel_scope.cancel_called
 
@@ -156,7 +156,7 @@ async def test_who_cannot_read_a_policy_stops_serving_and_goes_on_when_it_can(
     link, guest = await connected(place, Guest)
     place.allow("example.org")
     with descriptors(3):
-        place.outlet.look()
+        place.egress.look()
     await eventually(lambda: guest.connections == 2, "it is served again")
     assert place.allows("example.org")
     await guest.leave(link)
@@ -171,7 +171,7 @@ async def test_an_error_that_nobody_expects_ends_neither_the_watch_nor_the_runti
     tried = place.reads + 2
     await eventually(lambda: place.reads >= tried, "it is looked at again")
     with pytest.raises(ValueError, match="validation error"):
-        place.outlet.gate()
+        place.egress.gate()
     place.allow("example.org")
     assert place.allows("example.org")
     await guest.leave(link)
@@ -179,5 +179,5 @@ async def test_an_error_that_nobody_expects_ends_neither_the_watch_nor_the_runti
 
 async def test_what_leaves_and_what_is_previewed_do_not_take_all_descriptors(place: Place) -> None:
     with descriptors(1024):
-        outlets = Outlets(place.tasks)
-    assert outlets.connections.value + ports.MOST_CONNECTIONS <= 1024 - 256
+        egress_servers = EgressServers(place.tasks)
+    assert egress_servers.connections.value + ports.MAX_CONNECTIONS <= 1024 - 256

@@ -9,16 +9,15 @@ from typing import Any
 
 import anyio
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from atoll.contract.errors import (
     AtollError,
     ExecTimeout,
     InvalidRequest,
-    PathDenied,
     PathNotDirectory,
     PathNotFound,
+    PermissionDenied,
     ProcessNotFound,
     SandboxError,
 )
@@ -97,7 +96,7 @@ async def test_death_by_a_signal_is_128_and_the_signal(scripted: Sandbox, wire: 
     [
         (errno.ENOENT, "/x: No such file or directory", PathNotFound),
         (errno.ENOTDIR, "/x: Not a directory", PathNotDirectory),
-        (errno.EACCES, "/x: Permission denied", PathDenied),
+        (errno.EACCES, "/x: Permission denied", PermissionDenied),
         (errno.ENOENT, "no such user: No such file or directory", InvalidRequest),
         (errno.EINVAL, "Invalid argument", InvalidRequest),
         (errno.ECHILD, "No child processes", SandboxError),

@@ -11,8 +11,7 @@ from enum import IntEnum
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from atoll.contract.errors import GuestProtocolError, InvalidRequest
 from atoll.runtime.guest import frames as wire

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from atoll import Runtime
-    from atoll.runtime.sandbox_pool import Pool
+    from atoll import Engine
+    from atoll.runtime.sandbox_pool import SandboxPool
     from atoll.tools.tool import ToolResult, ToolSet
 
 
 @pytest.fixture(scope="module")
-async def pool(host: Runtime) -> AsyncIterator[Pool]:
+async def pool(host: Engine) -> AsyncIterator[SandboxPool]:
     """One session for all tests of a module."""
     async with host.pool("tools") as pool:
         yield pool

@@ -15,18 +15,18 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from atoll import Runtime
+from atoll import Engine
 from atoll.tools import agent, view
 from atoll.tools.tool import ToolSet
 from tests.waiting import eventually
 
 if TYPE_CHECKING:
-    from atoll.runtime.sandbox_pool import Pool
+    from atoll.runtime.sandbox_pool import SandboxPool
     from tests.tools.conftest import Caller
 
 
 @pytest.fixture(scope="module")
-def tools(pool: Pool) -> ToolSet:
+def tools(pool: SandboxPool) -> ToolSet:
     return pool.tools()
 
 
@@ -122,7 +122,7 @@ async def test_a_file_is_read_in_parts_without_tearing_characters(call: Caller, 
 
 
 @pytest.mark.proves("read_file->binary")
-async def test_what_is_no_text_is_told_with_its_size_and_type(call: Caller, tools: ToolSet, pool: Pool) -> None:
+async def test_what_is_no_text_is_told_with_its_size_and_type(call: Caller, tools: ToolSet, pool: SandboxPool) -> None:
     files = (await pool.get()).files
     for name, data, kind in (
         ("picture", b"\x89PNG\r\n\x1a\n" + bytes(100), "image/png"),
@@ -216,7 +216,7 @@ async def test_a_port_that_nobody_listens_on_is_told(
     "sandbox_list->sandboxes", "sandbox_list->sandboxes.name", "sandbox_list->sandboxes.image",
     "sandbox_list->sandboxes.status",
 )  # fmt: skip
-async def test_sandboxes_are_made_once_and_listed(call: Caller, tools: ToolSet, pool: Pool) -> None:
+async def test_sandboxes_are_made_once_and_listed(call: Caller, tools: ToolSet, pool: SandboxPool) -> None:
     assert await call(tools, "sandbox_create", sandbox="made") == {"sandbox": "made", "created": True}
     assert await call(tools, "sandbox_create", sandbox="made", image="host") == {"sandbox": "made", "created": False}
     said = await call.error(tools, "sandbox_create", sandbox="made", image="python:3.12")
@@ -232,7 +232,7 @@ async def test_sandboxes_are_made_once_and_listed(call: Caller, tools: ToolSet, 
 
 @pytest.mark.proves("sandbox_create.image", "sandbox_list->sandboxes")
 async def test_a_sandbox_is_made_from_the_image_that_is_named_or_the_pools_own(
-    call: Caller, host: Runtime, tmp_path: Path
+    call: Caller, host: Engine, tmp_path: Path
 ) -> None:
     (tmp_path / "marked").write_text("by the operator")
     own = f"dir:{tmp_path}"
@@ -254,14 +254,16 @@ async def test_a_sandbox_is_made_from_the_image_that_is_named_or_the_pools_own(
 
 
 @pytest.mark.proves("sandbox_create.sleep_after_ms")
-async def test_a_sandbox_sleeps_after_the_time_that_it_was_made_with(call: Caller, tools: ToolSet, pool: Pool) -> None:
+async def test_a_sandbox_sleeps_after_the_time_that_it_was_made_with(
+    call: Caller, tools: ToolSet, pool: SandboxPool
+) -> None:
     await call(tools, "sandbox_create", sandbox="tired", sleep_after_ms=1000)
     await call(tools, "sandbox_create", sandbox="awake", sleep_after_ms=0)
     assert "at least 1000" in await call.error(tools, "sandbox_create", sandbox="x", sleep_after_ms=999)
     await call(tools, "write_file", sandbox="tired", path="f", content="kept")
 
     async def asleep() -> bool:
-        return {each.name: each.status for each in await pool.list()}["tired"] == "cold"
+        return {each.name: each.status for each in await pool.list()}["tired"] == "sleeping"
 
     await eventually(asleep, "it sleeps")
     assert {each.name: each.status for each in await pool.list()}["awake"] == "running"
@@ -270,7 +272,7 @@ async def test_a_sandbox_sleeps_after_the_time_that_it_was_made_with(call: Calle
         await pool.destroy(name)
 
 
-async def test_the_defaults_that_are_shown_are_the_pools_own(host: Runtime, call: Caller, tools: ToolSet) -> None:
+async def test_the_defaults_that_are_shown_are_the_pools_own(host: Engine, call: Caller, tools: ToolSet) -> None:
     shown = tools["sandbox_create"].input_schema()["properties"]
     assert (shown["image"]["default"], shown["sleep_after_ms"]["default"]) == ("host", 600_000)
     async with host.pool("own", image="alpine:3.20", sleep_after_s=None) as own:
@@ -321,7 +323,7 @@ async def test_files_and_trees_go_from_one_sandbox_to_another(call: Caller, tool
     assert "set recursive" in await call.error(tools, "transfer", **directory, recursive=False)
 
 
-async def test_a_transfer_that_cannot_be_says_why(call: Caller, tools: ToolSet, pool: Pool) -> None:
+async def test_a_transfer_that_cannot_be_says_why(call: Caller, tools: ToolSet, pool: SandboxPool) -> None:
     await call(tools, "shell", command="mkdir -p d; echo x > d/f; mkfifo pipe")
     same = {"from_sandbox": "default", "to_sandbox": "default"}
     into_itself = await call.error(tools, "transfer", **same, from_path="d", to_path="d/e", recursive=True)
@@ -339,7 +341,7 @@ async def test_a_transfer_that_cannot_be_says_why(call: Caller, tools: ToolSet, 
     assert "permission denied" in await call.error(tools, "transfer", **same, from_path="d/f", to_path="/etc/f")
 
 
-async def test_a_transfer_does_not_leave_its_directory(call: Caller, tools: ToolSet, pool: Pool) -> None:
+async def test_a_transfer_does_not_leave_its_directory(call: Caller, tools: ToolSet, pool: SandboxPool) -> None:
     """A link that stands in the way inside of the target is not followed."""
     await call(tools, "shell", command="mkdir -p out/sub; echo evil > out/sub/file", sandbox="builder")
     await call(tools, "shell", command="mkdir -p in elsewhere; ln -s ~/elsewhere in/sub", sandbox="target")
@@ -366,7 +368,7 @@ async def test_a_transfer_takes_no_more_memory_than_is_under_way(call: Caller, t
 # ------------------------------------------------------------------------------------------------------ one sandbox
 
 
-async def test_tools_of_one_sandbox_do_not_name_it(call: Caller, pool: Pool) -> None:
+async def test_tools_of_one_sandbox_do_not_name_it(call: Caller, pool: SandboxPool) -> None:
     sandbox = await pool.get()
     tools = sandbox.tools()
     assert [tool.name for tool in tools] == ["shell", "read_file", "write_file", "glob", "browse"]
@@ -376,7 +378,7 @@ async def test_tools_of_one_sandbox_do_not_name_it(call: Caller, pool: Pool) -> 
 
 
 async def test_a_sandbox_that_is_dead_is_told_in_the_names_that_the_model_knows(
-    call: Caller, tools: ToolSet, pool: Pool
+    call: Caller, tools: ToolSet, pool: SandboxPool
 ) -> None:
     await call(tools, "sandbox_create", sandbox="doomed")
     sandbox = await pool.find("doomed")
@@ -391,7 +393,7 @@ async def test_a_sandbox_that_is_dead_is_told_in_the_names_that_the_model_knows(
 
 
 async def test_a_sandbox_that_has_died_can_be_started_again(
-    call: Caller, tools: ToolSet, pool: Pool, host: Runtime
+    call: Caller, tools: ToolSet, pool: SandboxPool, host: Engine
 ) -> None:
     await call(tools, "write_file", sandbox="killed", path="f", content="kept")
     (pid,) = [info.pid for info in await host.list() if info.name == "tools.killed"]
@@ -415,7 +417,7 @@ async def _fails_with(call: Caller, tools: ToolSet, words: str) -> None:
     assert words in said, said
 
 
-async def eventually_running(pool: Pool, name: str) -> None:
+async def eventually_running(pool: SandboxPool, name: str) -> None:
     sandbox = await pool.find(name)
 
     async def started() -> bool:
@@ -424,8 +426,8 @@ async def eventually_running(pool: Pool, name: str) -> None:
     await eventually(started, "the command runs")
 
 
-async def test_each_runtime_is_driven_in_the_same_way(runtime: Runtime, call: Caller) -> None:
-    async with runtime.pool("smoke") as pool:
+async def test_each_runtime_is_driven_in_the_same_way(engine: Engine, call: Caller) -> None:
+    async with engine.pool("smoke") as pool:
         tools = pool.tools()
         await call(tools, "write_file", path="d/f", content="x" * 100_000)
         assert (await call(tools, "shell", command="wc -c < d/f"))["stdout"] == "100000\n"

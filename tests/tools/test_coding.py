@@ -14,13 +14,13 @@ from atoll.tools.sprites import sprite_tools
 from atoll.tools.tool import ToolSet
 
 if TYPE_CHECKING:
-    from atoll import Runtime, Sandbox
-    from atoll.runtime.sandbox_pool import Pool
+    from atoll import Engine, Sandbox
+    from atoll.runtime.sandbox_pool import SandboxPool
     from tests.tools.conftest import Caller
 
 
 @pytest.fixture(scope="module")
-async def box(pool: Pool) -> Sandbox:
+async def box(pool: SandboxPool) -> Sandbox:
     return await pool.get()
 
 
@@ -382,7 +382,7 @@ async def test_a_child_can_be_cancelled_and_the_parent_is_told(
     assert not tasks.cancel(events[0].task)
 
 
-async def test_the_sandbox_of_a_session_is_made_when_a_tool_is_first_called(host: Runtime) -> None:
+async def test_the_sandbox_of_a_session_is_made_when_a_tool_is_first_called(host: Engine) -> None:
     async with host.pool("lazy", temporary=True) as pool:
         tools = pool_coding_tools(pool)
         assert [tool.name for tool in tools] == ["read", "write", "edit", "bash", "grep", "glob"]
@@ -397,7 +397,7 @@ async def test_the_sandbox_of_a_session_is_made_when_a_tool_is_first_called(host
         assert (await tools.handle_tool_call("read", {"path": "f"})).text == "3\n"
 
 
-async def test_who_follows_a_call_hears_what_its_command_prints_and_nothing_else(host: Runtime) -> None:
+async def test_who_follows_a_call_hears_what_its_command_prints_and_nothing_else(host: Engine) -> None:
     async with host.pool("followed", temporary=True) as pool:
         heard = bytearray()
         for tools, name, arguments in (

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from atoll.tools import agent, coding, export
 from atoll.tools.coding import Tasks, coding_tools
@@ -21,14 +20,14 @@ from atoll.tools.tool import VOCABULARIES, Tool, ToolSet
 from tests.tools.test_coding import Scripted
 
 if TYPE_CHECKING:
-    from atoll.runtime.sandbox_pool import Pool
+    from atoll.runtime.sandbox_pool import SandboxPool
     from atoll.tools.export import Protocol
 
 PROTOCOLS: tuple[Protocol, ...] = ("anthropic", "openai-chat", "openai-responses", "mcp")
 
 
 @pytest.fixture(scope="module")
-async def vocabularies(pool: Pool) -> dict[str, ToolSet]:
+async def vocabularies(pool: SandboxPool) -> dict[str, ToolSet]:
     box = await pool.get()
     await box.exec("mkdir -p dir/sub; echo text > file; echo more > dir/file; mkfifo pipe; ln -s /etc link")
     return {

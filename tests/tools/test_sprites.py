@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING
 import pytest
 
 import atoll
-from atoll import Runtime
+from atoll import Engine
 from atoll.tools.sprites import sprite_tools
 from atoll.tools.tool import ToolSet
 from tests.egress.world import SITE, World
 
 if TYPE_CHECKING:
-    from atoll.runtime.sandbox_pool import Pool
+    from atoll.runtime.sandbox_pool import SandboxPool
     from tests.tools.conftest import Caller
 
 
 @pytest.fixture(scope="module")
-async def tools(pool: Pool) -> ToolSet:
+async def tools(pool: SandboxPool) -> ToolSet:
     tools = sprite_tools(pool)
     await tools.handle_tool_call("sprite_create", {"name": "first"})
     return tools
@@ -37,7 +37,7 @@ async def tools(pool: Pool) -> ToolSet:
     "sprite_list->sprites.name", "sprite_list->sprites.status", "sprite_list->sprites.lastActivityAt",
     "sprite_list->sprites.createdAt",
 )  # fmt: skip
-async def test_sprites_are_made_and_listed(call: Caller, tools: ToolSet, pool: Pool) -> None:
+async def test_sprites_are_made_and_listed(call: Caller, tools: ToolSet, pool: SandboxPool) -> None:
     result = await call.raw(tools, "sprite_create", name="made")
     made = json.loads(result.text)
     assert made == result.structured
@@ -59,7 +59,7 @@ async def test_sprites_are_made_and_listed(call: Caller, tools: ToolSet, pool: P
     "sprite_exec.name", "sprite_exec.command", "sprite_exec.timeout", "sprite_exec->stdout", "sprite_exec->stderr",
     "sprite_exec->exitCode", "sprite_exec->durationMs",
 )  # fmt: skip
-async def test_a_command_runs_in_a_sprite_by_name_or_id(call: Caller, tools: ToolSet, pool: Pool) -> None:
+async def test_a_command_runs_in_a_sprite_by_name_or_id(call: Caller, tools: ToolSet, pool: SandboxPool) -> None:
     ran = await call(tools, "sprite_exec", name="first", command="pwd; echo err >&2; sleep 0.2; exit 4")
     assert (ran["stdout"], ran["stderr"], ran["exitCode"]) == ("/home/user\n", "err\n", 4)
     assert 200 <= ran["durationMs"] < 30_000
@@ -85,7 +85,7 @@ async def test_a_command_runs_in_a_sprite_by_name_or_id(call: Caller, tools: Too
     "sprite_fork.checkpointId", "sprite_fork->id", "sprite_fork->name", "sprite_fork->status",
     "sprite_fork->lastActivityAt", "sprite_fork->createdAt",
 )  # fmt: skip
-async def test_a_sprite_goes_back_and_is_forked(call: Caller, tools: ToolSet, pool: Pool) -> None:
+async def test_a_sprite_goes_back_and_is_forked(call: Caller, tools: ToolSet, pool: SandboxPool) -> None:
     sprite = (await call(tools, "sprite_create", name="work"))["id"]
     await call(tools, "sprite_exec", name="work", command="echo one > state")
     one = await call(tools, "sprite_checkpoint", name="work", checkpointName="before")
@@ -138,7 +138,7 @@ async def test_a_sprite_is_shut_down_and_woken(call: Caller, tools: ToolSet) -> 
     assert (await call(tools, "sprite_exec", name="first", command="cat kept"))["stdout"] == "kept\n"
 
 
-async def test_sprites_of_another_session_are_not_there(call: Caller, tools: ToolSet, host: Runtime) -> None:
+async def test_sprites_of_another_session_are_not_there(call: Caller, tools: ToolSet, host: Engine) -> None:
     async with host.pool("others") as others:
         theirs = sprite_tools(others)
         await call(theirs, "sprite_create", name="secret")
@@ -181,21 +181,21 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
 
 
 @pytest.fixture
-async def online(host: Runtime, repository: int) -> AsyncIterator[Pool]:
+async def online(host: Engine, repository: int) -> AsyncIterator[SandboxPool]:
     """A session that may reach `git.example.com` and nothing else."""
     world = World()
     world.name("git.example.com", [SITE])
     world.name("elsewhere.example.com", [SITE])
     world.servers = {("*", 80): repository}
-    host.outlets.outside = world.outside
+    host.egress_servers.outside = world.outside
     async with host.pool("online", network=atoll.NetworkPolicy(allow=["git.example.com"])) as pool:
         yield pool
         await pool.aclose()
-    host.outlets.outside = None
+    host.egress_servers.outside = None
 
 
 @pytest.mark.proves("sprite_create.repoUrl", "sprite_create->directory")
-async def test_a_repository_is_cloned_through_the_policy(call: Caller, online: Pool) -> None:
+async def test_a_repository_is_cloned_through_the_policy(call: Caller, online: SandboxPool) -> None:
     tools = sprite_tools(online)
     made = await call(tools, "sprite_create", name="cloned", repoUrl="http://git.example.com/project.git")
     assert made["directory"] == "/home/user/project"
@@ -212,7 +212,7 @@ async def test_a_repository_is_cloned_through_the_policy(call: Caller, online: P
     assert [each.name for each in await online.list()] == ["cloned"]
 
 
-async def test_without_a_network_no_sprite_is_left_half_made(call: Caller, tools: ToolSet, pool: Pool) -> None:
+async def test_without_a_network_no_sprite_is_left_half_made(call: Caller, tools: ToolSet, pool: SandboxPool) -> None:
     said = await call.error(tools, "sprite_create", name="half", repoUrl="https://git.example.com/project.git")
     assert "have no network" in said
     assert "git.example.com" in said

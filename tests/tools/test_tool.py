@@ -8,14 +8,13 @@ from typing import Any
 
 import anyio
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from pydantic import Field
 
 from atoll import InvalidRequest, PathNotFound
 from atoll.contract.errors import AtollError
 from atoll.tools import export
-from atoll.tools.tool import Hints, ImagePart, Input, Result, TextPart, Tool, ToolResult, ToolSet, Turns
+from atoll.tools.tool import Hints, ImagePart, Input, KeyedQueue, Result, TextPart, Tool, ToolResult, ToolSet
 from atoll.tools.vocabularies import choose
 
 
@@ -222,7 +221,7 @@ async def test_a_cancelled_batch_holds_up_nobody() -> None:
 
 
 async def test_who_stops_waiting_does_not_let_the_next_one_pass() -> None:
-    turns = Turns()
+    turns = KeyedQueue()
     first, second, third = turns.take("x"), turns.take("x"), turns.take("x")
     went = []
 

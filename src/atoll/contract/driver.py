@@ -32,7 +32,7 @@ class Capabilities(Frozen):
     """The file system that the layers stand on can bound what is written to one. `atoll storage` tells more."""
 
 
-class Finding(Frozen):
+class Diagnostic(Frozen):
     """One thing that `doctor` looked at."""
 
     topic: str
@@ -62,7 +62,7 @@ class Filesystem(Frozen):
     layers: tuple[Layer, ...]
 
 
-class Memory(Frozen):
+class ProcessImage(Frozen):
     """What `save` wrote of a sandbox's processes."""
 
     path: Path
@@ -77,7 +77,7 @@ class Launch(Frozen):
     """Never used twice on a machine."""
     directory: Path
     """The sandbox's own. The driver makes what it needs in it; `destroy` removes all of it."""
-    top: Path
+    active_layer: Path
     """The layer that it writes to. The driver makes `upper/` and `scratch/` in it where they are missing."""
     hostname: str
     filesystems: tuple[Filesystem, ...]
@@ -87,11 +87,11 @@ class Launch(Frozen):
     id_base: int
     """The first host user id of the sandbox's range, where `Capabilities.id_range` holds."""
     ephemeral: bool
-    memory: Memory | None = None
+    memory: ProcessImage | None = None
     """The processes that are to go on. Unset: it begins with none."""
     pause_after_s: float | None = None
     """How long it may be unused before it is frozen. Unset: for ever."""
-    until_it_answers: bool = False
+    wait_ready: bool = False
     """True: `launch` returns when the guest is there. Unset: whoever connects first is told whether it is."""
 
 
@@ -129,7 +129,9 @@ class Driver(Protocol):
         """`stop`, and remove `directory` and what is in `more`."""
         ...
 
-    def renaming(self, id: str, directory: Path, hostname: str, id_base: int) -> AbstractAsyncContextManager[None]:
+    def setting_hostname(
+        self, id: str, directory: Path, hostname: str, id_base: int
+    ) -> AbstractAsyncContextManager[None]:
         """Give a sandbox that runs another hostname, while the caller does something else. It has it at the end.
 
         Raises:
@@ -137,7 +139,7 @@ class Driver(Protocol):
         """
         ...
 
-    async def adopt(self, directory: Path, *, ephemeral: bool, pause_after_s: float | None) -> None:
+    async def reconfigure(self, directory: Path, *, ephemeral: bool, pause_after_s: float | None) -> None:
         """Have a sandbox that runs be from now on as if it had been launched so. An `ephemeral` one has a client.
 
         Raises:
@@ -168,7 +170,7 @@ class Driver(Protocol):
         """Remove trees that sandboxes have written."""
         ...
 
-    def as_owner(self, *command: str) -> list[str]:
+    def in_userns(self, *command: str) -> list[str]:
         """The command line that runs a program as whoever may read, make and give away all that sandboxes write.
 
         As root that is root, and ids are the host's. As an ordinary user it is root in the user namespace of sandboxes,
@@ -185,7 +187,7 @@ class Driver(Protocol):
         """
         ...
 
-    def held(self, directory: Path) -> AbstractAsyncContextManager[None]:
+    def frozen(self, directory: Path) -> AbstractAsyncContextManager[None]:
         """As `freeze`, but whoever uses it meanwhile waits. It goes on when the context, or this process, ends."""
         ...
 
@@ -221,8 +223,8 @@ class Driver(Protocol):
         """The bytes that a tree takes up."""
         ...
 
-    async def usage(self, id: str, top: Path) -> Usage:
-        """What the sandbox uses now, writing to the layer `top`."""
+    async def usage(self, id: str, active_layer: Path) -> Usage:
+        """What the sandbox uses now, writing to the layer `active_layer`."""
         ...
 
     def oom_kills(self, id: str) -> int | None:

@@ -95,7 +95,7 @@ class SandboxAsleep(CallerError):
     code = "sandbox_asleep"
 
 
-class CannotSave(CallerError):
+class NotCheckpointable(CallerError):
     """Its processes cannot be written to disk as they are. They go on."""
 
     code = "cannot_save"
@@ -213,7 +213,7 @@ class PathNotDirectory(FileError, NotADirectoryError):
     code = "path_not_directory"
 
 
-class PathDenied(FileError, PermissionError):
+class PermissionDenied(FileError, PermissionError):
     code = "path_denied"
 
 
@@ -226,10 +226,10 @@ FILE_ERRORS: Mapping[int, type[FileError]] = {
     errno.EEXIST: PathExists,
     errno.EISDIR: PathIsDirectory,
     errno.ENOTDIR: PathNotDirectory,
-    errno.EACCES: PathDenied,
-    errno.EPERM: PathDenied,
-    errno.EROFS: PathDenied,
-    errno.EXDEV: PathDenied,
+    errno.EACCES: PermissionDenied,
+    errno.EPERM: PermissionDenied,
+    errno.EROFS: PermissionDenied,
+    errno.EXDEV: PermissionDenied,
     errno.ENOSPC: DiskFull,
     errno.EDQUOT: DiskFull,
 }

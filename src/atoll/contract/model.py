@@ -19,7 +19,7 @@ NAME_RULE = "1 to 63 characters: lower-case letters, digits, '-', '_' and '.', b
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
-Status = Literal["provisioning", "running", "warm", "cold", "shutdown", "error"]
+Status = Literal["provisioning", "running", "paused", "sleeping", "shutdown", "error"]
 RuntimeName = Literal["crun", "runc", "runsc"]
 FileKind = Literal["file", "directory", "symlink", "fifo", "socket", "char_device", "block_device"]
 
@@ -121,7 +121,7 @@ class SandboxInfo(Frozen):
     """What may leave it. Unset: nothing."""
 
 
-class Shelf(Frozen):
+class WarmPool(Frozen):
     """Sandboxes of one kind that wait to be taken."""
 
     image: str
@@ -175,7 +175,7 @@ class StorageInfo(Frozen):
     """The file that holds it, made by `init`. Unset: it is a file system of the machine's."""
 
 
-class Exported(Frozen):
+class ExportResult(Frozen):
     """What was written to a file."""
 
     sandbox: str
@@ -208,7 +208,7 @@ class Preview(Frozen):
     """What lets a client in, in the query parameter `atoll_token` or the header `Atoll-Token`. Whoever has it may."""
 
 
-class Cut(Frozen):
+class Truncation(Frozen):
     """What a limit on output left out: bytes `start` up to, not including, `end` of `total`."""
 
     start: int
@@ -231,8 +231,8 @@ class ExecOutcome(Frozen):
     timed_out: bool = False
     out_of_memory: bool = False
     """True when the kernel ended the command because the sandbox's memory limit was reached."""
-    stdout_cut: Cut | None = None
-    stderr_cut: Cut | None = None
+    stdout_cut: Truncation | None = None
+    stderr_cut: Truncation | None = None
 
     @property
     def ok(self) -> bool:

@@ -26,7 +26,7 @@ RULE_RULE = (
     "10.0.0.0/8, fd00::/8), each with :PORT or :LOW-HIGH after it if it is for some ports alone ([fd00::1]:443), "
     f"and {REGISTRIES}"
 )
-MOST_RULES = 1000
+MAX_RULES = 1000
 ALL_PORTS = (1, 65535)
 
 _STRICT = ConfigDict(frozen=True, extra="forbid")  # as `model.Frozen`, whose specs hold these
@@ -183,8 +183,8 @@ def _ports(text: str) -> tuple[int, int]:
 
 def _check_rules(rules: Sequence[str] | str) -> tuple[str, ...]:
     texts = [rules] if isinstance(rules, str) else rules
-    if len(texts) > MOST_RULES:
-        raise InvalidRequest(f"{len(texts)} rules are too many; a policy may have {MOST_RULES}")
+    if len(texts) > MAX_RULES:
+        raise InvalidRequest(f"{len(texts)} rules are too many; a policy may have {MAX_RULES}")
     return tuple(dict.fromkeys(str(parse_rule(text)) for text in texts))
 
 

@@ -32,13 +32,13 @@ from typing import NamedTuple
 import anyio
 import anyio.to_thread
 
-from atoll.contract.driver import Capabilities, Finding, Launch, Layer
+from atoll.contract.driver import Capabilities, Diagnostic, Launch, Layer
 from atoll.contract.errors import LaunchFailed, SandboxError, Unenforceable
 from atoll.contract.model import Limits, RuntimeName, Usage
 from atoll.drivers import seccomp, storage
 from atoll.drivers.cgroups import Cgroups
 from atoll.drivers.hostname import set_hostname
-from atoll.drivers.keeper_client import adopt, frozen, greeted
+from atoll.drivers.keeper_client import adopt, frozen as freezing, greeted
 from atoll.drivers.locks import is_held, lock_within, try_lock
 from atoll.drivers.machine import Machine, read_machine
 from atoll.settings import program_environment
@@ -142,14 +142,14 @@ class OciDriver:
     async def launch(self, launch: Launch) -> None:
         self._check_limits(launch.limits)
         if launch.limits.disk_bytes is not None:
-            storage.make_boundable(launch.top, root=self._machine.root)
+            storage.prepare_quota(launch.active_layer, root=self._machine.root)
         directory = launch.directory
         self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
         cover = self._cover(directory)
         self._prepare(launch)
         files = self._files(directory)
         (directory / "config.json").write_text(json.dumps(self._config(launch, cover, files)))
-        command = self._keeper("start", "--dir", str(directory), "--top", str(launch.top), "--cover", cover)
+        command = self._keeper("start", "--dir", str(directory), "--top", str(launch.active_layer), "--cover", cover)
         for inside in files:
             command += ["--file", inside.name, str(inside.source)]
         if launch.ephemeral:
@@ -190,14 +190,14 @@ class OciDriver:
             )
         if started.returncode != 0:
             raise LaunchFailed(f"the keeper did not start: {started.stderr.decode(errors='replace').strip()}")
-        if launch.memory is not None or launch.until_it_answers:
+        if launch.memory is not None or launch.wait_ready:
             await greeted(directory)
         if launch.memory is not None and launch.memory.hostname != launch.hostname:
-            async with self.renaming(launch.id, launch.directory, launch.hostname, launch.id_base):
+            async with self.setting_hostname(launch.id, launch.directory, launch.hostname, launch.id_base):
                 pass
 
     @contextlib.asynccontextmanager
-    async def renaming(self, id: str, directory: Path, hostname: str, id_base: int) -> AsyncIterator[None]:
+    async def setting_hostname(self, id: str, directory: Path, hostname: str, id_base: int) -> AsyncIterator[None]:
         said: str | None
         if self._name == "runsc":
             # The host's kernel knows nothing of this hostname. The runtime is asked to start one inside who may set it.
@@ -232,7 +232,7 @@ class OciDriver:
             # Python starts it in the fastest way if it need not close what is closed on its own.
             return subprocess.Popen(words, stderr=log, env={}, close_fds=False)
 
-    async def adopt(self, directory: Path, *, ephemeral: bool, pause_after_s: float | None) -> None:
+    async def reconfigure(self, directory: Path, *, ephemeral: bool, pause_after_s: float | None) -> None:
         await adopt(directory, ephemeral=ephemeral, pause_after_s=pause_after_s)
 
     def _bounded(self, limits: Limits) -> Limits:
@@ -280,11 +280,11 @@ class OciDriver:
             os.mkfifo(launch.directory / name, 0o600)
         for fs in launch.filesystems:
             for part in ("upper", "scratch"):
-                path = launch.top / part / fs.key
+                path = launch.active_layer / part / fs.key
                 if path.exists():
                     continue
                 # In place when it is whole: who was killed before that must not leave one that belongs to the host.
-                new = launch.top / "new"
+                new = launch.active_layer / "new"
                 with contextlib.suppress(FileNotFoundError):
                     new.rmdir()
                 new.mkdir()
@@ -467,20 +467,20 @@ class OciDriver:
             said = done.stderr.decode(errors="replace").strip()[-500:]
             raise SandboxError(f"what the sandbox wrote could not be copied: {said}")
 
-    def as_owner(self, *command: str) -> list[str]:
+    def in_userns(self, *command: str) -> list[str]:
         return [*self._keeper("within", *([] if self._machine.root else self._maps(0))), "--", *command]
 
     # ---- standing still ----
 
     async def freeze(self, directory: Path) -> None:
         self._require_freezer()
-        async with frozen(directory, "warm"):
+        async with freezing(directory, "warm"):
             pass
 
     @contextlib.asynccontextmanager
-    async def held(self, directory: Path) -> AsyncIterator[None]:
+    async def frozen(self, directory: Path) -> AsyncIterator[None]:
         self._require_freezer()
-        async with frozen(directory, "hold"):
+        async with freezing(directory, "hold"):
             yield
 
     def loses_waiting(self) -> bool:
@@ -495,7 +495,7 @@ class OciDriver:
     async def save(self, id: str, directory: Path, image: Path, *, lock: int) -> None:
         await self.remove(image)  # gVisor takes no directory that a save before has used
         image.mkdir(mode=0o700)
-        async with frozen(directory, "quiet"):
+        async with freezing(directory, "quiet"):
             command = [self._program, *self._flags(), "checkpoint", "--image-path", str(image), id]
             done = await self._within(*command, within_s=_SAVE_S, pass_fds=(lock,))
         if done.returncode != 0:
@@ -542,7 +542,7 @@ class OciDriver:
         self, *command: str, within_s: float = 60, pass_fds: tuple[int, ...] = ()
     ) -> subprocess.CompletedProcess[bytes]:
         """Run something where the runtime runs: in a private mount namespace and, rootless, in the user namespace."""
-        full = self.as_owner(*command)
+        full = self.in_userns(*command)
         try:
             with anyio.fail_after(within_s):
                 env = {"PATH": _SEARCH, "XDG_RUNTIME_DIR": str(self._root)}
@@ -589,13 +589,13 @@ class OciDriver:
         disk = await self._within("du", "-s", "--block-size=1", "--", str(path))
         return int((disk.stdout.split() or [b"0"])[0])
 
-    async def usage(self, id: str, top: Path) -> Usage:
+    async def usage(self, id: str, active_layer: Path) -> Usage:
         return Usage(
             memory_bytes=self._cgroups.read(id, "memory/memory.usage_in_bytes", "memory.current"),
             memory_peak_bytes=self._cgroups.read(id, "memory/memory.max_usage_in_bytes", "memory.peak"),
             cpu_s=self._cgroups.cpu_s(id),
             pids=self._cgroups.read(id, "pids/pids.current", "pids.current"),
-            disk_bytes=await self.size(top / "upper"),
+            disk_bytes=await self.size(active_layer / "upper"),
             oom_kills=self.oom_kills(id),
         )
 
@@ -642,11 +642,11 @@ def find_drivers(state_dir: Path, machine: Machine | None = None) -> dict[Runtim
     return {name: OciDriver(name, state_dir, machine) for name in usable}
 
 
-def examine(state_dir: Path, machine: Machine | None = None) -> list[Finding]:
+def examine(state_dir: Path, machine: Machine | None = None) -> list[Diagnostic]:
     """What this machine can do for isolation and, for each lack, what mends it."""
     machine = machine or read_machine()
     findings = [
-        Finding(
+        Diagnostic(
             topic=name,
             ok=find_program(name) is not None,
             detail=find_program(name) or "not installed",
@@ -657,13 +657,13 @@ def examine(state_dir: Path, machine: Machine | None = None) -> list[Finding]:
     kernel = ".".join(map(str, machine.kernel))
     recent = machine.kernel >= (5, 19)
     findings += [
-        Finding(
+        Diagnostic(
             topic="kernel",
             ok=recent,
             detail=f"Linux {kernel}" + ("" if recent else "; id-mapped overlays need 5.19"),
             fix=None if recent else "install a newer kernel",
         ),
-        Finding(
+        Diagnostic(
             topic="user namespaces",
             ok=machine.user_namespaces,
             detail="may be made" if machine.user_namespaces else "may not be made by this user",
@@ -675,7 +675,7 @@ def examine(state_dir: Path, machine: Machine | None = None) -> list[Finding]:
     ]
     missing = sorted({"memory", "cpu", "pids"} - machine.controllers)
     findings.append(
-        Finding(
+        Diagnostic(
             topic="cgroups",
             ok=not missing,
             detail=f"{machine.cgroup_mode}; limits on {', '.join(sorted(machine.controllers)) or 'nothing'} can be set",
@@ -684,7 +684,7 @@ def examine(state_dir: Path, machine: Machine | None = None) -> list[Finding]:
     )
     overlay = "overlay" in Path("/proc/filesystems").read_text().split()
     findings.append(
-        Finding(
+        Diagnostic(
             topic="overlay",
             ok=overlay,
             detail="in the kernel" if overlay else "not loaded",
@@ -692,12 +692,12 @@ def examine(state_dir: Path, machine: Machine | None = None) -> list[Finding]:
         )
     )
     if machine.root:
-        findings.append(Finding(topic="ids", ok=True, detail="each sandbox has a range of user ids of its own"))
+        findings.append(Diagnostic(topic="ids", ok=True, detail="each sandbox has a range of user ids of its own"))
     else:
         ranged = bool(machine.subuids and machine.subgids and find_program("newuidmap"))
         mend = "apt-get install uidmap && usermod --add-subuids 100000-165535 --add-subgids 100000-165535"
         findings.append(
-            Finding(
+            Diagnostic(
                 topic="ids",
                 ok=ranged,
                 detail="a range from /etc/subuid" if ranged else "one user id for all inside",
@@ -706,7 +706,7 @@ def examine(state_dir: Path, machine: Machine | None = None) -> list[Finding]:
         )
     below = storage.look(state_dir / "layers", root=machine.root)
     detail = f"{below.filesystem}; " + ("what a sandbox writes can be limited" if below.limits else str(below.lack))
-    findings.append(Finding(topic="disk limits", ok=below.limits, detail=detail, fix=below.fix))
+    findings.append(Diagnostic(topic="disk limits", ok=below.limits, detail=detail, fix=below.fix))
     return findings
 
 

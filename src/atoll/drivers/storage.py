@@ -149,7 +149,7 @@ def remove(path: Path) -> bool:
     return True
 
 
-def make_boundable(path: Path, *, root: bool) -> None:
+def prepare_quota(path: Path, *, root: bool) -> None:
     """See to it that the keeper can bound what is written to the layer `path`. Until it does, there is no limit.
 
     Raises:

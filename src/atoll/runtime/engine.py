@@ -22,7 +22,7 @@ import anyio.abc
 import anyio.to_thread
 from pydantic import SecretStr
 
-from atoll.contract.driver import Driver, Finding, Memory
+from atoll.contract.driver import Diagnostic, Driver, ProcessImage
 from atoll.contract.errors import (
     AtollError,
     InvalidRequest,
@@ -34,42 +34,42 @@ from atoll.contract.errors import (
 )
 from atoll.contract.model import (
     Checkpoint,
-    Exported,
+    ExportResult,
     Limits,
     RuntimeName,
     SandboxInfo,
     SandboxSpec,
-    Shelf,
     SystemProcess,
     Usage,
+    WarmPool,
     check_name,
 )
 from atoll.contract.network import AuditRecord, Indexes, NetworkPolicy
 from atoll.contract.secret import Secret
 from atoll.drivers import oci
 from atoll.runtime.egress import audit
-from atoll.runtime.egress.server import Outlet, Outlets
+from atoll.runtime.egress.server import EgressServer, EgressServers
 from atoll.runtime.images.store import ImageStore, Progress
-from atoll.runtime.lifecycle.lifecycle import Life
+from atoll.runtime.lifecycle.lifecycle import Lifecycle
 from atoll.runtime.lifecycle.recovery import Recovery
-from atoll.runtime.lifecycle.warm_pool import MOST, Kind, Shelves
+from atoll.runtime.lifecycle.warm_pool import MAX_WARM, SandboxTemplate, WarmPools
 from atoll.runtime.sandbox import Sandbox
-from atoll.runtime.secrets import ca_bundle as trust
+from atoll.runtime.secrets import ca_bundle
 from atoll.runtime.secrets.authority import Authority
 from atoll.runtime.secrets.vault import Contents, Vault
-from atoll.runtime.state import loop_storage as disk
+from atoll.runtime.state import loop_storage
 from atoll.runtime.state.checkpoints import CheckpointRecord, Checkpoints
-from atoll.runtime.state.layers import Ground, Layers
-from atoll.runtime.state.leases import Sessions
-from atoll.runtime.state.spec import checked, with_defaults
+from atoll.runtime.state.layers import Layers, ResolvedSpec
+from atoll.runtime.state.leases import SessionLeases
+from atoll.runtime.state.spec import validate_spec, with_defaults
 from atoll.runtime.state.status import describe, ending
-from atoll.runtime.state.store import Manifest, Records, Taken, new_id, now
+from atoll.runtime.state.store import Claimed, Manifest, StateStore, new_id, now
 from atoll.settings import Settings
 
 if TYPE_CHECKING:
     from atoll.runtime.archive.export import File
     from atoll.runtime.previews.router import Previews
-    from atoll.runtime.sandbox_pool import Pool
+    from atoll.runtime.sandbox_pool import SandboxPool
 
 _LAUNCHES = 8
 """How many sandboxes are started at once. More would only make all of them wait for each other."""
@@ -77,7 +77,7 @@ _log = logging.getLogger(__name__)
 
 
 @contextlib.asynccontextmanager
-async def open(state_dir: Path | str | None = None, *, settings: Settings | None = None) -> AsyncIterator[Runtime]:
+async def open(state_dir: Path | str | None = None, *, settings: Settings | None = None) -> AsyncIterator[Engine]:
     """A runtime over `state_dir`, made if it is missing.
 
     Sandboxes do not end with it: the next one, here or in another process, finds them by name. What a process that
@@ -92,19 +92,19 @@ async def open(state_dir: Path | str | None = None, *, settings: Settings | None
     path = settings.resolve_state_dir()
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        records = Records(path)
+        store = StateStore(path)
     except OSError as error:
         raise InvalidRequest(
             f"the state directory {path} cannot be used: {error.strerror}; name another with ATOLL_STATE_DIR"
         ) from error
-    await disk.mount(path)
+    await loop_storage.mount(path)
     raised: BaseException | None = None
     async with anyio.create_task_group() as tasks:
-        runtime = Runtime(records, settings, tasks)
-        runtime.begin_recovery()
+        engine = Engine(store, settings, tasks)
+        engine.begin_recovery()
         try:
-            yield runtime
-            await runtime.refilled()
+            yield engine
+            await engine.wait_refilled()
         except BaseException as error:  # noqa: BLE001 - raised below: a task group would wrap what is the caller's own
             raised = error
         tasks.cancel_scope.cancel()
@@ -112,42 +112,44 @@ async def open(state_dir: Path | str | None = None, *, settings: Settings | None
         raise raised
 
 
-class Runtime:
+class Engine:
     """Made by `atoll.open()`."""
 
-    def __init__(self, records: Records, settings: Settings, tasks: anyio.abc.TaskGroup) -> None:
-        self._records = records
+    def __init__(self, store: StateStore, settings: Settings, tasks: anyio.abc.TaskGroup) -> None:
+        self._store = store
         self._settings = settings
         self._tasks = tasks
         self._drivers: dict[RuntimeName, oci.OciDriver] | None = None
-        self._layers = Layers(records.state_dir)
-        self._checkpoints = Checkpoints(records.state_dir)
-        self._life = Life(records, self._layers, self._checkpoints, self._choose, self._waiting)
-        self._vault = Vault(records.state_dir, settings.secrets_key)
+        self._layers = Layers(store.state_dir)
+        self._checkpoints = Checkpoints(store.state_dir)
+        self._lifecycle = Lifecycle(store, self._layers, self._checkpoints, self._choose, self._epoll_waiters)
+        self._vault = Vault(store.state_dir, settings.secrets_key)
         self._open: dict[str, Sandbox] = {}
         self._current: dict[str, Manifest] = {}
         """The manifests of those that are open, as they were when a connection was last made."""
         self._making: set[str] = set()
         self._launches = anyio.CapacityLimiter(_LAUNCHES)
-        self.outlets = Outlets(tasks)
+        self.egress_servers = EgressServers(tasks)
         self._asking_tools = anyio.Lock()
         self._known_indexes: tuple[Indexes, float] | None = None
         self._ports: Previews | None = None
-        self.storage = disk.Disk(records.state_dir, self._layers, self._life.collect)
-        self.sessions = Sessions(
-            records.state_dir,
-            names=records.names,
+        self.storage = loop_storage.LoopStorage(store.state_dir, self._layers, self._lifecycle.collect)
+        self.leases = SessionLeases(
+            store.state_dir,
+            names=store.names,
             checkpoints=lambda: [record.checkpoint for record in self._checkpoints.all()],
             destroy=self.destroy,
             delete=self.delete_checkpoint,
         )
-        self._recovery = Recovery(records, self._life, self.sessions, choose=self._choose, remove=self._remove)
-        self._shelves = Shelves(records, tasks, ground=self._ground, make=self._put_up, remove=self._take_down)
-        self.images = ImageStore(records.state_dir / "images", rootless=os.geteuid() != 0, in_use=self._digests_in_use)
+        self._recovery = Recovery(store, self._lifecycle, self.leases, choose=self._choose, remove=self._remove)
+        self._warm_pools = WarmPools(
+            store, tasks, resolved=self._resolve_template, make=self._create_warm, remove=self._destroy_claimed
+        )
+        self.images = ImageStore(store.state_dir / "images", rootless=os.geteuid() != 0, in_use=self._digests_in_use)
 
     @property
     def state_dir(self) -> Path:
-        return self._records.state_dir
+        return self._store.state_dir
 
     @property
     def ports(self) -> Previews:
@@ -169,7 +171,7 @@ class Runtime:
             self._drivers = oci.find_drivers(self.state_dir)
         return self._drivers
 
-    def doctor(self) -> builtins.list[Finding]:
+    def doctor(self) -> builtins.list[Diagnostic]:
         """What this machine can do and, for each lack, the command that mends it."""
         return oci.examine(self.state_dir)
 
@@ -210,7 +212,7 @@ class Runtime:
             LaunchFailed: it did not start.
         """
         kept = Contents.of(secrets or {}, secret_env or {}, env or {})
-        spec = checked(
+        spec = validate_spec(
             name=f"sandbox-{token_hex(4)}" if name is None else name,
             image=image or self._settings.image,
             limits=limits or Limits(),
@@ -224,88 +226,88 @@ class Runtime:
         )
         driver = self._choose(spec.runtime)
         await self._require_free(spec.name)
-        ground = await self._stand(spec.image, with_defaults(spec.limits, driver), spec.env, progress, kept)
+        resolved = await self._resolve_base(spec.image, with_defaults(spec.limits, driver), spec.env, progress, kept)
         authority = kept.authority if kept else None
-        return await self._take(spec, driver, ground, authority) or await self._make(
-            spec, driver, ground, authority=authority
+        return await self._claim_warm(spec, driver, resolved, authority) or await self._make(
+            spec, driver, resolved, authority=authority
         )
 
     async def _require_free(self, name: str) -> None:
         """Raise `SandboxExists` at once if the name is taken, and not by what is to be collected."""
-        if self._records.means_one(name):
+        if self._store.name_taken(name):
             await self.collect()
-            if self._records.means_one(name):
+            if self._store.name_taken(name):
                 raise SandboxExists(name)
 
-    async def _stand(
+    async def _resolve_base(
         self,
         image: str,
         limits: Limits,
         env: Mapping[str, str],
         progress: Progress | None,
         kept: Contents | None = None,
-    ) -> Ground:
+    ) -> ResolvedSpec:
         found = await self.images.resolve(image, progress=progress)
-        return Ground(
+        return ResolvedSpec(
             limits=limits,
             env={**found.env, **(kept.variables() if kept else {}), **env},
             image_digest=found.digest,
             base=found.filesystems,
-            sealed=self._vault.seal(kept) if kept else None,
+            encrypted_secrets=self._vault.seal(kept) if kept else None,
         )
 
     async def _make(
         self,
         spec: SandboxSpec,
         driver: Driver,
-        ground: Ground,
+        resolved: ResolvedSpec,
         *,
-        memory: Memory | None = None,
+        memory: ProcessImage | None = None,
         checkpoint: str | None = None,
-        shelf: str | None = None,
+        warm_pool: str | None = None,
         group: str | None = None,
         authority: Authority | None = None,
     ) -> Sandbox:
         """A new sandbox, with the processes in `memory`, and with `checkpoint` as the one that it comes from.
 
-        With `shelf` it waits there, without a name. One of a `group` is there when the group is complete. `authority`
+        With `warm_pool` it waits there, without a name. One of a `group` is there when the group is complete. `authority`
         is one that it is to trust and does not yet.
         """
         id = new_id()
-        async with self._launches, self._layers.held():
-            with self._records.making(id, group):
+        async with self._launches, self._layers.lock():
+            with self._store.making(id, group):
                 self._making.add(id)
                 try:
-                    if shelf is None:
-                        self._records.claim(spec.name, id)
+                    if warm_pool is None:
+                        self._store.claim_name(spec.name, id)
                     else:
-                        self._records.announce(id)
+                        self._store.mark_creating(id)
                     manifest = Manifest(
                         id=id,
                         spec=spec,
                         runtime=driver.name,
-                        top=self._layers.new(),
-                        id_slot=self._records.claim_ids(id),
+                        active_layer=self._layers.new(),
+                        id_slot=self._store.claim_ids(id),
                         created_at=now(),
                         checkpoint=checkpoint,
-                        **ground.ground(),
+                        **resolved.resolved(),
                     )
-                    self._records.write(manifest)
-                    await self._life.start(manifest, driver, memory)
+                    self._store.write(manifest)
+                    await self._lifecycle.start(manifest, driver, memory)
                     sandbox = self._sandbox(manifest, driver)
                     await sandbox.connect()
-                    await trust.place(sandbox.files, authority)
+                    await ca_bundle.install(sandbox.files, authority)
                 except BaseException:
                     with anyio.CancelScope(shield=True):
                         await self._remove(id, spec.name, driver, locked=True)
                     raise
                 finally:
                     self._making.discard(id)
-                if shelf is not None:
+                if warm_pool is not None:
                     self._let_go(id)
-                    self._records.put_up(id, shelf)
+                    self._store.mark_ready(id, warm_pool)
                 elif group is None:
-                    self._records.settle(id, ephemeral=spec.ephemeral)
+                    self._store.commit(id, ephemeral=spec.ephemeral)
         sandbox.info = self._info(manifest)
         return sandbox
 
@@ -318,7 +320,7 @@ class Runtime:
         image: str | None = None,
         limits: Limits | None = None,
         runtime: RuntimeName | None = None,
-    ) -> Shelf:
+    ) -> WarmPool:
         """Keep `count` sandboxes of one kind ready. When it returns, they are.
 
         From then on a `create` with this image, these limits and this runtime, in whichever program, takes one that
@@ -329,69 +331,76 @@ class Runtime:
             InvalidRequest: the count or a limit is not allowed.
             ImageUnavailable, RuntimeUnavailable, Unenforceable, LaunchFailed: as `create`.
         """
-        if not 0 <= count <= MOST:
-            raise InvalidRequest(f"{count} sandboxes cannot be kept ready; it may be 0 to {MOST}")
+        if not 0 <= count <= MAX_WARM:
+            raise InvalidRequest(f"{count} sandboxes cannot be kept ready; it may be 0 to {MAX_WARM}")
         driver = self._choose(runtime or self._settings.runtime)
         wanted = with_defaults(limits or Limits(), driver)
-        kind = Kind(image=image or self._settings.image, runtime=driver.name, limits=wanted)
-        return await self._shelves.warm(kind, count)
+        template = SandboxTemplate(image=image or self._settings.image, runtime=driver.name, limits=wanted)
+        return await self._warm_pools.warm(template, count)
 
-    async def shelves(self) -> builtins.list[Shelf]:
+    async def warm_pools(self) -> builtins.list[WarmPool]:
         """The kinds of sandboxes that are kept ready."""
-        return self._shelves.all()
+        return self._warm_pools.all()
 
-    async def refilled(self) -> None:
+    async def wait_refilled(self) -> None:
         """Wait until another waits for each that was taken here. Leaving `atoll.open()` does."""
-        await self._shelves.finish()
+        await self._warm_pools.finish()
 
-    async def _ground(self, kind: Kind) -> tuple[Driver, Ground]:
-        return self._choose(kind.runtime), await self._stand(kind.image, kind.limits, {}, None)
+    async def _resolve_template(self, template: SandboxTemplate) -> tuple[Driver, ResolvedSpec]:
+        return self._choose(template.runtime), await self._resolve_base(template.image, template.limits, {}, None)
 
-    async def _put_up(self, kind: Kind, driver: Driver, ground: Ground) -> None:
-        spec = checked(name=f"waiting-{token_hex(4)}", image=kind.image, limits=kind.limits, runtime=kind.runtime)
-        await self._make(spec, driver, ground, shelf=kind.key)
+    async def _create_warm(self, template: SandboxTemplate, driver: Driver, resolved: ResolvedSpec) -> None:
+        spec = validate_spec(
+            name=f"waiting-{token_hex(4)}", image=template.image, limits=template.limits, runtime=template.runtime
+        )
+        await self._make(spec, driver, resolved, warm_pool=template.key)
 
-    async def _take_down(self, taken: Taken) -> None:
-        driver = self._choose(taken.manifest.runtime) if taken.manifest else None
-        await self._remove(taken.id, None, driver, locked=True)
+    async def _destroy_claimed(self, claimed: Claimed) -> None:
+        driver = self._choose(claimed.manifest.runtime) if claimed.manifest else None
+        await self._remove(claimed.id, None, driver, locked=True)
 
-    async def _take(
-        self, spec: SandboxSpec, driver: Driver, ground: Ground, authority: Authority | None
+    async def _claim_warm(
+        self, spec: SandboxSpec, driver: Driver, resolved: ResolvedSpec, authority: Authority | None
     ) -> Sandbox | None:
         """A sandbox that waited and is from now on what `spec` says. None: there is none that fits."""
-        key = Kind(image=spec.image, runtime=driver.name, limits=ground.limits).key
-        with self._records.taking(key, partial(self._shelves.fits, driver=driver, ground=ground)) as taken:
-            self._shelves.refill(key)
-            if taken is None or taken.manifest is None:
+        key = SandboxTemplate(image=spec.image, runtime=driver.name, limits=resolved.limits).key
+        with self._store.claim(key, partial(self._warm_pools.fits, driver=driver, resolved=resolved)) as claimed:
+            self._warm_pools.refill(key)
+            if claimed is None or claimed.manifest is None:
                 return None
-            given = {"spec": spec, "env": ground.env, "sealed": ground.sealed, "created_at": now()}
-            manifest = taken.manifest.model_copy(update=given)
+            given = {
+                "spec": spec,
+                "env": resolved.env,
+                "encrypted_secrets": resolved.encrypted_secrets,
+                "created_at": now(),
+            }
+            manifest = claimed.manifest.model_copy(update=given)
             try:
-                sandbox = await self._hand_over(manifest, driver)
-                await trust.place(sandbox.files, authority)
+                sandbox = await self._bind(manifest, driver)
+                await ca_bundle.install(sandbox.files, authority)
             except BaseException as error:
                 with anyio.CancelScope(shield=True):
-                    await self._remove(taken.id, spec.name, driver, locked=True)
+                    await self._remove(claimed.id, spec.name, driver, locked=True)
                 if not isinstance(error, SandboxError):
                     raise
                 _log.warning("a sandbox that waited was of no use; another is made", exc_info=True)
                 return None
-            self._records.settle(taken.id, ephemeral=spec.ephemeral)
+            self._store.commit(claimed.id, ephemeral=spec.ephemeral)
         sandbox.info = sandbox.info.model_copy(update={"status": "running"})
         return sandbox
 
-    async def _hand_over(self, manifest: Manifest, driver: Driver) -> Sandbox:
+    async def _bind(self, manifest: Manifest, driver: Driver) -> Sandbox:
         """Have a sandbox that waited be what its manifest now says."""
-        spec, directory = manifest.spec, self._records.directory(manifest.id)
+        spec, directory = manifest.spec, self._store.directory(manifest.id)
         self._making.add(manifest.id)
         try:
-            async with driver.renaming(manifest.run_id, directory, spec.name, manifest.id_base):
-                self._records.write(manifest)
-                self._records.claim(spec.name, manifest.id)
+            async with driver.setting_hostname(manifest.run_id, directory, spec.name, manifest.id_base):
+                self._store.write(manifest)
+                self._store.claim_name(spec.name, manifest.id)
                 sandbox = self._sandbox(manifest, driver)
                 await sandbox.connect()
             if spec.ephemeral or spec.pause_after_s is not None:
-                await driver.adopt(directory, ephemeral=spec.ephemeral, pause_after_s=spec.pause_after_s)
+                await driver.reconfigure(directory, ephemeral=spec.ephemeral, pause_after_s=spec.pause_after_s)
         finally:
             self._making.discard(manifest.id)
         return sandbox
@@ -419,12 +428,12 @@ class Runtime:
     def _sandbox(self, manifest: Manifest, driver: Driver) -> Sandbox:
         id = manifest.id
         self._current[id] = manifest
-        outlet = Outlet(self.outlets, self._records.directory(id), partial(self._spec_of, id))
-        secret = self._vault.open(manifest.sealed) if manifest.sealed is not None else Contents()
+        egress = EgressServer(self.egress_servers, self._store.directory(id), partial(self._spec_of, id))
+        secret = self._vault.open(manifest.encrypted_secrets) if manifest.encrypted_secrets is not None else Contents()
         if secret.secrets:
-            from atoll.runtime.secrets.injection import Interceptor
+            from atoll.runtime.secrets.injection import SecretInjector
 
-            outlet.intercept = Interceptor(secret, lambda: self.outlets.trust)
+            egress.intercept = SecretInjector(secret, lambda: self.egress_servers.trust)
         sandbox = Sandbox(
             self._info(manifest),
             partial(self._connect, id),
@@ -435,16 +444,16 @@ class Runtime:
             destroy=partial(self._remove, id, manifest.spec.name, driver),
             stop=partial(self._stop, id, driver),
             host=self,
-            outlet=outlet,
+            egress=egress,
         )
         self._open[id] = sandbox
         return sandbox
 
     def _spec_of(self, id: str) -> SandboxSpec | None:
-        manifest = self._records.read(id)
+        manifest = self._store.read(id)
         return manifest.spec if manifest else None
 
-    async def _waiting(self, manifest: Manifest) -> Sequence[SystemProcess]:
+    async def _epoll_waiters(self, manifest: Manifest) -> Sequence[SystemProcess]:
         """Who waits in a sandbox that the caller is at work on.
 
         It is asked over a connection of its own: whoever makes the one that all share may be waiting for the caller.
@@ -460,7 +469,7 @@ class Runtime:
             destroy=partial(self._stop, id, driver),
         )
         try:
-            return await sandbox.waiting()
+            return await sandbox.epoll_waiters()
         finally:
             sandbox.disconnect()
 
@@ -469,29 +478,29 @@ class Runtime:
         return driver.oom_kills(manifest.run_id) if manifest else None
 
     async def _usage(self, id: str, driver: Driver) -> Usage:
-        manifest = self._records.read(id)
+        manifest = self._store.read(id)
         if manifest is None:
             raise SandboxDied("the sandbox was destroyed")
-        return await driver.usage(manifest.run_id, self._layers.path(manifest.top))
+        return await driver.usage(manifest.run_id, self._layers.path(manifest.active_layer))
 
     async def _connect(self, id: str) -> anyio.abc.ByteStream:
         """A client's connection to the sandbox's keeper. One that sleeps is woken."""
-        manifest = self._current[id] if id in self._making else self._records.read(id)
+        manifest = self._current[id] if id in self._making else self._store.read(id)
         if manifest is None:
             raise SandboxDied("the sandbox was destroyed")
         if manifest.state != "running" and id not in self._making:
             async with self._launches:
-                manifest = await self._life.wake(id, asked=False)
+                manifest = await self._lifecycle.wake(id, asked=False)
         try:
             return await self._reach(manifest)
         except OSError:
             if id in self._making:
                 raise
         # It has ended, or somebody is at work on it: that one is waited for.
-        reason = ending(self._records.directory(id)) or "its keeper does not answer"
+        reason = ending(self._store.directory(id)) or "its keeper does not answer"
         async with self._launches:
             try:
-                manifest = await self._life.wake(id, asked=False)
+                manifest = await self._lifecycle.wake(id, asked=False)
             except SandboxDied as error:
                 raise SandboxDied(
                     f"the sandbox {manifest.spec.name!r} has ended: {reason}; wake it, or destroy it"
@@ -501,9 +510,9 @@ class Runtime:
     async def _reach(self, manifest: Manifest) -> anyio.abc.ByteStream:
         self._current[manifest.id] = manifest
         try:
-            fd = os.open(self._records.directory(manifest.id), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            fd = os.open(self._store.directory(manifest.id), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         except FileNotFoundError:
-            raise SandboxNotFound(manifest.spec.name, self._records.names()) from None
+            raise SandboxNotFound(manifest.spec.name, self._store.names()) from None
         try:
             return await anyio.connect_unix(f"/proc/self/fd/{fd}/sock")
         finally:
@@ -511,22 +520,42 @@ class Runtime:
 
     # ---- sleeping and waking ----
 
-    async def sleep(self, name: str, *, warm: bool = False) -> None:
-        """Put a sandbox to sleep until it is next used: cold, on disk, or `warm`, standing still in memory.
+    async def pause(self, name: str) -> None:
+        """Freeze the processes of a sandbox in memory, until it is next used. Does nothing to one that does not run.
 
-        Cold, its files stay; its processes go on when it wakes with runsc, and end with the others. Calls under way
-        raise `SandboxDied`.
+        Raises:
+            SandboxNotFound: there is none of this name.
+            Unenforceable: sandboxes cannot be frozen on this machine.
+        """
+        await self._lifecycle.pause(self._store.lookup(name))
+
+    async def resume(self, name: str) -> Sandbox:
+        """Let a paused sandbox go on. Does nothing to one that runs.
+
+        Raises:
+            SandboxNotFound: there is none of this name.
+            InvalidRequest: it sleeps, was shut down or has ended; `wake` starts it.
+        """
+        sandbox = await self.get(name)
+        manifest = self._store.read(sandbox.id)
+        status = self._info(manifest).status if manifest else "error"
+        if status not in ("running", "paused"):
+            raise InvalidRequest(f"sandbox {name!r} is not paused, its status is {status}; wake it instead", name=name)
+        return await self.wake(name)
+
+    async def sleep(self, name: str) -> None:
+        """Put a sandbox to sleep on disk, until it is next used.
+
+        Its files stay. With runsc its processes are saved and go on when it wakes; with the other runtimes they end.
+        Calls in progress raise `SandboxDied`. `pause` keeps processes in memory instead.
 
         Raises:
             SandboxNotFound: there is none of this name.
             InvalidRequest: it is ephemeral.
-            Unenforceable: it is to be warm, and cannot be frozen here.
+            NotCheckpointable: the runtime cannot save what a process holds.
         """
-        id = self._records.lookup(name)
-        if warm:
-            await self._life.freeze(id)
-            return
-        await self._life.sleep(id, "cold")
+        id = self._store.lookup(name)
+        await self._lifecycle.sleep(id, "sleeping")
         await self._disconnect(id)
 
     async def shutdown(self, name: str) -> None:
@@ -535,8 +564,8 @@ class Runtime:
         Raises:
             SandboxNotFound: there is none of this name.
         """
-        id = self._records.lookup(name)
-        await self._life.sleep(id, "shutdown")
+        id = self._store.lookup(name)
+        await self._lifecycle.sleep(id, "shutdown")
         await self._disconnect(id)
 
     async def _disconnect(self, id: str) -> None:
@@ -550,8 +579,8 @@ class Runtime:
         Raises:
             SandboxNotFound: there is none of this name.
         """
-        id = self._records.lookup(name)
-        slept = await self._life.sleep_unused(id, after)
+        id = self._store.lookup(name)
+        slept = await self._lifecycle.sleep_unused(id, after)
         if slept:
             await self._disconnect(id)
         return slept
@@ -559,31 +588,31 @@ class Runtime:
     @contextlib.asynccontextmanager
     async def pool(
         self, session_id: str, *, temporary: bool = False, sleeps: bool = False, **options: Any
-    ) -> AsyncIterator[Pool]:
+    ) -> AsyncIterator[SandboxPool]:
         """The sandboxes of one session. While it is open, those that nobody uses go to sleep.
 
         They stay when it ends; where it `sleeps`, they go to sleep, unless somebody else has the session open. Of a
         `temporary` one, nothing stays: its sandboxes and their checkpoints go with it or, if this process is killed,
         when the state directory is next used.
 
-        `options` are those of `Pool`: `image`, `limits`, `env`, `secrets`, `secret_env`, `user`, `runtime`,
+        `options` are those of `SandboxPool`: `image`, `limits`, `env`, `secrets`, `secret_env`, `user`, `runtime`,
         `pause_after_s`, `network` and `sleep_after_s`, ten minutes when it is not said.
 
         Raises:
             InvalidRequest: an option is wrong.
             SandboxError: it is temporary, and somebody else has it.
         """
-        from atoll.runtime.sandbox_pool import Pool
+        from atoll.runtime.sandbox_pool import SandboxPool
 
-        pool = Pool(self, session_id, **options)
+        pool = SandboxPool(self, session_id, **options)
         scope = anyio.CancelScope()
 
         async def reap() -> None:
             with scope:
                 await pool.reap()
 
-        kept = partial(self.sessions.kept, when_deserted=pool.sleep if sleeps else None)
-        have = self.sessions.temporary if temporary else kept
+        kept = partial(self.leases.kept, on_last_release=pool.sleep if sleeps else None)
+        have = self.leases.temporary if temporary else kept
         async with have(session_id):
             self._tasks.start_soon(reap)
             try:
@@ -600,8 +629,8 @@ class Runtime:
         """
         sandbox = await self.get(name)
         async with self._launches:
-            await self._life.wake(sandbox.id, asked=True)
-        sandbox.begin_anew()
+            await self._lifecycle.wake(sandbox.id, asked=True)
+        sandbox.forget_failure()
         await sandbox.connect()
         return sandbox
 
@@ -618,13 +647,13 @@ class Runtime:
             SandboxNotFound: there is none of this name.
             Unenforceable: `registries` is asked for, and this machine is configured for none.
         """
-        id = self._records.lookup(name)
+        id = self._store.lookup(name)
         indexes = await self._indexes(policy)
-        await self._life.set_network(id, policy, indexes)
+        await self._lifecycle.set_network(id, policy, indexes)
         if id in self._open:
             sandbox = self._open[id]
             sandbox.info = sandbox.info.model_copy(update={"network": policy})
-            await sandbox.follow_policy()
+            await sandbox.apply_policy()
 
     async def audit(self, name: str) -> builtins.list[AuditRecord]:
         """What left a sandbox or tried to, the oldest first, as far back as records are kept.
@@ -632,7 +661,7 @@ class Runtime:
         Raises:
             SandboxNotFound: there is none of this name.
         """
-        return await anyio.to_thread.run_sync(audit.read, self._records.directory(self._records.lookup(name)))
+        return await anyio.to_thread.run_sync(audit.read, self._store.directory(self._store.lookup(name)))
 
     def follow_audit(self, name: str) -> AsyncIterator[AuditRecord]:
         """The latest records of a sandbox, and then those that come, until it is destroyed. Of an allowed connection
@@ -641,7 +670,7 @@ class Runtime:
         Raises:
             SandboxNotFound: there is none of this name.
         """
-        return audit.follow(self._records.directory(self._records.lookup(name)))
+        return audit.follow(self._store.directory(self._store.lookup(name)))
 
     async def _indexes(self, policy: NetworkPolicy | None) -> Indexes | None:
         """What the preset stands for now. Asking the tools takes a second, so it is known for a while."""
@@ -666,11 +695,11 @@ class Runtime:
         """
         if label is not None:
             check_name(label)
-        return (await self._checkpoint(self._records.lookup(name), label)).checkpoint
+        return (await self._checkpoint(self._store.lookup(name), label)).checkpoint
 
     async def _checkpoint(self, id: str, label: str | None, *, keep: bool = True) -> CheckpointRecord:
         served = id in self._open and self._open[id].is_served_here
-        record = await self._life.checkpoint(id, label, keep=keep)
+        record = await self._lifecycle.checkpoint(id, label, keep=keep)
         if record.checkpoint.with_memory:
             await self._disconnect(id)
             if served and id in self._open:  # its processes go on, and so does what they reach
@@ -683,7 +712,7 @@ class Runtime:
         found = []
         for record in self._checkpoints.all():
             if name is None or record.checkpoint.sandbox == name:
-                size = await self._life.size(record)
+                size = await self._lifecycle.size(record)
                 found.append(record.checkpoint.model_copy(update={"size_bytes": size}))
         return found
 
@@ -699,10 +728,10 @@ class Runtime:
         sandbox = await self.get(name)
         record = self._checkpoints.find(checkpoint, name)
         async with self._launches:
-            dropped = await self._life.restore(sandbox.id, record)
+            dropped = await self._lifecycle.restore(sandbox.id, record)
         self._tasks.start_soon(self._put_away, dropped)
         await self._disconnect(sandbox.id)
-        sandbox.begin_anew()
+        sandbox.forget_failure()
         await sandbox.connect()
         return sandbox
 
@@ -711,7 +740,7 @@ class Runtime:
         with (
             anyio.CancelScope(shield=True),
             contextlib.suppress(AtollError, OSError),
-            self._records.announced(layer.name),
+            self._store.in_progress(layer.name),
         ):
             await self._choose(None).remove(layer)
 
@@ -733,22 +762,22 @@ class Runtime:
         async with self._as_it_was(source, checkpoint) as record:
             allowed = record.spec
             with contextlib.suppress(SandboxNotFound):  # of the sandbox whose files and secrets these are
-                allowed = self._spec_of(self._records.lookup(record.checkpoint.sandbox)) or allowed
+                allowed = self._spec_of(self._store.lookup(record.checkpoint.sandbox)) or allowed
             return await self._fork(record, names, allowed=allowed, kept=checkpoint is not None)
 
     @contextlib.asynccontextmanager
     async def _as_it_was(self, name: str, checkpoint: str | None) -> AsyncIterator[CheckpointRecord]:
         """A sandbox at a checkpoint, or as it is now. Its layers are not taken away as long as the context lasts."""
-        id = self._records.lookup(name)
+        id = self._store.lookup(name)
         try:
-            async with self._layers.held():
+            async with self._layers.lock():
                 if checkpoint is not None:
                     yield self._checkpoints.find(checkpoint, name)
                 else:
                     yield await self._checkpoint(id, None, keep=False)
         finally:
             with anyio.CancelScope(shield=True), contextlib.suppress(AtollError):
-                await self._life.collect(patience_s=1)
+                await self._lifecycle.collect(patience_s=1)
 
     async def _fork(
         self, record: CheckpointRecord, names: Sequence[str], *, allowed: SandboxSpec, kept: bool
@@ -761,14 +790,14 @@ class Runtime:
         async def one(name: str, group: str) -> None:
             # What it may reach is a matter of now, not of then.
             changes = {"name": name, "ephemeral": False, "network": allowed.network, "indexes": allowed.indexes}
-            spec = checked(**{**record.spec.model_dump(), **changes})
+            spec = validate_spec(**{**record.spec.model_dump(), **changes})
             stands_at = record.checkpoint.id if kept else record.checkpoint.parent
             try:
                 made.append(await self._make(spec, driver, record, memory=memory, checkpoint=stands_at, group=group))
             except AtollError as error:
                 failures.append(error)
 
-        with self._records.together() as group:
+        with self._store.create_group() as group:
             whole = False
             try:
                 async with anyio.create_task_group() as tasks:
@@ -791,15 +820,15 @@ class Runtime:
             CheckpointNotFound: there is none.
         """
         id = self._checkpoints.find(checkpoint, sandbox).checkpoint.id
-        with self._records.announced(id):
+        with self._store.in_progress(id):
             self._checkpoints.forget(id)
-            await self._life.collect(patience_s=1)
+            await self._lifecycle.collect(patience_s=1)
 
     # ---- other machines ----
 
     async def export(
         self, name: str, target: File, *, checkpoint: str | None = None, progress: Progress | None = None
-    ) -> Exported:
+    ) -> ExportResult:
         """Write a sandbox as it is now, or as it was at a checkpoint, to one file. The sandbox goes on.
 
         The file holds what was written on top of the image, not the image, and no processes. A path has the file when
@@ -851,7 +880,7 @@ class Runtime:
             check_name(name)
         any_driver = self._choose(runtime or self._settings.runtime)
         async with (
-            self._layers.held(),
+            self._layers.lock(),
             exporting.opened(source, self._layers, any_driver, limit_bytes=limit_bytes, progress=progress) as archive,
         ):
             contents = archive.contents
@@ -860,8 +889,8 @@ class Runtime:
                 limits = exporting.allowed(contents.limits, with_defaults(Limits(), driver))
             reference, base = image or contents.image.reference, None
             if image is None and reference != "host":
-                reference, base = exporting.standing(self.images, contents.image)
-            spec = checked(
+                reference, base = exporting.find_base_image(self.images, contents.image)
+            spec = validate_spec(
                 name=contents.name if name is None else name,
                 image=reference,
                 limits=limits,
@@ -872,14 +901,14 @@ class Runtime:
             )
             await self._require_free(spec.name)
             base = base or await self.images.resolve(reference, progress=progress)
-            ground = Ground(
+            resolved = ResolvedSpec(
                 limits=with_defaults(limits, driver),
                 env={**base.env, **spec.env},
                 image_digest=base.digest,
                 base=base.filesystems,
                 layers=await archive.unpack(base.filesystems),
             )
-            return await self._make(spec, driver, ground)
+            return await self._make(spec, driver, resolved)
 
     # ---- finding ----
 
@@ -890,12 +919,12 @@ class Runtime:
             SandboxNotFound: there is none.
             RuntimeUnavailable: it was made with a runtime that is no longer on this machine.
         """
-        id = self._records.lookup(name)
+        id = self._store.lookup(name)
         if id in self._open:
             return self._open[id]
-        manifest = self._records.read(id)
+        manifest = self._store.read(id)
         if manifest is None:
-            raise SandboxNotFound(name, [n for n in self._records.names() if n != name])
+            raise SandboxNotFound(name, [n for n in self._store.names() if n != name])
         return self._sandbox(manifest, self._choose(manifest.runtime))
 
     async def list(self, prefix: str = "") -> builtins.list[SandboxInfo]:
@@ -904,20 +933,20 @@ class Runtime:
 
     def _list(self, prefix: str) -> builtins.list[SandboxInfo]:
         found = []
-        for name in filter(lambda name: name.startswith(prefix), self._records.names()):
+        for name in filter(lambda name: name.startswith(prefix), self._store.names()):
             with contextlib.suppress(SandboxNotFound):
-                manifest = self._records.read(self._records.lookup(name))
+                manifest = self._store.read(self._store.lookup(name))
                 if manifest is not None:
                     found.append(self._info(manifest))
         return found
 
     def _info(self, manifest: Manifest) -> SandboxInfo:
-        return describe(manifest, self._records.directory(manifest.id), self.drivers().get(manifest.runtime))
+        return describe(manifest, self._store.directory(manifest.id), self.drivers().get(manifest.runtime))
 
     def _digests_in_use(self) -> set[str]:
-        manifests = (self._records.read(id) for id in os.listdir(self.state_dir / "sandboxes"))
-        standing = {manifest.image_digest for manifest in manifests if manifest is not None}
-        return standing | {record.image_digest for record in self._checkpoints.all()}
+        manifests = (self._store.read(id) for id in os.listdir(self.state_dir / "sandboxes"))
+        find_base_image = {manifest.image_digest for manifest in manifests if manifest is not None}
+        return find_base_image | {record.image_digest for record in self._checkpoints.all()}
 
     # ---- ending ----
 
@@ -927,13 +956,13 @@ class Runtime:
         Raises:
             SandboxNotFound: there is none of this name.
         """
-        id = self._records.lookup(name)
-        manifest = self._records.read(id)
+        id = self._store.lookup(name)
+        manifest = self._store.read(id)
         await self._remove(id, name, self._choose(manifest.runtime) if manifest else None)
 
     def begin_recovery(self) -> None:
         """What processes left that died at work is put in order, beside all else."""
-        self._recovery.adopt()
+        self._recovery.finish_created()
         if self._recovery.is_needed():
             self._tasks.start_soon(self._recovery.recover)
 
@@ -947,15 +976,15 @@ class Runtime:
     async def gc(self) -> builtins.list[str]:
         """`collect`, and free layers and images that nobody needs any more. Returns the ids of what was freed."""
         freed = await self.collect()
-        await self._shelves.tidy()
-        await self._recovery.take_up()
-        freed += [path.name for path in await self._life.collect()]
+        await self._warm_pools.tidy()
+        await self._recovery.reconcile()
+        freed += [path.name for path in await self._lifecycle.collect()]
         return freed + await self.images.collect()
 
     async def _stop(self, id: str, driver: Driver) -> None:
         """End a sandbox that cannot be trusted any more. It stays, with its files, as one that is in error."""
         if id not in self._making:
-            await driver.stop(self._current[id].run_id, self._records.directory(id))
+            await driver.stop(self._current[id].run_id, self._store.directory(id))
 
     async def _remove(
         self,
@@ -967,18 +996,20 @@ class Runtime:
         abandoned: bool = False,
         held: bool = False,
     ) -> None:
-        """`locked` and `abandoned` are those of `Records.removing`. With `held`, layers are left to who holds them."""
+        """`locked` and `abandoned` are those of `StateStore.removing`. With `held`, layers are left to who holds them."""
         sandbox = None if abandoned else self._open.pop(id, None)
         if self._ports is not None:
             self._ports.unexpose(id)
-        async with self._records.removing(id, name, locked=locked, abandoned=abandoned) as directory:
+        async with self._store.removing(id, name, locked=locked, abandoned=abandoned) as directory:
             sandbox = sandbox or self._open.pop(id, None)
-            manifest = self._records.read(id)
-            run_id, more = (manifest.run_id, [self._layers.path(manifest.top)]) if manifest else (f"{id}.1", [])
+            manifest = self._store.read(id)
+            run_id, more = (
+                (manifest.run_id, [self._layers.path(manifest.active_layer)]) if manifest else (f"{id}.1", [])
+            )
             for each in [driver] if driver else list(self.drivers().values()):
                 await each.destroy(run_id, directory, *more)
         self._current.pop(id, None)
         if sandbox is not None:
             await sandbox.aclose()
         if manifest is not None and manifest.layers and not (locked or held):
-            await self._life.collect(patience_s=1)
+            await self._lifecycle.collect(patience_s=1)

@@ -34,7 +34,7 @@ from atoll.contract.model import (
     ExecBytes,
     ExecResult,
     Exited,
-    Exported,
+    ExportResult,
     Preview,
     ProcessInfo,
     SandboxInfo,
@@ -42,7 +42,7 @@ from atoll.contract.model import (
     Usage,
 )
 from atoll.contract.network import AuditRecord, NetworkPolicy
-from atoll.runtime.guest.connection import Link, Opener
+from atoll.runtime.guest.connection import Link, OpenStream
 from atoll.runtime.guest.files import ENTRY_LIMIT, Files
 from atoll.runtime.guest.frames import FIRST_CHANNEL, Action, EventKind, Fields, Op, Tag, encode_fields, encode_text
 from atoll.runtime.guest.process import (
@@ -58,13 +58,13 @@ from atoll.runtime.guest.process import (
     run,
     to_bytes,
     to_result,
-    until_gone,
+    wait_tree_exit,
 )
-from atoll.runtime.guest.stream import Connection, Failure, Sink, Stream, TooMuch
+from atoll.runtime.guest.stream import Connection, Failure, ResultLimit, Sink, Stream
 
 if TYPE_CHECKING:
     from atoll.runtime.archive.export import File
-    from atoll.runtime.egress.server import Outlet
+    from atoll.runtime.egress.server import EgressServer
     from atoll.runtime.images.fetch import Progress
     from atoll.runtime.previews.router import Previews
     from atoll.tools.tool import ToolSet
@@ -77,10 +77,14 @@ _Found = TypeVar("_Found")
 _log = logging.getLogger(__name__)
 
 
-class Host(Protocol):
+class SandboxOwner(Protocol):
     """What a sandbox needs of the runtime that it is one of."""
 
-    async def sleep(self, name: str, *, warm: bool = False) -> None: ...
+    async def pause(self, name: str) -> None: ...
+
+    async def resume(self, name: str) -> Sandbox: ...
+
+    async def sleep(self, name: str) -> None: ...
 
     async def wake(self, name: str) -> Sandbox: ...
 
@@ -98,7 +102,7 @@ class Host(Protocol):
 
     async def export(
         self, name: str, target: File, *, checkpoint: str | None = None, progress: Progress | None = None
-    ) -> Exported: ...
+    ) -> ExportResult: ...
 
     async def set_network(self, name: str, policy: NetworkPolicy | None) -> None: ...
 
@@ -109,7 +113,7 @@ class Host(Protocol):
 
 
 class Sandbox:
-    """A sandbox that runs. Get one from `Runtime.create` or `Runtime.get`.
+    """A sandbox that runs. Get one from `Engine.create` or `Engine.get`.
 
     Connects when first used, and again when the connection was lost but the sandbox lives. All methods may be called
     from many tasks at once. As a context manager it destroys the sandbox at the end. All methods but `destroy` raise,
@@ -134,8 +138,8 @@ class Sandbox:
         usage: Callable[[], Awaitable[Usage]],
         destroy: Callable[[], Awaitable[None]],
         stop: Callable[[], Awaitable[None]] | None = None,
-        host: Host | None = None,
-        outlet: Outlet | None = None,
+        host: SandboxOwner | None = None,
+        egress: EgressServer | None = None,
     ) -> None:
         self.info = info
         self.files = Files(self._open, info.user)
@@ -143,7 +147,7 @@ class Sandbox:
         self._tasks = tasks
         self._env = dict(env)
         self._environment = Environment(env)
-        self._outlet = outlet
+        self._egress = egress
         self._told: Mapping[str, str] = {}
         self._oom_kills = oom_kills
         self._usage = usage
@@ -249,7 +253,7 @@ class Sandbox:
         except BaseException:
             stream.control((Tag.ACTION, Action.SIGNAL), (Tag.SIGNAL, signals.SIGKILL), (Tag.TREE, 1))
             await stream.abandon()
-            await until_gone(self._open, stream)
+            await wait_tree_exit(self._open, stream)
             raise
         self._watches[process.id] = watch
         if len(self._watches) > _WATCHES_KEPT:
@@ -325,7 +329,7 @@ class Sandbox:
         """All processes in the sandbox."""
         return await self._collect(Op.PS, _system_process)
 
-    async def waiting(self) -> list[SystemProcess]:
+    async def epoll_waiters(self) -> list[SystemProcess]:
         """The processes that have a TCP socket and may wait for it with `epoll`. To ask is no use of the sandbox."""
         return await self._collect(Op.PS, _system_process, encode_fields(((Tag.WAITING, 1), (Tag.IDLE, 1))))
 
@@ -415,58 +419,66 @@ class Sandbox:
             self._link.fail(self._ended)
         await self._destroy()
 
-    async def sleep(self, *, warm: bool = False) -> None:
-        """As `Runtime.sleep`."""
-        await self._owner.sleep(self.name, warm=warm)
+    async def pause(self) -> None:
+        """As `Engine.pause`."""
+        await self._owner.pause(self.name)
+
+    async def resume(self) -> None:
+        """As `Engine.resume`."""
+        await self._owner.resume(self.name)
+
+    async def sleep(self) -> None:
+        """As `Engine.sleep`."""
+        await self._owner.sleep(self.name)
 
     async def wake(self) -> None:
-        """As `Runtime.wake`."""
+        """As `Engine.wake`."""
         await self._owner.wake(self.name)
 
     async def shutdown(self) -> None:
-        """As `Runtime.shutdown`."""
+        """As `Engine.shutdown`."""
         await self._owner.shutdown(self.name)
 
     async def checkpoint(self, label: str | None = None) -> Checkpoint:
-        """As `Runtime.checkpoint`."""
+        """As `Engine.checkpoint`."""
         return await self._owner.checkpoint(self.name, label)
 
     async def checkpoints(self) -> list[Checkpoint]:
-        """As `Runtime.checkpoints`, of this sandbox."""
+        """As `Engine.checkpoints`, of this sandbox."""
         return await self._owner.checkpoints(self.name)
 
     async def restore(self, checkpoint: str) -> None:
-        """As `Runtime.restore`."""
+        """As `Engine.restore`."""
         await self._owner.restore(self.name, checkpoint)
 
     async def fork(
         self, count: int = 1, *, checkpoint: str | None = None, names: Sequence[str] | None = None
     ) -> list[Sandbox]:
-        """As `Runtime.fork`."""
+        """As `Engine.fork`."""
         return await self._owner.fork(self.name, count, checkpoint=checkpoint, names=names)
 
     async def export(
         self, target: File, *, checkpoint: str | None = None, progress: Progress | None = None
-    ) -> Exported:
-        """As `Runtime.export`."""
+    ) -> ExportResult:
+        """As `Engine.export`."""
         return await self._owner.export(self.name, target, checkpoint=checkpoint, progress=progress)
 
     async def set_network(self, policy: NetworkPolicy | None) -> None:
-        """As `Runtime.set_network`."""
+        """As `Engine.set_network`."""
         await self._owner.set_network(self.name, policy)
 
-    async def follow_policy(self) -> None:
+    async def apply_policy(self) -> None:
         """Do at once what the policy says that holds now."""
-        if self._outlet is not None:
-            await self._outlet.follow()
+        if self._egress is not None:
+            await self._egress.follow()
 
     @property
     def is_served_here(self) -> bool:
         """Whether what leaves it goes through this process."""
-        return self._outlet is not None and self._outlet.is_served
+        return self._egress is not None and self._egress.is_served
 
     async def audit(self) -> list[AuditRecord]:
-        """As `Runtime.audit`."""
+        """As `Engine.audit`."""
         return await self._owner.audit(self.name)
 
     def tools(self) -> ToolSet:
@@ -476,7 +488,7 @@ class Sandbox:
         return sandbox_tools(self)
 
     @property
-    def _owner(self) -> Host:
+    def _owner(self) -> SandboxOwner:
         if self._host is None:
             raise InvalidRequest("this sandbox is not one of a runtime")
         return self._host
@@ -546,11 +558,11 @@ class Sandbox:
                 raise
             self._link = link
             self._tasks.start_soon(self._serve, link)
-            if self._outlet is not None:
-                await self._outlet.connected(link, _listening_aside)
+            if self._egress is not None:
+                await self._egress.connected(link, _listening_aside)
             return link
 
-    def begin_anew(self) -> None:
+    def forget_failure(self) -> None:
         """The host has started it again: what it was found guilty of is over."""
         if self._ended is not None and self._ended.kind is not SandboxDied:
             self._ended = self._link = None
@@ -597,9 +609,9 @@ class Sandbox:
         channels: int = 0,
         quiet: bool = False,
     ) -> Command:
-        if self._outlet is not None:
-            await self._outlet.follow()
-            if (told := self._outlet.env()) != self._told:
+        if self._egress is not None:
+            await self._egress.follow()
+            if (told := self._egress.env()) != self._told:
                 self._told, self._environment = told, Environment({**told, **self._env})
         return Command(
             command=command,
@@ -645,7 +657,7 @@ class Sandbox:
         offsets: tuple[int | None, int | None] = (0, 0),
     ) -> Process:
         event = await stream.next_event(EventKind.STARTED)
-        with stream.judging():
+        with stream.fail_on_violation():
             if event is not None:
                 return Process(self._open, stream, event, request, watch, offsets=offsets)
             result = await stream.ended()
@@ -663,7 +675,7 @@ class Sandbox:
         async with await self._open(op, fields) as stream:
             try:
                 found = await stream.collect(read, ENTRY_LIMIT)
-            except TooMuch as error:
+            except ResultLimit as error:
                 raise SandboxError(f"the processes of sandbox {self.name!r} cannot be listed: {error}") from None
         if problem := stream.problem():
             raise SandboxError(f"the processes of sandbox {self.name!r} cannot be listed: {problem.reason}")
@@ -673,7 +685,7 @@ class Sandbox:
 class Listener:
     """A port inside on which the host listens: an async iterator of connections."""
 
-    def __init__(self, port: int, stream: Stream, opener: Opener) -> None:
+    def __init__(self, port: int, stream: Stream, opener: OpenStream) -> None:
         self.port = port
         self._stream = stream
         self._open = opener
@@ -688,7 +700,7 @@ class Listener:
             SandboxDied, GuestProtocolError: the sandbox is gone.
         """
         while (event := await self._stream.next_event(EventKind.ACCEPTED)) is not None:
-            with self._stream.judging():
+            with self._stream.fail_on_violation():
                 connection = event.count(Tag.CONN)
             try:
                 fields = encode_fields(((Tag.CONN, connection),))
@@ -699,12 +711,12 @@ class Listener:
 
 
 @asynccontextmanager
-async def _listening(opener: Opener, fields: bytes, what: str) -> AsyncIterator[Listener]:
+async def _listening(opener: OpenStream, fields: bytes, what: str) -> AsyncIterator[Listener]:
     async with await opener(Op.LISTEN, fields, receive=()) as stream:
         event = await stream.next_event(EventKind.LISTENING)
         if event is None:
             raise PortRefused(f"cannot listen on {what} inside: {_reason(stream)}")
-        with stream.judging():
+        with stream.fail_on_violation():
             chosen = event.within(Tag.PORT, 1, 65535)
         yield Listener(chosen, stream, opener)
 
@@ -715,7 +727,7 @@ def _listening_aside(link: Link, port: int) -> AbstractAsyncContextManager[Liste
     return _listening(link.open, fields, f"port {port}")
 
 
-async def _connected(opener: Opener, op: Op, fields: bytes, what: str) -> Connection:
+async def _connected(opener: OpenStream, op: Op, fields: bytes, what: str) -> Connection:
     stream = await opener(op, fields, receive=(), send=(0,), apart=(1,))
     connected = False
     try:

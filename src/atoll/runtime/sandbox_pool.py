@@ -23,7 +23,7 @@ from atoll.contract.errors import AtollError, InvalidRequest, SandboxExists, San
 from atoll.contract.model import Frozen, Limits, RuntimeName, Status, check_name
 from atoll.contract.network import NetworkPolicy
 from atoll.contract.secret import Secret
-from atoll.runtime.engine import Runtime
+from atoll.runtime.engine import Engine
 from atoll.runtime.sandbox import Sandbox
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 
 class PooledSandbox(Frozen):
-    """A sandbox of a session, as `Pool.list` shows it."""
+    """A sandbox of a session, as `SandboxPool.list` shows it."""
 
     name: str
     id: str
@@ -54,8 +54,8 @@ class PooledSandbox(Frozen):
     """When something was last asked of it. Unset: it has not been used since it was made."""
 
 
-class Pool:
-    """Named sandboxes of one session. `Runtime.pool` gives one, as a context: while it is open, the unused go to sleep.
+class SandboxPool:
+    """Named sandboxes of one session. `Engine.pool` gives one, as a context: while it is open, the unused go to sleep.
 
     What the pool is given holds for all of them, unless `get` says otherwise of one. They stay when the context ends:
     the session's next pool, here or in another process, finds them.
@@ -63,7 +63,7 @@ class Pool:
 
     def __init__(
         self,
-        host: Runtime,
+        host: Engine,
         session_id: str,
         *,
         image: str | None = None,
@@ -86,7 +86,7 @@ class Pool:
         self._sleep_after_s: dict[str, float | None] = {}
         """Of those that are to be treated otherwise."""
         self._told = anyio.Event()
-        self._runtime = host
+        self._engine = host
         self._making: dict[str, anyio.Lock] = {}
         self._options: dict[str, object] = {
             "image": image,
@@ -103,31 +103,31 @@ class Pool:
     async def get(self, name: str = DEFAULT, **options: object) -> Sandbox:
         """The sandbox of this name, made now if it is not there. However many ask at once, one is made.
 
-        `options` are those of `Runtime.create`, over the pool's own; they count only when the sandbox is made.
+        `options` are those of `Engine.create`, over the pool's own; they count only when the sandbox is made.
 
         Raises:
             InvalidRequest: the name is not allowed, or an option is wrong.
-            and what `Runtime.create` raises.
+            and what `Engine.create` raises.
         """
         full = self._full(name)
         making = self._making.setdefault(name, anyio.Lock())
         if not making.locked():
             with contextlib.suppress(SandboxNotFound):
-                return await self._runtime.get(full)
+                return await self._engine.get(full)
         async with making:
             with contextlib.suppress(SandboxNotFound):
-                return await self._runtime.get(full)
+                return await self._engine.get(full)
             try:
                 return await self._make(full, options)
             except SandboxExists:  # another process was faster
-                return await self._runtime.get(full)
+                return await self._engine.get(full)
 
     async def create(self, name: str, **options: object) -> Sandbox:
         """Make a sandbox. `options` as for `get`.
 
         Raises:
             SandboxExists: the session has one of this name.
-            and what `Runtime.create` raises.
+            and what `Engine.create` raises.
         """
         full = self._full(name)
         async with self._making.setdefault(name, anyio.Lock()):
@@ -144,7 +144,7 @@ class Pool:
         """
         full = self._full(name)
         try:
-            return await self._runtime.get(full)
+            return await self._engine.get(full)
         except SandboxNotFound:
             raise await self._unknown(name) from None
 
@@ -170,7 +170,7 @@ class Pool:
         return pool_tools(self)
 
     async def _make(self, full: str, options: Mapping[str, object]) -> Sandbox:
-        return await self._runtime.create(full, **{**self._options, **options})  # type: ignore[arg-type]
+        return await self._engine.create(full, **{**self._options, **options})  # type: ignore[arg-type]
 
     async def _unknown(self, name: str) -> SandboxNotFound:
         return SandboxNotFound(name, [each.name for each in await self.list()])
@@ -197,7 +197,7 @@ class Pool:
                 created_at=info.created_at,
                 last_used_at=info.last_used_at,
             )
-            for info in await self._runtime.list(prefix)
+            for info in await self._engine.list(prefix)
         ]
 
     async def destroy(self, name: str = DEFAULT) -> None:
@@ -208,7 +208,7 @@ class Pool:
         """
         full = self._full(name)
         try:
-            await self._runtime.destroy(full)
+            await self._engine.destroy(full)
         except SandboxNotFound:
             raise await self._unknown(name) from None
         self._sleep_after_s.pop(name, None)
@@ -222,12 +222,12 @@ class Pool:
     async def sleep(self) -> None:
         """Put all sandboxes of the session to sleep that nobody uses in this moment."""
         for each in await self.list():
-            if each.status in ("running", "warm"):
+            if each.status in ("running", "paused"):
                 await self._sleep_unused(each.name, 0)
 
     async def _sleep_unused(self, name: str, seconds: float) -> None:
         try:
-            await self._runtime.sleep_unused(f"{self.session_id}.{name}", timedelta(seconds=seconds))
+            await self._engine.sleep_unused(f"{self.session_id}.{name}", timedelta(seconds=seconds))
         except SandboxNotFound:
             pass
         except (AtollError, OSError):
@@ -249,7 +249,7 @@ class Pool:
             with anyio.move_on_after(max(min(times) / _LOOKS, _LEAST_S) if times else None):
                 await self._told.wait()
             try:
-                names = [each.name for each in await self.list() if each.status in ("running", "warm")]
+                names = [each.name for each in await self.list() if each.status in ("running", "paused")]
             except (AtollError, OSError):
                 _log.exception("the sandboxes of the session %s could not be looked at", self.session_id)
                 continue

@@ -1,6 +1,6 @@
 """The agent's vocabulary: eight tools over the named sandboxes of a session, or five bound to one sandbox.
 
-Knows what each of them does with a `Pool` or a `Sandbox`. Refuses to know how they are called and by whom.
+Knows what each of them does with a `SandboxPool` or a `Sandbox`. Refuses to know how they are called and by whom.
 
 With a pool, `default` comes to life when it is first used. So does any other name that something is done to with
 `shell`, `write_file` or `transfer`; what only looks at a sandbox that nobody has made says so instead.
@@ -33,7 +33,7 @@ from atoll.contract.errors import (
 from atoll.contract.model import FileStat
 from atoll.runtime.images.reference import Reference
 from atoll.runtime.sandbox import Sandbox
-from atoll.runtime.sandbox_pool import DEFAULT, Pool
+from atoll.runtime.sandbox_pool import DEFAULT, SandboxPool
 from atoll.tools.tool import Context, Hints, Input, Link, Result, Tool, ToolResult, ToolSet
 from atoll.tools.view import (
     HOME,
@@ -53,7 +53,7 @@ READ_LIMIT_BYTES = 4 * 1024 * 1024
 GLOB_LIMIT = 2000
 TRANSFER_LIMIT_BYTES = 16 * 1024**3
 LISTEN_WAIT_S = 10.0
-_SLEEPING = frozenset({"warm", "cold", "shutdown"})
+_SLEEPING = frozenset({"paused", "sleeping", "shutdown"})
 
 
 # ---------------------------------------------------------------------------------------------------------- contexts
@@ -69,7 +69,7 @@ class Place(Context, Protocol):
         """What the model calls it."""
 
 
-class OneSandbox:
+class SandboxContext:
     """A sandbox: no tool has to say which."""
 
     abilities = frozenset({"sandbox"})
@@ -241,7 +241,7 @@ class TransferResult(Result):
 async def _shell(ask: Shell, place: Place) -> ShellResult:
     view = await place.view(ask, make=True)
     cwd = view.path(ask.working_dir)
-    async with view.hinting(cwd):
+    async with view.suggesting(cwd):
         ran = await run(view.sandbox, ask.command, cwd=cwd, timeout_s=ask.timeout_ms / 1000)
     return ShellResult(stdout=ran.stdout, stderr=ran.stderr, exit_code=ran.exit_code)
 
@@ -249,7 +249,7 @@ async def _shell(ask: Shell, place: Place) -> ShellResult:
 async def _read_file(ask: ReadFile, place: Place) -> ReadFileResult:
     view = await place.view(ask)
     path = view.path(ask.path)
-    async with view.hinting(path):
+    async with view.suggesting(path):
         data = await view.sandbox.files.read_bytes(path, offset=ask.offset, limit=ask.limit)
         end = ask.offset + len(data)
         # Fewer bytes than there might have been were the last ones.
@@ -277,7 +277,7 @@ async def _write_file(ask: WriteFile, place: Place) -> WriteFileResult:
 async def _glob(ask: Glob, place: Place) -> GlobResult:
     view = await place.view(ask)
     cwd = view.path(ask.cwd)
-    async with view.hinting(cwd):
+    async with view.suggesting(cwd):
         with searching():
             found = await view.sandbox.files.glob(ask.pattern, cwd=cwd, limit=GLOB_LIMIT)
     return GlobResult(files=[entry.name for entry in found], truncated=len(found) == GLOB_LIMIT or None)
@@ -355,7 +355,7 @@ async def _sandbox_list(_ask: SandboxList, session: Named) -> SandboxListResult:
 async def _transfer(ask: Transfer, session: Named) -> TransferResult:
     source = await session.at(ask.from_sandbox)
     path, target = source.path(ask.from_path), source.path(ask.to_path)
-    async with source.hinting(path):
+    async with source.suggesting(path):
         status = await source.sandbox.files.stat(path)
     if status.kind not in {"file", "directory"}:
         raise InvalidRequest(f"{ask.from_path}: a {status.kind}; files and directories can be copied")
@@ -515,10 +515,10 @@ NAMING = tuple(_with(tool, sandbox=_WHICH) for tool in _HERE)
 
 def sandbox_tools(sandbox: Sandbox) -> ToolSet:
     """`shell`, `read_file`, `write_file`, `glob` and `browse` for one sandbox, which none of them has to name."""
-    return ToolSet(_HERE, OneSandbox(sandbox))
+    return ToolSet(_HERE, SandboxContext(sandbox))
 
 
-def pool_tools(pool: Pool) -> ToolSet:
+def pool_tools(pool: SandboxPool) -> ToolSet:
     """All eight tools for the sandboxes of a session. The defaults that the schemas show are the pool's own."""
     sleep_after_ms = 0 if pool.sleep_after_s is None else pool.sleep_after_s * 1000
     create = _with(

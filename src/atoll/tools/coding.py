@@ -16,10 +16,17 @@ from typing import Any, Literal, Protocol
 import anyio
 from pydantic import Field, create_model
 
-from atoll.contract.errors import AtollError, ExecTimeout, InvalidRequest, PathDenied, PathIsDirectory, PathNotDirectory
+from atoll.contract.errors import (
+    AtollError,
+    ExecTimeout,
+    InvalidRequest,
+    PathIsDirectory,
+    PathNotDirectory,
+    PermissionDenied,
+)
 from atoll.contract.model import FileEntry, Frozen
 from atoll.runtime.sandbox import Sandbox
-from atoll.runtime.sandbox_pool import Pool
+from atoll.runtime.sandbox_pool import SandboxPool
 from atoll.tools.tool import Hints, Input, Result, Tool, ToolResult, ToolSet, readable, report
 from atoll.tools.view import (
     HOME,
@@ -137,10 +144,10 @@ class CodingView(View):
         return replace(self, cwd=top, scoped=True, depth=self.depth + 1)
 
 
-class InDefault(Session):
+class DefaultContext(Session):
     """A session whose sandbox `default` the tools work in, made when one of them is first called."""
 
-    def __init__(self, pool: Pool, tasks: Tasks | None = None) -> None:
+    def __init__(self, pool: SandboxPool, tasks: Tasks | None = None) -> None:
         super().__init__(pool)
         self._tasks = tasks
         if tasks is not None:
@@ -155,18 +162,18 @@ def coding_tools(sandbox: Sandbox, *, cwd: str = HOME, tasks: Tasks | None = Non
     return CodingView(sandbox, cwd, tasks=tasks).tools()
 
 
-def pool_coding_tools(pool: Pool, *, tasks: Tasks | None = None) -> ToolSet:
+def pool_coding_tools(pool: SandboxPool, *, tasks: Tasks | None = None) -> ToolSet:
     """The coding tools for the sandbox `default` of a session, which is made when it is first used. Without `tasks`
     there is no `task`."""
     task = TASK if tasks is None else _with_roles(tasks.runner.roles)
-    return ToolSet(map(_in_default, (READ, WRITE, EDIT, BASH, GREP, GLOB, task)), InDefault(pool, tasks))
+    return ToolSet(map(_in_default, (READ, WRITE, EDIT, BASH, GREP, GLOB, task)), DefaultContext(pool, tasks))
 
 
 def _in_default(tool: Tool) -> Tool:
-    async def handler(ask: Input, session: InDefault) -> Result | ToolResult | str:
+    async def handler(ask: Input, session: DefaultContext) -> Result | ToolResult | str:
         return await tool.handler(ask, await session.view())
 
-    def turn(ask: Read | Write | Edit, _session: InDefault) -> Hashable:
+    def turn(ask: Read | Write | Edit, _session: DefaultContext) -> Hashable:
         return posixpath.normpath(posixpath.join(HOME, ask.path))
 
     return replace(tool, handler=handler, turn=tool.turn and turn)
@@ -194,7 +201,7 @@ class ReadResult(Result):
 async def _read(ask: Read, view: CodingView) -> ToolResult:
     path = await view.reach(ask.path)
     files = view.sandbox.files
-    async with view.hinting(path):
+    async with view.suggesting(path):
         try:
             window = await _window(view, path, ask)
         except PathIsDirectory:
@@ -349,7 +356,7 @@ class EditResult(Result):
 async def _edit(ask: Edit, view: CodingView) -> ToolResult:
     path = await view.reach(ask.path)
     files = view.sandbox.files
-    async with view.hinting(path):
+    async with view.suggesting(path):
         data = await files.read_bytes(path, limit=EDIT_LIMIT_BYTES + 1)
     if len(data) > EDIT_LIMIT_BYTES:
         raise InvalidRequest(f"{ask.path}: more than {EDIT_LIMIT_BYTES >> 20} MiB; use bash and sed")
@@ -411,7 +418,7 @@ class BashResult(Result):
 
 
 async def _bash(ask: Bash, view: CodingView) -> ToolResult:
-    async with view.hinting(view.cwd):
+    async with view.suggesting(view.cwd):
         try:
             done = await view.sandbox.exec_bytes(
                 ["sh", "-c", IN_BASH, ask.command],
@@ -487,7 +494,7 @@ class GrepResult(Result):
 
 async def _grep(ask: Grep, view: CodingView) -> ToolResult:
     path = await view.reach(ask.path)
-    async with view.hinting(path):
+    async with view.suggesting(path):
         with searching():
             include = None if ask.include == "*" else ask.include
             found = await view.sandbox.files.grep(ask.pattern, path, include=include, limit=MATCHES)
@@ -517,7 +524,7 @@ class GlobResult(Result):
 
 async def _glob(ask: Glob, view: CodingView) -> ToolResult:
     path = await view.reach(ask.path)
-    async with view.hinting(path):
+    async with view.suggesting(path):
         with searching():
             found = await view.sandbox.files.glob(ask.pattern, cwd=path, limit=LINES)
             names = await _visible(view, path, [entry.name for entry in found])
@@ -538,7 +545,7 @@ async def _visible(view: CodingView, path: str, names: list[str]) -> list[str]:
         try:
             await view.reach(posixpath.join(path, directory))
             inside[directory] = True
-        except PathDenied:
+        except PermissionDenied:
             inside[directory] = False
     return [name for name in names if inside[posixpath.dirname(name)]]
 
@@ -576,7 +583,7 @@ async def _task(ask: Task, view: CodingView) -> ToolResult:
     if tasks is None:
         raise InvalidRequest("this session can have no children")
     child = await view.child(ask.cwd)
-    async with view.hinting(child.cwd):
+    async with view.suggesting(child.cwd):
         if (await view.sandbox.files.stat(child.cwd)).kind != "directory":
             raise PathNotDirectory(f"{ask.cwd}: not a directory", number=20, path=ask.cwd)
     id = f"task-{secrets.token_hex(4)}"

@@ -25,7 +25,7 @@ from atoll.contract.errors import (
 )
 from atoll.contract.model import Checkpoint, Status
 from atoll.runtime.sandbox import Sandbox
-from atoll.runtime.sandbox_pool import Pool, PooledSandbox
+from atoll.runtime.sandbox_pool import PooledSandbox, SandboxPool
 from atoll.tools.tool import Hints, Input, Result, Tool, ToolResult, ToolSet
 from atoll.tools.view import HOME, OUTPUT_LIMIT_BYTES, TIMED_OUT, Session, run
 
@@ -389,6 +389,6 @@ SPRITES = (
 )
 
 
-def sprite_tools(pool: Pool) -> ToolSet:
+def sprite_tools(pool: SandboxPool) -> ToolSet:
     """The sprites' tools for the sandboxes of a session."""
     return ToolSet(SPRITES, Sprites(pool))

@@ -333,15 +333,15 @@ def report() -> Report | None:
 # ------------------------------------------------------------------------------------------------------- taking turns
 
 
-class Turns:
+class KeyedQueue:
     """Who comes first is served first, thing by thing. What nobody waits for is forgotten."""
 
     def __init__(self) -> None:
-        self._queues: dict[Hashable, list[Turn]] = {}
+        self._queues: dict[Hashable, list[Ticket]] = {}
 
-    def take(self, key: Hashable) -> Turn:
+    def take(self, key: Hashable) -> Ticket:
         """A place in the line for `key`. It has to be left, by its context or with `leave`."""
-        turn = Turn(self._queues, key)
+        turn = Ticket(self._queues, key)
         self._queues.setdefault(key, []).append(turn)
         return turn
 
@@ -349,8 +349,8 @@ class Turns:
         return len(self._queues)
 
 
-class Turn:
-    def __init__(self, queues: dict[Hashable, list[Turn]], key: Hashable) -> None:
+class Ticket:
+    def __init__(self, queues: dict[Hashable, list[Ticket]], key: Hashable) -> None:
         self._queues = queues
         self._key = key
         self.ready = anyio.Event()
@@ -388,7 +388,7 @@ class Turn:
 class _Bound:
     tool: Tool
     context: Context | None
-    turns: Turns
+    turns: KeyedQueue
 
 
 @dataclass(frozen=True)
@@ -397,7 +397,7 @@ class _Call:
 
     bound: _Bound
     input: Input
-    turn: Turn | None
+    turn: Ticket | None
 
 
 def _by_name(bound: Iterable[_Bound]) -> dict[str, _Bound]:
@@ -423,7 +423,7 @@ class ToolSet:
 
     def __init__(self, tools: Iterable[Tool] = (), context: Context | None = None) -> None:
         abilities = frozenset[str]() if context is None else context.abilities
-        turns = Turns()
+        turns = KeyedQueue()
         self._bound = _by_name(_Bound(tool, context, turns) for tool in tools if tool.needs <= abilities)
 
     @classmethod

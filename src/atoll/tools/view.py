@@ -21,14 +21,14 @@ from atoll.contract.errors import (
     AtollError,
     ExecTimeout,
     InvalidRequest,
-    PathDenied,
     PathNotDirectory,
     PathNotFound,
+    PermissionDenied,
     SandboxNotFound,
 )
-from atoll.contract.model import Cut
+from atoll.contract.model import Truncation
 from atoll.runtime.sandbox import Sandbox
-from atoll.runtime.sandbox_pool import Pool
+from atoll.runtime.sandbox_pool import SandboxPool
 from atoll.tools.tool import nearest, report
 
 HOME = "/home/user"
@@ -66,7 +66,7 @@ class Session:
 
     abilities = frozenset({"sandbox", "pool"})
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: SandboxPool) -> None:
         self.pool = pool
 
     def explain(self, error: AtollError) -> str:
@@ -111,7 +111,9 @@ class View:
         # What is asked of the sandbox has to be what was judged: `..` behind a symlink leads elsewhere.
         plain = posixpath.normpath(joined)
         if plain != self.cwd and not plain.startswith(self.cwd.rstrip("/") + "/"):
-            raise PathDenied(f"{path}: outside of {self.cwd}, which is all that this session sees", number=1, path=path)
+            raise PermissionDenied(
+                f"{path}: outside of {self.cwd}, which is all that this session sees", number=1, path=path
+            )
         return plain
 
     async def reach(self, path: str) -> str:
@@ -149,7 +151,7 @@ class View:
         return self.sandbox.id, posixpath.normpath(posixpath.join(self.cwd, path))
 
     @asynccontextmanager
-    async def hinting(self, path: str) -> AsyncIterator[None]:
+    async def suggesting(self, path: str) -> AsyncIterator[None]:
         """Add to the error about a path that is not there what is there instead."""
         try:
             yield
@@ -279,7 +281,7 @@ def after(text: str, note: str) -> str:
     return f"{text}{note}" if text.endswith("\n") else f"{text}\n{note}"
 
 
-def shown(data: bytes, cut: Cut | None) -> str:
+def shown(data: bytes, cut: Truncation | None) -> str:
     """The output of a command as text. What is no text is told instead, with its size."""
     if b"\0" in data:
         total = len(data) if cut is None else cut.total

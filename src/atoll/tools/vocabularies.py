@@ -11,7 +11,7 @@ import operator
 from collections.abc import Callable, Iterable, Mapping
 
 from atoll.contract.errors import InvalidRequest
-from atoll.runtime.sandbox_pool import Pool
+from atoll.runtime.sandbox_pool import SandboxPool
 from atoll.tools.agent import pool_tools
 from atoll.tools.coding import Tasks, pool_coding_tools
 from atoll.tools.sprites import sprite_tools
@@ -40,9 +40,9 @@ def choose(words: Iterable[str]) -> tuple[str, ...]:
     return chosen
 
 
-def session_tools(pool: Pool, chosen: Iterable[str], *, tasks: Tasks | None = None) -> ToolSet:
+def session_tools(pool: SandboxPool, chosen: Iterable[str], *, tasks: Tasks | None = None) -> ToolSet:
     """The tools of these vocabularies for the sandboxes of a session. Without `tasks` there is no `task`."""
-    makers: Mapping[str, Callable[[Pool], ToolSet]] = {
+    makers: Mapping[str, Callable[[SandboxPool], ToolSet]] = {
         "agent": pool_tools,
         "coding": functools.partial(pool_coding_tools, tasks=tasks),
         "sprites": sprite_tools,

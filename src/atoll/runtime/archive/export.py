@@ -42,12 +42,12 @@ from atoll.contract.errors import (
     RuntimeUnavailable,
     SandboxError,
 )
-from atoll.contract.model import Env, Exported, Frozen, Limits, Name, RuntimeName
+from atoll.contract.model import Env, ExportResult, Frozen, Limits, Name, RuntimeName
 from atoll.runtime.archive import worker as archive
 from atoll.runtime.images.reference import PathKind, Reference
 from atoll.runtime.images.store import ImageLayers, ImageStore, Progress
 from atoll.runtime.state.checkpoints import CheckpointRecord
-from atoll.runtime.state.layers import MOST_LAYERS, Layers, Sealed
+from atoll.runtime.state.layers import MAX_LAYERS, LayerRef, Layers
 from atoll.runtime.state.store import IMPORTED_IDS, now
 from atoll.settings import program_environment
 
@@ -91,7 +91,7 @@ class Contents(Frozen):
     """The checkpoint's name or id, if it is one."""
     exported_at: datetime
     image: Origin
-    layers: tuple[Trees, ...] = Field(max_length=MOST_LAYERS)
+    layers: tuple[Trees, ...] = Field(max_length=MAX_LAYERS)
     """The first on top."""
     limits: Limits
     """As they were asked for."""
@@ -115,7 +115,7 @@ class _Version(BaseModel):
 
 async def write(
     record: CheckpointRecord, layers: Layers, driver: Driver, target: File, progress: Progress | None = None
-) -> Exported:
+) -> ExportResult:
     """Write a checkpoint to a file. Call it with the layers held.
 
     Raises:
@@ -136,11 +136,11 @@ async def write(
     if len(manifest.encode()) > archive.MANIFEST_LIMIT_BYTES:
         raise SandboxError("the sandbox cannot be exported: its environment is too large")
     trees = []
-    for number, sealed in enumerate(record.layers):
+    for number, layer in enumerate(record.layers):
         for key in contents.layers[number].trees:
-            path = layers.path(sealed.id) / "upper" / key
+            path = layers.path(layer.id) / "upper" / key
             if path.is_dir():
-                trees.append((_tree(number, key), str(path), sealed.owner))
+                trees.append((_tree(number, key), str(path), layer.owner))
     order = {"manifest": manifest, "trees": trees}
     async with _written(target) as fd, _Programs() as programs:
         reading, writing = _pipe()
@@ -160,7 +160,7 @@ async def write(
         await zstd.wait()
         _check_writer(zstd)
         size_bytes = os.fstat(fd).st_size if isinstance(target, str | Path) else None
-    return Exported(
+    return ExportResult(
         sandbox=contents.name,
         checkpoint=contents.checkpoint,
         image=contents.image.reference,
@@ -235,7 +235,7 @@ class Archive:
         self._told = told
         self.made: list[Path] = []
 
-    async def unpack(self, base: Iterable[Filesystem]) -> tuple[Sealed, ...]:
+    async def unpack(self, base: Iterable[Filesystem]) -> tuple[LayerRef, ...]:
         """Make layers of what is in the file, to stand on `base`. When it returns, every byte of it was checked.
 
         Raises:
@@ -246,12 +246,12 @@ class Archive:
         if limit is None:
             limit = disk.f_bavail * disk.f_frsize * _ROOM[0] // _ROOM[1]
         keys = [filesystem.key for filesystem in base]
-        sealed = []
+        imported = []
         places: dict[str, str | None] = {}
         for number, layer in enumerate(self.contents.layers):
             id = self._layers.new()
             self.made.append(self._layers.path(id))
-            sealed.append(Sealed(id=id, owner=IMPORTED_IDS))
+            imported.append(LayerRef(id=id, owner=IMPORTED_IDS))
             places |= {_tree(number, key): None for key in layer.trees}
             places |= {_tree(number, key): str(self.made[-1] / "upper" / key) for key in keys}
         await self._worker.tell(
@@ -260,13 +260,13 @@ class Archive:
                 "owner": IMPORTED_IDS,
                 "limit_bytes": limit,
                 "entry_limit": disk.f_favail * _ROOM[0] // _ROOM[1] if disk.f_files else limit,
-                "lock": str(self._layers.lock),
+                "lock": str(self._layers.lock_path),
             }
         )
         await self._worker.until("end", self._told)
         if await self._zstd.wait() != 0:  # it has a checksum of its own
             raise _Failed("it is damaged", reason="checksum")
-        return tuple(sealed)
+        return tuple(imported)
 
 
 @contextlib.asynccontextmanager
@@ -351,7 +351,7 @@ def _parse(line: object) -> Contents:
         ) from None
 
 
-def standing(images: ImageStore, origin: Origin) -> tuple[str, ImageLayers]:
+def find_base_image(images: ImageStore, origin: Origin) -> tuple[str, ImageLayers]:
     """The image of this machine that a sandbox from a file stands on, when nobody names another.
 
     A file names no path and makes nobody fetch anything: what it wants is here already, or it is refused.
@@ -512,7 +512,7 @@ class _Programs:
 
     async def start_worker(self, driver: Driver, verb: str, fd: int) -> _Worker:
         program = [sys.executable, "-I", "-S", "-X", "utf8", archive.__file__, verb, str(fd)]
-        return _Worker(await self._start(driver.as_owner(*program), subprocess.PIPE, subprocess.PIPE, fd))
+        return _Worker(await self._start(driver.in_userns(*program), subprocess.PIPE, subprocess.PIPE, fd))
 
     async def start_zstd(self, options: list[str], stdin: int, stdout: int) -> anyio.abc.Process:
         try:
@@ -550,7 +550,7 @@ class _Carrier:
     """A thread that carries bytes between a program and an object that is no file of the machine."""
 
     def __init__(self, take: Callable[[], bytes], give: Callable[[bytes], object], fd: int) -> None:
-        self._take, self._give, self._fd = take, give, fd
+        self._claim_warm, self._give, self._fd = take, give, fd
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._carry, daemon=True)
         self._thread.start()
@@ -562,7 +562,7 @@ class _Carrier:
 
     def _carry(self) -> None:
         try:
-            while chunk := self._take():
+            while chunk := self._claim_warm():
                 self._give(chunk)
         except BrokenPipeError:
             pass  # the program has ended, and says why

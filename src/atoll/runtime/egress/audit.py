@@ -27,7 +27,7 @@ CURRENT, EARLIER = "audit.jsonl", "audit.1.jsonl"
 _LOOK_S = 0.1
 
 
-class Trail:
+class AuditLog:
     """The records of one sandbox, for the one who writes them."""
 
     def __init__(self, directory: Path) -> None:

@@ -32,9 +32,9 @@ from anyio.streams.buffered import BufferedByteStream
 
 from atoll.contract.errors import InvalidRequest
 from atoll.contract.network import Address, AuditRecord
-from atoll.runtime.egress.audit import Trail
+from atoll.runtime.egress.audit import AuditLog
 from atoll.runtime.egress.policy import Gate, Refusal, read_target
-from atoll.runtime.http1 import Headers, end_to_end
+from atoll.runtime.http1 import Headers, strip_hop_by_hop
 
 if TYPE_CHECKING:
     from atoll.runtime.secrets.injection import Scrubber
@@ -67,13 +67,13 @@ _BROKEN = (
 
 T = TypeVar("T")
 Dial = Callable[[], Awaitable[ByteStream]]
-TakeOver = Callable[[ByteStream, str, int, Dial], Awaitable[None]]
+TunnelHandler = Callable[[ByteStream, str, int, Dial], Awaitable[None]]
 
 
 class Intercept(Protocol):
     """Who may take a connection over that was allowed, before its first byte goes out."""
 
-    def taker(self, host: str, port: int) -> TakeOver | None:
+    def tunnel_handler(self, host: str, port: int) -> TunnelHandler | None:
         """Who does so for a tunnel (CONNECT, SOCKS) to `host`. It is given the client's bytes and a way to connect to
         the address that was judged, which raises `ConnectionError`. None: nobody; bytes pass as they are."""
 
@@ -184,7 +184,7 @@ class Proxy:
         self,
         sandbox: str,
         gate: Callable[[], Gate],
-        trail: Trail,
+        trail: AuditLog,
         outside: Outside,
         intercept: Intercept | None = None,
     ) -> None:
@@ -343,11 +343,11 @@ class Proxy:
         orderly = False
         async with self._allowed(attempt) as connect:
             host, port = str(attempt.host), attempt.port
-            taker = self._intercept.taker(host, port) if self._intercept else None
-            if taker is not None:
+            tunnel_handler = self._intercept.tunnel_handler(host, port) if self._intercept else None
+            if tunnel_handler is not None:
                 await client.send(answer)
                 try:
-                    await taker(client, host, port, connect)
+                    await tunnel_handler(client, host, port, connect)
                     orderly = True
                 except _Refused as refused:  # which comes too late for the client to be told
                     attempt.refuse(refused)
@@ -622,7 +622,7 @@ def _forwarded(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
     ours = {b"host"}
     if any(name == b"transfer-encoding" for name, _ in headers):
         ours.add(b"content-length")
-    return [(name, value) for name, value in end_to_end(headers) if name not in ours]
+    return [(name, value) for name, value in strip_hop_by_hop(headers) if name not in ours]
 
 
 def _authority(host: str | Address, port: int) -> bytes:

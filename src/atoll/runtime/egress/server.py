@@ -31,7 +31,7 @@ import anyio.abc
 from atoll.contract.errors import AtollError, PortRefused, SandboxError
 from atoll.contract.model import SandboxSpec
 from atoll.drivers.locks import try_lock
-from atoll.runtime.egress.audit import Trail
+from atoll.runtime.egress.audit import AuditLog
 from atoll.runtime.egress.policy import Gate
 from atoll.runtime.guest.connection import Link
 from atoll.runtime.guest.files import Files
@@ -45,7 +45,7 @@ PORT = 1023
 """Where the proxy is, inside, and always the same: processes that were told go on after a wake, a restore or a fork.
 IANA reserves it, and of those inside only root could take it."""
 LOCK = "egress.lock"
-MOST_CONNECTIONS = 128
+MAX_CONNECTIONS = 128
 """Of one sandbox at a time. Further ones wait inside."""
 _LOOK_S = 1.0
 _LISTEN_S = 5.0
@@ -68,7 +68,7 @@ class Listening(Protocol):
     def __call__(self, link: Link, port: int) -> contextlib.AbstractAsyncContextManager[AsyncIterator[Connection]]: ...
 
 
-class Outlets:
+class EgressServers:
     """What all sandboxes of a runtime share on the way out."""
 
     def __init__(self, tasks: anyio.abc.TaskGroup) -> None:
@@ -78,8 +78,8 @@ class Outlets:
         most = max(16, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
         self.connections = anyio.Semaphore(most)
         """Each takes a descriptor of this process: the rest are for previews, files and whoever embeds it."""
-        self.share = min(MOST_CONNECTIONS, most // 4)
-        self._followed: set[Outlet] = set()
+        self.share = min(MAX_CONNECTIONS, most // 4)
+        self._followed: set[EgressServer] = set()
         self._watching = False
 
     @cached_property
@@ -89,9 +89,9 @@ class Outlets:
         context.set_alpn_protocols(["http/1.1"])
         return context
 
-    def follow(self, outlet: Outlet) -> None:
+    def follow(self, egress: EgressServer) -> None:
         """Look after a sandbox that is connected, until it is not."""
-        self._followed.add(outlet)
+        self._followed.add(egress)
         if not self._watching:
             self._watching = True
             self.tasks.start_soon(self._watch)
@@ -99,23 +99,23 @@ class Outlets:
     async def _watch(self) -> None:
         while self._followed:
             await anyio.sleep(_LOOK_S)
-            for outlet in list(self._followed):
+            for egress in list(self._followed):
                 try:
-                    if not outlet.is_connected:
-                        self._followed.discard(outlet)
-                    elif outlet.wants_serving():
-                        self.tasks.start_soon(outlet.attend)
+                    if not egress.is_connected:
+                        self._followed.discard(egress)
+                    elif egress.wants_serving():
+                        self.tasks.start_soon(egress.attend)
                 except Exception:  # noqa: BLE001 - what is wrong with one sandbox ends neither the watch nor the runtime
                     _log.exception("a sandbox could not be looked after; it is tried again")
         self._watching = False
 
 
-class Outlet:
+class EgressServer:
     """The way out of one sandbox, as this process sees it."""
 
-    def __init__(self, outlets: Outlets, directory: Path, spec: Callable[[], SandboxSpec | None]) -> None:
+    def __init__(self, egress_servers: EgressServers, directory: Path, spec: Callable[[], SandboxSpec | None]) -> None:
         self.intercept: Intercept | None = None
-        self._outlets = outlets
+        self._servers = egress_servers
         self._directory = directory
         self._manifest = str(directory / "manifest.json")
         self._read_spec = spec
@@ -206,7 +206,7 @@ class Outlet:
             self._serving.cancel()
             await self._over.wait()
         self._link, self._listening = link, listening
-        self._outlets.follow(self)
+        self._servers.follow(self)
         if self.wants_serving():
             await self._prepare(link)
             await self.attend()
@@ -238,7 +238,7 @@ class Outlet:
         scope, self._over = anyio.CancelScope(), anyio.Event()
         self._serving = scope
         try:
-            await self._outlets.tasks.start(self._serve, scope, self._link, self._listening)
+            await self._servers.tasks.start(self._serve, scope, self._link, self._listening)
         except Exception as error:  # noqa: BLE001 - a connection that ends meanwhile raises this and that
             self._complain("it cannot be served", error)
 
@@ -254,9 +254,9 @@ class Outlet:
                     async with contextlib.AsyncExitStack() as stack:
                         with anyio.fail_after(_LISTEN_S):
                             listener = await self._listen(stack, link, listening)
-                        trail = Trail(self._directory)
+                        trail = AuditLog(self._directory)
                         stack.callback(trail.close)
-                        outside = self._outlets.outside or Outside()
+                        outside = self._servers.outside or Outside()
                         self._proxy = Proxy(self._spec.name, self.gate, trail, outside, self.intercept)
                         self._complaint = ""
                         started = True
@@ -298,11 +298,11 @@ class Outlet:
         """Serve each connection from inside, until there is no connection to the sandbox any more."""
         from atoll.runtime.egress.proxy import LINGER_S
 
-        slots = anyio.Semaphore(self._outlets.share)
+        slots = anyio.Semaphore(self._servers.share)
 
         async def one(connection: Connection) -> None:
             try:
-                async with self._outlets.connections:
+                async with self._servers.connections:
                     orderly = await proxy.serve(connection)
                 if orderly:
                     await connection.finish(LINGER_S)

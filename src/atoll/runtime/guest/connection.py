@@ -46,7 +46,7 @@ _DATA = int(FrameType.DATA)
 _CONNECTS = frozenset({Op.DIAL, Op.ACCEPT})  # nothing is sent before there is a connection
 
 
-class Opener(Protocol):
+class OpenStream(Protocol):
     """Starts an operation on a link that works: `Link.open`, with the connecting before it."""
 
     async def __call__(

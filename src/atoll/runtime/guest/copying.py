@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import anyio
 import anyio.to_thread
 
-from atoll.contract.errors import InvalidRequest, PathDenied, PathNotDirectory, PathNotFound, SandboxError
+from atoll.contract.errors import InvalidRequest, PathNotDirectory, PathNotFound, PermissionDenied, SandboxError
 
 if TYPE_CHECKING:
     from atoll.runtime.guest.files import Files
@@ -427,9 +427,9 @@ class Unpacker:
             )
         return target
 
-    def _refused(self, parts: tuple[bytes, ...], why: str) -> PathDenied:
+    def _refused(self, parts: tuple[bytes, ...], why: str) -> PermissionDenied:
         name = f"{self._what}/{_show(b'/'.join(parts))}"
-        return PathDenied(f"{name}: {why}", number=errno.EXDEV, path=name)
+        return PermissionDenied(f"{name}: {why}", number=errno.EXDEV, path=name)
 
 
 def _malformed(why: str) -> SandboxError:

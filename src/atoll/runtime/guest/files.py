@@ -32,9 +32,9 @@ from atoll.contract.errors import (
 )
 from atoll.contract.model import FileChange, FileEntry, FileKind, FileStat, Match
 from atoll.runtime.guest import copying as transfer
-from atoll.runtime.guest.connection import Opener
+from atoll.runtime.guest.connection import OpenStream
 from atoll.runtime.guest.frames import Change, Fields, Kind, Op, Problem, Tag, encode_fields, name_user
-from atoll.runtime.guest.stream import Stream, TooMuch
+from atoll.runtime.guest.stream import ResultLimit, Stream
 
 READ_LIMIT_BYTES = 256 * 1024 * 1024
 """What `read_bytes` gives back at most."""
@@ -104,7 +104,7 @@ class Files:
         SandboxDied, GuestProtocolError: the sandbox is gone.
     """
 
-    def __init__(self, opener: Opener, user: str) -> None:
+    def __init__(self, opener: OpenStream, user: str) -> None:
         self._open = opener
         self._user = user
 
@@ -194,7 +194,7 @@ class Files:
         )
         async with await self._open(Op.WRITE, fields, receive=(), send=(0,)) as stream:
             result = await self._pour(stream, data, Op.WRITE, path, user)
-            with stream.judging():
+            with stream.fail_on_violation():
                 return result.count(Tag.SIZE)
 
     async def write_text(
@@ -230,7 +230,7 @@ class Files:
     async def stat(self, path: AnyPath, *, follow: bool = True, user: str | None = None) -> FileStat:
         """What stands at `path`; with `follow`, what a symlink there leads to."""
         result, stream = await self._call(Op.STAT, path, user, (Tag.FOLLOW, int(follow)))
-        with stream.judging():
+        with stream.fail_on_violation():
             return _stat(result)
 
     async def exists(self, path: AnyPath, *, user: str | None = None) -> bool:
@@ -374,7 +374,7 @@ class Files:
         fields = self._fields(user, (Tag.PATH, check_path(path)))
         async with await self._open(Op.TAR_IN, fields, receive=(), send=(0,)) as stream:
             result = await self._pour(stream, chunks, Op.TAR_IN, path, user)
-            with stream.judging():
+            with stream.fail_on_violation():
                 return result.count(Tag.SIZE)
 
     async def upload(self, local: Path | str, path: AnyPath, *, user: str | None = None) -> int:
@@ -452,7 +452,7 @@ class Files:
         result = await stream.ended()
         self._check(stream, op, path, user)
         if not complete:
-            with stream.judging():
+            with stream.fail_on_violation():
                 raise GuestProtocolError("the guest said that a file was written before all of it was sent")
         return result
 
@@ -484,9 +484,9 @@ class Files:
         async with await self._open(op, payload) as stream:
             try:
                 found = await stream.collect(read, min(expected, ENTRY_LIMIT))
-            except TooMuch as error:
+            except ResultLimit as error:
                 if expected <= ENTRY_LIMIT and error.limit == expected:
-                    with stream.judging():
+                    with stream.fail_on_violation():
                         raise GuestProtocolError("the guest found more than it was asked for") from None
                 raise InvalidRequest(f"{os.fspath(path)}: {error}; {advice}") from None
             self._check(stream, op, path, user)
@@ -509,7 +509,7 @@ class _Changes:
         records = await self._stream.next_records()
         if records is None:
             self._check()
-        with self._stream.judging():
+        with self._stream.fail_on_violation():
             if not records or records[0].integer(Tag.CHANGE) != Change.READY:
                 raise GuestProtocolError("the guest did not say that a watch is ready")
             self._waiting.extend(map(_change, records[1:]))
@@ -523,7 +523,7 @@ class _Changes:
             if records is None:
                 self._check()
                 raise StopAsyncIteration
-            with self._stream.judging():
+            with self._stream.fail_on_violation():
                 self._waiting.extend(map(_change, records))
         return self._waiting.popleft()
 

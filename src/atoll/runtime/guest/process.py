@@ -30,8 +30,8 @@ from atoll.contract.errors import (
     SandboxDied,
     SandboxError,
 )
-from atoll.contract.model import Cut, Event, ExecBytes, ExecResult, Exited, Gap, Output, check_env
-from atoll.runtime.guest.connection import Opener
+from atoll.contract.model import Event, ExecBytes, ExecResult, Exited, Gap, Output, Truncation, check_env
+from atoll.runtime.guest.connection import OpenStream
 from atoll.runtime.guest.frames import (
     FIRST_CHANNEL,
     MAX_CHANNELS,
@@ -154,7 +154,7 @@ class OomWatch:
         # None: the machine cannot tell, or the sandbox sleeps, and nothing has ended in it since it will have woken.
         self._before = kills() or 0
 
-    def blames(self, exited: Exited) -> bool:
+    def caused(self, exited: Exited) -> bool:
         """Whether memory is why the process ended so. A shell says 137 of a child that was killed."""
         if exited.exit_code != 128 + signals.SIGKILL:
             return False
@@ -226,16 +226,16 @@ class Collector:
             if len(self._tail) > self._tail_limit + self._slack:
                 del self._tail[: len(self._tail) - self._tail_limit]
 
-    def finish(self) -> tuple[bytes, bytes, Cut | None]:
+    def finish(self) -> tuple[bytes, bytes, Truncation | None]:
         """Head, tail, and what was left out between them."""
         head, tail = bytes(self._head), bytes(self._tail[max(0, len(self._tail) - self._tail_limit) :])
         left_out = self.total - len(head) - len(tail)
         if not left_out:
             return head, tail, None
-        return head, tail, Cut(start=len(head), end=len(head) + left_out, total=self.total)
+        return head, tail, Truncation(start=len(head), end=len(head) + left_out, total=self.total)
 
-    def text(self) -> tuple[str, Cut | None]:
-        """The same as text. No character is torn at the cut; `Cut` says what is missing from the text."""
+    def text(self) -> tuple[str, Truncation | None]:
+        """The same as text. No character is torn at the cut; `Truncation` says what is missing from the text."""
         head, tail, cut = self.finish()
         if cut is None:
             return (head + tail).decode("utf-8", "replace"), None
@@ -245,7 +245,7 @@ class Collector:
         skip = 0
         while skip < min(3, len(tail)) and tail[skip] & 0xC0 == 0x80:
             skip += 1
-        cut = Cut(start=cut.start - torn, end=cut.end + skip, total=cut.total)
+        cut = Truncation(start=cut.start - torn, end=cut.end + skip, total=cut.total)
         line = f"[{cut.bytes} bytes left out: {cut.start} to {cut.end} of {cut.total}]"
         return f"{first}\n{line}\n{tail[skip:].decode('utf-8', 'replace')}", cut
 
@@ -254,7 +254,7 @@ class Collector:
 
 
 async def run(
-    opener: Opener,
+    opener: OpenStream,
     command: Command,
     *,
     stdin: bytes | None,
@@ -298,22 +298,22 @@ async def run(
                     await stream.ended()
             if stream.result is None:
                 raise SandboxError(f"the command ran into its time limit of {timeout_s:g} s and could not be killed")
-            with stream.judging():
+            with stream.fail_on_violation():
                 exited, killed = read_end(stream.result, command.command, command.cwd, command.user)
     finally:
         if not ended:
-            await until_gone(opener, stream)
+            await wait_tree_exit(opener, stream)
     if timed_out:
         raise ExecTimeout(
             f"the command did not end within {timeout_s:g} s; it and all that it started have been killed",
             to_result(exited, out, err, timed_out=True),
         )
-    if not killed and watch.blames(exited):
+    if not killed and watch.caused(exited):
         exited = exited.model_copy(update={"out_of_memory": True})
     return exited, out, err
 
 
-async def until_gone(opener: Opener, stream: Stream) -> None:
+async def wait_tree_exit(opener: OpenStream, stream: Stream) -> None:
     """Wait until nothing is left of a process that was killed, whatever is cancelled meanwhile.
 
     END tells of the main process alone. An order to kill the tree is answered when that is empty.
@@ -321,7 +321,7 @@ async def until_gone(opener: Opener, stream: Stream) -> None:
     if stream.result is None or Tag.PROC not in stream.result:
         return
     with anyio.move_on_after(KILL_S, shield=True), contextlib.suppress(SandboxError):
-        with stream.judging():
+        with stream.fail_on_violation():
             process_id = stream.result.integer(Tag.PROC)
         order = encode_fields(((Tag.PROC, process_id), (Tag.SIGNAL, signals.SIGKILL), (Tag.TREE, 1)))
         async with await opener(Op.SIGNAL, order, receive=()) as answer:
@@ -405,7 +405,7 @@ class Process:
 
     def __init__(
         self,
-        opener: Opener,
+        opener: OpenStream,
         stream: Stream,
         started: Fields,
         command: Command,
@@ -447,7 +447,7 @@ class Process:
             SandboxError: how the process ended is not known.
             anyio.ClosedResourceError: it was detached from.
         """
-        with self._stream.judging():
+        with self._stream.fail_on_violation():
             while not self._told:
                 event = await self._next()
                 if event is not None:
@@ -463,7 +463,7 @@ class Process:
             SandboxError: how the process ended is not known.
             anyio.ClosedResourceError: it was detached from.
         """
-        with self._stream.judging():
+        with self._stream.fail_on_violation():
             while self._exited is None:
                 await self._next()
         return self._exited
@@ -530,7 +530,7 @@ class Process:
         elif self._exited is None:
             self._detached = True
             await self._stream.abandon(KILL_S)
-            await until_gone(self._opener, self._stream)
+            await wait_tree_exit(self._opener, self._stream)
 
     async def __aenter__(self) -> Self:
         return self
@@ -559,7 +559,7 @@ class Process:
         if self._stream.result is None:
             raise SandboxDied("the process was given up")
         exited, killed = read_end(self._stream.result, self._command.command, self._command.cwd, self._command.user)
-        if not killed and not self._killed and self._watch.blames(exited):
+        if not killed and not self._killed and self._watch.caused(exited):
             exited = exited.model_copy(update={"out_of_memory": True})
         self._exited = exited
         return exited

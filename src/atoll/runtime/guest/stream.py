@@ -54,7 +54,7 @@ Sink = Callable[[int, bytes], None]
 T = TypeVar("T")
 
 
-class TooMuch(Exception):
+class ResultLimit(Exception):
     """More results than a caller is given at once. Never leaves the runtime: who asked says what would help."""
 
     def __init__(self, limit: int, message: str) -> None:
@@ -73,7 +73,7 @@ class Failure:
         return self.kind(self.message)
 
 
-class Carrier(Protocol):
+class Transport(Protocol):
     """What a stream needs of the link that it is on."""
 
     @property
@@ -166,7 +166,7 @@ class Stream:
 
     def __init__(
         self,
-        link: Carrier,
+        link: Transport,
         number: int,
         window: int,
         *,
@@ -222,7 +222,7 @@ class Stream:
         item = await self.next()
         if item is None:
             return None
-        with self.judging():
+        with self.fail_on_violation():
             if isinstance(item, tuple) or item.integer(Tag.EVENT) != expected:
                 raise GuestProtocolError(f"the guest did not say {expected.name} when it had to")
         return item
@@ -235,7 +235,7 @@ class Stream:
         """
         item = await self.next()
         if isinstance(item, Fields):
-            with self.judging():
+            with self.fail_on_violation():
                 raise GuestProtocolError("the guest sent an event where only bytes can be")
         return None if item is None else item[1]
 
@@ -246,10 +246,10 @@ class Stream:
             SandboxError: the link failed, or a record is malformed (`GuestProtocolError`).
         """
         while (data := await self.next_bytes()) is not None:
-            with self.judging():
+            with self.fail_on_violation():
                 if records := self._records.feed(data):
                     return records
-        with self.judging():
+        with self.fail_on_violation():
             if self.result is not None and self.result.problem() is None:
                 self._records.finish()
         return None
@@ -263,12 +263,12 @@ class Stream:
         """
         found: list[T] = []
         while (records := await self.next_records()) is not None:
-            with self.judging():
+            with self.fail_on_violation():
                 found += map(read, records)
             if len(found) > limit:
-                raise TooMuch(limit, f"more than {limit} entries")
+                raise ResultLimit(limit, f"more than {limit} entries")
             if self.taken_bytes > COLLECT_BYTES:
-                raise TooMuch(COLLECT_BYTES, f"more than {COLLECT_BYTES} bytes of entries")
+                raise ResultLimit(COLLECT_BYTES, f"more than {COLLECT_BYTES} bytes of entries")
         return found
 
     async def receive(self, channel: int) -> bytes:
@@ -311,7 +311,7 @@ class Stream:
         Raises:
             GuestProtocolError: END is malformed.
         """
-        with self.judging():
+        with self.fail_on_violation():
             return None if self.result is None else self.result.problem()
 
     async def send(self, data: bytes | bytearray | memoryview, channel: int = 0) -> None:
@@ -383,7 +383,7 @@ class Stream:
         return self.result is not None or self._link.failure is not None
 
     @contextlib.contextmanager
-    def judging(self) -> Iterator[None]:
+    def fail_on_violation(self) -> Iterator[None]:
         """What is found wrong inside with what the guest sent fails the link for all."""
         try:
             yield

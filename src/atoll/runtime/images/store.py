@@ -37,8 +37,7 @@ from pydantic import Field, ValidationError
 from atoll.contract.driver import Filesystem, Layer
 from atoll.contract.errors import ImageUnavailable, InvalidRequest
 from atoll.contract.model import Env, Frozen
-from atoll.runtime.images import host as hostimage
-from atoll.runtime.images import overlay as imagelayer
+from atoll.runtime.images import host as hostimage, overlay as imagelayer
 from atoll.runtime.images.fetch import (
     Configuration,
     Fetcher,

@@ -13,7 +13,7 @@ The manifest is written before what it announces is begun, except where it says 
     checkpoint  the sealed stack with a new top, or a copy of the top; then the checkpoint, which is what counts.
     restore     `ending`, then the end of the old processes, the new stack with a new top, and the start.
 
-All of it is done with the sandbox's `work.lock` held; what makes a layer, with the layers held. `take_up` puts in order
+All of it is done with the sandbox's `work.lock` held; what makes a layer, with the layers held. `reconcile` puts in order
 what was under way when somebody died.
 """
 
@@ -33,12 +33,12 @@ from typing import Literal
 import anyio
 import anyio.to_thread
 
-from atoll.contract.driver import Driver, Launch, Layer, Memory
+from atoll.contract.driver import Driver, Launch, Layer, ProcessImage
 from atoll.contract.errors import (
-    CannotSave,
     CheckpointNotFound,
     InvalidRequest,
     LaunchFailed,
+    NotCheckpointable,
     SandboxAsleep,
     SandboxDied,
     SandboxError,
@@ -46,8 +46,8 @@ from atoll.contract.errors import (
 from atoll.contract.model import Checkpoint, RuntimeName, SystemProcess
 from atoll.contract.network import Indexes, NetworkPolicy
 from atoll.runtime.state.checkpoints import CheckpointRecord, Checkpoints
-from atoll.runtime.state.layers import FLATTEN_AT, MOST_LAYERS, Layers, Sealed
-from atoll.runtime.state.store import Manifest, Records, now
+from atoll.runtime.state.layers import FLATTEN_AT, MAX_LAYERS, LayerRef, Layers
+from atoll.runtime.state.store import Manifest, StateStore, now
 
 _ANSWER_S = 10
 """How long a sandbox may take to say who waits in it."""
@@ -63,16 +63,16 @@ def _require_lasting(manifest: Manifest) -> None:
         )
 
 
-class Life:
+class Lifecycle:
     def __init__(
         self,
-        records: Records,
+        store: StateStore,
         layers: Layers,
         checkpoints: Checkpoints,
         choose: Callable[[RuntimeName | None], Driver],
         waiting: Callable[[Manifest], Awaitable[Sequence[SystemProcess]]],
     ) -> None:
-        self._records = records
+        self._store = store
         self._layers = layers
         self._checkpoints = checkpoints
         self._choose = choose
@@ -80,14 +80,14 @@ class Life:
         """Who in a sandbox waits for sockets, in a way that some runtimes cannot write to disk."""
 
     async def start(
-        self, manifest: Manifest, driver: Driver, memory: Memory | None = None, *, until_it_answers: bool = False
+        self, manifest: Manifest, driver: Driver, memory: ProcessImage | None = None, *, wait_ready: bool = False
     ) -> None:
         """Start the run that `manifest` names, with no process in it or with those that were saved in `memory`."""
         await driver.launch(
             Launch(
                 id=manifest.run_id,
-                directory=self._records.directory(manifest.id),
-                top=self._layers.path(manifest.top),
+                directory=self._store.directory(manifest.id),
+                active_layer=self._layers.path(manifest.active_layer),
                 hostname=manifest.spec.name,
                 filesystems=self._layers.compose(manifest.base, manifest.layers),
                 limits=manifest.limits,
@@ -95,7 +95,7 @@ class Life:
                 ephemeral=manifest.spec.ephemeral,
                 memory=memory,
                 pause_after_s=manifest.spec.pause_after_s,
-                until_it_answers=until_it_answers,
+                wait_ready=wait_ready,
             )
         )
 
@@ -109,10 +109,10 @@ class Life:
             SandboxDied: it was not asleep but has ended, and nobody asked.
             LaunchFailed: it did not start.
         """
-        async with self._records.working(id):
+        async with self._store.working(id):
             manifest = self._read(id)
             driver = self._choose(manifest.runtime)
-            directory = self._records.directory(id)
+            directory = self._store.directory(id)
             if await self._runs(manifest, driver):  # its keeper lets it go on, should it stand still
                 awake = self._write(manifest, state="running", memory=None)
                 await self._drop_memory(manifest, driver)
@@ -122,20 +122,20 @@ class Life:
             if not asked and manifest.state == "running":
                 raise SandboxDied(f"the sandbox {manifest.spec.name!r} has ended; wake it, or destroy it")
             if manifest.memory is None:
-                return await self._run_anew(manifest, driver)
-            memory = Memory(path=directory / manifest.memory, hostname=manifest.spec.name)
+                return await self._restart(manifest, driver)
+            memory = ProcessImage(path=directory / manifest.memory, hostname=manifest.spec.name)
             try:
-                woken = await self._run_anew(manifest, driver, memory)
+                woken = await self._restart(manifest, driver, memory)
             except LaunchFailed:
                 # Cut short when it was written, or of another version of the runtime. The files are there all the same.
                 _log.warning("the processes of %s could not go on and are lost", manifest.spec.name, exc_info=True)
-                woken = await self._run_anew(self._read(id), driver)
+                woken = await self._restart(self._read(id), driver)
             await self._drop_memory(manifest, driver)
             return woken
 
     async def _runs(self, manifest: Manifest, driver: Driver) -> bool:
         """Whether it runs and may go on. What was to end, and whose end was cut short, does not from here on."""
-        directory = self._records.directory(manifest.id)
+        directory = self._store.directory(manifest.id)
         if driver.pid(directory) is None:
             return False
         if manifest.ending:
@@ -148,35 +148,35 @@ class Life:
                     await anyio.sleep(0.01)
         return driver.pid(directory) is not None
 
-    async def take_up(self, id: str) -> None:
+    async def reconcile(self, id: str) -> None:
         """Put a sandbox in order that somebody was at work on who died."""
         try:
-            async with self._records.working(id):
+            async with self._store.working(id):
                 manifest = self._read(id)
                 driver = self._choose(manifest.runtime)
-                directory = self._records.directory(id)
+                directory = self._store.directory(id)
                 if await self._runs(manifest, driver):
                     manifest = self._write(manifest, state="running", memory=None)
                 else:
                     await driver.stop(manifest.run_id, directory)
                 await driver.remove(*(path for path in directory.glob("memory-*") if path.name != manifest.memory))
         except SandboxDied:
-            self._records.forget_interruption(id)
+            self._store.clear_in_progress(id)
 
     async def _drop_memory(self, manifest: Manifest, driver: Driver) -> None:
         """What was written of its processes is of no more use, unless it is a checkpoint's."""
-        directory = self._records.directory(manifest.id)
+        directory = self._store.directory(manifest.id)
         if manifest.memory is not None and (directory / manifest.memory).parent == directory:
             await driver.remove(directory / manifest.memory)
 
-    async def _run_anew(
-        self, manifest: Manifest, driver: Driver, saved: Memory | None = None, **changes: object
+    async def _restart(
+        self, manifest: Manifest, driver: Driver, saved: ProcessImage | None = None, **changes: object
     ) -> Manifest:
         """Stop what there is, and start the sandbox as it is with `changes`, with the processes that were saved."""
-        directory = self._records.directory(manifest.id)
-        asleep = "cold" if manifest.state == "running" else manifest.state
+        directory = self._store.directory(manifest.id)
+        asleep = "sleeping" if manifest.state == "running" else manifest.state
         if driver.pid(directory) is not None:
-            self._records.adopt(manifest.id)
+            self._store.finish_created(manifest.id)
             manifest = self._write(manifest, state=asleep, memory=None, ending=True)
         await driver.stop(manifest.run_id, directory)
         # From here on it may write to its files: processes of before must never be put on top of them.
@@ -184,7 +184,7 @@ class Life:
             manifest, **{"run": manifest.run + 1, "state": asleep, "memory": None, "ending": False, **changes}
         )
         try:
-            await self.start(begun, driver, saved, until_it_answers=True)
+            await self.start(begun, driver, saved, wait_ready=True)
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await driver.stop(begun.run_id, directory)
@@ -195,9 +195,9 @@ class Life:
             return self._write(begun, state="running")
         return begun
 
-    async def sleep(self, id: str, state: Literal["cold", "shutdown"]) -> None:
+    async def sleep(self, id: str, state: Literal["sleeping", "shutdown"]) -> None:
         """End its processes and keep its files; where the runtime can, the processes are kept too."""
-        async with self._records.working(id) as lock:
+        async with self._store.working(id) as lock:
             manifest = self._read(id)
             driver = self._choose(manifest.runtime)
             _require_lasting(manifest)
@@ -208,7 +208,9 @@ class Life:
             else:
                 await self._end(manifest, driver, state)
 
-    async def _keeps_processes(self, manifest: Manifest, driver: Driver, state: Literal["cold", "shutdown"]) -> bool:
+    async def _keeps_processes(
+        self, manifest: Manifest, driver: Driver, state: Literal["sleeping", "shutdown"]
+    ) -> bool:
         """Whether its processes are written to disk when they end.
 
         Raises:
@@ -218,7 +220,7 @@ class Life:
             return False
         try:
             await self._require_savable(manifest, driver)
-        except CannotSave as error:
+        except NotCheckpointable as error:
             if state != "shutdown":
                 raise
             # Nobody inside is to be able to keep a sandbox from being shut down.
@@ -226,22 +228,22 @@ class Life:
             return False
         return True
 
-    async def _end(self, manifest: Manifest, driver: Driver, state: Literal["cold", "shutdown"]) -> None:
-        self._records.adopt(manifest.id)
+    async def _end(self, manifest: Manifest, driver: Driver, state: Literal["sleeping", "shutdown"]) -> None:
+        self._store.finish_created(manifest.id)
         self._write(manifest, state=state, ending=True)
-        await driver.stop(manifest.run_id, self._records.directory(manifest.id))
+        await driver.stop(manifest.run_id, self._store.directory(manifest.id))
 
     async def _save(
         self,
         manifest: Manifest,
         driver: Driver,
         lock: int,
-        state: Literal["cold", "shutdown"],
+        state: Literal["sleeping", "shutdown"],
         image: Path | None = None,
     ) -> None:
         """Write its processes to `image`, or to a place of its own, and end them. The manifest names it before that."""
-        directory = self._records.directory(manifest.id)
-        self._records.adopt(manifest.id)
+        directory = self._store.directory(manifest.id)
+        self._store.finish_created(manifest.id)
         asleep = self._write(manifest, state=state, memory=str(image or f"memory-{manifest.run}"))
         try:
             # It is not undone by our end: who comes next waits until it is done.
@@ -264,7 +266,7 @@ class Life:
             waiting = await self._waiting(manifest)
         if waiting:
             shown = ", ".join(f"{process.pid} ({process.command[:60]})" for process in waiting[:3])
-            raise CannotSave(
+            raise NotCheckpointable(
                 f"this version of {driver.name} cannot write processes to disk that wait for connections with epoll, "
                 f"as these may: {shown}",
                 hint="end them first, let the sandbox sleep in memory (warm), or install a newer runtime",
@@ -277,10 +279,10 @@ class Life:
 
         Who begins to use it in this very moment waits until it is known, and then finds it asleep or as it was.
         """
-        async with self._records.working(id) as lock:
+        async with self._store.working(id) as lock:
             manifest = self._read(id)
             driver = self._choose(manifest.runtime)
-            directory = self._records.directory(id)
+            directory = self._store.directory(id)
 
             if manifest.spec.ephemeral:
                 return False
@@ -294,34 +296,34 @@ class Life:
                 return False
             saves = stays = False
             try:
-                saves = await self._keeps_processes(manifest, driver, "cold")
-            except CannotSave:
+                saves = await self._keeps_processes(manifest, driver, "sleeping")
+            except NotCheckpointable:
                 if not driver.capabilities.freeze:
                     raise
                 stays = True
-            async with driver.held(directory) if driver.capabilities.freeze else contextlib.nullcontext():
+            async with driver.frozen(directory) if driver.capabilities.freeze else contextlib.nullcontext():
                 if not unused():
                     return False
                 if not saves and not stays:
-                    await self._end(manifest, driver, "cold")
+                    await self._end(manifest, driver, "sleeping")
                     return True
             if stays:
                 await driver.freeze(directory)
             else:
-                await self._save(manifest, driver, lock, "cold")
+                await self._save(manifest, driver, lock, "sleeping")
             return True
 
-    async def freeze(self, id: str) -> None:
-        """Have its processes stand still in memory, until somebody wakes it."""
-        async with self._records.working(id):
+    async def pause(self, id: str) -> None:
+        """Freeze its processes in memory, until it is next used."""
+        async with self._store.working(id):
             manifest = self._read(id)
             driver = self._choose(manifest.runtime)
             if await self._runs(manifest, driver):
-                await driver.freeze(self._records.directory(id))
+                await driver.freeze(self._store.directory(id))
 
     async def set_network(self, id: str, policy: NetworkPolicy | None, indexes: Indexes | None) -> None:
         """Have another policy hold, from the moment in which the manifest says so."""
-        async with self._records.working(id):
+        async with self._store.working(id):
             manifest = self._read(id)
             self._write(manifest, spec=manifest.spec.model_copy(update={"network": policy, "indexes": indexes}))
 
@@ -332,10 +334,10 @@ class Life:
 
         One that is not to be kept is nowhere on disk: it lasts as long as the caller holds the layers.
         """
-        async with self._layers.held(), self._records.working(id) as lock:
+        async with self._layers.lock(), self._store.working(id) as lock:
             manifest = self._read(id)
             driver = self._choose(manifest.runtime)
-            directory = self._records.directory(id)
+            directory = self._store.directory(id)
             new_id = self._checkpoints.new_id()
             saved = self._checkpoints.directory(new_id) / "memory"
             running = await self._runs(manifest, driver)
@@ -349,12 +351,12 @@ class Life:
                 _require_lasting(manifest)
                 await self._require_savable(manifest, driver)
                 self._checkpoints.directory(new_id).mkdir(mode=0o700)
-                await self._save(manifest, driver, lock, "cold", saved)
+                await self._save(manifest, driver, lock, "sleeping", saved)
                 manifest = await self._seal(self._read(id), driver, new_id if keep else None)
                 stack = manifest.layers
             elif running:
-                manifest = await self._copy_top(manifest, driver)
-                stack = (Sealed(id=str(manifest.copied), owner=manifest.id_base), *manifest.layers)
+                manifest = await self._copy_active(manifest, driver)
+                stack = (LayerRef(id=str(manifest.copied), owner=manifest.id_base), *manifest.layers)
             else:
                 manifest = await self._seal(manifest, driver, new_id if keep else None)
                 stack = manifest.layers
@@ -370,13 +372,13 @@ class Life:
                     image=manifest.spec.image,
                 ),
                 spec=manifest.spec,
-                **{**manifest.ground(), "layers": stack},
+                **{**manifest.resolved(), "layers": stack},
             )
             if keep:
                 self._checkpoints.write(record)
                 manifest = self._write(manifest, checkpoint=record.checkpoint.id)
             if with_memory and running:
-                await self._run_anew(self._read(id), driver, self._checkpoints.memory(record))
+                await self._restart(self._read(id), driver, self._checkpoints.memory(record))
             return record
 
     async def _seal(self, manifest: Manifest, driver: Driver, checkpoint: str | None) -> Manifest:
@@ -389,8 +391,8 @@ class Life:
         if not self._is_untouched(manifest):
             if len(manifest.layers) >= FLATTEN_AT:
                 manifest = await self._flatten(manifest, driver)
-            sealed = Sealed(id=manifest.top, owner=manifest.id_base)
-            changes |= {"layers": (sealed, *manifest.layers), "top": self._layers.new(), "copied": None}
+            committed = LayerRef(id=manifest.active_layer, owner=manifest.id_base)
+            changes |= {"layers": (committed, *manifest.layers), "active_layer": self._layers.new(), "copied": None}
         return self._write(manifest, **changes)
 
     async def _flatten(self, manifest: Manifest, driver: Driver) -> Manifest:
@@ -400,16 +402,16 @@ class Life:
                 stack = [Layer(path=self._layers.path(each.id), owner=each.owner) for each in manifest.layers]
                 await driver.merge(stack, self._layers.path(layer), manifest.id_base)
         except SandboxError as error:
-            if len(manifest.layers) >= MOST_LAYERS:
+            if len(manifest.layers) >= MAX_LAYERS:
                 raise
             _log.warning("the layers of %s stay as many as they are: %s", manifest.spec.name, error)
             return manifest
-        return self._write(manifest, layers=(Sealed(id=layer, owner=manifest.id_base),))
+        return self._write(manifest, layers=(LayerRef(id=layer, owner=manifest.id_base),))
 
     def _is_untouched(self, manifest: Manifest) -> bool:
         """Whether nothing was written to the top since it was made."""
         for filesystem in manifest.base:
-            upper = self._layers.path(manifest.top) / "upper" / filesystem.key
+            upper = self._layers.path(manifest.active_layer) / "upper" / filesystem.key
             with contextlib.suppress(FileNotFoundError):
                 seen = upper.stat()
                 below = self._layers.path(manifest.layers[0].id) / "upper" / filesystem.key if manifest.layers else None
@@ -418,11 +420,11 @@ class Life:
                     return False
         return True
 
-    async def _copy_top(self, manifest: Manifest, driver: Driver) -> Manifest:
+    async def _copy_active(self, manifest: Manifest, driver: Driver) -> Manifest:
         """Make a layer of what the sandbox has written by now. What has not changed since the last is not copied."""
-        async with self._new_layer(driver) as layer, driver.held(self._records.directory(manifest.id)):
+        async with self._new_layer(driver) as layer, driver.frozen(self._store.directory(manifest.id)):
             earlier = self._layers.path(manifest.copied) if manifest.copied else None
-            await driver.copy(self._layers.path(manifest.top), self._layers.path(layer), earlier=earlier)
+            await driver.copy(self._layers.path(manifest.active_layer), self._layers.path(layer), earlier=earlier)
         return self._write(manifest, copied=layer)
 
     @contextlib.asynccontextmanager
@@ -441,29 +443,34 @@ class Life:
 
         Returns the layer with what it wrote since: nobody's any more, and the caller's to remove.
         """
-        async with self._layers.held(), self._records.working(id):
+        async with self._layers.lock(), self._store.working(id):
             record = self._checkpoints.read(record.checkpoint.id)  # nobody can take its layers away from here on
             manifest = self._read(id)
             _require_lasting(manifest)
             driver = self._choose(manifest.runtime)
-            await self._run_anew(
+            await self._restart(
                 manifest,
                 driver,
                 self._checkpoints.memory(record) if driver.capabilities.memory_checkpoint else None,
                 spec=manifest.spec.model_copy(update={"image": record.spec.image}),
                 # What it was given when it was made stays its own, whosever checkpoint it is.
-                **{**record.ground(), "limits": manifest.limits, "env": manifest.env, "sealed": manifest.sealed},
-                top=self._layers.new(),
+                **{
+                    **record.resolved(),
+                    "limits": manifest.limits,
+                    "env": manifest.env,
+                    "encrypted_secrets": manifest.encrypted_secrets,
+                },
+                active_layer=self._layers.new(),
                 copied=None,
                 checkpoint=record.checkpoint.id,
             )
             await self._drop_memory(manifest, driver)
-            return self._layers.path(manifest.top)
+            return self._layers.path(manifest.active_layer)
 
     # ---- parts ----
 
     def _read(self, id: str) -> Manifest:
-        manifest = self._records.read(id)
+        manifest = self._store.read(id)
         if manifest is None:
             raise SandboxDied("the sandbox was destroyed")
         return manifest
@@ -471,7 +478,7 @@ class Life:
     def _write(self, manifest: Manifest, **changes: object) -> Manifest:
         changed = manifest.model_copy(update=changes)
         if changed != manifest:
-            self._records.write(changed)
+            self._store.write(changed)
         return changed
 
     async def size(self, record: CheckpointRecord) -> int:
@@ -499,21 +506,21 @@ class Life:
 
         With `patience_s`, it is left to somebody else when others are at work for longer.
         """
-        async with self._layers.held(alone=True, patience_s=patience_s) as held:
+        async with self._layers.lock(exclusive=True, patience_s=patience_s) as held:
             if not held:
                 return []
             named = {layer.id for record in self._checkpoints.all() for layer in record.layers}
             memories = set()
-            for id in os.listdir(self._records.state_dir / "sandboxes"):
-                manifest = self._records.read(id)
+            for id in os.listdir(self._store.state_dir / "sandboxes"):
+                manifest = self._store.read(id)
                 if manifest is not None:
-                    named |= {manifest.top, *(layer.id for layer in manifest.layers)}
-                    memories.add((self._records.directory(id) / (manifest.memory or "")).parent)
+                    named |= {manifest.active_layer, *(layer.id for layer in manifest.layers)}
+                    memories.add((self._store.directory(id) / (manifest.memory or "")).parent)
             self._checkpoints.collect(spare=memories)
-            self._records.drop_groups()
-            unnamed = self._layers.unnamed(named) + self._records.unannounced()
+            self._store.drop_groups()
+            unreferenced = self._layers.unreferenced(named) + self._store.orphaned()
         # Whoever makes a layer names it before letting go of the store: nobody will name one of these again, and
         # nobody has to wait until they are gone.
-        if unnamed:
-            await self._choose(None).remove(*unnamed)
-        return unnamed
+        if unreferenced:
+            await self._choose(None).remove(*unreferenced)
+        return unreferenced

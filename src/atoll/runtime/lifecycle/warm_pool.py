@@ -1,7 +1,7 @@
 """Sandboxes that wait to be taken: which kinds are kept ready, how many of each, and who puts up new ones.
 
-Knows the kinds that are wanted, `shelves/<key>.json`, and when a sandbox that waits is of no use any more. Refuses to
-know how one is made, taken or removed (`host.py`), and how it is sure to be nobody else's (`records.py`).
+Knows the kinds that are wanted, `warm_pools/<key>.json`, and when a sandbox that waits is of no use any more. Refuses to
+know how one is made, taken or removed (`host.py`), and how it is sure to be nobody else's (`store.py`).
 
 A kind is an image, a runtime and limits. All else that tells one sandbox from another can be given to one that runs:
 its name, hostname, environment and user, and how it sleeps and ends.
@@ -27,13 +27,13 @@ from pydantic import ValidationError
 
 from atoll.contract.driver import Driver
 from atoll.contract.errors import AtollError, SandboxError
-from atoll.contract.model import Frozen, Limits, RuntimeName, Shelf
+from atoll.contract.model import Frozen, Limits, RuntimeName, WarmPool
 from atoll.drivers.locks import locked
 from atoll.runtime.images.reference import Reference
-from atoll.runtime.state.layers import Ground
-from atoll.runtime.state.store import Manifest, Records, Taken, write_whole
+from atoll.runtime.state.layers import ResolvedSpec
+from atoll.runtime.state.store import Claimed, Manifest, StateStore, write_atomic
 
-MOST = 1000
+MAX_WARM = 1000
 """How many of a kind can wait."""
 _AT_ONCE = 2
 """How many are made at once: they are for later, and others want to get on now."""
@@ -47,7 +47,7 @@ _PATIENCE_S = 600
 _log = logging.getLogger(__name__)
 
 
-class Kind(Frozen):
+class SandboxTemplate(Frozen):
     """What one sandbox that waits has in common with those who may take it."""
 
     image: str
@@ -61,32 +61,32 @@ class Kind(Frozen):
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
 
 
-class Wanted(Frozen):
+class WarmPoolSpec(Frozen):
     """The content of a shelf's file."""
 
     version: int = 1
-    kind: Kind
+    template: SandboxTemplate
     count: int
 
 
-class Shelves:
-    """`ground` says what a sandbox of a kind stands on now, `make` puts one up and `remove` ends one that was taken."""
+class WarmPools:
+    """`resolved` says what a sandbox of a kind stands on now, `make` puts one up and `remove` ends one that was taken."""
 
     def __init__(
         self,
-        records: Records,
+        store: StateStore,
         tasks: anyio.abc.TaskGroup,
         *,
-        ground: Callable[[Kind], Awaitable[tuple[Driver, Ground]]],
-        make: Callable[[Kind, Driver, Ground], Awaitable[None]],
-        remove: Callable[[Taken], Awaitable[None]],
+        resolved: Callable[[SandboxTemplate], Awaitable[tuple[Driver, ResolvedSpec]]],
+        make: Callable[[SandboxTemplate, Driver, ResolvedSpec], Awaitable[None]],
+        remove: Callable[[Claimed], Awaitable[None]],
     ) -> None:
-        self._records = records
-        self._root = records.state_dir / "shelves"
+        self._store = store
+        self._root = store.state_dir / "warm-pools"
         self._root.mkdir(mode=0o700, exist_ok=True)
-        self._lock = records.state_dir / "shelves.lock"
+        self._lock = store.state_dir / "warm-pools.lock"
         self._tasks = tasks
-        self._ground = ground
+        self._resolve_template = resolved
         self._make = make
         self._remove = remove
         self._asked: set[str] = set()
@@ -96,36 +96,36 @@ class Shelves:
 
     # ---- what is wanted ----
 
-    def all(self) -> list[Shelf]:
+    def all(self) -> list[WarmPool]:
         """The shelves that are to be kept filled."""
         found = [self.read(name.removesuffix(".json")) for name in os.listdir(self._root) if name.endswith(".json")]
         return sorted(
             (self.shown(wanted) for wanted in found if wanted is not None),
-            key=lambda shelf: (shelf.image, shelf.runtime, shelf.limits.model_dump_json()),
+            key=lambda warm_pool: (warm_pool.image, warm_pool.runtime, warm_pool.limits.model_dump_json()),
         )
 
-    def read(self, key: str) -> Wanted | None:
+    def read(self, key: str) -> WarmPoolSpec | None:
         path = self._path(key)
         try:
-            return Wanted.model_validate_json(path.read_bytes())
+            return WarmPoolSpec.model_validate_json(path.read_bytes())
         except FileNotFoundError:
             return None
         except ValidationError as error:
             raise SandboxError(f"the shelf {key} cannot be read", hint=f"remove {path}: {error}") from error
 
-    def shown(self, wanted: Wanted) -> Shelf:
-        return Shelf(**wanted.kind.model_dump(), count=wanted.count, ready=len(self._ready(wanted.kind.key)))
+    def shown(self, wanted: WarmPoolSpec) -> WarmPool:
+        return WarmPool(**wanted.template.model_dump(), count=wanted.count, ready=len(self._ready(wanted.template.key)))
 
     def _ready(self, key: str) -> list[str]:
-        return [id for id in self._records.waiting(key) if self._records.is_alive(id)]
+        return [id for id in self._store.warm(key) if self._store.is_alive(id)]
 
-    async def warm(self, kind: Kind, count: int) -> Shelf:
+    async def warm(self, template: SandboxTemplate, count: int) -> WarmPool:
         """Want so many, and have them. When it fails, what was wanted before is wanted again."""
-        key = kind.key
+        key = template.key
         before = self.read(key)
-        wanted = Wanted(kind=kind, count=count)
+        wanted = WarmPoolSpec(template=template, count=count)
         try:
-            async with self._alone():
+            async with self._exclusive():
                 self._write(key, wanted if count else None)
             if count:
                 await self.fill(key)
@@ -143,24 +143,25 @@ class Shelves:
             self._tasks.start_soon(self._tend, key)
         return self.shown(wanted)
 
-    def _write(self, key: str, wanted: Wanted | None) -> None:
+    def _write(self, key: str, wanted: WarmPoolSpec | None) -> None:
         if wanted is None:
             self._path(key).unlink(missing_ok=True)
         else:
-            write_whole(self._path(key), wanted.model_dump_json())
+            write_atomic(self._path(key), wanted.model_dump_json())
 
     def _path(self, key: str) -> Path:
         return self._root / f"{key}.json"
 
     # ---- what waits ----
 
-    def fits(self, manifest: Manifest | None, driver: Driver, ground: Ground) -> bool:
+    def fits(self, manifest: Manifest | None, driver: Driver, resolved: ResolvedSpec) -> bool:
         """Whether one that waits runs, and is just what would be made now. Environment and secrets it is given then."""
         return (
             manifest is not None
             and manifest.runtime == driver.name
-            and {**manifest.ground(), "env": ground.env, "sealed": ground.sealed} == ground.ground()
-            and driver.pid(self._records.directory(manifest.id)) is not None
+            and {**manifest.resolved(), "env": resolved.env, "encrypted_secrets": resolved.encrypted_secrets}
+            == resolved.resolved()
+            and driver.pid(self._store.directory(manifest.id)) is not None
         )
 
     async def fill(self, key: str) -> None:
@@ -172,26 +173,26 @@ class Shelves:
         wanted = self.read(key)
         if wanted is None:
             return
-        driver, ground = await self._ground(wanted.kind)
-        async with self._alone():
+        driver, resolved = await self._resolve_template(wanted.template)
+        async with self._exclusive():
             wanted = self.read(key)
             if wanted is None:
                 return
-            while await self._take_away(key, lambda manifest: not self.fits(manifest, driver, ground)):
+            while await self._remove_one(key, lambda manifest: not self.fits(manifest, driver, resolved)):
                 pass
             for _ in range(len(self._ready(key)) - wanted.count):
-                await self._take_away(key, lambda _: True)
+                await self._remove_one(key, lambda _: True)
             # Who takes one meanwhile sees to it that this is done again.
-            await self._make_some(wanted.count - len(self._ready(key)), wanted.kind, driver, ground)
+            await self._create_some(wanted.count - len(self._ready(key)), wanted.template, driver, resolved)
 
-    async def _make_some(self, count: int, kind: Kind, driver: Driver, ground: Ground) -> None:
+    async def _create_some(self, count: int, template: SandboxTemplate, driver: Driver, resolved: ResolvedSpec) -> None:
         failures: list[AtollError | OSError] = []
         left = iter(range(count))
 
         async def work() -> None:
             for _ in left:
                 try:
-                    await self._make(kind, driver, ground)
+                    await self._make(template, driver, resolved)
                 except (AtollError, OSError) as error:
                     failures.append(error)
                 if failures:
@@ -204,26 +205,26 @@ class Shelves:
             raise failures[0]
 
     async def _empty(self, key: str) -> None:
-        async with self._alone():
-            while await self._take_away(key, lambda _: True):
+        async with self._exclusive():
+            while await self._remove_one(key, lambda _: True):
                 pass
 
     async def tidy(self) -> None:
         """Take away what waits on a shelf that nobody wants any more."""
-        for name in os.listdir(self._records.state_dir / "waiting"):
+        for name in os.listdir(self._store.state_dir / "warm"):
             key = name.partition(".")[0]
             if key != "-" and self.read(key) is None:
                 await self._empty(key)
 
-    async def _take_away(self, key: str, which: Callable[[Manifest | None], bool]) -> bool:
+    async def _remove_one(self, key: str, which: Callable[[Manifest | None], bool]) -> bool:
         """End one of those that wait and that are meant. Returns whether there was one."""
-        with self._records.taking(key, which) as taken:
-            if taken is not None:
+        with self._store.claim(key, which) as claimed:
+            if claimed is not None:
                 with anyio.CancelScope(shield=True):
-                    await self._remove(taken)
-        return taken is not None
+                    await self._remove(claimed)
+        return claimed is not None
 
-    def _alone(self) -> AbstractAsyncContextManager[None]:
+    def _exclusive(self) -> AbstractAsyncContextManager[None]:
         return locked(self._lock, _PATIENCE_S, "fills the shelves")
 
     # ---- refilling ----

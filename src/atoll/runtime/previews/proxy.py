@@ -27,7 +27,7 @@ import h11
 
 from atoll.contract.errors import AtollError
 from atoll.runtime.guest.stream import Connection
-from atoll.runtime.http1 import Headers, end_to_end
+from atoll.runtime.http1 import Headers, strip_hop_by_hop
 
 HEAD_BYTES = 64 * 1024
 """What the head of a request, or of a response, may take."""
@@ -39,7 +39,7 @@ IDLE_S = 60.0
 """How long a connection may stand unused between requests."""
 STALL_S = 120.0
 """How long a client may send nothing of a body that it has begun, or take nothing of a response."""
-MOST_HINTS = 16
+MAX_HINTS = 16
 """Informational responses (1xx) to one request."""
 
 _CHUNK_BYTES = 256 * 1024
@@ -450,11 +450,11 @@ class _Visit:
                     return 101
                 elif isinstance(event, h11.InformationalResponse):
                     hints += 1
-                    if hints > MOST_HINTS:
-                        raise h11.RemoteProtocolError(f"more than {MOST_HINTS} informational responses")
+                    if hints > MAX_HINTS:
+                        raise h11.RemoteProtocolError(f"more than {MAX_HINTS} informational responses")
                     if self._http.their_http_version != b"1.0":
                         hint = h11.InformationalResponse(
-                            status_code=event.status_code, headers=end_to_end(event.headers.raw_items())
+                            status_code=event.status_code, headers=strip_hop_by_hop(event.headers.raw_items())
                         )
                         out.append(self._http.send(hint))
                 else:
@@ -471,7 +471,7 @@ class _Visit:
 
     async def _tunnel(self, server: _Server, event: h11.InformationalResponse, passage: Passage) -> None:
         """After a 101 both sides speak as they like, until one of them ends."""
-        headers = passage.returned(end_to_end(event.headers.raw_items()))
+        headers = passage.returned(strip_hop_by_hop(event.headers.raw_items()))
         headers += [(b"Connection", b"Upgrade"), (b"Upgrade", b"websocket")]
         said = self._http.send(h11.InformationalResponse(status_code=101, headers=headers))
         await self._send([said, server.http.trailing_data[0]])
@@ -565,5 +565,5 @@ def _response(event: h11.Response, passage: Passage) -> h11.Response:
         raise h11.RemoteProtocolError("the answer has both Transfer-Encoding and Content-Length")
     if _size(event.headers) > HEAD_BYTES:
         raise h11.RemoteProtocolError(f"the head of the answer takes more than {HEAD_BYTES} bytes")
-    headers = passage.returned(end_to_end(event.headers.raw_items()))
+    headers = passage.returned(strip_hop_by_hop(event.headers.raw_items()))
     return h11.Response(status_code=event.status_code, headers=headers, reason=event.reason)

@@ -28,7 +28,7 @@ from anyio.abc import TaskGroup
 from atoll.contract.errors import AtollError, InvalidRequest, PortRefused, SandboxAsleep
 from atoll.contract.model import Preview
 from atoll.runtime.guest.stream import Connection
-from atoll.runtime.http1 import Headers, end_to_end
+from atoll.runtime.http1 import Headers, strip_hop_by_hop
 from atoll.runtime.previews.pages import page
 from atoll.runtime.previews.proxy import Answer, header, serve
 
@@ -36,9 +36,9 @@ PARAMETER = "atoll_token"
 """The query parameter that carries the token when a preview is first opened."""
 HEADER = "Atoll-Token"
 """The header that may carry it instead."""
-MOST_CONNECTIONS = 512
+MAX_CONNECTIONS = 512
 """Connections of clients at once. More wait to be accepted."""
-MOST_EXCHANGES = 256
+MAX_EXCHANGES = 256
 """Requests and WebSockets under way at once, per preview."""
 
 _COOKIE = b"atoll-preview-"
@@ -108,7 +108,7 @@ class Previews:
         self._listen = listen
         self._port: int | None = None
         self._exposed: dict[str, _Exposed] = {}
-        self._room = anyio.Semaphore(MOST_CONNECTIONS)
+        self._room = anyio.Semaphore(MAX_CONNECTIONS)
         self._nothing = secrets.token_urlsafe(24)
 
     async def expose(self, sandbox_id: str, name: str, port: int, dial: Dial, *, wait_s: float) -> Preview:
@@ -243,8 +243,8 @@ class _Door:
                 origin = b"" if prefix else b"http://" + host
                 where = origin + prefix + target
                 return Answer(303, [(b"Location", where), (b"Set-Cookie", cookie), *_PRIVATE])
-        if len(exposed.under_way) >= MOST_EXCHANGES:
-            text = f"{MOST_EXCHANGES} requests are under way to {exposed} already. Try again when some have ended."
+        if len(exposed.under_way) >= MAX_EXCHANGES:
+            text = f"{MAX_EXCHANGES} requests are under way to {exposed} already. Try again when some have ended."
             return page(503, "Too many requests at once", text, html=_wants_html(request))
         headers = self._headers(request, host or f"localhost:{exposed.preview.port}".encode(), prefix, cookies)
         return _Admitted(exposed, target, headers, prefix, cookie, html=_wants_html(request))
@@ -272,7 +272,7 @@ class _Door:
         headers: Headers = [(b"Host", host)]
         headers += [
             (name, value)
-            for name, value in end_to_end(request.headers.raw_items())
+            for name, value in strip_hop_by_hop(request.headers.raw_items())
             if name.lower().replace(b"_", b"-") not in _OURS
         ]
         if cookies:

@@ -39,7 +39,7 @@ VARIABLES = dict.fromkeys(_TOLD, BUNDLE)
 """What programs are told that do not look there by themselves."""
 
 
-async def place(files: Files, authority: Authority | None) -> None:
+async def install(files: Files, authority: Authority | None) -> None:
     """Have the programs of a sandbox trust `authority`, if there is one, besides what they trust already.
 
     Raises:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 Headers = Sequence[tuple[bytes, bytes]]
 Dial = Callable[[], Awaitable[ByteStream]]
-TakeOver = Callable[[ByteStream, str, int, Dial], Awaitable[None]]
+TunnelHandler = Callable[[ByteStream, str, int, Dial], Awaitable[None]]
 
 _HEAD_LIMIT_BYTES = 64 * 1024
 _CHUNK_BYTES = 64 * 1024
@@ -168,7 +168,7 @@ class Scrubber:
 # ---- connections ----
 
 
-class Interceptor:
+class SecretInjector:
     """The secrets of one sandbox on their way. `trust` says which servers are who they say."""
 
     def __init__(self, contents: Contents, trust: Callable[[], ssl.SSLContext]) -> None:
@@ -177,7 +177,7 @@ class Interceptor:
         self._issuer = Issuer(contents.authority) if contents.authority else None
         self._trust = trust
 
-    def taker(self, host: str, port: int) -> TakeOver | None:  # noqa: ARG002 - a host is itself on every port
+    def tunnel_handler(self, host: str, port: int) -> TunnelHandler | None:  # noqa: ARG002 - a host is itself on every port
         """Who takes over connections to `host`. None: nobody does, and they are passed on untouched."""
         return self.intercept if rules(self._secrets, host) else None
 

@@ -14,14 +14,14 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from atoll.contract.driver import Memory
+from atoll.contract.driver import ProcessImage
 from atoll.contract.errors import CheckpointNotFound, SandboxError
 from atoll.contract.model import Checkpoint, SandboxSpec
-from atoll.runtime.state.layers import Ground
-from atoll.runtime.state.store import write_whole
+from atoll.runtime.state.layers import ResolvedSpec
+from atoll.runtime.state.store import write_atomic
 
 
-class CheckpointRecord(Ground):
+class CheckpointRecord(ResolvedSpec):
     """All that is needed to make a sandbox of a checkpoint."""
 
     version: int = 1
@@ -38,11 +38,11 @@ class Checkpoints:
     def new_id() -> str:
         return f"cp-{secrets.token_hex(6)}"
 
-    def memory(self, record: CheckpointRecord) -> Memory | None:
+    def memory(self, record: CheckpointRecord) -> ProcessImage | None:
         """The processes that are part of a checkpoint, if any are."""
         if not record.checkpoint.with_memory:
             return None
-        return Memory(path=self.directory(record.checkpoint.id) / "memory", hostname=record.spec.name)
+        return ProcessImage(path=self.directory(record.checkpoint.id) / "memory", hostname=record.spec.name)
 
     def directory(self, id: str) -> Path:
         return self._root / id
@@ -51,7 +51,7 @@ class Checkpoints:
         """From when this returns, the checkpoint is there, whatever is killed."""
         directory = self.directory(record.checkpoint.id)
         directory.mkdir(mode=0o700, exist_ok=True)
-        write_whole(directory / "checkpoint.json", record.model_dump_json())
+        write_atomic(directory / "checkpoint.json", record.model_dump_json())
 
     def read(self, id: str) -> CheckpointRecord:
         """
@@ -78,8 +78,8 @@ class Checkpoints:
 
     def all(self) -> Iterator[CheckpointRecord]:
         """All that there are, the oldest first."""
-        records = [record for id in os.listdir(self._root) if (record := self._read(id)) is not None]
-        yield from sorted(records, key=lambda record: record.checkpoint.created_at)
+        store = [record for id in os.listdir(self._root) if (record := self._read(id)) is not None]
+        yield from sorted(store, key=lambda record: record.checkpoint.created_at)
 
     def forget(self, id: str) -> None:
         """There is no such checkpoint any more. What is left of it, `collect` takes away."""

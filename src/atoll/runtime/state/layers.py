@@ -30,12 +30,12 @@ from atoll.drivers.locks import lock_within
 
 FLATTEN_AT = 24
 """A stack of so many layers, above its image, is made one when the next is sealed."""
-MOST_LAYERS = 64
+MAX_LAYERS = 64
 """Of one stack. A checkpoint that would make it longer is refused."""
 _PATIENCE_S = 600
 
 
-class Sealed(Frozen):
+class LayerRef(Frozen):
     """A layer in a stack."""
 
     id: str
@@ -43,7 +43,7 @@ class Sealed(Frozen):
     """The host id of what root owned in the sandbox that wrote it."""
 
 
-class Ground(Frozen):
+class ResolvedSpec(Frozen):
     """What a sandbox stands on and is run with: the same in its manifest and in its checkpoints."""
 
     limits: Limits
@@ -53,20 +53,20 @@ class Ground(Frozen):
     image_digest: str
     base: tuple[Filesystem, ...]
     """The image's."""
-    layers: tuple[Sealed, ...] = ()
+    layers: tuple[LayerRef, ...] = ()
     """What stands on the image and is not written to any more, the first on top."""
-    sealed: str | None = None
+    encrypted_secrets: str | None = None
     """What is secret about it, as the vault has sealed it. Unset: nothing is."""
 
-    def ground(self) -> dict[str, Any]:
+    def resolved(self) -> dict[str, Any]:
         """These fields, for another that is to stand on the same."""
-        return {name: getattr(self, name) for name in Ground.model_fields}
+        return {name: getattr(self, name) for name in ResolvedSpec.model_fields}
 
 
 class Layers:
     def __init__(self, state_dir: Path) -> None:
         self._root = state_dir / "layers"
-        self.lock = state_dir / "layers.lock"
+        self.lock_path = state_dir / "layers.lock"
         """Who is at work on layers beyond the life of this process holds it too."""
         self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
 
@@ -83,7 +83,7 @@ class Layers:
     def new_id() -> str:
         return f"layer-{secrets.token_hex(8)}"
 
-    def compose(self, base: Iterable[Filesystem], stack: Iterable[Sealed]) -> tuple[Filesystem, ...]:
+    def compose(self, base: Iterable[Filesystem], stack: Iterable[LayerRef]) -> tuple[Filesystem, ...]:
         """An image's file systems with `stack`, the first on top, standing on them."""
         stack = tuple(stack)
         composed = []
@@ -92,21 +92,21 @@ class Layers:
             composed.append(filesystem.model_copy(update={"layers": (*above, *filesystem.layers)}))
         return tuple(composed)
 
-    def unnamed(self, named: set[str]) -> list[Path]:
+    def unreferenced(self, named: set[str]) -> list[Path]:
         """Layers that are nobody's, `named` being all that somebody names. Call it with the store held alone."""
         return [self._root / id for id in os.listdir(self._root) if id not in named]
 
     @contextlib.asynccontextmanager
-    async def held(self, *, alone: bool = False, patience_s: float | None = None) -> AsyncIterator[bool]:
+    async def lock(self, *, exclusive: bool = False, patience_s: float | None = None) -> AsyncIterator[bool]:
         """Hold the store: with others who make something, or alone, to take away what nobody names.
 
         With `patience_s`, false is given to who could not have it within that time.
         """
-        fd = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fd = os.open(self.lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            held = await lock_within(fd, _PATIENCE_S if patience_s is None else patience_s, shared=not alone)
+            held = await lock_within(fd, _PATIENCE_S if patience_s is None else patience_s, shared=not exclusive)
             if not held and patience_s is None:
-                raise SandboxError("somebody else is at work on the layers and does not end", hint=str(self.lock))
+                raise SandboxError("somebody else is at work on the layers and does not end", hint=str(self.lock_path))
             yield held
         finally:
             os.close(fd)

@@ -3,9 +3,9 @@
 Knows the lease that says that somebody lives who has a session, and what is a session's. Refuses to know what a session
 is for, and how its sandboxes are ended (`host.py`).
 
-    sessions/<session>  in the state directory, locked by who has it. What stands here and is not locked was left by
+    temporary-leases/<session>  in the state directory, locked by who has it. What stands here and is not locked was left by
                         somebody who died, and is ended by whoever next puts things in order
-    kept/<session>      the same of a session that is kept, which several may have at once. Its being here says nothing
+    leases/<session>      the same of a session that is kept, which several may have at once. Its being here says nothing
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PATIENCE_S = 1.0
 """For who looks whether a lease that was made in this moment was left."""
 
 
-class Sessions:
+class SessionLeases:
     def __init__(
         self,
         state_dir: Path,
@@ -36,8 +36,8 @@ class Sessions:
         destroy: Callable[[str], Awaitable[None]],
         delete: Callable[[str], Awaitable[None]],
     ) -> None:
-        self._root = state_dir / "sessions"
-        self._kept = state_dir / "kept"
+        self._root = state_dir / "temporary-leases"
+        self._kept = state_dir / "leases"
         for directory in (self._root, self._kept):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._names = names
@@ -60,16 +60,16 @@ class Sessions:
                     await self._end(session)
 
     @contextlib.asynccontextmanager
-    async def kept(self, session: str, *, when_deserted: Callable[[], Awaitable[None]] | None) -> AsyncIterator[None]:
-        """Have a session, as others may at the same time. `when_deserted` is called when the context ends and nobody
+    async def kept(self, session: str, *, on_last_release: Callable[[], Awaitable[None]] | None) -> AsyncIterator[None]:
+        """Have a session, as others may at the same time. `on_last_release` is called when the context ends and nobody
         else has it."""
         try:
             async with self._leased(self._kept / session, _PATIENCE_S, shared=True):
                 yield
         finally:
             with anyio.CancelScope(shield=True):
-                if await self._is_deserted(session) and when_deserted is not None:
-                    await when_deserted()
+                if await self._is_deserted(session) and on_last_release is not None:
+                    await on_last_release()
 
     async def _is_deserted(self, session: str) -> bool:
         # Of two who leave at once the later one finds that it is the last: each has let go before it looks.

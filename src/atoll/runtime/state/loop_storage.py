@@ -40,7 +40,7 @@ from atoll.drivers import storage
 from atoll.drivers.locks import locked
 from atoll.drivers.oci import find_program
 from atoll.runtime.state.layers import Layers
-from atoll.runtime.state.store import write_whole
+from atoll.runtime.state.store import write_atomic
 from atoll.settings import program_environment
 
 Kind = Literal["btrfs", "xfs"]
@@ -73,7 +73,7 @@ class Record(Frozen):
     size_bytes: int
 
 
-class Disk:
+class LoopStorage:
     """What the layers of a state directory stand on. `runtime.storage`."""
 
     def __init__(self, state_dir: Path, layers: Layers, tidy: Callable[[], Awaitable[object]]) -> None:
@@ -166,7 +166,7 @@ class Disk:
             raise SandboxError(f"{_MAKERS[filesystem][1][0]} failed: {said}")
         _sync(image)
         record = Record(filesystem=filesystem, size_bytes=size_bytes)
-        write_whole(_record(self._state_dir), record.model_dump_json())
+        write_atomic(_record(self._state_dir), record.model_dump_json())
         _sync(self._state_dir)
         _mount(self._state_dir, record)
 
@@ -174,7 +174,7 @@ class Disk:
     async def _alone(self) -> AsyncIterator[None]:
         """With nobody else at work on layers, none of which is nobody's, and with the storage locked."""
         await self._tidy()
-        async with self._layers.held(alone=True), _locked(self._state_dir):
+        async with self._layers.lock(exclusive=True), _locked(self._state_dir):
             yield
 
     def _require_root(self, done: str) -> None:

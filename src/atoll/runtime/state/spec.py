@@ -12,7 +12,7 @@ _MEMORY_BYTES = 2 * 1024**3
 _PIDS = 1024
 
 
-def checked(**fields: object) -> SandboxSpec:
+def validate_spec(**fields: object) -> SandboxSpec:
     """
     Raises:
         InvalidRequest: a field is not allowed; the first that is not is named.

@@ -26,7 +26,7 @@ def describe(manifest: Manifest, directory: Path, driver: Driver | None) -> Sand
     elif pid is None or reason is not None:
         status, reason, pid = "error", reason or "its keeper has ended", None
     elif driver is not None and driver.is_frozen(manifest.run_id):
-        status = "warm"
+        status = "paused"
     return SandboxInfo(
         id=manifest.id,
         name=manifest.spec.name,

@@ -5,14 +5,14 @@ what a sandbox does. Everything here holds across processes and after any of the
 
     names/<name>        a symlink to the id; making it claims the name
     ids/<slot>          a symlink to the id; making it claims a range of user ids
-    transient/<id>      present while a sandbox is being made or removed, or lives only as long as its clients;
+    uncommitted/<id>      present while a sandbox is being made or removed, or lives only as long as its clients;
                         what stands here without anybody at work on it is finished or collected
-    waiting/<key>.<id>  a sandbox of no name that waits, below `transient/` too, to be taken by who wants one of its
+    warm/<key>.<id>  a sandbox of no name that waits, below `uncommitted/` too, to be taken by who wants one of its
                         kind; renaming this to `-.<id>` takes it. What stands so is being made or taken, and is
                         collected when nobody is at work on it, though it runs
-    together/<group>    present while several sandboxes are made that are to be there all or not at all; their entries
-                        below transient/ are symlinks to the group's name
-    under-way/<id>      present while a sandbox is started, stopped or changed, or a checkpoint is deleted: it is put in
+    groups/<group>    present while several sandboxes are made that are to be there all or not at all; their entries
+                        below uncommitted/ are symlinks to the group's name
+    in-progress/<id>      present while a sandbox is started, stopped or changed, or a checkpoint is deleted: it is put in
                         order if who did that died
     sandboxes/<id>/     manifest.json, busy.lock, work.lock, keeper.lock, and what the driver keeps
 """
@@ -33,7 +33,7 @@ from pydantic import ValidationError
 from atoll.contract.errors import SandboxDied, SandboxError, SandboxExists, SandboxNotFound
 from atoll.contract.model import RuntimeName, SandboxSpec, check_name
 from atoll.drivers.locks import is_held, lock_within, try_lock
-from atoll.runtime.state.layers import Ground
+from atoll.runtime.state.layers import ResolvedSpec
 
 ID_BASE, ID_STEP, ID_SLOTS = 0x1000_0000, 0x1_0000, 28_000
 """Host user ids of sandboxes: far above people and services, below 2**31."""
@@ -43,20 +43,20 @@ _PATIENCE_S = 60
 _WORK_S = 600
 
 
-class Manifest(Ground):
+class Manifest(ResolvedSpec):
     """All that must be known to take a sandbox up again."""
 
     version: int = 2
     id: str
     spec: SandboxSpec
     runtime: RuntimeName
-    top: str
+    active_layer: str
     """The layer that the sandbox writes to. No other manifest and no checkpoint names it."""
     copied: str | None = None
     """The last copy that was made of it, which may be gone."""
     id_slot: int
     created_at: datetime
-    state: Literal["running", "cold", "shutdown"] = "running"
+    state: Literal["running", "sleeping", "shutdown"] = "running"
     """What it is meant to be. Whether it runs, its keeper tells."""
     ending: bool = False
     """True: it is not to run, and what runs of it all the same is being ended. Unset: what runs of it may go on."""
@@ -77,7 +77,7 @@ class Manifest(Ground):
         return f"{self.id}.{self.run}"
 
 
-class Taken(NamedTuple):
+class Claimed(NamedTuple):
     """A sandbox that waited."""
 
     id: str
@@ -85,10 +85,10 @@ class Taken(NamedTuple):
     """None: it cannot be read."""
 
 
-class Records:
+class StateStore:
     def __init__(self, state_dir: Path) -> None:
         self.state_dir = state_dir
-        for name in ("names", "ids", "transient", "waiting", "together", "under-way", "sandboxes"):
+        for name in ("names", "ids", "uncommitted", "warm", "groups", "in-progress", "sandboxes"):
             (state_dir / name).mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def directory(self, id: str) -> Path:
@@ -96,7 +96,7 @@ class Records:
 
     # ---- names ----
 
-    def claim(self, name: str, id: str) -> None:
+    def claim_name(self, name: str, id: str) -> None:
         """Make `name` mean `id`, for everybody, at once.
 
         Raises:
@@ -120,7 +120,7 @@ class Records:
         except FileNotFoundError:
             raise SandboxNotFound(name, self.names()) from None
 
-    def means_one(self, name: str) -> bool:
+    def name_taken(self, name: str) -> bool:
         return os.path.lexists(self.state_dir / "names" / name)
 
     def names(self) -> list[str]:
@@ -140,7 +140,7 @@ class Records:
     # ---- manifests ----
 
     def write(self, manifest: Manifest) -> None:
-        write_whole(self.directory(manifest.id) / "manifest.json", manifest.model_dump_json())
+        write_atomic(self.directory(manifest.id) / "manifest.json", manifest.model_dump_json())
 
     def read(self, id: str) -> Manifest | None:
         """The manifest of `id`. None: it is not written yet, or not there any more."""
@@ -166,17 +166,17 @@ class Records:
         try:
             for fd in locks:
                 try_lock(fd)
-            os.symlink(group or id, self.state_dir / "transient" / id)
+            os.symlink(group or id, self.state_dir / "uncommitted" / id)
             yield directory
         finally:
             for fd in locks:
                 os.close(fd)
 
     @contextlib.contextmanager
-    def together(self) -> Iterator[str]:
+    def create_group(self) -> Iterator[str]:
         """A group of sandboxes to be made. They are there, all at once, when the context ends without an error."""
         group = secrets.token_hex(8)
-        path = self.state_dir / "together" / group
+        path = self.state_dir / "groups" / group
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             try_lock(fd)
@@ -184,46 +184,46 @@ class Records:
             path.unlink()
         finally:
             os.close(fd)
-        for id in os.listdir(self.state_dir / "transient"):
+        for id in os.listdir(self.state_dir / "uncommitted"):
             if self._group(id) == group:
-                self.settle(id)
+                self.commit(id)
 
     def _group(self, id: str) -> str | None:
         """The group that a sandbox is made with. None: with none, or it is there already."""
         with contextlib.suppress(FileNotFoundError):
-            group = os.readlink(self.state_dir / "transient" / id)
+            group = os.readlink(self.state_dir / "uncommitted" / id)
             return group if group != id else None
         return None
 
-    def settle(self, id: str, *, ephemeral: bool = False) -> None:
+    def commit(self, id: str, *, ephemeral: bool = False) -> None:
         """From now on it lives by itself, or with its clients."""
         if not ephemeral:
-            (self.state_dir / "transient" / id).unlink(missing_ok=True)
-        self._waiting("-", id).unlink(missing_ok=True)
+            (self.state_dir / "uncommitted" / id).unlink(missing_ok=True)
+        self._warm_path("-", id).unlink(missing_ok=True)
 
     # ---- waiting ----
 
-    def announce(self, id: str) -> None:
+    def mark_creating(self, id: str) -> None:
         """A sandbox is being made that is to wait."""
-        self._waiting("-", id).touch(mode=0o600)
+        self._warm_path("-", id).touch(mode=0o600)
 
-    def put_up(self, id: str, key: str) -> None:
+    def mark_ready(self, id: str, key: str) -> None:
         """From now on it waits. Who calls this is the one at work on it."""
-        self._waiting("-", id).rename(self._waiting(key, id))
+        self._warm_path("-", id).rename(self._warm_path(key, id))
 
-    def waiting(self, key: str) -> list[str]:
+    def warm(self, key: str) -> list[str]:
         """The ids of those that wait, some of which may have ended."""
-        names = (name.partition(".") for name in os.listdir(self.state_dir / "waiting"))
+        names = (name.partition(".") for name in os.listdir(self.state_dir / "warm"))
         return [id for its_key, _, id in names if its_key == key]
 
     @contextlib.contextmanager
-    def taking(self, key: str, wanted: Callable[[Manifest | None], bool]) -> Iterator[Taken | None]:
+    def claim(self, key: str, wanted: Callable[[Manifest | None], bool]) -> Iterator[Claimed | None]:
         """One of those that wait, the first that is `wanted`, and nobody else's any more. None: there is none.
 
         Who takes it is at work on it as long as the context lasts, and has settled or removed it by then. A manifest
         that cannot be read is given as None.
         """
-        candidates = self.waiting(key)
+        candidates = self.warm(key)
         random.shuffle(candidates)  # many who come at once do not all try the same one first
         for id in candidates:
             with contextlib.ExitStack() as stack, contextlib.suppress(FileNotFoundError):
@@ -232,14 +232,14 @@ class Records:
                 manifest = None
                 with contextlib.suppress(SandboxError):
                     manifest = self.read(id)
-                if wanted(manifest) and self._take_off(key, id):
+                if wanted(manifest) and self._try_claim(key, id):
                     held = stack.pop_all()
                     break
         else:
             yield None
             return
         with held:
-            yield Taken(id, manifest)
+            yield Claimed(id, manifest)
 
     def _try_locks(self, id: str, stack: contextlib.ExitStack) -> bool:
         """Be the one at work on a sandbox for as long as `stack` lasts, unless another is."""
@@ -250,19 +250,19 @@ class Records:
                 return False
         return True
 
-    def _take_off(self, key: str, id: str) -> bool:
+    def _try_claim(self, key: str, id: str) -> bool:
         try:
-            self._waiting(key, id).rename(self._waiting("-", id))
+            self._warm_path(key, id).rename(self._warm_path("-", id))
         except FileNotFoundError:  # another was faster, and is done with it
             return False
         return True
 
-    def is_half_taken(self, id: str) -> bool:
+    def claim_interrupted(self, id: str) -> bool:
         """Whether it is being put up or taken; and if nobody is at work on it, that was never finished."""
-        return self._waiting("-", id).exists()
+        return self._warm_path("-", id).exists()
 
-    def _waiting(self, key: str, id: str) -> Path:
-        return self.state_dir / "waiting" / f"{key}.{id}"
+    def _warm_path(self, key: str, id: str) -> Path:
+        return self.state_dir / "warm" / f"{key}.{id}"
 
     # ---- ending ----
 
@@ -292,18 +292,18 @@ class Records:
                 if abandoned and id not in self._left():
                     raise SandboxError("somebody has taken this sandbox up meanwhile", hint=str(directory))
                 with contextlib.suppress(FileExistsError):
-                    os.symlink(id, self.state_dir / "transient" / id)
-            for entry in os.listdir(self.state_dir / "waiting"):
+                    os.symlink(id, self.state_dir / "uncommitted" / id)
+            for entry in os.listdir(self.state_dir / "warm"):
                 if entry.endswith(f".{id}"):
-                    self._take_off(entry.partition(".")[0], id)
+                    self._try_claim(entry.partition(".")[0], id)
             # Who was killed before the manifest was written has claimed a name that nobody else knows of.
             for each in self.names() if name is None else [name]:
                 if self._means(each, id):
                     (self.state_dir / "names" / each).unlink(missing_ok=True)
             yield directory
         self._release_ids(id)
-        self.forget_interruption(id)
-        self.settle(id)
+        self.clear_in_progress(id)
+        self.commit(id)
 
     def _release_ids(self, id: str) -> None:
         for slot in os.listdir(self.state_dir / "ids"):
@@ -334,15 +334,15 @@ class Records:
         try:
             if not await lock_within(fd, _WORK_S):
                 raise SandboxError("somebody else is at work on this sandbox and does not end", hint=id)
-            with self.announced(id):
+            with self.in_progress(id):
                 yield fd
         finally:
             os.close(fd)
 
     @contextlib.contextmanager
-    def announced(self, id: str) -> Iterator[None]:
+    def in_progress(self, id: str) -> Iterator[None]:
         """What is done inside leaves garbage if this process dies; that is then known."""
-        mark = self.state_dir / "under-way" / id
+        mark = self.state_dir / "in-progress" / id
         with contextlib.suppress(OSError):  # it may stand there already; and on a full disk garbage can be deleted
             mark.symlink_to(id)
         try:
@@ -354,19 +354,19 @@ class Records:
 
     def interrupted(self) -> list[str]:
         """Ids of sandboxes that somebody was at work on who died."""
-        return [id for id in os.listdir(self.state_dir / "under-way") if not self._is_worked_on(id)]
+        return [id for id in os.listdir(self.state_dir / "in-progress") if not self._is_worked_on(id)]
 
-    def forget_interruption(self, id: str) -> None:
-        (self.state_dir / "under-way" / id).unlink(missing_ok=True)
+    def clear_in_progress(self, id: str) -> None:
+        (self.state_dir / "in-progress" / id).unlink(missing_ok=True)
 
     def abandoned(self) -> list[str]:
         """Ids that nobody is at work on, of what neither lives by itself nor waits."""
         return sorted(id for id in self._left() if not self._is_made(id))
 
     def _left(self) -> set[str]:
-        entries = [name.partition(".") for name in os.listdir(self.state_dir / "waiting")]
-        waiting = {id for key, _, id in entries if key != "-" and self.is_alive(id)}
-        return (set(os.listdir(self.state_dir / "transient")) - waiting) | set(self.waiting("-"))
+        entries = [name.partition(".") for name in os.listdir(self.state_dir / "warm")]
+        warm = {id for key, _, id in entries if key != "-" and self.is_alive(id)}
+        return (set(os.listdir(self.state_dir / "uncommitted")) - warm) | set(self.warm("-"))
 
     def is_alive(self, id: str) -> bool:
         """Whether it has a keeper."""
@@ -374,8 +374,8 @@ class Records:
 
     def at_work(self) -> set[str]:
         """Ids of sandboxes that somebody makes, removes, starts, stops or changes."""
-        making = {id for id in os.listdir(self.state_dir / "transient") if self._is_made(id)}
-        return making | {id for id in os.listdir(self.state_dir / "under-way") if self._is_worked_on(id)}
+        making = {id for id in os.listdir(self.state_dir / "uncommitted") if self._is_made(id)}
+        return making | {id for id in os.listdir(self.state_dir / "in-progress") if self._is_worked_on(id)}
 
     def _is_worked_on(self, id: str) -> bool:
         return is_held(self.directory(id) / "work.lock")
@@ -384,44 +384,44 @@ class Records:
         """Whether somebody makes or removes it, or the group that it is one of."""
         group = self._group(id)
         return is_held(self.directory(id) / "busy.lock") or (
-            group is not None and is_held(self.state_dir / "together" / group)
+            group is not None and is_held(self.state_dir / "groups" / group)
         )
 
     def was_made(self, manifest: Manifest, *, running: bool) -> bool:
         """Whether an abandoned sandbox lacks nothing: it has its name and runs, or its group was complete."""
         group = self._group(manifest.id)
-        if self.is_half_taken(manifest.id):
+        if self.claim_interrupted(manifest.id):
             return False
-        if group is not None and (self.state_dir / "together" / group).exists():
+        if group is not None and (self.state_dir / "groups" / group).exists():
             return False
         return self._means(manifest.spec.name, manifest.id) and (running or group is not None)
 
-    def adopt(self, id: str) -> None:
+    def finish_created(self, id: str) -> None:
         """Settle a sandbox that is used, though who made it died before saying so. Nothing, while somebody makes it."""
-        if not os.path.lexists(self.state_dir / "transient" / id) or self._is_made(id):
+        if not os.path.lexists(self.state_dir / "uncommitted" / id) or self._is_made(id):
             return
         with contextlib.suppress(FileNotFoundError):
             fd = _open_lock(self.directory(id), "busy.lock")
             try:
                 if try_lock(fd):
-                    self.settle(id)
+                    self.commit(id)
             finally:
                 os.close(fd)
 
-    def unannounced(self) -> list[Path]:
+    def orphaned(self) -> list[Path]:
         """Directories that somebody made for a sandbox who died at once. Call it while nobody makes anything."""
         return [
             self.directory(id)
             for id in os.listdir(self.state_dir / "sandboxes")
-            if not os.path.lexists(self.state_dir / "transient" / id)
+            if not os.path.lexists(self.state_dir / "uncommitted" / id)
             and not (self.directory(id) / "manifest.json").exists()
         ]
 
     def drop_groups(self) -> None:
         """Forget groups whose makers died and of which nothing is left. Call it while nobody makes anything."""
-        members = {self._group(id) for id in os.listdir(self.state_dir / "transient")}
-        for group in set(os.listdir(self.state_dir / "together")) - members:
-            path = self.state_dir / "together" / group
+        members = {self._group(id) for id in os.listdir(self.state_dir / "uncommitted")}
+        for group in set(os.listdir(self.state_dir / "groups")) - members:
+            path = self.state_dir / "groups" / group
             if not is_held(path):
                 path.unlink(missing_ok=True)
 
@@ -430,7 +430,7 @@ def _open_lock(directory: Path, name: str) -> int:
     return os.open(directory / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_atomic(path: Path, text: str) -> None:
     """Write a file that holds, whatever is killed when, what it held before or all of `text`."""
     temporary = path.with_suffix(".new")
     with open(temporary, "w") as file:

@@ -23,11 +23,11 @@ from atoll.agents.children import Children
 from atoll.agents.history import History
 from atoll.agents.loop import Agent, Answer, Budget
 from atoll.contract.errors import AtollError, BudgetSpent, InvalidRequest
-from atoll.runtime.engine import open as open_runtime
-from atoll.runtime.sandbox_pool import Pool
+from atoll.runtime.engine import open as open_engine
+from atoll.runtime.sandbox_pool import SandboxPool
 from atoll.settings import Settings
 from atoll.surfaces.cli import FAILED, render, terminal, transcript
-from atoll.surfaces.cli.sandboxes import Making, options
+from atoll.surfaces.cli.sandboxes import SandboxOptions, options
 from atoll.tools.coding import TaskEvent, Tasks
 from atoll.tools.tool import Tool
 from atoll.tools.vocabularies import choose, session_tools
@@ -151,15 +151,15 @@ def _history(file: Path | None) -> History:
 # ------------------------------------------------------------------------------------------------------- conversation
 
 
-async def converse(state_dir: Path | None, making: Making, plan: Plan) -> int:
+async def converse(state_dir: Path | None, making: SandboxOptions, plan: Plan) -> int:
     """Hold the conversation. A session without a name ends with it, however that ends; one with a name sleeps."""
     given = options(making)
-    async with open_runtime(state_dir) as runtime:
+    async with open_engine(state_dir) as engine:
         with render.Bars() as bars:  # An image that cannot be had is not for the model to find out.
-            await runtime.images.resolve(making.image or runtime.default_image, progress=bars)
+            await engine.images.resolve(making.image or engine.default_image, progress=bars)
         kept = plan.session is not None
         name = f"agent-{secrets.token_hex(6)}" if plan.session is None else plan.session
-        async with runtime.pool(name, temporary=not kept, sleeps=kept, **given) as pool:
+        async with engine.pool(name, temporary=not kept, sleeps=kept, **given) as pool:
             conversation = _Conversation(plan, pool)
             async with transcript.opened(conversation.shown):
                 if plan.prompt is None:
@@ -168,7 +168,7 @@ async def converse(state_dir: Path | None, making: Making, plan: Plan) -> int:
 
 
 class _Conversation:
-    def __init__(self, plan: Plan, pool: Pool) -> None:
+    def __init__(self, plan: Plan, pool: SandboxPool) -> None:
         self._plan = plan
         self._keyboard = terminal.Keyboard()
         approve = self._approve if plan.ask else None

@@ -10,31 +10,31 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from atoll.contract.model import Checkpoint, Limits
-from atoll.runtime.engine import open as open_runtime
+from atoll.runtime.engine import open as open_engine
 from atoll.surfaces.cli import render, sandboxes
 
 
 async def sleep(state_dir: Path | None, name: str, *, warm: bool, until_woken: bool, as_json: bool) -> int:
-    async with open_runtime(state_dir) as runtime:
+    async with open_engine(state_dir) as engine:
         if until_woken:
-            await runtime.shutdown(name)
+            await engine.shutdown(name)
         else:
-            await runtime.sleep(name, warm=warm)
-        (info,) = [info for info in await runtime.list() if info.name == name]
+            await (engine.pause(name) if warm else engine.sleep(name))
+        (info,) = [info for info in await engine.list() if info.name == name]
     _tell({"name": name, "status": info.status}, f"{name} is {info.status}", as_json=as_json)
     return 0
 
 
 async def wake(state_dir: Path | None, name: str, *, as_json: bool) -> int:
-    async with open_runtime(state_dir) as runtime:
-        await runtime.wake(name)
+    async with open_engine(state_dir) as engine:
+        await engine.wake(name)
     _tell({"name": name, "status": "running"}, f"{name} is running", as_json=as_json)
     return 0
 
 
 async def checkpoint(state_dir: Path | None, name: str, label: str | None, *, as_json: bool) -> int:
-    async with open_runtime(state_dir) as runtime:
-        made = await runtime.checkpoint(name, label)
+    async with open_engine(state_dir) as engine:
+        made = await engine.checkpoint(name, label)
     _tell(made.model_dump(mode="json"), made.id, as_json=as_json)
     return 0
 
@@ -42,10 +42,10 @@ async def checkpoint(state_dir: Path | None, name: str, label: str | None, *, as
 async def checkpoints(
     state_dir: Path | None, name: str | None, *, delete: Sequence[str], quiet: bool, as_json: bool
 ) -> int:
-    async with open_runtime(state_dir) as runtime:
+    async with open_engine(state_dir) as engine:
         for each in delete:
-            await runtime.delete_checkpoint(each, sandbox=name)
-        found = await runtime.checkpoints(name)
+            await engine.delete_checkpoint(each, sandbox=name)
+        found = await engine.checkpoints(name)
     if as_json:
         render.emit_json([each.model_dump(mode="json") for each in found])
     elif quiet or delete:
@@ -63,8 +63,8 @@ async def checkpoints(
 
 
 async def restore(state_dir: Path | None, name: str, checkpoint: str, *, as_json: bool) -> int:
-    async with open_runtime(state_dir) as runtime:
-        await runtime.restore(name, checkpoint)
+    async with open_engine(state_dir) as engine:
+        await engine.restore(name, checkpoint)
     told = {"name": name, "checkpoint": checkpoint, "status": "running"}
     _tell(told, f"{name} is what it was at {checkpoint}", as_json=as_json)
     return 0
@@ -73,8 +73,8 @@ async def restore(state_dir: Path | None, name: str, checkpoint: str, *, as_json
 async def fork(
     state_dir: Path | None, name: str, names: Sequence[str], *, count: int, checkpoint: str | None, as_json: bool
 ) -> int:
-    async with open_runtime(state_dir) as runtime:
-        made = await runtime.fork(name, len(names) or count, checkpoint=checkpoint, names=names or None)
+    async with open_engine(state_dir) as engine:
+        made = await engine.fork(name, len(names) or count, checkpoint=checkpoint, names=names or None)
         infos = [sandbox.info for sandbox in made]
     if as_json:
         render.emit_json([info.model_dump(mode="json") for info in infos])
@@ -86,10 +86,10 @@ async def fork(
 
 async def export(state_dir: Path | None, name: str, target: Path, *, checkpoint: str | None, as_json: bool) -> int:
     to_stream = str(target) == "-"
-    async with open_runtime(state_dir) as runtime:
+    async with open_engine(state_dir) as engine:
         with render.Bars() as bars:
             file = sys.stdout.buffer if to_stream else target
-            made = await runtime.export(name, file, checkpoint=checkpoint, progress=bars)
+            made = await engine.export(name, file, checkpoint=checkpoint, progress=bars)
     if as_json:
         render.emit_json({"file": str(target), **made.model_dump(mode="json")})
         return 0
@@ -104,16 +104,16 @@ async def import_(
     state_dir: Path | None,
     source: Path,
     name: str | None,
-    making: sandboxes.Making,
+    making: sandboxes.SandboxOptions,
     *,
     default_limits: bool,
     limit_bytes: int | None,
     as_json: bool,
 ) -> int:
     limits = sandboxes.limits_of(making)
-    async with open_runtime(state_dir) as runtime:
+    async with open_engine(state_dir) as engine:
         with render.Bars() as bars:
-            sandbox = await runtime.import_(
+            sandbox = await engine.import_(
                 sys.stdin.buffer if str(source) == "-" else source,
                 name,
                 image=making.image,
@@ -128,8 +128,8 @@ async def import_(
 
 
 async def gc(state_dir: Path | None, *, as_json: bool) -> int:
-    async with open_runtime(state_dir) as runtime:
-        freed = await runtime.gc()
+    async with open_engine(state_dir) as engine:
+        freed = await engine.gc()
     _tell({"freed": freed}, f"{len(freed)} freed" if freed else "there is nothing to free", as_json=as_json)
     return 0
 

@@ -126,7 +126,9 @@ def run(  # noqa: PLR0913, PLR0917 - options are parameters to typer; they becom
     from atoll.surfaces.cli import network, sandboxes, streaming
 
     policy = network.policy(allow or [])
-    making = sandboxes.Making(image, runtime, memory, cpus, pids, open_files, disk, variables, user, policy, *hidden)
+    making = sandboxes.SandboxOptions(
+        image, runtime, memory, cpus, pids, open_files, disk, variables, user, policy, *hidden
+    )
     call = streaming.Call(wanted, {}, None, cwd, timeout, tty, stdin, as_json)
     return finish(
         lambda: streaming.run(state_dir, making, call, name=name, keep=keep), as_json=as_json, failed=OWN_FAILURE
@@ -159,7 +161,9 @@ def create(  # noqa: PLR0913, PLR0917 - options are parameters to typer
     from atoll.surfaces.cli import network, sandboxes
 
     policy = network.policy(allow or [])
-    making = sandboxes.Making(image, runtime, memory, cpus, pids, open_files, disk, variables, user, policy, *hidden)
+    making = sandboxes.SandboxOptions(
+        image, runtime, memory, cpus, pids, open_files, disk, variables, user, policy, *hidden
+    )
     return finish(lambda: sandboxes.create(state_dir, making, name, as_json=as_json), as_json=as_json)
 
 
@@ -518,7 +522,7 @@ def warm(
         raise InvalidRequest("--all goes with --count 0, which ends the sandboxes of every kind that wait")
     from atoll.surfaces.cli import sandboxes
 
-    making = sandboxes.Making(image, runtime, memory, cpus, pids, open_files, disk)
+    making = sandboxes.SandboxOptions(image, runtime, memory, cpus, pids, open_files, disk)
     return finish(lambda: sandboxes.warm(state_dir, making, count, every=every, as_json=as_json), as_json=as_json)
 
 
@@ -604,10 +608,9 @@ def import_(  # noqa: PLR0913, PLR0917 - options are parameters to typer
     """
     if str(file) == "-" and sys.stdin.isatty():
         raise InvalidRequest("standard input is a terminal; name a file, or pipe one into this")
-    from atoll.surfaces.cli import checkpoints as does
-    from atoll.surfaces.cli import sandboxes
+    from atoll.surfaces.cli import checkpoints as does, sandboxes
 
-    making = sandboxes.Making(image, runtime, memory, cpus, pids, open_files, disk)
+    making = sandboxes.SandboxOptions(image, runtime, memory, cpus, pids, open_files, disk)
     return finish(
         lambda: does.import_(
             state_dir, file, name, making, default_limits=default_limits, limit_bytes=limit, as_json=as_json
@@ -767,15 +770,16 @@ def mcp(  # noqa: PLR0913, PLR0917 - options are parameters to typer
     if http is None and any(word.source == "-" for each in hidden for word in each):
         raise InvalidRequest("standard input is the client's: give secrets by a variable or file:PATH")
     from atoll.settings import where_to_listen
-    from atoll.surfaces.cli import mcp as does
-    from atoll.surfaces.cli import network, sandboxes
+    from atoll.surfaces.cli import mcp as does, network, sandboxes
     from atoll.tools.vocabularies import choose
 
     policy = network.policy(allow or [])
-    making = sandboxes.Making(image, runtime, memory, cpus, pids, open_files, disk, variables, None, policy, *hidden)
+    making = sandboxes.SandboxOptions(
+        image, runtime, memory, cpus, pids, open_files, disk, variables, None, policy, *hidden
+    )
     words = choose(filter(None, map(str.strip, tools.split(","))))
     try:
-        serving = does.Serving(words, session, None if http is None else where_to_listen(http), idle)
+        serving = does.McpOptions(words, session, None if http is None else where_to_listen(http), idle)
     except ValueError as error:
         raise InvalidRequest(f"--http {http}: {error}") from None
     return finish(lambda: does.mcp(state_dir, making, serving))
@@ -853,11 +857,12 @@ def agent(  # noqa: PLR0913, PLR0917 - options are parameters to typer
         import atoll.agents  # noqa: F401
     except ImportError as error:
         raise InvalidRequest(str(error)) from error
-    from atoll.surfaces.cli import agent as does
-    from atoll.surfaces.cli import network, sandboxes
+    from atoll.surfaces.cli import agent as does, network, sandboxes
 
     policy = network.policy(allow or [])
-    making = sandboxes.Making(image, runtime, memory, cpus, pids, open_files, disk, variables, user, policy, *hidden)
+    making = sandboxes.SandboxOptions(
+        image, runtime, memory, cpus, pids, open_files, disk, variables, user, policy, *hidden
+    )
     asked = does.Asked(prompt, model, tools, instructions, steps, tokens, session, history, ask, as_json)
     plan = does.plan(asked, stdin_is_taken=any(word.source == "-" for each in hidden for word in each))
     return finish(lambda: does.converse(state_dir, making, plan), as_json=as_json)
@@ -893,8 +898,7 @@ def _command(words: list[str] | None, line: str | None) -> str | list[str]:
 
 
 def _version() -> str:
-    from importlib.metadata import PackageNotFoundError
-    from importlib.metadata import version as installed
+    from importlib.metadata import PackageNotFoundError, version as installed
 
     try:
         return installed("atoll")

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from atoll.runtime.engine import open as open_runtime
+from atoll.runtime.engine import open as open_engine
 from atoll.surfaces.cli import render
 
 if TYPE_CHECKING:
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 async def ls(state_dir: Path | None, *, quiet: bool, as_json: bool) -> int:
-    async with open_runtime(state_dir) as runtime:
-        found = runtime.images.list()
+    async with open_engine(state_dir) as engine:
+        found = engine.images.list()
     if as_json:
         render.emit_json([image.model_dump(mode="json") for image in found])
     elif quiet:
@@ -41,23 +41,23 @@ async def ls(state_dir: Path | None, *, quiet: bool, as_json: bool) -> int:
 
 
 async def pull(state_dir: Path | None, reference: str, *, as_json: bool) -> int:
-    async with open_runtime(state_dir) as runtime:
+    async with open_engine(state_dir) as engine:
         with render.Bars() as bars:
-            image = await runtime.images.pull(reference, progress=bars)
+            image = await engine.images.pull(reference, progress=bars)
     return _told(image, as_json)
 
 
 async def import_(state_dir: Path | None, source: Path, reference: str, *, as_json: bool) -> int:
-    async with open_runtime(state_dir) as runtime:
+    async with open_engine(state_dir) as engine:
         with render.Bars() as bars:
-            image = await runtime.images.import_(source, reference, progress=bars)
+            image = await engine.images.import_(source, reference, progress=bars)
     return _told(image, as_json)
 
 
 async def rm(state_dir: Path | None, references: Sequence[str], *, as_json: bool) -> int:
-    async with open_runtime(state_dir) as runtime:
+    async with open_engine(state_dir) as engine:
         for reference in references:
-            await runtime.images.remove(reference)
+            await engine.images.remove(reference)
             if not as_json:
                 render.say(reference)
     if as_json:

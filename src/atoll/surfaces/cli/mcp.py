@@ -15,17 +15,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from atoll.contract.errors import CallerError
-from atoll.runtime.engine import open as open_runtime
+from atoll.runtime.engine import open as open_engine
 from atoll.settings import Settings
 from atoll.surfaces.cli import render, terminal
-from atoll.surfaces.cli.sandboxes import Making, options
+from atoll.surfaces.cli.sandboxes import SandboxOptions, options
 
 if TYPE_CHECKING:
-    from atoll.surfaces.mcp.session import Offer
+    from atoll.surfaces.mcp.session import ServerConfig
 
 
 @dataclass(frozen=True)
-class Serving:
+class McpOptions:
     """A server as it was asked for."""
 
     tools: Sequence[str]
@@ -36,7 +36,7 @@ class Serving:
     idle_s: float | None = None
 
 
-async def mcp(state_dir: Path | None, making: Making, serving: Serving) -> int:
+async def mcp(state_dir: Path | None, making: SandboxOptions, serving: McpOptions) -> int:
     """Serve one client until its input ends, or many over HTTP until we are told to end.
 
     Raises:
@@ -45,9 +45,9 @@ async def mcp(state_dir: Path | None, making: Making, serving: Serving) -> int:
     """
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(levelname)s: %(message)s")
     with _needing_the_extra():
-        from atoll.surfaces.mcp.session import Offer
+        from atoll.surfaces.mcp.session import ServerConfig
 
-        offer = Offer(serving.tools, options(making))
+        offer = ServerConfig(serving.tools, options(making))
         if serving.http is not None:
             await _over_http(state_dir, offer, serving.http, serving.idle_s)
         else:
@@ -68,7 +68,7 @@ def _needing_the_extra() -> Iterator[None]:
         ) from error
 
 
-async def _on_streams(state_dir: Path | None, offer: Offer, session: str | None) -> None:
+async def _on_streams(state_dir: Path | None, offer: ServerConfig, session: str | None) -> None:
     from atoll.surfaces.mcp.session import opened
     from atoll.surfaces.mcp.stdio import serve
 
@@ -81,11 +81,11 @@ async def _on_streams(state_dir: Path | None, offer: Offer, session: str | None)
     os.dup2(nothing, terminal.STDIN)
     os.close(nothing)
     os.dup2(terminal.STDERR, terminal.STDOUT)
-    async with open_runtime(state_dir) as runtime, opened(runtime, offer, session) as server:
+    async with open_engine(state_dir) as engine, opened(engine, offer, session) as server:
         await serve(server, terminal.stdin_chunks(received), sent.write)
 
 
-async def _over_http(state_dir: Path | None, offer: Offer, where: tuple[str, int], idle_s: float | None) -> None:
+async def _over_http(state_dir: Path | None, offer: ServerConfig, where: tuple[str, int], idle_s: float | None) -> None:
     from atoll.surfaces.mcp.http import IDLE_S
     from atoll.surfaces.mcp.listening import listen
 
@@ -94,5 +94,5 @@ async def _over_http(state_dir: Path | None, offer: Offer, where: tuple[str, int
         sys.stdout.flush()
 
     settings = Settings.from_environment()
-    async with open_runtime(state_dir, settings=settings) as runtime:
-        await listen(runtime, offer, *where, token=settings.mcp_token, idle_s=idle_s or IDLE_S, on_ready=tell)
+    async with open_engine(state_dir, settings=settings) as engine:
+        await listen(engine, offer, *where, token=settings.mcp_token, idle_s=idle_s or IDLE_S, on_ready=tell)

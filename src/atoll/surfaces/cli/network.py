@@ -10,7 +10,7 @@ from pathlib import Path
 
 from atoll.contract.errors import InvalidRequest
 from atoll.contract.network import AuditRecord, NetworkPolicy, parse_rule
-from atoll.runtime.engine import open as open_runtime
+from atoll.runtime.engine import open as open_engine
 from atoll.surfaces.cli import render
 
 COLUMNS = ("TIME", "VERDICT", "VIA", "HOST", "ADDRESS", "SENT", "RECEIVED", "WHY")
@@ -31,12 +31,12 @@ async def network(
     state_dir: Path | None, name: str, allow: Sequence[str], remove: Sequence[str], *, nothing: bool, as_json: bool
 ) -> int:
     """Change what may leave a sandbox, if anything is to change, and show what holds then."""
-    async with open_runtime(state_dir) as runtime:
-        sandbox = await runtime.get(name)
+    async with open_engine(state_dir) as engine:
+        sandbox = await engine.get(name)
         if nothing:
-            await runtime.set_network(name, None)
+            await engine.set_network(name, None)
         elif allow or remove:
-            await runtime.set_network(name, _changed(sandbox.info.network, allow, remove))
+            await engine.set_network(name, _changed(sandbox.info.network, allow, remove))
         holds = sandbox.info.network
     if as_json:
         render.emit_json({"name": name, "network": holds.model_dump(mode="json") if holds else None})
@@ -59,12 +59,12 @@ def _changed(holds: NetworkPolicy | None, allow: Sequence[str], remove: Sequence
 
 
 async def audit(state_dir: Path | None, name: str, *, follow: bool, as_json: bool) -> int:
-    async with open_runtime(state_dir) as runtime:
+    async with open_engine(state_dir) as engine:
         if follow:
-            async for record in runtime.follow_audit(name):
+            async for record in engine.follow_audit(name):
                 render.say(record.model_dump_json() if as_json else "  ".join(_row(record)))
             return 0
-        records = await runtime.audit(name)
+        records = await engine.audit(name)
     if as_json:
         render.emit_json([record.model_dump(mode="json") for record in records])
     elif not records:

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import anyio
 
-from atoll.runtime.engine import open as open_runtime
+from atoll.runtime.engine import open as open_engine
 from atoll.surfaces.cli import render
 
 
 async def expose(state_dir: Path | None, name: str, port: int, *, wait_s: float, as_json: bool) -> int:
     """Serve a port until we are told to end. Requests are noted on standard error, a line each."""
-    async with open_runtime(state_dir) as runtime:
-        sandbox = await runtime.get(name)
+    async with open_engine(state_dir) as engine:
+        sandbox = await engine.get(name)
         preview = await sandbox.expose(port, wait_s=wait_s)
         requests = logging.getLogger("atoll.runtime.previews.proxy")
         requests.addHandler(_Notes())

@@ -15,11 +15,11 @@ from atoll.contract.errors import AtollError, InvalidRequest, SandboxNotFound
 from atoll.contract.model import Limits, ProcessInfo, RuntimeName, SandboxInfo, SystemProcess, Usage
 from atoll.contract.network import NetworkPolicy
 from atoll.contract.secret import Secret
-from atoll.runtime.engine import open as open_runtime
+from atoll.runtime.engine import open as open_engine
 from atoll.surfaces.cli import render, values
 
 if TYPE_CHECKING:
-    from atoll.runtime.engine import Runtime
+    from atoll.runtime.engine import Engine
     from atoll.runtime.sandbox import Sandbox
 
 SHOWN_ENDED = 10
@@ -27,7 +27,7 @@ SHOWN_ENDED = 10
 
 
 @dataclass(frozen=True)
-class Making:
+class SandboxOptions:
     """A sandbox as it was asked for. What is None is left to the runtime."""
 
     image: str | None = None
@@ -44,18 +44,18 @@ class Making:
     secret_env: Sequence[values.SecretWord] = ()
 
 
-async def make(runtime: Runtime, making: Making, name: str | None, *, ephemeral: bool) -> Sandbox:
+async def make(engine: Engine, making: SandboxOptions, name: str | None, *, ephemeral: bool) -> Sandbox:
     """Create the sandbox, with progress on standard error while its image is fetched.
 
     Raises:
         InvalidRequest: a limit is out of its range, there is no such runtime, or a secret is not where it should be.
     """
     with render.Bars() as bars:
-        return await runtime.create(name, **options(making), ephemeral=ephemeral, progress=bars)
+        return await engine.create(name, **options(making), ephemeral=ephemeral, progress=bars)
 
 
-def options(making: Making) -> dict[str, Any]:
-    """What `Runtime.create` and `Runtime.pool` are given.
+def options(making: SandboxOptions) -> dict[str, Any]:
+    """What `Engine.create` and `Engine.pool` are given.
 
     Raises:
         InvalidRequest: as `make`.
@@ -72,9 +72,9 @@ def options(making: Making) -> dict[str, Any]:
     }
 
 
-async def create(state_dir: Path | None, making: Making, name: str | None, *, as_json: bool) -> int:
-    async with open_runtime(state_dir) as runtime:
-        sandbox = await make(runtime, making, name, ephemeral=False)
+async def create(state_dir: Path | None, making: SandboxOptions, name: str | None, *, as_json: bool) -> int:
+    async with open_engine(state_dir) as engine:
+        sandbox = await make(engine, making, name, ephemeral=False)
         if as_json:
             render.emit_json(sandbox.info.model_dump(mode="json"))
         else:
@@ -82,32 +82,37 @@ async def create(state_dir: Path | None, making: Making, name: str | None, *, as
     return 0
 
 
-async def warm(state_dir: Path | None, making: Making, count: int | None, *, every: bool, as_json: bool) -> int:
+async def warm(state_dir: Path | None, making: SandboxOptions, count: int | None, *, every: bool, as_json: bool) -> int:
     """Keep some ready, or with `every` none of any kind; show what is kept then."""
-    async with open_runtime(state_dir) as runtime:
+    async with open_engine(state_dir) as engine:
         if every:
-            for shelf in await runtime.shelves():
-                await runtime.warm(0, image=shelf.image, limits=shelf.limits, runtime=shelf.runtime)
+            for warm_pool in await engine.warm_pools():
+                await engine.warm(0, image=warm_pool.image, limits=warm_pool.limits, runtime=warm_pool.runtime)
         elif count is not None:
             name = runtime_name(making.runtime)
-            await runtime.warm(count, image=making.image, limits=limits_of(making), runtime=name)
-        shelves = await runtime.shelves()
+            await engine.warm(count, image=making.image, limits=limits_of(making), runtime=name)
+        warm_pools = await engine.warm_pools()
     if as_json:
-        render.emit_json([shelf.model_dump(mode="json") for shelf in shelves])
-    elif not shelves:
+        render.emit_json([warm_pool.model_dump(mode="json") for warm_pool in warm_pools])
+    elif not warm_pools:
         render.note("no sandboxes wait; `atoll warm --count N` keeps some ready")
     else:
         rows = [
-            (f"{shelf.ready} of {shelf.count}", shelf.runtime, _limits_shown(shelf.limits), shelf.image)
-            for shelf in shelves
+            (
+                f"{warm_pool.ready} of {warm_pool.count}",
+                warm_pool.runtime,
+                _limits_shown(warm_pool.limits),
+                warm_pool.image,
+            )
+            for warm_pool in warm_pools
         ]
         render.table(("READY", "RUNTIME", "LIMITS", "IMAGE"), rows, flex=3)
     return 0
 
 
 async def ls(state_dir: Path | None, *, quiet: bool, as_json: bool) -> int:
-    async with open_runtime(state_dir) as runtime:
-        infos = await runtime.list()
+    async with open_engine(state_dir) as engine:
+        infos = await engine.list()
     if as_json:
         render.emit_json([info.model_dump(mode="json") for info in infos])
     elif quiet:
@@ -129,8 +134,8 @@ def _used(info: SandboxInfo) -> str:
 
 
 async def ps(state_dir: Path | None, name: str, *, as_json: bool) -> int:
-    async with open_runtime(state_dir) as runtime:
-        sandbox = await runtime.get(name)
+    async with open_engine(state_dir) as engine:
+        sandbox = await engine.get(name)
         commands = sorted(await sandbox.processes(), key=lambda info: -info.id)
         processes = await sandbox.ps()
     if as_json:
@@ -154,8 +159,8 @@ async def ps(state_dir: Path | None, name: str, *, as_json: bool) -> int:
 
 
 async def stat(state_dir: Path | None, name: str, *, as_json: bool) -> int:
-    async with open_runtime(state_dir) as runtime:
-        sandbox = await runtime.get(name)
+    async with open_engine(state_dir) as engine:
+        sandbox = await engine.get(name)
         usage = await sandbox.stat()
         info = sandbox.info
     if as_json:
@@ -170,12 +175,12 @@ async def rm(state_dir: Path | None, names: Sequence[str], *, every: bool, force
     """Destroy sandboxes. One that fails does not keep the others; with `force` one that is not there is no failure."""
     removed: list[str] = []
     failures: list[AtollError] = []
-    async with open_runtime(state_dir) as runtime:
+    async with open_engine(state_dir) as engine:
         if every:
-            names = [info.name for info in await runtime.list()]
+            names = [info.name for info in await engine.list()]
         for name in dict.fromkeys(names):
             try:
-                await runtime.destroy(name)
+                await engine.destroy(name)
             except SandboxNotFound as error:
                 if not force:
                     failures.append(error)
@@ -195,10 +200,10 @@ async def rm(state_dir: Path | None, names: Sequence[str], *, every: bool, force
 
 async def doctor(state_dir: Path | None, *, as_json: bool) -> int:
     """Tell what this machine can do and how to mend what it lacks. The status is 1 when no runtime works."""
-    async with open_runtime(state_dir) as runtime:
-        found = runtime.doctor()
-        working = list(runtime.drivers())
-        where = runtime.state_dir
+    async with open_engine(state_dir) as engine:
+        found = engine.doctor()
+        working = list(engine.drivers())
+        where = engine.state_dir
     if as_json:
         findings = [finding.model_dump(mode="json") for finding in found]
         render.emit_json({"runtimes": working, "state_dir": str(where), "findings": findings})
@@ -212,7 +217,7 @@ async def doctor(state_dir: Path | None, *, as_json: bool) -> int:
     return 0 if working else 1
 
 
-def limits_of(making: Making) -> Limits:
+def limits_of(making: SandboxOptions) -> Limits:
     from pydantic import ValidationError
 
     options = {

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast, get_args
 
 from atoll.contract.errors import InvalidRequest
-from atoll.runtime.engine import open as open_runtime
+from atoll.runtime.engine import open as open_engine
 from atoll.runtime.state.loop_storage import Kind
 from atoll.surfaces.cli import render
 
@@ -18,21 +18,21 @@ if TYPE_CHECKING:
 
 
 async def show(state_dir: Path | None, *, as_json: bool) -> int:
-    async with open_runtime(state_dir) as runtime:
-        return _told(runtime.storage.look(), as_json)
+    async with open_engine(state_dir) as engine:
+        return _told(engine.storage.look(), as_json)
 
 
 async def init(state_dir: Path | None, size_bytes: int, filesystem: str, *, as_json: bool) -> int:
     if filesystem not in get_args(Kind):
         raise InvalidRequest(f"{filesystem!r} is not a file system for this; there are {', '.join(get_args(Kind))}")
-    async with open_runtime(state_dir) as runtime:
-        return _told(await runtime.storage.init(size_bytes, cast("Kind", filesystem)), as_json)
+    async with open_engine(state_dir) as engine:
+        return _told(await engine.storage.init(size_bytes, cast("Kind", filesystem)), as_json)
 
 
 async def remove(state_dir: Path | None, *, as_json: bool) -> int:
-    async with open_runtime(state_dir) as runtime:
-        await runtime.storage.remove()
-        return _told(runtime.storage.look(), as_json)
+    async with open_engine(state_dir) as engine:
+        await engine.storage.remove()
+        return _told(engine.storage.look(), as_json)
 
 
 def _told(info: StorageInfo, as_json: bool) -> int:

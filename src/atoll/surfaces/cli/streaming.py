@@ -19,11 +19,11 @@ import anyio
 
 from atoll.contract.errors import ExecTimeout, InvalidRequest, ProcessNotFound
 from atoll.contract.model import ExecResult, Exited, Gap, Output, ProcessInfo
-from atoll.runtime.engine import open as open_runtime
+from atoll.runtime.engine import open as open_engine
 from atoll.runtime.guest.process import Collector, to_result
 from atoll.surfaces.cli import render, terminal
-from atoll.surfaces.cli.sandboxes import Making, make
-from atoll.surfaces.cli.values import Journey
+from atoll.surfaces.cli.sandboxes import SandboxOptions, make
+from atoll.surfaces.cli.values import CopySpec
 
 if TYPE_CHECKING:
     from atoll.runtime.guest.files import Files
@@ -51,10 +51,10 @@ class Call:
     as_json: bool = False
 
 
-async def run(state_dir: Path | None, making: Making, call: Call, *, name: str | None, keep: bool) -> int:
+async def run(state_dir: Path | None, making: SandboxOptions, call: Call, *, name: str | None, keep: bool) -> int:
     """Run a command in a sandbox of its own and return its exit status. Only `keep` leaves the sandbox behind."""
-    async with open_runtime(state_dir) as runtime, AsyncExitStack() as stack:
-        sandbox = await make(runtime, making, name, ephemeral=not keep)
+    async with open_engine(state_dir) as engine, AsyncExitStack() as stack:
+        sandbox = await make(engine, making, name, ephemeral=not keep)
         if keep:
             if name is None:
                 render.note(f"the sandbox is kept as {sandbox.name}")
@@ -65,14 +65,14 @@ async def run(state_dir: Path | None, making: Making, call: Call, *, name: str |
 
 async def exec(state_dir: Path | None, name: str, call: Call) -> int:
     """Run a command in a sandbox that exists and return its exit status."""
-    async with open_runtime(state_dir) as runtime:
-        return await _drive(await runtime.get(name), call)
+    async with open_engine(state_dir) as engine:
+        return await _drive(await engine.get(name), call)
 
 
 async def detach(state_dir: Path | None, name: str, call: Call) -> int:
     """Start a command and leave it to itself. Its number is printed."""
-    async with open_runtime(state_dir) as runtime:
-        sandbox = await runtime.get(name)
+    async with open_engine(state_dir) as engine:
+        sandbox = await engine.get(name)
         process = await sandbox.spawn(
             call.command, env=_env(call), cwd=call.cwd, user=call.user, pty=_pty(call), keep=True
         )
@@ -86,8 +86,8 @@ async def detach(state_dir: Path | None, name: str, call: Call) -> int:
 
 async def shell(state_dir: Path | None, name: str, call: Call) -> int:
     """Give the terminal to a shell in the sandbox until it ends, and return its exit status."""
-    async with open_runtime(state_dir) as runtime:
-        sandbox = await runtime.get(name)
+    async with open_engine(state_dir) as engine:
+        sandbox = await engine.get(name)
         rows, cols = terminal.terminal_size()
         process = await sandbox.shell(
             rows=rows, cols=cols, user=call.user, cwd=call.cwd, env=_env(call), command=call.command or None
@@ -100,8 +100,8 @@ async def logs(
     state_dir: Path | None, name: str, number: int | None, since: tuple[int, int] | None, *, follow: bool, as_json: bool
 ) -> int:
     """Print what is kept of a command's output; with `follow`, go on until it ends. The command is never held up."""
-    async with open_runtime(state_dir) as runtime:
-        sandbox = await runtime.get(name)
+    async with open_engine(state_dir) as engine:
+        sandbox = await engine.get(name)
         info = _chosen(await sandbox.processes(), name, number)
         reader = _LogReader(info, since, follow=follow, as_json=as_json)
         if not reader.is_satisfied():
@@ -123,10 +123,10 @@ async def logs(
     return 0
 
 
-async def cp(state_dir: Path | None, journey: Journey, *, user: str | None, as_json: bool) -> int:
+async def cp(state_dir: Path | None, journey: CopySpec, *, user: str | None, as_json: bool) -> int:
     """Copy a file or a directory, or one file from standard input or to standard output."""
-    async with open_runtime(state_dir) as runtime:
-        files = (await runtime.get(journey.sandbox)).files
+    async with open_engine(state_dir) as engine:
+        files = (await engine.get(journey.sandbox)).files
         if journey.inward and journey.is_stream:
             copied = await files.write_bytes(journey.inside, _stdin(), user=user)
         elif journey.inward:

@@ -149,7 +149,7 @@ def secret_value(word: SecretWord) -> str:
 
 
 @dataclass(frozen=True)
-class Journey:
+class CopySpec:
     """A copy between this machine and a sandbox."""
 
     sandbox: str
@@ -165,7 +165,7 @@ class Journey:
         return self.here == "-"
 
 
-def journey(source: str, target: str) -> Journey:
+def journey(source: str, target: str) -> CopySpec:
     """Return the copy that two places describe: `NAME:PATH` is in a sandbox, all else is here.
 
     A path of this machine that holds a colon is written so that no name can precede it: `./a:b`.
@@ -181,9 +181,9 @@ def journey(source: str, target: str) -> Journey:
             f"{source} and {target} are both in sandboxes; copy to this machine first, and from here to the other"
         )
     if start:
-        return Journey(start[1], start[2] or ".", target, inward=False)
+        return CopySpec(start[1], start[2] or ".", target, inward=False)
     if end:
-        return Journey(end[1], end[2] or ".", source, inward=True)
+        return CopySpec(end[1], end[2] or ".", source, inward=True)
     raise InvalidRequest(f"neither {source} nor {target} is in a sandbox; write NAME:PATH for the side that is")
 
 

@@ -8,6 +8,6 @@ command line, and a server that has this as one of its parts.
 from __future__ import annotations
 
 from atoll.surfaces.mcp.http import app
-from atoll.surfaces.mcp.session import Offer
+from atoll.surfaces.mcp.session import ServerConfig
 
-__all__ = ["Offer", "app"]
+__all__ = ["ServerConfig", "app"]

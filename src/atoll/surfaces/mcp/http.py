@@ -38,9 +38,9 @@ from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from atoll.contract.errors import AtollError, InvalidRequest
-from atoll.runtime.engine import Runtime
+from atoll.runtime.engine import Engine
 from atoll.settings import SHORTEST_TOKEN
-from atoll.surfaces.mcp.session import GONE, Offer, opened
+from atoll.surfaces.mcp.session import DISCONNECTED, ServerConfig, opened
 from atoll.surfaces.mcp.stdio import MESSAGE_LIMIT_BYTES, request_id
 
 PATH = "/mcp"
@@ -53,8 +53,8 @@ _log = logging.getLogger(__name__)
 
 
 def app(
-    runtime: Runtime,
-    offer: Offer | None = None,
+    engine: Engine,
+    offer: ServerConfig | None = None,
     *,
     token: SecretStr | None = None,
     hosts: Sequence[str] | None = LOOPBACK,
@@ -80,7 +80,9 @@ def app(
             f"a token has {SHORTEST_TOKEN} characters or more, none of them a space or a line break, which clients "
             "could not send"
         )
-    held = HttpSessions(partial(opened, runtime, offer or Offer()), _Door(hosts, token), most=sessions, idle_s=idle_s)
+    held = HttpSessions(
+        partial(opened, engine, offer or ServerConfig()), _Door(hosts, token), most=sessions, idle_s=idle_s
+    )
     made = Starlette(routes=[Route(PATH, endpoint=held)], lifespan=lambda _app: held.running())
     made.state.sessions = held
     return made
@@ -160,7 +162,7 @@ class HttpSessions:
         version = request.headers.get(MCP_PROTOCOL_VERSION_HEADER)
         id = request.headers.get(MCP_SESSION_ID_HEADER)
         if id in self._open and (version is None or version in HANDSHAKE_PROTOCOL_VERSIONS):
-            await _hand(self._open[id], scope, receive, send)
+            await _forward(self._open[id], scope, receive, send)
             return
         try:
             body = await Request(scope, receive).body()
@@ -208,7 +210,7 @@ class HttpSessions:
             await send(message)
 
         try:
-            await _hand(transport, scope, receive, watch)
+            await _forward(transport, scope, receive, watch)
         finally:
             if status is None or status >= 400:
                 await self._forget(transport)
@@ -243,14 +245,14 @@ class HttpSessions:
                 await transport.terminate()
 
 
-async def _hand(transport: StreamableHTTPServerTransport, scope: Scope, receive: Receive, send: Send) -> None:
+async def _forward(transport: StreamableHTTPServerTransport, scope: Scope, receive: Receive, send: Send) -> None:
     """Let a session answer. Who is at work on it learns when nobody is there any more to take the answer: there is no
     way to fetch it later."""
     gone = anyio.Event()
     # Whoever asks for what came after some event begins anew: the transport gives no answer where nothing is kept.
     headers = [each for each in scope["headers"] if each[0] != b"last-event-id"]
     try:
-        await transport.handle_request({**scope, "headers": headers, GONE: gone}, receive, send)
+        await transport.handle_request({**scope, "headers": headers, DISCONNECTED: gone}, receive, send)
     finally:
         gone.set()
 

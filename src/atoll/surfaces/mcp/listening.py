@@ -15,9 +15,9 @@ import uvicorn
 from pydantic import SecretStr
 
 from atoll.contract.errors import InvalidRequest
-from atoll.runtime.engine import Runtime
+from atoll.runtime.engine import Engine
 from atoll.surfaces.mcp.http import IDLE_S, LOOPBACK, PATH, SESSIONS, app
-from atoll.surfaces.mcp.session import Offer
+from atoll.surfaces.mcp.session import ServerConfig
 from atoll.surfaces.mcp.stdio import LAST_ANSWERS_S
 
 CONNECTIONS = 256
@@ -25,8 +25,8 @@ CONNECTIONS = 256
 
 
 async def listen(
-    runtime: Runtime,
-    offer: Offer,
+    engine: Engine,
+    offer: ServerConfig,
     address: str,
     port: int,
     *,
@@ -49,7 +49,7 @@ async def listen(
         )
     # Who has the token may come by any name, such as that of a server in front. Pages that point one here have none.
     hosts = (*LOOPBACK, address) if token is None else None
-    served = app(runtime, offer, token=token, hosts=hosts, sessions=sessions, idle_s=idle_s)
+    served = app(engine, offer, token=token, hosts=hosts, sessions=sessions, idle_s=idle_s)
     with socket.create_server(
         (address, port), family=socket.AF_INET6 if ":" in address else socket.AF_INET, backlog=512
     ) as listening:

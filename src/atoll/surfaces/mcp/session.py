@@ -29,14 +29,14 @@ from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 import atoll
 from atoll.contract.errors import AtollError, CallerError, FileError, InvalidRequest, PathNotFound, SandboxNotFound
 from atoll.contract.model import FileEntry
-from atoll.runtime.engine import Runtime
-from atoll.runtime.sandbox_pool import Pool
+from atoll.runtime.engine import Engine
+from atoll.runtime.sandbox_pool import SandboxPool
 from atoll.tools import export
 from atoll.tools.tool import ToolResult, readable
 from atoll.tools.view import HOME, Session, as_text, media_type
 from atoll.tools.vocabularies import choose, session_tools
 
-GONE = "atoll.gone"
+DISCONNECTED = "atoll.gone"
 """Where the scope of an HTTP request has the event that nobody waits for its answer any more."""
 RESOURCE_LIMIT_BYTES = 4 * 1024 * 1024
 CALLS = 32
@@ -58,17 +58,17 @@ _Context = ServerRequestContext[Any, Any]
 
 
 @dataclass(frozen=True)
-class Offer:
+class ServerConfig:
     """What every session is given."""
 
     tools: Sequence[str] = ("agent",)
     """Which vocabularies."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Of `Pool`: the image, the limits and the network of all sandboxes."""
+    """Of `SandboxPool`: the image, the limits and the network of all sandboxes."""
 
 
 @asynccontextmanager
-async def opened(runtime: Runtime, offer: Offer, name: str | None = None) -> AsyncIterator[Server[Any]]:
+async def opened(engine: Engine, offer: ServerConfig, name: str | None = None) -> AsyncIterator[Server[Any]]:
     """A session for one client. Nothing of it is left when the context ends, however it does.
 
     With a `name`, it is the session of this name: its sandboxes are those of last time, and sleep until next time.
@@ -79,8 +79,8 @@ async def opened(runtime: Runtime, offer: Offer, name: str | None = None) -> Asy
     chosen = choose(offer.tools)
     kept = name is not None
     id = f"mcp-{secrets.token_hex(8)}" if name is None else name
-    async with runtime.pool(id, temporary=not kept, sleeps=kept, **offer.options) as pool:
-        yield Served(pool, chosen, kept=kept).server
+    async with engine.pool(id, temporary=not kept, sleeps=kept, **offer.options) as pool:
+        yield SessionHandlers(pool, chosen, kept=kept).server
 
 
 def _instructions(chosen: Sequence[str], *, kept: bool) -> str:
@@ -101,10 +101,10 @@ def _instructions(chosen: Sequence[str], *, kept: bool) -> str:
 # ------------------------------------------------------------------------------------------------------------ a session
 
 
-class Served:
+class SessionHandlers:
     """The tools and resources of one session, as handlers of the SDK's `server`."""
 
-    def __init__(self, pool: Pool, chosen: Sequence[str], *, kept: bool) -> None:
+    def __init__(self, pool: SandboxPool, chosen: Sequence[str], *, kept: bool) -> None:
         self._pool = pool
         self._names = Session(pool)
         self._tools = session_tools(pool, chosen)
@@ -129,7 +129,7 @@ class Served:
 
     async def _call_tool(self, ctx: _Context, ask: types.CallToolRequestParams) -> types.CallToolResult:
         progress = _Progress(ctx.session) if ctx.meta and "progress_token" in ctx.meta else None
-        gone = ctx.request.scope.get(GONE) if ctx.request is not None else None
+        gone = ctx.request.scope.get(DISCONNECTED) if ctx.request is not None else None
         result: ToolResult | None = None
         async with anyio.create_task_group() as beside:
             if gone is not None:
