@@ -19,22 +19,22 @@ LONGEST_FIRST = (
     "tests/chaos/test_chaos.py",
     "tests/attacks",
     "tests/conformance/test_as_ordinary_user.py",
-    "tests/conformance/test_checkpoints.py runsc",
-    "tests/conformance/test_sleep.py runsc",
+    "src/atoll/testing/conformance/test_checkpoints.py runsc",
+    "src/atoll/testing/conformance/test_sleep.py runsc",
     "tests/cli/test_cli_run.py",
     "tests/cli/test_cli_agent.py",
-    "tests/conformance/test_exec.py runsc",
-    "tests/conformance/test_sharing.py runsc",
+    "src/atoll/testing/conformance/test_exec.py runsc",
+    "src/atoll/testing/conformance/test_sharing.py runsc",
     "tests/mcp/test_inspector.py",
     "tests/cli/test_cli_sandboxes.py",
     "tests/cli/test_cli_export.py",
     "tests/images/test_pull.py",
     "tests/guest/test_fuzz.py",
     "tests/conformance/test_storage.py runsc",
-    "tests/conformance/test_files.py runsc",
+    "src/atoll/testing/conformance/test_files.py runsc",
     "tests/conformance/test_previews.py crun",
     "tests/cli/test_cli_grammar.py",
-    "tests/conformance/test_lifecycle.py",
+    "src/atoll/testing/conformance/test_lifecycle.py",
     "tests/cli/test_cli_checkpoints.py",
     "tests/cli/test_cli_exec.py",
     "tests/chaos/test_faults.py",
@@ -70,7 +70,7 @@ def unit_of(nodeid: str) -> str:
     runtime = _RUNTIME.search(test)
     if runtime and directory == "tests/attacks":
         return f"{directory} {runtime[1]}"
-    if runtime and directory == "tests/conformance":
+    if runtime and directory.endswith("/conformance"):
         return f"{path} {runtime[1]}"
     return path
 

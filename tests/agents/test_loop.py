@@ -17,10 +17,10 @@ from pydantic_ai.models.function import AgentInfo, FunctionModel
 import atoll
 from atoll.agents.loop import CALLS, Event, TextEvent, ToolCallEvent, ToolResultEvent
 from atoll.agents.script import Script, scripted
+from atoll.testing.waiting import eventually
 from atoll.tools.tool import Input, Tool, ToolSet
 from tests.agents.conftest import Anthropic
 from tests.agents.messages_api import Say
-from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from atoll.runtime.sandbox_pool import SandboxPool

@@ -18,9 +18,9 @@ from atoll.contract.network import NetworkPolicy
 from atoll.runtime.egress import server as outlet
 from atoll.runtime.engine import Engine
 from atoll.runtime.sandbox import Sandbox
+from atoll.testing.waiting import eventually
 from tests.attacks.programs import running
 from tests.egress.world import World, on_loopback, serving
-from tests.waiting import eventually
 
 SOCKS = """
 import socket, sys

@@ -13,8 +13,8 @@ import pytest
 from atoll.contract.errors import ExecTimeout, FileError
 from atoll.contract.model import Output
 from atoll.runtime.sandbox import Sandbox
+from atoll.testing.waiting import eventually
 from tests.attacks.programs import PROBE, python, running, shell
-from tests.waiting import eventually
 
 MIB = 1024 * 1024
 

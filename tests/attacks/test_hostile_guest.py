@@ -29,7 +29,7 @@ from atoll.runtime.guest import process
 from atoll.runtime.guest.frames import MAX_PAYLOAD, MAX_RECORD, FrameType, Tag, encode_fields, encode_frame
 from atoll.runtime.guest.stream import Stream
 from atoll.runtime.sandbox import Sandbox
-from tests.waiting import eventually
+from atoll.testing.waiting import eventually
 
 FASTEST = pytest.mark.parametrize("runtime_name", RUNTIMES[:1], indirect=True, scope="session")
 MIB = 1024 * 1024

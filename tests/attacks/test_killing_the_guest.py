@@ -10,8 +10,8 @@ import pytest
 from atoll.contract.errors import AtollError, SandboxDied
 from atoll.contract.model import RuntimeName
 from atoll.runtime.sandbox import Sandbox
+from atoll.testing.waiting import eventually
 from tests.attacks.programs import probe, running, shell
-from tests.waiting import eventually
 
 USERS = ("user", "root")
 

@@ -10,8 +10,8 @@ import pytest
 from anyio.abc import ByteStream
 
 from atoll.runtime.sandbox import Sandbox
+from atoll.testing.inside import Peak
 from tests.attacks.wire import OK, ending, saying, serving
-from tests.conformance.inside import Peak
 from tests.http_client import Client, ask, say
 
 pytestmark = pytest.mark.usefixtures("listening", "no_bugs")

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tests.leaks import Ledger
+from atoll.testing.leaks import Ledger
 
 _ID = re.compile(r"atoll-[0-9a-f]{16}")
 _RUN = re.compile(r"(atoll-[0-9a-f]{16})(\.\d+)?")

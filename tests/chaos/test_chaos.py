@@ -22,12 +22,12 @@ import pytest
 
 import atoll
 from atoll.drivers.oci import find_drivers
+from atoll.testing.leaks import Ledger
+from atoll.testing.plugin import TOLD
+from atoll.testing.waiting import eventually
 from tests.chaos.model import GLOBS, MARKER, Broken, Expected, Files, Model, Processes, Sandbox, State
 from tests.chaos.orphans import orphans
 from tests.chaos.worker import FEWEST_CHECKPOINTS, FEWEST_SANDBOXES, KINDS, MOST_SANDBOXES, Order, Victims
-from tests.conftest import TOLD
-from tests.leaks import Ledger
-from tests.waiting import eventually
 
 KILLS = int(os.environ.get("ATOLL_CHAOS_KILLS", "100"))
 SEED = os.environ.get("ATOLL_CHAOS_SEED") or secrets.token_hex(4)

@@ -16,9 +16,9 @@ import atoll
 from atoll.contract.model import RuntimeName
 from atoll.drivers import keeper_client as holding, oci
 from atoll.runtime.guest import connection as link
+from atoll.testing.leaks import Ledger
+from atoll.testing.waiting import eventually
 from tests.chaos.orphans import orphans
-from tests.leaks import Ledger
-from tests.waiting import eventually
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="mounts a disk, and freezes sandboxes: needs root")
 DISK_BYTES = 48 << 20

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from atoll.testing.nursery import Nursery
+from atoll.testing.waiting import wait_until
 from tests.cli.driving import Atoll
-from tests.nursery import Nursery
-from tests.waiting import wait_until
 
 
 @pytest.fixture(scope="session")

@@ -26,8 +26,8 @@ from typing import Any
 import anyio
 
 import atoll
-from tests.nursery import Nursery
-from tests.waiting import wait_until
+from atoll.testing.nursery import Nursery
+from atoll.testing.waiting import wait_until
 
 BOUND_S = 60.0
 PROGRAM = [sys.executable, "-m", "atoll.surfaces.cli"]

@@ -19,11 +19,11 @@ from atoll.agents.history import History
 from atoll.agents.loop import Answer, RetryEvent, TextEvent, Tokens, ToolCallEvent, ToolResultEvent
 from atoll.surfaces.cli import render, transcript
 from atoll.surfaces.cli.agent import _question
+from atoll.testing.waiting import wait_until
 from atoll.tools.agent import SHELL
 from atoll.tools.coding import TaskEvent
 from atoll.tools.tool import ToolResult, ToolSet
 from tests.cli.driving import Atoll
-from tests.waiting import wait_until
 
 CTRL_C, CTRL_D = b"\x03", b"\x04"
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import signal
 
+from atoll.testing.waiting import wait_until
 from tests.cli.driving import Atoll
-from tests.waiting import wait_until
 
 
 def test_what_one_command_leaves_the_next_one_finds(atoll: Atoll, box: str) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import signal
 
+from atoll.testing.waiting import wait_until
 from tests.cli.driving import Atoll
-from tests.waiting import wait_until
 
 
 def test_the_latest_command_is_shown_without_a_number(atoll: Atoll, box: str) -> None:

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from atoll.testing.waiting import wait_until
 from tests.cli.driving import PROGRAM, Atoll
-from tests.waiting import wait_until
 
 
 @pytest.mark.parametrize("code", [0, 1, 3, 255])

@@ -7,8 +7,8 @@ import subprocess
 
 import pytest
 
+from atoll.testing.waiting import wait_until
 from tests.cli.driving import PROGRAM, Atoll
-from tests.waiting import wait_until
 
 CTRL_C, CTRL_D = b"\x03", b"\x04"
 

@@ -20,8 +20,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import TOLD
-from tests.waiting import wait_until
+from atoll.testing.plugin import TOLD
+from atoll.testing.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 BOUND_S = 240
@@ -93,6 +93,7 @@ def run_as(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
             *("-c", str(checkout / "pyproject.toml"), "--rootdir", str(checkout)),
             *arguments,
             str(checkout / "tests" / "conformance"),
+            str(checkout / "src" / "atoll" / "testing" / "conformance"),
         ]
         commands.append(f"cd {shlex.quote(str(checkout))} && exec {shlex.join(command)}")
         return subprocess.run(

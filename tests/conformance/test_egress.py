@@ -12,9 +12,9 @@ import atoll
 from atoll import Engine, NetworkPolicy, Sandbox
 from atoll.contract.model import RuntimeName
 from atoll.runtime.egress import server as outlet
-from tests.conformance.inside import client, until_running
+from atoll.testing.inside import client, until_running
+from atoll.testing.waiting import eventually
 from tests.egress.world import SITE, World, mirror, on_loopback, serving
-from tests.waiting import eventually
 
 FETCH = "curl -sS --max-time 20 http://example.com/hello"
 """Through the proxy, if there is one."""

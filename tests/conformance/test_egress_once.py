@@ -11,11 +11,11 @@ import pytest
 
 import atoll
 from atoll import Engine, NetworkPolicy
-from tests.conformance.inside import client
+from atoll.testing.inside import client
+from atoll.testing.plugin import STRICT
+from atoll.testing.waiting import eventually
 from tests.conformance.test_egress import fetches
-from tests.conftest import STRICT
 from tests.egress.world import World, on_loopback
-from tests.waiting import eventually
 
 
 @pytest.fixture

@@ -26,10 +26,10 @@ from websockets.asyncio.client import connect
 
 from atoll import Engine, Preview, Sandbox
 from atoll.contract.errors import InvalidRequest, PortRefused
-from tests.conformance.inside import Peak, read_until
-from tests.conftest import STRICT
+from atoll.testing.inside import Peak, read_until
+from atoll.testing.plugin import STRICT
+from atoll.testing.waiting import eventually
 from tests.http_client import Client, ask, host_of, port_of
-from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from atoll import Process

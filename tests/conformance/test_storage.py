@@ -23,8 +23,8 @@ import atoll
 from atoll import Capabilities, DiskFull, Engine, InvalidRequest, Limits, Sandbox, Unenforceable
 from atoll.contract.model import RuntimeName
 from atoll.runtime.state.checkpoints import Checkpoints
-from tests.leaks import BOUND_S, Ledger
-from tests.waiting import eventually
+from atoll.testing.leaks import BOUND_S, Ledger
+from atoll.testing.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("as_root")
 

@@ -18,9 +18,9 @@ from atoll.runtime.egress.proxy import Dial, Outside, TunnelHandler
 from atoll.runtime.http1 import Headers
 from atoll.runtime.secrets.injection import Scrubber, SecretInjector
 from atoll.runtime.secrets.vault import Contents
+from atoll.testing.waiting import eventually
 from tests.egress.world import SITE, World, everything, proxied, serving
 from tests.origin import origin
-from tests.waiting import eventually
 
 
 async def test_a_plain_request_goes_to_its_host_without_what_is_between_neighbours(

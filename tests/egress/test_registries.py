@@ -9,7 +9,7 @@ import pytest
 
 from atoll import Unenforceable
 from atoll.runtime.egress import registries
-from tests.conftest import STRICT
+from atoll.testing.plugin import STRICT
 
 
 @pytest.fixture

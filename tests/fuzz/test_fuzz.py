@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import STRICT
+from atoll.testing.plugin import STRICT
 
 HERE = Path(__file__).parent
 SOURCES = HERE.parents[1] / "src" / "atoll"

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import STRICT
+from atoll.testing.plugin import STRICT
 from tests.guest.client import BYTES_TAGS, SOURCE, TAG_NAMES, N, build, encode, field_bytes, frame
 
 HERE = Path(__file__).parent

@@ -16,9 +16,9 @@ import pytest
 
 from atoll.contract.errors import ImageUnavailable
 from atoll.runtime.images.store import ImageStore
+from atoll.testing.waiting import eventually
 from tests.images import puller
 from tests.images.registry import BUSYBOX, Registry, file, free_port, gate_before, make_layout, rootfs
-from tests.waiting import eventually
 
 PULLER = str(Path(puller.__file__))
 

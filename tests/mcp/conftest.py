@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.nursery import Nursery
+from atoll.testing.nursery import Nursery
 
 if TYPE_CHECKING:
     from atoll import Engine
-    from tests.conftest import LeakCheck
+    from atoll.testing.plugin import LeakCheck
     from tests.mcp.serving import Program
 
 

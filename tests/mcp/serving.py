@@ -18,8 +18,8 @@ from mcp import Client, StdioServerParameters
 import atoll
 from atoll.surfaces.mcp import ServerConfig
 from atoll.surfaces.mcp.listening import listen
+from atoll.testing.waiting import BOUND_S
 from atoll.tools.tool import VOCABULARIES
-from tests.waiting import BOUND_S
 
 PROGRAM = [sys.executable, "-m", "atoll.surfaces.cli", "mcp"]
 """For tests about how the program ends. Others begin a copy of one that was started before."""

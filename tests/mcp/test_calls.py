@@ -7,8 +7,8 @@ import pytest
 from mcp import Client
 
 from atoll import Engine
+from atoll.testing.waiting import BOUND_S, eventually
 from tests.mcp.serving import Program, by_hand, listening, shell, started
-from tests.waiting import BOUND_S, eventually
 
 LONG = "echo begun; (setsid sh -c 'sleep 4712; true' &); sleep 4711"
 """A command with a daemon below it."""

@@ -22,9 +22,9 @@ import anyio
 import pytest
 
 from atoll import Engine
-from tests.conftest import STRICT
+from atoll.testing.plugin import STRICT
+from atoll.testing.waiting import BOUND_S
 from tests.mcp.serving import CHOICES, WALK, Program, listening, names
-from tests.waiting import BOUND_S
 
 HERE = Path(__file__).parent
 CPU = {"x86_64": "x64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())

@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 from mcp.server.lowlevel import Server
 
 from atoll.surfaces.mcp import stdio
-from tests.waiting import BOUND_S
+from atoll.testing.waiting import BOUND_S
 
 
 async def _split(pieces: Sequence[bytes]) -> list[bytes | None]:

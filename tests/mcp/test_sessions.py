@@ -14,8 +14,8 @@ from mcp_types import TextContent
 
 import atoll
 from atoll import Engine
+from atoll.testing.waiting import BOUND_S, eventually
 from tests.mcp.serving import HANDSHAKE, PROGRAM, Program, by_hand, environment, listening, shell, started
-from tests.waiting import BOUND_S, eventually
 
 
 async def refused(client: Client, tool: str, **arguments: object) -> str:

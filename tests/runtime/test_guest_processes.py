@@ -24,8 +24,8 @@ from atoll.contract.errors import (
 from atoll.contract.model import Exited, Output
 from atoll.runtime.guest.process import Process
 from atoll.runtime.sandbox import Sandbox
+from atoll.testing.waiting import eventually
 from tests.runtime.conftest import Host
-from tests.waiting import eventually
 
 pytestmark = [pytest.mark.anyio, pytest.mark.skipif(os.geteuid() != 0, reason="the guest changes users")]
 

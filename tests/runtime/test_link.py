@@ -37,9 +37,9 @@ from atoll.runtime.guest.frames import (
 )
 from atoll.runtime.guest.stream import BACKLOG, EVENT_LIMIT, WINDOW
 from atoll.runtime.sandbox import Sandbox
+from atoll.testing.waiting import eventually
 from tests.runtime.conftest import Host, Wire
 from tests.runtime.peer import Peer, encode_record
-from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 

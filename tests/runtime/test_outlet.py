@@ -22,8 +22,8 @@ from atoll.runtime.guest.connection import Link
 from atoll.runtime.guest.frames import EventKind, FrameType, Op, Tag
 from atoll.runtime.previews import router as ports
 from atoll.runtime.sandbox import _listening_aside
+from atoll.testing.waiting import eventually
 from tests.runtime.peer import Heard, Peer
-from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 

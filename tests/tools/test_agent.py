@@ -16,9 +16,9 @@ import anyio.to_thread
 import pytest
 
 from atoll import Engine
+from atoll.testing.waiting import eventually
 from atoll.tools import agent, view
 from atoll.tools.tool import ToolSet
-from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from atoll.runtime.sandbox_pool import SandboxPool

@@ -10,9 +10,9 @@ from pydantic import ValidationError
 
 from atoll import Capabilities, Engine, Limits, Sandbox, SandboxDied, Unenforceable
 from atoll.contract.model import RuntimeName
-from tests.conformance.inside import running, wait_tree_exit
-from tests.conftest import LeakCheck
-from tests.waiting import eventually
+from atoll.testing.inside import running, wait_tree_exit
+from atoll.testing.plugin import LeakCheck
+from atoll.testing.waiting import eventually
 
 MIB = 1024 * 1024
 CGROUPS = Path("/sys/fs/cgroup")

@@ -15,7 +15,7 @@ import pytest
 from anyio.abc import ByteStream
 
 from atoll import InvalidRequest, PortRefused, Sandbox
-from tests.conformance.inside import Peak, until_running
+from atoll.testing.inside import Peak, until_running
 
 MIB = 1024 * 1024
 

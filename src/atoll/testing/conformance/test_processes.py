@@ -24,7 +24,7 @@ from atoll import (
     SystemProcess,
 )
 from atoll.contract.model import RuntimeName
-from tests.conformance.inside import (
+from atoll.testing.inside import (
     Peak,
     collect,
     connections_made,
@@ -37,7 +37,7 @@ from tests.conformance.inside import (
     until_running,
     wait_tree_exit,
 )
-from tests.waiting import eventually
+from atoll.testing.waiting import eventually
 
 MIB = 1024 * 1024
 

@@ -19,9 +19,9 @@ import atoll
 from atoll import Capabilities, CheckpointNotFound, Engine, ImageUnavailable, Sandbox, SandboxExists, SandboxNotFound
 from atoll.contract.model import RuntimeName
 from atoll.runtime.state.store import ID_BASE, IMPORTED_IDS
-from tests.conformance.inside import client
-from tests.conftest import LeakCheck
-from tests.waiting import eventually
+from atoll.testing.inside import client
+from atoll.testing.plugin import LeakCheck
+from atoll.testing.waiting import eventually
 
 # In two layers: what the second one changes of the first is what overlayfs has marks of its own for.
 FIRST = """

@@ -12,8 +12,8 @@ import pytest
 
 from atoll import Engine, Sandbox
 from atoll.contract.model import RuntimeName
-from tests.conformance.inside import client
-from tests.waiting import eventually
+from atoll.testing.inside import client
+from atoll.testing.waiting import eventually
 
 GUIDE = Path(__file__).parents[2] / "docs/guide.md"
 MAKE = """

@@ -25,8 +25,8 @@ from atoll import (
     Truncation,
 )
 from atoll.contract.model import RuntimeName
-from tests.conformance.inside import Peak, keeper_pid, running, until_running, wait_tree_exit
-from tests.waiting import eventually
+from atoll.testing.inside import Peak, keeper_pid, running, until_running, wait_tree_exit
+from atoll.testing.waiting import eventually
 
 MIB = 1024 * 1024
 

@@ -11,9 +11,9 @@ import pytest
 import atoll
 from atoll import Engine, Sandbox, SandboxNotFound
 from atoll.contract.model import RuntimeName
-from tests.conformance.inside import client, output_of, running, until_running, wait_tree_exit
-from tests.conftest import LeakCheck
-from tests.waiting import eventually
+from atoll.testing.inside import client, output_of, running, until_running, wait_tree_exit
+from atoll.testing.plugin import LeakCheck
+from atoll.testing.waiting import eventually
 
 
 @pytest.mark.core

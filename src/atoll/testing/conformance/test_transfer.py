@@ -12,8 +12,8 @@ import anyio
 import pytest
 
 from atoll import FileError, InvalidRequest, PathNotFound, PermissionDenied, Sandbox
-from tests.conformance.inside import Peak
-from tests.waiting import eventually
+from atoll.testing.inside import Peak
+from atoll.testing.waiting import eventually
 
 MIB = 1024 * 1024
 ODD_NAMES = ["with space", "new\nline", "ünï€", os.fsdecode(b"\xff\xfe"), "n" * 200, "-r"]

@@ -23,8 +23,8 @@ from atoll import (
     Sandbox,
 )
 from atoll.contract.model import RuntimeName
-from tests.conformance.inside import Peak, keeper_pid, output_of
-from tests.waiting import eventually
+from atoll.testing.inside import Peak, keeper_pid, output_of
+from atoll.testing.waiting import eventually
 
 MIB = 1024 * 1024
 ODD_NAMES = [

@@ -21,9 +21,9 @@ from atoll import (
     Unenforceable,
 )
 from atoll.contract.model import RuntimeName
-from atoll.runtime.lifecycle import lifecycle as life
-from tests.conformance.inside import client
-from tests.conftest import LeakCheck
+from atoll.runtime.lifecycle import lifecycle
+from atoll.testing.inside import client
+from atoll.testing.plugin import LeakCheck
 
 WRITE = """
 set -e
@@ -158,7 +158,7 @@ async def test_many_checkpoints_stand_on_each_other(
     engine: Engine, runtime_name: RuntimeName, as_root: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     last = 5 if runtime_name == "runsc" else 11
-    monkeypatch.setattr(life, "FLATTEN_AT", 3)
+    monkeypatch.setattr(lifecycle, "FLATTEN_AT", 3)
     async with await engine.create("tower") as sandbox:
         for number in range(last + 1):
             await sandbox.exec(f"echo {number} > file-{number}; rm -f file-{number - 2}; echo {number} > last")

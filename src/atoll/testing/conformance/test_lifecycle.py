@@ -26,9 +26,9 @@ from atoll import (
 )
 from atoll.contract.model import RuntimeName
 from atoll.drivers.oci import find_program
-from tests.conformance.inside import client, until_running
-from tests.conftest import LeakCheck
-from tests.waiting import eventually
+from atoll.testing.inside import client, until_running
+from atoll.testing.plugin import LeakCheck
+from atoll.testing.waiting import eventually
 
 # ---- coming ----
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import anyio
 import anyio.abc
 
-from tests.waiting import eventually
+from atoll.testing.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -21,9 +21,9 @@ from atoll import (
     Unenforceable,
 )
 from atoll.contract.model import RuntimeName
-from atoll.runtime.lifecycle import lifecycle as life
-from tests.conformance.inside import client, until_running
-from tests.waiting import eventually
+from atoll.runtime.lifecycle import lifecycle
+from atoll.testing.inside import client, until_running
+from atoll.testing.waiting import eventually
 
 COUNT = "i=0; while :; do i=$((i+1)); echo $i > count; sleep 0.01; done"
 
@@ -297,7 +297,7 @@ async def test_who_is_about_to_connect_does_not_keep_a_sandbox_from_saying_who_w
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That one may be waiting for the sleep to end, and the sleep must not wait for that one."""
-    monkeypatch.setattr(life, "_ANSWER_S", 1000)
+    monkeypatch.setattr(lifecycle, "_ANSWER_S", 1000)
     async with await engine.create() as sandbox:
         await sandbox.aclose()
         async with sandbox._connecting:

@@ -19,8 +19,8 @@ import atoll
 from atoll import Capabilities, Engine, InvalidRequest, LaunchFailed, Limits, SandboxDied, SandboxExists, Unenforceable
 from atoll.contract.model import RuntimeName
 from atoll.runtime.lifecycle import warm_pool
-from tests.conformance.inside import client
-from tests.waiting import eventually
+from atoll.testing.inside import client
+from atoll.testing.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -9,8 +9,8 @@ import pytest
 
 from atoll import Engine, InvalidRequest, Sandbox, SandboxError, SandboxNotFound
 from atoll.contract.model import RuntimeName
-from tests.conformance.inside import client
-from tests.waiting import eventually
+from atoll.testing.inside import client
+from atoll.testing.waiting import eventually
 
 
 @pytest.mark.core

@@ -1,0 +1,355 @@
+"""The pytest plugin of the conformance suite: engines, sandboxes, the leak check, and the choice of runtimes.
+
+The runtime is a parameter: a test that asks for `runtime_name`, or for a fixture made with it, runs once for each of
+crun, runc and runsc, or for each `--atoll-runtime NAME` of the command line. A runtime that cannot be used on this
+machine skips its tests; with `ATOLL_STRICT=1` or `CI=true` it fails them. State directories belong to one test
+process, so several may run side by side.
+
+Used by `atoll.testing.conformance` and by the tests of this repository. What the suite knows about the inside of a
+sandbox is in `inside.py`, what must not be left behind in `leaks.py`.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import inspect
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from atoll.testing import inside
+from atoll.testing.leaks import Ledger, Snapshot
+from atoll.testing.nursery import Nursery
+
+if TYPE_CHECKING:
+    # Imported where used: tests of single parts need not wait for the whole.
+    from atoll import Capabilities, Engine, Sandbox
+    from atoll.contract.model import RuntimeName
+
+RUNTIMES: tuple[RuntimeName, ...] = ("crun", "runc", "runsc")
+"""The runtimes that tests run with when none is named."""
+STRICT = os.environ.get("ATOLL_STRICT") == "1" or os.environ.get("CI") == "true"
+TEST_BOUND_S = 60
+TOLD = "told"
+"""The name of a test's property that is shown at the end, though the test passed."""
+_CHECKED_FOR_LEAKS = {"conformance", "attacks"}
+
+# The tests start Python some thousand times. Where bytecode is not to be kept, each would compile all of Atoll anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+# Who is started in the background ignores what a terminal sends, and so does all that it starts: what is tested is
+# started as from a terminal.
+for _number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+    if signal.getsignal(_number) == signal.SIG_IGN:
+        signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--atoll-runtime",
+        action="append",
+        metavar="NAME",
+        help="run the tests of sandboxes with this runtime only; may be given several times",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "core: what also runs as an ordinary user, with and without a range of ids")
+    config.addinivalue_line("markers", "proves(*fields): the fields of tools' schemas that a test is about")
+    config.addinivalue_line("markers", "rootless: only means something as an ordinary user")
+    config.addinivalue_line("markers", "runtimes(*names): long, and the same with the others")
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays to the end: nobody has to look through it again and again for garbage."""
+    gc.freeze()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    left_out = [item for item in items if _is_left_out(item)]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
+
+
+def _is_left_out(item: pytest.Item) -> bool:
+    if os.geteuid() == 0 and item.get_closest_marker("rootless"):
+        return True
+    chosen = item.get_closest_marker("runtimes")
+    return chosen is not None and item.callspec.params["runtime_name"] not in chosen.args  # type: ignore[attr-defined]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    its_own = {str(mark.args[0]) for mark in metafunc.definition.iter_markers("parametrize")}
+    if "runtime_name" in metafunc.fixturenames and not any("runtime_name" in names for names in its_own):
+        names = metafunc.config.getoption("atoll_runtime") or RUNTIMES
+        metafunc.parametrize("runtime_name", names, indirect=True, scope="session")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pycollect_makeitem(collector: pytest.Module | pytest.Class, name: str, obj: object) -> None:
+    """Put the leak check around every test of the directories that are about running sandboxes."""
+    if _CHECKED_FOR_LEAKS & set(collector.path.parts) and collector.istestfunction(obj, name):
+        pytest.mark.usefixtures("_clients_are_born", "leak_check")(obj)
+        if inspect.iscoroutinefunction(obj):  # also where the setting `anyio_mode` is not `auto`
+            pytest.mark.usefixtures("anyio_backend")(obj)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> None:
+    """Bound every asynchronous test: one that hangs is cancelled and fails, and those after it run as ever."""
+    test = pyfuncitem.obj
+    if not inspect.iscoroutinefunction(test):
+        return
+
+    @functools.wraps(test)
+    async def bounded(**arguments: object) -> None:
+        with anyio.fail_after(TEST_BOUND_S):
+            await test(**arguments)
+
+    pyfuncitem.obj = bounded
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Show what tests have to tell: what a run within a run passed over must not go unseen."""
+    for report in terminalreporter.getreports("passed"):
+        lines = [value for name, value in report.user_properties if name == TOLD]
+        if lines and report.when == "call":
+            terminalreporter.section(report.nodeid.partition("::")[2], sep="-")
+            for line in lines:
+                terminalreporter.line(str(line))
+
+
+# ---------------------------------------------------------------------------------------------------- state directories
+
+
+@pytest.fixture(scope="session")
+def ledger() -> Iterator[Ledger]:
+    ledger = Ledger()
+    yield ledger
+    ledger.close()
+
+
+@pytest.fixture(scope="session")
+def host_images(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An image store that holds the host image, built once for all processes of a run and kept for the next run."""
+    from atoll.runtime.images.store import ImageStore
+
+    if (cache := getattr(pytestconfig, "cache", None)) is not None:
+        root: Path = cache.mkdir("host-images")
+    else:
+        root = tmp_path_factory.getbasetemp() / "host-images"
+    anyio.run(ImageStore(root, rootless=os.geteuid() != 0).resolve, "host")
+    return root
+
+
+@pytest.fixture(scope="session")
+def give_host_image(host_images: Path) -> Callable[[Path], Path]:
+    """Gives a new state directory the host image, and returns it.
+
+    Otherwise the first sandbox of each would wait for some fifteen thousand directories to be made, and its end for
+    them to be removed. A state directory that begins with nothing is for `test_cli_sandboxes.py`.
+    """
+
+    def give(state_dir: Path) -> Path:
+        images = state_dir / "images"
+        (images / "unpacked").mkdir(mode=0o700, parents=True)
+        shutil.copy(host_images / "host.json", images)
+        for tree in (host_images / "unpacked").iterdir():
+            (images / "unpacked" / tree.name).symlink_to(tree)
+        return state_dir
+
+    return give
+
+
+@pytest.fixture(scope="session")
+def make_state_dir(ledger: Ledger, give_host_image: Callable[[Path], Path]) -> Iterator[Callable[[], Path]]:
+    """Makes state directories that the leak check looks after. At the end each must be free of sandboxes."""
+    made: list[Path] = []
+
+    def make() -> Path:
+        path = Path(tempfile.mkdtemp(prefix="atoll-test-"))
+        made.append(path)
+        ledger.watch(path)
+        return give_host_image(path)
+
+    yield make
+    left = [line for path in made for line in ledger.all_of(path)]
+    for path in made:
+        ledger.end_processes_of(path)
+        ledger.unwatch(path)
+        shutil.rmtree(path, ignore_errors=bool(left))
+    if left:
+        shown = [*left[:20], f"and {len(left) - 20} more"] if len(left) > 20 else left
+        pytest.fail("left at the end of all tests:\n  " + "\n  ".join(shown), pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def state_dir(make_state_dir: Callable[[], Path]) -> Path:
+    """The state directory of this test process. Images in it are made once; each module finds it without sandboxes."""
+    return make_state_dir()
+
+
+@pytest.fixture(scope="module")
+async def host(state_dir: Path) -> AsyncIterator[Engine]:
+    """A runtime whose sandboxes are made with the fastest there is."""
+    import atoll
+
+    async with atoll.open(state_dir) as engine:
+        yield engine
+
+
+# ------------------------------------------------------------------------------------------------- programs beside us
+
+
+@pytest.fixture(scope="session")
+def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
+    """Where programs that use Atoll are started from without importing it each time."""
+    nursery = Nursery(tmp_path_factory.mktemp("nursery"))
+    yield nursery
+    nursery.close()
+
+
+# ------------------------------------------------------------------------------------------------------------ sandboxes
+
+
+@pytest.fixture(scope="session")
+def runtime_name(request: pytest.FixtureRequest, state_dir: Path) -> RuntimeName:
+    """crun, runc and runsc in turn."""
+    from atoll.drivers.oci import find_drivers
+
+    name: RuntimeName = request.param
+    if name not in find_drivers(state_dir):
+        message = f"{name} cannot be used on this machine; 'atoll doctor' says why"
+        if STRICT:
+            pytest.fail(message, pytrace=False)
+        pytest.skip(message)
+    return name
+
+
+@pytest.fixture(scope="module")
+async def engine(runtime_name: RuntimeName, state_dir: Path) -> AsyncIterator[Engine]:
+    """An open runtime whose sandboxes are made with `runtime_name` unless they say otherwise."""
+    import atoll
+
+    async with atoll.open(state_dir, settings=atoll.Settings(runtime=runtime_name)) as engine:
+        yield engine
+        # A test that failed half-way must not fail those after it. One that leaves something behind has failed already.
+        for info in await engine.list():
+            with suppress(LookupError):
+                await engine.destroy(info.name)
+        await engine.collect()
+
+
+@pytest.fixture(scope="module")
+async def shared(engine: Engine) -> AsyncIterator[Sandbox]:
+    """One sandbox for all tests of a module that leave no trace in it."""
+    async with await engine.create() as sandbox:
+        yield sandbox
+
+
+@pytest.fixture
+async def sandbox(engine: Engine) -> AsyncIterator[Sandbox]:
+    """A fresh sandbox. The test may destroy or break it."""
+    async for fresh in _fresh(engine):
+        yield fresh
+
+
+@pytest.fixture
+async def neighbour(engine: Engine) -> AsyncIterator[Sandbox]:
+    """A second fresh sandbox of the same runtime."""
+    async for fresh in _fresh(engine):
+        yield fresh
+
+
+async def _fresh(engine: Engine) -> AsyncIterator[Sandbox]:
+    sandbox = await engine.create()
+    yield sandbox
+    with suppress(LookupError):
+        await engine.destroy(sandbox.name)
+
+
+# ---------------------------------------------------------------------------------------------------------------- leaks
+
+
+class LeakCheck:
+    """The machine as it was when the test began."""
+
+    def __init__(self, ledger: Ledger, before: Snapshot) -> None:
+        self._ledger = ledger
+        self._before = before
+
+    async def back_to_start(self) -> None:
+        """Wait until the machine is as it was, within a bound.
+
+        Raises:
+            AssertionError: it is not; the message says what is there too much or too little.
+        """
+        lines = await self._ledger.settled(self._before)
+        assert not lines, "not as it was when the test began:\n  " + "\n  ".join(lines)
+
+
+@pytest.fixture
+async def leak_check(anyio_backend: str, ledger: Ledger) -> AsyncIterator[LeakCheck]:
+    """Fails the test that leaves a process, a mount, a cgroup, a directory or a descriptor behind.
+
+    Set up before the test's own sandboxes and after its module's, so that it sees the former go.
+    """
+    check = LeakCheck(ledger, ledger.look())
+    yield check
+    await check.back_to_start()
+
+
+# ------------------------------------------------------------------------------------------------ what this machine is
+
+
+@pytest.fixture(scope="session")
+def _clients_are_born(nursery: Nursery) -> None:
+    """Other host processes of the tests come from the nursery."""
+    inside.python = nursery.program
+
+
+@pytest.fixture
+def capabilities(engine: Engine, runtime_name: RuntimeName) -> Capabilities:
+    return engine.drivers()[runtime_name].capabilities
+
+
+@pytest.fixture(scope="session")
+def single_id() -> bool:
+    """Whether all users inside are one: an ordinary user without a range in /etc/subuid has only one id to map."""
+    from atoll.drivers.machine import read_machine
+
+    machine = read_machine()
+    return not machine.root and not (machine.subuids and machine.subgids)
+
+
+@pytest.fixture(scope="session")
+def user_id(single_id: bool) -> int:
+    """The uid of `user` inside."""
+    return 0 if single_id else 1000
+
+
+@pytest.fixture
+def as_root() -> None:
+    """For tests that look at what only the host's root can see or do."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root on the host")
+
+
+@pytest.fixture
+async def here(shared: Sandbox, request: pytest.FixtureRequest) -> AsyncIterator[str]:
+    """A directory of the test's own in the shared sandbox, relative to the user's home."""
+    name = f"test-{abs(hash(request.node.name))}"
+    await shared.files.mkdir(name)
+    yield name
+    await shared.files.remove(f"/home/user/{name}", recursive=True, user="root")
