@@ -1,0 +1,58 @@
+"""One vocabulary: the field's words in code, comments, messages and documentation, and no private ones beside them.
+
+`docs/design/0014-vocabulary.md` has the reasons, `docs/architecture.md` the glossary.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+PRIVATE_WORDS = {
+    r"shelf|shelves": "warm pool",
+    r"sitters?|sitting|seats?": "supervisor, slot, job",
+    r"outlets?": "egress server",
+    r"whoever|somebody|nobody(?!:)": "the noun that is meant: process, caller, client, user",
+    r"means_one|put_up|take_up|hand_over|_stand|taken off": "name_taken, mark_ready, reconcile, bind, resolve",
+    r"those that wait|what leaves|who comes next": "warm sandboxes, egress, the next process",
+    r"until_it_answers|loses_waiting|as_owner|make_boundable|end_to_end": "wait_ready, saves_epoll_waiters, …",
+    r"strangers?": "foreign children",
+    r"under-way|transient/|together/|kept/|shelves/": "in-progress/, uncommitted/, groups/, leases/, warm-pools/",
+}
+EXCEPTIONS = {
+    "CHANGELOG.md",  # says once what the old names were
+    "docs/design/0014-vocabulary.md",  # says why
+}
+
+
+def texts() -> list[Path]:
+    patterns = ("src/atoll/**/*.py", "src/atoll/**/*.[ch]", "src/atoll/**/*.md", "docs/**/*.md", "*.md")
+    found = sorted(path for pattern in patterns for path in ROOT.glob(pattern))
+    return [path for path in found if str(path.relative_to(ROOT)) not in EXCEPTIONS]
+
+
+def test_private_words_are_used_nowhere() -> None:
+    """`nobody` may be the user of that name, in backticks."""
+    found = []
+    for path in texts():
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            for words, instead in PRIVATE_WORDS.items():
+                found += [
+                    f"{path.relative_to(ROOT)}:{number}: {match[0]!r}: say {instead}"
+                    for match in re.finditer(rf"(?<![\w`])(?:{words})(?![\w`])", line, re.IGNORECASE)
+                ]
+    assert not found, "\n".join(found)
+
+
+def test_the_map_names_only_what_exists() -> None:
+    """Every path in `docs/architecture.md` and `CONTRIBUTING.md` that looks like one of the repository is there."""
+    missing = []
+    for name in ("docs/architecture.md", "CONTRIBUTING.md"):
+        for path in sorted(
+            set(re.findall(r"`((?:[\w.-]+/)+[\w.*-]*|[\w-]+\.(?:py|md|c|h|toml))`", (ROOT / name).read_text()))
+        ):
+            if not any((base / path).exists() for base in (ROOT, ROOT / "src/atoll", ROOT / "docs")):
+                missing.append(f"{name}: {path}")
+    assert not missing, "\n".join(missing)
