@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from atoll.contract.protocol import MAX_PAYLOAD
 from atoll.runtime.engine import Runtime
-from atoll.runtime.guest.frames import MAX_PAYLOAD
 from atoll.runtime.sandbox import Sandbox
 from tests.attacks.programs import host_processes, shell, status_of
 

@@ -38,7 +38,7 @@ from atoll.contract.model import Limits, RuntimeName, Usage
 from atoll.drivers import seccomp, storage
 from atoll.drivers.cgroups import Cgroups
 from atoll.drivers.hostname import set_hostname
-from atoll.drivers.keeper_client import adopt, frozen, greeted
+from atoll.drivers.keeper_client import freezing, reconfigure, wait_ready
 from atoll.drivers.locks import is_held, lock_within, try_lock
 from atoll.drivers.machine import Machine, read_machine
 from atoll.settings import program_environment
@@ -191,7 +191,7 @@ class OciDriver:
         if started.returncode != 0:
             raise LaunchFailed(f"the keeper did not start: {started.stderr.decode(errors='replace').strip()}")
         if launch.memory is not None or launch.until_it_answers:
-            await greeted(directory)
+            await wait_ready(directory)
         if launch.memory is not None and launch.memory.hostname != launch.hostname:
             async with self.renaming(launch.id, launch.directory, launch.hostname, launch.id_base):
                 pass
@@ -233,7 +233,7 @@ class OciDriver:
             return subprocess.Popen(words, stderr=log, env={}, close_fds=False)
 
     async def adopt(self, directory: Path, *, ephemeral: bool, pause_after_s: float | None) -> None:
-        await adopt(directory, ephemeral=ephemeral, pause_after_s=pause_after_s)
+        await reconfigure(directory, ephemeral=ephemeral, pause_after_s=pause_after_s)
 
     def _bounded(self, limits: Limits) -> Limits:
         if self._name != "runsc" or "pids" not in self._machine.controllers:
@@ -474,13 +474,13 @@ class OciDriver:
 
     async def freeze(self, directory: Path) -> None:
         self._require_freezer()
-        async with frozen(directory, "warm"):
+        async with freezing(directory, "pause"):
             pass
 
     @contextlib.asynccontextmanager
     async def held(self, directory: Path) -> AsyncIterator[None]:
         self._require_freezer()
-        async with frozen(directory, "hold"):
+        async with freezing(directory, "hold"):
             yield
 
     def loses_waiting(self) -> bool:
@@ -495,7 +495,7 @@ class OciDriver:
     async def save(self, id: str, directory: Path, image: Path, *, lock: int) -> None:
         await self.remove(image)  # gVisor takes no directory that a save before has used
         image.mkdir(mode=0o700)
-        async with frozen(directory, "quiet"):
+        async with freezing(directory, "quiesce"):
             command = [self._program, *self._flags(), "checkpoint", "--image-path", str(image), id]
             done = await self._within(*command, within_s=_SAVE_S, pass_fds=(lock,))
         if done.returncode != 0:

@@ -1,6 +1,6 @@
 /* How frames and fields look as bytes.
  *
- * Knows: the header, the rules of PROTOCOL.md that can be checked on one frame alone, the type of each tag.
+ * Knows: the header, the rules of PROTOCOL.md that can be checked on one frame alone.
  * Refuses to know: descriptors, streams, what any operation means. It reads no byte that it did not count first,
  * allocates nothing but the copies it is asked for, and is fuzzed as it stands (tests/guest/fuzz_frames.c).
  */
@@ -112,36 +112,6 @@ const char *frame_check_payload(const struct frame *frame, const uint8_t *payloa
     }
 }
 
-/* 'i', 's' or 'b' as in protocol.h; 0 for a tag that this guest does not know. */
-static char tag_type(uint16_t tag)
-{
-    switch (tag) {
-    case TAG_USER:
-    case TAG_ARGV:
-    case TAG_SHELL:
-    case TAG_ENV:
-    case TAG_CWD:
-    case TAG_STATE:
-    case TAG_PATH:
-    case TAG_TARGET:
-    case TAG_TO:
-    case TAG_PATTERN:
-    case TAG_INCLUDE:
-    case TAG_HOST:
-        return 's';
-    case TAG_MESSAGE:
-    case TAG_COMMAND:
-    case TAG_NAME:
-    case TAG_TEXT:
-        return 'b';
-    default:
-        break;
-    }
-    bool known = (tag >= TAG_VERSION && tag <= TAG_ACTION) || (tag >= TAG_ARGV && tag <= TAG_CPU_US) ||
-                 (tag >= TAG_PATH && tag <= TAG_CHANGE) || (tag >= TAG_PORT && tag <= TAG_PEER_PORT);
-    return known ? 'i' : 0;
-}
-
 const char *fields_check(struct fields fields)
 {
     while (fields.size) {
@@ -150,10 +120,10 @@ const char *fields_check(struct fields fields)
         uint32_t size = get_u32(fields.at + 2);
         if (size > fields.size - 6)
             return "field overruns its payload";
-        char type = tag_type(get_u16(fields.at));
-        if (type == 'i' && size != 8)
+        enum field_type type = field_type(get_u16(fields.at));
+        if (type == FIELD_INTEGER && size != INTEGER_SIZE)
             return "integer of another size";
-        if (type == 's' && memchr(fields.at + 6, 0, size))
+        if (type == FIELD_STRING && memchr(fields.at + 6, 0, size))
             return "NUL in a string";
         fields.at += 6 + size;
         fields.size -= 6 + size;

@@ -36,9 +36,6 @@ enum {
     FREEZE_AGAIN_MS = 100,
 };
 
-/* FREEZE's ACTION. */
-enum { FREEZE_WARM = 1, FREEZE_HOLD = 2, FREEZE_RELEASE = 3, FREEZE_QUIET = 4 };
-
 struct buffer {
     uint8_t *data;
     size_t start, end, capacity;
@@ -201,10 +198,10 @@ static int64_t int_field(const uint8_t *payload, uint32_t length, uint16_t wante
             return -1;
         memcpy(&tag, payload, 2);
         memcpy(&size, payload + 2, 4);
-        if (size > length - 6 || (tag == wanted && size != 8))
+        if (size > length - 6 || (field_type(tag) == FIELD_INTEGER && size != INTEGER_SIZE))
             return -1;
         if (tag == wanted)
-            memcpy(&found, payload + 6, 8);
+            memcpy(&found, payload + 6, INTEGER_SIZE);
         payload += 6 + size;
         length -= 6 + size;
     }
@@ -402,15 +399,15 @@ static bool take_freeze(struct client *c, const uint8_t *payload, uint32_t lengt
     int64_t action = int_field(payload, length, TAG_ACTION, -1), error = 0;
     if (action == FREEZE_RELEASE) {
         release_hold(c);
-    } else if ((action == FREEZE_HOLD || action == FREEZE_QUIET) && !c->holds) {
-        if (action == FREEZE_QUIET) {
+    } else if ((action == FREEZE_HOLD || action == FREEZE_QUIESCE) && !c->holds) {
+        if (action == FREEZE_QUIESCE) {
             wake(); /* what stands still takes nothing */
             reset_sockets();
         }
         error = action == FREEZE_HOLD ? freeze() : quieten();
         c->holds = !error;
         holders += c->holds;
-    } else if (action == FREEZE_WARM) {
+    } else if (action == FREEZE_PAUSE) {
         error = freeze();
         warm = warm || !error;
     } else {
@@ -423,7 +420,7 @@ static bool take_freeze(struct client *c, const uint8_t *payload, uint32_t lengt
 
 /* Somebody has taken a sandbox that waited: whether it ends with its last client, and when it stands still by itself,
  * is from now on as they say. False: drop the client. */
-static bool take_adopt(struct client *c, const uint8_t *payload, uint32_t length)
+static bool take_reconfigure(struct client *c, const uint8_t *payload, uint32_t length)
 {
     int64_t keep = int_field(payload, length, TAG_KEEP, 1), pause_ms = int_field(payload, length, TAG_PAUSE_MS, 0);
     if (keep < 0 || keep > 1 || pause_ms < 0 || pause_ms > INT32_MAX)
@@ -432,7 +429,7 @@ static bool take_adopt(struct client *c, const uint8_t *payload, uint32_t length
     ends.pause_after_ms = (int)pause_ms;
     wake();
     uint8_t frame[HEADER_SIZE];
-    append(&c->out, frame, put_frame(frame, FRAME_ADOPTED, 0, NULL, 0));
+    append(&c->out, frame, put_frame(frame, FRAME_RECONFIGURED, 0, NULL, 0));
     return true;
 }
 
@@ -658,8 +655,8 @@ static int take_client_frame(struct client *c, uint8_t *frame)
         return h.stream == 0 && h.length == 0 ? 1 : -1;
     if (h.type == FRAME_FREEZE)
         return h.stream == 0 && take_freeze(c, frame + HEADER_SIZE, h.length) ? 0 : -1;
-    if (h.type == FRAME_ADOPT)
-        return h.stream == 0 && take_adopt(c, frame + HEADER_SIZE, h.length) ? 0 : -1;
+    if (h.type == FRAME_RECONFIGURE)
+        return h.stream == 0 && take_reconfigure(c, frame + HEADER_SIZE, h.length) ? 0 : -1;
     if (h.stream == 0 || h.stream >> STREAM_BITS)
         return -1;
     h.stream |= (uint32_t)(c - clients) << STREAM_BITS;
