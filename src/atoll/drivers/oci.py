@@ -149,7 +149,7 @@ class OciDriver:
         self._prepare(launch)
         files = self._files(directory)
         (directory / "config.json").write_text(json.dumps(self._config(launch, cover, files)))
-        command = self._keeper("start", "--dir", str(directory), "--top", str(launch.top), "--cover", cover)
+        command = self._keeper("start", "--dir", str(directory), "--active-layer", str(launch.top), "--cover", cover)
         for inside in files:
             command += ["--file", inside.name, str(inside.source)]
         if launch.ephemeral:
@@ -227,7 +227,7 @@ class OciDriver:
         return ThreadPoolExecutor(1, "atoll-namer")
 
     def _begin_naming(self, directory: Path, hostname: str, owner: int) -> subprocess.Popen[bytes]:
-        words = [str(_BIN / "keeper"), "name", "--owner", str(owner), "--", str(self.pid(directory)), hostname]
+        words = [str(_BIN / "keeper"), "hostname", "--owner", str(owner), "--", str(self.pid(directory)), hostname]
         with open(directory / "keeper.log", "ab") as log:
             # Python starts it in the fastest way if it need not close what is closed on its own.
             return subprocess.Popen(words, stderr=log, env={}, close_fds=False)
@@ -279,7 +279,7 @@ class OciDriver:
         for name in ("in", "out"):
             os.mkfifo(launch.directory / name, 0o600)
         for fs in launch.filesystems:
-            for part in ("upper", "scratch"):
+            for part in ("upper", "work"):
                 path = launch.top / part / fs.key
                 if path.exists():
                     continue
@@ -445,7 +445,7 @@ class OciDriver:
 
     async def copy(self, source: Path, target: Path, *, earlier: Path | None = None) -> None:
         if await anyio.to_thread.run_sync(storage.snapshot, source, target):
-            await self.remove(target / "scratch")
+            await self.remove(target / "work")
             return
         storage.make(target)
         await self._make_layer("copy", str(source), str(target), *([] if earlier is None else [str(earlier)]))
@@ -468,7 +468,7 @@ class OciDriver:
             raise SandboxError(f"what the sandbox wrote could not be copied: {said}")
 
     def as_owner(self, *command: str) -> list[str]:
-        return [*self._keeper("within", *([] if self._machine.root else self._maps(0))), "--", *command]
+        return [*self._keeper("nsexec", *([] if self._machine.root else self._maps(0))), "--", *command]
 
     # ---- standing still ----
 

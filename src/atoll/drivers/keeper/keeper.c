@@ -1,20 +1,20 @@
 /* The keeper: one small process on the host per sandbox. It starts the sandbox's runtime, then owns the stream to
  * its guest and shares it among clients, so that no program that uses a sandbox has to outlive another.
  *
- *   keeper start --dir D --top T --cover C --listen FD --lock FD [--file NAME PATH]… [--uid I O N]… [--gid I O N]… [--rootless] [--ephemeral]
+ *   keeper start --dir D --active-layer L --cover C --listen FD --lock FD [--file NAME PATH]… [--uid I O N]… [--gid I O N]… [--rootless] [--ephemeral]
  *                [--confine ID] [--machine ID] [--freezer FILE FREEZE THAW FILE LINE] [--pause-after MS] [--disk BYTES] [--epoch N] [--cgroup DIR]… [--limit FILE VALUE]… [--overlay KEY TARGET COUNT (LAYER OWNER)…]… -- RUNTIME ARGUMENTS…
- *   keeper within [--uid I O N]… [--gid I O N]… [--rootless] -- COMMAND ARGUMENTS…
+ *   keeper nsexec [--uid I O N]… [--gid I O N]… [--rootless] -- COMMAND ARGUMENTS…
  *   keeper copy [--uid I O N]… [--gid I O N]… [--rootless] -- FROM TO [EARLIER]
  *   keeper merge [--uid I O N]… [--gid I O N]… [--rootless] -- TO OWNER (LAYER OWNER)…
- *   keeper name --owner ID -- PID HOSTNAME
+ *   keeper hostname --owner ID -- PID HOSTNAME
  *
  * `--lock` is a file that whoever starts us has locked: as long as the keeper lives, it is, and its process id is in it.
- * `start` returns at once; who listens on the socket is told how it went. `within` runs a command where a runtime of
+ * `start` returns at once; who listens on the socket is told how it went. `nsexec` runs a command where a runtime of
  * the same kind would run: in a private mount namespace and, rootless, in the user namespace that owns the files. `copy`
- * copies a layer there, `merge` makes one of several, the lowest first. `name` gives the sandbox of a process another
+ * copies a layer there, `merge` makes one of several, the lowest first. `hostname` gives the sandbox of a process another
  * hostname.
  *
- * This file knows the order of things; how each is done is in launch.c, relay.c, copy.c, bound.c, naming.c and
+ * This file knows the order of things; how each is done is in launch.c, relay.c, copy.c, quota.c, hostname.c and
  * confine.c. */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -89,8 +89,8 @@ static struct plan parse(int argc, char **argv)
             plan.ephemeral = true;
         else if (!strcmp(arg, "--dir") && left)
             plan.dir = argv[++i];
-        else if (!strcmp(arg, "--top") && left)
-            plan.top = argv[++i];
+        else if (!strcmp(arg, "--active-layer") && left)
+            plan.active_layer = argv[++i];
         else if (!strcmp(arg, "--cover") && left)
             plan.cover = argv[++i];
         else if (!strcmp(arg, "--file") && left >= 2 && plan.file_count < MAX_FILES) {
@@ -274,7 +274,7 @@ static void open_freezer(const struct plan *plan, struct relay_ends *ends)
 
 static void start(const struct plan *plan)
 {
-    if (!plan->dir || !plan->top || !plan->cover || plan->listener < 0 || plan->lock < 0 || !plan->overlay_count)
+    if (!plan->dir || !plan->active_layer || !plan->cover || plan->listener < 0 || plan->lock < 0 || !plan->overlay_count)
         usage("start");
     detach(plan);
     struct relay_ends ends = {
@@ -319,7 +319,7 @@ int main(int argc, char **argv)
     struct plan plan = parse(argc, argv);
     if (!strcmp(argv[1], "start")) {
         start(&plan);
-    } else if (!strcmp(argv[1], "within")) {
+    } else if (!strcmp(argv[1], "nsexec")) {
         enter_namespaces(&plan);
         execvp(plan.command[0], plan.command);
         give_up(plan.command[0]);
@@ -341,11 +341,11 @@ int main(int argc, char **argv)
         prctl(PR_SET_PDEATHSIG, SIGKILL);
         merge_layers(plan.command[0], number(plan.command[1]), plan.command + 2, words / 2 - 1, plan.rootless);
         return 0;
-    } else if (!strcmp(argv[1], "name")) {
+    } else if (!strcmp(argv[1], "hostname")) {
         if (!plan.command[1] || plan.command[2] || !plan.owner)
-            usage("name");
+            usage("hostname");
         number(plan.command[0]);
-        name_sandbox(plan.owner, plan.command[0], plan.command[1]);
+        set_hostname(plan.owner, plan.command[0], plan.command[1]);
         return 0;
     }
     usage(argv[1]);

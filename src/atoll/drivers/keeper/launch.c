@@ -288,7 +288,7 @@ static void mount_overlay(const struct plan *plan, int index, const int *layer_f
         used += snprintf(options + used, sizeof options - used, "%s%s", i ? ":" : "", name);
     }
     snprintf(options + used, sizeof options - used,
-             ",upperdir=top/upper/%s,workdir=top/scratch/%s,index=off,%s", o->key, o->key,
+             ",upperdir=active/upper/%s,workdir=active/work/%s,index=off,%s", o->key, o->key,
              plan->rootless ? "userxattr" : "redirect_dir=off,metacopy=off");
     /* An upper is kept whole in itself, so that it can become a layer anywhere; userxattr implies that. */
     snprintf(target, sizeof target, "root%s", strcmp(o->target, "/") ? o->target : "");
@@ -306,9 +306,9 @@ static void assemble(const struct plan *plan, int user_fd)
             if (layer_fds[i][j] < 0)
                 give_up_f("the layer %s", plan->overlays[i].layers[2 * j]);
         }
-    int top = open(plan->top, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (top < 0)
-        give_up(plan->top);
+    int layer = open(plan->active_layer, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (layer < 0)
+        give_up(plan->active_layer);
     int files[MAX_FILES];
     for (int i = 0; i < plan->file_count; i++) {
         files[i] = open(plan->files[i].path, O_PATH | O_CLOEXEC);
@@ -317,17 +317,17 @@ static void assemble(const struct plan *plan, int user_fd)
     }
     if (mount("atoll", plan->cover, "tmpfs", MS_NOSUID | MS_NODEV, "mode=755,size=1m") < 0)
         give_up_f("mounting a tmpfs on %s", plan->cover);
-    if (chdir(plan->cover) < 0 || mkdir("top", 0700) < 0 || mkdir("root", 0755) < 0)
+    if (chdir(plan->cover) < 0 || mkdir("active", 0700) < 0 || mkdir("root", 0755) < 0)
         give_up("preparing the mounts");
-    int tree = clone_tree(top, false, -1);
+    int tree = clone_tree(layer, false, -1);
     if (tree < 0)
         give_up("cloning the sandbox's own layer");
-    attach(tree, "top");
+    attach(tree, "active");
     for (int i = 0; i < plan->overlay_count; i++)
         mount_overlay(plan, i, layer_fds[i], user_fd);
-    if (plan->disk_bytes && bound(top, plan->disk_bytes) < 0)
+    if (plan->disk_bytes && set_quota(layer, plan->disk_bytes) < 0)
         give_up("limiting what can be written");
-    close(top);
+    close(layer);
     if (!plan->rootless) {
         /* The runtime joins the namespace through this path. */
         char source[64];

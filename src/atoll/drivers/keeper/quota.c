@@ -19,13 +19,13 @@
 
 enum { SECTOR = 512, BLOCK = 4096, SPARE_FILES = 1024, QUOTACTL_FD = 443 };
 
-static int bound_subvolume(int layer, uint64_t bytes)
+static int limit_subvolume(int layer, uint64_t bytes)
 {
     struct btrfs_ioctl_qgroup_limit_args args = {.lim = {.flags = BTRFS_QGROUP_LIMIT_MAX_RFER, .max_rfer = bytes}};
     return ioctl(layer, BTRFS_IOC_QGROUP_LIMIT, &args);
 }
 
-static int bound_project(int layer, uint64_t bytes)
+static int limit_project(int layer, uint64_t bytes)
 {
     struct fsxattr attributes;
     if (ioctl(layer, FS_IOC_FSGETXATTR, &attributes) < 0)
@@ -46,10 +46,10 @@ static int bound_project(int layer, uint64_t bytes)
     return (int)syscall(QUOTACTL_FD, layer, QCMD(Q_XSETQLIM, PRJQUOTA), quota.d_id, &quota);
 }
 
-int bound(int layer, uint64_t bytes)
+int set_quota(int layer, uint64_t bytes)
 {
     struct statfs below;
     if (fstatfs(layer, &below) < 0)
         return -1;
-    return below.f_type == BTRFS_SUPER_MAGIC ? bound_subvolume(layer, bytes) : bound_project(layer, bytes);
+    return below.f_type == BTRFS_SUPER_MAGIC ? limit_subvolume(layer, bytes) : limit_project(layer, bytes);
 }

@@ -14,7 +14,7 @@
 
 #include "keeper.h"
 
-void name_sandbox(unsigned owner, const char *pid, const char *hostname)
+void set_hostname(unsigned owner, const char *pid, const char *hostname)
 {
     char path[64];
     snprintf(path, sizeof path, "/proc/%s/ns/uts", pid);
