@@ -267,12 +267,12 @@ class Guest:
         return records(stream.out)
 
     def children(self) -> list[int]:
-        """Processes of the guest's that have something to do: a sitter without a child waits for its next job."""
-        return [pid for pid in children_of(self.pid) if not is_waiting_sitter(pid)]
+        """Processes of the guest's that have something to do: a supervisor without a child waits for its next job."""
+        return [pid for pid in children_of(self.pid) if not is_idle_supervisor(pid)]
 
-    def sitters(self) -> list[int]:
+    def idle_supervisors(self) -> list[int]:
         """Those that wait for a job."""
-        return [pid for pid in children_of(self.pid) if is_waiting_sitter(pid)]
+        return [pid for pid in children_of(self.pid) if is_idle_supervisor(pid)]
 
     def status(self, key: str) -> int:
         for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
@@ -295,9 +295,9 @@ def children_of(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def is_waiting_sitter(pid: int) -> bool:
+def is_idle_supervisor(pid: int) -> bool:
     try:
-        return Path(f"/proc/{pid}/comm").read_text() == "atoll-sitter\n" and not children_of(pid)
+        return Path(f"/proc/{pid}/comm").read_text() == "atoll-supervise\n" and not children_of(pid)
     except (FileNotFoundError, ProcessLookupError):
         return False
 

@@ -19,9 +19,9 @@ struct attachment {
     bool lossless;
     bool quiet; /* wants no STARTED */
     int turn;
-    uint64_t cursor[MOST_OUTPUTS]; /* the next byte to send */
-    uint64_t goal[MOST_OUTPUTS];   /* END waits for this; UINT64_MAX while the process runs */
-    bool eof_sent[MOST_OUTPUTS];
+    uint64_t cursor[MAX_OUTPUTS]; /* the next byte to send */
+    uint64_t goal[MAX_OUTPUTS];   /* END waits for this; UINT64_MAX while the process runs */
+    bool eof_sent[MAX_OUTPUTS];
 };
 
 static bool sees(const struct attachment *attachment, const struct output *output)
@@ -120,7 +120,7 @@ static void end(struct attachment *attachment)
     if (attachment->stream.reset)
         pack_error(&fields, ECANCELED, NULL);
     else if (proc->lost)
-        pack_error(&fields, ECHILD, "the sitter of this process was killed; how it ended is not known");
+        pack_error(&fields, ECHILD, "the supervisor of this process was killed; how it ended is not known");
     pack_outcome(&fields, proc);
     detach(attachment);
     stream_end(&attachment->stream, &fields);

@@ -18,7 +18,7 @@
 
 #include "walk.h"
 
-enum { CHUNK = 256 << 10, WIDE_FROM = 64 << 10, MOST_LINKS = 40, TEMPORARY_TRIES = 16 };
+enum { CHUNK = 256 << 10, WIDE_FROM = 64 << 10, MAX_LINKS = 40, TEMPORARY_TRIES = 16 };
 
 int files_kind(mode_t mode)
 {
@@ -213,7 +213,7 @@ static int make_parents(const char *path)
 static char *resolve_links(const char *path)
 {
     char *at = strdup(path), target[PATH_MAX];
-    for (int i = 0; at && i < MOST_LINKS; i++) {
+    for (int i = 0; at && i < MAX_LINKS; i++) {
         ssize_t size = readlink(at, target, sizeof target - 1);
         if (size < 0)
             return at;

@@ -6,13 +6,21 @@
 #include <sys/resource.h>
 #include <sys/types.h>
 
+#include "frame.h"
+
+/* Begins the operation that an OPEN asks for. */
+void operation_open(uint32_t id, struct fields fields);
+
+/* A new epoch has begun: memory and supervisors that are only kept for reuse are released. */
+void operation_epoch(void);
+
 /* Ends everything that was started inside, and then the guest. */
 _Noreturn void guest_end(int status);
 
 /* Whether orphans come to the nearest subreaper above them. Where they do not, they come to the guest. */
 bool guest_has_subreapers(void);
 
-/* True for a child that the guest has a use for (a sitter, a worker, an orphan of a tree that is
+/* True for a child that the guest has a use for (a supervisor, a worker, an orphan of a tree that is
  * looked after) or did not make (in tests, where it is not
  * PID 1): one that must not be swept away as an orphan. */
 bool guest_knows_child(pid_t pid);

@@ -60,7 +60,7 @@ void loop_round(bool busy, void (*child_ended)(pid_t pid, int status));
 /* For children of the guest: the signal handling of an ordinary process, nothing watched. */
 void loop_forget_after_fork(void);
 
-/* Memory of whole pages that children do not inherit, so that no sitter pins what the guest once held. */
+/* Memory of whole pages that children do not inherit, so that no supervisor pins what the guest once held. */
 void *pages_alloc(size_t size);
 void pages_free(void *pages, size_t size);
 

@@ -26,6 +26,7 @@
 #include "net.h"
 #include "proc.h"
 #include "search.h"
+#include "slots.h"
 #include "stream.h"
 #include "tar.h"
 #include "tree.h"
@@ -33,22 +34,22 @@
 #include "watch.h"
 #include "worker.h"
 
-enum { FIRST_OWN_DESCRIPTOR = 10, MOST_STRANGERS = 64 };
+enum { FIRST_OWN_DESCRIPTOR = 10, MAX_FOREIGN_CHILDREN = 64 };
 
 static struct rlimit first_nofile;
 static bool is_init, has_subreapers;
-static pid_t strangers[MOST_STRANGERS]; /* children that were there before (only when this is not PID 1) */
-static int stranger_count;
+static pid_t foreign_children[MAX_FOREIGN_CHILDREN]; /* children that were there before (only when this is not PID 1) */
+static int foreign_count;
 
 const struct rlimit *guest_first_nofile(void)
 {
     return &first_nofile;
 }
 
-static bool is_stranger(pid_t pid)
+static bool is_foreign_child(pid_t pid)
 {
-    for (int i = 0; i < stranger_count; i++)
-        if (strangers[i] == pid)
+    for (int i = 0; i < foreign_count; i++)
+        if (foreign_children[i] == pid)
             return true;
     return false;
 }
@@ -60,7 +61,7 @@ bool guest_has_subreapers(void)
 
 bool guest_knows_child(pid_t pid)
 {
-    return is_stranger(pid) || seats_know(pid) || worker_has_child(pid) || proc_claims_orphan(pid);
+    return is_foreign_child(pid) || slots_own(pid) || worker_has_child(pid) || proc_claims_orphan(pid);
 }
 
 _Noreturn void guest_end(int status)
@@ -68,7 +69,7 @@ _Noreturn void guest_end(int status)
     if (is_init)
         kill(-1, SIGKILL); /* what is left, the kernel ends with its init */
     else
-        tree_kill_all(&(struct tree){.root = getpid(), .spare = is_stranger});
+        tree_kill_all(&(struct tree){.root = getpid(), .spare = is_foreign_child});
     _exit(status);
 }
 
@@ -112,11 +113,11 @@ static void list_descriptor(int fd)
  * looked into /proc long after its end, and writes it to disk with the others when they are saved. */
 static void list_descriptors(void)
 {
-    enum { MOST_GUESSED = 4096 };
+    enum { MAX_GUESSED = 4096 };
     listed_count = 0;
     DIR *list = opendir("/proc/self/fd");
     struct dirent *entry;
-    for (int fd = 3; !list && fd < MOST_GUESSED; fd++)
+    for (int fd = 3; !list && fd < MAX_GUESSED; fd++)
         list_descriptor(fd);
     while (list && (entry = readdir(list)))
         if (entry->d_name[0] != '.' && atoi(entry->d_name) >= 3 && atoi(entry->d_name) != dirfd(list))
@@ -204,7 +205,7 @@ void operation_open(uint32_t id, struct fields fields)
 void operation_epoch(void)
 {
     link_renew();
-    seats_renew();
+    slots_dismiss_idle();
 }
 
 static void take(const struct frame *frame, const uint8_t *payload)
@@ -216,8 +217,8 @@ static void take(const struct frame *frame, const uint8_t *payload)
 
 static void child_ended(pid_t pid, int status)
 {
-    (void)status; /* sitters and workers tell over their pipes how things ended */
-    seats_child_ended(pid);
+    (void)status; /* supervisors and workers tell over their pipes how things ended */
+    slots_child_ended(pid);
     worker_child_ended(pid);
 }
 
@@ -298,9 +299,9 @@ static void raise_nofile(void)
     setrlimit(RLIMIT_CORE, &(struct rlimit){0, 0});
 }
 
-static void remember_strangers(void)
+static void remember_foreign_children(void)
 {
-    stranger_count = tree_children(getpid(), strangers, MOST_STRANGERS);
+    foreign_count = tree_children(getpid(), foreign_children, MAX_FOREIGN_CHILDREN);
 }
 
 static bool take_arguments(char **argv)
@@ -356,7 +357,7 @@ int main(int argc, char **argv)
     has_subreapers = prctl(PR_GET_CHILD_SUBREAPER, &is_subreaper) == 0;
     if (!is_init) {
         prctl(PR_SET_CHILD_SUBREAPER, 1);
-        remember_strangers();
+        remember_foreign_children();
     }
     loop_start();
     link_start(in, out);

@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { LONGEST_PATTERN = 4096, MOST_ALTERNATIVES = 256, MOST_COMPONENTS = 4096 };
+enum { MAX_PATTERN_BYTES = 4096, MAX_ALTERNATIVES = 256, MAX_COMPONENTS = 4096 };
 
 /* ---- one name ---- */
 
@@ -164,7 +164,7 @@ bool match_name(const char *pattern, size_t size, const char *name)
 /* ---- braces ---- */
 
 struct alternatives {
-    char *texts[MOST_ALTERNATIVES];
+    char *texts[MAX_ALTERNATIVES];
     int count;
 };
 
@@ -224,7 +224,7 @@ static int split_braces(struct alternatives *todo, const char *text, const char 
         depth += *at == '{';
         depth -= *at == '}' && at < close;
         if ((*at == ',' && depth == 0) || at == close) {
-            if (todo->count == MOST_ALTERNATIVES)
+            if (todo->count == MAX_ALTERNATIVES)
                 return E2BIG;
             char *joined = join(text, (size_t)(open - text), part, (size_t)(at - part), close + 1);
             if (!joined)
@@ -250,7 +250,7 @@ static int expand(const char *pattern, struct alternatives *done)
         if (find_braces(text, &open, &close)) {
             error = split_braces(todo, text, open, close);
             free(text);
-        } else if (done->count == MOST_ALTERNATIVES) {
+        } else if (done->count == MAX_ALTERNATIVES) {
             free(text);
             error = E2BIG;
         } else {
@@ -267,7 +267,7 @@ static int expand(const char *pattern, struct alternatives *done)
 
 static int add_component(struct glob *glob, const char *pattern, size_t size)
 {
-    if (glob->count == MOST_COMPONENTS)
+    if (glob->count == MAX_COMPONENTS)
         return E2BIG;
     struct component *grown = realloc(glob->components, (size_t)(glob->count + 1) * sizeof *grown);
     char *copy = malloc(size + 1);
@@ -316,7 +316,7 @@ int glob_compile(struct glob *glob, const char *pattern, bool hidden, const char
 {
     *glob = (struct glob){.hidden = hidden};
     *reason = "bad pattern";
-    if (strlen(pattern) > LONGEST_PATTERN) {
+    if (strlen(pattern) > MAX_PATTERN_BYTES) {
         *reason = "the pattern is too long";
         return EINVAL;
     }

@@ -21,7 +21,7 @@
 #include "sink.h"
 #include "stream.h"
 
-enum { MOST_WAITING = 128, TAKEN_WITHIN_MS = 30000, BACKLOG = 1024 };
+enum { MAX_WAITING = 128, ACCEPT_TIMEOUT_MS = 30000, BACKLOG = 1024 };
 
 struct address {
     union {
@@ -312,7 +312,7 @@ static void announce(struct listener *listener, int fd, int peer_port)
     waiting->next = all_waiting;
     all_waiting = waiting;
     listener->waiting_count++;
-    timer_set(&waiting->timer, TAKEN_WITHIN_MS, on_not_taken);
+    timer_set(&waiting->timer, ACCEPT_TIMEOUT_MS, on_not_taken);
     uint8_t space[64];
     struct pack event = PACK(space);
     pack_int(&event, TAG_EVENT, EVENT_ACCEPTED);
@@ -328,7 +328,7 @@ static int port_of(const struct address *address)
 
 static void accept_some(struct listener *listener)
 {
-    while (listener->source.readable && listener->waiting_count < MOST_WAITING) {
+    while (listener->source.readable && listener->waiting_count < MAX_WAITING) {
         struct address peer = {.size = sizeof peer.at};
         int fd = accept4(listener->source.fd, &peer.at.any, &peer.size, SOCK_CLOEXEC | SOCK_NONBLOCK);
         if (fd >= 0)

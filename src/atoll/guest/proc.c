@@ -1,8 +1,8 @@
-/* Spawned processes: their records, their pipes, their sitters.
+/* Spawned processes: their records, their pipes, their supervisors.
  *
- * Knows: how a process is set up and what its sitter tells, what to read of its output, how it is signalled and
+ * Knows: how a process is set up and what its supervisor tells, what to read of its output, how it is signalled and
  * remembered. Refuses to know: who is attached and what they have been sent (attach.c), how a program is started
- * (sitter.c) and by whom (seats.c), how a tree is killed (tree.c).
+ * (supervisor.c) and by whom (slots.c), how a tree is killed (tree.c).
  */
 #define _GNU_SOURCE
 #include "proc.h"
@@ -20,23 +20,24 @@
 
 #include "guest.h"
 #include "link.h"
+#include "slots.h"
 #include "tree.h"
 
 enum {
-    USUAL_RING = 65536,
-    LARGEST_RING = 1 << 20,
+    DEFAULT_RING_BYTES = 65536,
+    MAX_RING_BYTES = 1 << 20,
     ENDED_KEPT = 64,
     COMMAND_KEPT = 1024,
     RECORD_ROOM = COMMAND_KEPT + 256,
     READS_PER_ROUND = 4,
-    LARGEST_PIPE = 1 << 20,    /* what may be in a pipe when the kernel does not say */
+    MAX_PIPE_BYTES = 1 << 20,    /* what may be in a pipe when the kernel does not say */
     TERMINAL_BUFFER = 128 << 10,
-    OBEY_WITHIN_MS = 5000,     /* after that a sitter is taken to be stuck, and is killed itself */
+    COMMAND_TIMEOUT_MS = 5000,     /* after that a supervisor is taken to be stuck, and is killed itself */
     SWEEP_EVERY_MS = 20,
     SWEEPS = 10,
 };
 
-/* A SIGNAL stream that waits for the sitter's answer. */
+/* A SIGNAL stream that waits for the supervisor's answer. */
 struct waiter {
     struct stream stream;
     struct waiter *next;
@@ -72,7 +73,7 @@ static void settle(struct output *output)
 static void output_closed(struct output *output)
 {
     output->open = false;
-    if (output->channel < FIRST_CHANNEL || !output->proc->seat)
+    if (output->channel < FIRST_CHANNEL || !output->proc->slot)
         loop_remove(&output->source);
     if (output->proc->state == PROC_ENDED)
         settle(output);
@@ -178,7 +179,7 @@ static void begin_settling(struct output *output)
     else if (ioctl(output->source.fd, FIONREAD, &count) == 0)
         output->to_settle = (size_t)count;
     else
-        output->to_settle = LARGEST_PIPE;
+        output->to_settle = MAX_PIPE_BYTES;
     if (!output->to_settle)
         settle(output);
     output->source.readable = true;
@@ -223,7 +224,7 @@ void proc_trim(void)
     int ended = 0;
     for (struct proc *proc = procs, *next; proc; proc = next) {
         next = proc->next;
-        if (proc->state != PROC_ENDED || proc->seat || proc->waiters)
+        if (proc->state != PROC_ENDED || proc->slot || proc->waiters)
             continue;
         if (++ended > ENDED_KEPT && !proc->attachments)
             drop(proc);
@@ -246,7 +247,7 @@ static void answer_waiters(struct proc *proc, int64_t sequence, int error)
     }
 }
 
-/* Goes on for a while after the last find: a dying sitter closes its pipe before the kernel hands its children on. */
+/* Goes on for a while after the last find: a dying supervisor closes its pipe before the kernel hands its children on. */
 static void on_sweep(struct timer *timer)
 {
     const struct tree everything = {.root = getpid(), .spare = guest_knows_child};
@@ -257,7 +258,7 @@ static void on_sweep(struct timer *timer)
 
 void proc_left(struct proc *proc)
 {
-    proc->seat = NULL;
+    proc->slot = NULL;
     timer_cancel(&proc->kill_timer);
     answer_waiters(proc, -1, 0);
     if (proc->state == PROC_STARTING) { /* it was refused */
@@ -277,13 +278,13 @@ void proc_left(struct proc *proc)
     proc_trim();
 }
 
-/* The sitter was killed: its orphans are the guest's children now, told from others by being nobody's. */
+/* The supervisor was killed: its orphans are the guest's children now, told from others by being nobody's. */
 void proc_lost(struct proc *proc)
 {
     sweeps_left = SWEEPS;
     timer_set(&sweep_timer, 0, on_sweep);
     if (proc->state == PROC_STARTING) {
-        attach_refused(proc, ECHILD, "the sitter of this process was killed");
+        attach_refused(proc, ECHILD, "the supervisor of this process was killed");
     } else if (proc->state == PROC_RUNNING) {
         proc->lost = true;
         main_ended(proc);
@@ -291,28 +292,28 @@ void proc_lost(struct proc *proc)
     proc_left(proc);
 }
 
-static bool brand_is_taken(int brand)
+static bool marker_in_use(int marker)
 {
     for (struct proc *proc = procs; proc; proc = proc->next)
-        if (proc->seat && proc->brand == brand)
+        if (proc->slot && proc->marker == marker)
             return true;
     return false;
 }
 
 bool proc_claims_orphan(pid_t pid)
 {
-    return !guest_has_subreapers() && brand_is_taken(tree_brand_of(pid));
+    return !guest_has_subreapers() && marker_in_use(tree_marker_of(pid));
 }
 
-static int choose_brand(void)
+static int choose_marker(void)
 {
-    int brand = TREE_USUAL_BRAND;
-    while (!guest_has_subreapers() && brand < TREE_LAST_BRAND && brand_is_taken(brand))
-        brand++;
-    return brand;
+    int marker = TREE_DEFAULT_MARKER;
+    while (!guest_has_subreapers() && marker < TREE_LAST_MARKER && marker_in_use(marker))
+        marker++;
+    return marker;
 }
 
-/* ---- what the sitter reports ---- */
+/* ---- what the supervisor reports ---- */
 
 void proc_report(struct proc *proc, struct report *report)
 {
@@ -332,7 +333,7 @@ void proc_report(struct proc *proc, struct report *report)
         proc->duration_us = report->number;
         main_ended(proc);
         break;
-    case REPORT_OBEYED:
+    case REPORT_DONE:
         if (proc->state == PROC_ENDED)
             timer_cancel(&proc->kill_timer);
         answer_waiters(proc, report->number, report->value);
@@ -342,11 +343,11 @@ void proc_report(struct proc *proc, struct report *report)
 
 /* ---- signals ---- */
 
-static int order(struct proc *proc, int signal, bool tree)
+static int send_command(struct proc *proc, int signal, bool tree)
 {
-    if (!proc->seat)
+    if (!proc->slot)
         return ESRCH;
-    int error = seat_order(proc->seat, (struct order){.signal = signal, .tree = tree, .sequence = ++proc->sequence});
+    int error = slot_send(proc->slot, (struct supervisor_command){.signal = signal, .tree = tree, .sequence = ++proc->sequence});
     if (!error && proc->state != PROC_ENDED)
         proc->signals_asked |= 1ULL << signal;
     return error;
@@ -354,19 +355,19 @@ static int order(struct proc *proc, int signal, bool tree)
 
 static void on_kill_timer(struct timer *timer)
 {
-    seat_kill(container_of(timer, struct proc, kill_timer)->seat);
+    slot_kill(container_of(timer, struct proc, kill_timer)->slot);
 }
 
 static int send_signal(struct proc *proc, int signal, bool tree)
 {
     if (signal < 0 || signal > 63)
         return EINVAL;
-    int error = order(proc, signal, tree);
-    if (signal == SIGKILL && tree && proc->seat) {
+    int error = send_command(proc, signal, tree);
+    if (signal == SIGKILL && tree && proc->slot) {
         if (proc->state != PROC_ENDED)
             proc->tree_kill_asked = true;
         if (!proc->kill_timer.set)
-            timer_set(&proc->kill_timer, OBEY_WITHIN_MS, on_kill_timer);
+            timer_set(&proc->kill_timer, COMMAND_TIMEOUT_MS, on_kill_timer);
     }
     return error;
 }
@@ -410,7 +411,7 @@ void proc_open_signal(uint32_t id, struct fields fields)
     struct proc *proc = proc_find(fields_int(fields, TAG_PROC, 0));
     int64_t signal = fields_int(fields, TAG_SIGNAL, -1);
     bool tree = fields_int(fields, TAG_TREE, 0) == 1;
-    if (!proc || (!tree && proc->state == PROC_ENDED) || !proc->seat) {
+    if (!proc || (!tree && proc->state == PROC_ENDED) || !proc->slot) {
         stream_refuse(id, ESRCH, NULL);
         return;
     }
@@ -451,8 +452,8 @@ static const char *read_request(struct fields fields, struct request *request)
     request->channels = fields_int(fields, TAG_CHANNELS, 0);
     if (request->channels < 0 || request->channels > MAX_CHANNELS)
         return "CHANNELS";
-    request->ring = fields_int(fields, TAG_RING, USUAL_RING);
-    if (request->ring < 0 || request->ring > LARGEST_RING)
+    request->ring = fields_int(fields, TAG_RING, DEFAULT_RING_BYTES);
+    if (request->ring < 0 || request->ring > MAX_RING_BYTES)
         return "RING";
     request->has_input = fields_int(fields, TAG_STDIN, 0) == 1;
     request->keep = fields_int(fields, TAG_KEEP, 0) == 1;
@@ -501,7 +502,7 @@ static int make_socket(struct ends *ends)
     return 0;
 }
 
-/* O_NONBLOCK because what is called /dev/ptmx in there may be anything. The other side is opened by the sitter. */
+/* O_NONBLOCK because what is called /dev/ptmx in there may be anything. The other side is opened by the supervisor. */
 static int make_terminal(struct ends *ends, const struct request *request)
 {
     struct winsize size = {.ws_row = (unsigned short)request->rows, .ws_col = (unsigned short)request->columns};
@@ -554,20 +555,20 @@ static int lay_plumbing(struct plumbing *plumbing, const struct request *request
     return 0;
 }
 
-static int take_seat(struct proc *proc, struct fields fields, const struct plumbing *plumbing, int extra_count)
+static int assign_supervisor(struct proc *proc, struct fields fields, const struct plumbing *plumbing, int extra_count)
 {
-    struct sitting sitting = {
+    struct spawn_job job = {
         .fields = fields,
         .in = plumbing->in.theirs,
         .out = plumbing->out.theirs,
         .err = plumbing->err.theirs,
         .terminal = plumbing->terminal.ours,
         .extra_count = extra_count,
-        .brand = proc->brand,
+        .marker = proc->marker,
     };
     for (int i = 0; i < extra_count; i++)
-        sitting.extras[i] = plumbing->extras[i].theirs;
-    return seat_take(&proc->seat, proc, sitting);
+        job.extras[i] = plumbing->extras[i].theirs;
+    return slot_assign(&proc->slot, proc, job);
 }
 
 static void begin_output(struct proc *proc, int channel, int fd, size_t ring)
@@ -618,8 +619,8 @@ void proc_open_spawn(uint32_t id, struct fields fields)
     struct proc *proc = calloc(1, sizeof *proc + outputs * sizeof *proc->outputs);
     int error = proc ? lay_plumbing(&plumbing, &request) : ENOMEM;
     if (!error) {
-        proc->brand = choose_brand();
-        error = take_seat(proc, fields, &plumbing, (int)request.channels);
+        proc->marker = choose_marker();
+        error = assign_supervisor(proc, fields, &plumbing, (int)request.channels);
     }
     close_plumbing(&plumbing, error != 0);
     if (error) {
@@ -666,7 +667,7 @@ static size_t pack_record(uint8_t *at, const struct proc *proc)
             pack_int(&record, TAG_SIGNAL, WTERMSIG(proc->wait_status));
         pack_int(&record, TAG_ENDED_US, proc->ended_us);
     }
-    pack_int(&record, TAG_LIVE, proc->seat != NULL);
+    pack_int(&record, TAG_LIVE, proc->slot != NULL);
     put_u32(at, (uint32_t)record.size);
     return 4 + record.size;
 }

@@ -9,14 +9,15 @@
 #include "frame.h"
 #include "loop.h"
 #include "ring.h"
-#include "seats.h"
 #include "sink.h"
 #include "stream.h"
 
-enum { MOST_OUTPUTS = 2 + MAX_CHANNELS };
+enum { MAX_OUTPUTS = 2 + MAX_CHANNELS };
 
 struct proc;
 struct attachment;
+struct report;
+struct supervisor_slot;
 
 /* One channel from the process: what was read of it, and whether more may come. */
 struct output {
@@ -41,15 +42,15 @@ struct proc {
     pid_t pid;
     uid_t uid;
     enum proc_state state; /* of the main process */
-    bool lost;             /* it ended, but nobody can say how: its sitter was killed */
+    bool lost;             /* it ended, but nobody can say how: its supervisor was killed */
     bool keep, terminal;
-    int brand; /* see tree.h */
+    int marker; /* see tree.h */
     bool tree_kill_asked, ended_after_kill;
     uint64_t signals_asked; /* bit n: the host asked for signal n */
     int wait_status;
     int64_t duration_us, started_us, ended_us;
     char *command;
-    struct seat *seat; /* who sits on its tree; NULL when nothing is left of that */
+    struct supervisor_slot *slot; /* who sits on its tree; NULL when nothing is left of that */
     uint32_t sequence;
     struct waiter *waiters;
     struct timer kill_timer;
@@ -66,7 +67,12 @@ void proc_open_spawn(uint32_t id, struct fields fields);
 void proc_open_attach(uint32_t id, struct fields fields);
 void proc_open_signal(uint32_t id, struct fields fields);
 void proc_open_list(uint32_t id, struct fields fields);
-bool proc_claims_orphan(pid_t pid); /* it is of a tree whose sitter lives (only where there are no subreapers) */
+bool proc_claims_orphan(pid_t pid); /* it is of a tree whose supervisor lives (only where there are no subreapers) */
+
+/* Called by slots.c. After proc_left() and proc_lost() the slot no longer belongs to the process. */
+void proc_report(struct proc *proc, struct report *report); /* the supervisor sent a report */
+void proc_left(struct proc *proc);                          /* the tree is empty, and the supervisor idle again */
+void proc_lost(struct proc *proc);                          /* the supervisor has died */
 
 /* Between proc.c and attach.c. */
 struct proc *proc_find(int64_t id);

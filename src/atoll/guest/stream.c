@@ -12,6 +12,7 @@
 #include <stddef.h>
 #include <string.h>
 
+#include "guest.h"
 #include "link.h"
 #include "loop.h"
 

@@ -70,8 +70,4 @@ bool streams_busy(void);
 /* One frame of the host's, already checked by itself. */
 void streams_take(const struct frame *frame, const uint8_t *payload);
 
-/* Not here but in main.c (and in the fuzzer): begins the operation that an OPEN asks for; a new epoch has begun. */
-void operation_open(uint32_t id, struct fields fields);
-void operation_epoch(void);
-
 #endif

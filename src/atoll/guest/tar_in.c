@@ -20,7 +20,7 @@
 #include "tarhead.h"
 #include "walk.h"
 
-enum { CHUNK = 256 << 10, LARGEST_NAME = 65536 };
+enum { CHUNK = 256 << 10, MAX_NAME_BYTES = 65536 };
 
 /* A directory's mode and time are set last: a read-only one could not be filled, and filling it changes its time. */
 struct late {
@@ -318,7 +318,7 @@ static int take_extension(struct unpacking *unpacking, int64_t size, int64_t lar
 static int take_pax(struct unpacking *unpacking, const struct tar_header *header)
 {
     char *text = NULL;
-    int error = take_extension(unpacking, header->size, TAR_LARGEST_EXTENSION, &text);
+    int error = take_extension(unpacking, header->size, TAR_MAX_EXTENSION_BYTES, &text);
     const char *wrong = error ? NULL : tar_parse_pax(text, (size_t)header->size, &unpacking->override);
     free(text);
     return wrong ? job_fail(unpacking->job, EINVAL, wrong) : error;
@@ -328,7 +328,7 @@ static int take_long_name(struct unpacking *unpacking, const struct tar_header *
 {
     free(*into);
     *into = NULL;
-    return take_extension(unpacking, header->size, LARGEST_NAME, into);
+    return take_extension(unpacking, header->size, MAX_NAME_BYTES, into);
 }
 
 static int take_entry(struct unpacking *unpacking, struct tar_header *header)

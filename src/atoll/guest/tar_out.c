@@ -21,7 +21,7 @@
 #include "tarhead.h"
 #include "walk.h"
 
-enum { LARGEST_NAME = 65536, PAX_ROOM = 2 * LARGEST_NAME + 512, FIRST_BUCKETS = 256 };
+enum { MAX_NAME_BYTES = 65536, PAX_ROOM = 2 * MAX_NAME_BYTES + 512, FIRST_BUCKETS = 256 };
 
 /* A file with several names, and the first of them. */
 struct linked {
@@ -219,10 +219,10 @@ static int put_directory(struct packing *packing, int directory, const char *fil
 static enum walk_answer put_entry(struct walk *walk, const struct walk_entry *entry)
 {
     struct packing *packing = walk->data;
-    if (strlen(packing->prefix) + entry->path_size + 2 > LARGEST_NAME)
+    if (strlen(packing->prefix) + entry->path_size + 2 > MAX_NAME_BYTES)
         packing->error = ENAMETOOLONG;
     else
-        snprintf(packing->name, LARGEST_NAME, "%s%s", packing->prefix, entry->path);
+        snprintf(packing->name, MAX_NAME_BYTES, "%s%s", packing->prefix, entry->path);
     if (!packing->error && entry->type == DT_DIR)
         packing->error = put_directory(packing, entry->directory, entry->name, packing->name);
     else if (!packing->error && entry->type == DT_REG)
@@ -280,7 +280,7 @@ static int run_tar_out(struct job *job)
 {
     const char *path = job_path(job, TAG_PATH);
     bool inside = fields_int(job->fields, TAG_INSIDE, 0) == 1;
-    struct packing packing = {.job = job, .name = malloc(LARGEST_NAME + 2), .pax = malloc(PAX_ROOM)};
+    struct packing packing = {.job = job, .name = malloc(MAX_NAME_BYTES + 2), .pax = malloc(PAX_ROOM)};
     struct stat status;
     if (!packing.name || !packing.pax)
         return ENOMEM;

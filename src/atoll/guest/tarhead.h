@@ -6,7 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { TAR_BLOCK = 512, TAR_LARGEST_EXTENSION = 1 << 20 };
+enum { TAR_BLOCK = 512, TAR_MAX_EXTENSION_BYTES = 1 << 20 };
 
 /* What a header says, or what pax records say instead of it. */
 struct tar_header {

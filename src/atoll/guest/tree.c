@@ -134,7 +134,7 @@ static bool take_census(struct census *census)
     return true;
 }
 
-int tree_brand_of(pid_t pid)
+int tree_marker_of(pid_t pid)
 {
     char path[40], text[16];
     snprintf(path, sizeof path, "/proc/%d/oom_score_adj", pid);
@@ -178,8 +178,8 @@ static bool find_below(struct census *census, const struct tree *tree)
         return false;
     for (int i = 0; i < census->count; i++)
         relate(census, &census->at[i], tree);
-    for (int i = 0; i < census->count && tree->brand; i++)
-        if (census->at[i].relation == ELSEWHERE && tree_brand_of(census->at[i].pid) == tree->brand)
+    for (int i = 0; i < census->count && tree->marker; i++)
+        if (census->at[i].relation == ELSEWHERE && tree_marker_of(census->at[i].pid) == tree->marker)
             census->at[i].relation = BELOW;
     return true;
 }
@@ -206,7 +206,7 @@ static void send_signal(const struct process *process, int signal)
 
 /* A signal to a group reaches all its members at once, also those forked since the census. It cannot hit strangers:
  * every spawned process starts a session, and groups do not cross sessions. Only the guest's own is left out, which
- * sitters and workers share. */
+ * supervisors and workers share. */
 static void send_to_group(struct census *census, const struct process *member, int signal)
 {
     if (member->group <= 1 || member->group == getpgrp() || kill(-member->group, signal) < 0)

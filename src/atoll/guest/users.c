@@ -18,9 +18,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-enum { LARGEST_DATABASE = 4 << 20, MOST_GROUPS = 256, MOST_EXTRA_USERS = 8 };
+enum { MAX_DATABASE_BYTES = 4 << 20, MAX_GROUPS = 256, MAX_EXTRA_USERS = 8 };
 
-static const char *extra_users[MOST_EXTRA_USERS];
+static const char *extra_users[MAX_EXTRA_USERS];
 static int extra_user_count;
 
 /* Splits in place at ':'; missing fields are empty. */
@@ -58,7 +58,7 @@ static char *slurp(const char *path)
         return NULL;
     char *text = NULL;
     size_t size = 0;
-    if (fstat(fd, &status) == 0 && S_ISREG(status.st_mode) && status.st_size <= LARGEST_DATABASE &&
+    if (fstat(fd, &status) == 0 && S_ISREG(status.st_mode) && status.st_size <= MAX_DATABASE_BYTES &&
         (text = malloc((size_t)status.st_size + 1))) {
         ssize_t count;
         while (size < (size_t)status.st_size && (count = read(fd, text + size, (size_t)status.st_size - size)) > 0)
@@ -73,7 +73,7 @@ bool users_add(const char *definition)
 {
     char *copy = strdup(definition), *parts[4];
     uint32_t uid, gid;
-    if (!copy || extra_user_count == MOST_EXTRA_USERS)
+    if (!copy || extra_user_count == MAX_EXTRA_USERS)
         return false;
     split(copy, parts, 4);
     bool good = *parts[0] && parse_id(parts[1], &uid) && parse_id(parts[2], &gid) && *parts[3] == '/';
@@ -177,12 +177,12 @@ static bool is_member(char *members, const char *name)
 
 static void find_groups(struct account *account)
 {
-    account->groups = malloc(MOST_GROUPS * sizeof *account->groups);
+    account->groups = malloc(MAX_GROUPS * sizeof *account->groups);
     if (!account->groups)
         return;
     account->groups[account->group_count++] = account->gid;
     char *text = account->name ? slurp("/etc/group") : NULL, *rest = text, *line, *parts[4];
-    while (rest && (line = strsep(&rest, "\n")) && account->group_count < MOST_GROUPS) {
+    while (rest && (line = strsep(&rest, "\n")) && account->group_count < MAX_GROUPS) {
         uint32_t gid;
         split(line, parts, 4);
         if (parse_id(parts[2], &gid) && gid != account->gid && is_member(parts[3], account->name))

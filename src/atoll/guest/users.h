@@ -23,7 +23,7 @@ bool users_add(const char *definition);
 bool users_make_home(const char *definition);
 
 /* Finds a NAME, `uid` or `uid:gid` (NULL: root) with home, shell and groups. 0 or an errno. Reads files of the
- * sandbox, which may be slow or hostile: only for sitters and workers. */
+ * sandbox, which may be slow or hostile: only for supervisors and workers. */
 int users_find(const char *spec, struct account *account);
 void users_forget(struct account *account);
 

@@ -18,7 +18,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-enum { HELD_OPEN = 16, LARGEST_PATH = 60000, READ_SIZE = 32 << 10 };
+enum { HELD_OPEN = 16, MAX_PATH_BYTES = 60000, READ_SIZE = 32 << 10 };
 
 struct level {
     int fd;        /* -1: closed, to be found again through ".." */
@@ -178,7 +178,7 @@ static int put_path(struct state *state, size_t base, const char *name, size_t *
 {
     size_t length = strlen(name), slash = base > 0;
     *size = base + slash + length;
-    if (*size > LARGEST_PATH)
+    if (*size > MAX_PATH_BYTES)
         return ENAMETOOLONG;
     if (*size + 1 > state->path_cap) {
         size_t cap = state->path_cap ? state->path_cap * 2 : 512;

@@ -29,7 +29,7 @@
 #include "users.h"
 
 enum {
-    LARGEST_RESULT = 8192,
+    MAX_RESULT_BYTES = 8192,
     BUFFER_SIZE = 2 * MAX_RECORD,
     FLUSH_AT = 32 << 10,
     USUAL_MEMORY_MB = 512,
@@ -180,7 +180,7 @@ static int take_user(struct job *job)
 
 static _Noreturn void work(struct job *job, const struct operation *operation, int status)
 {
-    static uint8_t space[LARGEST_RESULT - 1];
+    static uint8_t space[MAX_RESULT_BYTES - 1];
     job->result = (struct pack)PACK(space);
     signal(SIGPIPE, SIG_IGN);
     int error = operation->as_root ? 0 : take_user(job);
@@ -245,11 +245,11 @@ static void on_status(struct source *source)
     struct worker *worker = container_of(source, struct worker, status);
     while (!worker->status_done && source->readable) {
         uint8_t spill;
-        bool full = worker->result_size == LARGEST_RESULT;
-        if (!worker->result && !(worker->result = malloc(LARGEST_RESULT)))
+        bool full = worker->result_size == MAX_RESULT_BYTES;
+        if (!worker->result && !(worker->result = malloc(MAX_RESULT_BYTES)))
             full = true;
         ssize_t count = read(source->fd, full ? &spill : worker->result + worker->result_size,
-                             full ? 1 : LARGEST_RESULT - worker->result_size);
+                             full ? 1 : MAX_RESULT_BYTES - worker->result_size);
         if (count > 0 && !full)
             worker->result_size += (size_t)count;
         else if (count == 0 || (count < 0 && errno != EAGAIN && errno != EINTR))

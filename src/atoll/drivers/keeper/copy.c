@@ -29,7 +29,7 @@
 
 #include "keeper.h"
 
-enum { DEEPEST = 4000, BUCKETS = 4096, LARGEST_LIST = 65536, PIECE = 1 << 30, SECOND_NS = 1000000000, SETTLING_NS = 100000000 };
+enum { DEEPEST = 4000, BUCKETS = 4096, MAX_LIST_BYTES = 65536, PIECE = 1 << 30, SECOND_NS = 1000000000, SETTLING_NS = 100000000 };
 
 /* Files with several names: where the first copy is. */
 struct twin {
@@ -68,7 +68,7 @@ static void fail(const char *what)
 
 static void copy_attributes(int source, int target)
 {
-    static char names[LARGEST_LIST], value[LARGEST_LIST];
+    static char names[MAX_LIST_BYTES], value[MAX_LIST_BYTES];
     ssize_t size = flistxattr(source, names, sizeof names);
     if (size < 0 && errno != EOPNOTSUPP)
         fail("extended attributes");
@@ -90,7 +90,7 @@ static bool is_opaque(int directory)
 /* Of a directory that a layer below has made: but for the mark that it hides all below both. */
 static void clear_attributes(int target)
 {
-    static char names[LARGEST_LIST];
+    static char names[MAX_LIST_BYTES];
     ssize_t size = flistxattr(target, names, sizeof names);
     for (char *name = names; size > 0 && name < names + size; name += strlen(name) + 1)
         if (strcmp(name, opaque) && fremovexattr(target, name) < 0 && errno != ENODATA)

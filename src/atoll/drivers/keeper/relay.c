@@ -32,8 +32,8 @@ enum {
     HELLO_TIMEOUT_MS = 20000,
     IDLE_MS = 1000,
     NOTE_MS = 1000,          /* how often the time of the last use is noted at most */
-    FREEZE_WITHIN_MS = 5000,
-    FREEZE_AGAIN_MS = 100,
+    FREEZE_TIMEOUT_MS = 5000,
+    FREEZE_RETRY_MS = 100,
 };
 
 struct buffer {
@@ -294,11 +294,11 @@ static int freeze(void)
 {
     if (ends.freezer < 0)
         return EOPNOTSUPP;
-    int64_t began = now_ms(), again = began + FREEZE_AGAIN_MS;
+    int64_t began = now_ms(), again = began + FREEZE_RETRY_MS;
     if (write(ends.freezer, ends.freeze, strlen(ends.freeze)) < 0)
         return errno;
     while (!stands_still()) {
-        if (now_ms() > began + FREEZE_WITHIN_MS) {
+        if (now_ms() > began + FREEZE_TIMEOUT_MS) {
             thaw();
             return EBUSY;
         }
@@ -307,7 +307,7 @@ static int freeze(void)
             poll(NULL, 0, 1);
             if (write(ends.freezer, ends.freeze, strlen(ends.freeze)) < 0)
                 return errno;
-            again = now_ms() + FREEZE_AGAIN_MS;
+            again = now_ms() + FREEZE_RETRY_MS;
         }
         poll(NULL, 0, 1);
     }
@@ -317,7 +317,7 @@ static int freeze(void)
 /* Until the guest has taken all that was sent to it, so that no frame is torn when it is written to disk as it is. */
 static int quieten(void)
 {
-    int64_t until = now_ms() + FREEZE_WITHIN_MS;
+    int64_t until = now_ms() + FREEZE_TIMEOUT_MS;
     struct pollfd p = {.fd = ends.to_guest, .events = POLLIN}; /* which is open both ways */
     while (flush(&to_guest, ends.to_guest) && (used(&to_guest) > 0 || poll(&p, 1, 0) == 1)) {
         if (now_ms() > until)
