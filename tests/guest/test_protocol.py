@@ -84,7 +84,7 @@ def test_a_field_whose_value_is_not_of_its_type_is_refused(
     for size in (0, 1, 4, 7, 8, 9, 16):
         wrong_integer = row.type == "INTEGER" and size != 8
         assert fields_check(field_bytes(row.number, b"x" * size)) == (
-            b"integer of another size" if wrong_integer else None
+            b"integer not of 8 bytes" if wrong_integer else None
         ), size
     with_nul = fields_check(field_bytes(row.number, b"x\0yyyyyy"))
     assert with_nul == (b"NUL in a string" if row.type == "STRING" else None)
@@ -95,7 +95,7 @@ def test_a_running_guest_ends_when_an_integer_has_another_size(binary: str, name
     guest = Guest(binary)
     guest.sock.sendall(frame("OPEN", 1, encode(OP=N["OP_PS"]) + field_bytes(N["TAG_" + name], b"\1")))
     assert exit_status(guest) == 70
-    assert b"integer of another size" in guest.process.stderr.read()
+    assert b"integer not of 8 bytes" in guest.process.stderr.read()
     guest.close()
 
 

@@ -284,7 +284,7 @@ def encode_fields(fields: Iterable[tuple[Tag, Value | None]]) -> bytes:
 
 
 def encode_text(text: str, what: str) -> bytes:
-    """`text` as the guest takes it: UTF-8, surrogates that stand for other bytes becoming those bytes again.
+    """Encode `text` for the guest: UTF-8; surrogates that stand for other bytes become those bytes again.
 
     Raises:
         InvalidRequest: it holds another surrogate.
@@ -305,11 +305,11 @@ class Problem:
     number: int
     """The errno."""
     about: str
-    """What the guest says it was about. May be empty."""
+    """The subject of the failure, in the guest's words. May be empty."""
 
     @property
     def words(self) -> str:
-        """What the errno means."""
+        """The text of the errno."""
         return os.strerror(self.number).lower()
 
     @property
@@ -322,10 +322,9 @@ class Problem:
 
 
 class Fields:
-    """Fields that the other side sent, each of the size and kind that its tag demands.
+    """Received fields, each of the size and type that its tag requires.
 
-    The getters turn a value into what the host uses and raise `GuestProtocolError` where it is missing or out of
-    range.
+    The getters convert a value and raise `GuestProtocolError` if it is missing or out of range.
     """
 
     __slots__ = ("_values",)
@@ -368,7 +367,7 @@ class Fields:
         return value
 
     def flag(self, tag: Tag) -> bool:
-        """Whether it is there and not 0."""
+        """Whether it is present and not 0."""
         return bool(self._values.get(tag, 0))
 
     def raw(self, tag: Tag) -> bytes:
@@ -378,30 +377,30 @@ class Fields:
         return value
 
     def path(self, tag: Tag) -> str:
-        """A path or a part of one: bytes that are not UTF-8 become surrogates, so that it can be sent back."""
+        """A path or a part of one. Bytes that are not UTF-8 become surrogates, so that it can be sent back."""
         raw = self.raw(tag)
         if b"\0" in raw or len(raw) > MAX_PATH:
             raise GuestProtocolError(f"the guest sent {tag.name} that cannot be a path")
         return raw.decode("utf-8", "surrogateescape")
 
     def text(self, tag: Tag, limit: int = 4096) -> str:
-        """Text to show: at most `limit` bytes; what is not UTF-8 or not printable becomes U+FFFD. Empty if missing."""
+        """Text to show: at most `limit` bytes; what is not printable UTF-8 becomes U+FFFD. Empty if missing."""
         value = self._values.get(tag, b"")
         raw = value if isinstance(value, bytes) else b""
         return raw[:limit].decode("utf-8", "replace").translate(_PRINTABLE)
 
     def problem(self) -> Problem | None:
-        """What END says went wrong. None: nothing did."""
+        """The failure that END reports. None: the operation succeeded."""
         if Tag.ERRNO not in self._values or not self._values[Tag.ERRNO]:
             return None
         number = self.within(Tag.ERRNO, 1, 4095)
         message = self.text(Tag.MESSAGE, 1024)
-        # The guest's words for the errno are those of its own C library.
+        # The text of the errno is that of the guest's own C library: only the subject is kept.
         about, _, _ = message.rpartition(": ")
         return Problem(number, about)
 
     def time_us(self, tag: Tag) -> datetime:
-        """Microseconds since 1970. Times that Python has no `datetime` for become the first or the last it has."""
+        """Microseconds since 1970. Times beyond the range of `datetime` become its first or last."""
         return _moment(self.integer(tag))
 
     def time_ns(self, tag: Tag) -> datetime:
@@ -410,7 +409,7 @@ class Fields:
 
 
 def _missing(tag: Tag) -> GuestProtocolError:
-    return GuestProtocolError(f"the guest left out {tag.name}")
+    return GuestProtocolError(f"the guest sent no {tag.name}")
 
 
 def _moment(microseconds: int) -> datetime:
@@ -421,7 +420,7 @@ def _moment(microseconds: int) -> datetime:
 
 
 def decode_fields(payload: bytes) -> Fields:
-    """What `encode_fields` wrote. Unknown tags are passed over; of a repeated one the last counts.
+    """Decode what `encode_fields` wrote. Unknown tags are ignored; of a repeated tag the last value counts.
 
     Raises:
         GuestProtocolError: a field overruns, an integer is not of 8 bytes, or a string holds a NUL.
@@ -430,7 +429,7 @@ def decode_fields(payload: bytes) -> Fields:
     position, end = 0, len(payload)
     while position < end:
         if end - position < _FIELD.size:
-            raise GuestProtocolError("the guest sent half a field")
+            raise GuestProtocolError("the guest sent a truncated field")
         tag, length = _FIELD.unpack_from(payload, position)
         position += _FIELD.size
         if length > end - position:

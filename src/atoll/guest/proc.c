@@ -1,8 +1,8 @@
-/* Spawned processes: their records, their pipes, their supervisors.
+/* Spawned processes: their records, pipes and supervisors.
  *
- * Knows: how a process is set up and what its supervisor tells, what to read of its output, how it is signalled and
- * remembered. Refuses to know: who is attached and what they have been sent (attach.c), how a program is started
- * (supervisor.c) and by whom (slots.c), how a tree is killed (tree.c).
+ * Owns how a process is set up, how its supervisor's reports change its record, how its output is read, how it is
+ * signalled and how long its record is kept. Not here: attachments and what they were sent (attach.c), how a program is
+ * started (supervisor.c), which supervisor runs it (slots.c), how a tree is killed (tree.c).
  */
 #define _GNU_SOURCE
 #include "proc.h"
@@ -30,14 +30,14 @@ enum {
     COMMAND_KEPT = 1024,
     RECORD_ROOM = COMMAND_KEPT + 256,
     READS_PER_ROUND = 4,
-    MAX_PIPE_BYTES = 1 << 20,    /* what may be in a pipe when the kernel does not say */
+    MAX_PIPE_BYTES = 1 << 20,  /* assumed content of a pipe when FIONREAD fails */
     TERMINAL_BUFFER = 128 << 10,
-    COMMAND_TIMEOUT_MS = 5000,     /* after that a supervisor is taken to be stuck, and is killed itself */
+    COMMAND_TIMEOUT_MS = 5000, /* after that a supervisor counts as stuck and is killed */
     SWEEP_EVERY_MS = 20,
     SWEEPS = 10,
 };
 
-/* A SIGNAL stream that waits for the supervisor's answer. */
+/* A SIGNAL stream that waits for the supervisor's report. */
 struct waiter {
     struct stream stream;
     struct waiter *next;
@@ -80,7 +80,7 @@ static void output_closed(struct output *output)
     attach_output(output);
 }
 
-/* A terminal that nobody has open may be opened again while its session lives. */
+/* EIO of a terminal means that no process has it open; it may be opened again while its session lives. */
 static bool is_end(const struct output *output, ssize_t count)
 {
     if (count == 0)
@@ -88,7 +88,7 @@ static bool is_end(const struct output *output, ssize_t count)
     return !(output->proc->terminal && output->channel == 1 && errno == EIO && output->proc->state != PROC_ENDED);
 }
 
-/* Nobody writes any more and nothing is left: no memory has to be had to read that. */
+/* All writers have closed and the pipe is empty: the end is seen without allocating a buffer. */
 static bool is_drained(const struct output *output)
 {
     int count;
@@ -118,8 +118,9 @@ static bool read_some(struct output *output)
         if (settling && !(output->to_settle -= (size_t)count))
             settle(output);
         attach_output(output);
-        /* A short read has emptied a pipe, unless its end is waiting behind. Of a terminal it says nothing. */
-        if (output->channel < FIRST_CHANNEL && (size_t)count < room && !settling && !output->source.hangup && !output->proc->terminal)
+        /* A short read has emptied a pipe, unless its end follows. For a terminal it proves nothing. */
+        if (output->channel < FIRST_CHANNEL && (size_t)count < room && !settling && !output->source.hangup &&
+            !output->proc->terminal)
             output->source.readable = false;
         return true;
     }
@@ -165,7 +166,7 @@ static void on_input(struct source *source)
     sink_flush(&container_of(source, struct proc, input)->input_sink);
 }
 
-/* How much END has to wait for: what is in the pipe now, and not what a child may add for ever. */
+/* END waits for what is in the pipe now, not for what a child may add for ever. */
 static void begin_settling(struct output *output)
 {
     int count;
@@ -174,7 +175,7 @@ static void begin_settling(struct output *output)
         settle(output);
         return;
     }
-    if (is_terminal) /* the count leaves out what is still on its way through the line discipline; read until empty */
+    if (is_terminal) /* FIONREAD leaves out bytes that are still in the line discipline; read until empty */
         output->to_settle = TERMINAL_BUFFER;
     else if (ioctl(output->source.fd, FIONREAD, &count) == 0)
         output->to_settle = (size_t)count;
@@ -218,7 +219,7 @@ static void drop(struct proc *proc)
     loop_free(proc);
 }
 
-/* Newest first in the list, so what comes after the kept ones is older. */
+/* The list is newest first: records behind the kept ones are older. */
 void proc_trim(void)
 {
     int ended = 0;
@@ -247,7 +248,8 @@ static void answer_waiters(struct proc *proc, int64_t sequence, int error)
     }
 }
 
-/* Goes on for a while after the last find: a dying supervisor closes its pipe before the kernel hands its children on. */
+/* Goes on for a while after the last find: a dying supervisor closes its socket before the kernel reparents its
+ * children. */
 static void on_sweep(struct timer *timer)
 {
     const struct tree everything = {.root = getpid(), .spare = guest_knows_child};
@@ -278,7 +280,8 @@ void proc_left(struct proc *proc)
     proc_trim();
 }
 
-/* The supervisor was killed: its orphans are the guest's children now, told from others by being nobody's. */
+/* The supervisor was killed: its orphans are now children of the guest, recognised by belonging to no slot or
+ * worker. */
 void proc_lost(struct proc *proc)
 {
     sweeps_left = SWEEPS;
@@ -347,7 +350,8 @@ static int send_command(struct proc *proc, int signal, bool tree)
 {
     if (!proc->slot)
         return ESRCH;
-    int error = slot_send(proc->slot, (struct supervisor_command){.signal = signal, .tree = tree, .sequence = ++proc->sequence});
+    const struct supervisor_command command = {.signal = signal, .tree = tree, .sequence = ++proc->sequence};
+    int error = slot_send(proc->slot, command);
     if (!error && proc->state != PROC_ENDED)
         proc->signals_asked |= 1ULL << signal;
     return error;
@@ -502,7 +506,7 @@ static int make_socket(struct ends *ends)
     return 0;
 }
 
-/* O_NONBLOCK because what is called /dev/ptmx in there may be anything. The other side is opened by the supervisor. */
+/* O_NONBLOCK because /dev/ptmx of a hostile image may be any file. The supervisor opens the slave side. */
 static int make_terminal(struct ends *ends, const struct request *request)
 {
     struct winsize size = {.ws_row = (unsigned short)request->rows, .ws_col = (unsigned short)request->columns};
@@ -580,7 +584,7 @@ static void begin_output(struct proc *proc, int channel, int fd, size_t ring)
     output->open = true;
     ring_begin(&output->ring, ring);
     if (loop_add(&output->source, fd, on_output))
-        output->open = false; /* as if it had been closed; the descriptor is still closed with the record */
+        output->open = false; /* as if closed; the descriptor is closed with the record */
     if (channel >= FIRST_CHANNEL)
         sink_begin(&output->sink, &output->source, SINK_SHUTDOWN);
 }
@@ -614,7 +618,7 @@ void proc_open_spawn(uint32_t id, struct fields fields)
         return;
     }
     no_plumbing(&plumbing);
-    /* No more outputs than it has: the record may outlive it by many others. */
+    /* Allocate only the outputs that it has: the record is kept long after the process. */
     size_t outputs = (request.terminal ? 1 : 2) + (size_t)request.channels;
     struct proc *proc = calloc(1, sizeof *proc + outputs * sizeof *proc->outputs);
     int error = proc ? lay_plumbing(&plumbing, &request) : ENOMEM;
@@ -642,7 +646,7 @@ void proc_open_spawn(uint32_t id, struct fields fields)
     }
 }
 
-/* ---- the list, without a worker: at the process limit it tells whom to kill ---- */
+/* ---- the list, made without a worker so that it works at the process limit, when one must choose what to kill ---- */
 
 struct listing {
     struct stream stream;

@@ -3,9 +3,9 @@
  * Owns how a supervisor is forked, commanded, and kept for the next process. Not here: what a supervisor does
  * (supervisor.c) and what its reports mean for a process (proc.c). Used by proc.c.
  *
- * A supervisor whose tree is empty has no state left, and forking and ending one costs as much as a short command itself.
- * So it stays idle until the next job. An idle supervisor ignores everything but a job: a command that crossed its report
- * was meant for processes that are gone.
+ * A supervisor whose tree is empty has no state left, and forking and ending one costs as much as a short command
+ * itself. So it stays idle until the next job. An idle supervisor ignores everything but a job: a command that crossed
+ * its report was meant for processes that are gone.
  */
 #define _GNU_SOURCE
 #include "slots.h"

@@ -11,7 +11,7 @@
 struct proc;
 
 struct supervisor_slot {
-    struct supervisor_slot *next; /* first: loop_free() writes there, and an event of this round may still read the source */
+    struct supervisor_slot *next; /* first: loop_free() overwrites it, while an event may still read the source */
     struct source source;
     pid_t pid;         /* 0 once reaped: the kernel may then reuse the number */
     struct proc *proc; /* the process that it supervises; NULL while it is idle */

@@ -1,14 +1,15 @@
-/* The supervisor: a process of the guest's own that is the parent of each spawned process, and the subreaper of its tree.
+/* The supervisor: a process of the guest's own that is the parent of each spawned process, and the subreaper of its
+ * tree.
  *
- * Owns how a program is started as a user with exactly the descriptors, environment and limits that it should have, and how
- * its tree is reaped, signalled and killed. Not here: output, streams, the host (proc.c, attach.c). The messages to and from
- * the guest are drawn in supervisor.h.
+ * Owns how a program is started as a user with exactly the descriptors, environment and limits that it should have, and
+ * how its tree is reaped, signalled and killed. Not here: output, streams, the host (proc.c, attach.c). The messages to
+ * and from the guest are drawn in supervisor.h.
  *
  * When nothing is left of a process, the supervisor releases all that it held for it and takes the next job.
  *
- * The program is started with vfork(): the supervisor waits until exec() or failure, and learns of a failure through the
- * memory that they share until then. A hostile file system that makes chdir() or exec() hang makes the supervisor hang too;
- * the guest then kills the supervisor and sweeps up its orphans (proc.c).
+ * The program is started with vfork(): the supervisor waits until exec() or failure, and learns of a failure through
+ * the memory that they share until then. A hostile file system that makes chdir() or exec() hang makes the supervisor
+ * hang too; the guest then kills the supervisor and sweeps up its orphans (proc.c).
  */
 #define _GNU_SOURCE
 #include "supervisor.h"
@@ -47,7 +48,7 @@ enum {
     PARKED_FROM = 100,     /* descriptors are moved up here while 0 to 10 are put in place */
     SWEEP_PAUSE_MS = 2,
     QUICK_SWEEPS = 8,
-    HOLD_MS = 300,         /* how long zombies are left unreaped to fill the process limit, against processes that fork and exit */
+    HOLD_MS = 300, /* how long zombies are left unreaped to fill the process limit, against processes that fork */
     COMMAND_TIMEOUT_MS = 4000,
     ORPHAN_POLL_MS = 500,
 };
@@ -413,8 +414,8 @@ static bool reap_children(struct supervisor *supervisor)
     }
 }
 
-/* True when the tree is empty, orphans that were reparented to the guest included: for them /proc is read twice, because
- * one pass takes a while and may miss a process that was forked behind it. */
+/* True when the tree is empty, orphans that were reparented to the guest included: for them /proc is read twice,
+ * because one pass takes a while and may miss a process that was forked behind it. */
 static bool reap(struct supervisor *supervisor)
 {
     const struct tree *tree = &supervisor->tree;

@@ -8,8 +8,8 @@
 #include "worker.h"
 
 /* The processes below `root`, except the subtrees of those of its children that `spare` (may be NULL) accepts. Where
- * orphans are not reparented to their subreaper (gVisor until 2023), the tree also has a marker, and includes every process
- * that carries it; 0: no marker. */
+ * orphans are not reparented to their subreaper (gVisor until 2023), the tree also has a marker, and includes every
+ * process that carries it; 0: no marker. */
 struct tree {
     pid_t root;
     bool (*spare)(pid_t child);

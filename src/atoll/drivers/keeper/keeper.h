@@ -1,7 +1,7 @@
 /* What the keeper's files share.
  *
- * A keeper is the process on the host that owns one sandbox: it starts the sandbox's runtime, relays between clients and
- * the guest, and reports the sandbox's end. containerd calls such a process a shim, Podman conmon.
+ * A keeper is the process on the host that owns one sandbox: it starts the sandbox's runtime, relays between clients
+ * and the guest, and reports the sandbox's end. containerd calls such a process a shim, Podman conmon.
  *
  * The start handshake. The FIFOs `in` and `out`, the socket `sock` and the lock are made by the driver beforehand.
  *
@@ -22,8 +22,8 @@
  *     |                          |                            |                               |
  *     |<-- GONE -----------------| pidfd readable: the reason also goes into the file `ended`
  *
- * What fails between the fork and HELLO is reported to the clients as FAILED (launch: up to 30 s; HELLO: up to 20 s).
- * The driver's exit status says only that a keeper was forked. */
+ * A failure between the fork and HELLO is reported to the clients as FAILED; the runtime has 30 s, the guest 20 s. The
+ * exit status of `keeper start` means only that a keeper was forked. */
 #ifndef ATOLL_KEEPER_H
 #define ATOLL_KEEPER_H
 
@@ -32,7 +32,8 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-enum { MAX_MAPS = 4, MAX_OVERLAYS = 8, MAX_LAYERS = 128, MAX_CGROUPS = 8, MAX_LIMITS = 8, MAX_FILES = 4, MAX_OWNERS = 130 };
+enum { MAX_MAPS = 4, MAX_OVERLAYS = 8, MAX_LAYERS = 128, MAX_CGROUPS = 8, MAX_LIMITS = 8, MAX_FILES = 4 };
+enum { MAX_OWNERS = 130 };
 
 struct id_map {
     unsigned inside, outside, count;
@@ -41,7 +42,7 @@ struct id_map {
 struct overlay {
     const char *key;    /* its directory below upper/ and work/ */
     const char *target; /* "/" or a directory below it */
-    char **layers;      /* uppermost first; each a path, then the id on disk of files that root inside owns, or "machine" */
+    char **layers;      /* uppermost first; each a path and its owner: the id on disk of root's files, or "machine" */
     int layer_count;
 };
 
@@ -65,7 +66,7 @@ struct plan {
         const char *file, *value;
     } limits[MAX_LIMITS]; /* cgroup settings, written after the runtime has exited */
     int limit_count;
-    const char *freezer[5]; /* the file to write, its value to freeze, to thaw, the file to read, its line when frozen */
+    const char *freezer[5]; /* file to write, value to freeze, value to thaw, file to read, its line when frozen */
     uint64_t disk_bytes; /* the quota of the active layer; 0: none */
     unsigned pause_after_ms;
     int64_t epoch;

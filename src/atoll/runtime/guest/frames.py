@@ -31,7 +31,7 @@ def encode_credit(stream: int, channel: int, amount: int) -> bytes:
 
 
 def name_user(user: str) -> str | None:
-    """The USER field. Root is left out: unset means root, and spares the guest a look into the image's users."""
+    """The USER field. Root is left out: unset means root, and spares the guest a lookup in /etc/passwd."""
     return None if user == "root" else user
 
 
@@ -48,9 +48,9 @@ def decode_credit(payload: bytes) -> int:
 
 
 class FrameReader:
-    """Cuts what is received into frames, however it was split on the way.
+    """Splits received bytes into frames, in whatever pieces they arrive.
 
-    Holds at most one frame that is not DATA. DATA is handed on as it comes, in as many frames as it takes, and never
+    Holds at most one frame that is not DATA. DATA is passed on as it arrives, as several frames if it must, and never
     held back.
     """
 
@@ -66,7 +66,7 @@ class FrameReader:
         """The frames that `chunk` completes. Nothing of `chunk` itself is kept.
 
         Raises:
-            GuestProtocolError: a header breaks a rule of frames to the host. The reader is of no use afterwards.
+            GuestProtocolError: a header breaks a rule of frames to the host. The reader cannot be used afterwards.
         """
         frames: list[Frame] = []
         position, size = 0, len(chunk)
@@ -119,7 +119,7 @@ class FrameReader:
 
 
 class RecordReader:
-    """Cuts the bytes of a channel into records, however they were split. Holds at most one that is incomplete."""
+    """Splits the bytes of a channel into records. Holds at most one that is incomplete."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -147,10 +147,10 @@ class RecordReader:
         return records
 
     def finish(self) -> None:
-        """Say that no more comes.
+        """Check that the channel ended after a whole record.
 
         Raises:
-            GuestProtocolError: there is half a record left.
+            GuestProtocolError: an incomplete record is left.
         """
         if self._buffer:
             raise GuestProtocolError("the guest ended in the middle of a record")
