@@ -219,9 +219,11 @@ static enum walk_answer found(struct walk *walk, const struct walk_entry *entry)
     if (!path)
         return WALK_STOP;
     if (!reading->quiet) {
-        static const unsigned char kinds[] = {[DT_REG] = KIND_FILE,   [DT_DIR] = KIND_DIRECTORY, [DT_LNK] = KIND_SYMLINK,
-                                              [DT_FIFO] = KIND_FIFO,  [DT_SOCK] = KIND_SOCKET,   [DT_CHR] = KIND_CHAR_DEVICE,
-                                              [DT_BLK] = KIND_BLOCK_DEVICE};
+        static const unsigned char kinds[] = {
+            [DT_REG] = KIND_FILE,  [DT_DIR] = KIND_DIRECTORY, [DT_LNK] = KIND_SYMLINK,
+            [DT_FIFO] = KIND_FIFO, [DT_SOCK] = KIND_SOCKET,   [DT_CHR] = KIND_CHAR_DEVICE,
+            [DT_BLK] = KIND_BLOCK_DEVICE,
+        };
         report(watching, CHANGE_CREATED, path, entry->type < sizeof kinds ? kinds[entry->type] : KIND_FILE);
         store(&watching->reported, 0, strdup(path), true);
     }

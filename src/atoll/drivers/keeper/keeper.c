@@ -277,7 +277,8 @@ static void open_freezer(const struct plan *plan, struct relay_ends *ends)
 
 static void start(const struct plan *plan)
 {
-    if (!plan->dir || !plan->active_layer || !plan->cover || !plan->overlay_count || plan->listener < 0 || plan->lock < 0)
+    if (!plan->dir || !plan->active_layer || !plan->cover || !plan->overlay_count || plan->listener < 0 ||
+        plan->lock < 0)
         usage("start");
     detach(plan);
     struct relay_ends ends = {
