@@ -22,8 +22,9 @@
  *     |                          |                            |                               |
  *     |<-- GONE -----------------| pidfd readable: the reason also goes into the file `ended`
  *
- * A failure between the fork and HELLO is reported to the clients as FAILED; the runtime has 30 s, the guest 20 s. The
- * exit status of `keeper start` means only that a keeper was forked. */
+ * If the runtime fails or takes more than 30 s, a limit cannot be set, or the guest sends no HELLO within 20 s, the
+ * clients are sent FAILED. If a step of the keeper's own fails, it exits with a line in keeper.log and the connections
+ * end. The exit status of `keeper start` means only that a keeper was forked. */
 #ifndef ATOLL_KEEPER_H
 #define ATOLL_KEEPER_H
 
