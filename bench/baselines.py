@@ -99,8 +99,8 @@ class Baselines:
         return [path, "--unshare-all", "--ro-bind", "/", "/", "/bin/true"]
 
     def _crun(self, path: str) -> Sequence[str]:
-        # crun refuses hybrid cgroups. The keeper's `within` hides them from it, which takes about a millisecond.
-        wrapper = [str(_KEEPER), "within", "--"] if is_hybrid() and os.geteuid() == 0 else []
+        # crun refuses hybrid cgroups. The keeper's `nsexec` hides them from it, which takes about a millisecond.
+        wrapper = [str(_KEEPER), "nsexec", "--"] if is_hybrid() and os.geteuid() == 0 else []
         return [*wrapper, path, "--root", str(self._roots / "crun"), "run", "--bundle", str(self._bundle), self._id()]
 
     def _runc(self, path: str) -> Sequence[str]:

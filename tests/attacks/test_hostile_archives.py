@@ -59,7 +59,7 @@ NAMES = {
     "absurdly deep": whole(member(b"x", pax=[(b"path", ROOT + b"/" + DEEP)])),
     "a layer that there is not": whole(directory(b"layers/1/root")),
     "a part that there is not": whole(directory(b"layers/0/etc")),
-    "a part of the layer's own": whole(directory(b"layers/0/../scratch")),
+    "a part of the layer's own": whole(directory(b"layers/0/../work")),
     "none at all": whole(member(b"")),
     "where it is not ready": whole(member(b"layers/0/usr/f")),
 }

@@ -22,11 +22,11 @@ import anyio
 import pytest
 
 from atoll.contract.errors import AtollError, ExecTimeout, GuestProtocolError, SandboxError
+from atoll.contract.protocol import MAX_PAYLOAD, MAX_RECORD, FrameType, Tag, encode_fields, encode_frame
 from atoll.drivers import oci
 from atoll.drivers.oci import RUNTIMES
 from atoll.runtime.engine import Engine
 from atoll.runtime.guest import process
-from atoll.runtime.guest.frames import MAX_PAYLOAD, MAX_RECORD, FrameType, Tag, encode_fields, encode_frame
 from atoll.runtime.guest.stream import Stream
 from atoll.runtime.sandbox import Sandbox
 from atoll.testing.waiting import eventually

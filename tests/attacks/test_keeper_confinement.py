@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from atoll.contract.protocol import MAX_PAYLOAD, Tag
 from atoll.runtime.engine import Engine
-from atoll.runtime.guest.frames import MAX_PAYLOAD
 from atoll.runtime.sandbox import Sandbox
 from tests.attacks.programs import host_processes, shell, status_of
 
@@ -84,6 +84,7 @@ async def test_a_client_that_breaks_the_protocol_is_dropped_and_harms_nobody(pre
         "stream 0": struct.pack("<IBBHI", 0, 2, 0, 0, 0),
         "a channel that cannot be": struct.pack("<IBBHI", 1, 3, 200, 0, 1) + b"x",
         "fields that overrun": struct.pack("<IBBHI", 6, 2, 0, 0, 1) + struct.pack("<HI", 6, 0xFFFFFFFF),
+        "an integer of another size": struct.pack("<IBBHI", 7, 2, 0, 0, 1) + struct.pack("<HIB", Tag.QUIET, 1, 1),
         "a window below nothing": struct.pack("<IBBHI", 14, 2, 0, 0, 1) + struct.pack("<HIq", 6, 8, -1),
         "a window without end": struct.pack("<IBBHI", 14, 2, 0, 0, 1) + struct.pack("<HIq", 6, 8, 2**62),
         "half a credit": struct.pack("<IBBHI", 14, 2, 0, 0, 1)

@@ -1,4 +1,4 @@
-"""Killing what keeps a sandbox going: PID 1, the sitters above commands, the workers of file operations."""
+"""Killing what keeps a sandbox going: PID 1, the supervisors above commands, the workers of file operations."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def test_a_sandbox_that_root_ended_from_inside_is_said_to_have_ended(
 
 @pytest.mark.parametrize("user", USERS)
 async def test_killing_all_that_may_be_killed_ends_no_sandbox(victim: Sandbox, user: str) -> None:
-    """`kill -9 -1` by root takes the sitters too: what they watched over is told to be lost, never made up.
+    """`kill -9 -1` by root takes the supervisors too: what they watched over is told to be lost, never made up.
 
     That may still be so of what comes next, when it was given to one that waited and is just being killed.
     """
@@ -59,20 +59,20 @@ async def test_killing_all_that_may_be_killed_ends_no_sandbox(victim: Sandbox, u
         await eventually(answers, "the sandbox answers")
 
 
-async def test_a_user_cannot_kill_a_sitter(prey: Sandbox) -> None:
+async def test_a_user_cannot_kill_a_supervisor(prey: Sandbox) -> None:
     async with running(prey, "/bin/sh", "-c", "echo up; sleep 60") as (process, _):
-        sitter = next(each.ppid for each in await prey.ps() if each.pid == process.pid)
-        said = await shell(prey, f"kill -9 {sitter} && echo killed; kill -STOP {sitter} && echo stopped")
+        supervisor = next(each.ppid for each in await prey.ps() if each.pid == process.pid)
+        said = await shell(prey, f"kill -9 {supervisor} && echo killed; kill -STOP {supervisor} && echo stopped")
         assert said.stdout == ""
         await process.kill()
 
 
-async def test_a_command_whose_sitter_is_killed_is_lost_and_does_not_hang(victim: Sandbox) -> None:
+async def test_a_command_whose_supervisor_is_killed_is_lost_and_does_not_hang(victim: Sandbox) -> None:
     async with await victim.spawn(["/bin/sh", "-c", "echo up; exec sleep 60"], user="root", keep=False) as process:
         await anext(process)
-        sitter = next(each.ppid for each in await victim.ps() if each.pid == process.pid)
-        assert sitter != 1
-        await shell(victim, f"kill -9 {sitter}", user="root")
+        supervisor = next(each.ppid for each in await victim.ps() if each.pid == process.pid)
+        assert supervisor != 1
+        await shell(victim, f"kill -9 {supervisor}", user="root")
         with anyio.fail_after(15):
             with contextlib.suppress(AtollError):
                 assert (await process.wait()).exit_code != 0

@@ -32,7 +32,7 @@ async def test_the_guest_can_be_neither_traced_nor_read(prey: Sandbox, runtime_n
 
 @pytest.mark.parametrize("user", USERS)
 async def test_no_process_of_the_guests_can_be_traced(prey: Sandbox, runtime_name: RuntimeName, user: str) -> None:
-    """Each command runs below a sitter, which the guest forked; it holds ends of pipes to the guest."""
+    """Each command runs below a supervisor, which the guest forked; it holds ends of pipes to the guest."""
     async with running(prey, "/bin/sh", "-c", "echo up; sleep 60", user=user):
         processes = await prey.ps()
         own = [process for process in processes if process.pid != 1 and "atoll" in process.command]

@@ -48,11 +48,11 @@ def test_private_words_are_used_nowhere() -> None:
 
 def test_the_map_names_only_what_exists() -> None:
     """Every path in `docs/architecture.md` and `CONTRIBUTING.md` that looks like one of the repository is there."""
-    missing = []
-    for name in ("docs/architecture.md", "CONTRIBUTING.md"):
-        for path in sorted(
-            set(re.findall(r"`((?:[\w.-]+/)+[\w.*-]*|[\w-]+\.(?:py|md|c|h|toml))`", (ROOT / name).read_text()))
-        ):
-            if not any((base / path).exists() for base in (ROOT, ROOT / "src/atoll", ROOT / "docs")):
-                missing.append(f"{name}: {path}")
+    looks_like_a_path = re.compile(r"`((?:[\w.-]+/)+[\w.*-]*|[\w-]+\.(?:py|md|c|h|toml))`")
+    missing = [
+        f"{page}: {path}"
+        for page in ("docs/architecture.md", "CONTRIBUTING.md")
+        for path in sorted(set(looks_like_a_path.findall((ROOT / page).read_text())))
+        if not any((base / path).exists() for base in (ROOT, ROOT / "src/atoll", ROOT / "docs"))
+    ]
     assert not missing, "\n".join(missing)

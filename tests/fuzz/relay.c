@@ -1,4 +1,4 @@
-/* Feeds the keeper's relay with what hostile guests and careless clients could send, in any order and any pieces.
+/* Feeds the keeper's relay with frames of hostile guests and careless clients, in any order and any pieces.
  *
  * The input is a script: an operation, a length, and so many bytes for it. Bytes from the guest arrive as DATA of
  * real streams often enough, since a client's OPEN in the script registers them. */
@@ -18,7 +18,7 @@ static void leave(int code)
     longjmp(ended, code + 1);
 }
 #define _exit leave
-#define poll(fds, count, timeout) poll(fds, count, 0) /* nobody is waited for */
+#define poll(fds, count, timeout) poll(fds, count, 0) /* never waits */
 #include "../../src/atoll/drivers/keeper/relay.c"
 
 void give_up(const char *what)
@@ -52,7 +52,7 @@ static void forget_everything(void)
     release(&from_guest);
     release(&to_guest);
     hello_size = 0;
-    had_client = shutdown_sent = warm = false;
+    had_client = shutdown_sent = paused = false;
     open_streams = 0;
     holders = 0;
 }

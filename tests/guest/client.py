@@ -6,7 +6,6 @@ The guest runs as an ordinary child of the test, connected by a socket pair.
 
 from __future__ import annotations
 
-import re
 import select
 import signal
 import socket
@@ -18,21 +17,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.protocol_header import read_lists, read_numbers
+
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "atoll" / "guest"
 BOUND_S = 10.0
 
 
-def _numbers() -> dict[str, int]:
-    text = (SOURCE / "protocol.h").read_text()
-    return {name: int(value) for name, value in re.findall(r"\b([A-Z][A-Z0-9_]+) = (\d+)", text)}
-
-
-N = _numbers()
+N = read_numbers()
 TAG_NAMES = {value: name[4:] for name, value in N.items() if name.startswith("TAG_")}
-BYTES_TAGS = {
-    "MESSAGE", "USER", "ARGV", "SHELL", "ENV", "CWD", "COMMAND", "STATE", "PATH", "TARGET", "NAME", "TO", "PATTERN",
-    "INCLUDE", "TEXT", "HOST",
-}  # fmt: skip
+INTEGER_TAGS = {row.name for row in read_lists()["FIELD_TAGS"] if row.type == "INTEGER"}
 
 
 def field_bytes(tag: int, value: int | bytes | str) -> bytes:
@@ -62,7 +55,7 @@ def decode(payload: bytes) -> dict[str, Any]:
         assert len(raw) == size
         at += 6 + size
         name = TAG_NAMES[tag]
-        out[name] = raw if name in BYTES_TAGS else struct.unpack("<q", raw)[0]
+        out[name] = struct.unpack("<q", raw)[0] if name in INTEGER_TAGS else raw
     return out
 
 
@@ -274,12 +267,12 @@ class Guest:
         return records(stream.out)
 
     def children(self) -> list[int]:
-        """Processes of the guest's that have something to do: a sitter without a child waits for its next job."""
-        return [pid for pid in children_of(self.pid) if not is_waiting_sitter(pid)]
+        """Processes of the guest's that have something to do: a supervisor without a child waits for its next job."""
+        return [pid for pid in children_of(self.pid) if not is_idle_supervisor(pid)]
 
-    def sitters(self) -> list[int]:
+    def idle_supervisors(self) -> list[int]:
         """Those that wait for a job."""
-        return [pid for pid in children_of(self.pid) if is_waiting_sitter(pid)]
+        return [pid for pid in children_of(self.pid) if is_idle_supervisor(pid)]
 
     def status(self, key: str) -> int:
         for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
@@ -302,9 +295,9 @@ def children_of(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def is_waiting_sitter(pid: int) -> bool:
+def is_idle_supervisor(pid: int) -> bool:
     try:
-        return Path(f"/proc/{pid}/comm").read_text() == "atoll-sitter\n" and not children_of(pid)
+        return Path(f"/proc/{pid}/comm").read_text() == "atoll-supervise\n" and not children_of(pid)
     except (FileNotFoundError, ProcessLookupError):
         return False
 

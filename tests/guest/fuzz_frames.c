@@ -1,9 +1,9 @@
 /* A libFuzzer harness over the parts of the guest that read hostile bytes and need no process to do so: frames and
  * fields, the rules of streams, glob patterns, tar headers, kept output. The first byte of an input says which.
  *
- * Links the guest's own frame.c, match.c, tarhead.c and ring.c and includes stream.c, whose memory of past epochs has to
- * be wiped between two inputs; what they need of the rest stands below.
- * Streams are given a kind that uses every way a stream can be used, so that turns, credit and ends are exercised too.
+ * Links the guest's own frame.c, match.c, tarhead.c and ring.c and includes stream.c, whose epoch has to be reset between
+ * two inputs; stubs for the rest are below. The streams have a kind that uses every call, so that turns, credit and ends
+ * are exercised too.
  */
 #define _GNU_SOURCE
 #include <errno.h>

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from atoll.testing.plugin import STRICT
-from tests.guest.client import BYTES_TAGS, SOURCE, TAG_NAMES, N, build, encode, field_bytes, frame
+from tests.guest.client import INTEGER_TAGS, SOURCE, TAG_NAMES, N, build, encode, field_bytes, frame
 
 HERE = Path(__file__).parent
 SECONDS = float(os.environ.get("ATOLL_FUZZ_SECONDS", "3"))
@@ -82,7 +82,7 @@ class Noise:
 
     def value(self, name: str) -> Any:
         pick: Any = self.random.choice
-        if name in BYTES_TAGS:
+        if name not in INTEGER_TAGS:
             texts = {
                 "PATH": self.paths, "TO": self.paths, "CWD": self.paths, "TARGET": self.paths,
                 "SHELL": ["true", "echo x; exit 3", "cat", "sleep 5 & exit 1", "yes | head -c 300000", "kill -9 $$"],

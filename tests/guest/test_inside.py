@@ -184,15 +184,15 @@ def test_a_tree_lives_as_long_as_its_last_daemon(inside: Inside) -> None:
     assert b"sleep 888" not in commands(inside)
 
 
-def test_orphans_of_a_killed_sitter_are_ended_and_others_are_not(inside: Inside) -> None:
+def test_orphans_of_a_killed_supervisor_are_ended_and_others_are_not(inside: Inside) -> None:
     other = inside.sh("(setsid sleep 333 &); echo up; exec sleep 333", KEEP=1)
     other.until_out(b"up")
     stream = inside.sh("(setsid sleep 444 &); echo up; exec sleep 444")
     stream.until_out(b"up")
     wait_for(lambda: commands(inside).count(b"sleep 333") == 2 and commands(inside).count(b"sleep 444") == 2)
     pid = stream.event("STARTED")["PID"]
-    sitter = next(record["PPID"] for record in inside.records("PS") if record["PID"] == pid)
-    inside.output(f"kill -9 {sitter}")
+    supervisor = next(record["PPID"] for record in inside.records("PS") if record["PID"] == pid)
+    inside.output(f"kill -9 {supervisor}")
     assert stream.wait()["ERRNO"] == 10
     wait_for(lambda: b"sleep 444" not in commands(inside))
     assert commands(inside).count(b"sleep 333") == 2

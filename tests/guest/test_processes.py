@@ -607,7 +607,7 @@ def test_ps_lists_processes(guest: Guest) -> None:
     assert abs(record["STARTED_US"] / 1e6 - time.time()) < 20
 
 
-def sitter_of(guest: Guest, stream: Stream) -> int:
+def supervisor_of(guest: Guest, stream: Stream) -> int:
     pid = stream.event("STARTED")["PID"]
     return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
 
@@ -622,13 +622,18 @@ def ppid(guest: Guest, line: str = "echo $PPID", *env: str, **fields: Any) -> in
     return int(said(guest, line, *env, **fields))
 
 
-def wait_for_rest(guest: Guest, sitter: int) -> None:
-    """Wait until the only sitter has nobody left to sit on, and has had the time to say so."""
-    wait_for(lambda: guest.sitters() == [sitter] and not Path(f"/proc/{sitter}/task/{sitter}/children").read_text())
+def wait_for_rest(guest: Guest, supervisor: int) -> None:
+    """Wait until the only supervisor has an empty tree, and has had the time to report it."""
+    wait_for(
+        lambda: (
+            guest.idle_supervisors() == [supervisor]
+            and not Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text()
+        )
+    )
     time.sleep(0.2)
 
 
-def test_a_sitter_with_nothing_left_takes_the_next_process(guest: Guest) -> None:
+def test_a_supervisor_with_nothing_left_takes_the_next_process(guest: Guest) -> None:
     first = ppid(guest, "echo $PPID", "SECRET=1", CHANNELS=3, STDIN=1)
     wait_for_rest(guest, first)
     # What it got for the first is gone: descriptors, environment, user.
@@ -645,16 +650,16 @@ def test_a_sitter_with_nothing_left_takes_the_next_process(guest: Guest) -> None
     wait_for_rest(guest, first)
 
 
-def test_a_sitter_with_something_left_takes_nothing_else(guest: Guest) -> None:
+def test_a_supervisor_with_something_left_takes_nothing_else(guest: Guest) -> None:
     first = ppid(guest, "sleep 1000 >&- 2>&- & echo $PPID")
     assert ppid(guest) != first
 
 
-def test_a_sitter_that_waits_and_is_killed_or_stopped_holds_nothing_up(guest: Guest) -> None:
+def test_an_idle_supervisor_that_is_killed_or_stopped_holds_nothing_up(guest: Guest) -> None:
     first = ppid(guest)
     wait_for_rest(guest, first)
     os.kill(first, signal.SIGKILL)
-    wait_for(lambda: guest.sitters() == [])
+    wait_for(lambda: guest.idle_supervisors() == [])
     second = ppid(guest)
     assert second != first
     wait_for_rest(guest, second)
@@ -662,31 +667,31 @@ def test_a_sitter_that_waits_and_is_killed_or_stopped_holds_nothing_up(guest: Gu
     assert ppid(guest) == second
 
 
-def test_a_request_that_no_sitter_could_be_sent_gets_a_new_one(guest: Guest) -> None:
+def test_a_request_too_long_for_an_idle_supervisor_gets_a_new_one(guest: Guest) -> None:
     first = ppid(guest)
     wait_for_rest(guest, first)
     large = "x" * 100_000
     assert said(guest, "echo $PPID ${#LARGE}", f"LARGE={large}").split()[1] == b"100000"
 
 
-def test_of_many_sitters_few_wait_and_one_stays(guest: Guest) -> None:
+def test_few_of_many_supervisors_stay_idle_and_one_is_kept(guest: Guest) -> None:
     streams = [guest.shell("echo ready; read x", STDIN=1) for _ in range(20)]
     for stream in streams:
         stream.until_out(b"ready")
     for stream in streams:
         stream.eof()
         stream.wait()
-    wait_for(lambda: guest.children() == [] and 1 <= len(guest.sitters()) <= 8)
-    wait_for(lambda: len(guest.sitters()) == 1)
+    wait_for(lambda: guest.children() == [] and 1 <= len(guest.idle_supervisors()) <= 8)
+    wait_for(lambda: len(guest.idle_supervisors()) == 1)
 
 
-def test_a_killed_sitter_is_told_and_its_orphans_are_ended(guest: Guest, tmp_path: Path) -> None:
+def test_a_killed_supervisor_is_reported_and_its_orphans_are_ended(guest: Guest, tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     other = guest.shell("echo ready; sleep 1000")
     other.until_out(b"ready")
     stream = guest.shell(f"setsid sleep 1000 & echo $! >> {pids}; echo $$ >> {pids}; echo ready; sleep 1000")
     stream.until_out(b"ready")
-    os.kill(sitter_of(guest, stream), signal.SIGKILL)
+    os.kill(supervisor_of(guest, stream), signal.SIGKILL)
     end = stream.wait()
     assert end["ERRNO"] == 10
     assert "EXIT_CODE" not in end
@@ -696,10 +701,10 @@ def test_a_killed_sitter_is_told_and_its_orphans_are_ended(guest: Guest, tmp_pat
     wait_for(lambda: len(guest.children()) == 1)
 
 
-def test_a_stopped_sitter_does_not_save_its_tree(guest: Guest) -> None:
+def test_a_stopped_supervisor_does_not_save_its_tree(guest: Guest) -> None:
     stream = guest.shell("echo ready; sleep 1000")
     stream.until_out(b"ready")
-    os.kill(sitter_of(guest, stream), signal.SIGSTOP)
+    os.kill(supervisor_of(guest, stream), signal.SIGSTOP)
     stream.control(**KILL)
     assert stream.wait()["KILLED"] == 1
 
@@ -709,7 +714,7 @@ def test_no_process_of_the_guests_can_be_looked_into(guest: Guest) -> None:
     stream = guest.shell("echo ready; sleep 1000", USER="nobody", CWD="/")
     stream.until_out(b"ready")
     probe = "for p in {} {}; do ls /proc/$p/fd 2>&1; cat /proc/$p/mem 2>&1; ls -ld /proc/$p/mem; done"
-    look = guest.shell(probe.format(guest.pid, sitter_of(guest, stream)), USER="nobody", CWD="/")
+    look = guest.shell(probe.format(guest.pid, supervisor_of(guest, stream)), USER="nobody", CWD="/")
     look.wait()
     text = look.out.decode()
     assert text.count("Permission denied") == 4
@@ -761,17 +766,17 @@ def test_only_its_own_processes_are_touched(binary: str, tmp_path: Path) -> None
     wrapper.write_text(f"#!/bin/sh\nsleep 1000 </dev/null >/dev/null 2>&1 &\necho $! > {note}\nexec {binary}\n")
     wrapper.chmod(0o755)
     guest = Guest(str(wrapper))
-    stranger = int(note.read_text())
+    foreign = int(note.read_text())
     try:
         stream = guest.shell("echo ready; sleep 1000")
         stream.until_out(b"ready")
-        os.kill(sitter_of(guest, stream), signal.SIGKILL)
+        os.kill(supervisor_of(guest, stream), signal.SIGKILL)
         assert stream.wait()["ERRNO"] == 10
         guest.run("STAT", PATH="/")
         assert guest.close() == 0
-        assert alive(stranger)
+        assert alive(foreign)
     finally:
-        subprocess.run(["kill", "-9", str(stranger)], check=False)
+        subprocess.run(["kill", "-9", str(foreign)], check=False)
 
 
 def test_a_namespace_with_a_single_user_is_enough(binary: str, tmp_path: Path) -> None:
@@ -788,11 +793,11 @@ def test_a_namespace_with_a_single_user_is_enough(binary: str, tmp_path: Path) -
     guest.close()
 
 
-def test_a_termination_of_everything_inside_spares_the_sitters(guest: Guest) -> None:
+def test_a_termination_of_everything_inside_spares_the_supervisors(guest: Guest) -> None:
     stream = guest.shell("echo ready; sleep 1000")
     stream.until_out(b"ready")
-    sitter = sitter_of(guest, stream)
+    supervisor = supervisor_of(guest, stream)
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGUSR1):
-        os.kill(sitter, number)
+        os.kill(supervisor, number)
     stream.control(ACTION=N["ACTION_SIGNAL"], SIGNAL=int(signal.SIGTERM), TREE=1)
     assert stream.wait()["SIGNAL"] == signal.SIGTERM

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import random
 import struct
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.guest.client import BOUND_S, Guest, N, Stream, alive, encode, field_bytes, frame, wait_for
+from tests.guest.client import BOUND_S, SOURCE, Guest, N, Stream, alive, encode, field_bytes, frame, wait_for
+from tests.protocol_header import Row, read_lists
 
 
 def exit_status(guest: Guest) -> int:
@@ -55,6 +58,44 @@ def test_a_violation_ends_the_guest_with_70(binary: str, name: str) -> None:
     guest.sock.sendall(VIOLATIONS[name])
     assert exit_status(guest) == 70
     assert b"protocol" in guest.process.stderr.read()
+    guest.close()
+
+
+class CFields(ctypes.Structure):
+    """`struct fields` of frame.h."""
+
+    _fields_ = (("at", ctypes.c_char_p), ("size", ctypes.c_size_t))
+
+
+@pytest.fixture(scope="module")
+def fields_check(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bytes], bytes | None]:
+    """The guest's own check of fields: the rule that they break, or None."""
+    library = tmp_path_factory.mktemp("frame") / "frame.so"
+    subprocess.run(["cc", "-std=gnu11", "-shared", "-fPIC", "-o", library, SOURCE / "frame.c"], check=True)
+    check = ctypes.CDLL(str(library)).fields_check
+    check.argtypes, check.restype = [CFields], ctypes.c_char_p
+    return lambda fields: check(CFields(fields, len(fields)))
+
+
+@pytest.mark.parametrize("row", read_lists()["FIELD_TAGS"], ids=lambda row: row.name)
+def test_a_field_whose_value_is_not_of_its_type_is_refused(
+    fields_check: Callable[[bytes], bytes | None], row: Row
+) -> None:
+    for size in (0, 1, 4, 7, 8, 9, 16):
+        wrong_integer = row.type == "INTEGER" and size != 8
+        assert fields_check(field_bytes(row.number, b"x" * size)) == (
+            b"integer not of 8 bytes" if wrong_integer else None
+        ), size
+    with_nul = fields_check(field_bytes(row.number, b"x\0yyyyyy"))
+    assert with_nul == (b"NUL in a string" if row.type == "STRING" else None)
+
+
+@pytest.mark.parametrize("name", ["PAUSE_MS", "IDLE", "WAITING", "QUIET", "CPU_US", "PEER_PORT"])
+def test_a_running_guest_ends_when_an_integer_has_another_size(binary: str, name: str) -> None:
+    guest = Guest(binary)
+    guest.sock.sendall(frame("OPEN", 1, encode(OP=N["OP_PS"]) + field_bytes(N["TAG_" + name], b"\1")))
+    assert exit_status(guest) == 70
+    assert b"integer not of 8 bytes" in guest.process.stderr.read()
     guest.close()
 
 

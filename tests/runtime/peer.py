@@ -9,7 +9,7 @@ import anyio
 from anyio.abc import ByteStream
 from anyio.streams.buffered import BufferedByteReceiveStream
 
-from atoll.runtime.guest.frames import (
+from atoll.contract.protocol import (
     HEADER_SIZE,
     EventKind,
     Fields,

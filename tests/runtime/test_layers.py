@@ -37,10 +37,10 @@ def clones(path: Path) -> bool:
 # ---- several layers in one ----
 
 
-def mount(target: Path, lower: list[Path], upper: Path | None = None, scratch: Path | None = None) -> None:
+def mount(target: Path, lower: list[Path], upper: Path | None = None, work: Path | None = None) -> None:
     options = "lowerdir=" + ":".join(map(str, lower))
     if upper:
-        options += f",upperdir={upper},workdir={scratch}"
+        options += f",upperdir={upper},workdir={work}"
     options += ",redirect_dir=off,metacopy=off"
     subprocess.run(["mount", "-t", "overlay", "overlay", "-o", options, target], check=True)
 
@@ -103,11 +103,11 @@ def make_layers(base: Path, image: Path, chance: random.Random, merged: Path) ->
     layers: list[Path] = []
     for number in range(chance.randint(2, 6)):
         layer = base / f"layer-{number}"
-        for part in ("upper/root", "scratch/root"):
+        for part in ("upper/root", "work/root"):
             (layer / part).mkdir(parents=True)
         os.chown(layer / "upper/root", OWNERS[0], OWNERS[0])
         below = [each / "upper/root" for each in reversed(layers)]
-        mount(merged, [*below, image], layer / "upper/root", layer / "scratch/root")
+        mount(merged, [*below, image], layer / "upper/root", layer / "work/root")
         for _ in range(chance.randint(4, 30)):
             disturb(merged, chance)
         unmount(merged)

@@ -22,19 +22,19 @@ from atoll.contract.errors import (
     SandboxDied,
 )
 from atoll.contract.model import Output
-from atoll.runtime.guest import connection as link_module, files as files_module
-from atoll.runtime.guest.connection import Link
-from atoll.runtime.guest.frames import (
+from atoll.contract.protocol import (
     INITIAL_CREDIT,
     MAX_PAYLOAD,
     Change,
     EventKind,
+    FileType,
     FrameType,
-    Kind,
     Op,
     Tag,
     encode_frame,
 )
+from atoll.runtime.guest import connection as link_module, files as files_module
+from atoll.runtime.guest.connection import Link
 from atoll.runtime.guest.stream import BACKLOG, EVENT_LIMIT, WINDOW
 from atoll.runtime.sandbox import Sandbox
 from atoll.testing.waiting import eventually
@@ -53,7 +53,7 @@ async def raised(operation: Callable[[], Awaitable[object]]) -> AtollError:
 def entry(name: str) -> bytes:
     return encode_record(
         (Tag.NAME, name),
-        (Tag.KIND, Kind.FILE),
+        (Tag.KIND, FileType.FILE),
         (Tag.SIZE, 1),
         (Tag.MODE, 0o644),
         (Tag.UID, 0),

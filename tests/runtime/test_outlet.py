@@ -16,10 +16,10 @@ from anyio.abc import TaskGroup, UNIXSocketStream
 from atoll.contract.errors import GuestProtocolError
 from atoll.contract.model import SandboxSpec
 from atoll.contract.network import NetworkPolicy
+from atoll.contract.protocol import EventKind, FrameType, Op, Tag
 from atoll.runtime.egress import server as outlet_module
 from atoll.runtime.egress.server import PORT, EgressServer, EgressServers
 from atoll.runtime.guest.connection import Link
-from atoll.runtime.guest.frames import EventKind, FrameType, Op, Tag
 from atoll.runtime.previews import router as ports
 from atoll.runtime.sandbox import _listening_aside
 from atoll.testing.waiting import eventually

@@ -22,8 +22,8 @@ from atoll.contract.errors import (
     SandboxError,
 )
 from atoll.contract.model import ExecResult, Exited, Gap, Output
+from atoll.contract.protocol import INITIAL_CREDIT, Action, EventKind, FrameType, Op, Tag
 from atoll.runtime.guest import process as process_module
-from atoll.runtime.guest.frames import INITIAL_CREDIT, Action, EventKind, FrameType, Op, Tag
 from atoll.runtime.guest.process import Collector
 from atoll.runtime.sandbox import Sandbox
 from tests.runtime.conftest import Host, Wire

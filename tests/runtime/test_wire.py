@@ -3,38 +3,35 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import struct
 from collections.abc import Callable
 from datetime import UTC, datetime
 from enum import IntEnum
-from pathlib import Path
 
 import pytest
 from hypothesis import given, strategies as st
 
+from atoll.contract import protocol
 from atoll.contract.errors import GuestProtocolError, InvalidRequest
-from atoll.runtime.guest import frames as wire
-from atoll.runtime.guest.frames import (
+from atoll.contract.protocol import (
     BYTES_TAGS,
     HEADER_SIZE,
     INTEGER_TAGS,
     MAX_PAYLOAD,
     MAX_RECORD,
     STRING_TAGS,
-    Frame,
-    FrameReader,
     FrameType,
-    RecordReader,
     Tag,
     Value,
     decode_fields,
     encode_fields,
     encode_frame,
 )
+from atoll.runtime.guest.frames import Frame, FrameReader, RecordReader, decode_credit
+from tests.protocol_header import read_lists
 from tests.runtime.peer import encode_record
 
-HEADER = (Path(__file__).parents[2] / "src" / "atoll" / "guest" / "protocol.h").read_text()
+LISTS = read_lists()
 
 int64 = st.integers(-(2**63), 2**63 - 1)
 field = st.one_of(
@@ -68,37 +65,39 @@ def joined(frames: list[Frame]) -> list[Frame]:
 # --------------------------------------------------------------------------------------------------------- the header
 
 
-@pytest.mark.parametrize(
-    ("name", "prefix", "mirror"),
-    [
-        ("frame_type", "FRAME_", wire.FrameType),
-        ("op", "OP_", wire.Op),
-        ("event", "EVENT_", wire.EventKind),
-        ("action", "ACTION_", wire.Action),
-        ("change", "CHANGE_", wire.Change),
-        ("kind", "KIND_", wire.Kind),
-        ("tag", "TAG_", wire.Tag),
-    ],
-)
-def test_the_numbers_are_those_of_the_guests_header(name: str, prefix: str, mirror: type[IntEnum]) -> None:
-    match = re.search(rf"enum {name} {{(.*?)}};", HEADER, re.DOTALL)
-    assert match is not None
-    theirs = {key: int(value) for key, value in re.findall(rf"{prefix}(\w+) = (\d+)", match[1])}
-    assert theirs == {member.name: member.value for member in mirror}
+MIRRORS = {
+    "FRAME_TYPES": protocol.FrameType,
+    "OPERATIONS": protocol.Op,
+    "EVENT_KINDS": protocol.EventKind,
+    "CONTROL_ACTIONS": protocol.Action,
+    "FREEZE_ACTIONS": protocol.FreezeAction,
+    "CHANGES": protocol.Change,
+    "FILE_TYPES": protocol.FileType,
+    "FIELD_TAGS": protocol.Tag,
+}
+
+
+def test_each_list_of_the_guests_header_has_a_mirror() -> None:
+    mirrors = {name for name, found in vars(protocol).items() if isinstance(found, type) and issubclass(found, IntEnum)}
+    assert set(LISTS) == {*MIRRORS, "PROTOCOL_LIMITS"}
+    assert {mirror.__name__ for mirror in MIRRORS.values()} == mirrors - {"IntEnum"}
+
+
+@pytest.mark.parametrize("name", MIRRORS)
+def test_the_numbers_are_those_of_the_guests_header(name: str) -> None:
+    assert [(row.name, row.number) for row in LISTS[name]] == [(each.name, each.value) for each in MIRRORS[name]]
 
 
 def test_the_limits_are_those_of_the_guests_header() -> None:
-    match = re.search(r"enum {\s*PROTOCOL_VERSION.*?};", HEADER, re.DOTALL)
-    assert match is not None
-    for key, value in re.findall(r"(\w+) = (\d+)", match[0]):
-        assert getattr(wire, key) == int(value), key
+    assert LISTS["PROTOCOL_LIMITS"]
+    for row in LISTS["PROTOCOL_LIMITS"]:
+        assert getattr(protocol, row.name) == row.number, row.name
 
 
-def test_the_kinds_of_fields_are_those_of_the_guests_header() -> None:
-    kinds = dict(re.findall(r"TAG_(\w+) = \d+,\s*/\* (\w)", HEADER))
-    assert {tag.name for tag in STRING_TAGS} == {name for name, kind in kinds.items() if kind == "s"}
-    assert {tag.name for tag in BYTES_TAGS} == {name for name, kind in kinds.items() if kind == "b"}
-    assert {tag.name for tag in INTEGER_TAGS} == {name for name, kind in kinds.items() if kind == "i"}
+def test_the_types_of_fields_are_those_of_the_guests_header() -> None:
+    theirs = {row.name: row.type for row in LISTS["FIELD_TAGS"]}
+    ours = {"INTEGER": INTEGER_TAGS, "STRING": STRING_TAGS, "BYTES": BYTES_TAGS}
+    assert theirs == {tag.name: kind for kind, tags in ours.items() for tag in tags}
 
 
 # ------------------------------------------------------------------------------------------------------------- frames
@@ -189,7 +188,7 @@ def test_a_header_that_breaks_a_rule_is_refused_before_its_payload_is_read(bad: 
 
 def test_a_credit_of_nothing_is_refused() -> None:
     with pytest.raises(GuestProtocolError):
-        wire.decode_credit(bytes(4))
+        decode_credit(bytes(4))
 
 
 # ------------------------------------------------------------------------------------------------------------- fields
@@ -210,7 +209,7 @@ def test_fields_are_read_as_they_were_written(written: list[tuple[Tag, Value]]) 
 
 @given(st.dictionaries(st.sampled_from(sorted(Tag)), st.one_of(int64, st.binary(max_size=50))))
 def test_a_getter_gives_a_value_or_refuses(values: dict[int, int | bytes]) -> None:
-    read = wire.Fields(values)
+    read = protocol.Fields(values)
     getters: list[Callable[[Tag], object]] = [
         read.integer,
         read.count,
@@ -285,7 +284,7 @@ def test_a_time_outside_of_pythons_calendar_becomes_the_nearest_inside() -> None
 
 @given(st.binary(max_size=300), cuts)
 def test_any_bytes_in_any_pieces_are_records_or_refused(data: bytes, sizes: list[int]) -> None:
-    def read(pieces: list[bytes]) -> list[wire.Fields] | None:
+    def read(pieces: list[bytes]) -> list[protocol.Fields] | None:
         reader, records = RecordReader(), []
         try:
             for piece in pieces:

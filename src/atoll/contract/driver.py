@@ -58,7 +58,7 @@ class Filesystem(Frozen):
     target: str
     """Where it stands inside: `/`, or a directory below it such as `/usr`."""
     key: str
-    """Its directory below `upper/` and `scratch/`."""
+    """Its directory below `upper/` and `work/`."""
     layers: tuple[Layer, ...]
 
 
@@ -78,7 +78,7 @@ class Launch(Frozen):
     directory: Path
     """The sandbox's own. The driver makes what it needs in it; `destroy` removes all of it."""
     active_layer: Path
-    """The layer that it writes to. The driver makes `upper/` and `scratch/` in it where they are missing."""
+    """The layer that it writes to. The driver makes `upper/` and `work/` in it where they are missing."""
     hostname: str
     filesystems: tuple[Filesystem, ...]
     """`/` first."""

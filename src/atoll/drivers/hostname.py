@@ -1,8 +1,8 @@
-"""How root gives a sandbox that runs another hostname: by entering its UTS namespace.
+"""Setting the hostname of a running sandbox as root, by entering its UTS namespace.
 
-Knows how namespaces are entered and whose they are. It is for a thread that does nothing else: a thread is in
-namespaces of its own, and Python runs no signal's handler in it, so that it comes back whatever happens. For an
-ordinary user, who has to enter the user namespace too, as no thread can, the keeper does the same (`keeper/naming.c`).
+Owns how namespaces are entered and how their owner is checked. Run it in a thread that does nothing else: a thread has
+namespaces of its own, and Python runs no signal handler in it, so that it always returns to its own. An ordinary user
+must enter the user namespace too, which no thread can; for that case the keeper does the same (`keeper/hostname.c`).
 """
 
 from __future__ import annotations

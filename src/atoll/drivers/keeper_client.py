@@ -1,15 +1,16 @@
-"""How a sandbox is made to stand still, or is taken by somebody: by asking its keeper.
+"""What a driver asks a running sandbox's keeper: to freeze the sandbox, to change its options, whether it is ready.
 
-Knows the frames that keeper and client exchange about it (PROTOCOL.md, "The keeper"). Refuses to know all others.
-The keeper is asked, and not the cgroup, because it alone knows when the sandbox is used again, and because it sees when
-whoever wanted the sandbox to stand still has died.
+A keeper is the host process that owns one sandbox: what containerd calls a shim and Podman conmon. Owns the frames that
+only keeper and client exchange (`guest/PROTOCOL.md`, "The keeper"). Not here: the numbers (`contract/protocol.py`), all
+frames for the guest (`runtime/guest/connection.py`). Used by `oci.py`.
+The keeper freezes and not the driver, for two reasons: only the keeper sees when the sandbox is next used, and it sees
+when the client that holds the sandbox frozen dies.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import struct
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Literal
@@ -18,48 +19,46 @@ import anyio
 import anyio.streams.buffered
 
 from atoll.contract.errors import LaunchFailed, SandboxDied, SandboxError
+from atoll.contract.protocol import HEADER, FrameType, FreezeAction, Tag, decode_fields, encode_fields, encode_frame
 
-_HEADER = struct.Struct("<IBBHI")
-_FIELD = struct.Struct("<HIq")
-_HELLO, _FAILED, _GONE, _FREEZE, _FROZEN, _ADOPT, _ADOPTED = 1, 32, 33, 34, 35, 36, 37
-_ERRNO, _MESSAGE, _ACTION, _PAUSE_MS, _KEEP = 4, 5, 9, 10, 27
-_ACTIONS = {"warm": 1, "hold": 2, "quiet": 4}
-_WITHIN_S = 20
+_ACTIONS = {"pause": FreezeAction.PAUSE, "hold": FreezeAction.HOLD, "quiesce": FreezeAction.QUIESCE}
+_ANSWER_S = 20
 _START_S = 40
-"""Longer than a keeper gives its runtime, so that it can say what was wrong."""
+"""Longer than a keeper gives its runtime, so that the keeper can report what failed."""
 
 
 @contextlib.asynccontextmanager
-async def frozen(directory: Path, how: Literal["warm", "hold", "quiet"]) -> AsyncIterator[None]:
-    """A sandbox that stands still: `warm`, until it is next used; on `hold`, as long as the context lasts.
+async def freezing(directory: Path, how: Literal["pause", "hold", "quiesce"]) -> AsyncIterator[None]:
+    """Freeze a sandbox: with `pause` until it is next used, with `hold` until the context ends.
 
-    A `quiet` one does not, but as long as the context lasts nothing new reaches it, and all that did has been taken.
+    `quiesce` does not freeze: the sandbox has read all earlier frames, and no new one reaches it within the context.
 
     Raises:
-        SandboxDied: it has ended.
-        SandboxError: its processes do not stand still.
+        SandboxDied: the sandbox has ended.
+        SandboxError: its processes could not be frozen.
     """
-    async with _asked(directory, _FREEZE, {_ACTION: _ACTIONS[how]}, _FROZEN) as answer:
-        tag, _, error_number = _FIELD.unpack(answer)
-        if tag != _ERRNO or error_number:
-            raise SandboxError(f"the sandbox does not stand still: {os.strerror(error_number)}")
+    fields = encode_fields([(Tag.ACTION, _ACTIONS[how])])
+    async with _request(directory, FrameType.FREEZE, fields, FrameType.FROZEN) as answer:
+        if error_number := decode_fields(answer).integer(Tag.ERRNO):
+            raise SandboxError(f"the sandbox could not be frozen: {os.strerror(error_number)}")
         yield
 
 
-async def adopt(directory: Path, *, ephemeral: bool, pause_after_s: float | None) -> None:
-    """Say anew what the keeper was told when it was started. An `ephemeral` one must have a client by now.
+async def reconfigure(directory: Path, *, ephemeral: bool, pause_after_s: float | None) -> None:
+    """Replace the options that the keeper was started with. If `ephemeral`, a client must be connected.
 
     Raises:
-        SandboxDied: it has ended.
+        SandboxDied: the sandbox has ended.
     """
     pause_ms = 0 if pause_after_s is None else max(1, round(pause_after_s * 1000))
-    async with _asked(directory, _ADOPT, {_KEEP: int(not ephemeral), _PAUSE_MS: pause_ms}, _ADOPTED):
+    fields = encode_fields([(Tag.KEEP, int(not ephemeral)), (Tag.PAUSE_MS, pause_ms)])
+    async with _request(directory, FrameType.RECONFIGURE, fields, FrameType.RECONFIGURED):
         pass
 
 
 @contextlib.asynccontextmanager
-async def _asked(directory: Path, kind: int, fields: dict[int, int], wanted: int) -> AsyncIterator[bytes]:
-    """What the keeper answers to a frame. The connection lasts as long as the context."""
+async def _request(directory: Path, kind: FrameType, payload: bytes, wanted: FrameType) -> AsyncIterator[bytes]:
+    """The payload of the keeper's answer to one frame. The connection stays open until the context ends."""
     fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         stream = await anyio.connect_unix(f"/proc/self/fd/{fd}/sock")
@@ -67,30 +66,29 @@ async def _asked(directory: Path, kind: int, fields: dict[int, int], wanted: int
         raise SandboxDied("the sandbox has ended: its keeper does not answer") from error
     finally:
         os.close(fd)
-    payload = b"".join(_FIELD.pack(tag, 8, value) for tag, value in fields.items())
     async with stream:
         keeper = anyio.streams.buffered.BufferedByteReceiveStream(stream)
         try:
-            with anyio.fail_after(_WITHIN_S):
-                await _receive(keeper, _HELLO)
-                await stream.send(_HEADER.pack(len(payload), kind, 0, 0, 0) + payload)
+            with anyio.fail_after(_ANSWER_S):
+                await _receive(keeper, FrameType.HELLO)
+                await stream.send(encode_frame(kind, 0, payload))
                 answer = await _receive(keeper, wanted)
         except (anyio.IncompleteRead, anyio.EndOfStream, anyio.BrokenResourceError, TimeoutError) as error:
             raise SandboxDied("the sandbox has ended: its keeper does not answer") from error
         yield answer
 
 
-async def greeted(directory: Path) -> None:
-    """Wait until the guest has said that it is there.
+async def wait_ready(directory: Path) -> None:
+    """Wait until the guest has sent HELLO.
 
     Raises:
-        LaunchFailed: it is not.
+        LaunchFailed: it did not.
     """
     fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         async with await anyio.connect_unix(f"/proc/self/fd/{fd}/sock") as stream:
             with anyio.fail_after(_START_S):
-                await _receive(anyio.streams.buffered.BufferedByteReceiveStream(stream), _HELLO)
+                await _receive(anyio.streams.buffered.BufferedByteReceiveStream(stream), FrameType.HELLO)
     except (OSError, anyio.IncompleteRead, anyio.EndOfStream, anyio.BrokenResourceError) as error:
         raise LaunchFailed(
             "the sandbox was started and does not answer", hint=f"see {directory}/runtime.log"
@@ -99,20 +97,12 @@ async def greeted(directory: Path) -> None:
         os.close(fd)
 
 
-async def _receive(keeper: anyio.streams.buffered.BufferedByteReceiveStream, wanted: int) -> bytes:
-    length, kind, _, _, _ = _HEADER.unpack(await keeper.receive_exactly(_HEADER.size))
+async def _receive(keeper: anyio.streams.buffered.BufferedByteReceiveStream, wanted: FrameType) -> bytes:
+    length, kind, _, _, _ = HEADER.unpack(await keeper.receive_exactly(HEADER.size))
     payload = await keeper.receive_exactly(length) if length else b""
-    if kind in (_FAILED, _GONE):
-        raise LaunchFailed(f"the sandbox did not start: {_message(payload)}")
+    if kind in {FrameType.FAILED, FrameType.GONE}:
+        reason = decode_fields(payload).text(Tag.MESSAGE, len(payload)).strip()
+        raise LaunchFailed(f"the sandbox did not start: {reason or 'its keeper gave no reason'}")
     if kind != wanted:
         raise anyio.EndOfStream
     return payload
-
-
-def _message(payload: bytes) -> str:
-    while payload:
-        tag, size = struct.unpack_from("<HI", payload)
-        if tag == _MESSAGE:
-            return payload[6 : 6 + size].decode(errors="replace").strip()
-        payload = payload[6 + size :]
-    return "its keeper did not say why"

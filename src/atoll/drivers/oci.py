@@ -38,7 +38,7 @@ from atoll.contract.model import Limits, RuntimeName, Usage
 from atoll.drivers import seccomp, storage
 from atoll.drivers.cgroups import Cgroups
 from atoll.drivers.hostname import set_hostname
-from atoll.drivers.keeper_client import adopt, frozen as freezing, greeted
+from atoll.drivers.keeper_client import freezing, reconfigure, wait_ready
 from atoll.drivers.locks import is_held, lock_within, try_lock
 from atoll.drivers.machine import Machine, read_machine
 from atoll.settings import program_environment
@@ -149,7 +149,9 @@ class OciDriver:
         self._prepare(launch)
         files = self._files(directory)
         (directory / "config.json").write_text(json.dumps(self._config(launch, cover, files)))
-        command = self._keeper("start", "--dir", str(directory), "--top", str(launch.active_layer), "--cover", cover)
+        command = self._keeper(
+            "start", "--dir", str(directory), "--active-layer", str(launch.active_layer), "--cover", cover
+        )
         for inside in files:
             command += ["--file", inside.name, str(inside.source)]
         if launch.ephemeral:
@@ -191,7 +193,7 @@ class OciDriver:
         if started.returncode != 0:
             raise LaunchFailed(f"the keeper did not start: {started.stderr.decode(errors='replace').strip()}")
         if launch.memory is not None or launch.wait_ready:
-            await greeted(directory)
+            await wait_ready(directory)
         if launch.memory is not None and launch.memory.hostname != launch.hostname:
             async with self.setting_hostname(launch.id, launch.directory, launch.hostname, launch.id_base):
                 pass
@@ -227,13 +229,13 @@ class OciDriver:
         return ThreadPoolExecutor(1, "atoll-namer")
 
     def _begin_naming(self, directory: Path, hostname: str, owner: int) -> subprocess.Popen[bytes]:
-        words = [str(_BIN / "keeper"), "name", "--owner", str(owner), "--", str(self.pid(directory)), hostname]
+        words = [str(_BIN / "keeper"), "hostname", "--owner", str(owner), "--", str(self.pid(directory)), hostname]
         with open(directory / "keeper.log", "ab") as log:
             # Python starts it in the fastest way if it need not close what is closed on its own.
             return subprocess.Popen(words, stderr=log, env={}, close_fds=False)
 
     async def reconfigure(self, directory: Path, *, ephemeral: bool, pause_after_s: float | None) -> None:
-        await adopt(directory, ephemeral=ephemeral, pause_after_s=pause_after_s)
+        await reconfigure(directory, ephemeral=ephemeral, pause_after_s=pause_after_s)
 
     def _bounded(self, limits: Limits) -> Limits:
         if self._name != "runsc" or "pids" not in self._machine.controllers:
@@ -279,7 +281,7 @@ class OciDriver:
         for name in ("in", "out"):
             os.mkfifo(launch.directory / name, 0o600)
         for fs in launch.filesystems:
-            for part in ("upper", "scratch"):
+            for part in ("upper", "work"):
                 path = launch.active_layer / part / fs.key
                 if path.exists():
                     continue
@@ -445,7 +447,7 @@ class OciDriver:
 
     async def copy(self, source: Path, target: Path, *, earlier: Path | None = None) -> None:
         if await anyio.to_thread.run_sync(storage.snapshot, source, target):
-            await self.remove(target / "scratch")
+            await self.remove(target / "work")
             return
         storage.make(target)
         await self._make_layer("copy", str(source), str(target), *([] if earlier is None else [str(earlier)]))
@@ -468,13 +470,13 @@ class OciDriver:
             raise SandboxError(f"what the sandbox wrote could not be copied: {said}")
 
     def in_userns(self, *command: str) -> list[str]:
-        return [*self._keeper("within", *([] if self._machine.root else self._maps(0))), "--", *command]
+        return [*self._keeper("nsexec", *([] if self._machine.root else self._maps(0))), "--", *command]
 
     # ---- standing still ----
 
     async def freeze(self, directory: Path) -> None:
         self._require_freezer()
-        async with freezing(directory, "warm"):
+        async with freezing(directory, "pause"):
             pass
 
     @contextlib.asynccontextmanager
@@ -495,7 +497,7 @@ class OciDriver:
     async def save(self, id: str, directory: Path, image: Path, *, lock: int) -> None:
         await self.remove(image)  # gVisor takes no directory that a save before has used
         image.mkdir(mode=0o700)
-        async with freezing(directory, "quiet"):
+        async with freezing(directory, "quiesce"):
             command = [self._program, *self._flags(), "checkpoint", "--image-path", str(image), id]
             done = await self._within(*command, within_s=_SAVE_S, pass_fds=(lock,))
         if done.returncode != 0:

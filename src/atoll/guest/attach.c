@@ -1,7 +1,7 @@
-/* Who is attached to a process: what each has been sent, and when each is told the end.
+/* Attachments of streams to a process: what each was sent, and when each gets END.
  *
- * Knows: offsets into the kept output, credit, which attachment may hold the process up and which is left behind.
- * Refuses to know: where output comes from and how a process is ended (proc.c).
+ * Owns offsets into the kept output, credit, which attachment may block the process and which skips a gap instead. Not
+ * here: how output is read and how a process is ended (proc.c).
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -19,9 +19,9 @@ struct attachment {
     bool lossless;
     bool quiet; /* wants no STARTED */
     int turn;
-    uint64_t cursor[MOST_OUTPUTS]; /* the next byte to send */
-    uint64_t goal[MOST_OUTPUTS];   /* END waits for this; UINT64_MAX while the process runs */
-    bool eof_sent[MOST_OUTPUTS];
+    uint64_t cursor[MAX_OUTPUTS]; /* the next byte to send */
+    uint64_t goal[MAX_OUTPUTS];   /* END waits for this; UINT64_MAX while the process runs */
+    bool eof_sent[MAX_OUTPUTS];
 };
 
 static bool sees(const struct attachment *attachment, const struct output *output)
@@ -39,7 +39,7 @@ static uint64_t smaller(uint64_t a, uint64_t b)
     return a < b ? a : b;
 }
 
-/* Where this attachment's part of a channel ends as things are. */
+/* The offset up to which this attachment is sent a channel, as of now. */
 static uint64_t end_of(const struct attachment *attachment, int i)
 {
     return smaller(attachment->goal[i], attachment->proc->outputs[i].ring.total);
@@ -107,7 +107,7 @@ static void detach(struct attachment *attachment)
     *at = attachment->next;
     if (proc->writer == attachment)
         set_writer(proc, NULL);
-    /* Others may have waited for this one. */
+    /* Reading may have been blocked by this attachment. */
     for (int i = 0; i < proc->output_count; i++)
         loop_soon(&proc->outputs[i].fill_task);
 }
@@ -120,7 +120,7 @@ static void end(struct attachment *attachment)
     if (attachment->stream.reset)
         pack_error(&fields, ECANCELED, NULL);
     else if (proc->lost)
-        pack_error(&fields, ECHILD, "the sitter of this process was killed; how it ended is not known");
+        pack_error(&fields, ECHILD, "the supervisor of this process was killed; how it ended is not known");
     pack_outcome(&fields, proc);
     detach(attachment);
     stream_end(&attachment->stream, &fields);
@@ -142,7 +142,7 @@ static bool is_complete(const struct attachment *attachment)
 
 /* ---- sending ---- */
 
-/* What was asked for, or not sent in time, is gone: says where it goes on. */
+/* The ring has overwritten bytes that were to be sent next: sends GAP with the offset that follows. */
 static void skip_gap(struct attachment *attachment, int i)
 {
     struct output *output = &attachment->proc->outputs[i];
@@ -167,7 +167,7 @@ static bool send_from(struct attachment *attachment, int i)
     if (attachment->cursor[i] < end_of(attachment, i) && *credit) {
         skip_gap(attachment, i);
         if (attachment->cursor[i] >= end_of(attachment, i))
-            return true; /* all of its part was lost */
+            return true; /* everything up to its goal was overwritten */
         struct iovec parts[2];
         size_t most = (size_t)smaller(*credit, smaller(MAX_PAYLOAD, end_of(attachment, i) - attachment->cursor[i]));
         int count = ring_view(&output->ring, attachment->cursor[i], most, parts);
@@ -175,7 +175,7 @@ static bool send_from(struct attachment *attachment, int i)
         *credit -= most;
         attachment->cursor[i] += most;
         output->sent = attachment->cursor[i] > output->sent ? attachment->cursor[i] : output->sent;
-        proc_fill(output); /* there may be room now for what waits in the pipe */
+        proc_fill(output); /* there may be room now for output in the pipe */
         return true;
     }
     /* stdout and stderr end with END: an EOF for each would wake the host twice more for every command. */
@@ -237,7 +237,7 @@ static void take_reset(struct stream *stream)
     struct attachment *attachment = container_of(stream, struct attachment, stream);
     if (attachment->spawned && !attachment->proc->keep && attachment->proc->state != PROC_ENDED) {
         proc_kill(attachment->proc);
-        /* END comes when the main process is gone; what it prints until then holds nobody up. */
+        /* END follows when the main process is gone; its output until then blocks nothing. */
         for (int i = 0; i < attachment->proc->output_count; i++)
             loop_soon(&attachment->proc->outputs[i].fill_task);
         return;
@@ -294,7 +294,7 @@ struct attachment *attach_spawner(struct proc *proc, uint32_t id, struct fields 
     return attachment;
 }
 
-/* From the offset asked for, or the oldest kept; an offset that is not yet reached means: only what comes. */
+/* The requested offset, or the oldest kept; an offset not yet reached means: new output only. */
 static uint64_t first_byte(const struct output *output, struct fields fields)
 {
     if (output->channel >= FIRST_CHANNEL)
@@ -331,7 +331,7 @@ void proc_open_attach(uint32_t id, struct fields fields)
     stream_want(&attachment->stream);
 }
 
-/* ---- what proc.c tells ---- */
+/* ---- called by proc.c ---- */
 
 void attach_started(struct proc *proc)
 {

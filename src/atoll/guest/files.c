@@ -1,7 +1,7 @@
 /* Operations on files: read, write, stat, list, make, remove, rename, link, chmod. They run in workers.
  *
- * Knows: what each promises in PROTOCOL.md. Refuses to know: users (the worker already is the right one), streams,
- * and how trees are walked.
+ * Owns what PROTOCOL.md promises of each. Not here: users (the worker has changed to the right one), streams, and how
+ * trees are walked (walk.c).
  */
 #define _GNU_SOURCE
 #include "files.h"
@@ -18,7 +18,7 @@
 
 #include "walk.h"
 
-enum { CHUNK = 256 << 10, WIDE_FROM = 64 << 10, MOST_LINKS = 40, TEMPORARY_TRIES = 16 };
+enum { CHUNK = 256 << 10, WIDE_FROM = 64 << 10, MAX_LINKS = 40, TEMPORARY_TRIES = 16 };
 
 int files_kind(mode_t mode)
 {
@@ -61,8 +61,8 @@ static int refuse_kind(const struct stat *status)
     return S_ISREG(status->st_mode) ? 0 : S_ISDIR(status->st_mode) ? EISDIR : EINVAL;
 }
 
-/* Looked at before it is opened, because opening a device may do something; and again after, because it may have been
- * exchanged. O_NONBLOCK keeps a pipe from blocking in between. */
+/* stat() before the open, because opening a device may have effects; and again after it, because the file may have been
+ * replaced. O_NONBLOCK keeps a pipe from blocking in between. */
 int files_open_regular(int directory, const char *path, int flags, mode_t mode, struct stat *status)
 {
     int follow = flags & O_NOFOLLOW ? AT_SYMLINK_NOFOLLOW : 0, error = 0;
@@ -154,11 +154,11 @@ static int run_read(struct job *job)
     if (expected > WIDE_FROM && limit > WIDE_FROM)
         job_widen(job->out);
     else if (expected >= 0 && status.st_size && limit > WIDE_FROM)
-        limit = WIDE_FROM; /* small: copied, which is quicker than splicing, and ends at its end or soon after */
+        limit = WIDE_FROM; /* small: copying is faster than splicing */
     int64_t sent = files_send(job, fd, offset, limit);
     if (sent < 0)
         return job_fail(job, errno, path);
-    int64_t seen = offset + sent; /* files of /proc say that they have no size */
+    int64_t seen = offset + sent; /* files of /proc report a size of 0 */
     pack_int(&job->result, TAG_SIZE, sent && seen > status.st_size ? seen : status.st_size);
     pack_int(&job->result, TAG_MODE, status.st_mode & 07777);
     pack_int(&job->result, TAG_MTIME_NS, mtime_ns(&status));
@@ -209,11 +209,11 @@ static int make_parents(const char *path)
     return error;
 }
 
-/* Where a chain of links ends, so that an atomic write replaces the file and not the link to it. */
+/* Resolves a chain of symlinks, so that an atomic write replaces the file and not the link to it. */
 static char *resolve_links(const char *path)
 {
     char *at = strdup(path), target[PATH_MAX];
-    for (int i = 0; at && i < MOST_LINKS; i++) {
+    for (int i = 0; at && i < MAX_LINKS; i++) {
         ssize_t size = readlink(at, target, sizeof target - 1);
         if (size < 0)
             return at;
@@ -231,7 +231,7 @@ static char *resolve_links(const char *path)
     return NULL;
 }
 
-/* Copies channel 0 into the file until the host says EOF. 0 or an errno. */
+/* Copies channel 0 into the file until the host sends EOF. 0 or an errno. */
 static int receive(struct job *job, int fd)
 {
     char *chunk = malloc(CHUNK);
@@ -293,7 +293,7 @@ static int open_temporary(const char *path, char **name)
     int fd = -1;
     if (!parent)
         return -1;
-    job_hold_abandon(true); /* between the file and the promise to remove it */
+    job_hold_abandon(true); /* until the file is registered for removal */
     for (int i = 0; i < TEMPORARY_TRIES && fd < 0; i++) {
         clock_gettime(CLOCK_REALTIME, &now);
         if (asprintf(name, "%s/.atoll-%d-%lx", parent, getpid(), (unsigned long)now.tv_nsec) < 0)
@@ -311,7 +311,7 @@ static int open_temporary(const char *path, char **name)
     return fd;
 }
 
-/* The new file gets what the old one had: owner where we may, mode unless another was asked for. */
+/* The new file gets the old one's owner where permitted, and its mode unless MODE is given. */
 static int dress_like(int fd, const struct stat *old, int64_t mode)
 {
     struct stat new;
@@ -343,7 +343,7 @@ static int write_atomically(struct job *job, const char *given, int64_t mode, bo
     if (error)
         return fail_open(job, error, given);
     if (exists && access(path, W_OK) < 0)
-        return job_fail(job, errno, given); /* a file that may not be written may not be replaced either */
+        return job_fail(job, errno, given); /* a file without write permission may not be replaced either */
     int fd = open_temporary(path, &temporary);
     if (fd < 0)
         return job_fail(job, errno, given);
@@ -402,7 +402,7 @@ static enum walk_answer list_entry(struct walk *walk, const struct walk_entry *e
     struct job *job = walk->data;
     struct stat status;
     if (fstatat(entry->directory, entry->name, &status, AT_SYMLINK_NOFOLLOW) < 0)
-        return WALK_ON; /* gone meanwhile */
+        return WALK_ON; /* removed meanwhile */
     job_begin_record(job);
     pack_string(&job->record, TAG_NAME, entry->name);
     files_pack_stat(&job->record, entry->directory, entry->name, &status);
@@ -435,7 +435,7 @@ static int run_mkdir(struct job *job)
     bool existed = parents && stat(path, &status) == 0;
     int error = parents ? files_make_directories(path, (mode_t)mode) : mkdir(path, (mode_t)mode) < 0 ? errno : 0;
     if (!error && !existed && (mode & ~0755) && chmod(path, (mode_t)mode) < 0)
-        error = errno; /* what the umask took away */
+        error = errno; /* restores bits that the umask cleared */
     return job_fail(job, error, path);
 }
 

@@ -16,10 +16,10 @@ int files_kind(mode_t mode);
 /* mkdir -p. 0 or an errno. */
 int files_make_directories(const char *path, mode_t mode);
 
-/* Opens a regular file, or says why not: EISDIR, EINVAL. Never blocks on a pipe or device. -1 and errno. */
+/* Opens a regular file; -1 and errno, EISDIR or EINVAL for other types. Never blocks on a pipe or device. */
 int files_open_regular(int directory, const char *path, int flags, mode_t mode, struct stat *status);
 
-/* Copies up to `limit` bytes (or to the end) of a file onto channel 1. How many, or -1 and errno. */
+/* Copies up to `limit` bytes (or to the end) of a file to channel 1. Returns how many, or -1 and errno. */
 int64_t files_send(struct job *job, int fd, int64_t offset, int64_t limit);
 
 #endif

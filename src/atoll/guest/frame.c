@@ -1,8 +1,8 @@
-/* How frames and fields look as bytes.
+/* Frames and fields as bytes.
  *
- * Knows: the header, the rules of PROTOCOL.md that can be checked on one frame alone, the type of each tag.
- * Refuses to know: descriptors, streams, what any operation means. It reads no byte that it did not count first,
- * allocates nothing but the copies it is asked for, and is fuzzed as it stands (tests/guest/fuzz_frames.c).
+ * Owns the header and the rules of PROTOCOL.md that can be checked on one frame alone. Not here: numbers and field
+ * types (protocol.h), descriptors, streams, the meaning of operations. It checks every size before it reads, allocates
+ * nothing but the copies that a caller asks for, and is fuzzed unchanged (tests/guest/fuzz_frames.c).
  */
 #define _GNU_SOURCE
 #include "frame.h"
@@ -70,9 +70,9 @@ static const char *length_rule(uint8_t type, uint32_t length)
     case FRAME_EOF:
     case FRAME_RESET:
     case FRAME_SHUTDOWN:
-        return length != 0 ? "payload where there is none" : NULL;
+        return length != 0 ? "payload in a frame without one" : NULL;
     case FRAME_CREDIT:
-        return length != 4 ? "CREDIT of another size" : NULL;
+        return length != 4 ? "CREDIT not of 4 bytes" : NULL;
     default:
         return NULL;
     }
@@ -91,7 +91,7 @@ const char *frame_read_header(const uint8_t *at, struct frame *frame)
     if (at[6] || at[7])
         return "reserved bytes";
     if (frame->channel && !type_has_channel(frame->type))
-        return "channel where there is none";
+        return "channel in a frame without one";
     bool whole_guest = frame->type == FRAME_HELLO || frame->type == FRAME_SHUTDOWN;
     if (whole_guest != (frame->stream == 0))
         return "stream number";
@@ -106,40 +106,10 @@ const char *frame_check_payload(const struct frame *frame, const uint8_t *payloa
     case FRAME_CONTROL:
         return fields_check((struct fields){payload, frame->length});
     case FRAME_CREDIT:
-        return get_u32(payload) == 0 ? "CREDIT of nothing" : NULL;
+        return get_u32(payload) == 0 ? "CREDIT of 0" : NULL;
     default:
         return NULL;
     }
-}
-
-/* 'i', 's' or 'b' as in protocol.h; 0 for a tag that this guest does not know. */
-static char tag_type(uint16_t tag)
-{
-    switch (tag) {
-    case TAG_USER:
-    case TAG_ARGV:
-    case TAG_SHELL:
-    case TAG_ENV:
-    case TAG_CWD:
-    case TAG_STATE:
-    case TAG_PATH:
-    case TAG_TARGET:
-    case TAG_TO:
-    case TAG_PATTERN:
-    case TAG_INCLUDE:
-    case TAG_HOST:
-        return 's';
-    case TAG_MESSAGE:
-    case TAG_COMMAND:
-    case TAG_NAME:
-    case TAG_TEXT:
-        return 'b';
-    default:
-        break;
-    }
-    bool known = (tag >= TAG_VERSION && tag <= TAG_ACTION) || (tag >= TAG_ARGV && tag <= TAG_CPU_US) ||
-                 (tag >= TAG_PATH && tag <= TAG_CHANGE) || (tag >= TAG_PORT && tag <= TAG_PEER_PORT);
-    return known ? 'i' : 0;
 }
 
 const char *fields_check(struct fields fields)
@@ -150,10 +120,10 @@ const char *fields_check(struct fields fields)
         uint32_t size = get_u32(fields.at + 2);
         if (size > fields.size - 6)
             return "field overruns its payload";
-        char type = tag_type(get_u16(fields.at));
-        if (type == 'i' && size != 8)
-            return "integer of another size";
-        if (type == 's' && memchr(fields.at + 6, 0, size))
+        enum field_type type = field_type(get_u16(fields.at));
+        if (type == FIELD_INTEGER && size != INTEGER_SIZE)
+            return "integer not of 8 bytes";
+        if (type == FIELD_STRING && memchr(fields.at + 6, 0, size))
             return "NUL in a string";
         fields.at += 6 + size;
         fields.size -= 6 + size;
@@ -184,7 +154,7 @@ bool fields_find(struct fields fields, uint16_t tag, const uint8_t **value, uint
             *size = length;
             return true;
         }
-    return false; /* and what the caller had as a default stays */
+    return false; /* the caller's default stays */
 }
 
 int64_t fields_int(struct fields fields, uint16_t tag, int64_t missing)

@@ -15,13 +15,13 @@ struct frame {
     uint32_t stream;
 };
 
-/* Fields as they came: a view, valid as long as the bytes below it. */
+/* Received fields: a view, valid as long as the bytes it points to. */
 struct fields {
     const uint8_t *at;
     size_t size;
 };
 
-/* A place of fixed size in which fields are put together. */
+/* A buffer of fixed size in which fields are packed. */
 struct pack {
     uint8_t *at;
     size_t size;
@@ -37,14 +37,14 @@ void put_u32(uint8_t *at, uint32_t value);
 
 void frame_write_header(uint8_t *at, const struct frame *frame);
 
-/* Both return NULL, or what rule the host broke. The first needs HEADER_SIZE bytes, the second the payload too. */
+/* Both return NULL, or the rule that the host broke. The first reads HEADER_SIZE bytes, the second the payload. */
 const char *frame_read_header(const uint8_t *at, struct frame *frame);
 const char *frame_check_payload(const struct frame *frame, const uint8_t *payload);
 
 /* NULL when every field is whole and of its tag's type, else the rule that was broken. */
 const char *fields_check(struct fields fields);
 
-/* Takes the first field off. Only for fields that passed fields_check(). */
+/* Removes the first field from `rest`. Only for fields that passed fields_check(). */
 bool fields_next(struct fields *rest, uint16_t *tag, const uint8_t **value, uint32_t *size);
 
 bool fields_find(struct fields fields, uint16_t tag, const uint8_t **value, uint32_t *size);
@@ -58,7 +58,7 @@ void pack_int(struct pack *pack, uint16_t tag, int64_t value);
 void pack_bytes(struct pack *pack, uint16_t tag, const void *bytes, size_t size);
 void pack_string(struct pack *pack, uint16_t tag, const char *string);
 
-/* ERRNO and MESSAGE: what failed, what it was about (may be NULL), and the system's words. */
+/* ERRNO and MESSAGE: the subject (may be NULL) and the errno's text. */
 void pack_error(struct pack *pack, int error, const char *about);
 
 #endif

@@ -1,9 +1,10 @@
 /* The byte stream to and from the host.
  *
- * Knows: the two descriptors, whole frames in, whole frames out, how much may wait. Refuses to know: what a stream is.
+ * Owns the two descriptors, reading and writing whole frames, and the limits on queued bytes. Not here: streams
+ * (stream.c).
  *
- * What bounds memory: DATA is only taken on while less than FULL bytes wait, and everything else is an answer to a
- * frame of the host's or to a stream it opened, so reading pauses while PAUSE bytes wait. The buffers are given back
+ * Memory is bounded: DATA is queued only while less than FULL bytes are queued, and every other frame answers a frame
+ * of the host's or a stream that it opened, so reading pauses while PAUSE bytes are queued. The buffers are released
  * after a second without traffic.
  */
 #define _GNU_SOURCE
@@ -23,8 +24,8 @@
 enum {
     IN_SIZE = 2 * (MAX_PAYLOAD + HEADER_SIZE),
     OUT_SIZE = 1 << 20,
-    FULL = 256 << 10,  /* with more than this waiting, DATA has to wait */
-    PAUSE = 512 << 10, /* with more than this waiting, the host has to wait */
+    FULL = 256 << 10,  /* above this, no more DATA is queued */
+    PAUSE = 512 << 10, /* above this, the host is not read */
     COPY_BELOW = 16 << 10,
     TRIM_AFTER_MS = 1000,
 };
@@ -33,7 +34,7 @@ static struct source in, out;
 static uint8_t *in_buffer, *out_buffer;
 static size_t in_start, in_end;
 static size_t out_start, out_end, out_size;
-static bool held; /* whole frames are left in the buffer because too much waits to go out */
+static bool held; /* whole frames are left unread because too much output is queued */
 static bool bulk;
 static struct timer trim_timer;
 
@@ -45,7 +46,7 @@ void link_renew(void)
 
 static void on_event(struct source *source)
 {
-    (void)source; /* the flags are all that is needed: the main loop reads and flushes in every round */
+    (void)source; /* only the flags matter: the main loop reads and flushes in every round */
 }
 
 void link_start(int in_fd, int out_fd)
@@ -63,7 +64,7 @@ _Noreturn void link_violation(const char *rule)
         {"\n", 1},
     };
     if (writev(2, parts, 3) < 0) {
-        /* nobody listens: the status says it */
+        /* stderr is closed: the exit status says it */
     }
     guest_end(70);
 }
@@ -95,7 +96,7 @@ static void touch(void)
         timer_set(&trim_timer, TRIM_AFTER_MS, on_trim);
 }
 
-/* Without memory for its own answers the guest cannot keep its word to anybody. */
+/* Without memory for its own answers the guest cannot serve any stream. */
 static void *pages_or_die(size_t size)
 {
     void *pages = pages_alloc(size);
@@ -105,7 +106,7 @@ static void *pages_or_die(size_t size)
     return pages;
 }
 
-/* Makes `size` bytes of room at the end, moving or growing what waits if there is no other way. */
+/* Makes `size` bytes of room at the end; moves or grows the queue if it must. */
 static uint8_t *out_place(size_t size)
 {
     if (!out_buffer) {
@@ -153,7 +154,7 @@ size_t link_room(void)
     return waiting() < FULL ? MAX_PAYLOAD : 0;
 }
 
-/* A FIFO holds 64 KiB unless told otherwise; with a fast reader that means a context switch for each of them. */
+/* A FIFO holds 64 KiB by default; with a fast reader that means a context switch per 64 KiB. */
 static void expect_bulk(size_t size)
 {
     if (bulk || size < COPY_BELOW)
@@ -170,7 +171,7 @@ static size_t written(ssize_t count)
         out.writable = errno == EINTR;
         return 0;
     }
-    guest_end(0); /* the other end of a socket is gone: as if it had sent SHUTDOWN */
+    guest_end(0); /* the other end of a socket is closed: as SHUTDOWN */
 }
 
 void link_send_data(uint32_t stream, uint8_t channel, const struct iovec *parts, int count)
@@ -227,7 +228,7 @@ void link_flush(void)
         out_start += written(write(out.fd, out_buffer + out_start, waiting()));
 }
 
-/* Hands on every whole frame; what is left is the beginning of one, or all the rest when reading has to pause. */
+/* Dispatches every whole frame; leaves the beginning of one, or all the rest when reading must pause. */
 static void take_frames(void (*take)(const struct frame *frame, const uint8_t *payload))
 {
     struct frame frame;
@@ -272,14 +273,14 @@ void link_read(void (*take)(const struct frame *frame, const uint8_t *payload))
     size_t room = IN_SIZE - in_end;
     ssize_t count = read(in.fd, in_buffer + in_end, room);
     if (count == 0)
-        guest_end(0); /* only a socket or pipe in a test has an end: the host is gone */
+        guest_end(0); /* only a test's socket or pipe has an end: the host is gone */
     if (count < 0) {
         if (errno != EAGAIN && errno != EINTR)
             guest_end(0);
         in.readable = errno == EINTR;
         return;
     }
-    /* A short read has emptied it, unless an end of file is waiting behind. */
+    /* A short read has emptied it, unless an end of file follows. */
     in.readable = in.hangup || (size_t)count == room;
     in_end += (size_t)count;
     take_frames(take);

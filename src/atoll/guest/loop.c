@@ -1,10 +1,10 @@
 /* The event loop: descriptors, timers, and children that have ended.
  *
- * Knows: epoll, the clock, SIGCHLD. Refuses to know: what a descriptor carries and what a child was for.
+ * Owns epoll, the clock, SIGCHLD. Not here: what a descriptor carries and what a child was for.
  *
- * Edge-triggered, because back-pressure then costs nothing: a source that nobody can take bytes from stays flagged as
- * readable, and no event comes for it again until it has been read empty. Signals are only let in while waiting
- * (epoll_pwait), so that there is no race to lose and no signalfd is needed, which gVisor did not always have.
+ * Edge-triggered, because back-pressure then costs nothing: a source that is not read for now stays flagged as
+ * readable, and no event comes for it again until it has been read empty. Signals are unblocked only while waiting
+ * (epoll_pwait): this has no race and needs no signalfd, which early gVisor lacks.
  */
 #define _GNU_SOURCE
 #include "loop.h"
@@ -32,15 +32,15 @@ struct garbage {
 };
 static struct garbage *garbage;
 
-/* What the kernel is given as the name of a source is a place here and how often that has been taken: gVisor that was
- * restored from disk has been seen to tell of a socket that was closed, and taken out of the epoll, before it was saved. */
+/* The kernel's data for a source is an index into this table and the entry's generation: gVisor that was restored from
+ * disk has been seen to report a socket that was closed, and removed from the epoll set, before it was saved. */
 struct place {
     struct source *source; /* NULL: free */
     uint32_t taken;
     uint32_t next_free;
 };
 static struct place *places;
-static uint32_t place_count, first_free; /* the first place stays unused: 0 is nowhere */
+static uint32_t place_count, first_free; /* the first place stays unused: 0 means none */
 
 static int64_t clock_us(clockid_t clock)
 {
@@ -126,7 +126,7 @@ static void leave_place(struct source *source)
     source->place = 0;
 }
 
-/* The source that an event is about. NULL: there is none any more. */
+/* The source of an event. NULL: it was removed. */
 static struct source *named(uint64_t name)
 {
     const struct place *place = &places[(uint32_t)name < place_count ? (uint32_t)name : 0];
@@ -165,7 +165,7 @@ void loop_remove(struct source *source)
 {
     if (source->fd < 0)
         return;
-    /* Explicitly: a child that was just forked may still hold the same open file, which would keep the entry alive. */
+    /* Explicitly: a child that was just forked may still have the file open, which would keep the epoll entry alive. */
     epoll_ctl(epoll_fd, EPOLL_CTL_DEL, source->fd, NULL);
     close(source->fd);
     leave_place(source);

@@ -9,18 +9,18 @@
 
 #define container_of(pointer, type, member) ((type *)((char *)(pointer) - offsetof(type, member)))
 
-/* A descriptor that is watched, edge-triggered: the three flags say what the kernel last told; whoever meets EAGAIN
- * clears the one it tried. */
+/* A watched descriptor, edge-triggered: the three flags hold what the kernel last reported; code that gets EAGAIN
+ * clears the flag it relied on. */
 struct source {
     int fd;
     bool readable;
     bool writable;
     bool hangup;
-    uint32_t place; /* where the loop has it; 0: nowhere */
+    uint32_t place; /* its index in the loop's table; 0: none */
     void (*wake)(struct source *source);
 };
 
-/* Something to do once more in this or the next round, after everybody else had a turn. */
+/* Work to run later in this round or in the next, after all other sources had a turn. */
 struct task {
     void (*run)(struct task *task);
     struct task *next;
@@ -34,16 +34,16 @@ struct timer {
     bool set;
 };
 
-int64_t now_us(void);      /* a clock that only goes forward */
+int64_t now_us(void);      /* a monotonic clock */
 int64_t unix_time_us(void);
 
 void loop_start(void);
 
-/* Takes the descriptor over (it is made non-blocking): loop_remove() closes it. 0 or an errno. */
+/* Takes ownership of the descriptor and makes it non-blocking; loop_remove() closes it. 0 or an errno. */
 int loop_add(struct source *source, int fd, void (*wake)(struct source *source));
 void loop_remove(struct source *source);
 
-/* Watches it anew: gVisor that was restored from disk does not tell of descriptors of the host that it watched before. */
+/* Watches it again: after a restore from disk gVisor does not report events of host descriptors watched before. */
 void loop_renew(struct source *source);
 
 void loop_soon(struct task *task);
@@ -51,16 +51,16 @@ void loop_not_soon(struct task *task);
 void timer_set(struct timer *timer, int after_ms, void (*fire)(struct timer *timer));
 void timer_cancel(struct timer *timer);
 
-/* free(), but only when no event of this round can still name the memory. */
+/* free(), deferred until no event of this round can refer to the memory. */
 void loop_free(void *memory);
 
-/* One round: waits unless `busy`, wakes sources, calls `child_ended` for each reaped child. */
+/* One round: waits unless `busy`, calls ready sources, and `child_ended` for each reaped child. */
 void loop_round(bool busy, void (*child_ended)(pid_t pid, int status));
 
-/* For children of the guest: the signal handling of an ordinary process, nothing watched. */
+/* In children of the guest: restores ordinary signal handling, watches nothing. */
 void loop_forget_after_fork(void);
 
-/* Memory of whole pages that children do not inherit, so that no sitter pins what the guest once held. */
+/* Memory of whole pages that children do not inherit, so that no supervisor keeps pages that the guest has freed. */
 void *pages_alloc(size_t size);
 void pages_free(void *pages, size_t size);
 

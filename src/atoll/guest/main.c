@@ -1,9 +1,9 @@
 /* PID 1 of a sandbox: the start, the loop, the table of operations, the end.
  *
- * Knows: what the guest needs of its surroundings, and which file answers which operation. Refuses to know: how any
- * operation works, and anything about the host beyond the byte stream.
+ * Owns the guest's own environment (signals, limits, descriptors) and the table of which file serves which operation.
+ * Not here: how an operation works, and anything about the host beyond the byte stream.
  *
- * In tests it runs as an ordinary child. It is then the subreaper of what it starts, and touches nothing else.
+ * In tests it runs as an ordinary child. It is then the subreaper of what it starts, and leaves other processes alone.
  */
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -26,6 +26,7 @@
 #include "net.h"
 #include "proc.h"
 #include "search.h"
+#include "slots.h"
 #include "stream.h"
 #include "tar.h"
 #include "tree.h"
@@ -33,22 +34,22 @@
 #include "watch.h"
 #include "worker.h"
 
-enum { FIRST_OWN_DESCRIPTOR = 10, MOST_STRANGERS = 64 };
+enum { FIRST_OWN_DESCRIPTOR = 10, MAX_FOREIGN_CHILDREN = 64 };
 
 static struct rlimit first_nofile;
 static bool is_init, has_subreapers;
-static pid_t strangers[MOST_STRANGERS]; /* children that were there before (only when this is not PID 1) */
-static int stranger_count;
+static pid_t foreign_children[MAX_FOREIGN_CHILDREN]; /* children from before exec(), only when this is not PID 1 */
+static int foreign_count;
 
 const struct rlimit *guest_first_nofile(void)
 {
     return &first_nofile;
 }
 
-static bool is_stranger(pid_t pid)
+static bool is_foreign_child(pid_t pid)
 {
-    for (int i = 0; i < stranger_count; i++)
-        if (strangers[i] == pid)
+    for (int i = 0; i < foreign_count; i++)
+        if (foreign_children[i] == pid)
             return true;
     return false;
 }
@@ -60,15 +61,15 @@ bool guest_has_subreapers(void)
 
 bool guest_knows_child(pid_t pid)
 {
-    return is_stranger(pid) || seats_know(pid) || worker_has_child(pid) || proc_claims_orphan(pid);
+    return is_foreign_child(pid) || slots_own(pid) || worker_has_child(pid) || proc_claims_orphan(pid);
 }
 
 _Noreturn void guest_end(int status)
 {
     if (is_init)
-        kill(-1, SIGKILL); /* what is left, the kernel ends with its init */
+        kill(-1, SIGKILL); /* the kernel kills the rest when its init exits */
     else
-        tree_kill_all(&(struct tree){.root = getpid(), .spare = is_stranger});
+        tree_kill_all(&(struct tree){.root = getpid(), .spare = is_foreign_child});
     _exit(status);
 }
 
@@ -101,22 +102,22 @@ static void list_descriptor(int fd)
         int cap = listed_cap ? listed_cap * 2 : 64;
         int *grown = realloc(listed, (size_t)cap * sizeof *grown);
         if (!grown)
-            _exit(71); /* what is not known cannot be closed */
+            _exit(71); /* an unlisted descriptor would stay open in a child */
         listed = grown;
         listed_cap = cap;
     }
     listed[listed_count++] = fd;
 }
 
-/* For an older kernel, or gVisor. Who is about to fork looks, not who was forked: gVisor holds on to a process that has
- * looked into /proc long after its end, and writes it to disk with the others when they are saved. */
+/* For kernels without close_range(), and gVisor. The parent lists before the fork, not the child after it: gVisor keeps
+ * a process that has read /proc long after its end, and saves it to disk with the others. */
 static void list_descriptors(void)
 {
-    enum { MOST_GUESSED = 4096 };
+    enum { MAX_GUESSED_FD = 4096 };
     listed_count = 0;
     DIR *list = opendir("/proc/self/fd");
     struct dirent *entry;
-    for (int fd = 3; !list && fd < MOST_GUESSED; fd++)
+    for (int fd = 3; !list && fd < MAX_GUESSED_FD; fd++)
         list_descriptor(fd);
     while (list && (entry = readdir(list)))
         if (entry->d_name[0] != '.' && atoi(entry->d_name) >= 3 && atoi(entry->d_name) != dirfd(list))
@@ -133,7 +134,7 @@ static bool is_among(int fd, const int *some, int count)
     return false;
 }
 
-/* Where spans cannot be closed, it closes what was listed. */
+/* Without close_range(), closes the listed descriptors. */
 static void close_all_but(const int *keep, int count)
 {
     if (!closes_spans()) {
@@ -204,7 +205,7 @@ void operation_open(uint32_t id, struct fields fields)
 void operation_epoch(void)
 {
     link_renew();
-    seats_renew();
+    slots_dismiss_idle();
 }
 
 static void take(const struct frame *frame, const uint8_t *payload)
@@ -216,14 +217,14 @@ static void take(const struct frame *frame, const uint8_t *payload)
 
 static void child_ended(pid_t pid, int status)
 {
-    (void)status; /* sitters and workers tell over their pipes how things ended */
-    seats_child_ended(pid);
+    (void)status; /* supervisors and workers report outcomes over their sockets and pipes */
+    slots_child_ended(pid);
     worker_child_ended(pid);
 }
 
 /* ---- the start ---- */
 
-/* The two ends move up and /dev/null takes their place, so that no slip can hand them to a program. */
+/* The two ends of the link move up and /dev/null takes their place, so that no mistake can pass them to a program. */
 static void hide_link(int *in, int *out)
 {
     *in = fcntl(0, F_DUPFD_CLOEXEC, FIRST_OWN_DESCRIPTOR);
@@ -250,7 +251,7 @@ static void hide_link(int *in, int *out)
     close_all_but((const int[]){*in, *out}, 2);
 }
 
-static rlim_t open_files; /* what programs may open at most; 0: what we were given */
+static rlim_t open_files; /* RLIMIT_NOFILE of programs; 0: as inherited */
 
 void guest_set_reserved_signals(void (*handler)(int))
 {
@@ -262,7 +263,7 @@ void guest_set_reserved_signals(void (*handler)(int))
         syscall(SYS_rt_sigaction, signal, &action, NULL, 8);
 }
 
-/* A worker is told to stop by it, maybe before it has got anywhere; the guest itself is not. */
+/* SIGTERM stops a worker, even one that was just forked and has not set its own handler; the guest ignores it. */
 static void on_terminate(int signal)
 {
     (void)signal;
@@ -272,11 +273,11 @@ static void on_terminate(int signal)
 
 static void reset_signals(void)
 {
-    /* Linux keeps signals from inside away from PID 1, gVisor does not. A true fault ends us all the same. */
-    struct sigaction usual = {.sa_handler = SIG_DFL}, ignored = {.sa_handler = SIG_IGN};
+    /* Linux keeps signals from inside away from PID 1, gVisor does not. A real fault still ends the guest. */
+    struct sigaction standard = {.sa_handler = SIG_DFL}, ignored = {.sa_handler = SIG_IGN};
     for (int signal = 1; signal < 65; signal++)
         if (signal != SIGKILL && signal != SIGSTOP)
-            sigaction(signal, is_init && signal != SIGCHLD ? &ignored : &usual, NULL);
+            sigaction(signal, is_init && signal != SIGCHLD ? &ignored : &standard, NULL);
     if (is_init)
         guest_set_reserved_signals(SIG_IGN);
     sigaction(SIGPIPE, &ignored, NULL);
@@ -298,9 +299,9 @@ static void raise_nofile(void)
     setrlimit(RLIMIT_CORE, &(struct rlimit){0, 0});
 }
 
-static void remember_strangers(void)
+static void remember_foreign_children(void)
 {
-    stranger_count = tree_children(getpid(), strangers, MOST_STRANGERS);
+    foreign_count = tree_children(getpid(), foreign_children, MAX_FOREIGN_CHILDREN);
 }
 
 static bool take_arguments(char **argv)
@@ -339,8 +340,9 @@ int main(int argc, char **argv)
     if (argc == 3 && !strcmp(argv[1], "--hostname"))
         return sethostname(argv[2], strlen(argv[2])) < 0;
     if (!take_arguments(argv)) {
-        static const char usage[] = "usage: atoll-guest [--user NAME:UID:GID:HOME] [--home UID:GID:PATH] [--open-files N]\n"
-                                    "       atoll-guest --hostname NAME\n";
+        static const char usage[] =
+            "usage: atoll-guest [--user NAME:UID:GID:HOME] [--home UID:GID:PATH] [--open-files N]\n"
+            "       atoll-guest --hostname NAME\n";
         (void)!write(2, usage, sizeof usage - 1);
         return 64;
     }
@@ -351,12 +353,12 @@ int main(int argc, char **argv)
     reset_signals();
     hide_link(&in, &out);
     raise_nofile();
-    /* Asked by getting it: gVisor without subreapers lets PID 1 set it all the same. */
+    /* Probed with PR_GET: gVisor without subreapers accepts PR_SET from PID 1 nevertheless. */
     int is_subreaper;
     has_subreapers = prctl(PR_GET_CHILD_SUBREAPER, &is_subreaper) == 0;
     if (!is_init) {
         prctl(PR_SET_CHILD_SUBREAPER, 1);
-        remember_strangers();
+        remember_foreign_children();
     }
     loop_start();
     link_start(in, out);

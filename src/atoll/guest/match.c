@@ -1,10 +1,10 @@
 /* Glob patterns: braces, components, characters.
  *
- * Knows: the pattern language of PROTOCOL.md. Refuses to know: file systems. Pure, and fuzzed as it stands.
+ * Owns the pattern language of PROTOCOL.md. Not here: file systems (search.c). Pure, and fuzzed unchanged.
  *
- * Braces are expanded first, each alternative is cut at its slashes, and all alternatives are walked together: a set of
- * components says what the next name may match. So a tree is walked once, in order, whatever the pattern, and no match
- * is found twice. Characters are UTF-8 where the bytes are, else single bytes; nothing is ever matched by recursion.
+ * Braces are expanded first, each alternative is split at its slashes, and all alternatives are matched together: a set
+ * of components holds what the next name may match. So a tree is walked once, in order, whatever the pattern, and no
+ * match is found twice. Characters are UTF-8 where the bytes are valid, else single bytes; matching never recurses.
  */
 #define _GNU_SOURCE
 #include "match.h"
@@ -14,12 +14,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { LONGEST_PATTERN = 4096, MOST_ALTERNATIVES = 256, MOST_COMPONENTS = 4096 };
+enum { MAX_PATTERN_BYTES = 4096, MAX_ALTERNATIVES = 256, MAX_COMPONENTS = 4096 };
 
 /* ---- one name ---- */
 
-/* The next character and how many bytes it has; a byte that begins no valid sequence stands for itself, apart from
- * all characters. */
+/* The next character and its size in bytes; a byte that begins no valid sequence counts as a character of its own,
+ * equal to no other. */
 static uint32_t character(const char *at, const char *end, size_t *size)
 {
     const unsigned char *bytes = (const unsigned char *)at;
@@ -89,7 +89,7 @@ static uint32_t bracket_character(const char **at, const char *end)
     return c;
 }
 
-/* What stands between the brackets, against one character. */
+/* Matches the content of a bracket expression against one character. */
 static bool in_bracket(const char *at, const char *end, uint32_t c)
 {
     bool negated = at < end && (*at == '!' || *at == '^'), found = false;
@@ -111,7 +111,7 @@ static bool in_bracket(const char *at, const char *end, uint32_t c)
     return found != negated;
 }
 
-/* One element of the pattern (not a star) against one character. Moves both on when it matches. */
+/* Matches one element of the pattern (not a star) against one character. Advances both on a match. */
 static bool match_one(const char **pattern, const char *pattern_end, const char **name, const char *name_end)
 {
     size_t name_size, size;
@@ -139,7 +139,8 @@ bool match_name(const char *pattern, size_t size, const char *name)
 {
     const char *pattern_end = pattern + size, *name_end = name + strlen(name);
     const char *after_star = NULL, *star_name = NULL;
-    /* Only the last star has to be tried again: what an earlier one took more of, the last could take as well. */
+    /* Backtracking to the last star suffices: anything more that an earlier star could match, the last can match
+     * too. */
     while (name < name_end) {
         if (pattern < pattern_end && *pattern == '*') {
             after_star = ++pattern;
@@ -164,11 +165,11 @@ bool match_name(const char *pattern, size_t size, const char *name)
 /* ---- braces ---- */
 
 struct alternatives {
-    char *texts[MOST_ALTERNATIVES];
+    char *texts[MAX_ALTERNATIVES];
     int count;
 };
 
-/* The first brace that has a matching end and a comma of its own; others are ordinary characters. */
+/* The first brace with a matching end and a comma of its own; other braces are ordinary characters. */
 static bool find_braces(const char *text, const char **open, const char **close)
 {
     for (const char *start = text; *start; start++) {
@@ -211,7 +212,7 @@ static char *join(const char *text, size_t head, const char *middle, size_t size
     return joined;
 }
 
-/* Puts each part of a brace in the brace's place. 0 or an errno. */
+/* Replaces a brace by each of its parts. 0 or an errno. */
 static int split_braces(struct alternatives *todo, const char *text, const char *open, const char *close)
 {
     const char *part = open + 1;
@@ -224,7 +225,7 @@ static int split_braces(struct alternatives *todo, const char *text, const char 
         depth += *at == '{';
         depth -= *at == '}' && at < close;
         if ((*at == ',' && depth == 0) || at == close) {
-            if (todo->count == MOST_ALTERNATIVES)
+            if (todo->count == MAX_ALTERNATIVES)
                 return E2BIG;
             char *joined = join(text, (size_t)(open - text), part, (size_t)(at - part), close + 1);
             if (!joined)
@@ -250,7 +251,7 @@ static int expand(const char *pattern, struct alternatives *done)
         if (find_braces(text, &open, &close)) {
             error = split_braces(todo, text, open, close);
             free(text);
-        } else if (done->count == MOST_ALTERNATIVES) {
+        } else if (done->count == MAX_ALTERNATIVES) {
             free(text);
             error = E2BIG;
         } else {
@@ -267,7 +268,7 @@ static int expand(const char *pattern, struct alternatives *done)
 
 static int add_component(struct glob *glob, const char *pattern, size_t size)
 {
-    if (glob->count == MOST_COMPONENTS)
+    if (glob->count == MAX_COMPONENTS)
         return E2BIG;
     struct component *grown = realloc(glob->components, (size_t)(glob->count + 1) * sizeof *grown);
     char *copy = malloc(size + 1);
@@ -295,7 +296,7 @@ static int add_alternative(struct glob *glob, const char *text, const char **rea
         size_t size = strcspn(text, "/");
         bool is_dot = size == 0 || (size == 1 && *text == '.');
         if (size == 2 && !memcmp(text, "..", 2)) {
-            *reason = "the pattern must not go up";
+            *reason = "the pattern must not contain ..";
             return EINVAL;
         }
         int error = is_dot ? 0 : add_component(glob, text, size);
@@ -316,7 +317,7 @@ int glob_compile(struct glob *glob, const char *pattern, bool hidden, const char
 {
     *glob = (struct glob){.hidden = hidden};
     *reason = "bad pattern";
-    if (strlen(pattern) > LONGEST_PATTERN) {
+    if (strlen(pattern) > MAX_PATTERN_BYTES) {
         *reason = "the pattern is too long";
         return EINVAL;
     }
@@ -360,7 +361,7 @@ static bool has(const uint8_t *set, int i)
     return set[i / 8] >> (i % 8) & 1;
 }
 
-/* "**" may stand for nothing, so what follows it is there too. */
+/* "**" may match nothing, so the component after it is added too. */
 static void add(const struct glob *glob, uint8_t *set, int i)
 {
     for (;; i++) {

@@ -1,7 +1,7 @@
 /* Connections on loopback: dialling, listening, accepting.
  *
- * Knows: TCP on 127.0.0.1 and ::1, half-closed connections, who waits to be taken. Refuses to know: names, other
- * addresses, what is said on a connection. Which ports and peers are right is the host's to decide.
+ * Owns TCP on 127.0.0.1 and ::1, half-closed connections, and accepted connections that wait for ACCEPT. Not here:
+ * names, other addresses, the content of a connection. The host decides which ports and peers are permitted.
  */
 #define _GNU_SOURCE
 #include "net.h"
@@ -21,7 +21,7 @@
 #include "sink.h"
 #include "stream.h"
 
-enum { MOST_WAITING = 128, TAKEN_WITHIN_MS = 30000, BACKLOG = 1024 };
+enum { MAX_WAITING = 128, ACCEPT_TIMEOUT_MS = 30000, BACKLOG = 1024 };
 
 struct address {
     union {
@@ -32,7 +32,7 @@ struct address {
     socklen_t size;
 };
 
-/* 0, or EINVAL for what is not a port or not loopback. */
+/* 0, or EINVAL when it is not a port or not loopback. */
 static int read_address(struct fields fields, int64_t lowest_port, struct address *address)
 {
     int64_t port = fields_int(fields, TAG_PORT, -1);
@@ -132,7 +132,7 @@ static void on_connection(struct source *source)
         stream_want(&connection->stream);
 }
 
-/* Without credit nothing may be taken, but an end must still be seen. */
+/* Without credit nothing may be read, but an end must still be noticed. */
 static ssize_t peek_end(struct connection *connection)
 {
     char byte;
@@ -157,7 +157,7 @@ static ssize_t receive(struct connection *connection)
     if (count > 0) {
         link_commit(connection->stream.id, 1, (size_t)count);
         *credit -= (uint64_t)count;
-        /* Read on until it says EAGAIN: gVisor may have told of the end together with the data, and not again. */
+        /* Read until EAGAIN: gVisor may have reported the end together with the data, and does not report it again. */
     }
     return count;
 }
@@ -181,7 +181,7 @@ static bool pump(struct stream *stream)
     }
     if (count < 0 && errno == EAGAIN && had_credit)
         connection->source.readable = false;
-    /* Once more when the credit was just used up: to look for an end. */
+    /* Once more when the credit was just used up, to notice an end. */
     return connection->source.readable && had_credit;
 }
 
@@ -204,7 +204,7 @@ static void take_eof(struct stream *stream, int channel)
 static void take_reset(struct stream *stream)
 {
     struct connection *connection = container_of(stream, struct connection, stream);
-    /* A reset, not an end of file: the peer must not take half of something for the whole. */
+    /* A reset, not an end of file: the peer must not mistake a part for the whole. */
     struct linger abort = {.l_onoff = 1, .l_linger = 0};
     setsockopt(connection->source.fd, SOL_SOCKET, SO_LINGER, &abort, sizeof abort);
     fail(connection, ECANCELED);
@@ -217,7 +217,7 @@ static const struct stream_kind connection_kind = {
     .pump = pump,
 };
 
-/* Takes the descriptor over, also when it fails. */
+/* Takes ownership of the descriptor, also when it fails. */
 static struct connection *begin_connection(uint32_t id, struct fields fields, int fd)
 {
     struct connection *connection = calloc(1, sizeof *connection);
@@ -245,7 +245,7 @@ void net_open_dial(uint32_t id, struct fields fields)
         stream_refuse(id, errno, NULL);
         return;
     }
-    /* Loopback often refuses or connects at once; EINPROGRESS is told by the loop. */
+    /* Loopback often refuses or connects at once; after EINPROGRESS the loop reports the outcome. */
     if (connect(fd, &address.at.any, address.size) < 0 && errno != EINPROGRESS) {
         stream_refuse(id, errno, NULL);
         close(fd);
@@ -277,7 +277,7 @@ static int64_t last_id;
 
 static void accept_some(struct listener *listener);
 
-/* Takes one out of the list; its descriptor is the caller's to use or close. */
+/* Removes one from the list; the caller owns its descriptor. */
 static int take_out(struct waiting *waiting)
 {
     struct waiting **at = &all_waiting;
@@ -312,7 +312,7 @@ static void announce(struct listener *listener, int fd, int peer_port)
     waiting->next = all_waiting;
     all_waiting = waiting;
     listener->waiting_count++;
-    timer_set(&waiting->timer, TAKEN_WITHIN_MS, on_not_taken);
+    timer_set(&waiting->timer, ACCEPT_TIMEOUT_MS, on_not_taken);
     uint8_t space[64];
     struct pack event = PACK(space);
     pack_int(&event, TAG_EVENT, EVENT_ACCEPTED);
@@ -328,13 +328,13 @@ static int port_of(const struct address *address)
 
 static void accept_some(struct listener *listener)
 {
-    while (listener->source.readable && listener->waiting_count < MOST_WAITING) {
+    while (listener->source.readable && listener->waiting_count < MAX_WAITING) {
         struct address peer = {.size = sizeof peer.at};
         int fd = accept4(listener->source.fd, &peer.at.any, &peer.size, SOCK_CLOEXEC | SOCK_NONBLOCK);
         if (fd >= 0)
             announce(listener, fd, port_of(&peer));
         else if (errno != EINTR && errno != ECONNABORTED)
-            listener->source.readable = false; /* EAGAIN; or no descriptors, until the next one knocks */
+            listener->source.readable = false; /* EAGAIN; or out of descriptors, until the next connection */
     }
 }
 
@@ -400,7 +400,7 @@ void net_open_accept(uint32_t id, struct fields fields)
     while (waiting && waiting->id != wanted)
         waiting = waiting->next;
     if (!waiting) {
-        stream_refuse(id, ENOENT, "no such connection waits");
+        stream_refuse(id, ENOENT, "no such connection is waiting");
         return;
     }
     struct listener *listener = waiting->listener;

@@ -1,8 +1,8 @@
-/* Spawned processes: their records, their pipes, their sitters.
+/* Spawned processes: their records, pipes and supervisors.
  *
- * Knows: how a process is set up and what its sitter tells, what to read of its output, how it is signalled and
- * remembered. Refuses to know: who is attached and what they have been sent (attach.c), how a program is started
- * (sitter.c) and by whom (seats.c), how a tree is killed (tree.c).
+ * Owns how a process is set up, how its supervisor's reports change its record, how its output is read, how it is
+ * signalled and how long its record is kept. Not here: attachments and what they were sent (attach.c), how a program is
+ * started (supervisor.c), which supervisor runs it (slots.c), how a tree is killed (tree.c).
  */
 #define _GNU_SOURCE
 #include "proc.h"
@@ -20,23 +20,24 @@
 
 #include "guest.h"
 #include "link.h"
+#include "slots.h"
 #include "tree.h"
 
 enum {
-    USUAL_RING = 65536,
-    LARGEST_RING = 1 << 20,
+    DEFAULT_RING_BYTES = 65536,
+    MAX_RING_BYTES = 1 << 20,
     ENDED_KEPT = 64,
     COMMAND_KEPT = 1024,
     RECORD_ROOM = COMMAND_KEPT + 256,
     READS_PER_ROUND = 4,
-    LARGEST_PIPE = 1 << 20,    /* what may be in a pipe when the kernel does not say */
+    MAX_PIPE_BYTES = 1 << 20,  /* assumed content of a pipe when FIONREAD fails */
     TERMINAL_BUFFER = 128 << 10,
-    OBEY_WITHIN_MS = 5000,     /* after that a sitter is taken to be stuck, and is killed itself */
+    COMMAND_TIMEOUT_MS = 5000, /* after that a supervisor counts as stuck and is killed */
     SWEEP_EVERY_MS = 20,
     SWEEPS = 10,
 };
 
-/* A SIGNAL stream that waits for the sitter's answer. */
+/* A SIGNAL stream that waits for the supervisor's report. */
 struct waiter {
     struct stream stream;
     struct waiter *next;
@@ -72,14 +73,14 @@ static void settle(struct output *output)
 static void output_closed(struct output *output)
 {
     output->open = false;
-    if (output->channel < FIRST_CHANNEL || !output->proc->seat)
+    if (output->channel < FIRST_CHANNEL || !output->proc->slot)
         loop_remove(&output->source);
     if (output->proc->state == PROC_ENDED)
         settle(output);
     attach_output(output);
 }
 
-/* A terminal that nobody has open may be opened again while its session lives. */
+/* EIO of a terminal means that no process has it open; it may be opened again while its session lives. */
 static bool is_end(const struct output *output, ssize_t count)
 {
     if (count == 0)
@@ -87,7 +88,7 @@ static bool is_end(const struct output *output, ssize_t count)
     return !(output->proc->terminal && output->channel == 1 && errno == EIO && output->proc->state != PROC_ENDED);
 }
 
-/* Nobody writes any more and nothing is left: no memory has to be had to read that. */
+/* All writers have closed and the pipe is empty: the end is seen without allocating a buffer. */
 static bool is_drained(const struct output *output)
 {
     int count;
@@ -117,8 +118,9 @@ static bool read_some(struct output *output)
         if (settling && !(output->to_settle -= (size_t)count))
             settle(output);
         attach_output(output);
-        /* A short read has emptied a pipe, unless its end is waiting behind. Of a terminal it says nothing. */
-        if (output->channel < FIRST_CHANNEL && (size_t)count < room && !settling && !output->source.hangup && !output->proc->terminal)
+        /* A short read has emptied a pipe, unless its end follows. For a terminal it proves nothing. */
+        if (output->channel < FIRST_CHANNEL && (size_t)count < room && !settling && !output->source.hangup &&
+            !output->proc->terminal)
             output->source.readable = false;
         return true;
     }
@@ -164,7 +166,7 @@ static void on_input(struct source *source)
     sink_flush(&container_of(source, struct proc, input)->input_sink);
 }
 
-/* How much END has to wait for: what is in the pipe now, and not what a child may add for ever. */
+/* END waits for what is in the pipe now, not for what a child may add for ever. */
 static void begin_settling(struct output *output)
 {
     int count;
@@ -173,12 +175,12 @@ static void begin_settling(struct output *output)
         settle(output);
         return;
     }
-    if (is_terminal) /* the count leaves out what is still on its way through the line discipline; read until empty */
+    if (is_terminal) /* FIONREAD leaves out bytes that are still in the line discipline; read until empty */
         output->to_settle = TERMINAL_BUFFER;
     else if (ioctl(output->source.fd, FIONREAD, &count) == 0)
         output->to_settle = (size_t)count;
     else
-        output->to_settle = LARGEST_PIPE;
+        output->to_settle = MAX_PIPE_BYTES;
     if (!output->to_settle)
         settle(output);
     output->source.readable = true;
@@ -217,13 +219,13 @@ static void drop(struct proc *proc)
     loop_free(proc);
 }
 
-/* Newest first in the list, so what comes after the kept ones is older. */
+/* The list is newest first: records behind the kept ones are older. */
 void proc_trim(void)
 {
     int ended = 0;
     for (struct proc *proc = procs, *next; proc; proc = next) {
         next = proc->next;
-        if (proc->state != PROC_ENDED || proc->seat || proc->waiters)
+        if (proc->state != PROC_ENDED || proc->slot || proc->waiters)
             continue;
         if (++ended > ENDED_KEPT && !proc->attachments)
             drop(proc);
@@ -246,7 +248,8 @@ static void answer_waiters(struct proc *proc, int64_t sequence, int error)
     }
 }
 
-/* Goes on for a while after the last find: a dying sitter closes its pipe before the kernel hands its children on. */
+/* Goes on for a while after the last find: a dying supervisor closes its socket before the kernel reparents its
+ * children. */
 static void on_sweep(struct timer *timer)
 {
     const struct tree everything = {.root = getpid(), .spare = guest_knows_child};
@@ -257,7 +260,7 @@ static void on_sweep(struct timer *timer)
 
 void proc_left(struct proc *proc)
 {
-    proc->seat = NULL;
+    proc->slot = NULL;
     timer_cancel(&proc->kill_timer);
     answer_waiters(proc, -1, 0);
     if (proc->state == PROC_STARTING) { /* it was refused */
@@ -277,13 +280,14 @@ void proc_left(struct proc *proc)
     proc_trim();
 }
 
-/* The sitter was killed: its orphans are the guest's children now, told from others by being nobody's. */
+/* The supervisor was killed: its orphans are now children of the guest, recognised by belonging to no slot or
+ * worker. */
 void proc_lost(struct proc *proc)
 {
     sweeps_left = SWEEPS;
     timer_set(&sweep_timer, 0, on_sweep);
     if (proc->state == PROC_STARTING) {
-        attach_refused(proc, ECHILD, "the sitter of this process was killed");
+        attach_refused(proc, ECHILD, "the supervisor of this process was killed");
     } else if (proc->state == PROC_RUNNING) {
         proc->lost = true;
         main_ended(proc);
@@ -291,28 +295,28 @@ void proc_lost(struct proc *proc)
     proc_left(proc);
 }
 
-static bool brand_is_taken(int brand)
+static bool marker_in_use(int marker)
 {
     for (struct proc *proc = procs; proc; proc = proc->next)
-        if (proc->seat && proc->brand == brand)
+        if (proc->slot && proc->marker == marker)
             return true;
     return false;
 }
 
 bool proc_claims_orphan(pid_t pid)
 {
-    return !guest_has_subreapers() && brand_is_taken(tree_brand_of(pid));
+    return !guest_has_subreapers() && marker_in_use(tree_marker_of(pid));
 }
 
-static int choose_brand(void)
+static int choose_marker(void)
 {
-    int brand = TREE_USUAL_BRAND;
-    while (!guest_has_subreapers() && brand < TREE_LAST_BRAND && brand_is_taken(brand))
-        brand++;
-    return brand;
+    int marker = TREE_DEFAULT_MARKER;
+    while (!guest_has_subreapers() && marker < TREE_LAST_MARKER && marker_in_use(marker))
+        marker++;
+    return marker;
 }
 
-/* ---- what the sitter reports ---- */
+/* ---- what the supervisor reports ---- */
 
 void proc_report(struct proc *proc, struct report *report)
 {
@@ -332,7 +336,7 @@ void proc_report(struct proc *proc, struct report *report)
         proc->duration_us = report->number;
         main_ended(proc);
         break;
-    case REPORT_OBEYED:
+    case REPORT_DONE:
         if (proc->state == PROC_ENDED)
             timer_cancel(&proc->kill_timer);
         answer_waiters(proc, report->number, report->value);
@@ -342,11 +346,12 @@ void proc_report(struct proc *proc, struct report *report)
 
 /* ---- signals ---- */
 
-static int order(struct proc *proc, int signal, bool tree)
+static int send_command(struct proc *proc, int signal, bool tree)
 {
-    if (!proc->seat)
+    if (!proc->slot)
         return ESRCH;
-    int error = seat_order(proc->seat, (struct order){.signal = signal, .tree = tree, .sequence = ++proc->sequence});
+    const struct supervisor_command command = {.signal = signal, .tree = tree, .sequence = ++proc->sequence};
+    int error = slot_send(proc->slot, command);
     if (!error && proc->state != PROC_ENDED)
         proc->signals_asked |= 1ULL << signal;
     return error;
@@ -354,19 +359,19 @@ static int order(struct proc *proc, int signal, bool tree)
 
 static void on_kill_timer(struct timer *timer)
 {
-    seat_kill(container_of(timer, struct proc, kill_timer)->seat);
+    slot_kill(container_of(timer, struct proc, kill_timer)->slot);
 }
 
 static int send_signal(struct proc *proc, int signal, bool tree)
 {
     if (signal < 0 || signal > 63)
         return EINVAL;
-    int error = order(proc, signal, tree);
-    if (signal == SIGKILL && tree && proc->seat) {
+    int error = send_command(proc, signal, tree);
+    if (signal == SIGKILL && tree && proc->slot) {
         if (proc->state != PROC_ENDED)
             proc->tree_kill_asked = true;
         if (!proc->kill_timer.set)
-            timer_set(&proc->kill_timer, OBEY_WITHIN_MS, on_kill_timer);
+            timer_set(&proc->kill_timer, COMMAND_TIMEOUT_MS, on_kill_timer);
     }
     return error;
 }
@@ -410,7 +415,7 @@ void proc_open_signal(uint32_t id, struct fields fields)
     struct proc *proc = proc_find(fields_int(fields, TAG_PROC, 0));
     int64_t signal = fields_int(fields, TAG_SIGNAL, -1);
     bool tree = fields_int(fields, TAG_TREE, 0) == 1;
-    if (!proc || (!tree && proc->state == PROC_ENDED) || !proc->seat) {
+    if (!proc || (!tree && proc->state == PROC_ENDED) || !proc->slot) {
         stream_refuse(id, ESRCH, NULL);
         return;
     }
@@ -451,8 +456,8 @@ static const char *read_request(struct fields fields, struct request *request)
     request->channels = fields_int(fields, TAG_CHANNELS, 0);
     if (request->channels < 0 || request->channels > MAX_CHANNELS)
         return "CHANNELS";
-    request->ring = fields_int(fields, TAG_RING, USUAL_RING);
-    if (request->ring < 0 || request->ring > LARGEST_RING)
+    request->ring = fields_int(fields, TAG_RING, DEFAULT_RING_BYTES);
+    if (request->ring < 0 || request->ring > MAX_RING_BYTES)
         return "RING";
     request->has_input = fields_int(fields, TAG_STDIN, 0) == 1;
     request->keep = fields_int(fields, TAG_KEEP, 0) == 1;
@@ -501,7 +506,7 @@ static int make_socket(struct ends *ends)
     return 0;
 }
 
-/* O_NONBLOCK because what is called /dev/ptmx in there may be anything. The other side is opened by the sitter. */
+/* O_NONBLOCK because /dev/ptmx of a hostile image may be any file. The supervisor opens the slave side. */
 static int make_terminal(struct ends *ends, const struct request *request)
 {
     struct winsize size = {.ws_row = (unsigned short)request->rows, .ws_col = (unsigned short)request->columns};
@@ -554,20 +559,20 @@ static int lay_plumbing(struct plumbing *plumbing, const struct request *request
     return 0;
 }
 
-static int take_seat(struct proc *proc, struct fields fields, const struct plumbing *plumbing, int extra_count)
+static int assign_supervisor(struct proc *proc, struct fields fields, const struct plumbing *plumbing, int extra_count)
 {
-    struct sitting sitting = {
+    struct spawn_job job = {
         .fields = fields,
         .in = plumbing->in.theirs,
         .out = plumbing->out.theirs,
         .err = plumbing->err.theirs,
         .terminal = plumbing->terminal.ours,
         .extra_count = extra_count,
-        .brand = proc->brand,
+        .marker = proc->marker,
     };
     for (int i = 0; i < extra_count; i++)
-        sitting.extras[i] = plumbing->extras[i].theirs;
-    return seat_take(&proc->seat, proc, sitting);
+        job.extras[i] = plumbing->extras[i].theirs;
+    return slot_assign(&proc->slot, proc, job);
 }
 
 static void begin_output(struct proc *proc, int channel, int fd, size_t ring)
@@ -579,7 +584,7 @@ static void begin_output(struct proc *proc, int channel, int fd, size_t ring)
     output->open = true;
     ring_begin(&output->ring, ring);
     if (loop_add(&output->source, fd, on_output))
-        output->open = false; /* as if it had been closed; the descriptor is still closed with the record */
+        output->open = false; /* as if closed; the descriptor is closed with the record */
     if (channel >= FIRST_CHANNEL)
         sink_begin(&output->sink, &output->source, SINK_SHUTDOWN);
 }
@@ -613,13 +618,13 @@ void proc_open_spawn(uint32_t id, struct fields fields)
         return;
     }
     no_plumbing(&plumbing);
-    /* No more outputs than it has: the record may outlive it by many others. */
+    /* Allocate only the outputs that it has: the record is kept long after the process. */
     size_t outputs = (request.terminal ? 1 : 2) + (size_t)request.channels;
     struct proc *proc = calloc(1, sizeof *proc + outputs * sizeof *proc->outputs);
     int error = proc ? lay_plumbing(&plumbing, &request) : ENOMEM;
     if (!error) {
-        proc->brand = choose_brand();
-        error = take_seat(proc, fields, &plumbing, (int)request.channels);
+        proc->marker = choose_marker();
+        error = assign_supervisor(proc, fields, &plumbing, (int)request.channels);
     }
     close_plumbing(&plumbing, error != 0);
     if (error) {
@@ -641,7 +646,7 @@ void proc_open_spawn(uint32_t id, struct fields fields)
     }
 }
 
-/* ---- the list, without a worker: at the process limit it tells whom to kill ---- */
+/* ---- the list, made without a worker so that it works at the process limit, when one must choose what to kill ---- */
 
 struct listing {
     struct stream stream;
@@ -666,7 +671,7 @@ static size_t pack_record(uint8_t *at, const struct proc *proc)
             pack_int(&record, TAG_SIGNAL, WTERMSIG(proc->wait_status));
         pack_int(&record, TAG_ENDED_US, proc->ended_us);
     }
-    pack_int(&record, TAG_LIVE, proc->seat != NULL);
+    pack_int(&record, TAG_LIVE, proc->slot != NULL);
     put_u32(at, (uint32_t)record.size);
     return 4 + record.size;
 }

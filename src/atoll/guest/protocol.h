@@ -1,174 +1,220 @@
-/* The numbers of PROTOCOL.md. The guest, the keeper and wire.py (checked by a test) agree on these. */
+/* The numbers of PROTOCOL.md, and the type of every field: the one list that the guest, the keeper and
+ * contract/protocol.py (a test compares all three) agree on. To add a number, add a row here and in protocol.py.
+ *
+ * Each list is an X-macro: X(NAME, NUMBER) per row, for fields X(NAME, NUMBER, TYPE). */
 #ifndef ATOLL_PROTOCOL_H
 #define ATOLL_PROTOCOL_H
 
-enum {
-    PROTOCOL_VERSION = 1,
-    HEADER_SIZE = 12,
-    MAX_PAYLOAD = 262144,
-    MAX_RECORD = 65536,
-    INITIAL_CREDIT = 65536,
-    MAX_CHANNELS = 8,
-    FIRST_CHANNEL = 3,
-};
+#include <stdint.h>
 
-enum frame_type {
-    FRAME_HELLO = 1,
-    FRAME_OPEN = 2,
-    FRAME_DATA = 3,
-    FRAME_EOF = 4,
-    FRAME_CREDIT = 5,
-    FRAME_RESET = 6,
-    FRAME_CONTROL = 7,
-    FRAME_EVENT = 8,
-    FRAME_END = 9,
-    FRAME_SHUTDOWN = 10,
-    FRAME_FAILED = 32,
-    FRAME_GONE = 33,
-    FRAME_FREEZE = 34,
-    FRAME_FROZEN = 35,
-    FRAME_ADOPT = 36,
-    FRAME_ADOPTED = 37,
-};
+#define PROTOCOL_LIMITS(X) \
+    X(PROTOCOL_VERSION, 1)   \
+    X(HEADER_SIZE, 12)       \
+    X(MAX_PAYLOAD, 262144)   \
+    X(MAX_RECORD, 65536)     \
+    X(INITIAL_CREDIT, 65536) \
+    X(MAX_CHANNELS, 8)       \
+    X(FIRST_CHANNEL, 3)
 
-enum op {
-    OP_SPAWN = 1,
-    OP_ATTACH = 2,
-    OP_SIGNAL = 3,
-    OP_PROCS = 4,
-    OP_PS = 5,
-    OP_READ = 10,
-    OP_WRITE = 11,
-    OP_STAT = 12,
-    OP_LIST = 13,
-    OP_MKDIR = 14,
-    OP_REMOVE = 15,
-    OP_RENAME = 16,
-    OP_SYMLINK = 17,
-    OP_CHMOD = 18,
-    OP_TAR_OUT = 20,
-    OP_TAR_IN = 21,
-    OP_GLOB = 22,
-    OP_GREP = 23,
-    OP_WATCH = 24,
-    OP_DIAL = 30,
-    OP_LISTEN = 31,
-    OP_ACCEPT = 32,
-};
+#define FRAME_TYPES(X) \
+    X(HELLO, 1)         \
+    X(OPEN, 2)          \
+    X(DATA, 3)          \
+    X(EOF, 4)           \
+    X(CREDIT, 5)        \
+    X(RESET, 6)         \
+    X(CONTROL, 7)       \
+    X(EVENT, 8)         \
+    X(END, 9)           \
+    X(SHUTDOWN, 10)     \
+    X(FAILED, 32)       \
+    X(GONE, 33)         \
+    X(FREEZE, 34)       \
+    X(FROZEN, 35)       \
+    X(RECONFIGURE, 36)  \
+    X(RECONFIGURED, 37)
 
-enum event {
-    EVENT_STARTED = 1,
-    EVENT_GAP = 2,
-    EVENT_CONNECTED = 3,
-    EVENT_LISTENING = 4,
-    EVENT_ACCEPTED = 5,
-};
+#define OPERATIONS(X) \
+    X(SPAWN, 1)    \
+    X(ATTACH, 2)   \
+    X(SIGNAL, 3)   \
+    X(PROCS, 4)    \
+    X(PS, 5)       \
+    X(READ, 10)    \
+    X(WRITE, 11)   \
+    X(STAT, 12)    \
+    X(LIST, 13)    \
+    X(MKDIR, 14)   \
+    X(REMOVE, 15)  \
+    X(RENAME, 16)  \
+    X(SYMLINK, 17) \
+    X(CHMOD, 18)   \
+    X(TAR_OUT, 20) \
+    X(TAR_IN, 21)  \
+    X(GLOB, 22)    \
+    X(GREP, 23)    \
+    X(WATCH, 24)   \
+    X(DIAL, 30)    \
+    X(LISTEN, 31)  \
+    X(ACCEPT, 32)
 
-enum action {
-    ACTION_SIGNAL = 1,
-    ACTION_RESIZE = 2,
-};
+#define EVENT_KINDS(X) \
+    X(STARTED, 1)   \
+    X(GAP, 2)       \
+    X(CONNECTED, 3) \
+    X(LISTENING, 4) \
+    X(ACCEPTED, 5)
 
-enum change {
-    CHANGE_READY = 0,
-    CHANGE_CREATED = 1,
-    CHANGE_MODIFIED = 2,
-    CHANGE_DELETED = 3,
-    CHANGE_MOVED_FROM = 4,
-    CHANGE_MOVED_TO = 5,
-    CHANGE_ATTRIBUTES = 6,
-    CHANGE_LOST = 7,
-};
+/* ACTION in CONTROL. */
+#define CONTROL_ACTIONS(X) \
+    X(SIGNAL, 1) \
+    X(RESIZE, 2)
 
-enum kind {
-    KIND_FILE = 1,
-    KIND_DIRECTORY = 2,
-    KIND_SYMLINK = 3,
-    KIND_FIFO = 4,
-    KIND_SOCKET = 5,
-    KIND_CHAR_DEVICE = 6,
-    KIND_BLOCK_DEVICE = 7,
-};
+/* ACTION in FREEZE, which the keeper alone reads. */
+#define FREEZE_ACTIONS(X) \
+    X(PAUSE, 1)   \
+    X(HOLD, 2)    \
+    X(RELEASE, 3) \
+    X(QUIESCE, 4)
 
-/* Field tags: i = integer, s = string of bytes without NUL, b = any bytes. */
-enum tag {
-    TAG_VERSION = 1,      /* i */
-    TAG_EPOCH = 2,        /* i */
-    TAG_OP = 3,           /* i */
-    TAG_ERRNO = 4,        /* i */
-    TAG_MESSAGE = 5,      /* b */
-    TAG_WINDOW = 6,       /* i */
-    TAG_USER = 7,         /* s */
-    TAG_EVENT = 8,        /* i */
-    TAG_ACTION = 9,       /* i */
-    TAG_PAUSE_MS = 10,    /* i */
-    TAG_IDLE = 11,        /* i */
-    TAG_WAITING = 12,     /* i */
-    TAG_ARGV = 20,        /* s, repeated */
-    TAG_SHELL = 21,       /* s */
-    TAG_ENV = 22,         /* s, repeated */
-    TAG_CWD = 23,         /* s */
-    TAG_STDIN = 24,       /* i */
-    TAG_PTY_ROWS = 25,    /* i */
-    TAG_PTY_COLS = 26,    /* i */
-    TAG_KEEP = 27,        /* i */
-    TAG_CHANNELS = 28,    /* i */
-    TAG_RING = 29,        /* i */
-    TAG_PROC = 30,        /* i */
-    TAG_PID = 31,         /* i */
-    TAG_PPID = 32,        /* i */
-    TAG_EXIT_CODE = 33,   /* i */
-    TAG_SIGNAL = 34,      /* i */
-    TAG_TREE = 35,        /* i */
-    TAG_OUT_TOTAL = 36,   /* i */
-    TAG_ERR_TOTAL = 37,   /* i */
-    TAG_OUT_OFFSET = 38,  /* i */
-    TAG_ERR_OFFSET = 39,  /* i */
-    TAG_DURATION_US = 40, /* i */
-    TAG_KILLED = 41,      /* i */
-    TAG_LOSSLESS = 42,    /* i */
-    TAG_CHANNEL = 43,     /* i */
-    TAG_COMMAND = 44,     /* b */
-    TAG_STARTED_US = 45,  /* i */
-    TAG_ENDED_US = 46,    /* i */
-    TAG_LIVE = 47,        /* i */
-    TAG_STATE = 48,       /* s, one letter as in /proc */
-    TAG_RSS_BYTES = 49,   /* i */
-    TAG_CPU_US = 50,      /* i */
-    TAG_QUIET = 51,       /* i */
-    TAG_PATH = 60,        /* s */
-    TAG_OFFSET = 61,      /* i */
-    TAG_LIMIT = 62,       /* i */
-    TAG_SIZE = 63,        /* i */
-    TAG_MODE = 64,        /* i */
-    TAG_MTIME_NS = 65,    /* i */
-    TAG_APPEND = 66,      /* i */
-    TAG_ATOMIC = 67,      /* i */
-    TAG_PARENTS = 68,     /* i */
-    TAG_EXCLUSIVE = 69,   /* i */
-    TAG_FOLLOW = 70,      /* i */
-    TAG_KIND = 71,        /* i */
-    TAG_UID = 72,         /* i */
-    TAG_GID = 73,         /* i */
-    TAG_TARGET = 74,      /* s */
-    TAG_NAME = 75,        /* b */
-    TAG_RECURSIVE = 76,   /* i */
-    TAG_MISSING_OK = 77,  /* i */
-    TAG_TO = 78,          /* s */
-    TAG_INSIDE = 79,      /* i */
-    TAG_COUNT = 80,       /* i */
-    TAG_PATTERN = 81,     /* s */
-    TAG_HIDDEN = 82,      /* i */
-    TAG_TRUNCATED = 83,   /* i */
-    TAG_IGNORE_CASE = 84, /* i */
-    TAG_INCLUDE = 85,     /* s */
-    TAG_LINE = 86,        /* i */
-    TAG_TEXT = 87,        /* b */
-    TAG_CHANGE = 88,      /* i */
-    TAG_PORT = 100,       /* i */
-    TAG_HOST = 101,       /* s */
-    TAG_CONN = 102,       /* i */
-    TAG_PEER_PORT = 103,  /* i */
-};
+/* CHANGE in the records of WATCH. */
+#define CHANGES(X) \
+    X(READY, 0)      \
+    X(CREATED, 1)    \
+    X(MODIFIED, 2)   \
+    X(DELETED, 3)    \
+    X(MOVED_FROM, 4) \
+    X(MOVED_TO, 5)   \
+    X(ATTRIBUTES, 6) \
+    X(LOST, 7)
+
+/* KIND. */
+#define FILE_TYPES(X) \
+    X(FILE, 1)         \
+    X(DIRECTORY, 2)    \
+    X(SYMLINK, 3)      \
+    X(FIFO, 4)         \
+    X(SOCKET, 5)       \
+    X(CHAR_DEVICE, 6)  \
+    X(BLOCK_DEVICE, 7)
+
+/* INTEGER: 8 bytes, signed. STRING: bytes without NUL. BYTES: any bytes. ARGV and ENV are repeated; STATE is one letter
+ * as in /proc. */
+#define FIELD_TAGS(X) \
+    X(VERSION, 1, INTEGER)      \
+    X(EPOCH, 2, INTEGER)        \
+    X(OP, 3, INTEGER)           \
+    X(ERRNO, 4, INTEGER)        \
+    X(MESSAGE, 5, BYTES)        \
+    X(WINDOW, 6, INTEGER)       \
+    X(USER, 7, STRING)          \
+    X(EVENT, 8, INTEGER)        \
+    X(ACTION, 9, INTEGER)       \
+    X(PAUSE_MS, 10, INTEGER)    \
+    X(IDLE, 11, INTEGER)        \
+    X(WAITING, 12, INTEGER)     \
+    X(ARGV, 20, STRING)         \
+    X(SHELL, 21, STRING)        \
+    X(ENV, 22, STRING)          \
+    X(CWD, 23, STRING)          \
+    X(STDIN, 24, INTEGER)       \
+    X(PTY_ROWS, 25, INTEGER)    \
+    X(PTY_COLS, 26, INTEGER)    \
+    X(KEEP, 27, INTEGER)        \
+    X(CHANNELS, 28, INTEGER)    \
+    X(RING, 29, INTEGER)        \
+    X(PROC, 30, INTEGER)        \
+    X(PID, 31, INTEGER)         \
+    X(PPID, 32, INTEGER)        \
+    X(EXIT_CODE, 33, INTEGER)   \
+    X(SIGNAL, 34, INTEGER)      \
+    X(TREE, 35, INTEGER)        \
+    X(OUT_TOTAL, 36, INTEGER)   \
+    X(ERR_TOTAL, 37, INTEGER)   \
+    X(OUT_OFFSET, 38, INTEGER)  \
+    X(ERR_OFFSET, 39, INTEGER)  \
+    X(DURATION_US, 40, INTEGER) \
+    X(KILLED, 41, INTEGER)      \
+    X(LOSSLESS, 42, INTEGER)    \
+    X(CHANNEL, 43, INTEGER)     \
+    X(COMMAND, 44, BYTES)       \
+    X(STARTED_US, 45, INTEGER)  \
+    X(ENDED_US, 46, INTEGER)    \
+    X(LIVE, 47, INTEGER)        \
+    X(STATE, 48, STRING)        \
+    X(RSS_BYTES, 49, INTEGER)   \
+    X(CPU_US, 50, INTEGER)      \
+    X(QUIET, 51, INTEGER)       \
+    X(PATH, 60, STRING)         \
+    X(OFFSET, 61, INTEGER)      \
+    X(LIMIT, 62, INTEGER)       \
+    X(SIZE, 63, INTEGER)        \
+    X(MODE, 64, INTEGER)        \
+    X(MTIME_NS, 65, INTEGER)    \
+    X(APPEND, 66, INTEGER)      \
+    X(ATOMIC, 67, INTEGER)      \
+    X(PARENTS, 68, INTEGER)     \
+    X(EXCLUSIVE, 69, INTEGER)   \
+    X(FOLLOW, 70, INTEGER)      \
+    X(KIND, 71, INTEGER)        \
+    X(UID, 72, INTEGER)         \
+    X(GID, 73, INTEGER)         \
+    X(TARGET, 74, STRING)       \
+    X(NAME, 75, BYTES)          \
+    X(RECURSIVE, 76, INTEGER)   \
+    X(MISSING_OK, 77, INTEGER)  \
+    X(TO, 78, STRING)           \
+    X(INSIDE, 79, INTEGER)      \
+    X(COUNT, 80, INTEGER)       \
+    X(PATTERN, 81, STRING)      \
+    X(HIDDEN, 82, INTEGER)      \
+    X(TRUNCATED, 83, INTEGER)   \
+    X(IGNORE_CASE, 84, INTEGER) \
+    X(INCLUDE, 85, STRING)      \
+    X(LINE, 86, INTEGER)        \
+    X(TEXT, 87, BYTES)          \
+    X(CHANGE, 88, INTEGER)      \
+    X(PORT, 100, INTEGER)       \
+    X(HOST, 101, STRING)        \
+    X(CONN, 102, INTEGER)       \
+    X(PEER_PORT, 103, INTEGER)
+
+#define LIMIT_MEMBER(name, number) name = number,
+#define FRAME_MEMBER(name, number) FRAME_##name = number,
+#define OP_MEMBER(name, number) OP_##name = number,
+#define EVENT_MEMBER(name, number) EVENT_##name = number,
+#define ACTION_MEMBER(name, number) ACTION_##name = number,
+#define FREEZE_MEMBER(name, number) FREEZE_##name = number,
+#define CHANGE_MEMBER(name, number) CHANGE_##name = number,
+#define KIND_MEMBER(name, number) KIND_##name = number,
+#define TAG_MEMBER(name, number, type) TAG_##name = number,
+
+enum { PROTOCOL_LIMITS(LIMIT_MEMBER) };
+enum frame_type { FRAME_TYPES(FRAME_MEMBER) };
+enum op { OPERATIONS(OP_MEMBER) };
+enum event { EVENT_KINDS(EVENT_MEMBER) };
+enum action { CONTROL_ACTIONS(ACTION_MEMBER) };
+enum freeze_action { FREEZE_ACTIONS(FREEZE_MEMBER) };
+enum change { CHANGES(CHANGE_MEMBER) };
+enum kind { FILE_TYPES(KIND_MEMBER) };
+enum tag { FIELD_TAGS(TAG_MEMBER) };
+
+enum field_type { FIELD_UNKNOWN, FIELD_INTEGER, FIELD_STRING, FIELD_BYTES };
+
+enum { INTEGER_SIZE = 8 };
+
+/* The type of a tag's value. FIELD_UNKNOWN for a tag of a later version, which is ignored whatever it holds. */
+static inline enum field_type field_type(uint16_t tag)
+{
+    switch (tag) {
+#define TAG_CASE(name, number, type) \
+    case number: \
+        return FIELD_##type;
+        FIELD_TAGS(TAG_CASE)
+#undef TAG_CASE
+    default:
+        return FIELD_UNKNOWN;
+    }
+}
 
 #endif

@@ -1,9 +1,9 @@
-/* What is kept of a channel's output: a ring that forgets its oldest bytes.
+/* The kept output of a channel: a ring that overwrites its oldest bytes.
  *
- * Knows: offsets. Refuses to know: who reads, and whether it is right to forget.
+ * Owns offsets and memory. Not here: readers, and whether bytes may be overwritten (attach.c).
  *
- * Its addresses are taken when the first byte comes, but memory only as bytes reach a page: a process that prints a
- * line costs a page, whatever its ring may hold.
+ * Address space is reserved with the first byte, memory only as bytes reach a page: a process that prints one line
+ * costs one page, whatever the size of its ring.
  */
 #define _GNU_SOURCE
 #include "ring.h"
@@ -29,7 +29,7 @@ uint64_t ring_oldest(const struct ring *ring)
     return ring->total - ring->kept;
 }
 
-/* The at most two stretches of memory for `size` bytes at `offset`. */
+/* The at most two pieces of memory for `size` bytes at `offset`. */
 static int stretches(const struct ring *ring, uint64_t offset, size_t size, struct iovec out[2])
 {
     size_t at = (size_t)(offset % ring->size), first = ring->size - at;

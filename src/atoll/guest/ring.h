@@ -1,4 +1,4 @@
-/* What is kept of a channel's output: see ring.c. */
+/* The kept output of a channel: see ring.c. */
 #ifndef ATOLL_RING_H
 #define ATOLL_RING_H
 
@@ -21,12 +21,12 @@ void ring_free(struct ring *ring);
 /* The offset of the oldest byte that is kept. */
 uint64_t ring_oldest(const struct ring *ring);
 
-/* Places for at most `want` new bytes, which take the room of the oldest where need be; then how many came. The number
- * of places, 0 when out of memory. */
+/* Places for at most `want` new bytes, which overwrite the oldest if they must; then ring_commit() with how many were
+ * written. Returns the number of places, 0 when out of memory. */
 int ring_reserve(struct ring *ring, size_t want, struct iovec places[2]);
 void ring_commit(struct ring *ring, size_t size);
 
-/* Where the bytes from `offset` on lie (offset between oldest and total), at most `most` of them. */
+/* The pieces that hold the bytes from `offset` on (between oldest and total), at most `most` bytes. */
 int ring_view(const struct ring *ring, uint64_t offset, size_t most, struct iovec parts[2]);
 
 #endif

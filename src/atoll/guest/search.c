@@ -1,10 +1,10 @@
 /* Finding names (GLOB) and lines (GREP). They run in workers.
  *
- * Knows: what makes a file worth reading, how to read many quickly, when enough was found. Refuses to know: the
- * pattern language of globs (match.c) and how trees are walked (walk.c).
+ * Owns which files are searched, how many files are read quickly, and the limit on matches. Not here: the pattern
+ * language of globs (match.c) and how trees are walked (walk.c).
  *
- * Most patterns contain a piece of text that every match must contain. The C library finds such a piece at memory
- * speed, and the regular expression, which is slow, only sees lines that have it.
+ * Most patterns contain a literal that every match must contain. The C library finds a literal at memory speed, and the
+ * regular expression, which is slow, only sees lines that contain it.
  */
 #define _GNU_SOURCE
 #include "search.h"
@@ -23,14 +23,14 @@
 
 enum {
     BLOCK = 256 << 10,
-    LONGEST_LINE = 1 << 20, /* of a longer one only so much is searched */
+    MAX_LINE_BYTES = 1 << 20, /* of a longer line only the beginning is searched */
     BINARY_WITHIN = 8192,
     TEXT_KEPT = 4096,
     GREP_MEMORY_MB = 192,
     LITERAL_LIMIT = 256,
 };
 
-/* How many were found and whether there would be more. */
+/* How many matches were found, and whether there are more. */
 struct tally {
     int64_t found, limit;
     bool truncated;
@@ -42,7 +42,7 @@ static bool begin_tally(struct job *job, struct tally *tally)
     return tally->limit >= 0;
 }
 
-/* One more; false when it is one too many. */
+/* Counts one match; false when it exceeds the limit. */
 static bool count_one(struct tally *tally)
 {
     tally->truncated = tally->found == tally->limit;
@@ -119,13 +119,13 @@ static int run_glob(struct job *job)
 
 const struct operation operation_glob = {.run = run_glob, .gives_output = true};
 
-/* ---- GREP: what to look for ---- */
+/* ---- GREP: the pattern ---- */
 
 struct needle {
     regex_t regex;
     bool is_literal; /* the literal is the whole pattern: no regular expression needed */
     char literal[LITERAL_LIMIT];
-    size_t literal_size; /* 0: nothing is known that every match contains */
+    size_t literal_size; /* 0: no literal is known that every match contains */
 };
 
 struct literal_run {
@@ -142,7 +142,7 @@ static void end_run(struct needle *needle, struct literal_run *run)
     run->size = 0;
 }
 
-/* Past a bracket expression or a group, whatever is in it. */
+/* Skips a bracket expression or a group, whatever its content. */
 static const char *skip_bracket(const char *at)
 {
     at++;
@@ -181,8 +181,8 @@ static bool is_special(char c)
     return strchr("\\.[](){}*+?|^$", c) != NULL;
 }
 
-/* The longest text that every match of the expression contains. Anything it is not sure of ends the piece it is in;
- * an alternation anywhere means that nothing is sure. */
+/* The longest literal that every match of the expression contains. Anything uncertain ends the current literal; with an
+ * alternation anywhere there is none. */
 static void find_literal(struct needle *needle, const char *pattern)
 {
     struct literal_run run = {.size = 0};
@@ -192,9 +192,9 @@ static void find_literal(struct needle *needle, const char *pattern)
     for (const char *at = pattern; *at;) {
         if (*at == '*' || *at == '?' || *at == '{') {
             if (run.size)
-                run.size--; /* what it repeats may be missing */
+                run.size--; /* the repeated character may be absent */
             end_run(needle, &run);
-            /* Bounds, and further repetitions of the same thing. */
+            /* Bounds, and further repetitions of the same element. */
             at = *at == '{' ? at + strcspn(at, "}") : at;
             at += *at != 0;
         } else if (*at == '[' || *at == '(') {
@@ -240,7 +240,7 @@ static bool line_matches(const struct needle *needle, char *line, size_t size)
     regmatch_t span = {.rm_so = 0, .rm_eo = (regoff_t)size};
     return regexec(&needle->regex, line, 0, &span, REG_STARTEND) == 0;
 #else
-    char saved = line[size]; /* there is always a byte behind a line: its newline, or the one kept free for this */
+    char saved = line[size]; /* a line is always followed by a byte: its newline, or one reserved for this */
     line[size] = 0;
     bool matched = regexec(&needle->regex, line, 0, NULL, 0) == 0;
     line[size] = saved;
@@ -248,7 +248,7 @@ static bool line_matches(const struct needle *needle, char *line, size_t size)
 #endif
 }
 
-/* ---- GREP: where ---- */
+/* ---- GREP: the files ---- */
 
 struct line_search {
     struct job *job;
@@ -256,7 +256,7 @@ struct line_search {
     struct glob include;
     bool has_include, hidden;
     struct tally tally;
-    char *buffer; /* LONGEST_LINE, and a byte behind */
+    char *buffer; /* MAX_LINE_BYTES, and one more byte */
 };
 
 /* A file being searched. */
@@ -321,12 +321,12 @@ static bool search_lines(struct line_search *search, struct reading *reading, si
     return true;
 }
 
-/* Whatever of the buffer can be searched now; the beginning of a line stays for the next block. */
+/* Searches the whole lines in the buffer; the beginning of a line stays for the next block. */
 static bool search_buffer(struct line_search *search, struct reading *reading, bool at_end)
 {
     char *newline = memrchr(search->buffer, '\n', reading->size);
     size_t whole = at_end ? reading->size : newline ? (size_t)(newline + 1 - search->buffer) : 0;
-    if (!whole && reading->size == LONGEST_LINE)
+    if (!whole && reading->size == MAX_LINE_BYTES)
         whole = reading->size;
     bool cut = whole && !at_end && !newline;
     if (whole && !search_lines(search, reading, whole))
@@ -337,7 +337,7 @@ static bool search_buffer(struct line_search *search, struct reading *reading, b
     return true;
 }
 
-/* Drops what belongs to a line that was already searched as far as it is. */
+/* Drops the rest of a line of which the beginning was already searched. */
 static void skip_rest(struct line_search *search, struct reading *reading)
 {
     if (!reading->skipping)
@@ -350,13 +350,13 @@ static void skip_rest(struct line_search *search, struct reading *reading)
     reading->skipping = !newline;
 }
 
-/* False when enough was found. A file that cannot be read is passed over, as what was read of it may be. */
+/* False when enough was found. A file that cannot be read is skipped. */
 static bool search_file(struct line_search *search, struct reading *reading)
 {
     bool first = true;
     reading->line = 1;
     for (;;) {
-        size_t room = LONGEST_LINE - reading->size;
+        size_t room = MAX_LINE_BYTES - reading->size;
         ssize_t count = read(reading->fd, search->buffer + reading->size, room < BLOCK ? room : BLOCK);
         if (count < 0 && errno == EINTR)
             continue;
@@ -422,7 +422,7 @@ static int run_grep(struct job *job)
     struct line_search *search = calloc(1, sizeof *search);
     const char *path = job_path(job, TAG_PATH), *reason;
     char *include = fields_string(job->fields, TAG_INCLUDE);
-    if (!search || !(search->buffer = malloc(LONGEST_LINE + 1)))
+    if (!search || !(search->buffer = malloc(MAX_LINE_BYTES + 1)))
         return ENOMEM;
     search->job = job;
     search->hidden = fields_int(job->fields, TAG_HIDDEN, 0) == 1;

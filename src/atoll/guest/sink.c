@@ -1,10 +1,9 @@
-/* Bytes of the host's on their way into a pipe, a socket or a terminal.
+/* Bytes from the host, written to a pipe, a socket or a terminal.
  *
- * Knows: what to do when the descriptor takes less than there is, when to give credit back, what an end of input
- * looks like. Refuses to know: who reads on the other side.
+ * Owns partial writes, returning credit, and the form of an end of input. Not here: the process that reads.
  *
- * Credit is only given back for what the descriptor took, so the queue never holds more than a window. Input for a
- * reader that is gone is thrown away, with credit: the host must not hang on a process that closed its stdin.
+ * Credit is returned only for bytes that were written, so the queue never holds more than a window. Input for a reader
+ * that is gone is discarded, with credit: the host must not hang on a process that closed its stdin.
  */
 #define _GNU_SOURCE
 #include "sink.h"
@@ -20,7 +19,7 @@ enum { SMALLEST_QUEUE = 4096, END_OF_TRANSMISSION = 4 };
 void sink_begin(struct sink *sink, struct source *source, enum sink_end end)
 {
     *sink = (struct sink){.source = source, .end = end};
-    source->writable = true; /* to be tried: the kernel only tells when it changes */
+    source->writable = true; /* to be tried: the kernel reports only changes */
 }
 
 void sink_set_writer(struct sink *sink, struct stream *writer, int channel)
@@ -55,7 +54,7 @@ static void give_up(struct sink *sink)
     sink_free(sink);
 }
 
-/* How much the descriptor took; gives up when it will never take more. */
+/* How many bytes were written; sets done when the descriptor will never accept more. */
 static size_t attempt(struct sink *sink, const uint8_t *bytes, size_t size)
 {
     if (!sink->source->writable)
@@ -82,8 +81,8 @@ static void pass_end_on(struct sink *sink)
         break;
     case SINK_TERMINAL:
         if (!attempt(sink, &end_of_transmission, 1))
-            return; /* again when it is writable; a terminal that is gone has set done */
-        /* A terminal has no end: who attaches next may type on. */
+            return; /* continues when it is writable; a terminal that is gone has set done */
+        /* A terminal has no end: the next attachment may type on. */
         sink->ending = false;
         return;
     }
@@ -138,7 +137,7 @@ void sink_put(struct sink *sink, const uint8_t *bytes, size_t size)
     if (sink->done) {
         consumed(sink, left);
     } else if (!make_room(sink, left)) {
-        /* Half an input is worse than an end of it. */
+        /* Without memory the input ends here: a gap in it would be worse than an end. */
         give_up(sink);
         consumed(sink, left);
     } else {

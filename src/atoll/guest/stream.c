@@ -1,9 +1,10 @@
-/* Streams: their numbers, the credit both ways, whose turn it is to send.
+/* Streams: their numbers, credit in both directions, fair turns to send.
  *
- * Knows: the rules of PROTOCOL.md that span frames. Refuses to know: what is behind a stream (a struct stream_kind
- * says) and how frames travel (link.c).
+ * Owns the rules of PROTOCOL.md that span frames. Not here: what a stream serves (its struct stream_kind) and how
+ * frames are read and written (link.c).
  *
- * Turns are a queue: who sent one frame goes to its end, so that a busy stream costs the others one frame of delay.
+ * Turns are a queue: a stream that sent one frame goes to its end, so that a busy stream delays the others by one
+ * frame.
  */
 #define _GNU_SOURCE
 #include "stream.h"
@@ -12,13 +13,14 @@
 #include <stddef.h>
 #include <string.h>
 
+#include "guest.h"
 #include "link.h"
 #include "loop.h"
 
 enum {
     BUCKETS = 64,
     MAX_STREAMS = 4096,
-    WIDE_WINDOW = 256 << 10, /* what a channel gets once it has carried half its first credit */
+    WIDE_WINDOW = 256 << 10, /* of a channel that has carried half its first credit */
     TURNS_PER_ROUND = 16,
 };
 
@@ -72,7 +74,7 @@ void stream_listen(struct stream *stream, int channel)
     stream->inbound[channel] = (struct inbound){.open = true, .allowed = INITIAL_CREDIT, .window = INITIAL_CREDIT};
 }
 
-/* A window is widened only for those who use it: most streams carry a few bytes and should not cost a frame for it. */
+/* A window is widened only for streams that use it: most carry a few bytes and should not cost a CREDIT frame. */
 void stream_consumed(struct stream *stream, int channel, size_t size)
 {
     struct inbound *inbound = &stream->inbound[channel];
@@ -222,7 +224,7 @@ static void take_eof(struct stream *stream, int channel)
 
 static void take_credit(struct stream *stream, int channel, uint32_t more)
 {
-    /* 2^32 per frame cannot overflow 64 bits before the stars go out. */
+    /* At 2^32 per frame, 64 bits do not overflow before 2^32 frames. */
     stream->credit[channel] += more;
     if (!stream->reset)
         stream_want(stream);

@@ -11,18 +11,18 @@ enum { CHANNELS = FIRST_CHANNEL + MAX_CHANNELS };
 
 struct stream;
 
-/* What is behind a stream. Any may be NULL. */
+/* What a stream serves. Any may be NULL. */
 struct stream_kind {
     void (*data)(struct stream *stream, int channel, const uint8_t *bytes, size_t size);
     void (*eof)(struct stream *stream, int channel);
     void (*control)(struct stream *stream, struct fields fields);
-    /* The host wants no more: end what is behind it, then call stream_end(), now or later. */
+    /* The host abandons the stream: end what it serves, then call stream_end(), now or later. */
     void (*reset)(struct stream *stream);
     /* Sends at most one DATA frame; true when it has more to send. Called after stream_want(), while there is room. */
     bool (*pump)(struct stream *stream);
 };
 
-/* The first member of whatever stands behind a stream; made with malloc, freed by stream_end(). */
+/* The first member of the structure that serves a stream; allocated with malloc, freed by stream_end(). */
 struct stream {
     const struct stream_kind *kind;
     uint32_t id;
@@ -31,47 +31,43 @@ struct stream {
     bool has_turn;
     struct stream *same_hash;
     struct stream *next_turn;
-    uint64_t credit[CHANNELS]; /* what may be sent to the host */
+    uint64_t credit[CHANNELS]; /* bytes that may be sent to the host */
     struct inbound {
         bool open;
         bool eof;
-        uint32_t allowed; /* what the host may still send */
-        uint32_t owed;    /* what was taken since the last CREDIT */
+        uint32_t allowed; /* bytes that the host may still send */
+        uint32_t owed;    /* bytes consumed since the last CREDIT */
         uint32_t window;
     } inbound[CHANNELS];
 };
 
-/* Enters a stream under its number; WINDOW is read from the fields of its OPEN. */
+/* Registers a stream under its number; WINDOW is read from the fields of its OPEN. */
 void stream_begin(struct stream *stream, const struct stream_kind *kind, uint32_t id, struct fields fields);
 
-/* Says END for a stream that never began. */
+/* Sends END for a stream that was not begun. */
 void stream_refuse(uint32_t id, int error, const char *about);
 
 /* The host may send on this channel. */
 void stream_listen(struct stream *stream, int channel);
 
-/* So many bytes that came on the channel were passed on. */
+/* `size` received bytes of the channel were consumed: returns credit for them. */
 void stream_consumed(struct stream *stream, int channel, size_t size);
 
 void stream_want(struct stream *stream);
 void stream_event(struct stream *stream, const struct pack *fields);
 void stream_eof(struct stream *stream, int channel);
 
-/* The last word; the stream's memory is gone after this round. */
+/* Sends END; the stream's memory is freed after this round. */
 void stream_end(struct stream *stream, const struct pack *fields);
 void stream_fail(struct stream *stream, int error, const char *about);
 
-/* Gives turns until there is no more room or nobody wants one. */
+/* Gives turns until there is no more room or no stream wants one. */
 void streams_pump(void);
 
-/* Somebody still wants a turn, and there is room. */
+/* A stream wants a turn, and there is room. */
 bool streams_busy(void);
 
-/* One frame of the host's, already checked by itself. */
+/* One frame from the host that passed the checks of frame.c. */
 void streams_take(const struct frame *frame, const uint8_t *payload);
-
-/* Not here but in main.c (and in the fuzzer): begins the operation that an OPEN asks for; a new epoch has begun. */
-void operation_open(uint32_t id, struct fields fields);
-void operation_epoch(void);
 
 #endif

@@ -1,10 +1,10 @@
 /* TAR_IN: unpacking an archive that may be hostile. It runs in a worker.
  *
- * Knows: how nothing gets outside of one directory. Refuses to know: the bytes of a header (tarhead.c).
+ * Owns the guarantee that nothing is written outside one directory. Not here: the bytes of a header (tarhead.c).
  *
- * Each name is walked component by component from the directory's descriptor, without following links, and everything
- * is made relative to the descriptor so reached: no name, no link that the archive itself made, and no change made
- * meanwhile leads outside. What is in the way of a file is unlinked, never written through.
+ * Each name is walked component by component from the directory's descriptor, without following symlinks, and every
+ * entry is created relative to the descriptor so reached: no name, no symlink of the archive's own, and no concurrent
+ * change leads outside. An existing entry in the place of a file is unlinked, never written through.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -20,7 +20,7 @@
 #include "tarhead.h"
 #include "walk.h"
 
-enum { CHUNK = 256 << 10, LARGEST_NAME = 65536 };
+enum { CHUNK = 256 << 10, MAX_NAME_BYTES = 65536 };
 
 /* A directory's mode and time are set last: a read-only one could not be filled, and filling it changes its time. */
 struct late {
@@ -34,7 +34,7 @@ struct unpacking {
     struct job *job;
     int root;
     char *chunk;
-    size_t start, size; /* what of the chunk has been read and not taken */
+    size_t start, size; /* the part of the chunk that was read and not consumed */
     bool wide;
     int64_t written, count;
     struct tar_override override;
@@ -43,7 +43,7 @@ struct unpacking {
 
 /* ---- input ---- */
 
-/* Some bytes of the archive, at most `want`; NULL and *got = 0 at its end. */
+/* Bytes of the archive, at most `want`; NULL and *got = 0 at its end. */
 static const char *take(struct unpacking *unpacking, size_t want, size_t *got)
 {
     while (!unpacking->size) {
@@ -108,7 +108,7 @@ static int refuse_name(struct unpacking *unpacking, const char *name)
     return job_fail(unpacking->job, EXDEV, copy);
 }
 
-/* Why a component could not be entered: a link in the way leads elsewhere, which is refused as such. */
+/* The errno for a component that could not be entered: EXDEV for a symlink, which could lead outside. */
 static int explain_blocked(struct unpacking *unpacking, int directory, const char *component, const char *name)
 {
     int error = errno;
@@ -118,7 +118,7 @@ static int explain_blocked(struct unpacking *unpacking, int directory, const cha
     return job_fail(unpacking->job, error, strdup(name));
 }
 
-/* Opens the directory that is to hold `name`, making what is missing, and finds the last component. 0 or an errno. */
+/* Opens the parent directory of `name`, creating missing ones, and finds the last component. 0 or an errno. */
 static int open_parent(struct unpacking *unpacking, const char *name, bool make, int *parent, char last[NAME_MAX + 1])
 {
     if (!tar_name_is_safe(name))
@@ -157,13 +157,13 @@ static int open_parent(struct unpacking *unpacking, const char *name, bool make,
     return 0;
 }
 
-/* Makes room for what is not a directory. */
+/* Removes an existing entry that is not a directory. */
 static int clear_place(int parent, const char *last)
 {
     return unlinkat(parent, last, 0) < 0 && errno != ENOENT ? errno : 0;
 }
 
-/* Setuid and setgid are for root to give. */
+/* Only root may set setuid and setgid. */
 static mode_t mode_of(const struct tar_header *header)
 {
     return (mode_t)(header->mode & (geteuid() == 0 ? 07777 : 0777));
@@ -261,7 +261,7 @@ static int make_hard_link(struct unpacking *unpacking, int parent, const char *l
     bool same = fstatat(parent, last, &here, AT_SYMLINK_NOFOLLOW) == 0 &&
                 fstatat(other, other_last, &there, AT_SYMLINK_NOFOLLOW) == 0 && here.st_dev == there.st_dev &&
                 here.st_ino == there.st_ino;
-    /* Without AT_SYMLINK_FOLLOW: a link to a link is a link. */
+    /* Without AT_SYMLINK_FOLLOW: a hard link to a symlink is that symlink. */
     if (!same && !(error = clear_place(parent, last)) && linkat(other, other_last, parent, last, 0) < 0)
         error = errno;
     close(other);
@@ -279,7 +279,7 @@ static int make_entry(struct unpacking *unpacking, const struct tar_header *head
     size_t length = strlen(name);
     bool is_directory = header->type == '5' || (header->type != '1' && header->type != '2' && name[length - 1] == '/');
     if (!last[0]) {
-        error = skip(unpacking, header->size + padding(header->size)); /* "./": the directory itself stays as it is */
+        error = skip(unpacking, header->size + padding(header->size)); /* "./": the directory itself is unchanged */
     } else {
         unpacking->count++;
         if (is_directory)
@@ -302,9 +302,9 @@ static int make_entry(struct unpacking *unpacking, const struct tar_header *head
 /* ---- the archive ---- */
 
 /* The payload of an extension header, NUL-terminated. */
-static int take_extension(struct unpacking *unpacking, int64_t size, int64_t largest, char **text)
+static int take_extension(struct unpacking *unpacking, int64_t size, int64_t max_bytes, char **text)
 {
-    if (size < 0 || size > largest)
+    if (size < 0 || size > max_bytes)
         return job_fail(unpacking->job, EINVAL, "an extension header is too long");
     *text = malloc((size_t)size + 1);
     if (!*text)
@@ -318,7 +318,7 @@ static int take_extension(struct unpacking *unpacking, int64_t size, int64_t lar
 static int take_pax(struct unpacking *unpacking, const struct tar_header *header)
 {
     char *text = NULL;
-    int error = take_extension(unpacking, header->size, TAR_LARGEST_EXTENSION, &text);
+    int error = take_extension(unpacking, header->size, TAR_MAX_EXTENSION_BYTES, &text);
     const char *wrong = error ? NULL : tar_parse_pax(text, (size_t)header->size, &unpacking->override);
     free(text);
     return wrong ? job_fail(unpacking->job, EINVAL, wrong) : error;
@@ -328,7 +328,7 @@ static int take_long_name(struct unpacking *unpacking, const struct tar_header *
 {
     free(*into);
     *into = NULL;
-    return take_extension(unpacking, header->size, LARGEST_NAME, into);
+    return take_extension(unpacking, header->size, MAX_NAME_BYTES, into);
 }
 
 static int take_entry(struct unpacking *unpacking, struct tar_header *header)
@@ -337,11 +337,11 @@ static int take_entry(struct unpacking *unpacking, struct tar_header *header)
     const char *name = override->name ? override->name : header->name;
     const char *target = override->target ? override->target : header->target;
     if (header->sparse || override->sparse)
-        return job_fail(unpacking->job, EOPNOTSUPP, "a sparse file");
+        return job_fail(unpacking->job, EOPNOTSUPP, "sparse file");
     if (header->type && strchr("346", header->type))
-        return job_fail(unpacking->job, EPERM, "a device or pipe");
+        return job_fail(unpacking->job, EPERM, "device or pipe");
     if (header->type && !strchr("01257", header->type))
-        return job_fail(unpacking->job, EINVAL, "an unknown type of entry");
+        return job_fail(unpacking->job, EINVAL, "unknown type of entry");
     if (override->has_size)
         header->size = override->size;
     if (override->has_mtime) {
@@ -349,9 +349,9 @@ static int take_entry(struct unpacking *unpacking, struct tar_header *header)
         header->mtime_ns = override->mtime_ns;
     }
     if (header->size < 0 || header->size > INT64_MAX - TAR_BLOCK)
-        return job_fail(unpacking->job, EINVAL, "a size");
+        return job_fail(unpacking->job, EINVAL, "size in a tar header");
     if (header->type == '1' || header->type == '2')
-        header->size = 0; /* some writers give that of the target, without its bytes */
+        header->size = 0; /* some writers store the target's size, without its bytes */
     int error = make_entry(unpacking, header, name, target);
     if (!error)
         tar_override_clear(override);
@@ -368,7 +368,7 @@ static int take_block(struct unpacking *unpacking, const uint8_t *block)
     case 'x':
         return take_pax(unpacking, &header);
     case 'g':
-        return skip(unpacking, header.size + padding(header.size)); /* comments, as git writes them */
+        return skip(unpacking, header.size + padding(header.size)); /* global headers, as git writes them */
     case 'L':
         return take_long_name(unpacking, &header, &unpacking->override.name);
     case 'K':
@@ -388,7 +388,7 @@ static int take_archive(struct unpacking *unpacking)
         if (got < sizeof block)
             return truncated(unpacking);
         if (tar_is_zero(block)) {
-            take_all(unpacking, NULL, SIZE_MAX); /* the end; what follows means nothing */
+            take_all(unpacking, NULL, SIZE_MAX); /* the end marker; the rest is ignored */
             return 0;
         }
         int error = take_block(unpacking, block);
@@ -397,7 +397,7 @@ static int take_archive(struct unpacking *unpacking)
     }
 }
 
-/* Innermost first, as they were made outermost first. The way is walked again, as safely. */
+/* Innermost first, as they were created outermost first. Each path is walked again, with the same checks. */
 static void dress_directories(struct unpacking *unpacking)
 {
     const char *about = unpacking->job->about;

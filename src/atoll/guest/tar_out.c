@@ -1,10 +1,10 @@
 /* TAR_OUT: a tree as a pax archive. It runs in a worker.
  *
- * Knows: what goes into an archive and in which order. Refuses to know: the bytes of a header (tarhead.c) and how
- * trees are walked (walk.c).
+ * Owns which entries go into an archive and in which order. Not here: the bytes of a header (tarhead.c) and how trees
+ * are walked (walk.c).
  *
- * The tree may change meanwhile. What is gone is left out; a file is given as many bytes as its header said, cut or
- * filled with zeros.
+ * The tree may change meanwhile. Entries that are gone are left out; a file has as many bytes as its header says,
+ * truncated or filled with zeros.
  */
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -21,7 +21,7 @@
 #include "tarhead.h"
 #include "walk.h"
 
-enum { LARGEST_NAME = 65536, PAX_ROOM = 2 * LARGEST_NAME + 512, FIRST_BUCKETS = 256 };
+enum { MAX_NAME_BYTES = 65536, PAX_ROOM = 2 * MAX_NAME_BYTES + 512, FIRST_BUCKETS = 256 };
 
 /* A file with several names, and the first of them. */
 struct linked {
@@ -46,7 +46,7 @@ struct packing {
 static void put(struct packing *packing, const void *bytes, size_t size)
 {
     struct job *job = packing->job;
-    /* Through the buffer of records, so that small entries do not cost a system call each. */
+    /* Through the buffer for records, so that small entries do not cost a system call each. */
     if (!job->buffer)
         job_begin_record(job);
     if (job->buffered + size > 2 * MAX_RECORD)
@@ -135,7 +135,7 @@ static void grow_buckets(struct packing *packing)
     free(old);
 }
 
-/* The name this file already went in under, or NULL: then it is remembered under this one. */
+/* The name under which this file is already in the archive, or NULL: then this name is recorded. */
 static const char *first_name(struct packing *packing, const struct stat *status, const char *name)
 {
     if (packing->linked_count >= packing->bucket_count)
@@ -219,10 +219,10 @@ static int put_directory(struct packing *packing, int directory, const char *fil
 static enum walk_answer put_entry(struct walk *walk, const struct walk_entry *entry)
 {
     struct packing *packing = walk->data;
-    if (strlen(packing->prefix) + entry->path_size + 2 > LARGEST_NAME)
+    if (strlen(packing->prefix) + entry->path_size + 2 > MAX_NAME_BYTES)
         packing->error = ENAMETOOLONG;
     else
-        snprintf(packing->name, LARGEST_NAME, "%s%s", packing->prefix, entry->path);
+        snprintf(packing->name, MAX_NAME_BYTES, "%s%s", packing->prefix, entry->path);
     if (!packing->error && entry->type == DT_DIR)
         packing->error = put_directory(packing, entry->directory, entry->name, packing->name);
     else if (!packing->error && entry->type == DT_REG)
@@ -280,7 +280,7 @@ static int run_tar_out(struct job *job)
 {
     const char *path = job_path(job, TAG_PATH);
     bool inside = fields_int(job->fields, TAG_INSIDE, 0) == 1;
-    struct packing packing = {.job = job, .name = malloc(LARGEST_NAME + 2), .pax = malloc(PAX_ROOM)};
+    struct packing packing = {.job = job, .name = malloc(MAX_NAME_BYTES + 2), .pax = malloc(PAX_ROOM)};
     struct stat status;
     if (!packing.name || !packing.pax)
         return ENOMEM;
@@ -288,7 +288,7 @@ static int run_tar_out(struct job *job)
         return job_fail(job, errno, path);
     job_widen(job->out);
     int error;
-    /* A link to a directory stands for the directory when its inside is wanted. */
+    /* With INSIDE, a symlink to a directory means that directory. */
     if (S_ISDIR(status.st_mode) || (inside && S_ISLNK(status.st_mode)))
         error = pack_tree(&packing, path, inside);
     else if (inside)

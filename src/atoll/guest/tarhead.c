@@ -1,6 +1,6 @@
-/* Headers of tar archives: ustar, pax, and what GNU adds for long names.
+/* Headers of tar archives: ustar, pax, and GNU's extensions for long names.
  *
- * Knows: the bytes of a header. Refuses to know: files. Pure, and fuzzed as it stands: archives come from anywhere.
+ * Owns the bytes of a header. Not here: files (tar_in.c, tar_out.c). Pure, and fuzzed unchanged: archives are hostile.
  */
 #define _GNU_SOURCE
 #include "tarhead.h"
@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Where the fields of a header are. */
+/* Offsets of the fields of a header. */
 enum {
     NAME = 0, NAME_SIZE = 100,
     MODE = 100, UID = 108, GID = 116, SMALL_SIZE = 8,
@@ -29,14 +29,14 @@ bool tar_is_zero(const uint8_t *block)
     return true;
 }
 
-/* Octal, or the base-256 of GNU for what does not fit. */
+/* Octal, or GNU's base-256 for larger numbers. */
 static bool parse_number(const uint8_t *at, int size, int64_t *value)
 {
     int64_t result = 0;
     int i = 0;
     if (at[0] & 0x80) {
         if (at[0] != 0x80)
-            return false; /* negative, or beyond reason */
+            return false; /* negative, or too large */
         for (i = 1; i < size; i++) {
             if (result >> 54)
                 return false;
@@ -73,7 +73,7 @@ const char *tar_parse(const uint8_t *block, struct tar_header *header)
     if (!parse_number(block + SIZE, LARGE_SIZE, &header->size) ||
         !parse_number(block + MODE, SMALL_SIZE, &header->mode) ||
         !parse_number(block + MTIME, LARGE_SIZE, &header->mtime_s))
-        return "a number in a tar header";
+        return "number in a tar header";
     header->type = (char)block[TYPE];
     /* In GNU's own format the prefix field holds other things. */
     bool has_prefix = !memcmp(block + MAGIC, "ustar\0", 6) && block[PREFIX];
@@ -163,15 +163,15 @@ const char *tar_parse_pax(const char *records, size_t size, struct tar_override 
         size_t used;
         if (!parse_decimal(records, size, &length, &used) || used == size || records[used] != ' ' ||
             length <= (int64_t)used + 1 || length > (int64_t)size || records[length - 1] != '\n')
-            return "a pax record";
+            return "pax record";
         const char *key = records + used + 1;
         size_t rest = (size_t)length - used - 2; /* without the newline */
         const char *equals = memchr(key, '=', rest);
         if (!equals)
-            return "a pax record";
+            return "pax record";
         size_t key_size = (size_t)(equals - key);
         if (!take_pax(key, key_size, equals + 1, rest - key_size - 1, override))
-            return "a value in a pax record";
+            return "value in a pax record";
         records += length;
         size -= (size_t)length;
     }
@@ -193,7 +193,8 @@ static bool put_octal(uint8_t *at, int size, int64_t value)
     return fits;
 }
 
-/* A name of up to 256 bytes fits when it can be cut at a slash. What does not fit is cut off: a pax record has it. */
+/* A name of up to 256 bytes fits if it can be split at a slash. A longer one is truncated here, and whole in a pax
+ * record. */
 static bool put_name(uint8_t *block, const char *name)
 {
     size_t size = strlen(name);

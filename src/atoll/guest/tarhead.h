@@ -6,9 +6,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { TAR_BLOCK = 512, TAR_LARGEST_EXTENSION = 1 << 20 };
+enum { TAR_BLOCK = 512, TAR_MAX_EXTENSION_BYTES = 1 << 20 };
 
-/* What a header says, or what pax records say instead of it. */
+/* The fields of a header, or of the pax records that replace them. */
 struct tar_header {
     char type;
     bool sparse;
@@ -20,7 +20,7 @@ struct tar_header {
     char target[101];
 };
 
-/* What extensions before a header say about the next entry. NULL or false where they say nothing. */
+/* What extension headers set for the next entry. NULL or false: not set. */
 struct tar_override {
     char *name;
     char *target;
@@ -30,23 +30,23 @@ struct tar_override {
 
 bool tar_is_zero(const uint8_t *block);
 
-/* NULL, or what is wrong with the block. */
+/* NULL, or the error in the block. */
 const char *tar_parse(const uint8_t *block, struct tar_header *header);
 
-/* The records of a pax header ('x'). NULL, or what is wrong. */
+/* The records of a pax header ('x'). NULL, or the error. */
 const char *tar_parse_pax(const char *records, size_t size, struct tar_override *override);
 
 void tar_override_clear(struct tar_override *override);
 
-/* Writes a ustar header. False when the name, target or a number does not fit and needs pax records as well; the
- * header then holds what does. */
+/* Writes a ustar header. False when the name, target or a number does not fit and needs pax records as well; the header
+ * then holds what fits. */
 bool tar_format(uint8_t *block, const struct tar_header *header, const char *name, const char *target, int64_t uid,
                 int64_t gid);
 
-/* Appends one pax record; the new size, which may be larger than `cap`: then nothing was written. */
+/* Appends one pax record. Returns the new size; when that is larger than `cap`, nothing was written. */
 size_t tar_put_pax(char *records, size_t size, size_t cap, const char *key, const char *value, size_t value_size);
 
-/* Whether a name stays below where it is unpacked: not empty, not absolute, no "..". */
+/* Whether a name stays below the directory it is unpacked to: not empty, not absolute, no "..". */
 bool tar_name_is_safe(const char *name);
 
 #endif

@@ -1,11 +1,11 @@
-/* Process trees as /proc shows them: finding what is below a process, signalling it, killing it, listing it.
+/* Process trees in /proc: finding the processes below a root, signalling them, killing them, listing them.
  *
- * Knows: /proc/PID/stat, ppid chains, how a fork bomb is ended. Refuses to know: why.
+ * Owns /proc/PID/stat, ppid chains and how a fork bomb is ended. Used by supervisor.c, proc.c and main.c, and for PS.
  *
- * A bomb forks faster than it can be killed one by one: each kill frees a slot for the next child. So everything is
- * stopped first. What is stopped holds its slot and does not fork, each pass finds less, and when one finds nothing
- * that runs, all is killed. A signal goes through a descriptor of /proc/PID where the kernel allows it: that names
- * this very process, not the next one to be given its number.
+ * A fork bomb forks faster than it can be killed one by one: each kill frees a pid for the next child. So all processes
+ * are stopped first. A stopped process keeps its pid and does not fork, each pass finds fewer, and when a pass finds
+ * none that runs, all are killed. A signal goes through a descriptor of /proc/PID where the kernel allows it: that
+ * refers to this process, not to a later one with the same pid.
  */
 #define _GNU_SOURCE
 #include "tree.h"
@@ -31,7 +31,7 @@ enum relation { UNKNOWN, BELOW, ELSEWHERE };
 struct process {
     pid_t pid, parent, group;
     char state;
-    bool reached; /* by the signal being sent, through its group */
+    bool reached; /* by the current signal, through its group */
     enum relation relation;
     uint64_t started; /* clock ticks after boot */
     uint64_t cpu_ticks;
@@ -44,7 +44,7 @@ struct census {
     int count, cap;
 };
 
-/* Numbers are at fixed places counted from the last ')', because a process may call itself anything. */
+/* Numbers are counted from the last ')', because a process may have any name. */
 static bool parse_stat(char *text, struct process *process)
 {
     char *open = strchr(text, '('), *close = strrchr(text, ')');
@@ -124,8 +124,8 @@ static bool take_census(struct census *census)
         memcpy(path + length, "/stat", 6);
         struct process *process = &census->at[census->count];
         *process = (struct process){0};
-        /* gVisor gives the number 0 to one that has just been reaped, which is also that of the first process's parent:
-         * with it in the census, everything would be below whoever had it as a child. */
+        /* gVisor reports pid 0 for a process that was just reaped, which is also the parent of the first process: with
+         * it in the census, every process would be below the parent of the reaped one. */
         if (read_stat(dirfd(list), path, process) && process->pid == atoi(entry->d_name))
             census->count++;
     }
@@ -134,7 +134,7 @@ static bool take_census(struct census *census)
     return true;
 }
 
-int tree_brand_of(pid_t pid)
+int tree_marker_of(pid_t pid)
 {
     char path[40], text[16];
     snprintf(path, sizeof path, "/proc/%d/oom_score_adj", pid);
@@ -146,7 +146,7 @@ int tree_brand_of(pid_t pid)
     return atoi(text);
 }
 
-/* Walks up from a process to the root or to something known, then writes the answer down along the way. */
+/* Walks up from a process to the root or to a known relation, then stores the answer for all processes on the way. */
 static void relate(struct census *census, struct process *process, const struct tree *tree)
 {
     pid_t root = tree->root;
@@ -178,8 +178,8 @@ static bool find_below(struct census *census, const struct tree *tree)
         return false;
     for (int i = 0; i < census->count; i++)
         relate(census, &census->at[i], tree);
-    for (int i = 0; i < census->count && tree->brand; i++)
-        if (census->at[i].relation == ELSEWHERE && tree_brand_of(census->at[i].pid) == tree->brand)
+    for (int i = 0; i < census->count && tree->marker; i++)
+        if (census->at[i].relation == ELSEWHERE && tree_marker_of(census->at[i].pid) == tree->marker)
             census->at[i].relation = BELOW;
     return true;
 }
@@ -204,9 +204,9 @@ static void send_signal(const struct process *process, int signal)
     close(fd);
 }
 
-/* A signal to a group reaches all its members at once, also those forked since the census. It cannot hit strangers:
- * every spawned process starts a session, and groups do not cross sessions. Only the guest's own is left out, which
- * sitters and workers share. */
+/* A signal to a group reaches all its members at once, also those forked since the census. It cannot reach other trees:
+ * every spawned process starts a session, and groups do not cross sessions. Only the guest's own group is left out,
+ * which supervisors and workers share. */
 static void send_to_group(struct census *census, const struct process *member, int signal)
 {
     if (member->group <= 1 || member->group == getpgrp() || kill(-member->group, signal) < 0)
@@ -270,14 +270,14 @@ int tree_kill_sweep(const struct tree *tree)
         int running = 0;
         if (!find_below(&census, tree))
             break;
-        /* One process alone can be killed outright, and most trees are one process. */
+        /* A single process is killed without stopping it first, and most trees are one process. */
         for (int i = 0; i < census.count; i++)
             running += may_still_fork(&census.at[i]);
         if (running <= 1)
             break;
         send_to_all(&census, SIGSTOP, may_still_fork);
     }
-    /* Zombies too: one whose first thread has ended may still have others. */
+    /* Zombies too: a process whose first thread has ended may still have others. */
     int killed = send_to_all(&census, SIGKILL, is_below);
     free(census.at);
     return killed;
@@ -346,7 +346,7 @@ struct sockets {
     size_t count;
 };
 
-/* A line of the table: its tenth word is an inode, but for the heading's. */
+/* A line of the table: its tenth word is an inode, except in the heading. */
 static void take_socket(const char *line, struct sockets *sockets)
 {
     for (int word = 1; word < 10; word++) {
@@ -391,7 +391,7 @@ static bool is_among(const struct sockets *sockets, uint64_t inode)
     return false;
 }
 
-/* Whether a process has one of the sockets, and something to wait for it with. */
+/* Whether a process has one of the sockets and an epoll descriptor to wait for it with. */
 static bool may_wait(pid_t pid, const struct sockets *sockets)
 {
     char path[40];

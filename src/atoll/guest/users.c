@@ -1,7 +1,7 @@
-/* Users of the sandbox: who a name is, and how to become that user.
+/* Users of the sandbox: resolving a name, and changing to that user.
  *
- * Knows: /etc/passwd, /etc/group, set*id. Refuses to know: what is done as that user. Everything is parsed by hand,
- * because the C library's way loads modules of the image, and the image is hostile.
+ * Owns /etc/passwd, /etc/group, set*id. Not here: what is done as that user. Both files are parsed here, because the C
+ * library's lookup loads NSS modules of the image, and the image is hostile.
  */
 #define _GNU_SOURCE
 #include "users.h"
@@ -18,9 +18,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-enum { LARGEST_DATABASE = 4 << 20, MOST_GROUPS = 256, MOST_EXTRA_USERS = 8 };
+enum { MAX_DATABASE_BYTES = 4 << 20, MAX_GROUPS = 256, MAX_EXTRA_USERS = 8 };
 
-static const char *extra_users[MOST_EXTRA_USERS];
+static const char *extra_users[MAX_EXTRA_USERS];
 static int extra_user_count;
 
 /* Splits in place at ':'; missing fields are empty. */
@@ -46,10 +46,10 @@ static bool parse_id(const char *text, uint32_t *id)
         value = value * 10 + (uint64_t)(*text - '0');
     }
     *id = (uint32_t)value;
-    return value < UINT32_MAX; /* the last one means "no change" to the kernel */
+    return value < UINT32_MAX; /* UINT32_MAX means "no change" to the kernel */
 }
 
-/* A whole small file; NULL when there is none. Never hangs on a pipe that somebody put in its place. */
+/* The content of a small file; NULL when there is none. Never blocks on a pipe in its place. */
 static char *slurp(const char *path)
 {
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
@@ -58,7 +58,7 @@ static char *slurp(const char *path)
         return NULL;
     char *text = NULL;
     size_t size = 0;
-    if (fstat(fd, &status) == 0 && S_ISREG(status.st_mode) && status.st_size <= LARGEST_DATABASE &&
+    if (fstat(fd, &status) == 0 && S_ISREG(status.st_mode) && status.st_size <= MAX_DATABASE_BYTES &&
         (text = malloc((size_t)status.st_size + 1))) {
         ssize_t count;
         while (size < (size_t)status.st_size && (count = read(fd, text + size, (size_t)status.st_size - size)) > 0)
@@ -73,7 +73,7 @@ bool users_add(const char *definition)
 {
     char *copy = strdup(definition), *parts[4];
     uint32_t uid, gid;
-    if (!copy || extra_user_count == MOST_EXTRA_USERS)
+    if (!copy || extra_user_count == MAX_EXTRA_USERS)
         return false;
     split(copy, parts, 4);
     bool good = *parts[0] && parse_id(parts[1], &uid) && parse_id(parts[2], &gid) && *parts[3] == '/';
@@ -99,7 +99,7 @@ bool users_make_home(const char *definition)
             *slash = '/';
         }
         mkdir(path, 0755);
-        /* Not through a link: the upper layer of a sandbox that slept is in the hands of who was inside. */
+        /* Not through a symlink: the content of a sandbox that slept was written by untrusted code. */
         int fd = walk_open(AT_FDCWD, path);
         struct stat status;
         if (fd >= 0) {
@@ -177,12 +177,12 @@ static bool is_member(char *members, const char *name)
 
 static void find_groups(struct account *account)
 {
-    account->groups = malloc(MOST_GROUPS * sizeof *account->groups);
+    account->groups = malloc(MAX_GROUPS * sizeof *account->groups);
     if (!account->groups)
         return;
     account->groups[account->group_count++] = account->gid;
     char *text = account->name ? slurp("/etc/group") : NULL, *rest = text, *line, *parts[4];
-    while (rest && (line = strsep(&rest, "\n")) && account->group_count < MOST_GROUPS) {
+    while (rest && (line = strsep(&rest, "\n")) && account->group_count < MAX_GROUPS) {
         uint32_t gid;
         split(line, parts, 4);
         if (parse_id(parts[2], &gid) && gid != account->gid && is_member(parts[3], account->name))
@@ -207,7 +207,7 @@ static int find_account(const char *spec, struct account *account)
         if (wanted.by_id && strchr(spec, ':') && !has_gid)
             return EINVAL;
     }
-    /* Where all ids inside are one, the host says that a name is root's, whatever the image says. */
+    /* Where only one id is mapped, the host makes a name an alias of root, whatever the image says. */
     bool all_one = !wanted.by_id && find_in_extra(&wanted, account) && account->uid == 0;
     if (!all_one) {
         free(account->text);
@@ -216,7 +216,7 @@ static int find_account(const char *spec, struct account *account)
     if (!all_one && !find_in_passwd(&wanted, account) && !find_in_extra(&wanted, account)) {
         if (!wanted.by_id)
             return ENOENT;
-        /* A number needs no entry. Group 0 is what OCI runtimes and Docker give to one that has none. */
+        /* A number needs no entry. Without one the group is 0, as in OCI runtimes and Docker. */
         *account = (struct account){.uid = wanted.uid, .home = wanted.uid ? "/" : "/root", .shell = "/bin/sh"};
         if (!wanted.uid)
             account->name = "root";
@@ -242,7 +242,7 @@ void users_forget(struct account *account)
     *account = (struct account){0};
 }
 
-/* In a user namespace made without privilege, setgroups is denied for good and there is nothing to drop. */
+/* In a user namespace made without privilege, setgroups is denied and there are no groups to drop. */
 static bool setgroups_is_denied(void)
 {
     char word[4] = "";
@@ -264,7 +264,7 @@ int users_become(const struct account *account)
         return errno;
     if (syscall(SYS_setresuid, account->uid, account->uid, account->uid) < 0)
         return errno;
-    /* A change of user may make a process traceable (fs.suid_dumpable): not this one. */
+    /* A change of user may make a process dumpable and thus traceable (fs.suid_dumpable): reset it. */
     prctl(PR_SET_DUMPABLE, 0);
     return 0;
 }

@@ -13,21 +13,21 @@ struct account {
     char *shell;
     gid_t *groups;
     int group_count;
-    char *text; /* what the strings lie in */
+    char *text; /* the memory of the strings */
 };
 
-/* `--user NAME:UID:GID:HOME`: one that is known although /etc/passwd has no such entry. False when malformed. */
+/* `--user NAME:UID:GID:HOME`: a user without an entry in /etc/passwd. False when malformed. */
 bool users_add(const char *definition);
 
-/* `--home UID:GID:PATH`: makes that directory and its parents, and gives it to that user. False when malformed. */
+/* `--home UID:GID:PATH`: makes that directory and its parents, owned by that user. False when malformed. */
 bool users_make_home(const char *definition);
 
 /* Finds a NAME, `uid` or `uid:gid` (NULL: root) with home, shell and groups. 0 or an errno. Reads files of the
- * sandbox, which may be slow or hostile: only for sitters and workers. */
+ * sandbox, which may be slow or hostile: only for supervisors and workers. */
 int users_find(const char *spec, struct account *account);
 void users_forget(struct account *account);
 
-/* Becomes that user for good, with bare system calls only, so that it may run in a vfork()ed child. 0 or an errno. */
+/* Changes to that user for good, with system calls only, so that it may run in a vfork()ed child. 0 or an errno. */
 int users_become(const struct account *account);
 
 #endif

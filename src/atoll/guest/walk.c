@@ -1,10 +1,10 @@
 /* Walking directory trees of any depth and width.
  *
- * Knows: how to stay inside a tree that somebody changes meanwhile, in byte order, without recursion and with few
- * descriptors. Refuses to know: what is looked for.
+ * Owns how a walk stays inside a tree that changes meanwhile, in byte order, without recursion and with few
+ * descriptors. Not here: what the visitor looks for.
  *
- * Only the innermost directories are held open. The way back up is "..", and it counts only if it leads to the same
- * directory as the way down came from. Behind a link ".." leads elsewhere, so such a directory keeps its parent open.
+ * Only the innermost directories are held open. The way back up is "..", and it is accepted only if it leads to the
+ * directory that the walk came from. Behind a symlink ".." leads elsewhere, so such a directory keeps its parent open.
  */
 #define _GNU_SOURCE
 #include "walk.h"
@@ -18,11 +18,11 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-enum { HELD_OPEN = 16, LARGEST_PATH = 60000, READ_SIZE = 32 << 10 };
+enum { HELD_OPEN = 16, MAX_PATH_BYTES = 60000, READ_SIZE = 32 << 10 };
 
 struct level {
     int fd;        /* -1: closed, to be found again through ".." */
-    bool pinned;   /* must stay open: what is below was reached through a link */
+    bool pinned;   /* must stay open: the level below was reached through a symlink */
     dev_t device;
     ino_t inode;
     char *names;   /* each: a byte of type, then the name and its NUL */
@@ -41,7 +41,7 @@ struct state {
     char *buffer;
 };
 
-/* As the kernel lays it out. */
+/* The kernel's layout (getdents64). */
 struct raw_entry {
     uint64_t inode;
     int64_t offset;
@@ -97,7 +97,7 @@ static int read_names(struct level *level, char *buffer)
                     return ENOMEM;
                 level->names = names;
             }
-            /* A type of 0 (unknown) is stored as such and asked for when its turn comes. */
+            /* DT_UNKNOWN is stored, and resolved when the entry is visited. */
             level->names[size] = (char)raw->type;
             memcpy(level->names + size + 1, raw->name, length + 1);
             size += length + 2;
@@ -115,7 +115,7 @@ static void free_level(struct level *level)
     free(level->mark);
 }
 
-/* Takes the descriptor over. */
+/* Takes ownership of the descriptor. */
 static int push(struct state *state, int fd, size_t path_size, const void *mark)
 {
     if (state->depth == state->cap) {
@@ -178,7 +178,7 @@ static int put_path(struct state *state, size_t base, const char *name, size_t *
 {
     size_t length = strlen(name), slash = base > 0;
     *size = base + slash + length;
-    if (*size > LARGEST_PATH)
+    if (*size > MAX_PATH_BYTES)
         return ENAMETOOLONG;
     if (*size + 1 > state->path_cap) {
         size_t cap = state->path_cap ? state->path_cap * 2 : 512;
@@ -255,7 +255,7 @@ static int enter(struct state *state, const struct walk_entry *entry, bool throu
     }
     if (error == ENOMEM || !error)
         return error;
-    /* A link, or no directory any more, is what the visitor would have passed over. */
+    /* A symlink, or no longer a directory: skipped. */
     if (error == ENOTDIR || error == ELOOP || error == ENOENT)
         return 0;
     return walk->blocked ? walk->blocked(walk, entry, error) : 0;
@@ -276,7 +276,7 @@ static int visit_next(struct state *state, void *child_mark, bool *stop)
     struct stat status;
     if (entry.type == DT_UNKNOWN) {
         if (fstatat(level->fd, entry.name, &status, AT_SYMLINK_NOFOLLOW) < 0)
-            return 0; /* gone meanwhile */
+            return 0; /* removed meanwhile */
         entry.type = walk_type(status.st_mode);
     }
     int error = put_path(state, level->path_size, entry.name, &entry.path_size);
@@ -301,7 +301,7 @@ int walk_tree(struct walk *walk, int directory)
     struct state state = {.walk = walk};
     bool stop = false;
     void *child_mark = walk->mark_size ? malloc(walk->mark_size) : NULL;
-    int fd = openat(directory, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC); /* with a position of its own */
+    int fd = openat(directory, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC); /* with a read position of its own */
     state.buffer = malloc(READ_SIZE);
     int error = fd < 0 ? errno : !state.buffer || (walk->mark_size && !child_mark) ? ENOMEM : 0;
     if (!error)

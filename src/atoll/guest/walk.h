@@ -8,8 +8,8 @@
 
 enum walk_answer {
     WALK_ON,      /* to the next entry */
-    WALK_INTO,    /* into this directory (a link to one is passed over) */
-    WALK_THROUGH, /* into this directory, or through this link into one */
+    WALK_INTO,    /* into this directory (a symlink to one is skipped) */
+    WALK_THROUGH, /* into this directory, or through this symlink into one */
     WALK_STOP,
 };
 
@@ -17,18 +17,18 @@ enum walk_answer {
 struct walk_entry {
     int directory;     /* the open directory that holds it */
     const char *name;
-    const char *path;  /* from where the walk began */
+    const char *path;  /* relative to the start of the walk */
     size_t path_size;
     unsigned char type; /* DT_…, never DT_UNKNOWN */
-    void *mark;        /* what the visitor left for this directory */
-    void *child_mark;  /* what it may leave for the entry, before WALK_INTO */
+    void *mark;        /* the visitor's data for this directory */
+    void *child_mark;  /* the visitor may set it for the entry, before WALK_INTO */
 };
 
 struct walk {
     enum walk_answer (*visit)(struct walk *walk, const struct walk_entry *entry);
     /* After everything in a directory; may be NULL. 0 or an errno, which ends the walk. */
     int (*leave)(struct walk *walk, int directory, const char *name);
-    /* A directory could not be entered: 0 to pass it over, or the errno that ends the walk; may be NULL. */
+    /* A directory could not be entered: 0 to skip it, or the errno that ends the walk; may be NULL. */
     int (*blocked)(struct walk *walk, const struct walk_entry *entry, int error);
     size_t mark_size;
     const void *first_mark;

@@ -1,11 +1,10 @@
-/* WATCH: telling of changes in a file, a directory or a tree. It runs in a worker until the host has enough.
+/* WATCH: reports changes in a file, a directory or a tree. It runs in a worker until the host sends RESET.
  *
- * Knows: inotify, and how a tree is followed while it grows and moves. Refuses to know: how trees are walked (walk.c).
+ * Owns inotify, and how a tree is followed while it grows and moves. Not here: how trees are walked (walk.c).
  *
- * Between the making of a directory and its being watched, things may be made in it. So each new directory is watched
- * first and read then, and what is found is told as created. What was made after the watch is found twice, by the
- * reading and by the kernel; the second is left out, until the kernel's queue has run empty once: from then on all it
- * tells is news.
+ * Entries may be created in a new directory before it is watched. So each new directory is watched first and read then,
+ * and the entries found are reported as created. Entries created after the watch are found twice, by reading and by the
+ * kernel; the second is suppressed, until the kernel's queue has been empty once: from then on every event is new.
  */
 #define _GNU_SOURCE
 #include "watch.h"
@@ -32,7 +31,7 @@ enum {
     FIRST_SLOTS = 64,
 };
 
-/* A table of texts by text, or by number: what is watched, and what was already told. */
+/* A hash table of texts by text, or by number: watched directories, and entries already reported. */
 struct slot {
     bool used;
     int number;
@@ -50,8 +49,8 @@ struct watching {
     bool recursive;
     int inotify;
     int root_number;
-    struct table directories; /* by the kernel's number: the path below the root, "" for the root */
-    struct table told;        /* paths that were told as created by reading a directory */
+    struct table directories; /* by watch descriptor: the path below the root, "" for the root */
+    struct table reported;    /* paths that were reported as created by reading a directory */
     int error;
     int last_number, last_change;
     char last_name[NAME_MAX + 1];
@@ -67,7 +66,7 @@ static uint64_t hash(int number, const char *text)
     return value * 0x9e3779b97f4a7c15ULL >> 20;
 }
 
-/* Directories are found by number alone, what was told by number and text. */
+/* Directories are found by number alone, reported entries by number and text. */
 static struct slot *lookup(struct table *table, int number, const char *text)
 {
     for (size_t i = hash(number, text);; i++) {
@@ -93,7 +92,7 @@ static bool make_room(struct table *table, bool by_text)
     return true;
 }
 
-/* Takes the text over. */
+/* Takes ownership of the text. */
 static void store(struct table *table, int number, char *text, bool by_text)
 {
     if (!text || !make_room(table, by_text)) {
@@ -125,8 +124,8 @@ static void clear(struct table *table)
     *table = (struct table){0};
 }
 
-/* Without those at or below a path (of directories; NULL: without that number). Rebuilt, because probing forbids
- * holes; it is rare. */
+/* Removes the entries at or below a path (of directories; NULL: the entry of that number). The table is rebuilt,
+ * because linear probing forbids holes; this is rare. */
 static void forget(struct watching *watching, const char *path, int number)
 {
     struct table old = watching->directories, kept = {0};
@@ -148,7 +147,7 @@ static void forget(struct watching *watching, const char *path, int number)
     watching->directories = kept;
 }
 
-/* ---- telling ---- */
+/* ---- reporting ---- */
 
 static char *join(const char *base, const char *name)
 {
@@ -166,7 +165,7 @@ static char *full_path(const struct watching *watching, const char *path)
     return asprintf(&joined, "%s/%s", watching->root, path) < 0 ? NULL : joined;
 }
 
-static void tell(struct watching *watching, int change, const char *path, int kind)
+static void report(struct watching *watching, int change, const char *path, int kind)
 {
     struct job *job = watching->job;
     job_begin_record(job);
@@ -190,7 +189,7 @@ static int kind_now(const struct watching *watching, const char *path, bool is_d
 
 /* ---- watching ---- */
 
-/* The kernel's number, or -1 and errno. */
+/* The watch descriptor, or -1 and errno. */
 static int watch_directory(struct watching *watching, const char *path)
 {
     char *full = full_path(watching, path);
@@ -205,11 +204,11 @@ static int watch_directory(struct watching *watching, const char *path)
     return number;
 }
 
-/* A reading of a directory that is watched from now on. */
+/* Reading a directory that is watched from now on. */
 struct reading {
     struct watching *watching;
     const char *base;
-    bool quiet; /* what is there was there before: not told */
+    bool quiet; /* its entries existed before: not reported */
 };
 
 static enum walk_answer found(struct walk *walk, const struct walk_entry *entry)
@@ -220,15 +219,17 @@ static enum walk_answer found(struct walk *walk, const struct walk_entry *entry)
     if (!path)
         return WALK_STOP;
     if (!reading->quiet) {
-        static const unsigned char kinds[] = {[DT_REG] = KIND_FILE,   [DT_DIR] = KIND_DIRECTORY, [DT_LNK] = KIND_SYMLINK,
-                                              [DT_FIFO] = KIND_FIFO,  [DT_SOCK] = KIND_SOCKET,   [DT_CHR] = KIND_CHAR_DEVICE,
-                                              [DT_BLK] = KIND_BLOCK_DEVICE};
-        tell(watching, CHANGE_CREATED, path, entry->type < sizeof kinds ? kinds[entry->type] : KIND_FILE);
-        store(&watching->told, 0, strdup(path), true);
+        static const unsigned char kinds[] = {
+            [DT_REG] = KIND_FILE,  [DT_DIR] = KIND_DIRECTORY, [DT_LNK] = KIND_SYMLINK,
+            [DT_FIFO] = KIND_FIFO, [DT_SOCK] = KIND_SOCKET,   [DT_CHR] = KIND_CHAR_DEVICE,
+            [DT_BLK] = KIND_BLOCK_DEVICE,
+        };
+        report(watching, CHANGE_CREATED, path, entry->type < sizeof kinds ? kinds[entry->type] : KIND_FILE);
+        store(&watching->reported, 0, strdup(path), true);
     }
     enum walk_answer answer = WALK_ON;
     if (entry->type == DT_DIR && watching->recursive) {
-        /* Watched before it is read: the walk opens it after this answer. */
+        /* Watched before it is read: the walk opens it after this returns. */
         if (watch_directory(watching, path) < 0 && errno == ENOSPC)
             watching->error = ENOSPC;
         answer = watching->error ? WALK_STOP : WALK_INTO;
@@ -258,14 +259,14 @@ static void follow(struct watching *watching, const char *path)
         watching->error = ENOSPC;
 }
 
-/* The queue overflowed or watches ran out: nothing can be said about what was missed. */
+/* The queue overflowed or watches ran out: it is unknown what was missed. */
 static void lost(struct watching *watching)
 {
     watching->error = 0;
     if (watching->recursive)
         read_directory(watching, "", true);
     watching->error = 0;
-    tell(watching, CHANGE_LOST, "", 0);
+    report(watching, CHANGE_LOST, "", 0);
 }
 
 /* ---- events ---- */
@@ -285,12 +286,12 @@ static int change_of(uint32_t mask)
     return CHANGE_ATTRIBUTES;
 }
 
-static bool was_told(struct watching *watching, const char *path)
+static bool was_reported(struct watching *watching, const char *path)
 {
-    return watching->told.cap && lookup(&watching->told, 0, path)->used;
+    return watching->reported.cap && lookup(&watching->reported, 0, path)->used;
 }
 
-/* Several writes are one modification, as long as nothing else happens. */
+/* Consecutive writes are reported as one modification. */
 static bool is_repetition(struct watching *watching, const struct inotify_event *event, int change)
 {
     const char *name = event->len ? event->name : "";
@@ -308,11 +309,11 @@ static void take_named(struct watching *watching, const struct inotify_event *ev
     bool is_directory = event->mask & IN_ISDIR;
     if (is_repetition(watching, event, change))
         return;
-    if (change == CHANGE_CREATED && was_told(watching, path))
+    if (change == CHANGE_CREATED && was_reported(watching, path))
         return;
     bool is_gone = change == CHANGE_DELETED || change == CHANGE_MOVED_FROM;
     int kind = is_directory ? KIND_DIRECTORY : is_gone ? KIND_FILE : kind_now(watching, path, false);
-    tell(watching, change, path, kind);
+    report(watching, change, path, kind);
     if (!is_directory || !watching->recursive)
         return;
     if (change == CHANGE_MOVED_FROM)
@@ -334,7 +335,7 @@ static void take_event(struct watching *watching, const struct inotify_event *ev
     const char *base = find_directory(watching, event->wd);
     bool about_itself = event->mask & (IN_DELETE_SELF | IN_MOVE_SELF) || !event->len;
     if (!base || (about_itself && event->wd != watching->root_number))
-        return; /* moved away meanwhile, or told by the directory above it */
+        return; /* moved away meanwhile, or reported by the directory above it */
     char *path = join(base, event->len ? event->name : "");
     if (path)
         take_named(watching, event, path);
@@ -348,7 +349,7 @@ static int take_events(struct watching *watching)
     static char buffer[EVENTS_SIZE] __attribute__((aligned(__alignof__(struct inotify_event))));
     ssize_t size = read(watching->inotify, buffer, sizeof buffer);
     if (size < 0 && errno == EAGAIN) {
-        clear(&watching->told);
+        clear(&watching->reported);
         job_flush(watching->job);
         poll(&(struct pollfd){.fd = watching->inotify, .events = POLLIN}, 1, -1);
         return 0;
@@ -382,7 +383,7 @@ static int run_watch(struct job *job)
         read_directory(watching, "", true);
     if (watching->error)
         return job_fail(job, watching->error, "too many directories to watch");
-    tell(watching, CHANGE_READY, "", 0);
+    report(watching, CHANGE_READY, "", 0);
     for (;;) {
         int error = take_events(watching);
         if (error)

@@ -1,11 +1,11 @@
 /* Workers: one forked process per file operation.
  *
- * Knows: how an operation gets a process of its own under the right user, how its bytes and its result come back, how
- * it is abandoned. Refuses to know: what any operation does.
+ * Owns how an operation gets a process of its own under the right user, how its bytes and its result come back, and how
+ * it is abandoned. Not here: what an operation does (files.c, search.c, tar_in.c, tar_out.c, watch.c, tree.c).
  *
- * A worker may block for ever on a slow file system, run out of memory or be killed from inside the sandbox: its
- * stream then ends with an errno and nothing else happens. The result travels over a pipe of its own, and its end
- * tells that the worker is gone.
+ * A worker may block for ever on a slow file system, run out of memory or be killed from inside the sandbox: its stream
+ * then ends with an errno and nothing else happens. The result comes over a pipe of its own, whose end means that the
+ * worker is gone.
  */
 #define _GNU_SOURCE
 #include "worker.h"
@@ -29,19 +29,19 @@
 #include "users.h"
 
 enum {
-    LARGEST_RESULT = 8192,
+    MAX_RESULT_BYTES = 8192,
     BUFFER_SIZE = 2 * MAX_RECORD,
     FLUSH_AT = 32 << 10,
     USUAL_MEMORY_MB = 512,
-    DONE_MARK = 0xd0, /* the last byte that a worker says */
-    KILL_AFTER_MS = 2000, /* what a worker gets to clean up after RESET */
+    DONE_MARK = 0xd0, /* the last byte that a worker sends */
+    KILL_AFTER_MS = 2000, /* the time a worker has to clean up after RESET */
     WIDE_PIPE = 1 << 20,
 };
 
 struct worker {
     struct stream stream;
     struct worker *next;
-    pid_t pid; /* 0 once reaped: the number may then be somebody else's */
+    pid_t pid; /* 0 once reaped: the kernel may then reuse the number */
     struct source in, out, status;
     struct sink sink;
     bool out_done, status_done;
@@ -96,7 +96,7 @@ void job_write(struct job *job, const void *bytes, size_t size)
     for (size_t done = 0; done < size;) {
         ssize_t count = write(job->out, (const char *)bytes + done, size - done);
         if (count < 0 && errno != EINTR)
-            _exit(1); /* nobody reads any more */
+            _exit(1); /* the reader is gone */
         if (count > 0)
             done += (size_t)count;
     }
@@ -104,7 +104,7 @@ void job_write(struct job *job, const void *bytes, size_t size)
 
 void job_widen(int pipe)
 {
-    /* Refused when this user has too much in pipes already; then it is only slower. */
+    /* Refused when this user's pipe buffers are at their limit; then it is only slower. */
     fcntl(pipe, F_SETPIPE_SZ, WIDE_PIPE);
 }
 
@@ -142,7 +142,7 @@ void job_end_record(struct job *job)
 
 static void limit_memory(size_t megabytes)
 {
-#ifndef SANITIZED /* its shadow alone takes terabytes of addresses */
+#ifndef SANITIZED /* the sanitizer's shadow alone takes terabytes of address space */
     rlim_t bytes = (rlim_t)(megabytes ? megabytes : USUAL_MEMORY_MB) << 20;
     setrlimit(RLIMIT_AS, &(struct rlimit){bytes, bytes});
 #else
@@ -150,7 +150,7 @@ static void limit_memory(size_t megabytes)
 #endif
 }
 
-/* Root with an absolute path needs no look into /etc/passwd. */
+/* Root with an absolute path needs no lookup in /etc/passwd. */
 static bool needs_account(struct job *job, const char *user)
 {
     const uint8_t *path;
@@ -180,11 +180,11 @@ static int take_user(struct job *job)
 
 static _Noreturn void work(struct job *job, const struct operation *operation, int status)
 {
-    static uint8_t space[LARGEST_RESULT - 1];
+    static uint8_t space[MAX_RESULT_BYTES - 1];
     job->result = (struct pack)PACK(space);
     signal(SIGPIPE, SIG_IGN);
     int error = operation->as_root ? 0 : take_user(job);
-    /* After the change of user, which clears it. Only matters in tests: PID 1 takes everybody along. */
+    /* After the change of user, which clears it. Only matters in tests: PID 1 takes all processes along. */
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (!error) {
         umask(022);
@@ -204,7 +204,7 @@ static _Noreturn void work(struct job *job, const struct operation *operation, i
             _exit(1);
         done += (size_t)count;
     }
-    /* Last, so that a worker that was killed on the way has not said that it is done. */
+    /* Last, so that a worker that was killed before has not reported success. */
     const uint8_t mark = DONE_MARK;
     (void)!write(status, &mark, 1);
     _exit(0);
@@ -245,11 +245,11 @@ static void on_status(struct source *source)
     struct worker *worker = container_of(source, struct worker, status);
     while (!worker->status_done && source->readable) {
         uint8_t spill;
-        bool full = worker->result_size == LARGEST_RESULT;
-        if (!worker->result && !(worker->result = malloc(LARGEST_RESULT)))
+        bool full = worker->result_size == MAX_RESULT_BYTES;
+        if (!worker->result && !(worker->result = malloc(MAX_RESULT_BYTES)))
             full = true;
         ssize_t count = read(source->fd, full ? &spill : worker->result + worker->result_size,
-                             full ? 1 : LARGEST_RESULT - worker->result_size);
+                             full ? 1 : MAX_RESULT_BYTES - worker->result_size);
         if (count > 0 && !full)
             worker->result_size += (size_t)count;
         else if (count == 0 || (count < 0 && errno != EAGAIN && errno != EINTR))
@@ -277,8 +277,8 @@ static void out_ended(struct worker *worker)
     worker->out_done = true;
 }
 
-/* Without credit nothing may be read, but an end of file must still be seen: the host may have given credit for
- * exactly what there was. */
+/* Without credit nothing may be read, but an end of file must still be noticed: the host may have given credit for
+ * exactly the bytes there were. */
 static bool is_at_end(struct worker *worker)
 {
     int left = 1;
@@ -315,7 +315,7 @@ static bool pump(struct stream *stream)
         send_some(worker);
     else if (is_at_end(worker))
         out_ended(worker);
-    /* Once more when the credit was just used up: to look for an end. */
+    /* Once more when the credit was just used up, to notice an end. */
     bool more = !worker->out_done && worker->out.readable && had_credit;
     finish_when_done(worker);
     return more;
@@ -338,7 +338,7 @@ static void on_kill_timer(struct timer *timer)
     struct worker *worker = container_of(timer, struct worker, kill_timer);
     if (worker->pid)
         kill(worker->pid, SIGKILL);
-    /* The host is not made to wait for one that not even this ends. */
+    /* The host does not wait for a worker that SIGKILL does not end. */
     worker->status_done = worker->out_done = true;
     finish(worker);
 }
@@ -346,7 +346,7 @@ static void on_kill_timer(struct timer *timer)
 static void abandon(struct stream *stream)
 {
     struct worker *worker = container_of(stream, struct worker, stream);
-    /* Its input stays open: an end of file would tell it that the host had finished. */
+    /* Its input stays open: an end of file would mean that the host had sent everything. */
     if (worker->pid)
         kill(worker->pid, SIGTERM);
     if (!worker->out_done)
@@ -400,7 +400,7 @@ static int start(struct worker *worker, struct fields fields, const struct opera
     if ((error = make_pipe(pipes->in, operation->takes_input)) ||
         (error = make_pipe(pipes->out, operation->gives_output)) || (error = make_pipe(pipes->status, true)))
         return error;
-    /* A copy, because children do not inherit the buffer that the frame lies in. */
+    /* A copy, because children do not inherit the buffer that holds the frame. */
     uint8_t *copy = malloc(fields.size + 1);
     if (!copy)
         return ENOMEM;
@@ -420,7 +420,7 @@ static void keep_end(struct source *source, int *fd, void (*wake)(struct source 
 {
     source->fd = -1;
     if (*fd >= 0 && loop_add(source, *fd, wake) == 0)
-        *fd = -1; /* the loop's now */
+        *fd = -1; /* now owned by the loop */
 }
 
 void worker_open(uint32_t id, struct fields fields, const struct operation *operation)

@@ -8,15 +8,15 @@
 
 #include "frame.h"
 
-/* What an operation sees of the world while it runs in its worker. It may block, allocate without freeing, and die. */
+/* The environment of an operation in its worker. It may block, allocate without freeing, and die. */
 struct job {
     struct fields fields;
     int in;              /* channel 0, blocking; ends with the host's EOF; -1 when the operation takes none */
     int out;             /* channel 1, blocking; -1 when the operation gives none */
     struct pack result;  /* goes into END when the operation succeeds */
-    const char *about;   /* what a failure was about; may stay NULL */
-    struct pack record;  /* the one being made */
-    uint8_t *buffer;     /* records wait here */
+    const char *about;   /* the subject of a failure; may stay NULL */
+    struct pack record;  /* the record being packed */
+    uint8_t *buffer;     /* queued records */
     size_t buffered;
 };
 
@@ -24,8 +24,8 @@ struct operation {
     int (*run)(struct job *job); /* 0 or an errno */
     bool takes_input;
     bool gives_output;
-    bool as_root;      /* USER means nothing to it */
-    size_t memory_mb;  /* what it may allocate; 0: the usual */
+    bool as_root;      /* USER is ignored */
+    size_t memory_mb;  /* limit on its memory; 0: the default */
 };
 
 /* Guest's side. */
@@ -39,13 +39,13 @@ int job_fail(struct job *job, int error, const char *about);
 void job_write(struct job *job, const void *bytes, size_t size);
 void job_widen(int pipe);
 
-/* A record: begin, pack into job->record, end. One that does not fit is left out. */
+/* A record: begin, pack into job->record, end. A record that does not fit is left out. */
 void job_begin_record(struct job *job);
 void job_end_record(struct job *job);
 void job_flush(struct job *job);
 
-/* A file that is to be removed when the host abandons the operation; NULL: none (any more). */
+/* The file to remove when the host abandons the operation; NULL: none. */
 void job_set_leftover(const char *path);
-void job_hold_abandon(bool hold); /* not now */
+void job_hold_abandon(bool hold); /* defers that removal and exit */
 
 #endif

@@ -42,9 +42,9 @@ from atoll.contract.model import (
     Usage,
 )
 from atoll.contract.network import AuditRecord, NetworkPolicy
+from atoll.contract.protocol import FIRST_CHANNEL, Action, EventKind, Fields, Op, Tag, encode_fields, encode_text
 from atoll.runtime.guest.connection import Link, OpenStream
 from atoll.runtime.guest.files import ENTRY_LIMIT, Files
-from atoll.runtime.guest.frames import FIRST_CHANNEL, Action, EventKind, Fields, Op, Tag, encode_fields, encode_text
 from atoll.runtime.guest.process import (
     STDERR,
     STDOUT,

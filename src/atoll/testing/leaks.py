@@ -183,11 +183,12 @@ class Ledger:
                     or (state != "Z" and self._is_ours(Path(f"/proc/{pid}/cgroup").read_text(), ids))
                     or (command.startswith("/run/atoll/guest") and self._is_ours(os.readlink(f"/proc/{pid}/fd/0"), ids))
                 )
-                # gVisor keeps such processes for later, as many as its sandbox has once needed; a guest keeps sitters.
+                # gVisor keeps such processes for later, as many as its sandbox has once needed; a guest keeps idle
+                # supervisors.
                 pooled = (
                     state == "t" and "(exe)" in stat and self._is_alive(Path(f"/proc/{pid}/cgroup").read_text())
                 ) or (
-                    "(atoll-sitter)" in stat
+                    "(atoll-supervise)" in stat
                     and not Path(f"/proc/{pid}/task/{pid}/children").read_text()
                     and Path(f"/proc/{parent}/comm").read_text() == "atoll-guest\n"
                 )

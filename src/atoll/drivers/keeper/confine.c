@@ -1,7 +1,7 @@
-/* How the keeper gives up every power that it does not need to relay frames.
+/* Drops every privilege that the keeper does not need to relay frames.
  *
- * The keeper parses what a hostile guest sends. Should that ever go wrong, whoever takes it over is a user id that
- * owns nothing, in a filter that lets it read, write, poll and accept on descriptors that are open already. */
+ * The keeper parses frames of a hostile guest. Code that exploited a bug in it would run under a user id that owns
+ * nothing, in a seccomp filter that permits read, write, poll and accept on descriptors that are already open. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <grp.h>
@@ -20,7 +20,7 @@
 #elif defined(__aarch64__)
 #define THIS_ARCH AUDIT_ARCH_AARCH64
 #else
-#error "the keeper knows x86-64 and aarch64"
+#error "the keeper supports x86-64 and aarch64"
 #endif
 
 #define ALLOW(name) BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_##name, 0, 1), BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)

@@ -1,14 +1,14 @@
-/* Layers made of layers: a copy of what a sandbox has written, while it stands still, and several layers in one.
+/* Copies a layer (of a frozen sandbox), and merges several layers into one.
  *
- * Knows: every kind of file that can be in an upper directory of an overlay, whiteouts and opaque directories among
- * them, and what overlayfs shows of one layer above another. Refuses to know: checkpoints, who may see the layer.
+ * Owns every type of file that can be in an upper directory of an overlay, whiteouts and opaque directories included,
+ * and how overlayfs combines one layer with those below it. Not here: checkpoints, and who may use a layer.
  *
- * What is copied is hostile: no link is followed, every name is taken relative to a directory that is held open, and
- * what is opened is what was looked at. Data is shared where the file system can (FICLONE), and holes stay holes.
+ * The content is hostile: no symlink is followed, every name is relative to a directory that is held open, and a file
+ * is checked again after it was opened. Data is shared where the file system can (FICLONE), and holes stay holes.
  *
- * Where it cannot, a file that is in a sealed layer already is given one more name instead of being copied: nobody
- * writes to it there. That a file of a sandbox is still what an earlier copy has is known from that copy's `index`:
- * the name, inode and time of change of all that it took. */
+ * Where data cannot be shared, a file that is already in a committed layer is hard-linked instead of copied: committed
+ * layers are never written. Whether a file of a sandbox is unchanged since an earlier copy is known from that copy's
+ * `index`: the path, inode and ctime of all files that it took. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <errno.h>
@@ -29,16 +29,23 @@
 
 #include "keeper.h"
 
-enum { DEEPEST = 4000, BUCKETS = 4096, LARGEST_LIST = 65536, PIECE = 1 << 30, SECOND_NS = 1000000000, SETTLING_NS = 100000000 };
+enum {
+    MAX_DEPTH = 4000,
+    BUCKETS = 4096,
+    MAX_LIST_BYTES = 65536,
+    PIECE = 1 << 30,
+    SECOND_NS = 1000000000,
+    SETTLING_NS = 100000000,
+};
 
-/* Files with several names: where the first copy is. */
+/* Files with several hard links: the path of the first copy. */
 struct twin {
     struct twin *next;
     ino_t inode;
     char path[];
 };
 
-/* A file that a copy took, as it was. */
+/* A file that a copy took, an entry of its index. */
 struct taken {
     uint64_t path; /* a hash */
     uint64_t inode;
@@ -47,16 +54,16 @@ struct taken {
 
 static struct twin *twins[BUCKETS];
 static int target_root;
-static bool clones;     /* the file system shares data by itself */
-static bool from_sealed; /* nobody will ever write to what is being copied */
+static bool clones;     /* the file system supports FICLONE */
+static bool from_committed; /* the source is a committed layer, which is never written */
 static const char *opaque = "trusted.overlay.opaque";
-static int64_t shift;   /* from the owners of what is copied to those of the copy */
+static int64_t shift;   /* added to each uid and gid of the source */
 static FILE *index_file;
-static int64_t settled_ns;           /* what was changed after it may change again without its time changing */
+static int64_t settled_ns;           /* a file changed later may change again within the resolution of its ctime */
 static int since = -1;               /* the earlier copy */
-static struct taken *known;          /* what that took, as a hash table */
+static struct taken *known;          /* the index of the earlier copy, as a hash table */
 static size_t known_mask;
-static char path[PATH_MAX * 4]; /* of what is being copied, for messages and twins */
+static char path[PATH_MAX * 4]; /* of the current entry, for messages, the index and twins */
 static size_t path_length;
 
 static void fail(const char *what)
@@ -68,7 +75,7 @@ static void fail(const char *what)
 
 static void copy_attributes(int source, int target)
 {
-    static char names[LARGEST_LIST], value[LARGEST_LIST];
+    static char names[MAX_LIST_BYTES], value[MAX_LIST_BYTES];
     ssize_t size = flistxattr(source, names, sizeof names);
     if (size < 0 && errno != EOPNOTSUPP)
         fail("extended attributes");
@@ -87,10 +94,10 @@ static bool is_opaque(int directory)
     return fgetxattr(directory, opaque, &value, 1) == 1 && value == 'y';
 }
 
-/* Of a directory that a layer below has made: but for the mark that it hides all below both. */
+/* Of a directory that a lower layer has made; the opaque mark stays, because it hides the layers below both. */
 static void clear_attributes(int target)
 {
-    static char names[LARGEST_LIST];
+    static char names[MAX_LIST_BYTES];
     ssize_t size = flistxattr(target, names, sizeof names);
     for (char *name = names; size > 0 && name < names + size; name += strlen(name) + 1)
         if (strcmp(name, opaque) && fremovexattr(target, name) < 0 && errno != ENODATA)
@@ -107,9 +114,9 @@ static void finish(int source, int target, const struct stat *status)
     const struct timespec times[] = {status->st_atim, status->st_mtim};
     if (fchown(target, shifted(status->st_uid), shifted(status->st_gid)) < 0)
         fail("owner");
-    if (from_sealed)
+    if (from_committed)
         clear_attributes(target);
-    copy_attributes(source, target); /* after the owner, who takes capabilities away; before the mode, which may forbid it */
+    copy_attributes(source, target); /* after chown, which clears capabilities; before chmod, which may forbid it */
     if (fchmod(target, status->st_mode & 07777) < 0)
         fail("mode");
     if (futimens(target, times) < 0)
@@ -125,11 +132,12 @@ static void copy_data(int source, int target, off_t size)
     for (off_t at = 0; at < size;) {
         off_t data = lseek(source, at, SEEK_DATA);
         if (data < 0 && errno == ENXIO)
-            return; /* nothing but a hole */
+            return; /* only a hole is left */
         off_t end = data < 0 ? size : lseek(source, data, SEEK_HOLE);
         off_t from = data < 0 ? at : data, to = from;
         while (from < end) {
-            ssize_t count = copy_file_range(source, &from, target, &to, end - from < PIECE ? (size_t)(end - from) : PIECE, 0);
+            size_t piece = end - from < PIECE ? (size_t)(end - from) : PIECE;
+            ssize_t count = copy_file_range(source, &from, target, &to, piece, 0);
             if (count < 0)
                 fail("data");
             if (count == 0)
@@ -168,7 +176,7 @@ static struct taken *find_known(const struct taken *wanted)
     return &known[at];
 }
 
-/* Reads the index of an earlier copy. One that is not there or not whole makes this a copy of everything. */
+/* Reads the index of an earlier copy. Without one, or beyond the end of an incomplete one, files are copied. */
 static void read_index(const char *file)
 {
     struct stat status;
@@ -188,13 +196,13 @@ static void read_index(const char *file)
     fclose(stream);
 }
 
-/* Gives the file of a sealed layer one more name, if that can be done and spares anything. */
+/* Hard-links the file of a committed layer, where data cannot be shared. */
 static bool linked(int from, const char *name, int to, const char *as)
 {
     return !clones && linkat(from, name, to, as, 0) == 0;
 }
 
-/* Takes a file from the earlier copy if it is the same as then, and notes it for the next. */
+/* Takes a file from the earlier copy if it is unchanged since, and adds it to the index for the next copy. */
 static bool unchanged(int to, const char *name, const struct stat *seen)
 {
     const struct taken now = {path_hash(), seen->st_ino, changed_ns(seen)};
@@ -205,7 +213,7 @@ static bool unchanged(int to, const char *name, const struct stat *seen)
 
 static void copy_file(int from, int to, const char *name, const struct stat *seen)
 {
-    if (index_file ? unchanged(to, name, seen) : from_sealed && shift == 0 && linked(from, name, to, name))
+    if (index_file ? unchanged(to, name, seen) : from_committed && shift == 0 && linked(from, name, to, name))
         return;
     struct twin **twin = seen->st_nlink > 1 ? find_twin(seen->st_ino) : NULL;
     if (twin && *twin) {
@@ -221,7 +229,7 @@ static void copy_file(int from, int to, const char *name, const struct stat *see
         fail("open");
     if (!S_ISREG(status.st_mode)) {
         errno = ESTALE;
-        fail("it changed meanwhile");
+        fail("changed during the copy");
     }
     int target = openat(to, name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
     if (target < 0)
@@ -256,10 +264,10 @@ static void copy_link(int from, int to, const char *name, const struct stat *sta
 static void copy_node(int from, int to, const char *name, const struct stat *status)
 {
     (void)from;
-    /* A device can only be a whiteout: nobody inside may make another. */
+    /* A device can only be a whiteout: no process inside may make another. */
     if (S_ISBLK(status->st_mode) || (S_ISCHR(status->st_mode) && status->st_rdev != makedev(0, 0))) {
         errno = EPERM;
-        fail("a device");
+        fail("device refused");
     }
     if (mknodat(to, name, status->st_mode & ~07777U, makedev(0, 0)) < 0 ||
         fchownat(to, name, shifted(status->st_uid), shifted(status->st_gid), AT_SYMLINK_NOFOLLOW) < 0)
@@ -285,7 +293,7 @@ static void remove_tree(int parent, const char *name, int depth)
 {
     if (unlinkat(parent, name, 0) == 0)
         return;
-    if (errno != EISDIR || depth > DEEPEST)
+    if (errno != EISDIR || depth > MAX_DEPTH)
         fail("remove");
     DIR *list = fdopendir(open_directory(parent, name));
     if (!list)
@@ -302,8 +310,9 @@ static void remove_tree(int parent, const char *name, int depth)
 
 static void copy_directory(int source, int target, int depth);
 
-/* Makes way for what comes from a layer above. Returns whether the entry is a directory that stays, for both to be seen
- * in it; `hides`, when it is not, tells whether something was there that had hidden all below. */
+/* Prepares the target for an entry of a higher layer. True when the entry is a directory in both, to be merged;
+ * otherwise the lower entry is removed, and `hides` is set when it was not a directory and thus hid the layers
+ * below. */
 static bool make_way(int from, int to, const char *name, bool is_directory, bool *hides)
 {
     struct stat below;
@@ -331,7 +340,7 @@ static void copy_entry(int from, int to, const char *name, int depth)
     bool hides = false, merges = false;
     if (fstatat(from, name, &status, AT_SYMLINK_NOFOLLOW) < 0)
         fail("stat");
-    if (from_sealed)
+    if (from_committed)
         merges = make_way(from, to, name, S_ISDIR(status.st_mode), &hides);
     if (S_ISREG(status.st_mode)) {
         copy_file(from, to, name, &status);
@@ -351,12 +360,12 @@ static void copy_entry(int from, int to, const char *name, int depth)
     }
 }
 
-/* Takes `source` over. */
+/* Takes ownership of `source`. */
 static void copy_directory(int source, int target, int depth)
 {
     struct stat status;
     struct dirent *entry;
-    if (depth > DEEPEST) {
+    if (depth > MAX_DEPTH) {
         errno = ELOOP;
         fail("too deep");
     }
@@ -378,7 +387,7 @@ static void copy_directory(int source, int target, int depth)
     }
     if (errno)
         fail("list");
-    if (depth) /* The uppermost is the host's own. */
+    if (depth) /* The directory `upper` itself belongs to the host. */
         finish(source, target, &status);
     closedir(list);
 }
@@ -458,7 +467,7 @@ static void forget_twins(void)
 void merge_layers(const char *target, unsigned owner, char **layers, int count, bool rootless)
 {
     begin(target);
-    from_sealed = true;
+    from_committed = true;
     if (rootless)
         opaque = "user.overlay.opaque";
     for (int i = 0; i < count; i++) {

@@ -1,21 +1,23 @@
-/* The keeper: one small process on the host per sandbox. It starts the sandbox's runtime, then owns the stream to
- * its guest and shares it among clients, so that no program that uses a sandbox has to outlive another.
+/* The keeper: one small process on the host per sandbox. It starts the sandbox's runtime, then owns the link to its
+ * guest and shares it among clients, so that no program that uses a sandbox has to outlive another.
  *
- *   keeper start --dir D --top T --cover C --listen FD --lock FD [--file NAME PATH]… [--uid I O N]… [--gid I O N]… [--rootless] [--ephemeral]
- *                [--confine ID] [--machine ID] [--freezer FILE FREEZE THAW FILE LINE] [--pause-after MS] [--disk BYTES] [--epoch N] [--cgroup DIR]… [--limit FILE VALUE]… [--overlay KEY TARGET COUNT (LAYER OWNER)…]… -- RUNTIME ARGUMENTS…
- *   keeper within [--uid I O N]… [--gid I O N]… [--rootless] -- COMMAND ARGUMENTS…
+ *   keeper start --dir D --active-layer L --cover C --listen FD --lock FD
+ *                [--file NAME PATH]… [--uid I O N]… [--gid I O N]… [--rootless] [--ephemeral]
+ *                [--confine ID] [--machine ID] [--freezer FILE FREEZE THAW FILE LINE] [--pause-after MS]
+ *                [--disk BYTES] [--epoch N] [--cgroup DIR]… [--limit FILE VALUE]…
+ *                [--overlay KEY TARGET COUNT (LAYER OWNER)…]… -- RUNTIME ARGUMENTS…
+ *   keeper nsexec [--uid I O N]… [--gid I O N]… [--rootless] -- COMMAND ARGUMENTS…
  *   keeper copy [--uid I O N]… [--gid I O N]… [--rootless] -- FROM TO [EARLIER]
  *   keeper merge [--uid I O N]… [--gid I O N]… [--rootless] -- TO OWNER (LAYER OWNER)…
- *   keeper name --owner ID -- PID HOSTNAME
+ *   keeper hostname --owner ID -- PID HOSTNAME
  *
- * `--lock` is a file that whoever starts us has locked: as long as the keeper lives, it is, and its process id is in it.
- * `start` returns at once; who listens on the socket is told how it went. `within` runs a command where a runtime of
- * the same kind would run: in a private mount namespace and, rootless, in the user namespace that owns the files. `copy`
- * copies a layer there, `merge` makes one of several, the lowest first. `name` gives the sandbox of a process another
- * hostname.
+ * `start` returns at once; clients on the socket learn the outcome (keeper.h draws the handshake). `--lock` is a file
+ * that the driver has locked: the keeper holds the lock as long as it lives, and writes its process id into the file.
+ * `nsexec` runs a command in the namespaces in which a runtime would run: a private mount namespace and, rootless, the
+ * user namespace that owns the files. `copy` copies a layer there, `merge` merges several into one, the lowest first.
+ * `hostname` sets the hostname of the sandbox that a process belongs to.
  *
- * This file knows the order of things; how each is done is in launch.c, relay.c, copy.c, bound.c, naming.c and
- * confine.c. */
+ * This file owns the order of steps; each step is in launch.c, relay.c, copy.c, quota.c, hostname.c or confine.c. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -89,8 +91,8 @@ static struct plan parse(int argc, char **argv)
             plan.ephemeral = true;
         else if (!strcmp(arg, "--dir") && left)
             plan.dir = argv[++i];
-        else if (!strcmp(arg, "--top") && left)
-            plan.top = argv[++i];
+        else if (!strcmp(arg, "--active-layer") && left)
+            plan.active_layer = argv[++i];
         else if (!strcmp(arg, "--cover") && left)
             plan.cover = argv[++i];
         else if (!strcmp(arg, "--file") && left >= 2 && plan.file_count < MAX_FILES) {
@@ -144,7 +146,7 @@ static int open_in(const struct plan *plan, const char *name, int flags)
     return fd;
 }
 
-/* Away from whoever started us, with nothing of theirs open but the listener. */
+/* Leaves the driver's session, and closes all its descriptors except the listener and the lock. */
 static void detach(const struct plan *plan)
 {
     pid_t pid = fork();
@@ -157,21 +159,22 @@ static void detach(const struct plan *plan)
     signal(SIGPIPE, SIG_IGN);
     signal(SIGHUP, SIG_IGN);
     prctl(PR_SET_CHILD_SUBREAPER, 1);
-    int log = open_in(plan, "keeper.log", O_WRONLY | O_CREAT | O_APPEND), null = open("/dev/null", O_RDWR | O_CLOEXEC);
+    int log = open_in(plan, "keeper.log", O_WRONLY | O_CREAT | O_APPEND);
+    int null = open("/dev/null", O_RDWR | O_CLOEXEC);
     if (null < 0 || dup2(null, 0) < 0 || dup2(null, 1) < 0 || dup2(log, 2) < 0)
         give_up("redirecting");
     int listener = fcntl(plan->listener, F_DUPFD_CLOEXEC, 16), lock = fcntl(plan->lock, F_DUPFD_CLOEXEC, 16);
     if (listener < 0 || lock < 0 || dup3(listener, LISTENER, O_CLOEXEC) < 0 || dup3(lock, LOCK, O_CLOEXEC) < 0)
-        give_up("the listener and the lock");
+        give_up("moving the listener and the lock");
     syscall(SYS_close_range, LOCK + 1, ~0U, 0);
     fcntl(LISTENER, F_SETFL, O_NONBLOCK);
     if (ftruncate(LOCK, 0) < 0 || dprintf(LOCK, "%d\n", (int)getpid()) < 0)
-        give_up("the lock");
+        give_up("writing the lock");
     if (chdir("/") < 0)
         give_up("chdir");
 }
 
-/* The last of what the runtime said, for the error. */
+/* Reports FAILED with the end of the runtime's log. */
 static void fail_with_log(const struct plan *plan, int error, const char *what)
 {
     static char message[4096];
@@ -187,10 +190,10 @@ static void fail_with_log(const struct plan *plan, int error, const char *what)
     _exit(1);
 }
 
-static pid_t runtime; /* while it runs */
+static pid_t runtime; /* 0 unless it is running */
 
-/* We are told to stop before the sandbox is up. Whatever the runtime has started so far comes to us when it dies, and
- * is ended too: without a cgroup nobody else could find it. */
+/* SIGTERM before the sandbox is up. Processes that the runtime has started are reparented to the keeper when it dies,
+ * and are killed too: without a cgroup nothing else could find them. */
 static void abandon(int signal)
 {
     (void)signal;
@@ -224,7 +227,7 @@ static void wait_for_runtime(const struct plan *plan, pid_t pid)
     if (poll(&p, 1, RUNTIME_TIMEOUT_MS) != 1) {
         kill(pid, SIGKILL);
         waitpid(pid, &status, 0);
-        fail_with_log(plan, ETIMEDOUT, "the runtime did not finish in time");
+        fail_with_log(plan, ETIMEDOUT, "the runtime did not finish within 30 s");
     }
     close(fd);
     if (waitpid(pid, &status, 0) != pid || !WIFEXITED(status) || WEXITSTATUS(status) != 0)
@@ -239,7 +242,7 @@ static pid_t read_pid(const struct plan *plan)
     close(fd);
     pid_t pid = n > 0 ? (pid_t)atoi(text) : 0;
     if (pid <= 1)
-        fail_with_log(plan, EIO, "the runtime gave no process id");
+        fail_with_log(plan, EIO, "the runtime wrote no process id");
     return pid;
 }
 
@@ -251,7 +254,7 @@ static void set_limits(const struct plan *plan)
         if (fd < 0 || write(fd, plan->limits[i].value, (size_t)size) != size) {
             int error = errno;
             char what[512];
-            snprintf(what, sizeof what, "a limit could not be set (%s = %s: %s)", plan->limits[i].file,
+            snprintf(what, sizeof what, "the limit %s = %s could not be set (%s)", plan->limits[i].file,
                      plan->limits[i].value, strerror(error));
             fail_with_log(plan, error, what);
         }
@@ -274,7 +277,8 @@ static void open_freezer(const struct plan *plan, struct relay_ends *ends)
 
 static void start(const struct plan *plan)
 {
-    if (!plan->dir || !plan->top || !plan->cover || plan->listener < 0 || plan->lock < 0 || !plan->overlay_count)
+    if (!plan->dir || !plan->active_layer || !plan->cover || !plan->overlay_count || plan->listener < 0 ||
+        plan->lock < 0)
         usage("start");
     detach(plan);
     struct relay_ends ends = {
@@ -289,7 +293,7 @@ static void start(const struct plan *plan)
         .epoch = plan->epoch,
         .activity = open_in(plan, "activity", O_WRONLY | O_CREAT),
     };
-    /* More in flight for bulk data. Refused where a user has used up a quota: then it is only slower. */
+    /* Larger pipes for bulk data. Refused when the user's pipe buffers are at their limit: then it is only slower. */
     fcntl(ends.from_guest, F_SETPIPE_SZ, 1 << 20);
     fcntl(ends.to_guest, F_SETPIPE_SZ, 1 << 18);
     if (plan->epoch)
@@ -319,7 +323,7 @@ int main(int argc, char **argv)
     struct plan plan = parse(argc, argv);
     if (!strcmp(argv[1], "start")) {
         start(&plan);
-    } else if (!strcmp(argv[1], "within")) {
+    } else if (!strcmp(argv[1], "nsexec")) {
         enter_namespaces(&plan);
         execvp(plan.command[0], plan.command);
         give_up(plan.command[0]);
@@ -328,7 +332,7 @@ int main(int argc, char **argv)
         if (words < 2 || words > 3)
             usage("copy");
         enter_namespaces(&plan);
-        prctl(PR_SET_PDEATHSIG, SIGKILL); /* nobody else wants the copy; a change of user would take this back */
+        prctl(PR_SET_PDEATHSIG, SIGKILL); /* after enter_namespaces(): a change of user resets it */
         copy_layer(plan.command[0], plan.command[1], plan.command[2]);
         return 0;
     } else if (!strcmp(argv[1], "merge")) {
@@ -341,11 +345,11 @@ int main(int argc, char **argv)
         prctl(PR_SET_PDEATHSIG, SIGKILL);
         merge_layers(plan.command[0], number(plan.command[1]), plan.command + 2, words / 2 - 1, plan.rootless);
         return 0;
-    } else if (!strcmp(argv[1], "name")) {
+    } else if (!strcmp(argv[1], "hostname")) {
         if (!plan.command[1] || plan.command[2] || !plan.owner)
-            usage("name");
+            usage("hostname");
         number(plan.command[0]);
-        name_sandbox(plan.owner, plan.command[0], plan.command[1]);
+        set_hostname(plan.owner, plan.command[0], plan.command[1]);
         return 0;
     }
     usage(argv[1]);

@@ -1,4 +1,30 @@
-/* What the keeper's files share. */
+/* What the keeper's files share.
+ *
+ * A keeper is the process on the host that owns one sandbox: it starts the sandbox's runtime, relays between clients
+ * and the guest, and reports the sandbox's end. containerd calls such a process a shim, Podman conmon.
+ *
+ * The start handshake. The FIFOs `in` and `out`, the socket `sock` and the lock are made by the driver beforehand.
+ *
+ *   driver, clients            keeper                       runtime (crun, runc, runsc)     guest (PID 1)
+ *     |                          |                            |                               |
+ *     |-- exec: keeper start --->|                            |                               |
+ *     |<------- exit status 0 ---| fork, setsid               |                               |
+ *     |                          | its pid into the lock      |                               |
+ *     |-- connect: sock -------->| (waits in the backlog)     |                               |
+ *     |                          |-- HELLO EPOCH=n into `in`, of a restored sandbox alone --->| (read on resuming)
+ *     |                          |-- fork, mounts, exec ----->|                               |
+ *     |                          |                            |-- create, start ------------->|
+ *     |                          |<-- file `pid`, status 0 ---|                               |
+ *     |                          | limits, freezer, pidfd, confine()                          |
+ *     |                          |<-- HELLO from `out` ---------------------------------------|
+ *     |<-- HELLO ----------------|                            |                               |
+ *     |<-- frames -------------->|<-- frames, with the keeper's stream numbers -------------->|
+ *     |                          |                            |                               |
+ *     |<-- GONE -----------------| pidfd readable: the reason also goes into the file `ended`
+ *
+ * If the runtime fails or takes more than 30 s, a limit cannot be set, or the guest sends no HELLO within 20 s, the
+ * clients are sent FAILED. If a step of the keeper's own fails, it exits with a line in keeper.log and the connections
+ * end. The exit status of `keeper start` means only that a keeper was forked. */
 #ifndef ATOLL_KEEPER_H
 #define ATOLL_KEEPER_H
 
@@ -7,26 +33,27 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-enum { MAX_MAPS = 4, MAX_OVERLAYS = 8, MAX_LAYERS = 128, MAX_CGROUPS = 8, MAX_LIMITS = 8, MAX_FILES = 4, MAX_OWNERS = 130 };
+enum { MAX_MAPS = 4, MAX_OVERLAYS = 8, MAX_LAYERS = 128, MAX_CGROUPS = 8, MAX_LIMITS = 8, MAX_FILES = 4 };
+enum { MAX_OWNERS = 130 };
 
 struct id_map {
     unsigned inside, outside, count;
 };
 
 struct overlay {
-    const char *key;    /* its directory below upper/ and scratch/ */
+    const char *key;    /* its directory below upper/ and work/ */
     const char *target; /* "/" or a directory below it */
-    char **layers;      /* top first; each a path, then the id on disk of what root inside owns, or "machine" */
+    char **layers;      /* uppermost first; each a path and its owner: the id on disk of root's files, or "machine" */
     int layer_count;
 };
 
 struct plan {
     const char *dir; /* the sandbox's own directory, absolute */
-    const char *top; /* where upper/ and scratch/ are */
-    const char *cover; /* where the mounts are assembled, in a private mount namespace */
+    const char *active_layer; /* the sandbox's writable layer, which holds upper/ and work/ */
+    const char *cover; /* the directory on which the mounts are assembled, in a private mount namespace */
     struct {
         const char *name, *path;
-    } files[MAX_FILES]; /* of the host, found by the runtime as COVER/NAME */
+    } files[MAX_FILES]; /* files of the host that the runtime finds as COVER/NAME */
     int file_count;
     struct id_map uids[MAX_MAPS], gids[MAX_MAPS];
     int uid_count, gid_count;
@@ -34,19 +61,19 @@ struct plan {
     bool ephemeral;
     struct overlay overlays[MAX_OVERLAYS];
     int overlay_count;
-    const char *cgroups[MAX_CGROUPS]; /* the runtime begins in these */
+    const char *cgroups[MAX_CGROUPS]; /* the cgroups that the runtime is started in */
     int cgroup_count;
     struct {
         const char *file, *value;
-    } limits[MAX_LIMITS]; /* set when the runtime is done */
+    } limits[MAX_LIMITS]; /* cgroup settings, written after the runtime has exited */
     int limit_count;
-    const char *freezer[5]; /* the file to write to, what freezes, what thaws, the file that tells, and its line */
-    uint64_t disk_bytes; /* that may be written to the top; 0: no limit */
+    const char *freezer[5]; /* file to write, value to freeze, value to thaw, file to read, its line when frozen */
+    uint64_t disk_bytes; /* the quota of the active layer; 0: none */
     unsigned pause_after_ms;
     int64_t epoch;
-    unsigned machine_base; /* where the ids of the machine's own layers are: in no sandbox */
-    int confine_id; /* the keeper's own user and group once everything is open; -1: stay who we are */
-    unsigned owner; /* whose the namespaces of the sandbox are that is to be named */
+    unsigned machine_base; /* ids for files of the machine's own layers: no sandbox maps them */
+    int confine_id; /* the user and group that the keeper changes to once all files are open; -1: no change */
+    unsigned owner; /* verb hostname: the user id that owns the sandbox's namespaces */
     int listener, lock;
     char **command; /* the runtime and its arguments */
 };
@@ -61,31 +88,31 @@ struct relay_ends {
     int from_guest, to_guest, listener, pidfd, exit_file;
     pid_t pid;
     bool ephemeral;
-    int freezer, frozen; /* files of the cgroup: to write to, and to read; -1: there is none */
-    const char *freeze, *thaw, *is_frozen; /* what to write, and the line that tells */
-    int pause_after_ms;  /* 0: never by itself */
-    int activity;        /* where the time of the last use is noted */
-    int64_t epoch;       /* of a guest that goes on where it was: what its HELLO must say; 0: it is a new one */
+    int freezer, frozen; /* the cgroup's files, to write and to read; -1: no freezer */
+    const char *freeze, *thaw, *is_frozen; /* the values to write, and the line to look for */
+    int pause_after_ms;  /* idle time before the keeper freezes the sandbox; 0: never */
+    int activity;        /* the file that holds the time of the last use */
+    int64_t epoch;       /* of a restored guest: the EPOCH of its HELLO; 0: a new guest */
 };
 void relay_run(const struct relay_ends *ends) __attribute__((noreturn));
-/* Tells a guest that is about to go on that a new epoch has begun. It must be there before the guest is: gVisor wakes a
- * process that it restored for what it finds, not for what comes (until the process watches anew). */
+/* Sends a restored guest the HELLO of its new epoch. It must be in the FIFO before the guest resumes: gVisor wakes a
+ * restored process for data that is already there, and for later data only once the process polls again. */
 void relay_announce(const struct relay_ends *ends);
 void relay_fail(int listener, int error, const char *message);
 
 /* copy.c */
-/* Copies what is in a layer to an empty one. `earlier` is a copy that was made of the same layer before, or NULL. */
+/* Copies a layer into an empty one. `earlier` is a previous copy of the same layer, or NULL. */
 void copy_layer(const char *source, const char *target, const char *earlier);
-/* Fills an empty layer with what is seen of several, given as path and owner, the lowest first. */
+/* Merges several layers, given as path and owner, the lowest first, into an empty one. */
 void merge_layers(const char *target, unsigned owner, char **layers, int count, bool rootless);
 
-/* bound.c */
-int bound(int layer, uint64_t bytes);
+/* quota.c: 0, or -1 and errno. */
+int set_quota(int layer, uint64_t bytes);
 
-/* naming.c */
-void name_sandbox(unsigned owner, const char *pid, const char *hostname);
+/* hostname.c */
+void set_hostname(unsigned owner, const char *pid, const char *hostname);
 
-/* confine.c */
+/* confine.c: 0, or -1 and errno. */
 int confine(int id);
 
 #endif

@@ -1,12 +1,12 @@
-/* How the file system of a sandbox is assembled and its runtime started.
+/* Assembles the file system of a sandbox and starts its runtime.
  *
- * Knows namespaces, id-mapped mounts, overlays and the cgroup quirk of hybrid machines. Refuses to know the OCI
- * configuration (the driver wrote it) and the protocol.
+ * Owns namespaces, id-mapped mounts, overlays and the workaround for hybrid cgroups. Not here: the OCI configuration
+ * (the driver writes it) and the protocol (relay.c).
  *
- * Everything is mounted in a mount namespace of the launcher's own, below a tmpfs that covers one directory there.
- * The runtime copies what it needs into the container's namespace; the launcher's dies with it. So nothing is ever
- * mounted where the host could see it, nothing can leak, and no directory above the state directory needs to be
- * open to the sandbox's user ids. */
+ * Everything is mounted in the launcher's own mount namespace, below a tmpfs that covers one directory there. The
+ * runtime copies the mounts it needs into the container's namespace; the launcher's namespace ends with the launcher.
+ * So no mount is ever visible on the host, none can leak, and no directory above the state directory needs to be
+ * accessible to the sandbox's user ids. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -106,7 +106,7 @@ static void write_map(pid_t pid, const char *file, const struct id_map *maps, in
 
 static void write_maps(const struct plan *plan, pid_t pid)
 {
-    /* Without privilege, the kernel takes one line that maps one's own id; more go through the set-uid tools. */
+    /* Without privilege, the kernel accepts one line that maps the own id; more need the set-uid tools. */
     if (plan->rootless && (plan->uid_count > 1 || plan->gid_count > 1)) {
         run_map_tool("newuidmap", pid, plan->uids, plan->uid_count);
         run_map_tool("newgidmap", pid, plan->gids, plan->gid_count);
@@ -121,8 +121,8 @@ static void write_maps(const struct plan *plan, pid_t pid)
     write_map(pid, "gid_map", plan->gids, plan->gid_count);
 }
 
-/* A process in a user namespace of its own, which it made as `owner` (-1: as who we are). It waits to be ended, or for
- * our end: that it sees on its line to us, because a change of user takes PR_SET_PDEATHSIG back. */
+/* Forks a process into a new user namespace that `owner` owns (-1: the current user). It exits when its socket to the
+ * parent is closed, and so also when the parent dies; PR_SET_PDEATHSIG would be reset by the change of user. */
 static pid_t hold_user_namespace(long owner, int *end)
 {
     int line[2];
@@ -134,7 +134,8 @@ static pid_t hold_user_namespace(long owner, int *end)
     char error = EIO;
     if (child == 0) {
         close(line[0]);
-        bool done = (owner < 0 || setresuid((uid_t)owner, (uid_t)owner, (uid_t)owner) == 0) && unshare(CLONE_NEWUSER) == 0;
+        uid_t uid = (uid_t)owner;
+        bool done = (owner < 0 || setresuid(uid, uid, uid) == 0) && unshare(CLONE_NEWUSER) == 0;
         error = done ? 0 : (char)errno;
         if (write(line[1], &error, 1) == 1 && done)
             (void)!read(line[1], &error, 1);
@@ -162,8 +163,8 @@ static int release_user_namespace(pid_t holder, int line)
     return fd;
 }
 
-/* The sandbox's user namespace. It belongs to the sandbox's root and not to ours: the kernel counts inotify instances,
- * message queues and the like against the owner, and one sandbox must not use up another's. */
+/* The sandbox's user namespace. The sandbox's root owns it, not the host's: the kernel counts inotify instances,
+ * message queues and the like against the owner, and one sandbox must not exhaust another's limits. */
 static int make_user_namespace(const struct plan *plan)
 {
     int line;
@@ -172,7 +173,7 @@ static int make_user_namespace(const struct plan *plan)
     return release_user_namespace(holder, line);
 }
 
-/* A mapping for layers that are not owned as the sandbox is. One for all layers of one owner. */
+/* The id mapping of layers that belong to another owner than the sandbox. One for all layers of one owner. */
 static int layer_mapping(const struct plan *plan, const char *owner, int user_fd)
 {
     static struct {
@@ -189,9 +190,9 @@ static int layer_mapping(const struct plan *plan, const char *owner, int user_fd
             return known[i].fd;
     if (known_count == MAX_OWNERS) {
         errno = E2BIG;
-        give_up("the owners of the layers");
+        give_up("too many owners of layers");
     }
-    /* All that is the machine's belongs to ids that no sandbox has. What another sandbox left becomes this one's. */
+    /* Files of the machine get ids that no sandbox has. Files of another sandbox's layer become this sandbox's. */
     struct id_map map = {0, plan->machine_base, 65536};
     if (strcmp(owner, "machine"))
         map = (struct id_map){(unsigned)strtoul(owner, NULL, 10), plan->uids[0].outside, plan->uids[0].count};
@@ -209,8 +210,8 @@ static bool is_v2(const char *cgroup)
     return statfs(cgroup, &fs) == 0 && fs.f_type == CGROUP2_MAGIC_NUMBER;
 }
 
-/* crun refuses hybrid cgroups; without the `unified` mount, here and only here, the machine is plain v1 to it. In a
- * user namespace the mount is locked, and is covered instead. */
+/* crun refuses hybrid cgroups; without the `unified` mount, which is hidden in this namespace alone, it sees plain v1.
+ * In a user namespace the mount is locked, and is covered instead. */
 static void hide_unified_cgroup(void)
 {
     const char *unified = "/sys/fs/cgroup/unified";
@@ -218,7 +219,7 @@ static void hide_unified_cgroup(void)
         give_up("hiding the unified cgroup hierarchy");
 }
 
-/* A mount namespace of our own and, without privilege, the user namespace that owns it. Returns the latter's fd. */
+/* Enters a new mount namespace and, without privilege, the user namespace that owns it. Returns the latter's fd. */
 static int private_namespaces(const struct plan *plan)
 {
     int user_fd = plan->uid_count ? make_user_namespace(plan) : -1;
@@ -243,7 +244,7 @@ void enter_namespaces(const struct plan *plan)
         close(fd);
 }
 
-/* Detach a copy of what `fd` points to from where it is mounted, read-only and id-mapped when it is a layer. */
+/* A detached clone of the mount at `fd`; a layer's is read-only and id-mapped. */
 static int clone_tree(int fd, bool layer, int user_fd)
 {
     int tree = (int)syscall(SYS_open_tree, fd, "", AT_EMPTY_PATH | OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC);
@@ -288,9 +289,10 @@ static void mount_overlay(const struct plan *plan, int index, const int *layer_f
         used += snprintf(options + used, sizeof options - used, "%s%s", i ? ":" : "", name);
     }
     snprintf(options + used, sizeof options - used,
-             ",upperdir=top/upper/%s,workdir=top/scratch/%s,index=off,%s", o->key, o->key,
+             ",upperdir=active/upper/%s,workdir=active/work/%s,index=off,%s", o->key, o->key,
              plan->rootless ? "userxattr" : "redirect_dir=off,metacopy=off");
-    /* An upper is kept whole in itself, so that it can become a layer anywhere; userxattr implies that. */
+    /* No redirects or metacopies: an upper directory must be complete in itself, to serve as a layer elsewhere.
+     * userxattr implies that. */
     snprintf(target, sizeof target, "root%s", strcmp(o->target, "/") ? o->target : "");
     if (mount("overlay", target, "overlay", MS_NOSUID | MS_NODEV, options) < 0)
         give_up_f("mounting the overlay of %s (%s)", o->target, options);
@@ -298,17 +300,17 @@ static void mount_overlay(const struct plan *plan, int index, const int *layer_f
 
 static void assemble(const struct plan *plan, int user_fd)
 {
-    /* Descriptors first: the cover may hide the paths. */
+    /* Open all descriptors first: the cover may hide the paths. */
     static int layer_fds[MAX_OVERLAYS][MAX_LAYERS];
     for (int i = 0; i < plan->overlay_count; i++)
         for (int j = 0; j < plan->overlays[i].layer_count; j++) {
             layer_fds[i][j] = open(plan->overlays[i].layers[2 * j], O_PATH | O_DIRECTORY | O_CLOEXEC);
             if (layer_fds[i][j] < 0)
-                give_up_f("the layer %s", plan->overlays[i].layers[2 * j]);
+                give_up_f("opening the layer %s", plan->overlays[i].layers[2 * j]);
         }
-    int top = open(plan->top, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (top < 0)
-        give_up(plan->top);
+    int layer = open(plan->active_layer, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (layer < 0)
+        give_up(plan->active_layer);
     int files[MAX_FILES];
     for (int i = 0; i < plan->file_count; i++) {
         files[i] = open(plan->files[i].path, O_PATH | O_CLOEXEC);
@@ -317,17 +319,17 @@ static void assemble(const struct plan *plan, int user_fd)
     }
     if (mount("atoll", plan->cover, "tmpfs", MS_NOSUID | MS_NODEV, "mode=755,size=1m") < 0)
         give_up_f("mounting a tmpfs on %s", plan->cover);
-    if (chdir(plan->cover) < 0 || mkdir("top", 0700) < 0 || mkdir("root", 0755) < 0)
+    if (chdir(plan->cover) < 0 || mkdir("active", 0700) < 0 || mkdir("root", 0755) < 0)
         give_up("preparing the mounts");
-    int tree = clone_tree(top, false, -1);
+    int tree = clone_tree(layer, false, -1);
     if (tree < 0)
-        give_up("cloning the sandbox's own layer");
-    attach(tree, "top");
+        give_up("cloning the active layer");
+    attach(tree, "active");
     for (int i = 0; i < plan->overlay_count; i++)
         mount_overlay(plan, i, layer_fds[i], user_fd);
-    if (plan->disk_bytes && bound(top, plan->disk_bytes) < 0)
-        give_up("limiting what can be written");
-    close(top);
+    if (plan->disk_bytes && set_quota(layer, plan->disk_bytes) < 0)
+        give_up("setting the disk quota");
+    close(layer);
     if (!plan->rootless) {
         /* The runtime joins the namespace through this path. */
         char source[64];
@@ -358,7 +360,7 @@ static int open_in(const char *dir, const char *name, int flags)
     return fd;
 }
 
-/* A child that is born in a v2 cgroup: moving it there afterwards would wait for an RCU grace period. */
+/* Forks into a v2 cgroup: moving the child there afterwards would wait for an RCU grace period. */
 static pid_t fork_into(const char *cgroup)
 {
     int fd = open(cgroup, O_PATH | O_DIRECTORY | O_CLOEXEC);
@@ -371,7 +373,7 @@ static pid_t fork_into(const char *cgroup)
     return pid;
 }
 
-/* A thread that moves itself in v1 does not wait for one. */
+/* A thread that moves itself in v1 does not wait for a grace period. */
 static void join_v1(const char *cgroup)
 {
     char path[4352];
@@ -387,7 +389,7 @@ pid_t launch_runtime(const struct plan *plan)
         return pid;
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     signal(SIGTERM, SIG_DFL);
-    /* The guest gets file descriptions of its own: what it sets on them must not change the keeper's. */
+    /* The guest gets open file descriptions of its own: flags that it sets must not change the keeper's. */
     int in = open_in(plan->dir, "in", O_RDWR), out = open_in(plan->dir, "out", O_RDWR);
     int log = open_in(plan->dir, "runtime.log", O_WRONLY | O_CREAT | O_APPEND);
     if (dup2(log, STDERR_FILENO) < 0)

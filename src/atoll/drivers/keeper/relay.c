@@ -1,10 +1,10 @@
-/* How many clients share the one stream to a guest.
+/* Relays frames between many clients and the one link to the guest.
  *
- * Knows frames' headers, who owns which stream, and how much each stream may still carry. Refuses to know what
- * operations mean. PROTOCOL.md, "The keeper", is its contract.
+ * Owns which client each stream belongs to, the credit of each stream, freezing, and the use of the sandbox. Not here:
+ * the meaning of operations. Its contract is PROTOCOL.md, "The keeper".
  *
- * A client's stream `s` in slot `c` is stream `c << 20 | s` to the guest. Only whole frames are passed on, so a
- * client may vanish at any moment without tearing one. */
+ * A client's stream `s` in slot `c` is stream `c << 20 | s` to the guest. Only whole frames are relayed, so a client
+ * may disconnect at any moment without tearing one. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <poll.h>
@@ -31,13 +31,10 @@ enum {
     MAX_CREDIT = 16 << 20,
     HELLO_TIMEOUT_MS = 20000,
     IDLE_MS = 1000,
-    NOTE_MS = 1000,          /* how often the time of the last use is noted at most */
-    FREEZE_WITHIN_MS = 5000,
-    FREEZE_AGAIN_MS = 100,
+    ACTIVITY_MS = 1000,      /* the shortest interval between two writes of the time of the last use */
+    FREEZE_TIMEOUT_MS = 5000,
+    FREEZE_RETRY_MS = 100,
 };
-
-/* FREEZE's ACTION. */
-enum { FREEZE_WARM = 1, FREEZE_HOLD = 2, FREEZE_RELEASE = 3, FREEZE_QUIET = 4 };
 
 struct buffer {
     uint8_t *data;
@@ -47,7 +44,7 @@ struct buffer {
 struct client {
     int fd; /* -1: gone; the slot is free when streams is 0 too */
     bool greeted;
-    bool holds; /* the sandbox stands still until this one says otherwise, or leaves */
+    bool holds; /* HOLD or QUIESCE: until this client sends RELEASE or disconnects */
     unsigned streams;
     struct buffer in, out;
 };
@@ -55,8 +52,8 @@ struct client {
 struct stream {
     struct stream *next;
     uint32_t id;
-    bool idle;   /* that it is open is no use of the sandbox */
-    bool socket; /* there is a socket behind it, inside */
+    bool idle;   /* opened with IDLE 1: does not count as use of the sandbox */
+    bool socket; /* a network operation: the guest has a socket for it */
     uint32_t credit[CHANNELS];
 };
 
@@ -68,10 +65,10 @@ static struct relay_ends ends;
 static uint8_t hello[HEADER_SIZE + 64];
 static size_t hello_size;
 static bool had_client, shutdown_sent;
-static bool warm;    /* the sandbox stands still until somebody uses it */
+static bool paused;  /* the sandbox is frozen until it is next used */
 static int holders;
 static unsigned open_streams;
-static int64_t used_ms, noted_ms;
+static int64_t used_ms, recorded_ms;
 
 /* ---- buffers ---- */
 
@@ -86,7 +83,7 @@ static void release(struct buffer *b)
     *b = (struct buffer){0};
 }
 
-/* Room for `more` bytes behind what is there. */
+/* Makes room for `more` bytes at the end. */
 static void reserve(struct buffer *b, size_t more)
 {
     if (b->start == b->end)
@@ -117,7 +114,7 @@ static void append(struct buffer *b, const void *data, size_t size)
     b->end += size;
 }
 
-/* Read once into `b`. A frame that has begun is given all the room that it needs. 0: nothing now; -1: the end. */
+/* Reads once into `b`, with room for the whole of a frame that has begun. 0: nothing now; -1: the end. */
 static int fill(struct buffer *b, int fd)
 {
     reserve(b, b->capacity >= LARGE || used(b) < SMALL / 2 ? 1 : LARGE - used(b));
@@ -127,7 +124,7 @@ static int fill(struct buffer *b, int fd)
     return n > 0 ? 1 : (n < 0 && (errno == EAGAIN || errno == EINTR)) ? 0 : -1;
 }
 
-/* Write what is queued. False: the other end is gone. */
+/* Writes the queue. False: the other end is gone. */
 static bool flush(struct buffer *b, int fd)
 {
     while (used(b) > 0) {
@@ -139,7 +136,7 @@ static bool flush(struct buffer *b, int fd)
     return true;
 }
 
-/* Write now what can be written, queue the rest. */
+/* Writes what can be written now, queues the rest. */
 static bool pass(struct buffer *queue, int fd, const uint8_t *data, size_t size)
 {
     if (used(queue) == 0) {
@@ -164,7 +161,7 @@ struct header {
     uint16_t reserved;
     uint32_t stream;
 };
-_Static_assert(sizeof(struct header) == HEADER_SIZE, "the header is packed by its layout");
+_Static_assert(sizeof(struct header) == HEADER_SIZE, "struct header must have the layout of the wire format");
 
 static struct header header_at(const uint8_t *at)
 {
@@ -190,7 +187,7 @@ static uint32_t put_field(uint8_t *at, uint16_t tag, const void *value, uint32_t
     return 6 + length;
 }
 
-/* The integer field `tag` of a payload; `fallback` when it is missing, -1 when the fields are broken. */
+/* The integer field `wanted` of a payload; `fallback` when it is missing, -1 when the fields are malformed. */
 static int64_t int_field(const uint8_t *payload, uint32_t length, uint16_t wanted, int64_t fallback)
 {
     int64_t found = fallback;
@@ -201,10 +198,10 @@ static int64_t int_field(const uint8_t *payload, uint32_t length, uint16_t wante
             return -1;
         memcpy(&tag, payload, 2);
         memcpy(&size, payload + 2, 4);
-        if (size > length - 6 || (tag == wanted && size != 8))
+        if (size > length - 6 || (field_type(tag) == FIELD_INTEGER && size != INTEGER_SIZE))
             return -1;
         if (tag == wanted)
-            memcpy(&found, payload + 6, 8);
+            memcpy(&found, payload + 6, INTEGER_SIZE);
         payload += 6 + size;
         length -= 6 + size;
     }
@@ -221,7 +218,7 @@ static struct stream **find(uint32_t id)
     return at;
 }
 
-static void to_the_guest(const void *frame, size_t size)
+static void send_to_guest(const void *frame, size_t size)
 {
     if (!pass(&to_guest, ends.to_guest, frame, size))
         give_up("writing to the guest");
@@ -230,10 +227,10 @@ static void to_the_guest(const void *frame, size_t size)
 static void reset(const struct stream *s)
 {
     uint8_t frame[HEADER_SIZE];
-    to_the_guest(frame, put_frame(frame, FRAME_RESET, s->id, NULL, 0));
+    send_to_guest(frame, put_frame(frame, FRAME_RESET, s->id, NULL, 0));
 }
 
-/* Have the guest close its sockets: gVisor cannot write down one that somebody waits for. */
+/* Has the guest close its sockets: gVisor cannot save a socket that a process waits for. */
 static void reset_sockets(void)
 {
     for (int i = 0; i < BUCKETS; i++)
@@ -242,7 +239,7 @@ static void reset_sockets(void)
                 reset(s);
 }
 
-/* ---- standing still ---- */
+/* ---- freezing ---- */
 
 static int64_t clock_ms(clockid_t clock)
 {
@@ -256,18 +253,18 @@ static int64_t now_ms(void)
     return clock_ms(CLOCK_MONOTONIC);
 }
 
-/* The sandbox is in use. Says when, and how many streams are open. */
-static void note_use(void)
+/* The sandbox is in use: writes the time and the number of open streams to the file `activity`. */
+static void record_use(void)
 {
-    static unsigned noted_streams;
+    static unsigned recorded_streams;
     used_ms = now_ms();
-    if (noted_ms && used_ms - noted_ms < NOTE_MS && noted_streams == open_streams)
+    if (recorded_ms && used_ms - recorded_ms < ACTIVITY_MS && recorded_streams == open_streams)
         return;
-    noted_ms = used_ms;
-    noted_streams = open_streams;
+    recorded_ms = used_ms;
+    recorded_streams = open_streams;
     int64_t note[] = {clock_ms(CLOCK_REALTIME), open_streams};
     if (pwrite(ends.activity, note, sizeof note, 0) < 0)
-        dprintf(STDERR_FILENO, "keeper: the time of use could not be noted\n");
+        dprintf(STDERR_FILENO, "keeper: the time of the last use could not be written\n");
 }
 
 static void thaw(void)
@@ -276,7 +273,7 @@ static void thaw(void)
         dprintf(STDERR_FILENO, "keeper: thawing failed\n");
 }
 
-static bool stands_still(void)
+static bool is_frozen_now(void)
 {
     char text[256];
     ssize_t size = pread(ends.frozen, text, sizeof text - 1, 0);
@@ -289,19 +286,19 @@ static bool stands_still(void)
     return false;
 }
 
-/* 0 when no process of the sandbox runs any more, or an errno and everything goes on.
+/* 0 when every process of the sandbox is frozen; an errno when none is.
  *
- * Processes that wait for each other in the kernel (a parent for what it vforked, gVisor for one that it traces) can stop
- * each other halfway, and then none of them comes to stand still. Let go for a moment, they do. */
+ * Processes that wait for each other in the kernel (a parent for its vforked child, gVisor for a process that it
+ * traces) can keep each other from freezing. Thawed for a moment, they can be frozen. */
 static int freeze(void)
 {
     if (ends.freezer < 0)
         return EOPNOTSUPP;
-    int64_t began = now_ms(), again = began + FREEZE_AGAIN_MS;
+    int64_t began = now_ms(), again = began + FREEZE_RETRY_MS;
     if (write(ends.freezer, ends.freeze, strlen(ends.freeze)) < 0)
         return errno;
-    while (!stands_still()) {
-        if (now_ms() > began + FREEZE_WITHIN_MS) {
+    while (!is_frozen_now()) {
+        if (now_ms() > began + FREEZE_TIMEOUT_MS) {
             thaw();
             return EBUSY;
         }
@@ -310,18 +307,19 @@ static int freeze(void)
             poll(NULL, 0, 1);
             if (write(ends.freezer, ends.freeze, strlen(ends.freeze)) < 0)
                 return errno;
-            again = now_ms() + FREEZE_AGAIN_MS;
+            again = now_ms() + FREEZE_RETRY_MS;
         }
         poll(NULL, 0, 1);
     }
     return 0;
 }
 
-/* Until the guest has taken all that was sent to it, so that no frame is torn when it is written to disk as it is. */
-static int quieten(void)
+/* Waits until the guest has read all that was sent to it, so that no frame is torn when the sandbox is saved to
+ * disk. */
+static int quiesce(void)
 {
-    int64_t until = now_ms() + FREEZE_WITHIN_MS;
-    struct pollfd p = {.fd = ends.to_guest, .events = POLLIN}; /* which is open both ways */
+    int64_t until = now_ms() + FREEZE_TIMEOUT_MS;
+    struct pollfd p = {.fd = ends.to_guest, .events = POLLIN}; /* a FIFO, readable until the guest has read all */
     while (flush(&to_guest, ends.to_guest) && (used(&to_guest) > 0 || poll(&p, 1, 0) == 1)) {
         if (now_ms() > until)
             return EBUSY;
@@ -332,7 +330,7 @@ static int quieten(void)
 
 static void thaw_unless_held(void)
 {
-    if (!warm && holders == 0)
+    if (!paused && holders == 0)
         thaw();
 }
 
@@ -347,26 +345,25 @@ static void release_hold(struct client *c)
         thaw_unless_held();
 }
 
-static void rouse(void)
+static void resume(void)
 {
-    if (warm) {
-        warm = false;
+    if (paused) {
+        paused = false;
         thaw_unless_held();
     }
 }
 
 static void wake(void)
 {
-    note_use();
-    rouse();
+    record_use();
+    resume();
 }
 
-/* Idle for as long as it may be: until when, or -1. */
+/* When the sandbox is to be paused if it stays idle, or -1. */
 static int64_t pause_at(void)
 {
-    return ends.pause_after_ms && ends.freezer >= 0 && !warm && !holders && !shutdown_sent && hello_size && open_streams == 0
-               ? used_ms + ends.pause_after_ms
-               : -1;
+    bool may_pause = ends.pause_after_ms && ends.freezer >= 0 && !paused && !holders && !shutdown_sent;
+    return may_pause && hello_size && open_streams == 0 ? used_ms + ends.pause_after_ms : -1;
 }
 
 static void drop_client(struct client *c)
@@ -385,7 +382,7 @@ static void drop_client(struct client *c)
                 reset(s);
 }
 
-static bool to_a_client(struct client *c, const uint8_t *data, size_t size)
+static bool send_to_client(struct client *c, const uint8_t *data, size_t size)
 {
     if (c->fd < 0)
         return true;
@@ -396,23 +393,23 @@ static bool to_a_client(struct client *c, const uint8_t *data, size_t size)
     return true;
 }
 
-/* A client wants the sandbox to stand still: until it is used, or until the client says so. False: drop the client. */
+/* FREEZE. False: drop the client. */
 static bool take_freeze(struct client *c, const uint8_t *payload, uint32_t length)
 {
     int64_t action = int_field(payload, length, TAG_ACTION, -1), error = 0;
     if (action == FREEZE_RELEASE) {
         release_hold(c);
-    } else if ((action == FREEZE_HOLD || action == FREEZE_QUIET) && !c->holds) {
-        if (action == FREEZE_QUIET) {
-            wake(); /* what stands still takes nothing */
+    } else if ((action == FREEZE_HOLD || action == FREEZE_QUIESCE) && !c->holds) {
+        if (action == FREEZE_QUIESCE) {
+            wake(); /* a frozen guest reads nothing */
             reset_sockets();
         }
-        error = action == FREEZE_HOLD ? freeze() : quieten();
+        error = action == FREEZE_HOLD ? freeze() : quiesce();
         c->holds = !error;
         holders += c->holds;
-    } else if (action == FREEZE_WARM) {
+    } else if (action == FREEZE_PAUSE) {
         error = freeze();
-        warm = warm || !error;
+        paused = paused || !error;
     } else {
         return false;
     }
@@ -421,9 +418,9 @@ static bool take_freeze(struct client *c, const uint8_t *payload, uint32_t lengt
     return true;
 }
 
-/* Somebody has taken a sandbox that waited: whether it ends with its last client, and when it stands still by itself,
- * is from now on as they say. False: drop the client. */
-static bool take_adopt(struct client *c, const uint8_t *payload, uint32_t length)
+/* RECONFIGURE: replaces whether the sandbox ends with its last client, and when it is paused. Sent when a sandbox of
+ * the paused pool is claimed. False: drop the client. */
+static bool take_reconfigure(struct client *c, const uint8_t *payload, uint32_t length)
 {
     int64_t keep = int_field(payload, length, TAG_KEEP, 1), pause_ms = int_field(payload, length, TAG_PAUSE_MS, 0);
     if (keep < 0 || keep > 1 || pause_ms < 0 || pause_ms > INT32_MAX)
@@ -432,7 +429,7 @@ static bool take_adopt(struct client *c, const uint8_t *payload, uint32_t length
     ends.pause_after_ms = (int)pause_ms;
     wake();
     uint8_t frame[HEADER_SIZE];
-    append(&c->out, frame, put_frame(frame, FRAME_ADOPTED, 0, NULL, 0));
+    append(&c->out, frame, put_frame(frame, FRAME_RECONFIGURED, 0, NULL, 0));
     return true;
 }
 
@@ -454,7 +451,8 @@ static size_t gone_frame(uint8_t *frame, const char *message, int status)
     return put_frame(frame, FRAME_GONE, 0, fields, size);
 }
 
-/* runsc waits until its helper processes, which are children of ours, are reaped; the machine's init may be slow. */
+/* runsc waits until its helper processes, which are the keeper's children, are reaped; the machine's init may be
+ * slow. */
 static void reap_all(void)
 {
     for (int round = 0; round < 1000; round++) {
@@ -466,19 +464,20 @@ static void reap_all(void)
     }
 }
 
-/* The last word, for all clients and for those who wait to be one: the first of these for up to `patience_ms`. */
-static void tell_all(int listener, int patience_ms, const uint8_t *frame, size_t size)
+/* Sends a last frame to all clients, and to connections in the backlog: the first of these is waited for
+ * `patience_ms`. */
+static void send_to_all(int listener, int patience_ms, const uint8_t *frame, size_t size)
 {
     for (int i = 0; i < client_count; i++)
         if (clients[i].fd >= 0)
-            to_a_client(&clients[i], frame, size);
+            send_to_client(&clients[i], frame, size);
     struct pollfd p = {.fd = listener, .events = POLLIN};
     for (int timeout = patience_ms; poll(&p, 1, timeout) == 1; timeout = 0) {
         int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
         if (fd < 0)
             return;
         if (write(fd, frame, size) != (ssize_t)size)
-            dprintf(STDERR_FILENO, "keeper: a client left before it was told\n");
+            dprintf(STDERR_FILENO, "keeper: a client disconnected before the last frame\n");
         close(fd);
     }
 }
@@ -491,9 +490,9 @@ static void finish(const char *message, int status)
     char text[320];
     int n = snprintf(text, sizeof text, "%s\n", message);
     if (write(ends.exit_file, text, (size_t)n) != n)
-        dprintf(STDERR_FILENO, "keeper: the reason could not be written: %s", text);
-    tell_all(ends.listener, 0, frame, size);
-    /* Slow readers get a second to take what is theirs. */
+        dprintf(STDERR_FILENO, "keeper: the reason of the end could not be written: %s", text);
+    send_to_all(ends.listener, 0, frame, size);
+    /* Slow clients have a second to read their queues. */
     for (int round = 0; round < 20; round++) {
         bool waiting = false;
         for (int i = 0; i < client_count; i++)
@@ -516,7 +515,7 @@ static void violation(const char *what)
     char message[256];
     snprintf(message, sizeof message, "protocol: %s", what);
     uint8_t frame[HEADER_SIZE];
-    to_the_guest(frame, put_frame(frame, FRAME_SHUTDOWN, 0, NULL, 0));
+    send_to_guest(frame, put_frame(frame, FRAME_SHUTDOWN, 0, NULL, 0));
     finish(message, -1);
 }
 
@@ -526,11 +525,11 @@ static void greet(struct client *c)
 {
     if (hello_size && c->fd >= 0 && !c->greeted) {
         c->greeted = true;
-        to_a_client(c, hello, hello_size);
+        send_to_client(c, hello, hello_size);
     }
 }
 
-/* The HELLO that a guest answers with when it is told a new epoch. */
+/* The HELLO of the new epoch, which a restored guest is sent and answers with. */
 static size_t epoch_hello(uint8_t *frame)
 {
     uint8_t fields[28];
@@ -540,7 +539,8 @@ static size_t epoch_hello(uint8_t *frame)
     return put_frame(frame, FRAME_HELLO, 0, fields, size);
 }
 
-/* A guest that was written to disk may still say the end of what it was saying then: all until its HELLO is stale. */
+/* A restored guest may first send the rest of a frame that it had begun when it was saved: bytes before its HELLO are
+ * stale. */
 static void skip_stale(void)
 {
     uint8_t wanted[HEADER_SIZE + 28];
@@ -554,14 +554,15 @@ static void first_frame(const struct header *h, const uint8_t *frame)
     if (h->type != FRAME_HELLO || h->stream != 0 || h->length > sizeof hello - HEADER_SIZE)
         violation("the first frame is not HELLO");
     if (int_field(frame + HEADER_SIZE, h->length, TAG_VERSION, -1) != PROTOCOL_VERSION)
-        violation("a version that is not 1");
+        violation("protocol version is not 1");
     memcpy(hello, frame, HEADER_SIZE + h->length);
     hello_size = HEADER_SIZE + h->length;
     for (int i = 0; i < client_count; i++)
         greet(&clients[i]);
 }
 
-/* Check one frame of the guest's and make it the client's. Returns whose it is, or NULL: nobody's. */
+/* Checks one frame from the guest and restores the client's stream number. Returns its client, or NULL: not for a
+ * client. */
 static struct client *take_guest_frame(uint8_t *frame)
 {
     struct header h = header_at(frame);
@@ -571,25 +572,25 @@ static struct client *take_guest_frame(uint8_t *frame)
     }
     struct stream **at = find(h.stream), *s = *at;
     if (!s)
-        violation("a frame of a stream that is not open");
+        violation("frame of a stream that is not open");
     switch (h.type) {
     case FRAME_DATA:
         if (h.length == 0 || h.channel >= CHANNELS || s->credit[h.channel] < h.length)
-            violation("more data than was asked for");
+            violation("DATA beyond the credit");
         s->credit[h.channel] -= h.length;
         break;
     case FRAME_EOF:
     case FRAME_CREDIT:
         if (h.channel >= CHANNELS || h.length != (h.type == FRAME_EOF ? 0 : 4))
-            violation("a bad frame of flow control");
+            violation("malformed EOF or CREDIT");
         break;
     case FRAME_EVENT:
     case FRAME_END:
         if (h.channel != 0)
-            violation("a channel where none belongs");
+            violation("channel in a frame without one");
         break;
     default:
-        violation("a frame of a type that is not the guest's");
+        violation("frame type that a guest may not send");
     }
     struct client *c = &clients[h.stream >> STREAM_BITS];
     h.stream &= (1u << STREAM_BITS) - 1;
@@ -599,7 +600,7 @@ static struct client *take_guest_frame(uint8_t *frame)
         c->streams--;
         open_streams -= !s->idle;
         if (!s->idle)
-            note_use();
+            record_use();
         free(s);
     }
     return c;
@@ -608,7 +609,7 @@ static struct client *take_guest_frame(uint8_t *frame)
 static void check_size(const struct header *h)
 {
     if (h->length > MAX_PAYLOAD || h->reserved != 0)
-        violation("a frame that is too large");
+        violation("payload too long or reserved bytes set");
 }
 
 static void take_from_guest(void)
@@ -620,7 +621,7 @@ static void take_from_guest(void)
         if (used(&from_guest) < HEADER_SIZE + 28)
             return;
     }
-    /* Neighbouring frames of one client go out in one write. */
+    /* Consecutive frames for one client are sent in one write. */
     struct client *owner = NULL;
     uint8_t *run = NULL;
     size_t run_size = 0;
@@ -635,7 +636,7 @@ static void take_from_guest(void)
         struct client *c = take_guest_frame(frame);
         if (c != owner || !c) {
             if (owner)
-                to_a_client(owner, run, run_size);
+                send_to_client(owner, run, run_size);
             owner = c;
             run = frame;
             run_size = 0;
@@ -644,13 +645,13 @@ static void take_from_guest(void)
         from_guest.start += size;
     }
     if (owner)
-        to_a_client(owner, run, run_size);
+        send_to_client(owner, run, run_size);
 }
 
 /* ---- clients to guest ---- */
 
-/* Check one frame of a client's and make it the guest's. 1: pass it on; 2: pass it on, though it is no use of the
- * sandbox; 0: drop it; -1: drop the client. */
+/* Checks one frame from a client and sets the guest's stream number. 1: relay it; 2: relay it, though it does not count
+ * as use of the sandbox; 0: drop it; -1: drop the client. */
 static int take_client_frame(struct client *c, uint8_t *frame)
 {
     struct header h = header_at(frame);
@@ -658,8 +659,8 @@ static int take_client_frame(struct client *c, uint8_t *frame)
         return h.stream == 0 && h.length == 0 ? 1 : -1;
     if (h.type == FRAME_FREEZE)
         return h.stream == 0 && take_freeze(c, frame + HEADER_SIZE, h.length) ? 0 : -1;
-    if (h.type == FRAME_ADOPT)
-        return h.stream == 0 && take_adopt(c, frame + HEADER_SIZE, h.length) ? 0 : -1;
+    if (h.type == FRAME_RECONFIGURE)
+        return h.stream == 0 && take_reconfigure(c, frame + HEADER_SIZE, h.length) ? 0 : -1;
     if (h.stream == 0 || h.stream >> STREAM_BITS)
         return -1;
     h.stream |= (uint32_t)(c - clients) << STREAM_BITS;
@@ -719,10 +720,10 @@ static void take_from_client(struct client *c)
         if (verdict == 1)
             wake();
         else if (verdict)
-            rouse();
+            resume();
         if (verdict == 0 || !run) {
             if (run)
-                to_the_guest(run, run_size);
+                send_to_guest(run, run_size);
             run = verdict ? frame : NULL;
             run_size = 0;
         }
@@ -730,7 +731,7 @@ static void take_from_client(struct client *c)
         c->in.start += size;
     }
     if (run)
-        to_the_guest(run, run_size);
+        send_to_guest(run, run_size);
     if (verdict < 0)
         drop_client(c);
 }
@@ -758,7 +759,7 @@ static void accept_client(void)
 
 static void sandbox_ended(void)
 {
-    /* What the guest wrote last is still in the pipe. */
+    /* The guest's last frames are still in the pipe. */
     struct pollfd p = {.fd = ends.from_guest, .events = POLLIN};
     while (poll(&p, 1, 0) == 1 && (p.revents & POLLIN))
         take_from_guest();
@@ -775,7 +776,7 @@ static void sandbox_ended(void)
     finish(message, status);
 }
 
-static bool nobody_left(void)
+static bool has_no_clients(void)
 {
     for (int i = 0; i < client_count; i++)
         if (clients[i].fd >= 0)
@@ -802,15 +803,15 @@ void relay_run(const struct relay_ends *given)
     static struct pollfd polls[4 + CLIENTS];
     static int slots[4 + CLIENTS];
     ends = *given;
-    note_use();
+    record_use();
     int64_t deadline = now_ms() + HELLO_TIMEOUT_MS;
     bool shrunk = false;
     for (;;) {
-        if (ends.ephemeral && had_client && !shutdown_sent && nobody_left()) {
+        if (ends.ephemeral && had_client && !shutdown_sent && has_no_clients()) {
             uint8_t frame[HEADER_SIZE];
             shutdown_sent = true;
-            wake(); /* what stands still does not end */
-            to_the_guest(frame, put_frame(frame, FRAME_SHUTDOWN, 0, NULL, 0));
+            wake(); /* a frozen guest cannot shut down */
+            send_to_guest(frame, put_frame(frame, FRAME_SHUTDOWN, 0, NULL, 0));
         }
         int n = 0;
         polls[n++] = (struct pollfd){.fd = ends.from_guest, .events = POLLIN};
@@ -833,16 +834,16 @@ void relay_run(const struct relay_ends *given)
         if (ready < 0 && errno != EINTR)
             give_up("poll");
         if (ready == 0 && !hello_size) {
-            relay_fail(ends.listener, ETIMEDOUT, "the guest did not answer in time");
-            finish("the guest did not answer in time", -1);
+            relay_fail(ends.listener, ETIMEDOUT, "the guest did not send HELLO within 20 s");
+            finish("the guest did not send HELLO within 20 s", -1);
         }
         if (ready == 0) {
             if (!shrunk)
                 shrink();
             shrunk = true;
             if (pause_at() >= 0 && now_ms() >= pause_at()) {
-                warm = freeze() == 0;
-                used_ms = now_ms(); /* what would not stand still is tried again after as long */
+                paused = freeze() == 0;
+                used_ms = now_ms(); /* if freezing failed, it is tried again after the same time */
             }
             continue;
         }
@@ -857,7 +858,7 @@ void relay_run(const struct relay_ends *given)
                 continue;
             if ((polls[i].revents & POLLOUT) && !flush(&c->out, c->fd))
                 drop_client(c);
-            else if ((polls[i].revents & POLLIN) && (holders == 0 || c->holds)) /* somebody may hold it since this round began */
+            else if ((polls[i].revents & POLLIN) && (holders == 0 || c->holds)) /* HOLD may have begun in this round */
                 take_from_client(c);
             else if (polls[i].revents & (POLLHUP | POLLERR | POLLNVAL))
                 drop_client(c);
@@ -878,7 +879,7 @@ void relay_announce(const struct relay_ends *given)
         give_up("announcing the epoch");
 }
 
-/* Tell those who wait for a sandbox that it did not start. */
+/* Sends FAILED to all clients that wait for the sandbox to start. */
 void relay_fail(int listener, int error, const char *message)
 {
     static uint8_t frame[HEADER_SIZE + 8192], fields[8192];
@@ -886,5 +887,5 @@ void relay_fail(int listener, int error, const char *message)
     uint32_t size = put_field(fields, TAG_ERRNO, &number, 8);
     size += put_field(fields + size, TAG_MESSAGE, message, (uint32_t)strnlen(message, 8000));
     size_t total = put_frame(frame, FRAME_FAILED, 0, fields, size);
-    tell_all(listener, 2000, frame, total);
+    send_to_all(listener, 2000, frame, total);
 }

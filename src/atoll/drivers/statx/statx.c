@@ -1,8 +1,8 @@
 /* Makes `ls` and `stat` work under older gVisors.
  *
  * gVisor of 2022 and before answers EINVAL to statx and fstatat with AT_NO_AUTOMOUNT, which coreutils 9.1 and newer
- * always pass. Nothing inside a sandbox automounts, so the flag can be left out. This library is preloaded into
- * dynamically linked programs of such sandboxes; it needs nothing but the C library that the program has. */
+ * always pass. Nothing inside a sandbox automounts, so the flag can be dropped. This library is preloaded into
+ * dynamically linked programs of such sandboxes; it needs only the C library that the program has. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <sys/stat.h>

@@ -19,19 +19,18 @@ import anyio
 from anyio.abc import ByteStream, SocketAttribute, UNIXSocketStream
 
 from atoll.contract.errors import GuestProtocolError, InvalidRequest, LaunchFailed, SandboxDied
-from atoll.runtime.guest.frames import (
+from atoll.contract.protocol import (
     MAX_PAYLOAD,
     PROTOCOL_VERSION,
     Fields,
-    FrameReader,
     FrameType,
     Op,
     Tag,
-    decode_credit,
     decode_fields,
     encode_fields,
     encode_frame,
 )
+from atoll.runtime.guest.frames import FrameReader, decode_credit
 from atoll.runtime.guest.stream import WINDOW, Failure, Sink, Stream
 
 GREETING_S = 30.0

@@ -31,9 +31,10 @@ from atoll.contract.errors import (
     PathNotFound,
 )
 from atoll.contract.model import FileChange, FileEntry, FileKind, FileStat, Match
+from atoll.contract.protocol import Change, Fields, FileType, Op, Problem, Tag, encode_fields
 from atoll.runtime.guest import copying as transfer
 from atoll.runtime.guest.connection import OpenStream
-from atoll.runtime.guest.frames import Change, Fields, Kind, Op, Problem, Tag, encode_fields, name_user
+from atoll.runtime.guest.frames import name_user
 from atoll.runtime.guest.stream import ResultLimit, Stream
 
 READ_LIMIT_BYTES = 256 * 1024 * 1024
@@ -56,13 +57,13 @@ class _Attributes(TypedDict):
 
 
 _KINDS: dict[int, FileKind] = {
-    Kind.FILE: "file",
-    Kind.DIRECTORY: "directory",
-    Kind.SYMLINK: "symlink",
-    Kind.FIFO: "fifo",
-    Kind.SOCKET: "socket",
-    Kind.CHAR_DEVICE: "char_device",
-    Kind.BLOCK_DEVICE: "block_device",
+    FileType.FILE: "file",
+    FileType.DIRECTORY: "directory",
+    FileType.SYMLINK: "symlink",
+    FileType.FIFO: "fifo",
+    FileType.SOCKET: "socket",
+    FileType.CHAR_DEVICE: "char_device",
+    FileType.BLOCK_DEVICE: "block_device",
 }
 _CHANGES: dict[int, Literal["created", "modified", "deleted", "moved_from", "moved_to", "attributes", "lost"]] = {
     Change.CREATED: "created",

@@ -1,224 +1,19 @@
-"""The guest's protocol as bytes: frames, fields and records, and the numbers of `guest/protocol.h`.
+"""Frames and records of the guest protocol, read from bytes that arrive in pieces.
 
-Knows how each is written and what a well-formed one looks like. Refuses to know sockets, streams, credit and what an
-operation means: `link.py` and `stream.py` above feed what they receive into `FrameReader` and `RecordReader`.
-Whatever comes from a guest is hostile: every size is checked before anything is kept, and what is malformed is a
+Owns `FrameReader` and `RecordReader`, which `connection.py` and `stream.py` feed, and the frames and fields that only
+the runtime writes. Not here: the protocol's numbers and the encoding of fields (`contract/protocol.py`), sockets,
+streams, credit, and the meaning of operations.
+All input from a guest is hostile: each size is checked before anything is kept, and malformed input raises
 `GuestProtocolError`, never another exception.
 """
 
 from __future__ import annotations
 
-import errno
-import os
 import struct
-from collections.abc import Iterable
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from enum import IntEnum
 
-from atoll.contract.errors import GuestProtocolError, InvalidRequest
+from atoll.contract.errors import GuestProtocolError
+from atoll.contract.protocol import HEADER, HEADER_SIZE, MAX_PAYLOAD, MAX_RECORD, Fields, FrameType, decode_fields
 
-PROTOCOL_VERSION = 1
-HEADER_SIZE = 12
-MAX_PAYLOAD = 262144
-MAX_RECORD = 65536
-INITIAL_CREDIT = 65536
-MAX_CHANNELS = 8
-FIRST_CHANNEL = 3
-MAX_PATH = 4096
-"""The kernel's limit, and so that of names and of where links point to."""
-
-
-class FrameType(IntEnum):
-    HELLO = 1
-    OPEN = 2
-    DATA = 3
-    EOF = 4
-    CREDIT = 5
-    RESET = 6
-    CONTROL = 7
-    EVENT = 8
-    END = 9
-    SHUTDOWN = 10
-    FAILED = 32
-    GONE = 33
-    FREEZE = 34
-    FROZEN = 35
-    ADOPT = 36
-    ADOPTED = 37
-
-
-class Op(IntEnum):
-    SPAWN = 1
-    ATTACH = 2
-    SIGNAL = 3
-    PROCS = 4
-    PS = 5
-    READ = 10
-    WRITE = 11
-    STAT = 12
-    LIST = 13
-    MKDIR = 14
-    REMOVE = 15
-    RENAME = 16
-    SYMLINK = 17
-    CHMOD = 18
-    TAR_OUT = 20
-    TAR_IN = 21
-    GLOB = 22
-    GREP = 23
-    WATCH = 24
-    DIAL = 30
-    LISTEN = 31
-    ACCEPT = 32
-
-
-class EventKind(IntEnum):
-    STARTED = 1
-    GAP = 2
-    CONNECTED = 3
-    LISTENING = 4
-    ACCEPTED = 5
-
-
-class Action(IntEnum):
-    SIGNAL = 1
-    RESIZE = 2
-
-
-class Change(IntEnum):
-    READY = 0
-    CREATED = 1
-    MODIFIED = 2
-    DELETED = 3
-    MOVED_FROM = 4
-    MOVED_TO = 5
-    ATTRIBUTES = 6
-    LOST = 7
-
-
-class Kind(IntEnum):
-    FILE = 1
-    DIRECTORY = 2
-    SYMLINK = 3
-    FIFO = 4
-    SOCKET = 5
-    CHAR_DEVICE = 6
-    BLOCK_DEVICE = 7
-
-
-class Tag(IntEnum):
-    VERSION = 1
-    EPOCH = 2
-    OP = 3
-    ERRNO = 4
-    MESSAGE = 5
-    WINDOW = 6
-    USER = 7
-    EVENT = 8
-    ACTION = 9
-    PAUSE_MS = 10
-    IDLE = 11
-    WAITING = 12
-    ARGV = 20
-    SHELL = 21
-    ENV = 22
-    CWD = 23
-    STDIN = 24
-    PTY_ROWS = 25
-    PTY_COLS = 26
-    KEEP = 27
-    CHANNELS = 28
-    RING = 29
-    PROC = 30
-    PID = 31
-    PPID = 32
-    EXIT_CODE = 33
-    SIGNAL = 34
-    TREE = 35
-    OUT_TOTAL = 36
-    ERR_TOTAL = 37
-    OUT_OFFSET = 38
-    ERR_OFFSET = 39
-    DURATION_US = 40
-    KILLED = 41
-    LOSSLESS = 42
-    CHANNEL = 43
-    COMMAND = 44
-    STARTED_US = 45
-    ENDED_US = 46
-    LIVE = 47
-    STATE = 48
-    RSS_BYTES = 49
-    CPU_US = 50
-    QUIET = 51
-    PATH = 60
-    OFFSET = 61
-    LIMIT = 62
-    SIZE = 63
-    MODE = 64
-    MTIME_NS = 65
-    APPEND = 66
-    ATOMIC = 67
-    PARENTS = 68
-    EXCLUSIVE = 69
-    FOLLOW = 70
-    KIND = 71
-    UID = 72
-    GID = 73
-    TARGET = 74
-    NAME = 75
-    RECURSIVE = 76
-    MISSING_OK = 77
-    TO = 78
-    INSIDE = 79
-    COUNT = 80
-    PATTERN = 81
-    HIDDEN = 82
-    TRUNCATED = 83
-    IGNORE_CASE = 84
-    INCLUDE = 85
-    LINE = 86
-    TEXT = 87
-    CHANGE = 88
-    PORT = 100
-    HOST = 101
-    CONN = 102
-    PEER_PORT = 103
-
-
-STRING_TAGS = frozenset(
-    {
-        Tag.USER,
-        Tag.ARGV,
-        Tag.SHELL,
-        Tag.ENV,
-        Tag.CWD,
-        Tag.STATE,
-        Tag.PATH,
-        Tag.TARGET,
-        Tag.TO,
-        Tag.PATTERN,
-        Tag.INCLUDE,
-        Tag.HOST,
-    }
-)
-"""Fields that hold bytes without a NUL."""
-BYTES_TAGS = frozenset({Tag.MESSAGE, Tag.COMMAND, Tag.NAME, Tag.TEXT})
-"""Fields that hold any bytes."""
-INTEGER_TAGS = frozenset(Tag) - STRING_TAGS - BYTES_TAGS
-
-_INTEGER, _STRING, _BYTES = range(3)
-_SHAPES: dict[int, int] = (
-    {int(tag): _INTEGER for tag in INTEGER_TAGS}
-    | {int(tag): _STRING for tag in STRING_TAGS}
-    | {int(tag): _BYTES for tag in BYTES_TAGS}
-)
-
-_HEADER = struct.Struct("<IBBHI")
-_FIELD = struct.Struct("<HI")
-_INTEGER_FIELD = struct.Struct("<HIq")
-_INT64 = struct.Struct("<q")
 _UINT32 = struct.Struct("<I")
 
 _DATA = int(FrameType.DATA)
@@ -226,227 +21,18 @@ _STREAM_TYPES = frozenset(map(int, (FrameType.DATA, FrameType.EOF, FrameType.CRE
 _LINK_TYPES = frozenset(map(int, (FrameType.HELLO, FrameType.FAILED, FrameType.GONE)))
 _CHANNEL_TYPES = frozenset(map(int, (FrameType.DATA, FrameType.EOF, FrameType.CREDIT)))
 
-_UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_EARLIEST = datetime.min.replace(tzinfo=UTC)
-_LATEST = datetime.max.replace(tzinfo=UTC)
-_PRINTABLE = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if code not in {9, 10}}
-
-Value = int | str | bytes
 Frame = tuple[int, int, int, bytes]
 """Type, channel, stream and payload. A DATA frame may come as several, in order."""
 
 
-# ------------------------------------------------------------------------------------------------------ to the guest
-
-
-def encode_frame(kind: FrameType, stream: int, payload: bytes = b"", channel: int = 0) -> bytes:
-    """One frame, ready to send."""
-    return _HEADER.pack(len(payload), kind, channel, 0, stream) + payload
-
-
-def encode_header(kind: FrameType, stream: int, length: int, channel: int = 0) -> bytes:
-    """The header alone, for a payload that is sent right after it without being copied."""
-    return _HEADER.pack(length, kind, channel, 0, stream)
-
-
 def encode_credit(stream: int, channel: int, amount: int) -> bytes:
     """A CREDIT frame."""
-    return _HEADER.pack(4, FrameType.CREDIT, channel, 0, stream) + _UINT32.pack(amount)
-
-
-def encode_fields(fields: Iterable[tuple[Tag, Value | None]]) -> bytes:
-    """The fields whose value is not None, in order.
-
-    Raises:
-        InvalidRequest: a string holds a NUL or cannot be written as UTF-8, or an integer needs more than 64 bits.
-    """
-    parts: list[bytes] = []
-    for tag, value in fields:
-        if value is None:
-            continue
-        if isinstance(value, int):
-            try:
-                parts.append(_INTEGER_FIELD.pack(tag, 8, value))
-            except struct.error:
-                raise InvalidRequest(f"{tag.name.lower()} is {value}; numbers have at most 63 bits") from None
-            continue
-        raw = encode_text(value, tag.name.lower()) if isinstance(value, str) else value
-        if tag in STRING_TAGS and b"\0" in raw:
-            raise InvalidRequest(f"{tag.name.lower()} holds a NUL character, which no path or argument can")
-        parts.append(_FIELD.pack(tag, len(raw)))
-        parts.append(raw)
-    return b"".join(parts)
+    return HEADER.pack(4, FrameType.CREDIT, channel, 0, stream) + _UINT32.pack(amount)
 
 
 def name_user(user: str) -> str | None:
-    """The USER field. Root is left out: unset means root, and spares the guest a look into the image's users."""
+    """The USER field. Root is left out: unset means root, and spares the guest a lookup in /etc/passwd."""
     return None if user == "root" else user
-
-
-def encode_text(text: str, what: str) -> bytes:
-    """`text` as the guest takes it: UTF-8, surrogates that stand for other bytes becoming those bytes again.
-
-    Raises:
-        InvalidRequest: it holds another surrogate.
-    """
-    try:
-        return text.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError:
-        raise InvalidRequest(f"{what} holds a surrogate that stands for no byte: {text[:200]!r}") from None
-
-
-# ---------------------------------------------------------------------------------------------------- from the guest
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """Why an operation failed."""
-
-    number: int
-    """The errno."""
-    about: str
-    """What the guest says it was about. May be empty."""
-
-    @property
-    def words(self) -> str:
-        """What the errno means."""
-        return os.strerror(self.number).lower()
-
-    @property
-    def reason(self) -> str:
-        return f"{self.about}: {self.words}" if self.about else self.words
-
-    @property
-    def no_such_user(self) -> bool:
-        return self.number == errno.ENOENT and self.about == "no such user"
-
-
-class Fields:
-    """Fields that the other side sent, each of the size and kind that its tag demands.
-
-    The getters turn a value into what the host uses and raise `GuestProtocolError` where it is missing or out of
-    range.
-    """
-
-    __slots__ = ("_values",)
-
-    def __init__(self, values: dict[int, int | bytes]) -> None:
-        self._values = values
-
-    def __contains__(self, tag: Tag) -> bool:
-        return tag in self._values
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Fields) and self._values == other._values
-
-    def __hash__(self) -> int:
-        raise TypeError("fields are not hashable")
-
-    def __repr__(self) -> str:
-        return f"Fields({self._values!r})"
-
-    def integer(self, tag: Tag) -> int:
-        value = self._values.get(tag)
-        if not isinstance(value, int):
-            raise _missing(tag)
-        return value
-
-    def count(self, tag: Tag, default: int | None = None) -> int:
-        """An integer that is not negative."""
-        if default is not None and tag not in self._values:
-            return default
-        value = self.integer(tag)
-        if value < 0:
-            raise GuestProtocolError(f"the guest sent a negative {tag.name}")
-        return value
-
-    def within(self, tag: Tag, low: int, high: int) -> int:
-        """An integer from `low` to `high`."""
-        value = self.integer(tag)
-        if not low <= value <= high:
-            raise GuestProtocolError(f"the guest sent {tag.name} = {value}")
-        return value
-
-    def flag(self, tag: Tag) -> bool:
-        """Whether it is there and not 0."""
-        return bool(self._values.get(tag, 0))
-
-    def raw(self, tag: Tag) -> bytes:
-        value = self._values.get(tag)
-        if not isinstance(value, bytes):
-            raise _missing(tag)
-        return value
-
-    def path(self, tag: Tag) -> str:
-        """A path or a part of one: bytes that are not UTF-8 become surrogates, so that it can be sent back."""
-        raw = self.raw(tag)
-        if b"\0" in raw or len(raw) > MAX_PATH:
-            raise GuestProtocolError(f"the guest sent {tag.name} that cannot be a path")
-        return raw.decode("utf-8", "surrogateescape")
-
-    def text(self, tag: Tag, limit: int = 4096) -> str:
-        """Text to show: at most `limit` bytes; what is not UTF-8 or not printable becomes U+FFFD. Empty if missing."""
-        value = self._values.get(tag, b"")
-        raw = value if isinstance(value, bytes) else b""
-        return raw[:limit].decode("utf-8", "replace").translate(_PRINTABLE)
-
-    def problem(self) -> Problem | None:
-        """What END says went wrong. None: nothing did."""
-        if Tag.ERRNO not in self._values or not self._values[Tag.ERRNO]:
-            return None
-        number = self.within(Tag.ERRNO, 1, 4095)
-        message = self.text(Tag.MESSAGE, 1024)
-        # The guest's words for the errno are those of its own C library.
-        about, _, _ = message.rpartition(": ")
-        return Problem(number, about)
-
-    def time_us(self, tag: Tag) -> datetime:
-        """Microseconds since 1970. Times that Python has no `datetime` for become the first or the last it has."""
-        return _moment(self.integer(tag))
-
-    def time_ns(self, tag: Tag) -> datetime:
-        """The same, from nanoseconds."""
-        return _moment(self.integer(tag) // 1000)
-
-
-def _missing(tag: Tag) -> GuestProtocolError:
-    return GuestProtocolError(f"the guest left out {tag.name}")
-
-
-def _moment(microseconds: int) -> datetime:
-    try:
-        return _UNIX_EPOCH + timedelta(microseconds=microseconds)
-    except OverflowError:
-        return _LATEST if microseconds > 0 else _EARLIEST
-
-
-def decode_fields(payload: bytes) -> Fields:
-    """What `encode_fields` wrote. Unknown tags are passed over; of a repeated one the last counts.
-
-    Raises:
-        GuestProtocolError: a field overruns, an integer is not of 8 bytes, or a string holds a NUL.
-    """
-    values: dict[int, int | bytes] = {}
-    position, end = 0, len(payload)
-    while position < end:
-        if end - position < _FIELD.size:
-            raise GuestProtocolError("the guest sent half a field")
-        tag, length = _FIELD.unpack_from(payload, position)
-        position += _FIELD.size
-        if length > end - position:
-            raise GuestProtocolError(f"the guest sent field {tag} that overruns its frame")
-        shape = _SHAPES.get(tag)
-        if shape == _INTEGER:
-            if length != _INT64.size:
-                raise GuestProtocolError(f"the guest sent the integer {tag} in {length} bytes")
-            values[tag] = _INT64.unpack_from(payload, position)[0]
-        elif shape is not None:
-            value = payload[position : position + length]
-            if shape == _STRING and b"\0" in value:
-                raise GuestProtocolError(f"the guest sent the string {tag} with a NUL")
-            values[tag] = value
-        position += length
-    return Fields(values)
 
 
 def decode_credit(payload: bytes) -> int:
@@ -462,9 +48,9 @@ def decode_credit(payload: bytes) -> int:
 
 
 class FrameReader:
-    """Cuts what is received into frames, however it was split on the way.
+    """Splits received bytes into frames, in whatever pieces they arrive.
 
-    Holds at most one frame that is not DATA. DATA is handed on as it comes, in as many frames as it takes, and never
+    Holds at most one frame that is not DATA. DATA is passed on as it arrives, as several frames if it must, and never
     held back.
     """
 
@@ -480,7 +66,7 @@ class FrameReader:
         """The frames that `chunk` completes. Nothing of `chunk` itself is kept.
 
         Raises:
-            GuestProtocolError: a header breaks a rule of frames to the host. The reader is of no use afterwards.
+            GuestProtocolError: a header breaks a rule of frames to the host. The reader cannot be used afterwards.
         """
         frames: list[Frame] = []
         position, size = 0, len(chunk)
@@ -513,7 +99,7 @@ class FrameReader:
         return frames
 
     def _begin(self, buffer: bytes | bytearray | memoryview, position: int) -> None:
-        length, kind, channel, reserved, stream = _HEADER.unpack_from(buffer, position)
+        length, kind, channel, reserved, stream = HEADER.unpack_from(buffer, position)
         if length > MAX_PAYLOAD:
             raise GuestProtocolError(f"the guest sent a frame of {length} bytes; {MAX_PAYLOAD} is the most")
         if kind in _STREAM_TYPES:
@@ -533,7 +119,7 @@ class FrameReader:
 
 
 class RecordReader:
-    """Cuts the bytes of a channel into records, however they were split. Holds at most one that is incomplete."""
+    """Splits the bytes of a channel into records. Holds at most one that is incomplete."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -561,10 +147,10 @@ class RecordReader:
         return records
 
     def finish(self) -> None:
-        """Say that no more comes.
+        """Check that the channel ended after a whole record.
 
         Raises:
-            GuestProtocolError: there is half a record left.
+            GuestProtocolError: an incomplete record is left.
         """
         if self._buffer:
             raise GuestProtocolError("the guest ended in the middle of a record")

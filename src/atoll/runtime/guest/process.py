@@ -31,8 +31,7 @@ from atoll.contract.errors import (
     SandboxError,
 )
 from atoll.contract.model import Event, ExecBytes, ExecResult, Exited, Gap, Output, Truncation, check_env
-from atoll.runtime.guest.connection import OpenStream
-from atoll.runtime.guest.frames import (
+from atoll.contract.protocol import (
     FIRST_CHANNEL,
     MAX_CHANNELS,
     Action,
@@ -42,8 +41,9 @@ from atoll.runtime.guest.frames import (
     Problem,
     Tag,
     encode_fields,
-    name_user,
 )
+from atoll.runtime.guest.connection import OpenStream
+from atoll.runtime.guest.frames import name_user
 from atoll.runtime.guest.stream import Connection, Stream
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"

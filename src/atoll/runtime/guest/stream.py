@@ -21,20 +21,19 @@ import anyio.lowlevel
 from anyio.abc import ByteStream
 
 from atoll.contract.errors import GuestProtocolError, SandboxError
-from atoll.runtime.guest.frames import (
+from atoll.contract.protocol import (
     INITIAL_CREDIT,
     MAX_PAYLOAD,
     EventKind,
     Fields,
     FrameType,
     Problem,
-    RecordReader,
     Tag,
-    encode_credit,
     encode_fields,
     encode_frame,
     encode_header,
 )
+from atoll.runtime.guest.frames import RecordReader, encode_credit
 
 WINDOW = 1024 * 1024
 """Bytes of a channel that may be under way to the host."""

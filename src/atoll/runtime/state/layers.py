@@ -4,7 +4,7 @@ Knows where a layer is, how layers stand on an image, and which of them nobody n
 in one, and how it is copied (the driver's).
 
     layers/<id>/upper/<key>    what was written to the overlay `key`
-    layers/<id>/scratch/<key>  overlayfs's own, while a sandbox writes to the layer
+    layers/<id>/work/<key>     overlayfs's own, while a sandbox writes to the layer
 
 A sandbox writes to the layer on top of its stack and to no other. Sealing that layer is nothing but a manifest that
 names it below a new top: no file moves, so it takes the same time whatever is in it, and a crash finds it sealed or

@@ -1,16 +1,18 @@
-/* The sitter: a process of the guest's own above each spawned process.
+/* The supervisor: a process of the guest's own that is the parent of each spawned process, and the subreaper of its
+ * tree.
  *
- * Knows: how a program is started as a user with exactly what it should have, and that everything it leaves behind
- * comes to its subreaper. Refuses to know: output, streams, the host.
+ * Owns how a program is started as a user with exactly the descriptors, environment and limits that it should have, and
+ * how its tree is reaped, signalled and killed. Not here: output, streams, the host (proc.c, attach.c). The messages to
+ * and from the guest are drawn in supervisor.h.
  *
- * When nothing is left of a process it takes the next one: what it holds of one is given back before that.
+ * When nothing is left of a process, the supervisor releases all that it held for it and takes the next job.
  *
- * The program is started with vfork(): the sitter waits until exec() or failure, and learns of a failure through the
- * memory they share until then. A hostile file system that makes chdir() or exec() hang makes the sitter hang too;
- * the guest then ends the sitter and sweeps up (proc.c).
+ * The program is started with vfork(): the supervisor waits until exec() or failure, and learns of a failure through
+ * the memory that they share until then. A hostile file system that makes chdir() or exec() hang makes the supervisor
+ * hang too; the guest then kills the supervisor and sweeps up its orphans (proc.c).
  */
 #define _GNU_SOURCE
-#include "sitter.h"
+#include "supervisor.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -43,48 +45,48 @@
 enum {
     EXIT_NOT_FOUND = 127,
     EXIT_CANNOT_RUN = 126,
-    ABOVE_ALL = 100,       /* descriptors are parked from here on while 0 to 10 are put in place */
-    SWEEP_AGAIN_MS = 2,
-    HURRIED_SWEEPS = 8,
-    HOLD_MS = 300,         /* how long the dead are left to fill the process limit, against what forks and exits */
-    OBEY_WITHIN_MS = 4000,
-    LOOK_EVERY_MS = 500,
+    PARKED_FROM = 100,     /* descriptors are moved up here while 0 to 10 are put in place */
+    SWEEP_PAUSE_MS = 2,
+    QUICK_SWEEPS = 8,
+    HOLD_MS = 300, /* how long zombies are left unreaped to fill the process limit, against processes that fork */
+    COMMAND_TIMEOUT_MS = 4000,
+    ORPHAN_POLL_MS = 500,
 };
 
-static const char usual_path[] = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+static const char default_path[] = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/* What the program is to be, prepared before the fork so that the child only makes system calls. */
+/* The program to start, prepared before the fork so that the child only makes system calls. */
 struct program {
-    const struct sitting *sitting;
+    const struct spawn_job *job;
     struct account account;
     char **argv;
     char **env;
-    char *line; /* for the shell; NULL: there is none */
+    char *line; /* the shell's command line; NULL: no shell */
     const char *path; /* "PATH=…" */
     char *cwd;
-    int terminal; /* the program's side */
+    int terminal; /* the slave side */
     struct rlimit nofile;
-    volatile int error; /* why it could not even try to run the program */
+    volatile int error; /* an errno of the child before execve() */
     const char *volatile about;
 };
 
-struct sitter {
-    const struct sitting *sitting;
+struct supervisor {
+    const struct spawn_job *job;
     struct tree tree;
     pid_t main;      /* 0 once it has been reaped */
     int64_t started;
 };
 
-static void report(const struct sitting *sitting, enum report_kind kind, int value, int64_t number, const char *text)
+static void report(const struct spawn_job *job, enum report_kind kind, int value, int64_t number, const char *text)
 {
     struct report message = {.kind = (int32_t)kind, .value = value, .number = number};
     if (text)
         memcpy(message.text, text, strnlen(text, sizeof message.text - 1));
-    /* When nobody takes it the guest is gone, and the next order says so. */
-    (void)!send(sitting->link, &message, sizeof message, MSG_NOSIGNAL);
+    /* If this fails the guest is gone, which the next receive reports. */
+    (void)!send(job->link, &message, sizeof message, MSG_NOSIGNAL);
 }
 
-/* ---- what the program is to be ---- */
+/* ---- preparing the program ---- */
 
 static void free_list(char **list)
 {
@@ -164,11 +166,11 @@ static char **make_argv(struct fields fields, char *line)
     return argv;
 }
 
-static int open_terminal(const struct sitting *sitting, const struct account *account)
+static int open_terminal(const struct spawn_job *job, const struct account *account)
 {
-    int fd = ioctl(sitting->terminal, TIOCGPTPEER, O_RDWR | O_NOCTTY | O_CLOEXEC), number;
-    if (fd < 0 && ioctl(sitting->terminal, TIOCGPTN, &number) == 0) {
-        /* gVisor and old kernels have no other way than the path. */
+    int fd = ioctl(job->terminal, TIOCGPTPEER, O_RDWR | O_NOCTTY | O_CLOEXEC), number;
+    if (fd < 0 && ioctl(job->terminal, TIOCGPTN, &number) == 0) {
+        /* gVisor and old kernels can open it by its path only. */
         char path[32];
         snprintf(path, sizeof path, "/dev/pts/%d", number);
         fd = open(path, O_RDWR | O_NOCTTY | O_CLOEXEC);
@@ -180,11 +182,11 @@ static int open_terminal(const struct sitting *sitting, const struct account *ac
     return fd;
 }
 
-/* 0, or an errno and what it is about. */
-static int prepare(struct program *program, const struct sitting *sitting, const char **about)
+/* 0, or an errno and its subject. */
+static int prepare(struct program *program, const struct spawn_job *job, const char **about)
 {
-    struct fields fields = sitting->fields;
-    *program = (struct program){.sitting = sitting, .nofile = *guest_first_nofile(), .terminal = -1};
+    struct fields fields = job->fields;
+    *program = (struct program){.job = job, .nofile = *guest_first_nofile(), .terminal = -1};
     char *user = fields_string(fields, TAG_USER);
     int error = users_find(user, &program->account);
     free(user);
@@ -200,30 +202,30 @@ static int prepare(struct program *program, const struct sitting *sitting, const
         return ENOMEM;
     program->path = find_env(program->env, "PATH");
     if (!program->path)
-        program->path = usual_path;
-    /* Whoever writes to /dev/stdout opens the pipe once more, as himself. */
-    const int ends[] = {sitting->in, sitting->out, sitting->err};
+        program->path = default_path;
+    /* A program that writes to /dev/stdout opens the pipe again, as its own user. */
+    const int ends[] = {job->in, job->out, job->err};
     for (size_t i = 0; i < sizeof ends / sizeof *ends; i++)
         if (ends[i] >= 0 && program->account.uid != 0)
             (void)!fchown(ends[i], program->account.uid, program->account.gid);
     *about = "terminal";
-    if (sitting->terminal >= 0 && (program->terminal = open_terminal(sitting, &program->account)) < 0)
+    if (job->terminal >= 0 && (program->terminal = open_terminal(job, &program->account)) < 0)
         return errno;
     return 0;
 }
 
-/* Gives back what prepare() took, and the program's ends of everything. */
+/* Releases what prepare() allocated, and the program's ends of all channels. */
 static void forget(struct program *program)
 {
-    const struct sitting *sitting = program->sitting;
-    const int ends[] = {sitting->in, sitting->out, sitting->err, sitting->terminal, program->terminal};
+    const struct spawn_job *job = program->job;
+    const int ends[] = {job->in, job->out, job->err, job->terminal, program->terminal};
     for (size_t i = 0; i < sizeof ends / sizeof *ends; i++)
         if (ends[i] >= 0)
             close(ends[i]);
-    for (int i = 0; i < sitting->extra_count; i++)
-        close(sitting->extras[i]);
+    for (int i = 0; i < job->extra_count; i++)
+        close(job->extras[i]);
     if (program->line)
-        free(program->argv); /* which holds nothing but the line and words of ours */
+        free(program->argv); /* which holds only the line and string literals */
     else
         free_list(program->argv);
     free(program->line);
@@ -232,7 +234,7 @@ static void forget(struct program *program)
     users_forget(&program->account);
 }
 
-/* ---- in the child, which shares our memory until it runs the program ---- */
+/* ---- in the child, which shares the supervisor's memory until execve() ---- */
 
 static _Noreturn void give_up(struct program *program, int error, const char *about)
 {
@@ -243,41 +245,41 @@ static _Noreturn void give_up(struct program *program, int error, const char *ab
 
 static void place_descriptors(const struct program *program)
 {
-    const struct sitting *sitting = program->sitting;
-    int from[3 + MAX_CHANNELS] = {sitting->in, sitting->out, sitting->err};
+    const struct spawn_job *job = program->job;
+    int from[3 + MAX_CHANNELS] = {job->in, job->out, job->err};
     if (program->terminal >= 0)
         from[0] = from[1] = from[2] = program->terminal;
-    for (int i = 0; i < sitting->extra_count; i++)
-        from[3 + i] = sitting->extras[i];
-    int count = 3 + sitting->extra_count;
+    for (int i = 0; i < job->extra_count; i++)
+        from[3 + i] = job->extras[i];
+    int count = 3 + job->extra_count;
     for (int i = 0; i < count; i++)
         if (from[i] >= 0)
-            from[i] = fcntl(from[i], F_DUPFD_CLOEXEC, ABOVE_ALL);
+            from[i] = fcntl(from[i], F_DUPFD_CLOEXEC, PARKED_FROM);
     for (int i = 0; i < count; i++)
         if (from[i] >= 0)
             dup2(from[i], i); /* 0 stays /dev/null when there is no input */
 }
 
-static void usual_signals(void)
+static void reset_signals(void)
 {
-    /* exec() resets handlers by itself, but keeps what is ignored. */
-    struct sigaction usual = {.sa_handler = SIG_DFL};
+    /* exec() resets handlers, but keeps ignored signals ignored. */
+    struct sigaction standard = {.sa_handler = SIG_DFL};
     for (int signal = 1; signal < 65; signal++)
         if (signal != SIGKILL && signal != SIGSTOP)
-            sigaction(signal, &usual, NULL);
+            sigaction(signal, &standard, NULL);
     guest_set_reserved_signals(SIG_DFL);
     sigset_t none;
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
 }
 
-/* The program goes before the guest when memory runs out. */
-static void take_brand(int brand)
+/* The marker is an oom_score_adj above the guest's: when memory runs out, the program is killed first. */
+static void set_marker(int marker)
 {
     char text[8];
     int fd = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
     if (fd >= 0) {
-        (void)!write(fd, text, (size_t)snprintf(text, sizeof text, "%d", brand));
+        (void)!write(fd, text, (size_t)snprintf(text, sizeof text, "%d", marker));
         close(fd);
     }
 }
@@ -353,11 +355,11 @@ static _Noreturn void complain(const struct program *program, int error)
 static _Noreturn void become_program(struct program *program)
 {
     setsid();
-    usual_signals();
+    reset_signals();
     place_descriptors(program);
     if (program->terminal >= 0)
         ioctl(0, TIOCSCTTY, 0);
-    take_brand(program->sitting->brand);
+    set_marker(program->job->marker);
     umask(022);
     setrlimit(RLIMIT_NOFILE, &program->nofile);
     int error = users_become(&program->account);
@@ -367,13 +369,13 @@ static _Noreturn void become_program(struct program *program)
     complain(program, program->line ? try_shells(program) : try_program(program, program->argv[0]));
 }
 
-/* ---- sitting ---- */
+/* ---- supervising ---- */
 
-/* The main process's pid; 0 when it could not be started, which it has said then. */
-static pid_t start_main(struct program *program, const struct sitting *sitting)
+/* The main process's pid; 0 when it could not be started, which has then been reported. */
+static pid_t start_main(struct program *program, const struct spawn_job *job)
 {
     const char *about;
-    int error = prepare(program, sitting, &about);
+    int error = prepare(program, job, &about);
     pid_t pid = 0;
     if (!error) {
         pid = vfork();
@@ -381,22 +383,22 @@ static pid_t start_main(struct program *program, const struct sitting *sitting)
             become_program(program);
         error = pid < 0 ? errno : program->error;
         about = pid < 0 ? "fork" : program->about;
-        prctl(PR_SET_DUMPABLE, 0); /* the child's change of user may have touched what we share */
+        prctl(PR_SET_DUMPABLE, 0); /* the child's change of user may have changed it in the memory that we share */
     }
     if (error) {
         if (pid > 0)
             waitpid(pid, NULL, 0);
-        report(sitting, REPORT_REFUSED, error, 0, about);
+        report(job, REPORT_REFUSED, error, 0, about);
         pid = 0;
     } else {
-        report(sitting, REPORT_STARTED, pid, program->account.uid, NULL);
+        report(job, REPORT_STARTED, pid, program->account.uid, NULL);
     }
     forget(program);
     return pid;
 }
 
-/* Takes in the dead; true when no child is left. */
-static bool reap_children(struct sitter *sitter)
+/* Reaps; true when no child is left. */
+static bool reap_children(struct supervisor *supervisor)
 {
     for (;;) {
         int status;
@@ -405,23 +407,23 @@ static bool reap_children(struct sitter *sitter)
             return false;
         if (pid < 0)
             return errno == ECHILD;
-        if (pid == sitter->main) {
-            sitter->main = 0;
-            report(sitter->sitting, REPORT_ENDED, status, now_us() - sitter->started, NULL);
+        if (pid == supervisor->main) {
+            supervisor->main = 0;
+            report(supervisor->job, REPORT_ENDED, status, now_us() - supervisor->started, NULL);
         }
     }
 }
 
-/* True when nobody is left at all, orphans that went to the guest included: for them two looks are taken, because one
- * takes a while and somebody may be born behind its back. */
-static bool reap(struct sitter *sitter)
+/* True when the tree is empty, orphans that were reparented to the guest included: for them /proc is read twice,
+ * because one pass takes a while and may miss a process that was forked behind it. */
+static bool reap(struct supervisor *supervisor)
 {
-    const struct tree *tree = &sitter->tree;
-    return reap_children(sitter) && (!tree->brand || (tree_is_empty(tree) && tree_is_empty(tree)));
+    const struct tree *tree = &supervisor->tree;
+    return reap_children(supervisor) && (!tree->marker || (tree_is_empty(tree) && tree_is_empty(tree)));
 }
 
-/* Of all signals that can be kept out only this one is let in, and only in a wait: `kill -TERM -1` inside must not
- * take the sitters along. */
+/* SIGCHLD is the only blockable signal that is let in, and only while waiting: `kill -TERM -1` inside must not end
+ * supervisors. */
 static sigset_t all_but_child(void)
 {
     sigset_t set;
@@ -436,138 +438,138 @@ static void sleep_until_signal(int ms)
     ppoll(NULL, 0, &(struct timespec){.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000L}, &mask);
 }
 
-/* Kills until nothing is left, which it reports as true; false when something withstands for too long.
+/* Kills until the tree is empty; false when a process survives for too long.
  *
- * What forks, exits and starts a session each time can outrun any look into /proc. It cannot outrun the process limit:
- * when sweeping in a hurry did not do, the dead are left unreaped for a while, until no fork succeeds any more. */
-static bool kill_tree(struct sitter *sitter)
+ * A process that forks, exits and starts a session each time can outrun any scan of /proc. It cannot outrun the process
+ * limit: when quick sweeps did not suffice, zombies are left unreaped for a while, until no fork succeeds any more. */
+static bool kill_tree(struct supervisor *supervisor)
 {
-    int64_t until = now_us() + OBEY_WITHIN_MS * 1000, hold_until = 0;
+    int64_t until = now_us() + COMMAND_TIMEOUT_MS * 1000, hold_until = 0;
     for (int sweeps = 1;; sweeps++) {
-        tree_kill_sweep(&sitter->tree);
+        tree_kill_sweep(&supervisor->tree);
         int64_t now = now_us();
         if (now >= hold_until) {
-            if (reap(sitter))
+            if (reap(supervisor))
                 return true;
-            if (sweeps > HURRIED_SWEEPS && now - hold_until > HOLD_MS * 1000)
+            if (sweeps > QUICK_SWEEPS && now - hold_until > HOLD_MS * 1000)
                 hold_until = now + HOLD_MS * 1000;
         }
         if (now > until)
             return false;
-        if (sweeps <= HURRIED_SWEEPS)
-            sleep_until_signal(SWEEP_AGAIN_MS);
+        if (sweeps <= QUICK_SWEEPS)
+            sleep_until_signal(SWEEP_PAUSE_MS);
     }
 }
 
-static void obey(struct sitter *sitter, const struct order *order)
+static void run_command(struct supervisor *supervisor, const struct supervisor_command *command)
 {
     int error = 0;
-    if (order->tree && order->signal == SIGKILL)
-        error = kill_tree(sitter) ? 0 : EBUSY;
-    else if (order->tree)
-        error = tree_signal(&sitter->tree, order->signal) ? 0 : ESRCH;
-    else if (!sitter->main)
+    if (command->tree && command->signal == SIGKILL)
+        error = kill_tree(supervisor) ? 0 : EBUSY;
+    else if (command->tree)
+        error = tree_signal(&supervisor->tree, command->signal) ? 0 : ESRCH;
+    else if (!supervisor->main)
         error = ESRCH;
-    else if (kill(sitter->main, order->signal) < 0)
+    else if (kill(supervisor->main, command->signal) < 0)
         error = errno;
-    report(sitter->sitting, REPORT_OBEYED, error, order->sequence, NULL);
+    report(supervisor->job, REPORT_DONE, error, command->sequence, NULL);
 }
 
-/* An order, or the end of orders: then the guest is gone, and so must be everything it started. */
-static void take_order(struct sitter *sitter)
+/* A command, or the end of the link: then the guest is gone, and its processes must end too. */
+static void take_command(struct supervisor *supervisor)
 {
-    struct order order;
-    ssize_t size = recv(sitter->sitting->link, &order, sizeof order, MSG_DONTWAIT);
-    if (size == (ssize_t)sizeof order) {
-        obey(sitter, &order);
+    struct supervisor_command command;
+    ssize_t size = recv(supervisor->job->link, &command, sizeof command, MSG_DONTWAIT);
+    if (size == (ssize_t)sizeof command) {
+        run_command(supervisor, &command);
     } else if (size >= 0 || (errno != EAGAIN && errno != EINTR)) {
-        kill_tree(sitter);
+        kill_tree(supervisor);
         _exit(0);
     }
 }
 
 static void on_child(int signal)
 {
-    (void)signal; /* only there to interrupt a wait */
+    (void)signal; /* only interrupts a wait */
 }
 
-static void sit(const struct sitting *sitting)
+static void supervise(const struct spawn_job *job)
 {
     static struct program program;
-    struct sitter sitter = {.sitting = sitting, .started = now_us()};
-    sitter.tree = (struct tree){.root = getpid(), .brand = guest_has_subreapers() ? 0 : sitting->brand};
-    sitter.main = start_main(&program, sitting);
+    struct supervisor supervisor = {.job = job, .started = now_us()};
+    supervisor.tree = (struct tree){.root = getpid(), .marker = guest_has_subreapers() ? 0 : job->marker};
+    supervisor.main = start_main(&program, job);
     sigset_t mask = all_but_child();
-    struct pollfd orders = {.fd = sitting->link, .events = POLLIN};
-    /* Of orphans that went to the guest no signal tells: they are looked after. */
-    const struct timespec look = {.tv_nsec = LOOK_EVERY_MS * 1000000L};
-    while (!(reap(&sitter) && !sitter.main))
-        if (ppoll(&orders, 1, sitter.tree.brand && !sitter.main ? &look : NULL, &mask) > 0)
-            take_order(&sitter);
-    report(sitting, REPORT_EMPTY, 0, 0, NULL);
+    struct pollfd commands = {.fd = job->link, .events = POLLIN};
+    /* No signal reports the end of orphans that were reparented to the guest: they are polled for. */
+    const struct timespec poll_interval = {.tv_nsec = ORPHAN_POLL_MS * 1000000L};
+    while (!(reap(&supervisor) && !supervisor.main))
+        if (ppoll(&commands, 1, supervisor.tree.marker && !supervisor.main ? &poll_interval : NULL, &mask) > 0)
+            take_command(&supervisor);
+    report(job, REPORT_EMPTY, 0, 0, NULL);
 }
 
 /* ---- the next job ---- */
 
-/* The descriptors of a job, each in its place. */
-static void take_ends(struct sitting *sitting, uint32_t bits, const int *fds, int count)
+/* Puts each descriptor of a job in its place. */
+static void take_ends(struct spawn_job *job, uint32_t bits, const int *fds, int count)
 {
-    int *places[MOST_ENDS] = {&sitting->in, &sitting->out, &sitting->err, &sitting->terminal};
+    int *places[MAX_ENDS] = {&job->in, &job->out, &job->err, &job->terminal};
     for (int i = 0; i < MAX_CHANNELS; i++)
-        places[4 + i] = &sitting->extras[i];
-    sitting->extra_count = 0;
-    for (int i = 0, next = 0; i < MOST_ENDS; i++) {
+        places[4 + i] = &job->extras[i];
+    job->extra_count = 0;
+    for (int i = 0, next = 0; i < MAX_ENDS; i++) {
         *places[i] = bits >> i & 1 && next < count ? fds[next++] : -1;
         if (i >= 4 && *places[i] >= 0)
-            sitting->extra_count++;
+            job->extra_count++;
     }
 }
 
-/* Waits until the guest has one; false when it will not have any. */
-static bool take_job(struct sitting *sitting)
+/* Waits for a job; false when the guest has closed the link. */
+static bool take_job(struct spawn_job *job)
 {
-    static uint8_t request[LARGEST_JOB];
+    static uint8_t request[MAX_JOB_BYTES];
     for (;;) {
-        struct order order;
+        struct supervisor_command command;
         union {
             struct cmsghdr header;
-            char space[CMSG_SPACE(MOST_ENDS * sizeof(int))];
+            char space[CMSG_SPACE(MAX_ENDS * sizeof(int))];
         } control;
-        struct iovec parts[] = {{&order, sizeof order}, {request, sizeof request}};
+        struct iovec parts[] = {{&command, sizeof command}, {request, sizeof request}};
         struct msghdr message = {
             .msg_iov = parts,
             .msg_iovlen = 2,
             .msg_control = &control,
             .msg_controllen = sizeof control,
         };
-        ssize_t size = recvmsg(sitting->link, &message, MSG_CMSG_CLOEXEC);
+        ssize_t size = recvmsg(job->link, &message, MSG_CMSG_CLOEXEC);
         if (size < 0 && errno == EINTR)
             continue;
-        if (size < (ssize_t)sizeof order)
+        if (size < (ssize_t)sizeof command)
             return false;
-        if (order.signal != ORDER_JOB)
-            continue; /* for those who are gone */
+        if (command.signal != COMMAND_JOB)
+            continue; /* meant for processes that are gone */
         struct cmsghdr *header = CMSG_FIRSTHDR(&message);
-        int fds[MOST_ENDS], count = header ? (int)((header->cmsg_len - CMSG_LEN(0)) / sizeof *fds) : 0;
+        int fds[MAX_ENDS], count = header ? (int)((header->cmsg_len - CMSG_LEN(0)) / sizeof *fds) : 0;
         if (header)
             memcpy(fds, CMSG_DATA(header), (size_t)count * sizeof *fds);
-        take_ends(sitting, order.ends, fds, count);
-        sitting->fields = (struct fields){request, (size_t)size - sizeof order};
-        sitting->brand = order.brand;
+        take_ends(job, command.ends, fds, count);
+        job->fields = (struct fields){request, (size_t)size - sizeof command};
+        job->marker = command.marker;
         return true;
     }
 }
 
-_Noreturn void sitter_run(const struct sitting *first)
+_Noreturn void supervisor_run(const struct spawn_job *first)
 {
-    struct sitting sitting = *first;
+    struct spawn_job job = *first;
     sigset_t all;
     sigfillset(&all);
     sigprocmask(SIG_SETMASK, &all, NULL);
     sigaction(SIGCHLD, &(struct sigaction){.sa_handler = on_child, .sa_flags = SA_NOCLDSTOP}, NULL);
     prctl(PR_SET_CHILD_SUBREAPER, 1);
     do
-        sit(&sitting);
-    while (take_job(&sitting));
+        supervise(&job);
+    while (take_job(&job));
     _exit(0);
 }

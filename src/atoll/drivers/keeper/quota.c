@@ -1,8 +1,8 @@
-/* The limit on what a sandbox writes to its layer.
+/* The disk quota of a sandbox's active layer.
  *
- * Knows: the quota group of a btrfs subvolume, and project quotas (XFS, ext4). Refuses to know: how a layer came to be
- * a subvolume or to have a project; storage.py saw to it, and lifted the limit of the run before, because overlayfs
- * mounts read-only what it cannot write to. The limit is set when all is mounted and before anything runs. */
+ * Owns the quota group of a btrfs subvolume, and project quotas (XFS, ext4). Not here: making the layer a subvolume or
+ * giving it a project, and lifting the quota of the previous run (`storage.py`): overlayfs mounts read-only if it
+ * cannot write. The quota is set after all is mounted and before anything runs. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <linux/btrfs.h>
@@ -19,13 +19,13 @@
 
 enum { SECTOR = 512, BLOCK = 4096, SPARE_FILES = 1024, QUOTACTL_FD = 443 };
 
-static int bound_subvolume(int layer, uint64_t bytes)
+static int limit_subvolume(int layer, uint64_t bytes)
 {
     struct btrfs_ioctl_qgroup_limit_args args = {.lim = {.flags = BTRFS_QGROUP_LIMIT_MAX_RFER, .max_rfer = bytes}};
     return ioctl(layer, BTRFS_IOC_QGROUP_LIMIT, &args);
 }
 
-static int bound_project(int layer, uint64_t bytes)
+static int limit_project(int layer, uint64_t bytes)
 {
     struct fsxattr attributes;
     if (ioctl(layer, FS_IOC_FSGETXATTR, &attributes) < 0)
@@ -40,16 +40,16 @@ static int bound_project(int layer, uint64_t bytes)
         .d_fieldmask = FS_DQ_BHARD | FS_DQ_IHARD,
         .d_id = attributes.fsx_projid,
         .d_blk_hardlimit = (bytes + SECTOR - 1) / SECTOR,
-        /* What empty files take up is not counted in blocks. Others reach the limit on blocks first. */
+        /* Empty files use no blocks, so inodes are limited too. Other files reach the limit on blocks first. */
         .d_ino_hardlimit = bytes / BLOCK + SPARE_FILES,
     };
     return (int)syscall(QUOTACTL_FD, layer, QCMD(Q_XSETQLIM, PRJQUOTA), quota.d_id, &quota);
 }
 
-int bound(int layer, uint64_t bytes)
+int set_quota(int layer, uint64_t bytes)
 {
-    struct statfs below;
-    if (fstatfs(layer, &below) < 0)
+    struct statfs filesystem;
+    if (fstatfs(layer, &filesystem) < 0)
         return -1;
-    return below.f_type == BTRFS_SUPER_MAGIC ? bound_subvolume(layer, bytes) : bound_project(layer, bytes);
+    return filesystem.f_type == BTRFS_SUPER_MAGIC ? limit_subvolume(layer, bytes) : limit_project(layer, bytes);
 }

@@ -1,7 +1,7 @@
-/* How a sandbox that runs is given another hostname. Nobody inside may do it.
+/* Sets the hostname of a running sandbox, which no process inside may do.
  *
- * The process id that we are told may be another's by now, were it the host's own: what is changed is a namespace whose
- * owner is the sandbox's, or nothing. */
+ * The process id that is given may belong to another process by now, even of the host: only a namespace that is owned
+ * by the sandbox's user id is changed. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -14,7 +14,7 @@
 
 #include "keeper.h"
 
-void name_sandbox(unsigned owner, const char *pid, const char *hostname)
+void set_hostname(unsigned owner, const char *pid, const char *hostname)
 {
     char path[64];
     snprintf(path, sizeof path, "/proc/%s/ns/uts", pid);
@@ -25,7 +25,7 @@ void name_sandbox(unsigned owner, const char *pid, const char *hostname)
         give_up("finding the sandbox's namespaces");
     if (found != owner) {
         errno = ESRCH;
-        give_up("the sandbox");
+        give_up("the process does not belong to the sandbox");
     }
     if (setns(user, CLONE_NEWUSER) < 0 || setns(uts, CLONE_NEWUTS) < 0)
         give_up("entering the sandbox's namespaces");
