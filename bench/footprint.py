@@ -1,6 +1,6 @@
-"""How much memory sandboxes take, process by process. Knows /proc and which processes belong to a sandbox.
+"""The memory of sandboxes, process by process, from /proc.
 
-A sandbox's processes are its keeper and all that descends from it: the guest, and what the runtime keeps beside it.
+A sandbox's processes are its keeper and all its descendants: the guest, and other processes of the runtime.
 Their *proportional set size* counts a page that n processes share as 1/n for each, so the sizes of all add up.
 """
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 Lifecycle = tuple[int, str]
-"""A process id and when it began: together never another process's."""
+"""A process id and its start time: together they identify a process."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Footprint:
     keepers: int
     guests: int
     others: int
-    """What else the runtime keeps for a sandbox; gVisor's kernel, for one."""
+    """Other processes of the runtime for a sandbox, such as gVisor's kernel."""
     processes: int
 
     @property
