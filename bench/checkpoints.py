@@ -189,4 +189,4 @@ def _upper(lab: Lab, box: atoll.Sandbox) -> Path:
     """The upper directory of the sandbox's active layer."""
     state = lab.engine.state_dir
     manifest = json.loads((state / "sandboxes" / box.id / "manifest.json").read_text())
-    return state / "layers" / str(manifest["top"]) / "upper"
+    return state / "layers" / str(manifest["active_layer"]) / "upper"

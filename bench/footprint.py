@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-Lifecycle = tuple[int, str]
+ProcessKey = tuple[int, str]
 """A process id and its start time: together they identify a process."""
 
 
@@ -63,11 +63,11 @@ def pss_bytes(pid: int) -> int:
     return 0
 
 
-def lives(pids: Iterable[int]) -> set[Lifecycle]:
+def lives(pids: Iterable[int]) -> set[ProcessKey]:
     return {(pid, began) for pid in pids if (began := _began(pid)) is not None}
 
 
-def still_alive(seen: Iterable[Lifecycle]) -> list[int]:
+def still_alive(seen: Iterable[ProcessKey]) -> list[int]:
     return [pid for pid, began in seen if _began(pid) == began]
 
 

@@ -22,7 +22,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 import atoll
 from atoll.contract.model import RuntimeName
 from bench import btrfs
-from bench.footprint import Lifecycle, lives, sandbox_processes, still_alive
+from bench.footprint import ProcessKey, lives, sandbox_processes, still_alive
 from bench.sampling import Advance, at_most
 
 CLEANUP_S = 300
@@ -40,7 +40,7 @@ class Lab:
         if not self.runtimes:
             raise RuntimeError("none of these runtimes can be used on this machine; `atoll doctor` says why")
         self.fastest = self.runtimes[0]
-        self._lives: dict[str, set[Lifecycle]] = {}
+        self._lives: dict[str, set[ProcessKey]] = {}
 
     @property
     def scratch(self) -> Path:
