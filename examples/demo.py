@@ -53,7 +53,7 @@ async def runtimes(engine: atoll.Engine) -> None:
 
 
 async def isolation(engine: atoll.Engine) -> None:
-    say("Isolation", "Root inside is no user outside.")
+    say("Isolation", "Root inside has no rights outside.")
     limits = atoll.Limits(memory_bytes=64 << 20, pids=50) if limits_work(engine) else None
     async with await engine.create("island", limits=limits) as box:
         await run(box, "id; hostname; ls /home /root; cat /etc/shadow", user="root")
