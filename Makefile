@@ -1,20 +1,20 @@
-# The commands of a developer. On a fresh Debian or Ubuntu machine with Python 3.11+, pip, a C compiler and root or
-# sudo, `make demo` and `make test` install what is missing; after that they install nothing.
+# The commands for developers. On a fresh Debian or Ubuntu machine with Python 3.11+, pip, a C compiler and root or
+# sudo, `make demo` and `make test` install what is missing; later runs install nothing.
 
 SHELL := /bin/sh
 PYTHON ?= python3
 BIN := .venv/bin
 export PYTHON
 
-# How the tests are run, and which: make test PYTEST_ARGS='-n 0 -x tests/attacks'
-# One more than the cores that the smallest machine has: a process waits for sandboxes half of its time.
+# Arguments for pytest: make test PYTEST_ARGS='-n 0 -x tests/attacks'
+# Workers: one more than the two cores of the smallest machine, as a worker waits for sandboxes half of its time.
 PYTEST_WORKERS ?= 3
 PYTEST_ARGS ?= -n $(PYTEST_WORKERS) --dist loadfile
 BENCH_ARGS ?=
 FUZZ_SECONDS ?= 60
 KILLS ?= 1000
 
-# What ruff and mypy look at, as far as it is there.
+# The paths that ruff and mypy check, if they exist.
 CHECKED := $(wildcard src tests bench examples build_guest.py)
 
 NATIVE := src/atoll/_bin
@@ -23,22 +23,22 @@ GUEST_HEADERS := $(wildcard src/atoll/guest/*.h)
 .PHONY: help demo test check format bench fuzz chaos build lock clean programs lint
 .DEFAULT_GOAL := help
 
-help: ## this list
+help: ## show this list
 	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/  make \1 | \2/p' $(firstword $(MAKEFILE_LIST)) | \
 		while IFS='|' read -r target what; do printf '%-16s%s\n' "$$target" "$$what"; done
 
-demo: ## install what is missing and see Atoll work
+demo: ## install what is missing and run the demo
 	@scripts/bootstrap demo
 	@$(MAKE) --no-print-directory programs
 	@$(BIN)/python -m examples.demo
 
-test: ## install what is missing, check, and run all tests
+test: ## install what is missing, run all checks and tests
 	@scripts/bootstrap test
 	@$(MAKE) --no-print-directory programs WERROR=--werror
 	@$(MAKE) --no-print-directory lint
 	@$(BIN)/pytest $(PYTEST_ARGS)
 
-check: ## format, lint, types, import contract, shell scripts
+check: ## check format, lint, types, import contract and shell scripts
 	@scripts/bootstrap check
 	@$(MAKE) --no-print-directory lint
 
@@ -47,16 +47,16 @@ format: ## rewrite the Python sources as `check` wants them
 	@$(BIN)/ruff check --fix-only --quiet $(CHECKED)
 	@$(BIN)/ruff format $(CHECKED)
 
-bench: ## measure; BENCH_ARGS='...' goes to it
+bench: ## run the benchmarks with BENCH_ARGS='...'
 	@scripts/bootstrap bench
 	@$(MAKE) --no-print-directory programs
 	@$(BIN)/python -m bench $(BENCH_ARGS)
 
-fuzz: ## feed the C programs' parsers with nonsense, each FUZZ_SECONDS long
+fuzz: ## fuzz the parsers of the C programs, each for FUZZ_SECONDS
 	@scripts/bootstrap test
 	@scripts/fuzz $(FUZZ_SECONDS)
 
-chaos: ## kill a host process KILLS times in the middle of its work; SEED=... repeats a run
+chaos: ## kill a host process KILLS times during its work; SEED=... repeats a run
 	@scripts/bootstrap test
 	@$(MAKE) --no-print-directory programs
 	@ATOLL_CHAOS_KILLS=$(KILLS) ATOLL_CHAOS_SEED=$(SEED) $(BIN)/pytest -n 0 -s tests/chaos/test_chaos.py
@@ -65,14 +65,14 @@ build: ## compile the guest and the keeper
 	@scripts/bootstrap build
 	@$(MAKE) --no-print-directory programs WERROR=--werror
 
-lock: ## pin the dependencies anew; UPGRADE=1 takes what is newest
+lock: ## pin the dependencies again; UPGRADE=1 takes the newest versions
 	@scripts/lock
 
-clean: ## remove all that was built, installed and cached in this directory
+clean: ## remove everything built, installed and cached in this directory
 	rm -rf .venv dist $(NATIVE) tests/fuzz/out .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find $(CHECKED) -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# ------------------------------------------------------------------------------------------ what these are made of
+# -------------------------------------------------------------------------------------------- steps of these targets
 
 lint:
 	@$(BIN)/ruff format --check --quiet $(CHECKED) || { echo "not formatted: run 'make format'" >&2; exit 1; }

@@ -1,4 +1,4 @@
-"""Runs the benchmarks: all of them, or those that are asked for."""
+"""Runs the benchmarks: all of them, or the chosen ones."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def main() -> int:
     console = Console(file=sys.stderr if options.json == "-" else sys.stdout)
     if not console.is_terminal:
         console = Console(file=console.file, width=WIDTH)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has it ignored in what it starts behind itself
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell makes background jobs ignore it
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # sandboxes are destroyed either way
     keep_mounts_apart()
     try:
@@ -90,22 +90,22 @@ def main() -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m bench",
-        description="Measure what Atoll costs, against what this machine does without it. A run of everything writes "
-        "bench/RESULTS.md. Exits with 1 if something could not be measured; a target that is missed is no failure.",
+        description="Measure Atoll, compared with this machine without it. A full run writes "
+        "bench/RESULTS.md. Exits with 1 if a measurement failed; a missed target is not a failure.",
     )
     parser.add_argument(
         "--only",
         action="append",
         choices=SUBJECTS,
         metavar="SUBJECT",
-        help=f"measure this alone; repeatable. One of: {', '.join(SUBJECTS)}",
+        help=f"measure only this subject; repeatable. One of: {', '.join(SUBJECTS)}",
     )
     parser.add_argument(
-        "--runtime", action="append", choices=RUNTIMES, metavar="NAME", help="measure this runtime alone; repeatable"
+        "--runtime", action="append", choices=RUNTIMES, metavar="NAME", help="measure only this runtime; repeatable"
     )
-    parser.add_argument("--quick", action="store_true", help="a tenth of the samples, to see that everything works")
+    parser.add_argument("--quick", action="store_true", help="a tenth of the samples, to check that everything works")
     parser.add_argument("--json", metavar="FILE", help="also write all results as JSON; '-' is standard output")
-    parser.add_argument("--no-results", action="store_true", help="leave bench/RESULTS.md as it is")
+    parser.add_argument("--no-results", action="store_true", help="do not write bench/RESULTS.md")
     return parser
 
 
@@ -140,7 +140,7 @@ async def _measured(lab: Lab, subject: str, measure: Callable[[Lab], Awaitable[S
     try:
         section = await measure(lab)
     except Exception as error:  # noqa: BLE001 - one subject that fails must not take the others with it
-        words = _words(error).replace(str(lab.engine.state_dir.parent), "…")  # the page is for others too
+        words = _words(error).replace(str(lab.engine.state_dir.parent), "…")  # the page is published
         section = Section(subject=subject, title=subject, how="", failure=words)
     return section.model_copy(update={"took_s": time.perf_counter() - start})
 

@@ -1,7 +1,7 @@
-"""What the same machine does without Atoll: start `true` once, more or less isolated, and throw it all away.
+"""Baselines without Atoll: start `true` once, with more or less isolation, and remove everything.
 
-Each gets the least that it needs: a root of `true` and its libraries, no limits, no user namespace, no seccomp
-filter of its own, no layers. A sandbox has all of these, so its ratio to them is what it costs, not what it wastes.
+Each gets the minimum that it needs: a root of `true` and its libraries, no limits, no user namespace, no seccomp
+filter of its own, no layers. A sandbox has all of these, so its ratio to them includes the price of isolation.
 """
 
 from __future__ import annotations
@@ -45,20 +45,20 @@ _OCI_CONFIG = {
 class Baseline:
     label: str
     command: Callable[[], Sequence[str]]
-    """What to run. Each time anew: container ids are not used twice."""
+    """The command line. Called for each run, as container ids are not reused."""
     slow: bool = False
 
 
 @dataclass(frozen=True)
 class Absent:
-    """A baseline that cannot be had here, and why."""
+    """A baseline that does not work on this machine, and why."""
 
     label: str
     reason: str
 
 
 class Baselines:
-    """All of them, prepared in a directory. A context manager: leaves no image in an engine."""
+    """All baselines, prepared in a directory. A context manager: removes its image from Docker at the end."""
 
     def __init__(self, directory: Path) -> None:
         self.absent: list[Absent] = []
@@ -130,7 +130,7 @@ class Baselines:
 
 
 def _make_root(root: Path) -> None:
-    """`true`, what it is linked with, and the directories that runtimes expect."""
+    """`true`, its libraries, and the directories that runtimes expect."""
     for name in ("bin", "dev", "proc", "sys"):
         (root / name).mkdir(parents=True)
     shutil.copy("/bin/true", root / "bin" / "true")

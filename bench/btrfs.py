@@ -1,7 +1,7 @@
-"""A btrfs file system for as long as something is measured on it, on a machine that has none.
+"""A temporary btrfs for measurements, on a machine that has none.
 
-Knows loop devices and mounts. Refuses to know what is kept there. It is a sparse file, mounted where nobody but this
-program and what it starts sees it: when they have ended, however they did, the mount and the loop device are gone.
+Owns the loop device and the mount. It is a sparse file, mounted in a private mount namespace of this program and its
+children: when they have ended, for whatever reason, the kernel removes the mount and the loop device.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _SEARCH = f"{os.environ.get('PATH', os.defpath)}:/usr/local/sbin:/usr/sbin:/sbin
 
 
 class Unavailable(Exception):
-    """There can be no btrfs here. The words say why."""
+    """This machine cannot create or mount a btrfs. The message says why."""
 
 
 def keep_mounts_apart() -> None:
-    """What this program mounts from now on, nobody else sees. Call it before there is a second thread.
+    """Enter a private mount namespace. Call it before there is a second thread.
 
-    Who may not do this may not mount either, and is told so by `mounted`.
+    Does nothing without the privilege; `mounted` then raises `Unavailable`.
     """
     if ctypes.CDLL(None).unshare(_CLONE_NEWNS) == 0:
         _run("mount", "--make-rslave", "/")
@@ -36,10 +36,10 @@ def keep_mounts_apart() -> None:
 
 @contextmanager
 def mounted(directory: Path) -> Iterator[Path]:
-    """An empty btrfs, mounted in `directory`, which is made and removed.
+    """An empty btrfs, mounted in `directory`, which is created and removed.
 
     Raises:
-        Unavailable: none can be made or mounted here.
+        Unavailable: it cannot be created or mounted on this machine.
     """
     if os.geteuid() != 0:
         raise Unavailable("only root may mount")
@@ -62,7 +62,7 @@ def mounted(directory: Path) -> Iterator[Path]:
 
 
 def _unmount(place: Path) -> None:
-    """Take the mount away: at the latest when the last that uses it has ended. Raises nothing, for what did before."""
+    """Unmount, at the latest when its last user has ended. Raises nothing, so as not to hide an earlier error."""
     for _ in range(_UNMOUNT_LOOKS):
         if subprocess.run(["umount", str(place)], capture_output=True, check=False).returncode == 0:
             return

@@ -1,4 +1,4 @@
-"""What checkpoints of files cost and how that grows with what was written, on two file systems."""
+"""How long checkpoints of files take, by the amount written, on two file systems."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from bench.results import Point, Section, Spread, Table, Target, Value, growth
 from bench.sampling import program, timed
 
 HOW = """\
-A new sandbox writes so much, and it is flushed (`sync`). Then, each timed by itself: a checkpoint while it runs,
-which copies what was written, and in turns with it `cp -a` of the same tree on the same file system; one more
-checkpoint, with nothing changed in between; the sandbox is put to sleep, and a checkpoint of it then, which seals
-what was written without touching it, and in turns with it the host writes two files of 4 KiB, flushes and renames
-each, which is all that sealing has to wait for; that checkpoint is restored, until the sandbox answers `true`; as
-much is written once more, and undone by restoring the same checkpoint again. Files have 1 KiB each, in directories of
-a thousand. The btrfs is made for this in a sparse file on the first file system; there `cp` shares data
-(`--reflink=always`), as Atoll's own copy does."""
+A new sandbox writes the given amount, which is flushed (`sync`). Then, each timed separately: a checkpoint while it
+runs, which copies what was written, interleaved with `cp -a` of the same tree on the same file system; one more
+checkpoint, with nothing changed in between; the sandbox is put to sleep, and a checkpoint of it then, which commits
+the active layer without touching its files, interleaved with the host writing two files of 4 KiB and flushing and
+renaming each, which is all that a commit has to wait for; that checkpoint is restored, until the sandbox answers
+`true`; the same amount is written once more, and undone by restoring the same checkpoint again. Files have 1 KiB
+each, in directories of a thousand. The btrfs is created for this in a sparse file on the first file system; there
+`cp` shares data (`--reflink=always`), as Atoll's own copy does."""
 
-SEALED = "stopped: checkpoint"
+COMMITTED = "stopped: checkpoint"
 COPIED = "running: checkpoint"
 NEXT = "running: the next checkpoint"
 COPY = "cp -a"
 SHARED = "cp -a --reflink"
 FLUSHED = "two files, flushed"
 RESTORED = "restore, `true`"
-UNDONE = "undo as much, `true`"
+UNDONE = "undo the same amount, `true`"
 UNDOINGS = 2
-"""In how many rounds that is done: it takes longest."""
+"""The number of rounds with this step, which takes longest."""
 BOUND = Value(number=0.010, unit="s")
 MIB = 1024 * 1024
 
@@ -73,7 +73,7 @@ class Size:
         return self.files or self.mib * MIB / 1e6
 
     async def write(self, box: atoll.Sandbox, place: str) -> None:
-        """As much as this is, inside, and on the disk when it returns."""
+        """Write this amount inside the sandbox. It is on the disk when this returns."""
         if self.files or self.mib:
             script = _FILES if self.files else _BYTES
             text = script.format(place=place, count=self.files or self.mib, MIB=MIB)
@@ -105,12 +105,12 @@ async def measure(lab: Lab) -> Section:
 
 
 async def _measured(lab: Lab, name: str, sizes: Sequence[Size]) -> tuple[list[Table], list[Target]]:
-    """What there is to say of one file system."""
-    async with lab.sandbox():  # the image is prepared
+    """The table and the target of one file system."""
+    async with lab.sandbox():  # prepares the image
         pass
     host = SHARED if name == "btrfs" else COPY
     series: dict[str, list[Point]] = {}
-    sealing = []
+    commits = []
     for size in sizes:
         with lab.progress(f"{size.label} on {name}", size.rounds) as advance:
             rounds = []
@@ -119,16 +119,16 @@ async def _measured(lab: Lab, name: str, sizes: Sequence[Size]) -> tuple[list[Ta
                 advance()
         samples = {step: tuple(taken[step] for taken in rounds if step in taken) for step in rounds[0]}
         for step, taken in samples.items():
-            beside = samples.get({COPIED: host, SEALED: FLUSHED}.get(step, ""), ())
+            beside = samples.get({COPIED: host, COMMITTED: FLUSHED}.get(step, ""), ())
             point = Point(label=size.label, amount=size.amount, samples=taken, beside=beside)
             series.setdefault(step, []).append(point)
-        sealing.append(Spread.of(samples[SEALED]).median)
+        commits.append(Spread.of(samples[COMMITTED]).median)
     table = growth(f"On {name}, with {lab.fastest}", series, each="file, or MB", against="host")
     target = Target(
-        what=f"sealing checkpoint of a stopped sandbox on {name}, the slowest size",
+        what=f"checkpoint of a stopped sandbox on {name}, the slowest size",
         bound=BOUND,
         at_most=True,
-        measured=Value(number=max(sealing), unit="s"),
+        measured=Value(number=max(commits), unit="s"),
     )
     return [table], [target]
 
@@ -155,18 +155,18 @@ async def _round(lab: Lab, host: str, size: Size, number: int) -> dict[str, floa
         taken[NEXT] = await timed(box.checkpoint())
         await box.sleep()
         os.sync()
-        taken[SEALED] = await timed(box.checkpoint("sealed"))
+        taken[COMMITTED] = await timed(box.checkpoint("committed"))
         taken[FLUSHED] = _flushed(lab.scratch)
-        taken[RESTORED] = await timed(_restored(box, "sealed"))
+        taken[RESTORED] = await timed(_restored(box, "committed"))
         if number < UNDOINGS:
             await size.write(box, "/home/user/second")
             dropped = _upper(lab, box)
-            taken[UNDONE] = await timed(_restored(box, "sealed"))
-            while dropped.exists():  # it is removed behind what answers, and is not to weigh on what is timed next
+            taken[UNDONE] = await timed(_restored(box, "committed"))
+            while dropped.exists():  # removed in the background; wait, so that it does not affect the next measurement
                 await anyio.sleep(0.05)
         for checkpoint in await box.checkpoints():
             await lab.engine.delete_checkpoint(checkpoint.id)
-    return {step: taken[step] for step in (SEALED, FLUSHED, COPIED, host, NEXT, RESTORED, UNDONE) if step in taken}
+    return {step: taken[step] for step in (COMMITTED, FLUSHED, COPIED, host, NEXT, RESTORED, UNDONE) if step in taken}
 
 
 async def _restored(box: atoll.Sandbox, checkpoint: str) -> None:
@@ -186,7 +186,7 @@ def _flushed(directory: Path) -> float:
 
 
 def _upper(lab: Lab, box: atoll.Sandbox) -> Path:
-    """What the sandbox writes to."""
+    """The upper directory of the sandbox's active layer."""
     state = lab.engine.state_dir
     manifest = json.loads((state / "sandboxes" / box.id / "manifest.json").read_text())
-    return state / "layers" / str(manifest["top"]) / "upper"
+    return state / "layers" / str(manifest["active_layer"]) / "upper"

@@ -1,4 +1,4 @@
-"""What a command costs: one at a time, and many."""
+"""How long a command takes: one at a time, and many."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from bench.results import Cell, Row, Section, Spread, Table, Target, Value, rati
 from bench.sampling import Contender, in_turns, program, throughput, timed
 
 HOW = """\
-`sandbox.exec(["true"])` in a sandbox that runs, from Python to Python, in turns with `subprocess.run(["/bin/true"])`
-on the host; `exec("true")` is a shell line and starts a shell. The throughput is that of one Python process that
-keeps so many commands of one sandbox under way for some seconds; on the host it is `anyio.run_process`, which is how
-the same program would be written without sandboxes."""
+`sandbox.exec(["true"])` in a running sandbox, from Python to Python, interleaved with
+`subprocess.run(["/bin/true"])` on the host; `exec("true")` is a shell command line and starts a shell. The
+throughput is that of one Python process that keeps the given number of commands of one sandbox in progress for some
+seconds; on the host it is `anyio.run_process`, which is how the same program would be written without sandboxes."""
 
 AT_ONCE = (1, 8, 32)
 
@@ -36,7 +36,7 @@ async def measure(lab: Lab) -> Section:
             Contender(f"Atoll, {lab.fastest}, as a shell line", partial(_exec, boxes[lab.fastest], "true"))
         )
         rounds = lab.amount(1000, 100)
-        with lab.progress("exec true, in turns", rounds) as advance:
+        with lab.progress("exec true, interleaved", rounds) as advance:
             samples = await in_turns(contenders, rounds, advance)
         table = await _throughput(lab, boxes)
     latency = times("One at a time", samples, against=HOST)
@@ -61,7 +61,7 @@ async def _exec(box: atoll.Sandbox, command: str | list[str]) -> float:
 
 
 async def _throughput(lab: Lab, boxes: Mapping[RuntimeName, atoll.Sandbox]) -> Table:
-    """A sandbox that does not stand so many commands must not hide the others: that it did not is its result."""
+    """Commands per second. If a sandbox ends under the load, that is its result, and the others are still measured."""
     seconds = lab.amount(4, 1)
 
     async def on_host() -> object:

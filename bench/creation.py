@@ -1,4 +1,4 @@
-"""From nothing to the first command: one after another, and many at once."""
+"""From creation to the first command: sequential, and many at once."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from bench.results import Row, Section, Spread, Table, Target, Value, times
 from bench.sampling import Contender, in_turns, program
 
 HOW = """\
-A new sandbox from the image `host`, with the default limits, until its first command (`true`) has answered; destroying
-it is not in the time. The sequential figures are taken in turns with the baselines, each of which starts `true` once
-and removes it all again. The image was prepared before; what the very first sandbox of a state directory takes is told
-apart. In a burst, all are asked for at the same moment, by one process, and each time counts from that moment."""
+A new sandbox from the image `host`, with the default limits, until its first command (`true`) has answered;
+destroying it is not timed. The sequential figures are interleaved with the baselines, each of which starts `true`
+once and removes everything again. The image was prepared before; the very first sandbox of a state directory is
+reported separately. In a burst, one process requests all sandboxes at the same moment, and each time counts from
+that moment."""
 
 
 async def measure(lab: Lab) -> Section:
@@ -32,7 +33,12 @@ async def measure(lab: Lab) -> Section:
     alone = Table(
         title="The first sandbox of a new state directory",
         columns=("", "once"),
-        rows=(Row(label=f"{lab.fastest}, image `host` prepared on the way", cells=(Value(number=first, unit="s"),)),),
+        rows=(
+            Row(
+                label=f"{lab.fastest}, including the preparation of the image `host`",
+                cells=(Value(number=first, unit="s"),),
+            ),
+        ),
     )
     return Section(
         subject="create",
@@ -69,7 +75,7 @@ async def _sequential(lab: Lab, baselines: Baselines) -> tuple[Table, Target | N
         for runtime in lab.runtimes
     ]
     rounds = lab.amount(60, 10)
-    with lab.progress("create → first command, in turns", rounds) as advance:
+    with lab.progress("create → first command, interleaved", rounds) as advance:
         samples = await in_turns(contenders, rounds, advance)
     absent = "; ".join(f"{missing.label}: {missing.reason}" for missing in baselines.absent)
     table = times("One after another", samples, against=HOST, note=absent or None)
@@ -108,12 +114,12 @@ async def _bursts(lab: Lab, baselines: Baselines) -> Table:
         title="All at once",
         columns=("", "at once", "median", "p99", "all answered", "per second"),
         rows=tuple(rows),
-        note="; ".join(f"{label}: {count} of them failed" for label, count in failures.items()) or None,
+        note="; ".join(f"{label}: {count} failed" for label, count in failures.items()) or None,
     )
 
 
 async def _started(baseline: Baseline, failures: Counter[str]) -> None:
-    """Start a baseline once. Not all of them stand a crowd; one of ours that fails fails the run."""
+    """Start a baseline once. A baseline may fail in a burst; a sandbox that fails fails the run."""
     done = await anyio.run_process(baseline.command(), stdin=subprocess.DEVNULL, check=False)
     if done.returncode != 0:
         failures[baseline.label] += 1

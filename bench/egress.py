@@ -1,4 +1,4 @@
-"""What the way out of a sandbox adds to a connection."""
+"""How much time the egress proxy adds to a connection."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from bench.results import Section, Spread, Target, Value, times
 from bench.sampling import Contender, in_turns
 
 HOW = """\
-From `connect` until the first byte has come back from a server that echoes, on the host's loopback: by a program on the
-host, which connects to it, and by the same program in a sandbox, which asks the proxy for it (CONNECT). In turns; the
-program runs all the time and takes the times itself."""
+From `connect` until the first byte has come back from an echo server on the host's loopback: by a program on the
+host that connects to it, and by the same program in a sandbox that connects through the egress proxy (CONNECT).
+Interleaved; the program runs all the time and takes the times itself."""
 
 HOST = "host, direct"
 PROGRAM = """
@@ -47,7 +47,7 @@ async def measure(lab: Lab) -> Section:
             take = await stack.enter_async_context(_inside(lab, port, runtime))
             contenders.append(Contender(f"Atoll, {runtime}", take))
         rounds = lab.amount(500, 50)
-        with lab.progress("connections, in turns", rounds) as advance:
+        with lab.progress("connections, interleaved", rounds) as advance:
             samples = await in_turns(contenders, rounds, advance)
     host, ours = (Spread.of(samples[contender.label]).median for contender in contenders[:2])
     target = Target(
@@ -58,7 +58,7 @@ async def measure(lab: Lab) -> Section:
     )
     return Section(
         subject="egress",
-        title="Connections out of a sandbox",
+        title="Egress connections",
         how=HOW,
         tables=(times("Until the first byte is back", samples, against=HOST),),
         targets=(target,),

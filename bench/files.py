@@ -1,4 +1,4 @@
-"""How fast files pass in and out: large ones, and many small ones."""
+"""Throughput of file transfers: large files, and many small ones."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from bench.results import Row, Section, Table, Target, Value, ratio
 from bench.sampling import timed
 
 HOW = """\
-Large files are written with `files.write_bytes(path, chunks)`, in chunks of 1 MiB, and read with `files.stream(path)`;
-on the host with `open`, `write` and `read` in chunks of 1 MiB, on the same file system, in turns. A file is read right
-after it was written, so it comes from memory on both sides. What a write leaves to the disk is flushed (`sync`) before
-the next one, outside of the time. *Atomic* is the API's default: written beside the target, fsync, rename; the host
-then does the same. MB are 10⁶ bytes."""
+Large files are written with `files.write_bytes(path, chunks)`, in chunks of 1 MiB, and read with
+`files.stream(path)`; on the host with `open`, `write` and `read` in chunks of 1 MiB, on the same file system,
+interleaved. A file is read right after it was written, so it comes from memory on both sides. Dirty pages of a write
+are flushed (`sync`) before the next one, untimed. *Atomic* is the API's default: write a temporary file, fsync,
+rename; the host then does the same. MB are 10⁶ bytes."""
 
 CHUNK = os.urandom(1024 * 1024)
 SMALL = os.urandom(4096)
@@ -35,7 +35,7 @@ async def measure(lab: Lab) -> Section:
     async with AsyncExitStack() as stack:
         places: list[Place] = [Host(lab.scratch)]
         for runtime in lab.runtimes:
-            if runtime != "runc":  # to the guest's files it is what crun is
+            if runtime != "runc":  # file operations are the same as with crun
                 box = await stack.enter_async_context(lab.sandbox(runtime))
                 places.append(Inside(f"Atoll, {runtime}", box))
         for size_mib, rounds in ((256, lab.amount(5, 2)), (lab.amount(1024, 512), lab.amount(3, 1))):
@@ -60,7 +60,7 @@ class Place(Protocol):
     async def write(self, size: int, atomic: bool) -> None: ...
 
     async def read(self) -> int:
-        """Read what was written last, in pieces. Returns its size."""
+        """Read the file that was written last, in chunks. Returns its size."""
         ...
 
     async def put(self, number: int, atomic: bool) -> None: ...
@@ -131,9 +131,9 @@ class Inside:
 
 
 async def _large(lab: Lab, places: Sequence[Place], size: int, rounds: int) -> tuple[Table, float]:
-    """The table, and at which rate the fastest runtime reads."""
+    """The table, and the read throughput of the fastest runtime."""
     taken: dict[tuple[str, str], list[float]] = {}
-    with lab.progress(f"a file of {size // MIB} MiB, in turns", rounds * len(places)) as advance:
+    with lab.progress(f"a file of {size // MIB} MiB, interleaved", rounds * len(places)) as advance:
         for _ in range(rounds):
             for place in places:
                 for kind, seconds in (await _round(place, size)).items():
@@ -193,13 +193,11 @@ async def _small(lab: Lab, places: Sequence[Place]) -> Table:
         for label, write, read in found
     )
     columns = ("", "written", "against host", "read", "against host")
-    return Table(
-        title=f"{count} files of 4 KiB, one after another where not said otherwise", columns=columns, rows=rows
-    )
+    return Table(title=f"{count} files of 4 KiB, sequential unless stated otherwise", columns=columns, rows=rows)
 
 
 async def _many(place: Place, count: int, atomic: bool, at_once: int) -> tuple[float, float]:
-    """How many are written and read in a second."""
+    """How many files are written and read per second."""
 
     async def put(number: int) -> None:
         await place.put(number, atomic)

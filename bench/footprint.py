@@ -1,6 +1,6 @@
-"""How much memory sandboxes take, process by process. Knows /proc and which processes belong to a sandbox.
+"""The memory of sandboxes, process by process, from /proc.
 
-A sandbox's processes are its keeper and all that descends from it: the guest, and what the runtime keeps beside it.
+A sandbox's processes are its keeper and all its descendants: the guest, and other processes of the runtime.
 Their *proportional set size* counts a page that n processes share as 1/n for each, so the sizes of all add up.
 """
 
@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-Lifecycle = tuple[int, str]
-"""A process id and when it began: together never another process's."""
+ProcessKey = tuple[int, str]
+"""A process id and its start time: together they identify a process."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Footprint:
     keepers: int
     guests: int
     others: int
-    """What else the runtime keeps for a sandbox; gVisor's kernel, for one."""
+    """Other processes of the runtime for a sandbox, such as gVisor's kernel."""
     processes: int
 
     @property
@@ -63,11 +63,11 @@ def pss_bytes(pid: int) -> int:
     return 0
 
 
-def lives(pids: Iterable[int]) -> set[Lifecycle]:
+def lives(pids: Iterable[int]) -> set[ProcessKey]:
     return {(pid, began) for pid in pids if (began := _began(pid)) is not None}
 
 
-def still_alive(seen: Iterable[Lifecycle]) -> list[int]:
+def still_alive(seen: Iterable[ProcessKey]) -> list[int]:
     return [pid for pid, began in seen if _began(pid) == began]
 
 

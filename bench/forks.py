@@ -1,4 +1,4 @@
-"""How long many copies of one sandbox take, until all of them answer."""
+"""How long a fork takes, until all copies answer."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from bench.lab import Lab
 from bench.results import Point, Section, Spread, Target, Value, growth
 
 HOW = """\
-A sandbox that runs and has written a hundred files is forked, all copies with one call, until each has answered `true`;
-beside it, in turns, as many new sandboxes are made at once, until each has answered. Destroying them is not in the
-time. With runsc every copy goes on with the processes of the sandbox: one that sleeps, besides the guest."""
+A running sandbox that has written a hundred files is forked, all copies with one call, until each has answered
+`true`; interleaved with as many new sandboxes created at once, until each has answered. Destroying them is not
+timed. With runsc every copy continues with the processes of the sandbox: one `sleep`, besides the guest."""
 
 COUNTS: Mapping[RuntimeName, Sequence[tuple[int, int]]] = {
     "crun": ((1, 9), (10, 5), (50, 3)),
     "runc": ((1, 5), (10, 3), (50, 1)),
     "runsc": ((1, 3), (10, 1), (50, 1)),
 }
-"""For each runtime, by how many and how often."""
+"""For each runtime: the number of copies, and how often."""
 BOUND = Value(number=2.5, unit="s")
 
 

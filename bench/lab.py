@@ -1,7 +1,7 @@
-"""The sandboxes that are measured, in a state directory of their own that leaves nothing behind.
+"""The sandboxes that are measured, in a temporary state directory.
 
-Knows how to make many, how to be sure that all are gone again, and how to say how far things are. Refuses to know
-what is measured.
+Owns how many of them are created, the check that nothing of them is left, and progress bars. Not here: what is
+measured (the modules of the subjects).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 import atoll
 from atoll.contract.model import RuntimeName
 from bench import btrfs
-from bench.footprint import Lifecycle, lives, sandbox_processes, still_alive
+from bench.footprint import ProcessKey, lives, sandbox_processes, still_alive
 from bench.sampling import Advance, at_most
 
 CLEANUP_S = 300
@@ -36,15 +36,15 @@ class Lab:
         self.quick = quick
         usable = engine.drivers()
         self.runtimes: tuple[RuntimeName, ...] = tuple(name for name in usable if name in set(runtimes))
-        """Those that can be measured here and were asked for, fastest first."""
+        """The chosen runtimes that work on this machine, fastest first."""
         if not self.runtimes:
             raise RuntimeError("none of these runtimes can be used on this machine; `atoll doctor` says why")
         self.fastest = self.runtimes[0]
-        self._lives: dict[str, set[Lifecycle]] = {}
+        self._lives: dict[str, set[ProcessKey]] = {}
 
     @property
     def scratch(self) -> Path:
-        """A directory on the sandboxes' file system, for what is measured on the host."""
+        """A directory on the sandboxes' file system, for measurements on the host."""
         path = self.engine.state_dir.parent / "scratch"
         path.mkdir(exist_ok=True)
         return path
@@ -54,7 +54,7 @@ class Lab:
 
     @contextmanager
     def progress(self, what: str, total: int) -> Iterator[Advance]:
-        """Shows how far a long piece of work is: a bar on a terminal, elsewhere one line."""
+        """Show the progress of a long step: a bar on a terminal, one line elsewhere."""
         if not self.console.is_terminal:
             self.console.print(f"  {what} …", highlight=False)
             yield lambda: None
@@ -66,10 +66,10 @@ class Lab:
 
     @asynccontextmanager
     async def on_btrfs(self) -> AsyncIterator[Lab]:
-        """Another lab, as this one, but with its state on a btrfs that is made for it.
+        """Another lab like this one, with its state directory on a temporary btrfs.
 
         Raises:
-            btrfs.Unavailable: there can be none here.
+            btrfs.Unavailable: this machine cannot create or mount a btrfs.
         """
         with btrfs.mounted(self.engine.state_dir.parent / "btrfs") as place:
             async with _opened(place / "state", self.console, quick=self.quick, runtimes=self.runtimes) as lab:
@@ -87,7 +87,7 @@ class Lab:
             yield sandbox
 
     async def destroy(self, sandboxes: Iterable[atoll.Sandbox], advance: Advance | None = None) -> None:
-        """End them all, several at once."""
+        """Destroy all of them, several at once."""
 
         async def end(sandbox: atoll.Sandbox) -> None:
             await sandbox.destroy()
@@ -102,12 +102,12 @@ class Lab:
     # ---- nothing is left ----
 
     def remember(self, sandboxes: Iterable[atoll.Sandbox]) -> None:
-        """Note the processes of these sandboxes, so that `leftovers` can look for them."""
+        """Remember the processes of these sandboxes, so that `leftovers` can search for them."""
         for id, pids in sandbox_processes(self.engine.state_dir, [sandbox.id for sandbox in sandboxes]).items():
             self._lives[id] = lives(pids)
 
     def leftovers(self) -> list[str]:
-        """What is still there of sandboxes, after all have been destroyed. Empty: nothing is."""
+        """What is left of sandboxes after all have been destroyed. Empty: nothing."""
         state = self.engine.state_dir
         found = [
             f"{part}/{name}"
@@ -138,7 +138,7 @@ def _names(path: Path) -> list[str]:
 
 @asynccontextmanager
 async def open_lab(console: Console, *, quick: bool, runtimes: Iterable[RuntimeName]) -> AsyncIterator[Lab]:
-    """A lab in a temporary directory. At the end, however that comes, no sandbox and no directory is left."""
+    """A lab in a temporary directory. At the end, also after an error, no sandbox and no directory is left."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     base = Path(tempfile.mkdtemp(prefix="atoll-bench-", dir="/var/tmp" if os.access("/var/tmp", os.W_OK) else None))
@@ -166,7 +166,7 @@ async def _clear(lab: Lab) -> None:
     with anyio.move_on_after(CLEANUP_S, shield=True):
         left = [await lab.engine.get(info.name) for info in await lab.engine.list()]
         if left:
-            lab.console.print(f"destroying {len(left)} sandboxes that are left …", highlight=False)
+            lab.console.print(f"destroying the remaining {len(left)} sandboxes …", highlight=False)
             await lab.destroy(left)
         await lab.engine.collect()
 

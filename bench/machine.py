@@ -1,4 +1,4 @@
-"""What the machine is that was measured: enough to compare figures, nothing that says whose it is."""
+"""Describes the machine: enough to compare figures, nothing that identifies it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def describe(state_dir: Path) -> Machine:
         memory_bytes=memory_kb("MemTotal") * 1024,
         python=f"{platform.python_implementation()} {platform.python_version()}",
         cgroups=seen.cgroup_mode + (" (hybrid)" if is_hybrid() else ""),
-        user="root" if seen.root else "an ordinary user",
+        user="root" if seen.root else "an unprivileged user",
         filesystem=filesystem(state_dir),
         versions={"atoll": atoll.__version__} | {name: _version(name) for name in ("crun", "runc", "runsc", "bwrap")},
     )
@@ -35,7 +35,7 @@ def memory_kb(key: str) -> int:
 
 
 def is_hybrid() -> bool:
-    """cgroup v1 with a v2 hierarchy beside it, which crun by itself refuses."""
+    """Whether cgroup v1 is mounted with a v2 hierarchy beside it, which crun refuses."""
     return os.path.isdir("/sys/fs/cgroup/unified")
 
 

@@ -1,4 +1,4 @@
-"""What a command costs a client that speaks MCP: the official client, and the server that it starts or finds."""
+"""How long a command takes over MCP, with the official client over stdio and HTTP."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from bench.results import Section, Spread, Target, Value, times
 from bench.sampling import Contender, in_turns, timed
 
 HOW = """\
-`shell` with the command `true`, from the official Python client's `call_tool` to its answer, checked against the tool's
-schema: against `atoll mcp` as a program of its own, over pipes, and against its server over HTTP in the same process as
-the client. In turns with `sandbox.exec("true")`, which is what all of them come down to."""
+`shell` with the command `true`, from the official Python client's `call_tool` to its result, checked against the
+tool's schema: with `atoll mcp` as a separate process over pipes, and with its HTTP server in the process of the
+client. Interleaved with `sandbox.exec("true")`, which all of them end up calling."""
 PLAIN = "sandbox.exec"
 
 
@@ -42,20 +42,20 @@ async def measure(lab: Lab) -> Section:
         async with Client(program) as piped, Client(url[0]) as served, lab.sandbox(lab.fastest) as sandbox:
             contenders = (
                 Contender(PLAIN, lambda: timed(sandbox.exec("true"))),
-                Contender("MCP over standard streams", partial(_called, piped)),
+                Contender("MCP over stdio", partial(_called, piped)),
                 Contender("MCP over HTTP", partial(_called, served)),
             )
             for contender in contenders:
                 await contender.take()
             rounds = lab.amount(400, 60)
-            with lab.progress("calls over MCP, in turns", rounds) as advance:
+            with lab.progress("calls over MCP, interleaved", rounds) as advance:
                 samples = await in_turns(contenders, rounds, advance)
         tasks.cancel_scope.cancel()
     target = Target(
-        what=f"shell true over MCP on standard streams, median, with {lab.fastest}",
+        what=f"shell true over MCP, stdio, median, with {lab.fastest}",
         bound=Value(number=0.006, unit="s"),
         at_most=True,
-        measured=Value(number=Spread.of(samples["MCP over standard streams"]).median, unit="s"),
+        measured=Value(number=Spread.of(samples["MCP over stdio"]).median, unit="s"),
     )
     table = times("shell true, there and back", samples, against=PLAIN)
     return Section(subject="mcp", title="MCP", how=HOW, tables=(table,), targets=(target,))

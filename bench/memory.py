@@ -1,4 +1,4 @@
-"""What a sandbox that does nothing costs in memory."""
+"""The memory of an idle sandbox."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from bench.results import Row, Section, Table, Target, Value
 from bench.sampling import at_most
 
 HOW = """\
-So many sandboxes are made, each runs `true` once, and then nothing happens until their sizes stop changing. The
-proportional set size (`/proc/PID/smaps_rollup`) of a sandbox is that of its keeper and of everything below it: the
-guest (with runsc: gVisor's kernel, in which it runs) and what the runtime keeps beside it. Pages that sandboxes share
-are divided among them. *Of the machine* is by how much MemAvailable fell, kernel memory and page cache and this
-program's own connections included, divided by the number; anything else that the machine does shows in it, and it is
-left out where the machine had more than before."""
+The given number of sandboxes is created, each runs `true` once, and then nothing happens until their sizes stop
+changing. The proportional set size (`/proc/PID/smaps_rollup`) of a sandbox is that of its keeper and all its
+descendants: the guest (with runsc: gVisor's kernel, in which it runs) and other processes of the runtime. Pages that
+sandboxes share are divided among them. *Of the machine* is the decrease of MemAvailable, including kernel memory,
+page cache and this program's own connections, divided by the number; it includes everything else that happens on the
+machine, and is left out where MemAvailable has increased."""
 
 SETTLE_S = 20.0
 COUNTS = {"crun": (1, 50), "runc": (1, 50), "runsc": (1, 10)}
@@ -60,7 +60,7 @@ async def _alive(lab: Lab, runtime: RuntimeName, count: int) -> tuple[Row, Footp
         await sandbox.exec(["true"])
         advance()
 
-    async with lab.sandbox(runtime):  # so that what the first one loads is loaded already
+    async with lab.sandbox(runtime):  # so that programs are already in the page cache
         before = memory_kb("MemAvailable")
         try:
             with lab.progress(f"{count} × {runtime}", count) as advance:
@@ -75,7 +75,7 @@ async def _alive(lab: Lab, runtime: RuntimeName, count: int) -> tuple[Row, Footp
 
 
 async def settled(lab: Lab, sandboxes: list[atoll.Sandbox]) -> Footprint:
-    """Their sizes once two looks, a second apart, see the same. Buffers are given back after a while of silence."""
+    """Their sizes, once two readings a second apart are equal. Buffers are freed after some time without traffic."""
     processes = sandbox_processes(lab.engine.state_dir, [sandbox.id for sandbox in sandboxes])
     footprint = measure_footprint(processes)
     deadline = time.monotonic() + SETTLE_S

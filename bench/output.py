@@ -1,4 +1,4 @@
-"""How fast what a command prints reaches its reader."""
+"""Throughput of a command's output."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bench.sampling import Contender, in_turns
 
 HOW = """\
 `head -c 500000000 /dev/zero`, started with `spawn` and read event by event to its exit; on the host the same command
-with `subprocess.Popen` and reads of up to 1 MiB from its pipe. In turns."""
+with `subprocess.Popen` and reads of up to 1 MiB from its pipe. Interleaved."""
 
 HOST = "host, subprocess.Popen"
 
@@ -30,7 +30,7 @@ async def measure(lab: Lab) -> Section:
                 Contender(f"Atoll, {runtime}", partial(_box, box, size), every=2 if runtime == "runsc" else 1)
             )
         rounds = lab.amount(5, 2)
-        with lab.progress(f"{size // 1_000_000} MB of output, in turns", rounds) as advance:
+        with lab.progress(f"{size // 1_000_000} MB of output, interleaved", rounds) as advance:
             samples = await in_turns(contenders, rounds, advance)
     rates = {label: size / statistics.median(taken) for label, taken in samples.items()}
     rows = tuple(

@@ -1,4 +1,4 @@
-"""What the way through a preview costs: per request, and per byte."""
+"""The cost of a preview, per request and per byte."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from bench.sampling import Contender, in_turns
 
 HOW = """\
 The same small server, inside a sandbox behind `expose` and on the host, and the same client: blocking sockets in a
-thread of the process that serves the previews, one kept connection each, in turns. A request is a GET with four headers
-and a response of two bytes; the throughput is that of one response, and of one upload, with a known length. What is
-added is the difference between the medians."""
+thread of the process that serves the previews, one keep-alive connection each, interleaved. A request is a GET with
+four headers and a response of two bytes; the throughput is that of one response, and of one upload, with a known
+length. The added time is the difference between the medians."""
 
 HOST = "host, the server itself"
 TRANSFERS = ("download", "upload")
@@ -66,7 +66,7 @@ while True:
 
 
 class Client:
-    """A kept connection to the server, through a preview or not."""
+    """A keep-alive connection to the server, through a preview or direct."""
 
     def __init__(self, port: int, host: str, token: str) -> None:
         self._socket = socket.create_connection(("127.0.0.1", port))
@@ -121,19 +121,19 @@ async def measure(lab: Lab) -> Section:
             box = await stack.enter_async_context(lab.sandbox(runtime))
             clients[f"Atoll, {runtime}"] = await stack.enter_async_context(_through_preview(box))
         rounds = lab.amount(1000, 100)
-        with lab.progress("requests, in turns", rounds) as advance:
+        with lab.progress("requests, interleaved", rounds) as advance:
             taken = await in_turns(_contenders(clients, "request", 0), rounds, advance)
         moved = {}
         for kind in TRANSFERS:
             turns = lab.amount(5, 2)
-            with lab.progress(f"{kind} of {size // 1_000_000} MB, in turns", turns) as advance:
+            with lab.progress(f"{kind} of {size // 1_000_000} MB, interleaved", turns) as advance:
                 moved[kind] = await in_turns(_contenders(clients, kind, size), turns, advance)
     rates = {label: [size / statistics.median(moved[kind][label]) for kind in TRANSFERS] for label in clients}
     fastest = f"Atoll, {lab.fastest}"
     added = Spread.of(taken[fastest]).median - Spread.of(taken[HOST]).median
     targets = (
         Target(
-            what=f"a request through a preview with {lab.fastest}, median, added to the same without",
+            what=f"time that a preview adds to a request with {lab.fastest}, median",
             bound=Value(number=0.0015, unit="s"),
             at_most=True,
             measured=Value(number=added, unit="s"),

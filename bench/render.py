@@ -1,4 +1,4 @@
-"""How results look: in a terminal and as Markdown, from the same numbers. Refuses to know what was measured."""
+"""Renders results for a terminal and as Markdown. Not here: what was measured."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from rich.table import Table as Grid
 from bench.results import Cell, Machine, Report, Section, Table, Target, Value
 
 INTRODUCTION = """\
-Written by `make bench`, which repeats all of it on your machine; `python -m bench --help` has parts of it. Figures
-stand beside what the same machine does without Atoll, taken in turns in the same loop, so that noise hits both."""
+Written by `make bench`, which repeats all of it on your machine; `python -m bench --help` shows how to run parts of
+it. Figures are compared with what the same machine does without Atoll, interleaved in the same loop, so that noise
+affects both."""
 
 _SCALES = {
     "s": ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")),
@@ -22,7 +23,7 @@ _SCALES = {
 
 
 def text(cell: Cell) -> str:
-    """A cell with three digits that count, and its unit."""
+    """A cell with three significant digits and its unit."""
     if cell is None:
         return ""
     if isinstance(cell, str):
@@ -105,15 +106,15 @@ def _cells(table: Table, number: int) -> tuple[str, ...]:
 
 
 def markdown(report: Report) -> str:
-    """The whole report as a page."""
+    """The whole report as a Markdown page."""
     parts = [
-        "# What Atoll costs",
+        "# Benchmark results",
         INTRODUCTION,
         "\n".join(
             [
-                f"- taken on {report.started_at:%Y-%m-%d %H:%M} UTC, in {text(Value(number=report.took_s, unit='s'))}",
+                f"- measured {report.started_at:%Y-%m-%d %H:%M} UTC, in {text(Value(number=report.took_s, unit='s'))}",
                 *(f"- {line}" for line in _machine_lines(report.machine)),
-                f"- load average at the start {_load(report.load_at_start)}, at the end {_load(report.load_at_end)}",
+                f"- load average at the start: {_load(report.load_at_start)}, at the end: {_load(report.load_at_end)}",
             ]
         ),
         "## Targets",

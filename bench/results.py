@@ -1,6 +1,6 @@
-"""What a run of the benchmarks found, as data. Knows numbers and their units; refuses to know how they are shown.
+"""The results of a run, as data: numbers and their units. Not here: how they are shown (`render.py`).
 
-Times are in seconds, sizes in bytes; `render.py` chooses what is readable. The whole `Report` can be written as JSON.
+Times are in seconds, sizes in bytes; `render.py` chooses readable units. The whole `Report` can be written as JSON.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Value(Frozen):
 
 
 Cell = Value | str | None
-"""None: there is nothing to say here."""
+"""None: the cell is empty."""
 
 
 class Row(Frozen):
@@ -36,13 +36,13 @@ class Row(Frozen):
 class Table(Frozen):
     title: str
     columns: tuple[str, ...]
-    """What the cells are, the label's column first."""
+    """The column titles, that of the label first."""
     rows: tuple[Row, ...]
     note: str | None = None
 
 
 class Target(Frozen):
-    """A figure that was promised, and what it is."""
+    """A figure with a bound, and its measured value."""
 
     what: str
     bound: Value
@@ -64,7 +64,7 @@ class Section(Frozen):
     subject: str
     title: str
     how: str
-    """How the numbers were taken: what was timed, what was not, and what stands beside it."""
+    """How the numbers were measured: what was timed, what was not, and what it is compared with."""
     tables: tuple[Table, ...] = ()
     targets: tuple[Target, ...] = ()
     failure: str | None = None
@@ -101,7 +101,7 @@ class Report(Frozen):
 
 
 class Spread(Frozen):
-    """What is told of many samples."""
+    """Statistics of many samples."""
 
     count: int
     median: float
@@ -117,7 +117,7 @@ class Spread(Frozen):
 
 
 def times(title: str, samples: Mapping[str, Sequence[float]], *, against: str, note: str | None = None) -> Table:
-    """A table of durations, each with its ratio to the one that is called `against`, up to a comma."""
+    """A table of durations, each with its ratio to the one whose label, up to a comma, is `against`."""
     reference = Spread.of(samples[against])
     rows = []
     for label, taken in samples.items():
@@ -141,20 +141,20 @@ def times(title: str, samples: Mapping[str, Sequence[float]], *, against: str, n
 
 
 class Point(Frozen):
-    """One size of what was measured at several sizes."""
+    """The samples of one size, of a subject that is measured at several sizes."""
 
     label: str
     amount: float
-    """How many of what makes it larger, beyond the first point: files, megabytes, copies."""
+    """How much larger it is than the first point, in files, megabytes or copies."""
     samples: tuple[float, ...]
     beside: tuple[float, ...] = ()
-    """The same without Atoll, taken in turns with it. Empty: there is no such thing."""
+    """Samples of the same without Atoll, interleaved. Empty: there is no such baseline."""
 
 
 def growth(
     title: str, series: Mapping[str, Sequence[Point]], *, each: str, against: str | None = None, note: str | None = None
 ) -> Table:
-    """A table of how durations grow: against the first point of their series, and for `each` that is added to it."""
+    """A table of how durations grow: relative to the first point of the series, and per added `each`."""
     rows = []
     for label, points in series.items():
         first = Spread.of(points[0].samples)

@@ -1,6 +1,6 @@
-"""How times are taken. Knows that the machine is noisy: what is compared runs in turns, in one loop.
+"""Takes times on a noisy machine: contenders that are compared run interleaved, in one loop.
 
-A noise that lasts longer than one turn hits all contenders alike, and the median drops one that is shorter.
+Noise that lasts longer than one turn affects all contenders alike, and the median removes shorter noise.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ Advance = Callable[[], None]
 class Contender:
     label: str
     take: Callable[[], Awaitable[float]]
-    """Do it once and return how many seconds it took. What belongs to it but is not timed is done here too."""
+    """Run once and return the seconds that it took. Untimed preparation and cleanup belong here too."""
     every: int = 1
-    """1: in every round. More, for what is slow: only in each so-manieth."""
+    """1: in every round. N, for slow contenders: only in every Nth round."""
 
 
 async def in_turns(contenders: Sequence[Contender], rounds: int, advance: Advance) -> dict[str, list[float]]:
-    """Samples of all contenders, in rounds. Each round begins with another one."""
+    """Samples of all contenders, in rounds. Each round begins with a different contender."""
     samples: dict[str, list[float]] = {contender.label: [] for contender in contenders}
     for number in range(rounds):
         first = number % len(contenders)
@@ -68,7 +68,7 @@ def program(command: Sequence[str] | Callable[[], Sequence[str]], **environment:
 
 
 async def throughput(operation: Callable[[], Awaitable[object]], at_once: int, seconds: float) -> float:
-    """How many operations end per second, with `at_once` of them under way all the time."""
+    """How many operations end per second, with `at_once` of them in progress all the time."""
     ended = 0
     start = time.perf_counter()
     deadline = start + seconds

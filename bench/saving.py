@@ -1,4 +1,4 @@
-"""What it costs to write running processes to disk and to have them go on, by how much memory they hold."""
+"""How long saving running processes to disk and restoring them takes, by their memory."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from bench.results import Point, Section, Spread, Target, Value, growth
 from bench.sampling import timed
 
 HOW = """\
-A Python process inside holds so many megabytes of random bytes, each page of them touched. Timed: `checkpoint()`, from
-the call until the sandbox has answered again, which is how long its processes stand still; of that, the part in which
-they are written to disk; `restore()` of that checkpoint over the running sandbox, until it answers; `sleep()`, until
-the sandbox is on disk and nothing of it runs; and the first answer that wakes it. The answer is the list of its
-commands, in which the process has to be. Beside the writing: a file of as many bytes, written by the host and flushed
-to disk (`fsync`), in turns."""
+A Python process inside holds the given number of megabytes of random bytes, each page of them touched. Timed:
+`checkpoint()`, from the call until the sandbox has answered again, which is how long its processes are stopped; of
+that, the part in which they are written to disk; `restore()` of that checkpoint over the running sandbox, until it
+answers; `sleep()`, until the sandbox is on disk and none of its processes runs; and the first answer, which wakes
+it. The answer is the list of its commands, which has to contain the process. The writing is compared with a file of
+the same size, written by the host and flushed to disk (`fsync`), interleaved."""
 
 MB = 1_000_000
 SAVED = "checkpoint, until it is written"
@@ -41,7 +41,9 @@ async def measure(lab: Lab) -> Section:
     able = [name for name, driver in lab.engine.drivers().items() if driver.capabilities.memory_checkpoint]
     able = [name for name in able if name in lab.runtimes]
     if not able:
-        return Section(subject="save", title="Checkpoints with processes", how="No runtime that was asked for can.")
+        return Section(
+            subject="save", title="Checkpoints with processes", how="None of the chosen runtimes supports it."
+        )
     runtime = able[0]
     series: dict[str, list[Point]] = {}
     for megabytes, rounds in (
@@ -126,7 +128,7 @@ async def _round(lab: Lab, runtime: RuntimeName, box: atoll.Sandbox, held: int) 
 
 @asynccontextmanager
 async def _watched(lab: Lab, runtime: RuntimeName) -> AsyncIterator[list[float]]:
-    """How long each `save` of the driver takes meanwhile."""
+    """Record how long each `save` of the driver takes."""
     driver = lab.engine.drivers()[runtime]
     save = driver.save
     taken: list[float] = []

@@ -1,4 +1,4 @@
-"""How long a sandbox takes to stand still in memory and to go on, and to go to disk and come back."""
+"""How long a sandbox takes to pause and resume, and to sleep and wake."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from bench.results import Point, Row, Section, Spread, Table, Target, Value, gro
 from bench.sampling import timed
 
 HOW = """\
-*Freeze* is `sleep(warm=True)`, until no process of the sandbox runs any more. *Thaw* is the first question that a
-frozen sandbox is asked, until it has answered, and beside it the same question to one that runs: the list of its
-commands, which the guest knows without starting anything, and then `true`. On the host, the same with a `cat` that is
-stopped and continued by signals, and answers by what it repeats. *Cold* is `sleep()`, until the sandbox is on disk and
-nothing of it runs, and the first `true` after that; beside it, a new sandbox until its first `true`. With runsc the
-processes are saved and go on. All in turns."""
+*Freeze* is `pause()`, until no process of the sandbox runs any more. *Thaw* is the first request to a paused
+sandbox, until it has answered, compared with the same request to a running one: the list of its commands, which the
+guest knows without starting a process, and then `true`. On the host, the same with a `cat` that is stopped and
+continued by signals, and answers by echoing. *Sleep* is `sleep()`, until the sandbox is on disk and none of its
+processes runs, and *wake* the first `true` after that; compared with a new sandbox until its first `true`. With
+runsc the processes are saved and continue. All interleaved."""
 
 NEW = "a new one, `true`"
 HOST = "host, SIGSTOP and SIGCONT"
@@ -41,7 +41,7 @@ async def measure(lab: Lab) -> Section:
             for name, box in boxes.items():
                 takes[f"Atoll, {name}"] = _Frozen(box).take
             rounds = lab.amount(50, 8)
-            with lab.progress("freeze and thaw, in turns", rounds) as advance:
+            with lab.progress("freeze and thaw, interleaved", rounds) as advance:
                 for _ in range(rounds):
                     for label, take in takes.items():
                         for step, seconds in (await take()).items():
@@ -51,7 +51,7 @@ async def measure(lab: Lab) -> Section:
         cold = await _cold(lab, boxes)
     return Section(
         subject="sleep",
-        title="Sleep and wake",
+        title="Pause, sleep and wake",
         how=HOW,
         tables=(_warm(samples), grown, cold),
         targets=tuple(
@@ -104,7 +104,7 @@ class _Frozen:
 
 
 class _Cat:
-    """A process of the host that repeats what it is told, and can be stopped."""
+    """A process of the host that echoes its input, and can be stopped."""
 
     def __enter__(self) -> _Cat:
         self._process = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
@@ -138,7 +138,7 @@ class _Cat:
 async def _crowded(lab: Lab) -> dict[str, list[Point]]:
     series: dict[str, list[Point]] = {}
     for runtime in lab.runtimes:
-        if runtime == "runc":  # the freezer is the kernel's, and the same as crun's
+        if runtime == "runc":  # the same kernel freezer as with crun
             continue
         for count in PROCESSES[runtime]:
             async with lab.sandbox(runtime) as box:
@@ -163,7 +163,7 @@ async def _crowded(lab: Lab) -> dict[str, list[Point]]:
 async def _cold(lab: Lab, boxes: Mapping[RuntimeName, atoll.Sandbox]) -> Table:
     samples: Samples = {}
     rounds = lab.amount(10, 2)
-    with lab.progress("cold sleep and wake, in turns", rounds) as advance:
+    with lab.progress("sleep and wake, interleaved", rounds) as advance:
         for _ in range(rounds):
             for name, box in boxes.items():
                 for step, seconds in (
@@ -187,7 +187,9 @@ async def _cold(lab: Lab, boxes: Mapping[RuntimeName, atoll.Sandbox]) -> Table:
                 ),
             )
         )
-    return Table(title="Cold sleep and wake", columns=("", "median", "p90", "against a new one", "n"), rows=tuple(rows))
+    return Table(
+        title="Sleep and wake, on disk", columns=("", "median", "p90", "against a new one", "n"), rows=tuple(rows)
+    )
 
 
 async def _new(lab: Lab, runtime: RuntimeName) -> float:

@@ -1,4 +1,4 @@
-"""How long a Python program waits for `import atoll`, and a person for the command line."""
+"""Start-up time of `import atoll` and of the command line."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from bench.results import Section, times
 from bench.sampling import Contender, in_turns, program
 
 HOW = """\
-Whole programs from start to end, in turns, with the interpreter and the bytecode that the tests use. The names of the
-package are loaded when first used; what a program that makes sandboxes loads is the third line. `atoll exec` runs
-`true` in a sandbox that is there."""
+Whole programs from start to end, interleaved, with the interpreter and the bytecode that the tests use. The names of
+the package are loaded when first used; the third line is what a program that creates sandboxes loads. `atoll exec`
+runs `true` in an existing sandbox."""
 
 BARE = "python -c pass"
 
@@ -33,7 +33,7 @@ async def measure(lab: Lab) -> Section:
             Contender("atoll exec NAME true", program([atoll, "exec", box.name, "true"], **here)),
         ]
         rounds = lab.amount(30, 5)
-        with lab.progress("starting programs, in turns", rounds) as advance:
+        with lab.progress("starting programs, interleaved", rounds) as advance:
             samples = await in_turns(contenders, rounds, advance)
     return Section(
         subject="startup",

@@ -1,4 +1,4 @@
-"""A thousand sandboxes alive at once, all of them answering, and nothing left of them afterwards."""
+"""A thousand sandboxes alive at once, all of them answering, without leftovers after they are destroyed."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from bench.results import Row, Section, Table, Target, Value
 from bench.sampling import at_most, timed
 
 HOW = """\
-Made by one process, so many at once, each idle from then on; when all are there, each is asked to `echo` its own number
-and the answer is compared. Then all are destroyed, and processes, cgroups, mounts, directories and this program's open
-files are looked for; anything that is left fails the run. Memory as in the section above."""
+Created by one process, several at once, each idle from then on; when all exist, each is asked to `echo` its own
+number and the answer is compared. Then all are destroyed, and leftover processes, cgroups, mounts, directories and
+open files of this program are searched for; any leftover fails the run. Memory as in the section above."""
 
 AT_ONCE = 8
 
@@ -46,12 +46,12 @@ async def measure(lab: Lab) -> Section:
     before = memory_kb("MemAvailable")
     own = _own_memory()
     try:
-        with lab.progress(f"making {count}, {AT_ONCE} at once", count) as advance:
+        with lab.progress(f"creating {count}, {AT_ONCE} at once", count) as advance:
             making = await timed(_all(AT_ONCE, [make] * count))
         lab.remember(made)
         with lab.progress(f"asking {count}", count) as advance:
             asking = await timed(_all(32, [partial(ask, box, number) for number, box in enumerate(made)]))
-        with lab.progress("looking at their memory", 1) as advance:
+        with lab.progress("measuring their memory", 1) as advance:
             footprint = await settled(lab, made)
         used = (before - memory_kb("MemAvailable")) * 1024
         own = _own_memory() - own
@@ -66,7 +66,7 @@ async def measure(lab: Lab) -> Section:
         raise RuntimeError(f"{len(left)} things are left after all were destroyed: {', '.join(left[:8])}")
     rows = []
     for label, number, taken in (
-        (f"made, {AT_ONCE} at once", count, making),
+        (f"created, {AT_ONCE} at once", count, making),
         ("answered an `echo`, 32 at once", answered, asking),
         ("destroyed, 8 at once", count, destroying),
     ):

@@ -1,4 +1,4 @@
-"""What a tool costs over the plain API that it stands on, and how fast files go from one sandbox to another."""
+"""How much time tools add to the API that they call, and the throughput of transfers between sandboxes."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from bench.results import Row, Section, Spread, Table, Target, Value
 from bench.sampling import Contender, in_turns, timed
 
 HOW = """\
-Each tool through `handle_tool_call`, as a model calls it (arguments read, sandbox found in its session, result as JSON
-and as data), in turns with the call of `Sandbox` that it makes; what is added is the difference of the medians.
-Transfers go between two sandboxes that run, through the host: one file of 256 MiB, which is on the disk when it is
-done, and a directory of 256 files of 1 MiB. MB are 10⁶ bytes."""
+Each tool through `handle_tool_call`, as a model calls it (arguments parsed, sandbox looked up in its session, result
+as JSON and as data), interleaved with the `Sandbox` method that it calls; the added time is the difference of the
+medians. Transfers go between two running sandboxes, through the host: one file of 256 MiB, which is on the disk at
+the end, and a directory of 256 files of 1 MiB. MB are 10⁶ bytes."""
 
 MIB = 1024 * 1024
 TEXT = "a line of text, as there are many\n" * 100
@@ -45,7 +45,7 @@ async def measure(lab: Lab) -> Section:
     rows = tuple(Row(label=label, cells=(Value(number=rate, unit="B/s"),)) for label, rate in rates.items())
     targets = (
         Target(
-            what=f"what the agent's tools add to a call, median, with {lab.fastest} (the most that one of them does)",
+            what=f"time that an agent tool adds to a call, median, with {lab.fastest} (the slowest tool)",
             bound=Value(number=0.0005, unit="s"),
             at_most=True,
             measured=Value(number=overhead, unit="s"),
@@ -65,7 +65,12 @@ async def _overhead(lab: Lab, calls: list[tuple[ToolSet, str, dict[str, object],
     samples: dict[str, list[float]] = {}
     rounds = lab.amount(400, 60)
     with lab.progress("tools and what they call, in turns", rounds * len(calls)) as advance:
-        for tools, name, arguments, plain in calls:  # apart from the others, whose aftermath would be part of it
+        for (
+            tools,
+            name,
+            arguments,
+            plain,
+        ) in calls:  # separately, so that the after-effects of other calls are not measured
             pair = (
                 Contender(name, partial(_called, tools, name, arguments)),
                 Contender(f"{name}, plain", partial(_plainly, plain)),

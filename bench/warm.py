@@ -1,4 +1,4 @@
-"""From a sandbox that waits to the first command in it, beside one that is made."""
+"""From claiming a warm sandbox to its first command, compared with creating one."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from bench.results import Section, Spread, Target, Value, times
 from bench.sampling import Contender, in_turns
 
 HOW = """\
-A create until its first command (`true`) has answered: of one that waits, and in turns with it of one that has to be
-made, because its limit on open files is another. Before each, the shelf is full again and nothing is being put up;
-destroying is not in the time."""
+A create until its first command (`true`) has answered: of a sandbox that is claimed from a warm pool, interleaved
+with one that has to be created, because its limit on open files is different. Before each, the pool is full again
+and no refill is in progress; destroying is not timed."""
 
-WAITING = 2
+POOL_SIZE = 2
 OTHER = atoll.Limits(open_files=1000)
 
 
@@ -27,32 +27,32 @@ async def measure(lab: Lab) -> Section:
     contenders = []
     async with AsyncExitStack() as stack:
         for runtime in lab.runtimes:
-            await lab.engine.warm(WAITING, runtime=runtime)
+            await lab.engine.warm(POOL_SIZE, runtime=runtime)
             stack.push_async_callback(lab.engine.warm, 0, runtime=runtime)
             every = 5 if runtime == "runsc" else 1
             contenders += [
-                Contender(f"made, {runtime}", partial(_once, lab, runtime, OTHER), every=every),
-                Contender(f"taken, {runtime}", partial(_once, lab, runtime, None), every=every),
+                Contender(f"created, {runtime}", partial(_once, lab, runtime, OTHER), every=every),
+                Contender(f"claimed, {runtime}", partial(_once, lab, runtime, None), every=every),
             ]
         rounds = lab.amount(100, 10)
-        with lab.progress("made and taken, in turns", rounds) as advance:
+        with lab.progress("created and claimed, interleaved", rounds) as advance:
             samples = await in_turns(contenders, rounds, advance)
     targets = []
-    if taken := samples.get("taken, crun"):
-        median = Value(number=Spread.of(taken).median, unit="s")
-        what = "a sandbox that waits → first command with crun, median"
+    if claimed := samples.get("claimed, crun"):
+        median = Value(number=Spread.of(claimed).median, unit="s")
+        what = "warm sandbox → first command with crun, median"
         targets.append(Target(what=what, bound=Value(number=0.005, unit="s"), at_most=True, measured=median))
     tables = [
         times(
             f"With {runtime}",
-            {name: samples[name] for name in (f"made, {runtime}", f"taken, {runtime}")},
-            against=f"made, {runtime}",
+            {name: samples[name] for name in (f"created, {runtime}", f"claimed, {runtime}")},
+            against=f"created, {runtime}",
         )
         for runtime in lab.runtimes
     ]
     return Section(
         subject="warm",
-        title="A sandbox that waits → first command",
+        title="Warm sandbox → first command",
         how=HOW,
         tables=tuple(tables),
         targets=tuple(targets),

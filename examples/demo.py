@@ -1,6 +1,6 @@
-"""What Atoll does, in one minute: run by `make demo`.
+"""Shows what Atoll does, in one minute: run by `make demo`.
 
-Makes sandboxes in a state directory of its own and removes everything at the end.
+Creates sandboxes in a temporary state directory and removes everything at the end.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ async def run(box: atoll.Sandbox, command: str, **options: object) -> None:
     show(command, await box.exec(command, **options))  # type: ignore[arg-type]
 
 
-async def strengths(engine: atoll.Engine) -> None:
-    say("From nothing to a shell", "A new sandbox and its first command, once per runtime on this machine.")
+async def runtimes(engine: atoll.Engine) -> None:
+    say("Create a sandbox", "Time until the first command has answered, for each runtime on this machine; median of 5.")
     for name in engine.drivers():
         times: list[float] = []
         kernel = ""
@@ -53,14 +53,14 @@ async def strengths(engine: atoll.Engine) -> None:
 
 
 async def isolation(engine: atoll.Engine) -> None:
-    say("Root inside is nobody outside")
+    say("Isolation", "Root inside has no rights outside.")
     limits = atoll.Limits(memory_bytes=64 << 20, pids=50) if limits_work(engine) else None
     async with await engine.create("island", limits=limits) as box:
         await run(box, "id; hostname; ls /home /root; cat /etc/shadow", user="root")
         await run(box, "mount -t tmpfs none /mnt; ls /sys/class/net", user="root")
         if limits is not None:
             await run(box, "python3 -c 'b = bytearray(500_000_000)'; echo still here")
-            await run(box, ":(){ :|:& };: 2>/dev/null; echo a fork bomb met its limit", timeout_s=5)
+            await run(box, ":(){ :|:& };: 2>/dev/null; echo the process limit stopped the fork bomb", timeout_s=5)
 
 
 def limits_work(engine: atoll.Engine) -> bool:
@@ -69,24 +69,24 @@ def limits_work(engine: atoll.Engine) -> bool:
 
 
 async def commands(engine: atoll.Engine) -> None:
-    say("Exactly what happened")
+    say("Exact results", "A time-out keeps the output so far; a result says what was truncated.")
     async with await engine.create("worker") as box:
         command = "for i in $(seq 100); do echo $i; sleep 0.1; done"
-        console.print(f"[green]$[/] {command}   [dim](time limit: 0.5 s)")
+        console.print(f"[green]$[/] {command}   [dim](time-out: 0.5 s)")
         try:
             await box.exec(command, timeout_s=0.5)
         except atoll.ExecTimeout as error:
-            console.print(f"{error} Printed until then: {error.result.stdout.split()}", markup=False)
+            console.print(f"{error}\noutput so far: {error.result.stdout.split()}", markup=False)
         start = time.perf_counter()
         await run(box, "(sleep 60; echo late) & echo the main process is done")
         took_ms = (time.perf_counter() - start) * 1000
-        console.print(f"returned after {took_ms:.0f} ms, though a child holds its output", style="dim")
+        console.print(f"returned after {took_ms:.0f} ms, though a child still holds its output open", style="dim")
         result = await box.exec("seq 1 3000000", output_limit_bytes=60)
-        console.print(f"22 MB of output, 60 bytes asked for: {result.stdout_cut}", markup=False)
+        console.print(f"22 MB of output, limited to 60 bytes: {result.stdout_cut}", markup=False)
 
 
 async def many(engine: atoll.Engine) -> None:
-    say("Fifty at once")
+    say("Fifty sandboxes at once")
     start = time.perf_counter()
     answers: list[str] = []
 
@@ -97,20 +97,20 @@ async def many(engine: atoll.Engine) -> None:
     async with anyio.create_task_group() as tasks:
         for number in range(50):
             tasks.start_soon(one, number)
-    console.print(f"{len(set(answers))} sandboxes made, answered and removed in {time.perf_counter() - start:.1f} s")
+    console.print(f"{len(set(answers))} sandboxes created, used and destroyed in {time.perf_counter() - start:.1f} s")
 
 
 async def main() -> None:
     with tempfile.TemporaryDirectory(prefix="atoll-demo-") as state:
         async with atoll.open(state) as engine:
             if not engine.drivers():
-                console.print("No container runtime can be used here; `atoll doctor` says why.", style="red")
+                console.print("No container runtime works on this machine; `atoll doctor` says why.", style="red")
                 raise SystemExit(1)
-            await strengths(engine)
+            await runtimes(engine)
             await isolation(engine)
             await commands(engine)
             await many(engine)
-            say("An agent at work", "Two sandboxes built at the same time, a transfer, a server, a preview.")
+            say("An agent", "Two sandboxes in parallel, a transfer between them, a server, a preview.")
             await workflow.play(engine, console)
     say("Next", "atoll run -- python3 -c 'print(6 * 7)'      atoll create box && atoll shell box      atoll doctor")
 

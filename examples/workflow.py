@@ -1,9 +1,9 @@
-"""An agent builds a page in one sandbox and a server in another, brings them together, and opens the port.
+"""An agent builds a page in one sandbox and a server in another, combines them, and exposes the port.
 
     python -m examples.workflow
 
-Without a key the model is scripted (`workflow.toml`), and everything else is real. With ANTHROPIC_API_KEY it is
-Claude, and ATOLL_MODEL names any other.
+Without a key the model is scripted (`workflow.toml`); everything else is real. With ANTHROPIC_API_KEY it is Claude,
+and ATOLL_MODEL selects any other model.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from atoll.agents.loop import Event, RetryEvent, TextEvent, ToolCallEvent, ToolR
 
 SCRIPT = Path(__file__).with_suffix(".toml")
 INSTRUCTIONS = """\
-You build software in sandboxes. They have Python 3 and a shell, and no way to the internet. A server has to be started
+You build software in sandboxes. They have Python 3 and a shell, and no internet access. A server has to be started
 in the background, listen on 127.0.0.1, and write its output to a file. Call tools that do not need each other's results
 at the same time. Be brief."""
 PROMPT = """\
@@ -43,7 +43,7 @@ def choose_model() -> str:
 
 
 async def play(engine: atoll.Engine, console: Console) -> None:
-    """The whole workflow, told as it happens. Nothing is left."""
+    """Run the whole workflow, showing its events. All sandboxes are destroyed at the end."""
     model = choose_model()
     console.print(f"model: {model}", style="dim", markup=False)
     url = None
@@ -58,7 +58,7 @@ async def play(engine: atoll.Engine, console: Console) -> None:
             tokens = stream.answer.tokens
             console.print(f"{stream.answer.steps} steps, {tokens.input} + {tokens.output} tokens", style="dim")
             if url is None:
-                raise SystemExit("the agent opened no port")
+                raise SystemExit("the agent exposed no port")
             console.print(f"[green]$[/] curl '{url}'", soft_wrap=True)
             console.print(await anyio.to_thread.run_sync(fetch, url), markup=False, soft_wrap=True)
         finally:
@@ -70,14 +70,14 @@ def tell(console: Console, event: Event) -> None:
         case TextEvent(text=text):
             console.print(text, end="", markup=False, soft_wrap=True)
         case UsageEvent():
-            console.print()  # the end of what was said
+            console.print()  # ends the line of the streamed text
         case ToolCallEvent(tool=tool, input=input):
             line(console, f"  → {tool} {json.dumps(input)}", "cyan")
         case ToolResultEvent(result=result, duration_s=seconds, tool=tool):
             mark, style = ("✗", "red") if result.is_error else ("✓", "green")
             line(console, f"  {mark} {tool} {seconds * 1000:.0f} ms {result.text}", style)
         case RetryEvent(reason=reason):
-            line(console, f"(again: {reason})", "yellow")
+            line(console, f"(retrying: {reason})", "yellow")
 
 
 def line(console: Console, text: str, style: str) -> None:
@@ -85,7 +85,7 @@ def line(console: Console, text: str, style: str) -> None:
 
 
 def fetch(url: str) -> str:
-    """What is served there. Browsers find names below .localhost; here the address is this machine's by hand."""
+    """The page at `url`. Browsers resolve *.localhost by themselves; this client connects to 127.0.0.1 instead."""
     there = urlsplit(url)
     connection = http.client.HTTPConnection("127.0.0.1", there.port or 80, timeout=10)
     try:

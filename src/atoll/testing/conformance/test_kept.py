@@ -33,12 +33,12 @@ def table() -> dict[str, dict[str, str]]:
     return {what: dict(zip(runtimes, kept, strict=True)) for what, *kept in rest}
 
 
-async def warm(engine: Engine, sandbox: Sandbox) -> Sandbox:
+async def pause(engine: Engine, sandbox: Sandbox) -> Sandbox:
     await sandbox.pause()
     return sandbox
 
 
-async def cold(engine: Engine, sandbox: Sandbox) -> Sandbox:
+async def sleep(engine: Engine, sandbox: Sandbox) -> Sandbox:
     await sandbox.sleep()
     return sandbox
 
@@ -72,7 +72,7 @@ async def fork(engine: Engine, sandbox: Sandbox) -> Sandbox:
     return copy
 
 
-async def fork_cold(engine: Engine, sandbox: Sandbox) -> Sandbox:
+async def fork_sleeping(engine: Engine, sandbox: Sandbox) -> Sandbox:
     await sandbox.sleep()
     return await fork(engine, sandbox)
 
@@ -84,13 +84,13 @@ async def kill_host(engine: Engine, sandbox: Sandbox) -> Sandbox:
 
 
 HAPPENINGS: dict[str, Callable[[Engine, Sandbox], Awaitable[Sandbox]]] = {
-    "warm sleep": warm,
-    "cold sleep": cold,
+    "pause": pause,
+    "sleep": sleep,
     "shutdown": shutdown,
-    "its own end": end,
+    "its own exit": end,
     "restore": restore,
     "fork": fork,
-    "fork of a cold one": fork_cold,
+    "fork of a sleeping sandbox": fork_sleeping,
     "the host process is killed": kill_host,
 }
 
