@@ -399,7 +399,8 @@ async def place(pool: SandboxPool) -> Any:
 
 
 async def test_a_child_works_in_its_directory_and_its_answer_comes_back(place: Any) -> None:
-    from atoll.tools.coding import TaskEvent, Tasks, coding_tools
+    from atoll.tools.coding import coding_tools
+    from atoll.tools.tasks import TaskEvent, Tasks
 
     script = {
         "step": [
@@ -433,7 +434,8 @@ async def test_a_child_works_in_its_directory_and_its_answer_comes_back(place: A
 
 
 async def test_an_explorer_gets_no_tool_that_changes_something(place: Any) -> None:
-    from atoll.tools.coding import Tasks, coding_tools
+    from atoll.tools.coding import coding_tools
+    from atoll.tools.tasks import Tasks
 
     script = {
         "step": [{"call": [calls("task", prompt="Explore", role="explorer")]}, {"text": "Fine."}],
@@ -449,7 +451,8 @@ async def test_an_explorer_gets_no_tool_that_changes_something(place: Any) -> No
 
 
 async def test_a_child_ends_with_its_parent(pool: SandboxPool, place: Any) -> None:
-    from atoll.tools.coding import Tasks, coding_tools
+    from atoll.tools.coding import coding_tools
+    from atoll.tools.tasks import Tasks
 
     script = {
         "step": [{"call": [calls("task", prompt="Sleep")]}],

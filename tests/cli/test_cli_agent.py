@@ -20,7 +20,7 @@ from atoll.agents.loop import Answer, RetryEvent, TextEvent, Tokens, ToolCallEve
 from atoll.surfaces.cli import render, transcript
 from atoll.surfaces.cli.agent import _question
 from atoll.tools.agent import SHELL
-from atoll.tools.coding import TaskEvent
+from atoll.tools.tasks import TaskEvent
 from atoll.tools.tool import ToolResult, ToolSet
 from tests.cli.driving import Atoll
 from tests.waiting import wait_until

@@ -9,8 +9,9 @@ import anyio
 import pytest
 
 from atoll.tools import coding
-from atoll.tools.coding import CodingView, TaskEvent, TaskOutput, Tasks, coding_tools, pool_coding_tools
+from atoll.tools.coding import CodingView, coding_tools, pool_coding_tools
 from atoll.tools.sprites import sprite_tools
+from atoll.tools.tasks import TaskEvent, TaskOutput, Tasks
 from atoll.tools.tool import ToolSet
 
 if TYPE_CHECKING:

@@ -14,8 +14,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from atoll.tools import agent, coding, export
-from atoll.tools.coding import Tasks, coding_tools
+from atoll.tools.coding import coding_tools
 from atoll.tools.sprites import SPRITES, sprite_tools
+from atoll.tools.tasks import TASK, Tasks
 from atoll.tools.tool import VOCABULARIES, Tool, ToolSet
 from tests.tools.test_coding import Scripted
 
@@ -177,7 +178,7 @@ async def test_no_input_breaks_the_agents_tools(
 
 
 @_many
-@given(call=_calls((coding.READ, coding.WRITE, coding.EDIT, coding.BASH, coding.GREP, coding.GLOB, coding.TASK)))
+@given(call=_calls((*coding.FILE_TOOLS, TASK)))
 async def test_no_input_breaks_the_coding_tools(
     vocabularies: dict[str, ToolSet], caplog: pytest.LogCaptureFixture, call: tuple[str, object]
 ) -> None:

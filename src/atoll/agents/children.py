@@ -1,7 +1,7 @@
 """Child sessions: agents that do a piece of work for another one, in a part of its sandbox.
 
 Knows the roles that a child may have, what each is told and may do, and whose tokens it spends. Refuses to know how a
-child is asked for, scoped, counted and cancelled: that is the tool `task` (`tools/coding.py`).
+child is asked for, scoped, counted and cancelled: that is the tool `task` (`tools/tasks.py`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from pydantic_ai.models import Model
 from atoll.agents import models
 from atoll.agents.loop import STEPS, Agent, Approve, Budget
 from atoll.contract.model import Frozen
-from atoll.tools.coding import CodingView, TaskEvent, TaskOutput
+from atoll.tools.coding import CodingView
+from atoll.tools.tasks import TaskEvent, TaskOutput
 
 
 class Role(Frozen):
@@ -45,7 +46,7 @@ ROLES: Mapping[str, Role] = {
 
 @dataclass(frozen=True)
 class Children:
-    """Runs child sessions with a model: a `Runner` for `Tasks`. What they spend, they take from one budget."""
+    """Runs child sessions with a model: a `ChildRunner` for `Tasks`. What they spend, they take from one budget."""
 
     model: str | Model
     roles_by_name: Mapping[str, Role] | None = None

@@ -1,35 +1,36 @@
-"""The coding vocabulary: read, write, edit, bash, grep, glob and task, over one sandbox seen from a directory.
+"""The coding vocabulary: read, write, edit, bash, grep, glob and task, for one sandbox and a working directory.
 
-Knows what each does, how much of it a model is shown, and how a child session is started, followed and ended. Refuses
-to know how a child thinks: that is a `Runner`'s, and without one there is no `task`.
+Owns these tools except `task`, and how much of a file or an output a model is shown. Not here: child agents
+(`tasks.py`), paths, scopes and text (`view.py`), schemas and calls (`tool.py`). Used through `vocabularies.py` by the
+MCP server and the command line, by `agents/children.py` for child agents, and by programs (`coding_tools`).
 """
 
 from __future__ import annotations
 
 import posixpath
-import secrets
-from collections.abc import AsyncGenerator, Callable, Hashable, Mapping
+from collections.abc import Hashable
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol
+from dataclasses import dataclass, replace
+from typing import Literal
 
-import anyio
-from pydantic import Field, create_model
+from pydantic import Field
 
 from atoll.contract.errors import (
     AtollError,
     ExecTimeout,
     InvalidRequest,
     PathIsDirectory,
-    PathNotDirectory,
     PermissionDenied,
 )
-from atoll.contract.model import FileEntry, Frozen
+from atoll.contract.model import FileEntry
 from atoll.runtime.sandbox import Sandbox
 from atoll.runtime.sandbox_pool import SandboxPool
+from atoll.tools.tasks import Tasks, task_tool
 from atoll.tools.tool import Hints, Input, Result, Tool, ToolResult, ToolSet, readable, report
 from atoll.tools.view import (
     HOME,
+    MAX_SHOWN_BYTES,
+    MAX_SHOWN_LINES,
     OUT_OF_MEMORY,
     SEARCH_S,
     TIMED_OUT,
@@ -37,79 +38,21 @@ from atoll.tools.view import (
     View,
     after,
     as_text,
+    last_lines,
     media_type,
     searching,
     shown,
-    whole,
 )
 
-LINES = 2000
-BYTES = 50 * 1024
-"""What a model is shown of anything at once."""
 EDIT_LIMIT_BYTES = 10 * 1024 * 1024
 TIMEOUT_S = 120
 MATCHES = 1000
 SCAN_LIMIT_BYTES = 1024**3
 """How much of a file is passed over to come to a line."""
-DEPTH = 3
-"""How many sessions may stand below each other, the first one included."""
 
 # stderr where stdout is, so that a model sees both in the order in which they were written.
 IN_BASH = 'if command -v bash >/dev/null 2>&1; then exec bash -c "$0" 2>&1; else exec sh -c "$0" 2>&1; fi'
-_LIMITS = f"{LINES} lines or {BYTES // 1024} KB"
-
-
-# ------------------------------------------------------------------------------------------------------ child sessions
-
-
-class TaskEvent(Frozen):
-    """Something that happens in a child session."""
-
-    task: str
-    """The child's id."""
-    kind: str
-    """`started`, `ended`, or whatever the runner tells of."""
-    data: dict[str, Any] = Field(default_factory=dict)
-
-
-class TaskOutput(Frozen):
-    """What a child has to say at its end. The last thing that its runner yields."""
-
-    output: str
-
-
-class Runner(Protocol):
-    """Runs child sessions."""
-
-    @property
-    def roles(self) -> Mapping[str, str]:
-        """The roles that a child may have, and what each is for. The first is the default."""
-
-    def start(
-        self, *, id: str, role: str, prompt: str, cwd: str, depth: int, view: CodingView
-    ) -> AsyncGenerator[TaskEvent | TaskOutput, None]:
-        """Run a session to its end: events as they come, then its output.
-
-        `view.tools()` are the child's tools, scoped to `cwd`. Being cancelled or closed ends the session.
-        """
-
-
-@dataclass(frozen=True)
-class Tasks:
-    """The children of a session: who they are, and how to end them."""
-
-    runner: Runner
-    on_event: Callable[[TaskEvent], None] = lambda _event: None
-    depth_limit: int = DEPTH
-    running: dict[str, anyio.CancelScope] = field(default_factory=dict)
-
-    def cancel(self, id: str) -> bool:
-        """End a child, and the call that waits for it. Returns whether there was one."""
-        scope = self.running.get(id)
-        if scope is None:
-            return False
-        scope.cancel()
-        return True
+_LIMITS = f"{MAX_SHOWN_LINES} lines or {MAX_SHOWN_BYTES // 1024} KB"
 
 
 @dataclass(frozen=True)
@@ -123,7 +66,7 @@ class CodingView(View):
     @property
     def abilities(self) -> frozenset[str]:
         """`task` is offered to who may have children."""
-        may = self.tasks is not None and self.depth < self.tasks.depth_limit
+        may = self.tasks is not None and self.depth < self.tasks.max_depth
         return frozenset({"sandbox", "tasks"} if may else {"sandbox"})
 
     def explain(self, error: AtollError) -> str:
@@ -131,8 +74,7 @@ class CodingView(View):
 
     def tools(self) -> ToolSet:
         """The vocabulary, for this view."""
-        task = TASK if self.tasks is None else _with_roles(self.tasks.runner.roles)
-        return ToolSet((READ, WRITE, EDIT, BASH, GREP, GLOB, task), self)
+        return ToolSet((*FILE_TOOLS, task_tool(self.tasks)), self)
 
     async def child(self, cwd: str) -> CodingView:
         """The view of a child: this sandbox, scoped to a directory in it.
@@ -165,8 +107,7 @@ def coding_tools(sandbox: Sandbox, *, cwd: str = HOME, tasks: Tasks | None = Non
 def pool_coding_tools(pool: SandboxPool, *, tasks: Tasks | None = None) -> ToolSet:
     """The coding tools for the sandbox `default` of a session, which is made when it is first used. Without `tasks`
     there is no `task`."""
-    task = TASK if tasks is None else _with_roles(tasks.runner.roles)
-    return ToolSet(map(_in_default, (READ, WRITE, EDIT, BASH, GREP, GLOB, task)), DefaultContext(pool, tasks))
+    return ToolSet(map(_in_default, (*FILE_TOOLS, task_tool(tasks))), DefaultContext(pool, tasks))
 
 
 def _in_default(tool: Tool) -> Tool:
@@ -187,7 +128,7 @@ class Read(Input):
     """A file, or a directory to be listed."""
     offset: int = Field(default=1, ge=1, le=2**31)
     """The line, or the entry of a directory, to begin with."""
-    limit: int = Field(default=LINES, ge=1, le=LINES)
+    limit: int = Field(default=MAX_SHOWN_LINES, ge=1, le=MAX_SHOWN_LINES)
     """Most lines."""
 
 
@@ -212,7 +153,7 @@ async def _read(ask: Read, view: CodingView) -> ToolResult:
             return _read_result(about, ReadResult(content="", kind="binary"))
     last = ask.offset + window.lines - 1
     if window.torn:
-        note = f"[line {last} is longer than {BYTES // 1024} KB and cut here; bash can read the rest of it]"
+        note = f"[line {last} is longer than {MAX_SHOWN_BYTES // 1024} KB and cut here; bash can read the rest of it]"
     elif window.more:
         note = f"[stopped after line {last}; go on with offset {last + 1}]"
     else:
@@ -255,7 +196,7 @@ async def _window(view: View, path: str, ask: Read) -> _Window:
         InvalidRequest: there are not so many lines, or not within what is looked through.
     """
     if ask.offset == 1:
-        begin = await view.sandbox.files.read_bytes(path, limit=BYTES + 1)
+        begin = await view.sandbox.files.read_bytes(path, limit=MAX_SHOWN_BYTES + 1)
         return _cut(begin, ask.limit, begin[:64])
     head, kept = b"", bytearray()
     to_pass, passed, within, scanned = ask.offset - 1, 0, False, 0
@@ -274,7 +215,7 @@ async def _window(view: View, path: str, ask: Read) -> _Window:
                 piece = piece[start:] if passed == to_pass else b""
             kept += piece
             # One line more than is shown tells that there is more.
-            if len(kept) > BYTES or kept.count(b"\n") > ask.limit:
+            if len(kept) > MAX_SHOWN_BYTES or kept.count(b"\n") > ask.limit:
                 break
     if passed < to_pass or not kept:
         lines = passed + (within and passed < to_pass)
@@ -295,22 +236,22 @@ def _cut(kept: bytes, limit: int, head: bytes) -> _Window:
     while end < len(kept) and lines < limit:
         newline = kept.find(b"\n", end)
         following = newline + 1 if newline >= 0 else len(kept)
-        if following > BYTES:
+        if following > MAX_SHOWN_BYTES:
             break
         end, lines = following, lines + 1
-    torn = end == 0 and len(kept) > BYTES
+    torn = end == 0 and len(kept) > MAX_SHOWN_BYTES
     if torn:
-        end, lines = BYTES, 1
+        end, lines = MAX_SHOWN_BYTES, 1
     return _Window(kept[:end], lines, more=end < len(kept), torn=torn, head=head)
 
 
-def _fitting(lines: list[str], limit: int = LINES) -> tuple[str, int]:
+def _fitting(lines: list[str], limit: int = MAX_SHOWN_LINES) -> tuple[str, int]:
     """As many of these lines as a model is shown, and their number."""
     text: list[str] = []
     size = 0
     for line in lines[:limit]:
         size += len(line.encode("utf-8", "replace")) + 1
-        if size > BYTES:
+        if size > MAX_SHOWN_BYTES:
             break
         text.append(f"{line}\n")
     return "".join(text), len(text)
@@ -424,7 +365,7 @@ async def _bash(ask: Bash, view: CodingView) -> ToolResult:
                 ["sh", "-c", IN_BASH, ask.command],
                 cwd=view.cwd,
                 timeout_s=ask.timeout,
-                output_limit_bytes=2 * BYTES,
+                output_limit_bytes=2 * MAX_SHOWN_BYTES,
                 on_output=report(),
             )
         except ExecTimeout as error:
@@ -444,7 +385,7 @@ def _output(data: bytes, total: int, exit_code: int, note: str) -> ToolResult:
     if b"\0" in data:
         text, cut = shown(data, None), 0
     else:
-        kept = _last(data)
+        kept = last_lines(data)
         text, cut = kept.decode("utf-8", "replace"), total - len(kept)
     words = after(text, note) if note else text or "[no output]"
     if cut:
@@ -452,20 +393,6 @@ def _output(data: bytes, total: int, exit_code: int, note: str) -> ToolResult:
         words = f"{note}\n{words}"
     result = BashResult(output=text, exitCode=exit_code, cutBytes=cut).result()
     return result.model_copy(update={"content": words})
-
-
-def _last(data: bytes) -> bytes:
-    """The last lines, as many as a model is shown."""
-    start = max(0, len(data) - BYTES)
-    if start:
-        newline = data.find(b"\n", start - 1, -1)
-        start = newline + 1 if newline >= 0 else len(data) - len(whole(data[start:], head=False))
-    end = len(data)
-    for _ in range(LINES + data.endswith(b"\n")):
-        end = data.rfind(b"\n", start, end)
-        if end < 0:
-            return data[start:]
-    return data[end + 1 :]
 
 
 # ------------------------------------------------------------------------------------------------------ grep and glob
@@ -526,11 +453,11 @@ async def _glob(ask: Glob, view: CodingView) -> ToolResult:
     path = await view.reach(ask.path)
     async with view.suggesting(path):
         with searching():
-            found = await view.sandbox.files.glob(ask.pattern, cwd=path, limit=LINES)
+            found = await view.sandbox.files.glob(ask.pattern, cwd=path, limit=MAX_SHOWN_LINES)
             names = await _visible(view, path, [entry.name for entry in found])
     files = [_below(ask.path, name) for name in names]
     text, count = _fitting(files)
-    truncated = count < len(files) or len(found) == LINES
+    truncated = count < len(files) or len(found) == MAX_SHOWN_LINES
     return _found(
         GlobResult(files=files[:count], truncated=truncated).result(), text, count, "files", truncated=truncated
     )
@@ -558,86 +485,6 @@ def _found(result: ToolResult, text: str, count: int, what: str, *, truncated: b
     if truncated:
         text = after(text, f"[stopped after {count} {what}; there are more: ask for less]")
     return result.model_copy(update={"content": readable(text) or f"[no {what}]"})
-
-
-# --------------------------------------------------------------------------------------------------------------- task
-
-
-class Task(Input):
-    prompt: str = Field(min_length=1)
-    """All that the child is told: it has not seen this conversation."""
-    role: str = Field(default="", min_length=1)
-    cwd: str = Field(default=".", min_length=1)
-    """The directory that the child works in and sees."""
-
-
-class TaskResult(Result):
-    id: str
-    role: str
-    status: Literal["completed"]
-    output: str
-
-
-async def _task(ask: Task, view: CodingView) -> ToolResult:
-    tasks = view.tasks
-    if tasks is None:
-        raise InvalidRequest("this session can have no children")
-    child = await view.child(ask.cwd)
-    async with view.suggesting(child.cwd):
-        if (await view.sandbox.files.stat(child.cwd)).kind != "directory":
-            raise PathNotDirectory(f"{ask.cwd}: not a directory", number=20, path=ask.cwd)
-    id = f"task-{secrets.token_hex(4)}"
-    about = {"role": ask.role, "cwd": child.cwd, "depth": child.depth}
-    tasks.on_event(TaskEvent(task=id, kind="started", data=about))
-    status, output = "failed", None
-    try:
-        output = await _follow(tasks, id, ask, child)
-        status = "cancelled" if output is None else "completed"
-    except anyio.get_cancelled_exc_class():
-        status = "cancelled"
-        raise
-    finally:
-        tasks.on_event(TaskEvent(task=id, kind="ended", data={"status": status}))
-    if output is None:
-        raise InvalidRequest(f"the child session {id} was cancelled, or ended without saying anything")
-    data = output.encode("utf-8", "replace")
-    kept = _last(data)
-    shown_output = kept.decode("utf-8", "replace")
-    if len(kept) < len(data):
-        shown_output = f"[the first {len(data) - len(kept)} bytes are cut]\n{shown_output}"
-    result = TaskResult(id=id, role=ask.role, status="completed", output=shown_output).result()
-    return result.model_copy(update={"content": f"[{id}, {ask.role}: completed]\n{shown_output}"})
-
-
-async def _follow(tasks: Tasks, id: str, ask: Task, child: CodingView) -> str | None:
-    """The output of a child, or None of one that was cancelled."""
-    output = None
-    with anyio.CancelScope() as scope:
-        tasks.running[id] = scope
-        try:
-            session = tasks.runner.start(
-                id=id, role=ask.role, prompt=ask.prompt, cwd=child.cwd, depth=child.depth, view=child
-            )
-            async with aclosing(session) as updates:
-                async for update in updates:
-                    if isinstance(update, TaskOutput):
-                        output = update.output
-                    else:
-                        tasks.on_event(update.model_copy(update={"task": id}))
-        finally:
-            del tasks.running[id]
-    return output
-
-
-def _with_roles(roles: Mapping[str, str]) -> Tool:
-    """`task`, with the roles that there are."""
-    if not roles:
-        raise InvalidRequest("a runner of child sessions needs at least one role")
-    names = tuple(roles)
-    about = "; ".join(f"{name}: {what}" for name, what in roles.items())
-    roles_field: Any = (Literal[names], Field(default=names[0], description=about))
-    model: type[Input] = create_model("Task", __base__=Task, role=roles_field)
-    return replace(TASK, input=model)
 
 
 # --------------------------------------------------------------------------------------------------------- vocabulary
@@ -693,8 +540,8 @@ BASH = Tool(
 )
 GREP = Tool(
     "grep",
-    f"Find lines by a regular expression. Shows up to {MATCHES} matches and {BYTES // 1024} KB. Passes over binary and "
-    f"hidden files. May take {SEARCH_S:g} s.",
+    f"Find lines by a regular expression. Shows up to {MATCHES} matches and {MAX_SHOWN_BYTES // 1024} KB. Passes over "
+    f"binary and hidden files. May take {SEARCH_S:g} s.",
     Grep,
     GrepResult,
     _grep,
@@ -711,13 +558,4 @@ GLOB = Tool(
     hints=_LOOKS,
     vocabulary="coding",
 )
-TASK = Tool(
-    "task",
-    "Have a child session do a piece of work in this sandbox, and get its answer. It sees the files below cwd alone.",
-    Task,
-    TaskResult,
-    _task,
-    needs=frozenset({"tasks"}),
-    hints=Hints(destructive=True, open_world=True),
-    vocabulary="coding",
-)
+FILE_TOOLS = (READ, WRITE, EDIT, BASH, GREP, GLOB)

@@ -37,6 +37,9 @@ TIMED_OUT = 124
 SEARCH_S = 60.0
 OUTPUT_LIMIT_BYTES = 64 * 1024
 """What a model is shown of each stream of a command."""
+MAX_SHOWN_LINES = 2000
+MAX_SHOWN_BYTES = 50 * 1024
+"""What the coding tools show of a file or an output in one result."""
 
 _NEIGHBOURS = 1000
 _LINKS = 40
@@ -291,3 +294,17 @@ def shown(data: bytes, cut: Truncation | None) -> str:
     head, tail = whole(data[: cut.start], tail=False), whole(data[cut.start :], head=False)
     note = f"[{cut.bytes} of {cut.total} bytes left out here: send output to a file and read it in parts]"
     return f"{after(head.decode('utf-8', 'replace'), note)}\n{tail.decode('utf-8', 'replace')}"
+
+
+def last_lines(data: bytes) -> bytes:
+    """The last lines of `data`, at most `MAX_SHOWN_LINES` and `MAX_SHOWN_BYTES`."""
+    start = max(0, len(data) - MAX_SHOWN_BYTES)
+    if start:
+        newline = data.find(b"\n", start - 1, -1)
+        start = newline + 1 if newline >= 0 else len(data) - len(whole(data[start:], head=False))
+    end = len(data)
+    for _ in range(MAX_SHOWN_LINES + data.endswith(b"\n")):
+        end = data.rfind(b"\n", start, end)
+        if end < 0:
+            return data[start:]
+    return data[end + 1 :]

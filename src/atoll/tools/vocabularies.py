@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterable, Mapping
 from atoll.contract.errors import InvalidRequest
 from atoll.runtime.sandbox_pool import SandboxPool
 from atoll.tools.agent import pool_tools
-from atoll.tools.coding import Tasks, pool_coding_tools
+from atoll.tools.coding import pool_coding_tools
 from atoll.tools.sprites import sprite_tools
+from atoll.tools.tasks import Tasks
 from atoll.tools.tool import VOCABULARIES, ToolSet, nearest
 
 

@@ -36,7 +36,7 @@ from atoll.agents.loop import (
     UsageEvent,
 )
 from atoll.surfaces.cli import render, terminal
-from atoll.tools.coding import TaskEvent
+from atoll.tools.tasks import TaskEvent
 from atoll.tools.tool import ToolResult, ToolSet
 
 _FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
