@@ -19,7 +19,7 @@ from atoll.agents.history import History
 from atoll.agents.loop import Answer, RetryEvent, TextEvent, Tokens, ToolCallEvent, ToolResultEvent
 from atoll.surfaces.cli import render, transcript
 from atoll.surfaces.cli.agent import _question
-from atoll.tools.agent import SHELL
+from atoll.tools.pool import SHELL
 from atoll.tools.tasks import TaskEvent
 from atoll.tools.tool import ToolResult, ToolSet
 from tests.cli.driving import Atoll

@@ -18,7 +18,7 @@ from mcp import Client, StdioServerParameters
 import atoll
 from atoll.surfaces.mcp import ServerConfig
 from atoll.surfaces.mcp.listening import listen
-from atoll.tools.tool import VOCABULARIES
+from atoll.tools.vocabularies import VOCABULARIES
 from tests.waiting import BOUND_S
 
 PROGRAM = [sys.executable, "-m", "atoll.surfaces.cli", "mcp"]
@@ -72,7 +72,7 @@ WALK: Mapping[str, Sequence[Step]] = {
 
 def names(tools: str) -> set[str]:
     """What is offered: `task` needs somebody to run child sessions, and here is nobody."""
-    return set().union(*(VOCABULARIES[each] for each in tools.split(","))) - {"task"}
+    return set().union(*(VOCABULARIES[each].tool_names for each in tools.split(","))) - {"task"}
 
 
 def environment(state_dir: Path) -> dict[str, str]:

@@ -16,7 +16,7 @@ import anyio.to_thread
 import pytest
 
 from atoll import Engine
-from atoll.tools import agent, view
+from atoll.tools import pool as pool_vocabulary, view
 from atoll.tools.tool import ToolSet
 from tests.waiting import eventually
 
@@ -204,7 +204,7 @@ def fetch(url: str) -> str:
 async def test_a_port_that_nobody_listens_on_is_told(
     call: Caller, tools: ToolSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agent, "LISTEN_WAIT_S", 0.2)
+    monkeypatch.setattr(pool_vocabulary, "LISTEN_WAIT_S", 0.2)
     assert "start the server in the background" in await call.error(tools, "browse", port=9)
 
 

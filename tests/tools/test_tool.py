@@ -306,9 +306,9 @@ def test_results_are_written_for_each_protocol() -> None:
 def test_vocabularies_are_chosen_if_there_are_such_and_no_name_is_theirs_both() -> None:
     assert choose(["sprites", "coding", "sprites"]) == ("sprites", "coding")
     assert choose(["agent"]) == ("agent",)
-    with pytest.raises(InvalidRequest, match=r"'codign' is no set of tools; .* did you mean 'coding'\?"):
+    with pytest.raises(InvalidRequest, match=r"no vocabulary 'codign'; available: .*; did you mean 'coding'\?"):
         choose(["agent", "codign"])
-    with pytest.raises(InvalidRequest, match="no set of tools is chosen"):
+    with pytest.raises(InvalidRequest, match="no vocabulary is chosen"):
         choose([])
     with pytest.raises(InvalidRequest, match="coding and agent cannot be offered together: both have a tool 'glob'"):
         choose(["coding", "sprites", "agent"])

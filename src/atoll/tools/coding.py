@@ -43,6 +43,7 @@ from atoll.tools.view import (
     searching,
     shown,
 )
+from atoll.tools.vocabularies import Vocabulary
 
 EDIT_LIMIT_BYTES = 10 * 1024 * 1024
 TIMEOUT_S = 120
@@ -559,3 +560,9 @@ GLOB = Tool(
     vocabulary="coding",
 )
 FILE_TOOLS = (READ, WRITE, EDIT, BASH, GREP, GLOB)
+
+VOCABULARY = Vocabulary(
+    tools=lambda pool, tasks: pool_coding_tools(pool, tasks=tasks),
+    instructions=f"read, write, edit, bash, grep and glob all work in the one sandbox 'default', from {HOME} on.",
+    transcripts={"bash": "$ {command}", "grep": "{pattern}", "glob": "{pattern}", "task": "{role}: {prompt}"},
+)

@@ -28,6 +28,7 @@ from atoll.runtime.sandbox import Sandbox
 from atoll.runtime.sandbox_pool import PooledSandbox, SandboxPool
 from atoll.tools.tool import Hints, Input, Result, Tool, ToolResult, ToolSet
 from atoll.tools.view import HOME, OUTPUT_LIMIT_BYTES, TIMED_OUT, Session, run
+from atoll.tools.vocabularies import Vocabulary
 
 CLONE_S = 300
 _CLONE_SHOWN = 2000
@@ -392,3 +393,17 @@ SPRITES = (
 def sprite_tools(pool: SandboxPool) -> ToolSet:
     """The sprites' tools for the sandboxes of a session."""
     return ToolSet(SPRITES, Sprites(pool))
+
+
+VOCABULARY = Vocabulary(
+    tools=lambda pool, _tasks: sprite_tools(pool),
+    instructions="Make a sprite before you use it; a checkpoint is a way back to how it was.",
+    transcripts={
+        "sprite_create": "{repoUrl}",
+        "sprite_exec": "$ {command}",
+        "sprite_checkpoint": "{checkpointName}",
+        "sprite_restore": "{checkpointId}",
+        "sprite_fork": "→ {newName}",
+    },
+    sandbox_argument="name",
+)

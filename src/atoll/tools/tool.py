@@ -27,16 +27,7 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode, JsonSchemaV
 
 from atoll.contract.errors import AtollError, InvalidRequest
 from atoll.contract.model import Frozen
-
-VOCABULARIES: Mapping[str, frozenset[str]] = {
-    "agent": frozenset("shell read_file write_file glob browse sandbox_create sandbox_list transfer".split()),
-    "coding": frozenset("read write edit bash grep glob task".split()),
-    "sprites": frozenset(
-        "sprite_create sprite_exec sprite_checkpoint sprite_restore sprite_list_checkpoints sprite_list "
-        "sprite_shutdown sprite_wake sprite_fork".split()
-    ),
-}
-"""The names that are taken: nobody else's tool may have one of them, whether or not its vocabulary is in use."""
+from atoll.tools.vocabularies import VOCABULARIES
 
 NAME_RULE = "1 to 64 characters: letters, digits, '_' and '-'"
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -218,7 +209,7 @@ class Tool:
     """What calls have to take turns for, of an input and the context: of two that name the same, the one that was made
     first is done first. None: it waits for nobody."""
     vocabulary: str | None = None
-    """Which of `VOCABULARIES` it belongs to. None: it is somebody's own."""
+    """Which of `VOCABULARIES` it belongs to. None: it is not built in, and must not have the name of a tool that is."""
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -226,9 +217,10 @@ class Tool:
         if not self.description.strip():
             raise InvalidRequest(f"the tool {self.name!r} has no description; a model needs one to choose it")
         if self.vocabulary is not None:
-            if self.name not in VOCABULARIES.get(self.vocabulary, ()):
+            entry = VOCABULARIES.get(self.vocabulary)
+            if entry is None or self.name not in entry.tool_names:
                 raise InvalidRequest(f"the vocabulary {self.vocabulary!r} has no tool {self.name!r}")
-        elif any(self.name in names for names in VOCABULARIES.values()):
+        elif any(self.name in entry.tool_names for entry in VOCABULARIES.values()):
             raise InvalidRequest(f"{self.name!r} is the name of a built-in tool; give yours another name")
 
     def input_schema(self) -> dict[str, Any]:

@@ -38,6 +38,7 @@ from atoll.agents.loop import (
 from atoll.surfaces.cli import render, terminal
 from atoll.tools.tasks import TaskEvent
 from atoll.tools.tool import ToolResult, ToolSet
+from atoll.tools.vocabularies import vocabulary_of
 
 _FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 _FRAME_S = 0.1
@@ -457,23 +458,6 @@ def _elapsed(seconds: float) -> str:
 
 # ------------------------------------------------------------------------------------------------------------- words
 
-_ABOUT: Mapping[str, str] = {
-    "shell": "$ {command}",
-    "bash": "$ {command}",
-    "sprite_exec": "$ {command}",
-    "browse": ":{port}",
-    "transfer": "{from_sandbox}:{from_path} → {to_sandbox}:{to_path}",
-    "grep": "{pattern}",
-    "glob": "{pattern}",
-    "sandbox_create": "{image}",
-    "sprite_create": "{repoUrl}",
-    "sprite_checkpoint": "{checkpointName}",
-    "sprite_restore": "{checkpointId}",
-    "sprite_fork": "→ {newName}",
-    "task": "{role}: {prompt}",
-}
-"""What of a call is worth knowing. Of all others it is the path, if there is one."""
-
 
 def _named(event: ToolCallEvent, tools: ToolSet | None) -> tuple[str, str]:
     """What a call is called, and what it is about."""
@@ -482,9 +466,10 @@ def _named(event: ToolCallEvent, tools: ToolSet | None) -> tuple[str, str]:
         return tool, _first_line(event.input)
     given = {name: value for name, value in event.input.items() if value is not None}
     shown = _with_defaults(event.tool, given, tools)
-    where = shown.get("sandbox") or (shown.get("name") if event.tool.startswith("sprite_") else None)
+    vocabulary = vocabulary_of(event.tool)
+    where = shown.get("sandbox" if vocabulary is None else vocabulary.sandbox_argument)
     words = tool if where is None else f"{tool}  {_harmless(str(where)[:_LONGEST])}"
-    template = _ABOUT.get(event.tool)
+    template = None if vocabulary is None else vocabulary.transcripts.get(event.tool)
     if template is None:
         return words, _first_line(str(given.get("path", "")))
     # Only names of ours are looked up: the arguments are no template.

@@ -34,7 +34,7 @@ from atoll.runtime.sandbox_pool import SandboxPool
 from atoll.tools import export
 from atoll.tools.tool import ToolResult, readable
 from atoll.tools.view import HOME, Session, as_text, media_type
-from atoll.tools.vocabularies import choose, session_tools
+from atoll.tools.vocabularies import VOCABULARIES, choose, session_tools
 
 DISCONNECTED = "atoll.gone"
 """Where the scope of an HTTP request has the event that nobody waits for its answer any more."""
@@ -88,12 +88,7 @@ def _instructions(chosen: Sequence[str], *, kept: bool) -> str:
         "Linux sandboxes of your own, with files and processes that touch nothing of the machine you are called from.",
         "They are kept for the next time." if kept else "They are gone when this session ends: copy out what matters.",
     ]
-    if "agent" in chosen:
-        say.append("Without a name, tools use the sandbox 'default', which is there when it is first used.")
-    if "coding" in chosen:
-        say.append(f"read, write, edit, bash, grep and glob all work in the one sandbox 'default', from {HOME} on.")
-    if "sprites" in chosen:
-        say.append("Make a sprite before you use it; a checkpoint is a way back to how it was.")
+    say += [VOCABULARIES[name].load().instructions for name in chosen]
     say.append(f"Files can be read as resources too: {_SCHEME}NAME/absolute/path.")
     return " ".join(say)
 

@@ -47,6 +47,7 @@ from atoll.tools.view import (
     searching,
     whole,
 )
+from atoll.tools.vocabularies import Vocabulary
 
 READ_BYTES = 256 * 1024
 READ_LIMIT_BYTES = 4 * 1024 * 1024
@@ -510,7 +511,8 @@ def _with(tool: Tool, **fields: Any) -> Tool:
 
 _HERE = (SHELL, READ_FILE, WRITE_FILE, GLOB, BROWSE)
 _WHICH = (str, Field(default=DEFAULT, min_length=1, description="Which sandbox."))
-NAMING = tuple(_with(tool, sandbox=_WHICH) for tool in _HERE)
+_NAMING = tuple(_with(tool, sandbox=_WHICH) for tool in _HERE)
+POOL_TOOLS = (*_NAMING, SANDBOX_CREATE, SANDBOX_LIST, TRANSFER)
 
 
 def sandbox_tools(sandbox: Sandbox) -> ToolSet:
@@ -528,10 +530,23 @@ def pool_tools(pool: SandboxPool) -> ToolSet:
             "sleep_after_ms", int(sleep_after_ms) if sleep_after_ms % 1 == 0 else sleep_after_ms
         ),
     )
-    return ToolSet((*NAMING, create, SANDBOX_LIST, TRANSFER), Named(pool))
+    return ToolSet((*_NAMING, create, SANDBOX_LIST, TRANSFER), Named(pool))
 
 
 def _defaulting(field: str, default: object) -> tuple[Any, Any]:
     about = copy(SandboxCreate.model_fields[field])
     about.default = default
     return about.annotation, about
+
+
+VOCABULARY = Vocabulary(
+    tools=lambda pool, _tasks: pool_tools(pool),
+    instructions="Without a name, tools use the sandbox 'default', which is there when it is first used.",
+    transcripts={
+        "shell": "$ {command}",
+        "glob": "{pattern}",
+        "browse": ":{port}",
+        "sandbox_create": "{image}",
+        "transfer": "{from_sandbox}:{from_path} → {to_sandbox}:{to_path}",
+    },
+)
