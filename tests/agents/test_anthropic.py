@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import atoll
-from atoll.agents.loop import Event, RetryEvent, TextEvent, ThinkingEvent, ToolCallEvent, ToolResultEvent, UsageEvent
+from atoll.agents.loop import (
+    AgentEvent,
+    RetryEvent,
+    TextEvent,
+    ThinkingEvent,
+    ToolCallEvent,
+    ToolResultEvent,
+    UsageEvent,
+)
 from atoll.contract.errors import BudgetSpent, ModelFailed, ModelUnavailable
 from atoll.tools.tool import Input, TextPart, Tool, ToolResult, ToolSet
 from tests.agents.conftest import Anthropic
@@ -22,9 +30,11 @@ pytestmark = pytest.mark.anyio
 MODEL = "anthropic:claude-of-the-tests"
 
 
-async def play(pool: SandboxPool, prompt: str, *, streams: bool, **options: Any) -> tuple[atoll.Answer, list[Event]]:
+async def play(
+    pool: SandboxPool, prompt: str, *, streams: bool, **options: Any
+) -> tuple[atoll.Answer, list[AgentEvent]]:
     agent = atoll.Agent(MODEL, pool.tools(), "Be brief.")
-    events: list[Event] = []
+    events: list[AgentEvent] = []
     if not streams:
         return await agent.run(prompt, on_event=events.append, **options), events
     async with agent.stream(prompt, **options) as stream:
@@ -42,7 +52,7 @@ def said(result: dict[str, Any]) -> dict[str, Any]:
     return data
 
 
-def texts(events: list[Event]) -> str:
+def texts(events: list[AgentEvent]) -> str:
     return "".join(event.text for event in events if isinstance(event, TextEvent))
 
 

@@ -15,7 +15,7 @@ from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, Text
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
 import atoll
-from atoll.agents.loop import CALLS, Event, TextEvent, ToolCallEvent, ToolResultEvent
+from atoll.agents.loop import MAX_CALLS_PER_ANSWER, AgentEvent, TextEvent, ToolCallEvent, ToolResultEvent
 from atoll.agents.script import Script, scripted
 from atoll.tools.tool import Input, Tool, ToolSet
 from tests.agents.conftest import Anthropic
@@ -89,11 +89,14 @@ async def test_a_call_that_means_nothing_is_answered_and_the_run_goes_on(
 
 
 async def test_more_calls_than_one_answer_may_make_are_not_made(pool: SandboxPool) -> None:
-    writes = [calls("write_file", path=f"many/{number}", content="x") for number in range(CALLS + 2)]
-    expected = [*[{}] * CALLS, *[{"error": True, "contains": [f"may make {CALLS} calls"]}] * 2]
+    writes = [calls("write_file", path=f"many/{number}", content="x") for number in range(MAX_CALLS_PER_ANSWER + 2)]
+    expected = [
+        *[{}] * MAX_CALLS_PER_ANSWER,
+        *[{"error": True, "contains": [f"may make {MAX_CALLS_PER_ANSWER} calls"]}] * 2,
+    ]
     model = says({"call": writes}, {"expect": {"result": expected}, "text": "Enough."})
     assert (await atoll.Agent(model, pool.tools()).run("Go")).text == "Enough."
-    assert len(await (await pool.get()).files.list("/home/user/many")) == CALLS
+    assert len(await (await pool.get()).files.list("/home/user/many")) == MAX_CALLS_PER_ANSWER
 
 
 async def test_an_answer_that_its_provider_gave_up_is_asked_for_again() -> None:
@@ -103,7 +106,7 @@ async def test_an_answer_that_its_provider_gave_up_is_asked_for_again() -> None:
         tries.append("x")
         return ModelResponse(parts=[TextPart("Half")], finish_reason="error" if len(tries) == 1 else "stop")
 
-    events: list[Event] = []
+    events: list[AgentEvent] = []
     await atoll.Agent(FunctionModel(gives_up)).run("Hello", on_event=events.append)
     assert [event.type for event in events] == ["text", "retry", "text", "usage"]
 
@@ -175,7 +178,7 @@ async def test_what_is_not_approved_is_not_done_and_only_what_destroys_is_asked_
         },
         {"expect": {"result": [{}, {}, {"error": True, "contains": ["refused"]}]}, "text": "As you wish."},
     )
-    events: list[Event] = []
+    events: list[AgentEvent] = []
     history = atoll.History()
     answer = await atoll.Agent(model, pool.tools(), approve=approve).run("Go", history=history, on_event=events.append)
     assert answer.text == "As you wish."
@@ -262,7 +265,7 @@ async def test_an_error_of_who_reads_the_events_is_theirs(pool: SandboxPool) -> 
     with pytest.raises(ZeroDivisionError):
         await read()
 
-    def fails(event: Event) -> None:
+    def fails(event: AgentEvent) -> None:
         if isinstance(event, ToolResultEvent):
             raise ZeroDivisionError
 
@@ -272,7 +275,7 @@ async def test_an_error_of_who_reads_the_events_is_theirs(pool: SandboxPool) -> 
     class Leaves(BaseException):
         pass
 
-    def leaves(event: Event) -> None:
+    def leaves(event: AgentEvent) -> None:
         if isinstance(event, ToolResultEvent):
             raise Leaves
 
@@ -443,7 +446,7 @@ async def test_an_explorer_gets_no_tool_that_changes_something(place: Any) -> No
     }
     model = scripted(Script.model_validate(script))
     agent = atoll.Agent(model, coding_tools(place, tasks=Tasks(atoll.Children(model))))
-    events: list[Event] = []
+    events: list[AgentEvent] = []
     with pytest.raises(atoll.ScriptFailed):  # what failed is the parent's script, which expects no error
         await agent.run("Go", on_event=events.append)
     (result,) = [event.result.text for event in events if isinstance(event, ToolResultEvent)]

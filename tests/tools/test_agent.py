@@ -49,7 +49,7 @@ async def test_a_command_that_takes_too_long_is_killed_and_its_output_kept(call:
     ended = await call(tools, "shell", command="echo begun; (sleep 31537202 &) ; sleep 31537201", timeout_ms=300)
     assert ended["exit_code"] == 124
     assert ended["stdout"] == "begun\n"
-    assert "did not end within 0.3 s" in ended["stderr"]
+    assert "timed out after 0.3 s" in ended["stderr"]
     assert (await call(tools, "shell", command="ps ax | grep -c '[3]153720'"))["stdout"] == "0\n"
     assert (await call(tools, "shell", command="sleep 0.4; echo done", timeout_ms=20_000))["stdout"] == "done\n"
     assert tools["shell"].input_schema()["properties"]["timeout_ms"]["default"] == 30000
@@ -136,8 +136,8 @@ async def test_what_is_no_text_is_told_with_its_size_and_type(call: Caller, tool
 async def test_a_path_that_is_not_there_is_told_with_the_nearest(call: Caller, tools: ToolSet) -> None:
     await call(tools, "write_file", path="dir/settings.toml", content="")
     assert "did you mean 'settings.toml'?" in await call.error(tools, "read_file", path="dir/setings.toml")
-    assert "holds 'settings.toml'" in await call.error(tools, "read_file", path="dir/qqq")
-    assert "no directory /home/user/nowhere" in await call.error(tools, "read_file", path="nowhere/x")
+    assert "contains 'settings.toml'" in await call.error(tools, "read_file", path="dir/qqq")
+    assert "the directory /home/user/nowhere does not exist" in await call.error(tools, "read_file", path="nowhere/x")
     assert "'~' is not expanded" in await call.error(tools, "write_file", path="~/x", content="")
     assert "directory" in await call.error(tools, "read_file", path="/home/user")
     assert "permission denied" in await call.error(tools, "write_file", path="/etc/x", content="")
@@ -161,7 +161,7 @@ async def test_files_are_found_by_pattern(call: Caller, tools: ToolSet) -> None:
 async def test_a_search_that_takes_too_long_is_given_up(
     call: Caller, tools: ToolSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(view, "SEARCH_S", 0.001)
+    monkeypatch.setattr(view, "MAX_SEARCH_S", 0.001)
     assert "smaller directory" in await call.error(tools, "glob", pattern="**/nothing", cwd="/")
 
 
@@ -204,7 +204,7 @@ def fetch(url: str) -> str:
 async def test_a_port_that_nobody_listens_on_is_told(
     call: Caller, tools: ToolSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool_vocabulary, "LISTEN_WAIT_S", 0.2)
+    monkeypatch.setattr(pool_vocabulary, "MAX_LISTEN_WAIT_S", 0.2)
     assert "start the server in the background" in await call.error(tools, "browse", port=9)
 
 

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from atoll.tools import coding, export, pool as pool_vocabulary
 from atoll.tools.coding import coding_tools
-from atoll.tools.sprites import SPRITES, sprite_tools
+from atoll.tools.sprites import SPRITE_TOOLS, sprite_tools
 from atoll.tools.tasks import TASK, Tasks
 from atoll.tools.tool import Tool, ToolSet
 from atoll.tools.vocabularies import VOCABULARIES
@@ -24,9 +24,9 @@ from tests.tools.test_coding import Scripted
 
 if TYPE_CHECKING:
     from atoll.runtime.sandbox_pool import SandboxPool
-    from atoll.tools.export import Protocol
+    from atoll.tools.export import ToolProtocol
 
-PROTOCOLS: tuple[Protocol, ...] = ("anthropic", "openai-chat", "openai-responses", "mcp")
+PROTOCOLS: tuple[ToolProtocol, ...] = ("anthropic", "openai-chat", "openai-responses", "mcp")
 
 
 @pytest.fixture(scope="module")
@@ -198,7 +198,7 @@ async def test_no_input_breaks_the_coding_tools(
 
 
 @_many
-@given(call=_calls(SPRITES))
+@given(call=_calls(SPRITE_TOOLS))
 async def test_no_input_breaks_the_sprites_tools(
     vocabularies: dict[str, ToolSet], caplog: pytest.LogCaptureFixture, call: tuple[str, object]
 ) -> None:

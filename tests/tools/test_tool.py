@@ -31,9 +31,9 @@ class Greeting(Result):
     note: str | None = None
 
 
-async def greet(ask: Ask, context: object) -> Greeting:
-    said = " ".join([f"hello {ask.title}"] * ask.times)
-    return Greeting(said=said.upper() if ask.loud else said)
+async def greet(args: Ask, context: object) -> Greeting:
+    said = " ".join([f"hello {args.title}"] * args.times)
+    return Greeting(said=said.upper() if args.loud else said)
 
 
 GREET = Tool("greet", "Greets.", Ask, Greeting, greet, hints=Hints(read_only=True, idempotent=True))
@@ -99,14 +99,14 @@ async def test_a_tool_that_is_not_there_is_told_with_the_nearest() -> None:
     result = await ToolSet([GREET]).handle_tool_call("gret", {})
     assert result.is_error
     assert result.text == "there is no tool 'gret' (tools: greet); did you mean 'greet'?"
-    assert (await ToolSet().handle_tool_call("x" * 100_000)).text.endswith("(tools: there are none)")
+    assert (await ToolSet().handle_tool_call("x" * 100_000)).text.endswith("(tools: none)")
 
 
 async def test_an_error_is_an_answer_and_a_fault_of_ours_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    async def missing(ask: Ask, context: object) -> str:
-        raise PathNotFound(f"{ask.title}: no such file", number=2)
+    async def missing(args: Ask, context: object) -> str:
+        raise PathNotFound(f"{args.title}: no such file", number=2)
 
-    async def broken(ask: Ask, context: object) -> str:
+    async def broken(args: Ask, context: object) -> str:
         raise ZeroDivisionError("secret detail")
 
     class Place:
@@ -177,20 +177,20 @@ async def test_calls_of_a_batch_run_side_by_side_but_take_turns_for_one_thing() 
     both = anyio.Event()
     order: dict[str, list[int]] = {"a": [], "b": []}
 
-    async def work(ask: Ask, context: object) -> str:
+    async def work(args: Ask, context: object) -> str:
         nonlocal most
-        assert ask.title not in running
-        running.append(ask.title)
+        assert args.title not in running
+        running.append(args.title)
         most = max(most, len(running))
         if len(running) == 2:
             both.set()
         await both.wait()
         await anyio.lowlevel.checkpoint()
-        order[ask.title].append(ask.times)
-        running.remove(ask.title)
-        return str(ask.times)
+        order[args.title].append(args.times)
+        running.remove(args.title)
+        return str(args.times)
 
-    tools = ToolSet([made("work", work, turn=lambda ask, context: ask.title)])
+    tools = ToolSet([made("work", work, serialize_by=lambda args, context: args.title)])
     calls = [("work", {"title": name, "times": times}) for times in (3, 1, 2) for name in ("a", "b")]
     with anyio.fail_after(5):
         results = await tools.handle_batch([*calls, ("work", {"title": "c", "times": 0})])
@@ -203,13 +203,13 @@ async def test_calls_of_a_batch_run_side_by_side_but_take_turns_for_one_thing() 
 async def test_a_cancelled_batch_holds_up_nobody() -> None:
     stuck = anyio.Event()
 
-    async def work(ask: Ask, context: object) -> str:
-        if ask.loud:
+    async def work(args: Ask, context: object) -> str:
+        if args.loud:
             stuck.set()
             await anyio.sleep_forever()
         return "done"
 
-    tools = ToolSet([made("work", work, turn=lambda ask, context: ask.title)])
+    tools = ToolSet([made("work", work, serialize_by=lambda args, context: args.title)])
     async with anyio.create_task_group() as group:
         group.start_soon(
             tools.handle_batch, [("work", {"title": "a", "loud": True}), ("work", {"title": "a"}), ("work", {})]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pydantic_ai.models import Model
 
 from atoll.agents import models
-from atoll.agents.loop import STEPS, Agent, Approve, Budget
+from atoll.agents.loop import DEFAULT_STEPS, Agent, Approve, Budget
 from atoll.contract.model import Frozen
 from atoll.tools.coding import CodingView
 from atoll.tools.tasks import TaskEvent, TaskOutput
@@ -50,7 +50,7 @@ class Children:
 
     model: str | Model
     roles_by_name: Mapping[str, Role] | None = None
-    steps: int = STEPS
+    steps: int = DEFAULT_STEPS
     budget: Budget | None = None
     approve: Approve | None = None
 

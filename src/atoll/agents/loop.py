@@ -48,15 +48,15 @@ from atoll.contract.model import Frozen
 from atoll.settings import Settings
 from atoll.tools.tool import ImagePart, Tool, ToolResult, ToolSet, failure, readable, readable_all
 
-STEPS = 50
+DEFAULT_STEPS = 50
 """How often a model is asked in one run, unless said otherwise."""
-CALLS = 128
+MAX_CALLS_PER_ANSWER = 128
 """How many calls of one answer are made. They run side by side."""
-_WAITS_S = (0.5, 2.0)
+_RETRY_WAITS_S = (0.5, 2.0)
 """Before an answer that broke off is asked for again, unless the provider says how long."""
-_LONGEST_WAIT_S = 30.0
-_UNNAMEABLE = re.compile(r"[^A-Za-z0-9_-]")
-_NAME_LENGTH = 64
+_MAX_RETRY_WAIT_S = 30.0
+_NOT_IN_TOOL_NAMES = re.compile(r"[^A-Za-z0-9_-]")
+_MAX_TOOL_NAME_CHARS = 64
 """What all providers let a tool be called. A model may call for what there is not, under any name."""
 
 
@@ -146,7 +146,7 @@ class RetryEvent(Frozen):
     wait_s: float
 
 
-Event = Annotated[
+AgentEvent = Annotated[
     TextEvent | ThinkingEvent | ToolCallEvent | ToolResultEvent | UsageEvent | RetryEvent, Discriminator("type")
 ]
 
@@ -191,7 +191,7 @@ class Budget:
 
 Approve = Callable[[Tool, dict[str, Any]], Awaitable[bool]]
 """Whether a call may be made, of its tool and its arguments."""
-Emit = Callable[[Event], Awaitable[None]]
+Emit = Callable[[AgentEvent], Awaitable[None]]
 
 
 # --------------------------------------------------------------------------------------------------------------- agent
@@ -213,7 +213,7 @@ class Agent:
         tools: ToolSet | None = None,
         instructions: str = "",
         *,
-        steps: int = STEPS,
+        steps: int = DEFAULT_STEPS,
         approve: Approve | None = None,
         settings: ModelSettings | None = None,
     ) -> None:
@@ -233,7 +233,7 @@ class Agent:
         *,
         history: History | None = None,
         budget: Budget | int | None = None,
-        on_event: Callable[[Event], None] | None = None,
+        on_event: Callable[[AgentEvent], None] | None = None,
     ) -> Answer:
         """Ask, do what the model calls for, and go on until it is done.
 
@@ -246,7 +246,7 @@ class Agent:
             ModelFailed, ModelUnavailable: the model could not be asked.
         """
 
-        async def emit(event: Event) -> None:
+        async def emit(event: AgentEvent) -> None:
             if on_event is not None:
                 on_event(event)
 
@@ -255,13 +255,13 @@ class Agent:
     @asynccontextmanager
     async def stream(
         self, prompt: str | None, *, history: History | None = None, budget: Budget | int | None = None
-    ) -> AsyncIterator[Stream]:
+    ) -> AsyncIterator[AgentStream]:
         """The same as `run`, while it happens: `async for event in stream`, then `stream.answer`.
 
         Leaving the context before the end cancels the run. What `run` raises comes out of the iteration.
         """
-        send, receive = anyio.create_memory_object_stream[Event](0)
-        stream = Stream(receive)
+        send, receive = anyio.create_memory_object_stream[AgentEvent](0)
+        stream = AgentStream(receive)
 
         async def drive() -> None:
             async with send:
@@ -286,18 +286,18 @@ class Agent:
             raise failed
 
 
-class Stream:
+class AgentStream:
     """The events of a run."""
 
-    def __init__(self, events: ObjectReceiveStream[Event]) -> None:
+    def __init__(self, events: ObjectReceiveStream[AgentEvent]) -> None:
         self._events = events
         self.finished: Answer | None = None
         self.error: Exception | None = None
 
-    def __aiter__(self) -> Stream:
+    def __aiter__(self) -> AgentStream:
         return self
 
-    async def __anext__(self) -> Event:
+    async def __anext__(self) -> AgentEvent:
         try:
             return await self._events.receive()
         except anyio.EndOfStream:
@@ -323,7 +323,7 @@ async def generate_text(
     tools: ToolSet | None = None,
     model: str | Model | None = None,
     instructions: str = "",
-    steps: int = STEPS,
+    steps: int = DEFAULT_STEPS,
     budget: Budget | int | None = None,
 ) -> str:
     """What a model answers, after it has used `tools` as it likes. Without `model`, the one of the settings.
@@ -354,7 +354,7 @@ class _Run:
         self._tokens = Tokens()
         self._begun = False
         """Whether something of the answer that is asked for has come."""
-        self._unheard: Exception | None = None
+        self._listener_error: Exception | None = None
         """What who listens raised at an event."""
         instructions = [InstructionPart(content=agent.instructions)] if agent.instructions else []
         self._parameters = ModelRequestParameters(
@@ -379,7 +379,7 @@ class _Run:
                 ended: Any = _ENDED.get(response.finish_reason or "stop", "done")
                 return Answer(response.text or "", ended, step, self._tokens, self._history)
             if calls:
-                await self._call(calls, cut=_CUTS.get(response.finish_reason or ""))
+                await self._call(calls, cut=_CUT_OFF_REASONS.get(response.finish_reason or ""))
         raise self._spent(f"{self._agent.steps} steps", self._agent.steps)
 
     def _begin(self, prompt: str | None) -> None:
@@ -414,11 +414,11 @@ class _Run:
         self._budget.spend(tokens)
         await self._emit(UsageEvent(step=step, tokens=tokens, total=self._tokens))
 
-    async def _tell(self, event: Event) -> None:
+    async def _emit_guarded(self, event: AgentEvent) -> None:
         try:
             await self._emit(event)
         except Exception as error:
-            self._unheard = error
+            self._listener_error = error
             raise
 
     # ---------------------------------------------------------------------------------------------------- asking
@@ -426,8 +426,8 @@ class _Run:
     async def _ask(self) -> ModelResponse:
         """The model's next answer. One that breaks off is asked for again: providers' clients try again only what has
         not begun."""
-        with models.translating(self._model, but=lambda error: error is self._unheard):
-            for wait_s in (*_WAITS_S, None):
+        with models.translating(self._model, unless=lambda error: error is self._listener_error):
+            for wait_s in (*_RETRY_WAITS_S, None):
                 self._begun = False
                 try:
                     response = await (self._streamed() if self._streams else self._whole())
@@ -435,13 +435,13 @@ class _Run:
                         raise exceptions.ModelConnectionError(
                             self._model.model_name, "the answer ended before it was whole", in_stream=True
                         )
-                    return _sound(response)
+                    return _sanitized(response)
                 except exceptions.ModelAPIError as error:
                     broke_off = self._begun or error.in_stream
-                    if wait_s is None or not (broke_off and models.is_passing(error)):
+                    if wait_s is None or not (broke_off and models.is_retryable(error)):
                         raise
-                    wait_s = min(error.retry_after or wait_s, _LONGEST_WAIT_S)
-                    await self._tell(RetryEvent(reason=models.reason(error), wait_s=wait_s))
+                    wait_s = min(error.retry_after or wait_s, _MAX_RETRY_WAIT_S)
+                    await self._emit_guarded(RetryEvent(reason=models.reason(error), wait_s=wait_s))
                     await anyio.sleep(wait_s)
         raise AssertionError("the last try returns or raises")
 
@@ -454,9 +454,9 @@ class _Run:
         )
         for part in response.parts:
             if isinstance(part, ThinkingPart) and part.content:
-                await self._tell(ThinkingEvent(text=readable(part.content)))
+                await self._emit_guarded(ThinkingEvent(text=readable(part.content)))
             elif isinstance(part, TextPart) and part.content:
-                await self._tell(TextEvent(text=readable(part.content)))
+                await self._emit_guarded(TextEvent(text=readable(part.content)))
         return response
 
     async def _streamed(self) -> ModelResponse:
@@ -468,9 +468,9 @@ class _Run:
         ) as stream:
             async for event in stream:
                 self._begun = True
-                said = _said(event)
+                said = _streamed_event(event)
                 if said is not None:
-                    await self._tell(said)
+                    await self._emit_guarded(said)
             return stream.get()
 
     def _broke_off(self, response: ModelResponse) -> bool:
@@ -499,13 +499,15 @@ class _Run:
 
         try:
             for call in calls:
-                await self._emit(ToolCallEvent(id=call.tool_call_id, tool=call.tool_name, input=_told(call)))
+                await self._emit(ToolCallEvent(id=call.tool_call_id, tool=call.tool_name, input=_shown_arguments(call)))
             allowed: list[int] = []
             for index, call in enumerate(calls):
                 if self._budget.is_spent:
                     await ended(index, failure("not done: the budget of tokens is spent", "budget_spent"), "denied")
-                elif index >= CALLS:
-                    await ended(index, failure(f"not done: one answer may make {CALLS} calls", "too_many_calls"))
+                elif index >= MAX_CALLS_PER_ANSWER:
+                    await ended(
+                        index, failure(f"not done: one answer may make {MAX_CALLS_PER_ANSWER} calls", "too_many_calls")
+                    )
                 elif cut is not None and index == len(calls) - 1:
                     await ended(index, failure(f"not done: {cut} in the middle of this call", "cut_off"))
                 elif await self._is_allowed(call):
@@ -534,7 +536,7 @@ class _Run:
         return arguments is None or await approve(self._agent.tools[name], arguments)  # what is no input fails anyway
 
 
-_CUTS = {
+_CUT_OFF_REASONS = {
     "length": "call with less: the answer reached the most that may be said at once",
     "content_filter": "the provider withheld the rest of the answer",
 }
@@ -553,7 +555,7 @@ def _definition(tool: Tool) -> ToolDefinition:
     )
 
 
-def _sound(response: ModelResponse) -> ModelResponse:
+def _sanitized(response: ModelResponse) -> ModelResponse:
     """The answer as it can be given back. Models say what their own providers refuse ever after, and a conversation
     with such a thing in it could not be gone on with."""
     response.parts = [part for part in response.parts if not isinstance(part, TextPart) or part.content.strip()]
@@ -562,8 +564,8 @@ def _sound(response: ModelResponse) -> ModelResponse:
         if isinstance(part, TextPart | ThinkingPart):
             part.content = readable(part.content)
         elif isinstance(part, ToolCallPart):
-            part.tool_name = _UNNAMEABLE.sub("_", str(part.tool_name))[:_NAME_LENGTH] or "_"
-            part.args = _given_back(part.args)
+            part.tool_name = _NOT_IN_TOOL_NAMES.sub("_", str(part.tool_name))[:_MAX_TOOL_NAME_CHARS] or "_"
+            part.args = _sanitized_arguments(part.args)
             part.tool_call_id = readable(part.tool_call_id)
             while part.tool_call_id in ids:
                 part.tool_call_id += "_"
@@ -571,7 +573,7 @@ def _sound(response: ModelResponse) -> ModelResponse:
     return response
 
 
-def _given_back(args: Any) -> dict[str, Any] | str | None:
+def _sanitized_arguments(args: Any) -> dict[str, Any] | str | None:
     """Arguments that a request can carry: without surrogates, and as a text where they are more than JSON can say."""
     try:
         args = readable_all(args)
@@ -589,7 +591,7 @@ def _given_back(args: Any) -> dict[str, Any] | str | None:
     return args if isinstance(args, dict | str) or args is None else text
 
 
-def _said(event: object) -> Event | None:
+def _streamed_event(event: object) -> AgentEvent | None:
     match event:
         case PartStartEvent(part=TextPart(content=text)) if text:
             return TextEvent(text=readable(text))
@@ -613,7 +615,7 @@ def _arguments(call: ToolCallPart) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def _told(call: ToolCallPart) -> dict[str, Any] | str:
+def _shown_arguments(call: ToolCallPart) -> dict[str, Any] | str:
     arguments = _arguments(call)
     return str(call.args) if arguments is None else arguments
 

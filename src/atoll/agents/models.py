@@ -21,8 +21,8 @@ KINDS = (
     "anthropic:NAME, bedrock:NAME, openai:NAME (OPENAI_BASE_URL names a server that is compatible), "
     "openai-chat:NAME, openai-responses:NAME, or script:FILE, which needs no model at all"
 )
-_CLOSING_S = 5.0
-_TOLD = 500
+_MAX_CLOSE_S = 5.0
+_MAX_REASON_CHARS = 500
 """How much is told of what a provider says."""
 _NEEDS = {
     "anthropic": "set ANTHROPIC_API_KEY to your key",
@@ -41,7 +41,7 @@ def resolve(model: str | Model) -> Model:
     if isinstance(model, Model):
         return model
     kind, _, name = model.partition(":")
-    make = _MAKERS.get(kind)
+    make = _FACTORIES.get(kind)
     if make is None or not name:
         raise InvalidRequest(f"{model!r} names no model; allowed are {KINDS}")
     try:
@@ -96,7 +96,7 @@ def _script(path: str) -> Model:
     return scripted(Script.load(Path(path).expanduser()), name=f"script:{path}")
 
 
-_MAKERS = {
+_FACTORIES = {
     "anthropic": _anthropic,
     "bedrock": _bedrock,
     "openai": _openai,
@@ -113,13 +113,13 @@ async def connected(model: Model) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        with anyio.move_on_after(_CLOSING_S, shield=True):
+        with anyio.move_on_after(_MAX_CLOSE_S, shield=True):
             await model.__aexit__(None, None, None)
 
 
 # -------------------------------------------------------------------------------------------------------------- errors
 
-_LATER = (
+_RETRYABLE = (
     exceptions.ModelRateLimitError,
     exceptions.ModelUnavailableError,
     exceptions.ModelServerError,
@@ -128,14 +128,14 @@ _LATER = (
 """What may work when it is tried again."""
 
 
-def is_passing(error: exceptions.ModelAPIError) -> bool:
+def is_retryable(error: exceptions.ModelAPIError) -> bool:
     """Whether the same request may work later."""
-    return isinstance(error, _LATER)
+    return isinstance(error, _RETRYABLE)
 
 
 @contextmanager
-def translating(model: Model, but: Callable[[Exception], bool]) -> Iterator[None]:
-    """Errors of pydantic-ai and of providers' clients as ours, and what `but` knows as it is.
+def translating(model: Model, unless: Callable[[Exception], bool]) -> Iterator[None]:
+    """Errors of pydantic-ai and of providers' clients as ours, and what `unless` knows as it is.
 
     Raises:
         ModelUnavailable: the model cannot be reached, or has too much to do.
@@ -145,17 +145,17 @@ def translating(model: Model, but: Callable[[Exception], bool]) -> Iterator[None
     try:
         yield
     except exceptions.ModelAPIError as error:
-        kind = ModelUnavailable if is_passing(error) else ModelFailed
-        raise kind(f"{name}: {reason(error)}", hint=str(error)[:_TOLD], model=name) from error
+        kind = ModelUnavailable if is_retryable(error) else ModelFailed
+        raise kind(f"{name}: {reason(error)}", hint=str(error)[:_MAX_REASON_CHARS], model=name) from error
     except (exceptions.UserError, exceptions.AgentRunError) as error:
         raise ModelFailed(f"{name}: {error}", model=name) from error
     except AtollError:
         raise
     except Exception as error:
-        if but(error):
+        if unless(error):
             raise
         # Clients take for granted that an answer is one: what else comes fails in them, each time in another way.
-        what = f"{type(error).__name__}: {error}"[:_TOLD]
+        what = f"{type(error).__name__}: {error}"[:_MAX_REASON_CHARS]
         raise ModelFailed(f"{name}: asking it failed, or its answer is none ({what})", model=name) from error
 
 
@@ -163,8 +163,8 @@ def reason(error: exceptions.ModelAPIError) -> str:
     """What went wrong, in our words, with some of the provider's."""
     for kind, words in _REASONS:
         if isinstance(error, kind):
-            return words + _said(error)
-    return f"the request failed{_said(error)}"
+            return words + _provider_message(error)
+    return f"the request failed{_provider_message(error)}"
 
 
 _REASONS = (
@@ -181,13 +181,13 @@ _REASONS = (
 )
 
 
-def _said(error: exceptions.ModelAPIError) -> str:
+def _provider_message(error: exceptions.ModelAPIError) -> str:
     """What the provider said of it, where it said something."""
     body = error.body
     if isinstance(body, dict):
         inner = body.get("error", body)
         message = inner.get("message") if isinstance(inner, dict) else None
         if isinstance(message, str) and message:
-            return f" ({message[:_TOLD]})"
+            return f" ({message[:_MAX_REASON_CHARS]})"
     status = getattr(error, "status_code", None)
     return f" (status {status})" if status else ""

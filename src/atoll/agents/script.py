@@ -35,15 +35,15 @@ from atoll.contract.model import Frozen
 
 _VALUE = re.compile(r"\$\{(\w+)\}")
 _PIECE = re.compile(r"\S*\s*")
-_SHOWN = 600
+_MAX_QUOTED_CHARS = 600
 """How much of what was shown a complaint quotes."""
 
 
-class _Part(Frozen):
+class _ScriptModel(Frozen):
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
 
-class ExpectedResult(_Part):
+class ExpectedResult(_ScriptModel):
     """What the result of a call has to be."""
 
     contains: tuple[str, ...] = ()
@@ -56,7 +56,7 @@ class ExpectedResult(_Part):
     """Names for fields of its JSON, which `${name}` stands for in this step and in later ones."""
 
 
-class Expected(_Part):
+class ExpectedConversation(_ScriptModel):
     """What the model has to be shown before a step."""
 
     prompt: tuple[str, ...] = ()
@@ -69,31 +69,31 @@ class Expected(_Part):
     """Of the calls of the step before, in their order. Those that are not named have to have worked."""
 
 
-class Call(_Part):
+class ScriptedCall(_ScriptModel):
     tool: str
     input: dict[str, Any] = Field(default_factory=dict)
 
 
-class Step(_Part):
+class ScriptStep(_ScriptModel):
     """What the model says, once."""
 
-    expect: Expected = Expected()
+    expect: ExpectedConversation = ExpectedConversation()
     text: str = ""
-    calls: tuple[Call, ...] = Field(default=(), alias="call")
+    calls: tuple[ScriptedCall, ...] = Field(default=(), alias="call")
     """Tools to be called, at the same time. None: the model is done, until it is asked again."""
 
 
-class Conversation(_Part):
+class ScriptedConversation(_ScriptModel):
     prompt: str
     """A part of the first prompt, which tells this conversation from others."""
-    steps: tuple[Step, ...] = Field(alias="step", min_length=1)
+    steps: tuple[ScriptStep, ...] = Field(alias="step", min_length=1)
 
 
-class Script(_Part):
+class Script(_ScriptModel):
     """All that a scripted model says: `[[step]]` after `[[step]]`, and `[[conversation]]`s of other prompts."""
 
-    steps: tuple[Step, ...] = Field(default=(), alias="step")
-    conversations: tuple[Conversation, ...] = Field(default=(), alias="conversation")
+    steps: tuple[ScriptStep, ...] = Field(default=(), alias="step")
+    conversations: tuple[ScriptedConversation, ...] = Field(default=(), alias="conversation")
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -115,7 +115,7 @@ class Script(_Part):
         except (ValueError, RecursionError) as error:
             raise InvalidRequest(f"the script {path} is not well-formed: {error}") from None
 
-    def said_to(self, prompt: str) -> Sequence[Step]:
+    def steps_for(self, prompt: str) -> Sequence[ScriptStep]:
         """The steps of the conversation that this prompt begins."""
         for each in self.conversations:
             if each.prompt in prompt:
@@ -146,9 +146,9 @@ def scripted(script: Script, *, name: str = "script") -> FunctionModel:
     return FunctionModel(whole, stream_function=piecemeal, model_name=name)
 
 
-def _next(script: Script, name: str, messages: Sequence[ModelMessage], about: AgentInfo) -> Step:
-    shown = _Shown.of(messages)
-    steps = script.said_to(shown.prompts[0] if shown.prompts else "")
+def _next(script: Script, name: str, messages: Sequence[ModelMessage], about: AgentInfo) -> ScriptStep:
+    shown = _SeenConversation.of(messages)
+    steps = script.steps_for(shown.prompts[0] if shown.prompts else "")
     number = len(shown.turns) - 1
     if number >= len(steps):
         raise ScriptFailed(
@@ -166,7 +166,7 @@ def _next(script: Script, name: str, messages: Sequence[ModelMessage], about: Ag
 
 
 @dataclass(frozen=True)
-class _Shown:
+class _SeenConversation:
     """A conversation, as the model sees it."""
 
     prompts: list[str]
@@ -174,7 +174,7 @@ class _Shown:
     """The results that it was shown before each of its answers, the one that is to come included."""
 
     @classmethod
-    def of(cls, messages: Sequence[ModelMessage]) -> _Shown:
+    def of(cls, messages: Sequence[ModelMessage]) -> _SeenConversation:
         prompts: list[str] = []
         turns: list[list[ToolReturnPart]] = [[]]
         for message in messages:
@@ -192,7 +192,7 @@ class _Shown:
         results = self.turns[-1]
         return "\n".join(_text(each) for each in results) if results else (self.prompts or ["nothing"])[-1]
 
-    def kept(self, steps: Sequence[Step]) -> dict[str, Any]:
+    def kept(self, steps: Sequence[ScriptStep]) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for step, results in zip(steps, self.turns, strict=False):
             for expected, result in zip(step.expect.results, results, strict=False):
@@ -213,7 +213,7 @@ def _data(result: ToolReturnPart) -> Mapping[str, Any]:
     return data if isinstance(data, dict) else {}
 
 
-def _complaints(step: Step, shown: _Shown, about: AgentInfo) -> list[str]:
+def _complaints(step: ScriptStep, shown: _SeenConversation, about: AgentInfo) -> list[str]:
     prompt = shown.prompts[-1] if shown.prompts else ""
     wrong = _missing("the prompt", step.expect.prompt, prompt)
     wrong += _missing("the instructions", step.expect.instructions, about.instructions or "")
@@ -249,13 +249,13 @@ def _missing(where: str, parts: Sequence[str], text: str) -> list[str]:
 
 
 def _quoted(text: str) -> str:
-    return repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…")
+    return repr(text if len(text) <= _MAX_QUOTED_CHARS else f"{text[:_MAX_QUOTED_CHARS]}…")
 
 
 # ------------------------------------------------------------------------------------------------------ what was kept
 
 
-def _filled(step: Step, values: Mapping[str, Any]) -> Step:
+def _filled(step: ScriptStep, values: Mapping[str, Any]) -> ScriptStep:
     """The step, with `${name}` replaced by what was kept under the name. Others are the shell's, and stay."""
 
     def fill(value: Any) -> Any:

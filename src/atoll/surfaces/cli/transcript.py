@@ -25,8 +25,8 @@ from typing import Any, Protocol
 import anyio
 
 from atoll.agents.loop import (
+    AgentEvent,
     Answer,
-    Event,
     RetryEvent,
     TextEvent,
     ThinkingEvent,
@@ -72,7 +72,7 @@ class Shown(Protocol):
     async def begin(self) -> None:
         """The model is being asked."""
 
-    async def take(self, event: Event) -> None: ...
+    async def take(self, event: AgentEvent) -> None: ...
 
     def take_child(self, event: TaskEvent) -> None:
         """Something happened in a child session. It is told soon, and before what comes to `take` after it."""
@@ -146,7 +146,7 @@ class Lines(_Told):
     async def begin(self) -> None:
         pass
 
-    async def take(self, event: Event) -> None:
+    async def take(self, event: AgentEvent) -> None:
         async with self._lock:
             await self._catch_up()
             await self._emit(event.model_dump(mode="json"))
@@ -233,7 +233,7 @@ class Screen(_Told):
         self._asked_at = time.monotonic()
         self._woken.set()
 
-    async def take(self, event: Event) -> None:
+    async def take(self, event: AgentEvent) -> None:
         async with self._lock:
             await self._catch_up()
             match event:
@@ -246,7 +246,7 @@ class Screen(_Told):
                     await self._event(event, None)
             self._woken.set()
 
-    async def _event(self, event: Event, child: _Child | None) -> None:
+    async def _event(self, event: AgentEvent, child: _Child | None) -> None:
         match event:
             case ToolCallEvent():
                 call = _Call(*_named(event, None if child else self._tools), child)

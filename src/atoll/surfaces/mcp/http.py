@@ -40,12 +40,12 @@ from starlette.types import Message, Receive, Scope, Send
 from atoll.contract.errors import AtollError, InvalidRequest
 from atoll.runtime.engine import Engine
 from atoll.settings import SHORTEST_TOKEN
-from atoll.surfaces.mcp.session import DISCONNECTED, ServerConfig, opened
-from atoll.surfaces.mcp.stdio import MESSAGE_LIMIT_BYTES, request_id
+from atoll.surfaces.mcp.session import DISCONNECTED, ServerConfig, open_session
+from atoll.surfaces.mcp.stdio import MAX_MESSAGE_BYTES, request_id
 
 PATH = "/mcp"
-SESSIONS = 64
-IDLE_S = 1800.0
+MAX_SESSIONS = 64
+DEFAULT_IDLE_S = 1800.0
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _TOKEN = re.compile(rf"[^\s\x00-\x1f\x7f]{{{SHORTEST_TOKEN},}}")
 _METHODS = ("GET", "POST", "DELETE")
@@ -54,12 +54,12 @@ _log = logging.getLogger(__name__)
 
 def app(
     engine: Engine,
-    offer: ServerConfig | None = None,
+    config: ServerConfig | None = None,
     *,
     token: SecretStr | None = None,
     hosts: Sequence[str] | None = LOOPBACK,
-    sessions: int = SESSIONS,
-    idle_s: float = IDLE_S,
+    sessions: int = MAX_SESSIONS,
+    idle_s: float = DEFAULT_IDLE_S,
 ) -> Starlette:
     """The app, at `/mcp`. Its lifespan ends all sessions; who mounts it runs `app.router.lifespan_context(app)`.
 
@@ -81,7 +81,7 @@ def app(
             "could not send"
         )
     held = HttpSessions(
-        partial(opened, engine, offer or ServerConfig()), _Door(hosts, token), most=sessions, idle_s=idle_s
+        partial(open_session, engine, config or ServerConfig()), _Door(hosts, token), most=sessions, idle_s=idle_s
     )
     made = Starlette(routes=[Route(PATH, endpoint=held)], lifespan=lambda _app: held.running())
     made.state.sessions = held
@@ -134,7 +134,7 @@ class HttpSessions:
         """Of those that are open or being ended: each may have sandboxes."""
         self._beginning = anyio.Lock()
         self._tasks: anyio.abc.TaskGroup | None = None
-        self._limited = RequestBodyLimitMiddleware(self._answer, MESSAGE_LIMIT_BYTES)
+        self._limited = RequestBodyLimitMiddleware(self._answer, MAX_MESSAGE_BYTES)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

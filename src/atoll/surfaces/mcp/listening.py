@@ -16,23 +16,23 @@ from pydantic import SecretStr
 
 from atoll.contract.errors import InvalidRequest
 from atoll.runtime.engine import Engine
-from atoll.surfaces.mcp.http import IDLE_S, LOOPBACK, PATH, SESSIONS, app
+from atoll.surfaces.mcp.http import DEFAULT_IDLE_S, LOOPBACK, MAX_SESSIONS, PATH, app
 from atoll.surfaces.mcp.session import ServerConfig
-from atoll.surfaces.mcp.stdio import LAST_ANSWERS_S
+from atoll.surfaces.mcp.stdio import MAX_LAST_ANSWERS_S
 
-CONNECTIONS = 256
+MAX_CONNECTIONS = 256
 """Those above are answered with 503."""
 
 
 async def listen(
     engine: Engine,
-    offer: ServerConfig,
+    config: ServerConfig,
     address: str,
     port: int,
     *,
     token: SecretStr | None = None,
-    sessions: int = SESSIONS,
-    idle_s: float = IDLE_S,
+    sessions: int = MAX_SESSIONS,
+    idle_s: float = DEFAULT_IDLE_S,
     on_ready: Callable[[str], None] = lambda _url: None,
 ) -> None:
     """Serve at an address until this is cancelled. `on_ready` is told the URL; all else is as in `app`.
@@ -49,21 +49,21 @@ async def listen(
         )
     # Who has the token may come by any name, such as that of a server in front. Pages that point one here have none.
     hosts = (*LOOPBACK, address) if token is None else None
-    served = app(engine, offer, token=token, hosts=hosts, sessions=sessions, idle_s=idle_s)
+    served = app(engine, config, token=token, hosts=hosts, sessions=sessions, idle_s=idle_s)
     with socket.create_server(
         (address, port), family=socket.AF_INET6 if ":" in address else socket.AF_INET, backlog=512
     ) as listening:
         host = f"[{address}]" if ":" in address else address
         on_ready(f"http://{host}:{listening.getsockname()[1]}{PATH}")
-        config = uvicorn.Config(
+        uvicorn_config = uvicorn.Config(
             served,
             lifespan="on",
             log_config=None,
             ws="none",
-            limit_concurrency=CONNECTIONS,
-            timeout_graceful_shutdown=LAST_ANSWERS_S,
+            limit_concurrency=MAX_CONNECTIONS,
+            timeout_graceful_shutdown=MAX_LAST_ANSWERS_S,
         )
-        server = _Server(config)
+        server = _UvicornServer(uvicorn_config)
         told_to_end = False
 
         async def serve() -> None:
@@ -83,7 +83,7 @@ async def listen(
                 server.should_exit = True
 
 
-class _Server(uvicorn.Server):
+class _UvicornServer(uvicorn.Server):
     """Signals are the command line's."""
 
     @contextmanager

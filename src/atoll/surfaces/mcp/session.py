@@ -33,25 +33,25 @@ from atoll.runtime.engine import Engine
 from atoll.runtime.sandbox_pool import SandboxPool
 from atoll.tools import export
 from atoll.tools.tool import ToolResult, readable
-from atoll.tools.view import HOME, Session, as_text, media_type
+from atoll.tools.view import HOME, PoolContext, as_text, media_type
 from atoll.tools.vocabularies import VOCABULARIES, choose, session_tools
 
 DISCONNECTED = "atoll.gone"
 """Where the scope of an HTTP request has the event that nobody waits for its answer any more."""
-RESOURCE_LIMIT_BYTES = 4 * 1024 * 1024
-CALLS = 32
+MAX_RESOURCE_BYTES = 4 * 1024 * 1024
+MAX_CONCURRENT_CALLS = 32
 """How many calls of one session run at once. More wait."""
-READ_S = 30.0
-LISTED = 200
+MAX_RESOURCE_READ_S = 30.0
+MAX_LISTED_FILES = 200
 """Files of each sandbox that are listed as resources."""
-PROGRESS_EVERY_S = 1.0
+PROGRESS_INTERVAL_S = 1.0
 
 _RESOURCE_NOT_FOUND = -32002
 """Of the protocol's revisions with a handshake; later it is a parameter that is wrong."""
-_LINE = 200
+_MAX_LINE_CHARS = 200
 _SCHEME = "sandbox://"
 _TEXTUAL = re.compile(r"text/.*|application/(json|javascript|xml|toml|yaml|x-sh|sql)|.*\+(json|xml)")
-_Context = ServerRequestContext[Any, Any]
+_RequestContext = ServerRequestContext[Any, Any]
 
 
 # ----------------------------------------------------------------------------------------------------- what is offered
@@ -68,7 +68,7 @@ class ServerConfig:
 
 
 @asynccontextmanager
-async def opened(engine: Engine, offer: ServerConfig, name: str | None = None) -> AsyncIterator[Server[Any]]:
+async def open_session(engine: Engine, config: ServerConfig, name: str | None = None) -> AsyncIterator[Server[Any]]:
     """A session for one client. Nothing of it is left when the context ends, however it does.
 
     With a `name`, it is the session of this name: its sandboxes are those of last time, and sleep until next time.
@@ -76,10 +76,10 @@ async def opened(engine: Engine, offer: ServerConfig, name: str | None = None) -
     Raises:
         InvalidRequest: the name or an option is not allowed, or the vocabularies do not go together.
     """
-    chosen = choose(offer.tools)
+    chosen = choose(config.tools)
     kept = name is not None
     id = f"mcp-{secrets.token_hex(8)}" if name is None else name
-    async with engine.pool(id, temporary=not kept, sleeps=kept, **offer.options) as pool:
+    async with engine.pool(id, temporary=not kept, sleeps=kept, **config.options) as pool:
         yield SessionHandlers(pool, chosen, kept=kept).server
 
 
@@ -101,10 +101,10 @@ class SessionHandlers:
 
     def __init__(self, pool: SandboxPool, chosen: Sequence[str], *, kept: bool) -> None:
         self._pool = pool
-        self._names = Session(pool)
+        self._names = PoolContext(pool)
         self._tools = session_tools(pool, chosen)
         self._listed = types.ListToolsResult.model_validate({"tools": export.definitions(self._tools, "mcp")})
-        self._slots = anyio.Semaphore(CALLS)
+        self._slots = anyio.Semaphore(MAX_CONCURRENT_CALLS)
         self.server: Server[Any] = Server(
             "atoll",
             version=atoll.__version__,
@@ -117,13 +117,15 @@ class SessionHandlers:
             on_read_resource=self._read_resource,
         )
 
-    async def _list_tools(self, _ctx: _Context, _ask: types.PaginatedRequestParams | None) -> types.ListToolsResult:
+    async def _list_tools(
+        self, _ctx: _RequestContext, _args: types.PaginatedRequestParams | None
+    ) -> types.ListToolsResult:
         return self._listed
 
     # -------------------------------------------------------------------------------------------------------- calls
 
-    async def _call_tool(self, ctx: _Context, ask: types.CallToolRequestParams) -> types.CallToolResult:
-        progress = _Progress(ctx.session) if ctx.meta and "progress_token" in ctx.meta else None
+    async def _call_tool(self, ctx: _RequestContext, args: types.CallToolRequestParams) -> types.CallToolResult:
+        progress = _CallProgress(ctx.session) if ctx.meta and "progress_token" in ctx.meta else None
         gone = ctx.request.scope.get(DISCONNECTED) if ctx.request is not None else None
         result: ToolResult | None = None
         async with anyio.create_task_group() as beside:
@@ -133,7 +135,7 @@ class SessionHandlers:
                 beside.start_soon(progress.tell)
             async with self._slots:
                 hear = None if progress is None else progress.hear
-                result = await self._tools.handle_tool_call(ask.name, ask.arguments, report=hear)
+                result = await self._tools.handle_tool_call(args.name, args.arguments, on_output=hear)
             beside.cancel_scope.cancel()
         if result is None:
             raise MCPError(types.INTERNAL_ERROR, "nobody waits for the answer any more")
@@ -142,28 +144,28 @@ class SessionHandlers:
     # ---------------------------------------------------------------------------------------------------- resources
 
     async def _list_templates(
-        self, _ctx: _Context, _ask: types.PaginatedRequestParams | None
+        self, _ctx: _RequestContext, _args: types.PaginatedRequestParams | None
     ) -> types.ListResourceTemplatesResult:
         about = types.ResourceTemplate(
             uri_template=f"{_SCHEME}{{sandbox}}/{{+path}}",
             name="file",
             title="A file of a sandbox",
             description="sandbox is its name, path the absolute path in it without the first slash. "
-            f"{RESOURCE_LIMIT_BYTES >> 20} MiB at most.",
+            f"{MAX_RESOURCE_BYTES >> 20} MiB at most.",
         )
         return types.ListResourceTemplatesResult(resource_templates=[about])
 
     async def _list_resources(
-        self, ctx: _Context, _ask: types.PaginatedRequestParams | None
+        self, ctx: _RequestContext, _args: types.PaginatedRequestParams | None
     ) -> types.ListResourcesResult:
         """The files in the homes of the sandboxes that run. None is woken for it, and one that fails has none."""
         found: list[types.Resource] = []
-        with self._refusing(ctx):
+        with self._translating_errors(ctx):
             running = [each.name for each in await self._pool.list() if each.status == "running"]
         for name in running:
             entries: list[FileEntry] = []
-            with suppress(AtollError), anyio.move_on_after(READ_S):
-                entries = await (await self._pool.find(name)).files.glob("*", cwd=HOME, limit=LISTED)
+            with suppress(AtollError), anyio.move_on_after(MAX_RESOURCE_READ_S):
+                entries = await (await self._pool.find(name)).files.glob("*", cwd=HOME, limit=MAX_LISTED_FILES)
             found += [
                 types.Resource(
                     uri=_uri(name, f"{HOME}/{entry.name}"),
@@ -175,17 +177,19 @@ class SessionHandlers:
             ]
         return types.ListResourcesResult(resources=found)
 
-    async def _read_resource(self, ctx: _Context, ask: types.ReadResourceRequestParams) -> types.ReadResourceResult:
-        uri = str(ask.uri)
+    async def _read_resource(
+        self, ctx: _RequestContext, args: types.ReadResourceRequestParams
+    ) -> types.ReadResourceResult:
+        uri = str(args.uri)
         async with self._slots:
-            with self._refusing(ctx):
+            with self._translating_errors(ctx):
                 name, path = _parse(uri)
-                with anyio.fail_after(READ_S):
+                with anyio.fail_after(MAX_RESOURCE_READ_S):
                     sandbox = await self._pool.find(name)
-                    data = await sandbox.files.read_bytes(path, limit=RESOURCE_LIMIT_BYTES + 1)
-                if len(data) > RESOURCE_LIMIT_BYTES:
+                    data = await sandbox.files.read_bytes(path, limit=MAX_RESOURCE_BYTES + 1)
+                if len(data) > MAX_RESOURCE_BYTES:
                     raise InvalidRequest(
-                        f"{path}: more than {RESOURCE_LIMIT_BYTES >> 20} MiB, which is too much for a resource; read "
+                        f"{path}: more than {MAX_RESOURCE_BYTES >> 20} MiB, which is too much for a resource; read "
                         "it in parts with a tool"
                     )
         text = as_text(data)
@@ -198,7 +202,7 @@ class SessionHandlers:
         return types.ReadResourceResult(contents=[types.BlobResourceContents(uri=uri, mime_type=mime, blob=blob)])
 
     @contextmanager
-    def _refusing(self, ctx: _Context) -> Iterator[None]:
+    def _translating_errors(self, ctx: _RequestContext) -> Iterator[None]:
         """Turn our errors into the protocol's, with words that are for this session."""
         try:
             yield
@@ -209,7 +213,7 @@ class SessionHandlers:
                 code = _RESOURCE_NOT_FOUND
             raise MCPError(code, readable(self._names.explain(error)), {"code": error.code}) from error
         except TimeoutError as error:
-            raise MCPError(types.INTERNAL_ERROR, f"it did not end within {READ_S:g} s") from error
+            raise MCPError(types.INTERNAL_ERROR, f"it did not end within {MAX_RESOURCE_READ_S:g} s") from error
 
 
 def _uri(sandbox: str, path: str) -> str:
@@ -231,7 +235,7 @@ def _parse(uri: str) -> tuple[str, str]:
     path = unquote(path, errors="surrogateescape")
     if not uri.startswith(_SCHEME) or not name or not slash or not path or "\0" in path:
         raise InvalidRequest(
-            f"{uri[:_LINE]!r} is no file of a sandbox; write {_SCHEME}NAME/absolute/path, such as "
+            f"{uri[:_MAX_LINE_CHARS]!r} is no file of a sandbox; write {_SCHEME}NAME/absolute/path, such as "
             f"{_SCHEME}default{HOME}/notes.txt"
         )
     return name, posixpath.join("/", path)
@@ -245,7 +249,7 @@ async def _cancelling(scope: anyio.CancelScope, event: anyio.Event) -> None:
     scope.cancel()
 
 
-class _Progress:
+class _CallProgress:
     """Tells a client who asked for it how long its call takes, and what its command printed last."""
 
     def __init__(self, client: ServerSession) -> None:
@@ -254,11 +258,11 @@ class _Progress:
         self._end = b""
 
     def hear(self, data: bytes) -> None:
-        self._end = (self._end + data[-4 * _LINE :])[-4 * _LINE :]
+        self._end = (self._end + data[-4 * _MAX_LINE_CHARS :])[-4 * _MAX_LINE_CHARS :]
 
     async def tell(self) -> None:
         while True:
-            await anyio.sleep(PROGRESS_EVERY_S)
+            await anyio.sleep(PROGRESS_INTERVAL_S)
             elapsed = round(anyio.current_time() - self._began, 1)
             await self._client.report_progress(elapsed, message=f"{elapsed:.0f} s{self._last_line()}")
 
@@ -266,4 +270,4 @@ class _Progress:
         lines = self._end.decode("utf-8", "replace").splitlines()
         shown = [_printable(line).strip() for line in lines]
         last = next((line for line in reversed(shown) if line), "")
-        return f": {last[-_LINE:]}" if last else ""
+        return f": {last[-_MAX_LINE_CHARS:]}" if last else ""

@@ -17,13 +17,13 @@ from mcp.server.lowlevel import Server
 from mcp.shared.message import ServerMessageMetadata, SessionMessage
 from pydantic import ValidationError
 
-MESSAGE_LIMIT_BYTES = 16 * 1024 * 1024
+MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 """Of one message, however it comes."""
-LAST_ANSWERS_S = 2
+MAX_LAST_ANSWERS_S = 2
 """How long answers may take to be read when nothing is asked any more."""
-WAITING = 256
+MAX_PENDING_REQUESTS = 256
 """Requests that wait for their answers, or whose answers wait to be read. More are refused."""
-UNREAD_S = 10
+MAX_UNREAD_S = 10
 """How long a message may wait to be taken because a client reads no answers. It is not served any more then."""
 _log = logging.getLogger(__name__)
 
@@ -50,11 +50,11 @@ async def serve(server: Server[Any], received: AsyncIterator[bytes], send: Calla
         async with to_server, complaints:
             async for line in _lines(received):
                 message = _read(line)
-                if isinstance(message, types.JSONRPCRequest) and waiting >= WAITING:
-                    why = f"{WAITING} requests wait for their answers already; read some before you ask again"
+                if isinstance(message, types.JSONRPCRequest) and waiting >= MAX_PENDING_REQUESTS:
+                    why = f"{MAX_PENDING_REQUESTS} requests are pending; read responses before you send more"
                     message = _complaint(message.id, types.INTERNAL_ERROR, why)
                 waiting += isinstance(message, types.JSONRPCRequest | _Complaint)
-                with anyio.move_on_after(UNREAD_S) as unread:
+                with anyio.move_on_after(MAX_UNREAD_S) as unread:
                     if isinstance(message, _Complaint):
                         await complaints.send(SessionMessage(message))
                     elif message is not None:
@@ -78,7 +78,7 @@ async def serve(server: Server[Any], received: AsyncIterator[bytes], send: Calla
         tasks.start_soon(give)
         tasks.start_soon(take)
         await server.run(inward, outward, server.create_initialization_options())
-        with anyio.move_on_after(LAST_ANSWERS_S):  # a client that reads nothing any more would hold its sandboxes
+        with anyio.move_on_after(MAX_LAST_ANSWERS_S):  # a client that reads nothing any more would hold its sandboxes
             await given.wait()
         tasks.cancel_scope.cancel()
 
@@ -91,12 +91,12 @@ async def _lines(received: AsyncIterator[bytes]) -> AsyncIterator[bytes | None]:
         for piece in ended:
             kept += piece
             if not skipping:
-                yield bytes(kept) if len(kept) <= MESSAGE_LIMIT_BYTES else None
+                yield bytes(kept) if len(kept) <= MAX_MESSAGE_BYTES else None
             kept.clear()
             skipping = False
         if not skipping:
             kept += rest
-            if len(kept) > MESSAGE_LIMIT_BYTES:
+            if len(kept) > MAX_MESSAGE_BYTES:
                 yield None
                 kept.clear()
                 skipping = True
@@ -111,7 +111,7 @@ class _Complaint(types.JSONRPCError):
 def _read(line: bytes | None) -> types.JSONRPCMessage | _Complaint | None:
     """The message in a line, None of an empty one, or what is answered to one that is no message."""
     if line is None:
-        return _complaint(None, types.INVALID_REQUEST, f"a message may have {MESSAGE_LIMIT_BYTES >> 20} MiB")
+        return _complaint(None, types.INVALID_REQUEST, f"a message may have {MAX_MESSAGE_BYTES >> 20} MiB")
     if not line.strip():
         return None
     try:
