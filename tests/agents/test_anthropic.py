@@ -121,7 +121,7 @@ async def test_an_answer_that_breaks_off_is_asked_for_again(
     assert [event.reason for event in events if isinstance(event, RetryEvent)] == [
         "the provider is overloaded; try again later (Overloaded)"
         if breaks == "overloaded"
-        else "the provider cannot be reached, or the connection broke"
+        else "the provider cannot be reached, or the connection was lost"
     ]
 
 
@@ -142,9 +142,9 @@ async def test_one_that_stays_overloaded_is_unavailable_and_nothing_is_lost(
 @pytest.mark.parametrize(
     ("refusal", "words"),
     [
-        (Refuse(401, "authentication_error", "invalid x-api-key"), "key was not accepted"),
+        (Refuse(401, "authentication_error", "invalid x-api-key"), "API key was refused"),
         (Refuse(404, "not_found_error", "model: claude-of-the-tests"), "no model of this name"),
-        (Refuse(400, "invalid_request_error", "prompt is too long: 9 tokens > 8 maximum"), "begin a new one"),
+        (Refuse(400, "invalid_request_error", "prompt is too long: 9 tokens > 8 maximum"), "start a new one"),
         (Refuse(400, "invalid_request_error", "tools.0: nonsense"), "refused .*tools.0: nonsense"),
     ],
 )
@@ -174,7 +174,7 @@ async def test_a_call_that_was_cut_off_is_not_made(pool: SandboxPool, anthropic:
     whole, cut = results(api.requests[1])
     assert "whole" in str(whole["content"])
     assert cut["is_error"]
-    assert "reached the most that may be said" in str(cut["content"])
+    assert "reached the output limit" in str(cut["content"])
     assert any(isinstance(event, ToolCallEvent) and isinstance(event.input, str) for event in events)
 
 
@@ -269,7 +269,7 @@ async def test_a_budget_of_tokens_ends_the_run_before_its_next_calls(pool: Sandb
     answer, _ = await play(pool, "Go on", streams=True, history=history)
     assert answer.text == "I see."
     assert api.complaints == []
-    assert "budget of tokens is spent" in str(api.requests[0]["messages"][-1]["content"])
+    assert "token budget is spent" in str(api.requests[0]["messages"][-1]["content"])
 
 
 async def test_what_is_repeated_is_marked_for_the_providers_cache(pool: SandboxPool, anthropic: Anthropic) -> None:

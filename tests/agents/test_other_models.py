@@ -94,5 +94,5 @@ def test_an_environment_that_means_nothing_is_told(
     for name in ("ANTHROPIC_API_KEY", "OPENAI_API_KEY"):
         monkeypatch.setenv(name, "test-key")
     monkeypatch.setenv(variable, value)
-    with pytest.raises(atoll.InvalidRequest, match=f"{model} cannot be used as the environment is"):
+    with pytest.raises(atoll.InvalidRequest, match=f"{model} cannot be used with the settings of the environment"):
         atoll.Agent(model)

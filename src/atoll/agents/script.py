@@ -1,10 +1,11 @@
-"""A scripted model: it says what a file says, and checks what it is shown before it does.
+"""Scripted models: the answers come from a file, which also says what the model must be shown before each of them.
 
-Knows the file's format, how what was shown is compared, and how values of earlier results come into later steps.
-Refuses to know where the tools run: it is asked like any other model, streamed or not, and so is everything around it.
+Owns the file format, how the conversation is compared with it, and how values of earlier results are inserted into
+later steps. Not here: the agent loop (`loop.py`), which uses a scripted model like any other, streamed or not. Used by
+`models.py` for `script:FILE`, and by tests.
 
-Which step comes next follows from the conversation alone, so a script has no state: conversations at the same time,
-resumed ones and children's each go their own way through it.
+The next step follows from the conversation alone. A script therefore has no state, and serves any number of
+conversations at once: new ones, resumed ones and those of child agents.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from atoll.contract.model import Frozen
 _VALUE = re.compile(r"\$\{(\w+)\}")
 _PIECE = re.compile(r"\S*\s*")
 _MAX_QUOTED_CHARS = 600
-"""How much of what was shown a complaint quotes."""
+"""How much of a text an error message quotes."""
 
 
 class _ScriptModel(Frozen):
@@ -44,29 +45,29 @@ class _ScriptModel(Frozen):
 
 
 class ExpectedResult(_ScriptModel):
-    """What the result of a call has to be."""
+    """What the result of a call must be."""
 
     contains: tuple[str, ...] = ()
     """Parts of its text."""
     fields: dict[str, Any] = Field(default_factory=dict)
-    """Fields that its JSON has to have, with these values."""
+    """Fields that its JSON must have, with these values."""
     error: bool | Literal["any"] = False
-    """Whether the call has to have failed. `any`: it may have."""
+    """Whether the call must have failed. `any`: both are accepted."""
     keep: dict[str, str] = Field(default_factory=dict)
-    """Names for fields of its JSON, which `${name}` stands for in this step and in later ones."""
+    """Fields of its JSON to keep, by a name: `${name}` in this step and in later ones is replaced by the value."""
 
 
 class ExpectedConversation(_ScriptModel):
-    """What the model has to be shown before a step."""
+    """What the model must be shown before a step."""
 
     prompt: tuple[str, ...] = ()
     """Parts of the last prompt."""
     instructions: tuple[str, ...] = ()
     """Parts of the instructions."""
     tools: tuple[str, ...] = ()
-    """Tools that are offered. Those that a step calls have to be, whether they are named here or not."""
+    """Tools that must be offered. The tools that the step calls must be offered in any case."""
     results: tuple[ExpectedResult, ...] = Field(default=(), alias="result")
-    """Of the calls of the step before, in their order. Those that are not named have to have worked."""
+    """Results of the calls of the previous step, in their order. Calls that are not listed must have succeeded."""
 
 
 class ScriptedCall(_ScriptModel):
@@ -75,32 +76,32 @@ class ScriptedCall(_ScriptModel):
 
 
 class ScriptStep(_ScriptModel):
-    """What the model says, once."""
+    """One answer of the model."""
 
     expect: ExpectedConversation = ExpectedConversation()
     text: str = ""
     calls: tuple[ScriptedCall, ...] = Field(default=(), alias="call")
-    """Tools to be called, at the same time. None: the model is done, until it is asked again."""
+    """Tool calls, made concurrently. None: the model has finished, until the next prompt."""
 
 
 class ScriptedConversation(_ScriptModel):
     prompt: str
-    """A part of the first prompt, which tells this conversation from others."""
+    """A part of the first prompt, which distinguishes this conversation from others."""
     steps: tuple[ScriptStep, ...] = Field(alias="step", min_length=1)
 
 
 class Script(_ScriptModel):
-    """All that a scripted model says: `[[step]]` after `[[step]]`, and `[[conversation]]`s of other prompts."""
+    """All answers of a scripted model: its `[[step]]`s, and `[[conversation]]`s for other prompts."""
 
     steps: tuple[ScriptStep, ...] = Field(default=(), alias="step")
     conversations: tuple[ScriptedConversation, ...] = Field(default=(), alias="conversation")
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read a script, of TOML or, if the file is called so, JSON.
+        """Read a script: TOML, or JSON if the file's name ends in `.json`.
 
         Raises:
-            InvalidRequest: there is none, or it says something that means nothing.
+            InvalidRequest: the file cannot be read, or is not a valid script.
         """
         try:
             text = path.read_text("utf-8")
@@ -111,12 +112,12 @@ class Script(_ScriptModel):
         except ValidationError as error:
             wrong = error.errors()[0]
             where = ".".join(str(part) for part in wrong["loc"]) or "its top"
-            raise InvalidRequest(f"the script {path} is wrong at {where}: {wrong['msg']}") from None
+            raise InvalidRequest(f"the script {path} is invalid at {where}: {wrong['msg']}") from None
         except (ValueError, RecursionError) as error:
             raise InvalidRequest(f"the script {path} is not well-formed: {error}") from None
 
     def steps_for(self, prompt: str) -> Sequence[ScriptStep]:
-        """The steps of the conversation that this prompt begins."""
+        """The steps of the conversation that begins with this prompt."""
         for each in self.conversations:
             if each.prompt in prompt:
                 return each.steps
@@ -126,7 +127,7 @@ class Script(_ScriptModel):
 def scripted(script: Script, *, name: str = "script") -> FunctionModel:
     """A model that follows a script.
 
-    Being asked raises `ScriptFailed` where it was not shown what the script expects, or has nothing more to say.
+    A request raises `ScriptFailed` if the conversation is not what the script expects, or the script has no more steps.
     """
 
     async def whole(messages: list[ModelMessage], about: AgentInfo) -> ModelResponse:
@@ -152,7 +153,7 @@ def _next(script: Script, name: str, messages: Sequence[ModelMessage], about: Ag
     number = len(shown.turns) - 1
     if number >= len(steps):
         raise ScriptFailed(
-            f"{name} has {len(steps)} steps for this conversation, and was asked for one more after it was shown: "
+            f"{name} has {len(steps)} steps for this conversation, and another one was requested after: "
             f"{_quoted(shown.last())}"
         )
     step = steps[number]
@@ -167,11 +168,11 @@ def _next(script: Script, name: str, messages: Sequence[ModelMessage], about: Ag
 
 @dataclass(frozen=True)
 class _SeenConversation:
-    """A conversation, as the model sees it."""
+    """A conversation as the model sees it."""
 
     prompts: list[str]
     turns: list[list[ToolReturnPart]]
-    """The results that it was shown before each of its answers, the one that is to come included."""
+    """The results before each answer of the model, including the answer that is requested now."""
 
     @classmethod
     def of(cls, messages: Sequence[ModelMessage]) -> _SeenConversation:
@@ -223,7 +224,7 @@ def _complaints(step: ScriptStep, shown: _SeenConversation, about: AgentInfo) ->
             wrong.append(f"the tool {tool!r} is not offered (offered: {', '.join(offered) or 'none'})")
     results = shown.turns[-1]
     if len(step.expect.results) > len(results):
-        wrong.append(f"{len(step.expect.results)} results were expected, and {len(results)} shown")
+        wrong.append(f"{len(step.expect.results)} results were expected, but there are {len(results)}")
     expected = [*step.expect.results, *[ExpectedResult()] * (len(results) - len(step.expect.results))]
     for number, (each, result) in enumerate(zip(expected, results, strict=False), 1):
         wrong += _unlike(f"result {number}, of {result.tool_name}", each, result)
@@ -233,19 +234,19 @@ def _complaints(step: ScriptStep, shown: _SeenConversation, about: AgentInfo) ->
 def _unlike(which: str, expected: ExpectedResult, result: ToolReturnPart) -> list[str]:
     failed = result.outcome != "success"
     if expected.error not in ("any", failed):
-        what = "is an error" if failed else "is no error"
+        what = "is an error" if failed else "is not an error"
         return [f"{which}, {what}: {_quoted(_text(result))}"]
     wrong = _missing(which, expected.contains, _text(result))
     data = _data(result)
     for field, value in expected.fields.items():
         if field not in data or data[field] != value:
-            wrong.append(f"{which}, should say that {field} is {value!r}, and says: {_quoted(_text(result))}")
+            wrong.append(f"{which}, should have {field} {value!r}, but is: {_quoted(_text(result))}")
     wrong += [f"{which}, has no field {field!r} to keep" for field in expected.keep.values() if field not in data]
     return wrong
 
 
 def _missing(where: str, parts: Sequence[str], text: str) -> list[str]:
-    return [f"{where} should contain {part!r}, and is: {_quoted(text)}" for part in parts if part not in text]
+    return [f"{where} should contain {part!r}, but is: {_quoted(text)}" for part in parts if part not in text]
 
 
 def _quoted(text: str) -> str:
@@ -256,7 +257,7 @@ def _quoted(text: str) -> str:
 
 
 def _filled(step: ScriptStep, values: Mapping[str, Any]) -> ScriptStep:
-    """The step, with `${name}` replaced by what was kept under the name. Others are the shell's, and stay."""
+    """The step, with each `${name}` replaced by the value kept under this name. Others are the shell's, and stay."""
 
     def fill(value: Any) -> Any:
         if isinstance(value, dict):
@@ -267,7 +268,7 @@ def _filled(step: ScriptStep, values: Mapping[str, Any]) -> ScriptStep:
             return value
         alone = _VALUE.fullmatch(value)
         if alone and alone[1] in values:
-            return values[alone[1]]  # as what it is: a number stays one
+            return values[alone[1]]  # with its type: a number stays a number
         return _VALUE.sub(lambda found: str(values.get(found[1], found[0])), value)
 
     calls = tuple(call.model_copy(update={"input": fill(call.input)}) for call in step.calls)
