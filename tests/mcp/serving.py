@@ -17,7 +17,7 @@ from mcp import Client, StdioServerParameters
 
 import atoll
 from atoll.surfaces.mcp import ServerConfig
-from atoll.surfaces.mcp.listening import listen
+from atoll.surfaces.mcp.http import listen
 from atoll.tools.vocabularies import VOCABULARIES
 from tests.waiting import BOUND_S
 

@@ -110,7 +110,7 @@ async def test_only_so_many_requests_wait_at_once_and_the_next_are_told(program:
         for _ in range(2):
             refused = await raw.receive()
             assert (refused["id"] >= 256, refused["error"]["code"]) == (True, -32603)
-            assert "256 requests wait" in refused["error"]["message"]
+            assert "256 requests are pending" in refused["error"]["message"]
         # What is cancelled does not wait, though it is not answered.
         note = {"jsonrpc": "2.0", "method": "notifications/cancelled"}
         await raw.send(*({**note, "params": {"requestId": id}} for id in range(256)))

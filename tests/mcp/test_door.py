@@ -8,7 +8,7 @@ from pydantic import SecretStr
 import atoll
 from atoll import Engine, InvalidRequest
 from atoll.surfaces.mcp import ServerConfig, app
-from atoll.surfaces.mcp.listening import listen
+from atoll.surfaces.mcp.http import listen
 from tests.mcp.serving import HANDSHAKE, by_hand, listening
 
 TOKEN = "a-token-of-some-length"

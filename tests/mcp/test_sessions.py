@@ -153,7 +153,7 @@ async def test_a_named_session_finds_its_sandboxes_again_and_they_sleep_when_nob
     async with Client(server) as client:
         await shell(client, "echo kept > file; sleep 4711 > /dev/null 2>&1 & echo $! > pid")
         assert client.instructions is not None
-        assert "kept for the next time" in client.instructions
+        assert "kept for the next session" in client.instructions
         async with Client(server) as other:
             assert await shell(other, "cat file") == "kept\n"
         await shell(client, "kill -0 $(cat pid)")  # what it began goes on, though another has left the session
@@ -193,7 +193,7 @@ async def test_there_are_so_many_sessions_and_no_more(host: Engine) -> None:
         await one.begin()
         full = await other.post("initialize", **HANDSHAKE)
         assert full.status_code == 503
-        assert "1 sessions already" in full.json()["error"]["message"]
+        assert "limit of 1 sessions" in full.json()["error"]["message"]
         assert (await one.client.delete(url, headers=one.headers)).status_code == 200
 
         async def room() -> bool:

@@ -88,8 +88,7 @@ async def _on_streams(state_dir: Path | None, config: ServerConfig, session: str
 async def _over_http(
     state_dir: Path | None, config: ServerConfig, where: tuple[str, int], idle_s: float | None
 ) -> None:
-    from atoll.surfaces.mcp.http import DEFAULT_IDLE_S
-    from atoll.surfaces.mcp.listening import listen
+    from atoll.surfaces.mcp.http import DEFAULT_IDLE_S, listen
 
     def tell(url: str) -> None:
         render.say(url)
