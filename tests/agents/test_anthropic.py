@@ -157,7 +157,7 @@ async def test_a_request_that_is_refused_says_why(
     assert not raised.value.retryable
 
 
-async def test_thinking_is_told_apart_and_given_back(pool: SandboxPool, anthropic: Anthropic) -> None:
+async def test_thinking_is_an_event_of_its_own_and_is_sent_back(pool: SandboxPool, anthropic: Anthropic) -> None:
     api = anthropic([Say("Hm.", [("shell", {"command": "true"})], thinking="Let me see"), Say("Yes.")])
     answer, events = await play(pool, "Hello", streams=True)
     assert answer.text == "Yes."
@@ -243,9 +243,7 @@ async def test_a_result_that_says_nothing_is_given_as_such(anthropic: Anthropic,
         'event: content_block_delta\ndata: {"type": "content_block_stop", "index": 7}\n\n',
     ],
 )
-async def test_what_is_no_answer_at_all_is_told(
-    pool: SandboxPool, anthropic: Anthropic, body: str, streams: bool
-) -> None:
+async def test_an_invalid_answer_is_an_error(pool: SandboxPool, anthropic: Anthropic, body: str, streams: bool) -> None:
     anthropic([Raw(body)])
     with pytest.raises(ModelFailed, match=r"^claude-of-the-tests: "):
         await play(pool, "Hello", streams=streams)

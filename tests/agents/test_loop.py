@@ -254,7 +254,7 @@ async def test_wherever_a_run_is_left_its_conversation_can_be_gone_on_with(anthr
             assert (answer.text, api.complaints) == ("On.", []), f"left after {events} events"
 
 
-async def test_an_error_of_who_reads_the_events_is_theirs(pool: SandboxPool) -> None:
+async def test_an_error_of_the_receiver_of_events_is_raised_unchanged(pool: SandboxPool) -> None:
     agent = atoll.Agent(says({"call": [calls("sandbox_list")]}, {"text": "Done."}), pool.tools())
 
     async def read() -> None:

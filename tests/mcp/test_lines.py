@@ -24,7 +24,7 @@ async def _split(pieces: Sequence[bytes]) -> list[bytes | None]:
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.text("ab\n", max_size=12)))
-async def test_lines_are_the_same_wherever_they_were_cut_and_long_ones_are_told(pieces: list[str]) -> None:
+async def test_lines_are_the_same_wherever_they_were_cut_and_long_ones_are_errors(pieces: list[str]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stdio, "MAX_MESSAGE_BYTES", 5)
         found = await _split([piece.encode() for piece in pieces])

@@ -70,7 +70,7 @@ REFUSED = (
 )
 
 
-async def test_what_cannot_be_given_is_told_why(client: Client) -> None:
+async def test_a_resource_that_cannot_be_read_is_an_error_with_a_reason(client: Client) -> None:
     for uri, said in REFUSED:
         with pytest.raises(MCPError) as caught:
             await client.read_resource(uri)

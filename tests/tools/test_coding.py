@@ -72,7 +72,7 @@ async def test_reading_in_parts_gives_the_whole_file(call: Caller, tools: ToolSe
     assert "".join(parts) == text
 
 
-async def test_a_line_that_is_too_long_and_what_is_no_text_are_told(
+async def test_a_long_line_is_cut_and_a_binary_file_is_described(
     call: Caller, tools: ToolSet, box: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await box.files.write_text("code/long", "ä" * 100_000 + "\nnext\n")
@@ -364,7 +364,7 @@ async def test_a_child_ends_with_its_parent(
     assert events[-1].data == {"status": "cancelled"}
 
 
-async def test_a_child_can_be_cancelled_and_the_parent_is_told(
+async def test_a_child_can_be_cancelled_and_the_parent_gets_an_error(
     call: Caller, parent: ToolSet, runner: Scripted, tasks: Tasks, events: list[TaskEvent]
 ) -> None:
     said: list[str] = []
@@ -398,7 +398,7 @@ async def test_the_sandbox_of_a_session_is_made_when_a_tool_is_first_called(host
         assert (await tools.handle_tool_call("read", {"path": "f"})).text == "3\n"
 
 
-async def test_who_follows_a_call_hears_what_its_command_prints_and_nothing_else(host: Engine) -> None:
+async def test_on_output_receives_what_the_command_of_its_call_prints_and_nothing_else(host: Engine) -> None:
     async with host.pool("followed", temporary=True) as pool:
         heard = bytearray()
         for tools, name, arguments in (

@@ -18,7 +18,7 @@ from pydantic_ai.models import Model
 from atoll.agents.script import Script, scripted
 from atoll.contract.errors import AtollError, InvalidRequest, ModelFailed, ModelUnavailable
 
-KINDS = (
+ALLOWED_NAMES = (
     "anthropic:NAME, bedrock:NAME, openai:NAME (OPENAI_BASE_URL names a server that is compatible), "
     "openai-chat:NAME, openai-responses:NAME, or script:FILE, which needs no provider"
 )
@@ -44,7 +44,7 @@ def resolve(model: str | Model) -> Model:
     kind, _, name = model.partition(":")
     make = _FACTORIES.get(kind)
     if make is None or not name:
-        raise InvalidRequest(f"{model!r} is not the name of a model; allowed are {KINDS}")
+        raise InvalidRequest(f"{model!r} is not the name of a model; allowed are {ALLOWED_NAMES}")
     try:
         return make(name)
     except ImportError as error:
@@ -53,7 +53,7 @@ def resolve(model: str | Model) -> Model:
     except exceptions.UserError as error:
         # pydantic-ai's message is for developers, so ours replaces it.
         needs = _NEEDS.get(kind, str(error))
-        raise InvalidRequest(f"{model} cannot be used: {needs}. Other models are {KINDS}") from error
+        raise InvalidRequest(f"{model} cannot be used: {needs}. Other models are {ALLOWED_NAMES}") from error
     except AtollError:
         raise
     except Exception as error:

@@ -36,7 +36,7 @@ _TOKEN = re.compile(rf"[^\s\x00-\x1f\x7f]{{{SHORTEST_TOKEN},}}")
 
 
 @dataclass(frozen=True)
-class Refusal:
+class HttpRefusal:
     """Why a request is refused. The surface writes it in its own format."""
 
     status: int
@@ -71,21 +71,21 @@ class HttpGuard:
         self._token = None if token is None else token.get_secret_value().encode()
         self._token_variable = token_variable
 
-    def refusal(self, request: Request) -> Refusal | None:
+    def refusal(self, request: Request) -> HttpRefusal | None:
         """Why this request is refused. None: it is accepted."""
         host = _hostname(f"//{request.headers.get('host', '')}")
         known = {host} if self._hosts is None else self._hosts
         if host is None or host not in known:
             allowed = ", ".join(sorted(self._hosts or ())) or "any host name"
-            return Refusal(421, f"the Host header is missing or not accepted; allowed: {allowed}")
+            return HttpRefusal(421, f"the Host header is missing or not accepted; allowed: {allowed}")
         origin = request.headers.get("origin")
         if origin is not None and _hostname(origin) not in known:
-            return Refusal(403, "requests from web pages of other sites are refused")
+            return HttpRefusal(403, "requests from web pages of other sites are refused")
         if self._token is not None:
             scheme, _, given = request.headers.get("authorization", "").partition(" ")
             if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode("latin-1"), self._token):
                 why = f"a token is required: Authorization: Bearer, with the server's {self._token_variable}"
-                return Refusal(401, why, {"WWW-Authenticate": "Bearer"})
+                return HttpRefusal(401, why, {"WWW-Authenticate": "Bearer"})
         return None
 
 

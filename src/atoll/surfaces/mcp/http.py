@@ -245,13 +245,13 @@ class HttpSessions:
 async def _forward(transport: StreamableHTTPServerTransport, scope: Scope, receive: Receive, send: Send) -> None:
     """Pass a request to its session. A client that disconnects cancels its call: there is no way to fetch the response
     later."""
-    gone = anyio.Event()
+    disconnected = anyio.Event()
     # Without an event store the transport does not answer a request to resume, so it is treated as a new one.
     headers = [each for each in scope["headers"] if each[0] != b"last-event-id"]
     try:
-        await transport.handle_request({**scope, "headers": headers, DISCONNECTED: gone}, receive, send)
+        await transport.handle_request({**scope, "headers": headers, DISCONNECTED: disconnected}, receive, send)
     finally:
-        gone.set()
+        disconnected.set()
 
 
 def _no_handshake(method: str, body: bytes) -> Response | None:

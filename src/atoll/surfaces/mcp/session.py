@@ -39,7 +39,7 @@ from atoll.tools.tool import ToolResult, readable
 from atoll.tools.view import HOME, PoolContext, as_text, media_type
 from atoll.tools.vocabularies import VOCABULARIES, choose, session_tools
 
-DISCONNECTED = "atoll.gone"
+DISCONNECTED = "atoll.disconnected"
 """The key in the scope of an HTTP request for the event that the client has disconnected."""
 MAX_RESOURCE_BYTES = 4 * 1024 * 1024
 MAX_CONCURRENT_CALLS = 32
@@ -131,11 +131,11 @@ class SessionHandlers:
 
     async def _call_tool(self, ctx: _RequestContext, args: types.CallToolRequestParams) -> types.CallToolResult:
         progress = _CallProgress(ctx.session) if ctx.meta and "progress_token" in ctx.meta else None
-        gone = ctx.request.scope.get(DISCONNECTED) if ctx.request is not None else None
+        disconnected = ctx.request.scope.get(DISCONNECTED) if ctx.request is not None else None
         result: ToolResult | None = None
         async with anyio.create_task_group() as background:
-            if gone is not None:
-                background.start_soon(_cancel_on, background.cancel_scope, gone)
+            if disconnected is not None:
+                background.start_soon(_cancel_on, background.cancel_scope, disconnected)
             if progress is not None:
                 background.start_soon(progress.notify)
             async with self._slots:
