@@ -372,7 +372,7 @@ class _Run:
         for step in range(1, self._agent.steps + 1):
             if self._budget.is_spent:
                 raise self._spent(f"{self._budget.tokens} tokens", step - 1)
-            response = await self._ask()
+            response = await self._request_answer()
             self._history.messages.append(response)
             await self._count(step, response.usage)
             calls = [part for part in response.parts if isinstance(part, ToolCallPart)]
@@ -380,7 +380,7 @@ class _Run:
                 ended: Any = _ENDED.get(response.finish_reason or "stop", "done")
                 return Answer(response.text or "", ended, step, self._tokens, self._history)
             if calls:
-                await self._call(calls, cut=_CUT_OFF_REASONS.get(response.finish_reason or ""))
+                await self._make_calls(calls, cut=_CUT_OFF_REASONS.get(response.finish_reason or ""))
         raise self._spent(f"{self._agent.steps} steps", self._agent.steps)
 
     def _begin(self, prompt: str | None) -> None:
@@ -424,15 +424,15 @@ class _Run:
 
     # ---------------------------------------------------------------------------------------------------- asking
 
-    async def _ask(self) -> ModelResponse:
+    async def _request_answer(self) -> ModelResponse:
         """Request the model's next answer. An interrupted answer is requested again: providers' clients only retry
         before the first byte."""
         with models.translating(self._model, unless=lambda error: error is self._listener_error):
             for wait_s in (*_RETRY_WAITS_S, None):
                 self._begun = False
                 try:
-                    response = await (self._streamed() if self._streams else self._whole())
-                    if self._broke_off(response):
+                    response = await (self._request_streamed() if self._streams else self._request_whole())
+                    if self._is_incomplete(response):
                         raise exceptions.ModelConnectionError(
                             self._model.model_name, "the answer ended before it was complete", in_stream=True
                         )
@@ -446,7 +446,7 @@ class _Run:
                     await anyio.sleep(wait_s)
         raise AssertionError("the last try returns or raises")
 
-    async def _whole(self) -> ModelResponse:
+    async def _request_whole(self) -> ModelResponse:
         response = await direct.model_request(
             self._model,
             self._history.messages,
@@ -460,7 +460,7 @@ class _Run:
                 await self._emit_guarded(TextEvent(text=readable(part.content)))
         return response
 
-    async def _streamed(self) -> ModelResponse:
+    async def _request_streamed(self) -> ModelResponse:
         async with direct.model_request_stream(
             self._model,
             self._history.messages,
@@ -474,7 +474,7 @@ class _Run:
                     await self._emit_guarded(said)
             return stream.get()
 
-    def _broke_off(self, response: ModelResponse) -> bool:
+    def _is_incomplete(self, response: ModelResponse) -> bool:
         """Whether the answer is incomplete. Every provider ends a stream with a finish reason: without one, the
         connection was cut on the way."""
         if response.finish_reason is not None:
@@ -485,7 +485,7 @@ class _Run:
 
     # --------------------------------------------------------------------------------------------------- calling
 
-    async def _call(self, calls: Sequence[ToolCallPart], *, cut: str | None) -> None:
+    async def _make_calls(self, calls: Sequence[ToolCallPart], *, cut: str | None) -> None:
         """Make the calls of an answer, and add their results to the conversation however this ends. `cut` says why the
         last call may be incomplete."""
         results: list[ToolReturnPart | None] = [None] * len(calls)

@@ -36,12 +36,12 @@ from atoll.tools.view import (
     TIMED_OUT_EXIT_CODE,
     PoolContext,
     View,
-    after,
     as_text,
     last_lines,
     media_type,
+    output_text,
     searching,
-    shown,
+    with_note,
 )
 from atoll.tools.vocabularies import Vocabulary
 
@@ -162,7 +162,7 @@ async def _read(args: Read, view: CodingView) -> ToolResult:
     else:
         note = "" if content else "[empty file]"
     result = ReadResult(content=content, kind="file", nextOffset=last + 1 if window.more else None)
-    return _read_result(after(content, note), result)
+    return _read_result(with_note(content, note), result)
 
 
 def _read_result(text: str, result: ReadResult) -> ToolResult:
@@ -171,12 +171,12 @@ def _read_result(text: str, result: ReadResult) -> ToolResult:
 
 def _listing(args: Read, entries: list[FileEntry]) -> ToolResult:
     names = sorted(f"{entry.name}/" if entry.kind == "directory" else entry.name for entry in entries)
-    content, count = _fitting(names[args.offset - 1 :], args.limit)
+    content, count = _fit_lines(names[args.offset - 1 :], args.limit)
     next_offset = args.offset + count if args.offset - 1 + count < len(names) else None
     note = "" if names else "[empty directory]"
     if next_offset is not None:
         note = f"[stopped after entry {next_offset - 1} of {len(names)}; continue with offset {next_offset}]"
-    return _read_result(after(content, note), ReadResult(content=content, kind="directory", nextOffset=next_offset))
+    return _read_result(with_note(content, note), ReadResult(content=content, kind="directory", nextOffset=next_offset))
 
 
 @dataclass
@@ -200,7 +200,7 @@ async def _window(view: View, path: str, args: Read) -> _Window:
     """
     if args.offset == 1:
         begin = await view.sandbox.files.read_bytes(path, limit=MAX_SHOWN_BYTES + 1)
-        return _cut(begin, args.limit, begin[:64])
+        return _cut_window(begin, args.limit, begin[:64])
     head, kept = b"", bytearray()
     to_pass, passed, within, scanned = args.offset - 1, 0, False, 0
     async with aclosing(view.sandbox.files.stream(path)) as pieces:
@@ -213,7 +213,7 @@ async def _window(view: View, path: str, args: Read) -> _Window:
                         f"line {args.offset} of {args.path} is not within its first {MAX_SCAN_BYTES >> 30} GiB; "
                         "use bash to read parts of it"
                     )
-                passed, start = _pass(piece, to_pass, passed)
+                passed, start = _skip_lines(piece, to_pass, passed)
                 within = start < len(piece) if start else within or bool(piece)
                 piece = piece[start:] if passed == to_pass else b""
             kept += piece
@@ -223,10 +223,10 @@ async def _window(view: View, path: str, args: Read) -> _Window:
     if passed < to_pass or not kept:
         lines = passed + (within and passed < to_pass)
         raise InvalidRequest(f"offset is {args.offset}, but {args.path} has {lines} lines")
-    return _cut(bytes(kept), args.limit, head)
+    return _cut_window(bytes(kept), args.limit, head)
 
 
-def _pass(piece: bytes, wanted: int, passed: int) -> tuple[int, int]:
+def _skip_lines(piece: bytes, wanted: int, passed: int) -> tuple[int, int]:
     """Returns how many lines have been passed, and where in `piece` the last of them ended."""
     start = 0
     while passed < wanted and (end := piece.find(b"\n", start)) >= 0:
@@ -234,7 +234,7 @@ def _pass(piece: bytes, wanted: int, passed: int) -> tuple[int, int]:
     return passed, start
 
 
-def _cut(kept: bytes, limit: int, head: bytes) -> _Window:
+def _cut_window(kept: bytes, limit: int, head: bytes) -> _Window:
     end = lines = 0
     while end < len(kept) and lines < limit:
         newline = kept.find(b"\n", end)
@@ -248,7 +248,7 @@ def _cut(kept: bytes, limit: int, head: bytes) -> _Window:
     return _Window(kept[:end], lines, more=end < len(kept), torn=torn, head=head)
 
 
-def _fitting(lines: list[str], limit: int = MAX_SHOWN_LINES) -> tuple[str, int]:
+def _fit_lines(lines: list[str], limit: int = MAX_SHOWN_LINES) -> tuple[str, int]:
     """As many of these lines as fit into a result, and their number."""
     text: list[str] = []
     size = 0
@@ -310,12 +310,12 @@ async def _edit(args: Edit, view: CodingView) -> ToolResult:
     count = text.count(args.oldText)
     if not count:
         raise InvalidRequest(
-            f"{args.path}: found 0 matches for oldText, so nothing was changed{_almost(text, args.oldText)}"
+            f"{args.path}: found 0 matches for oldText, so nothing was changed{_near_match_hint(text, args.oldText)}"
         )
     if count > 1 and not args.replaceAll:
         raise InvalidRequest(
-            f"{args.path}: found {count} matches for oldText, at lines {_places(text, args.oldText)}, so nothing was "
-            "changed; quote more of what is around the one that is meant, or set replaceAll to true"
+            f"{args.path}: found {count} matches for oldText, at lines {_line_numbers(text, args.oldText)}, so nothing "
+            "was changed; quote more of the text around the match, or set replaceAll to true"
         )
     await files.write_text(path, text.replace(args.oldText, args.newText))
     result = EditResult(path=args.path, replacements=count).result()
@@ -323,7 +323,7 @@ async def _edit(args: Edit, view: CodingView) -> ToolResult:
     return result.model_copy(update={"content": readable(words)})
 
 
-def _places(text: str, wanted: str) -> str:
+def _line_numbers(text: str, wanted: str) -> str:
     lines: list[str] = []
     start = text.find(wanted)
     while start >= 0 and len(lines) < 8:
@@ -332,7 +332,7 @@ def _places(text: str, wanted: str) -> str:
     return ", ".join(lines) + (", …" if start >= 0 else "")
 
 
-def _almost(text: str, wanted: str) -> str:
+def _near_match_hint(text: str, wanted: str) -> str:
     """A hint: the line where the text matches except for white space, if there is one."""
     look_for = [line.split() for line in wanted.strip().split("\n")]
     lines = [line.split() for line in text.split("\n")]
@@ -377,21 +377,21 @@ async def _bash(args: Bash, view: CodingView, *, on_output: OnOutput | None) -> 
             cut = error.result.stdout_cut
             note = f"[timed out after {args.timeout:g} s: killed with all processes that it started; "
             note += f"exit code {TIMED_OUT_EXIT_CODE}]"
-            return _output(partial, len(partial) if cut is None else cut.total, TIMED_OUT_EXIT_CODE, note)
+            return _bash_result(partial, len(partial) if cut is None else cut.total, TIMED_OUT_EXIT_CODE, note)
     total = len(done.stdout) if done.stdout_cut is None else done.stdout_cut.total
     note = f"[exit code {done.exit_code}]" if done.exit_code else ""
     if done.out_of_memory:
         note = f"{OUT_OF_MEMORY}\n{note}"
-    return _output(done.stdout, total, done.exit_code, note)
+    return _bash_result(done.stdout, total, done.exit_code, note)
 
 
-def _output(data: bytes, total: int, exit_code: int, note: str) -> ToolResult:
+def _bash_result(data: bytes, total: int, exit_code: int, note: str) -> ToolResult:
     if b"\0" in data:
-        text, cut = shown(data, None), 0
+        text, cut = output_text(data, None), 0
     else:
         kept = last_lines(data)
         text, cut = kept.decode("utf-8", "replace"), total - len(kept)
-    words = after(text, note) if note else text or "[no output]"
+    words = with_note(text, note) if note else text or "[no output]"
     if cut:
         note = f"[the first {cut} of {total} bytes are cut; redirect output to a file to keep all of it]"
         words = f"{note}\n{words}"
@@ -430,14 +430,16 @@ async def _grep(args: Grep, view: CodingView) -> ToolResult:
             include = None if args.include == "*" else args.include
             found = await view.sandbox.files.grep(args.pattern, path, include=include, limit=MAX_MATCHES)
     matches = [
-        GrepMatch(path=args.path if each.path == path else _below(args.path, each.path), line=each.line, text=each.text)
+        GrepMatch(
+            path=args.path if each.path == path else _joined(args.path, each.path), line=each.line, text=each.text
+        )
         for each in found
     ]
     lines = [f"{each.path}:{each.line}: {each.text}" for each in matches]
-    text, count = _fitting(lines)
+    text, count = _fit_lines(lines)
     truncated = count < len(lines) or len(lines) == MAX_MATCHES
     result = GrepResult(matches=matches[:count], truncated=truncated).result()
-    return _found(result, text, count, "matches", truncated=truncated)
+    return _search_result(result, text, count, "matches", truncated=truncated)
 
 
 class Glob(Input):
@@ -458,16 +460,16 @@ async def _glob(args: Glob, view: CodingView) -> ToolResult:
     async with view.suggesting(path):
         with searching():
             found = await view.sandbox.files.glob(args.pattern, cwd=path, limit=MAX_SHOWN_LINES)
-            names = await _visible(view, path, [entry.name for entry in found])
-    files = [_below(args.path, name) for name in names]
-    text, count = _fitting(files)
+            names = await _in_scope(view, path, [entry.name for entry in found])
+    files = [_joined(args.path, name) for name in names]
+    text, count = _fit_lines(files)
     truncated = count < len(files) or len(found) == MAX_SHOWN_LINES
-    return _found(
+    return _search_result(
         GlobResult(files=files[:count], truncated=truncated).result(), text, count, "files", truncated=truncated
     )
 
 
-async def _visible(view: CodingView, path: str, names: list[str]) -> list[str]:
+async def _in_scope(view: CodingView, path: str, names: list[str]) -> list[str]:
     """The names that are inside the view's scope: a pattern can follow symlinks to directories."""
     if not view.scoped:
         return names
@@ -481,13 +483,13 @@ async def _visible(view: CodingView, path: str, names: list[str]) -> list[str]:
     return [name for name in names if inside[posixpath.dirname(name)]]
 
 
-def _below(directory: str, name: str) -> str:
+def _joined(directory: str, name: str) -> str:
     return name if directory in {".", "./"} else f"{directory.rstrip('/')}/{name}"
 
 
-def _found(result: ToolResult, text: str, count: int, what: str, *, truncated: bool) -> ToolResult:
+def _search_result(result: ToolResult, text: str, count: int, what: str, *, truncated: bool) -> ToolResult:
     if truncated:
-        text = after(text, f"[stopped after {count} {what}; there are more: narrow the search]")
+        text = with_note(text, f"[stopped after {count} {what}; there are more: narrow the search]")
     return result.model_copy(update={"content": readable(text) or f"[no {what}]"})
 
 

@@ -43,10 +43,10 @@ from atoll.tools.view import (
     PoolContext,
     View,
     as_text,
+    complete_characters,
     media_type,
     run,
     searching,
-    whole,
 )
 from atoll.tools.vocabularies import Vocabulary
 
@@ -262,7 +262,7 @@ async def _read_file(args: ReadFile, context: ViewContext) -> ReadFileResult:
         return ReadFileResult(content="", size=size, binary=media_type(data if args.offset == 0 else b"", path))
     next_offset = None
     if end < size:
-        next_offset = args.offset + len(whole(data, tail=False))
+        next_offset = args.offset + len(complete_characters(data, tail=False))
         if next_offset == args.offset:
             raise InvalidRequest(
                 f"limit is {args.limit}, and the character at {args.offset} is longer; read at least 4 bytes"

@@ -130,13 +130,13 @@ class View:
         if not self.scoped:
             return resolved
         for _ in range(_MAX_SYMLINKS):
-            following = await self._follow(resolved)
+            following = await self._follow_symlink(resolved)
             if following is None:
                 return resolved
             resolved = self.path(following)
         raise InvalidRequest(f"{path}: more than {_MAX_SYMLINKS} symlinks on the way")
 
-    async def _follow(self, path: str) -> str | None:
+    async def _follow_symlink(self, path: str) -> str | None:
         """Where the first symlink below the scope's directory leads. None: there is none."""
         at = self.cwd
         parts = posixpath.relpath(path, self.cwd).split("/")
@@ -160,9 +160,11 @@ class View:
         try:
             yield
         except PathNotFound as error:
-            raise PathNotFound(f"{error.message}{await self._near(path)}", number=error.errno or 2, path=path) from None
+            raise PathNotFound(
+                f"{error.message}{await self._suggestion(path)}", number=error.errno or 2, path=path
+            ) from None
 
-    async def _near(self, path: str) -> str:
+    async def _suggestion(self, path: str) -> str:
         parent, name = posixpath.split(posixpath.normpath(path))
         with contextlib.suppress(AtollError):
             entries = await self.sandbox.files.glob("*", cwd=parent, hidden=True, limit=_MAX_NEIGHBOURS)
@@ -194,7 +196,7 @@ def searching() -> Iterator[None]:
 def as_text(data: bytes, *, head: bool = True, tail: bool = True) -> str | None:
     """`data` as text, or None if it is not UTF-8 or contains NUL. `head` and `tail` say whether `data` begins and ends
     where the whole text does; where not, up to three bytes of an incomplete character are dropped."""
-    data = whole(data, head=head, tail=tail)
+    data = complete_characters(data, head=head, tail=tail)
     if b"\0" in data:
         return None
     try:
@@ -203,7 +205,7 @@ def as_text(data: bytes, *, head: bool = True, tail: bool = True) -> str | None:
         return None
 
 
-def whole(data: bytes, *, head: bool = True, tail: bool = True) -> bytes:
+def complete_characters(data: bytes, *, head: bool = True, tail: bool = True) -> bytes:
     """`data` without incomplete UTF-8 characters at its beginning (unless `head`) and its end (unless `tail`)."""
     if not head:
         skip = 0
@@ -265,37 +267,37 @@ async def run(
     except ExecTimeout as error:
         note = f"[timed out after {timeout_s:g} s: killed with all processes that it started]"
         return CommandOutput(
-            shown(error.result.stdout.encode(), None),
-            after(shown(error.result.stderr.encode(), None), note),
+            output_text(error.result.stdout.encode(), None),
+            with_note(output_text(error.result.stderr.encode(), None), note),
             TIMED_OUT_EXIT_CODE,
             error.result.duration_s,
         )
-    stderr = shown(done.stderr, done.stderr_cut)
+    stderr = output_text(done.stderr, done.stderr_cut)
     if done.out_of_memory:
-        stderr = after(stderr, OUT_OF_MEMORY)
-    return CommandOutput(shown(done.stdout, done.stdout_cut), stderr, done.exit_code, done.duration_s)
+        stderr = with_note(stderr, OUT_OF_MEMORY)
+    return CommandOutput(output_text(done.stdout, done.stdout_cut), stderr, done.exit_code, done.duration_s)
 
 
 OUT_OF_MEMORY = "[killed: the sandbox's memory limit was reached]"
 
 
-def after(text: str, note: str) -> str:
+def with_note(text: str, note: str) -> str:
     """`text` followed by a note on a line of its own."""
     if not note or not text:
         return text + note
     return f"{text}{note}" if text.endswith("\n") else f"{text}\n{note}"
 
 
-def shown(data: bytes, cut: Truncation | None) -> str:
+def output_text(data: bytes, cut: Truncation | None) -> str:
     """The output of a command as text. Binary output is replaced by a note with its size and type."""
     if b"\0" in data:
         total = len(data) if cut is None else cut.total
         return f"[binary output, {total} bytes, {media_type(data)}: not shown; redirect it to a file to keep it]"
     if cut is None:
         return data.decode("utf-8", "replace")
-    head, tail = whole(data[: cut.start], tail=False), whole(data[cut.start :], head=False)
+    head, tail = complete_characters(data[: cut.start], tail=False), complete_characters(data[cut.start :], head=False)
     note = f"[{cut.bytes} of {cut.total} bytes left out here: redirect output to a file and read it in parts]"
-    return f"{after(head.decode('utf-8', 'replace'), note)}\n{tail.decode('utf-8', 'replace')}"
+    return f"{with_note(head.decode('utf-8', 'replace'), note)}\n{tail.decode('utf-8', 'replace')}"
 
 
 def last_lines(data: bytes) -> bytes:
@@ -303,7 +305,7 @@ def last_lines(data: bytes) -> bytes:
     start = max(0, len(data) - MAX_SHOWN_BYTES)
     if start:
         newline = data.find(b"\n", start - 1, -1)
-        start = newline + 1 if newline >= 0 else len(data) - len(whole(data[start:], head=False))
+        start = newline + 1 if newline >= 0 else len(data) - len(complete_characters(data[start:], head=False))
     end = len(data)
     for _ in range(MAX_SHOWN_LINES + data.endswith(b"\n")):
         end = data.rfind(b"\n", start, end)
