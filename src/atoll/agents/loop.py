@@ -416,13 +416,14 @@ class _Run:
         await self._emit(UsageEvent(step=step, tokens=tokens, total=self._tokens))
 
     async def _emit_guarded(self, event: AgentEvent) -> None:
+        """Emit an event within a request. An error of the receiver must not be taken for one of the model."""
         try:
             await self._emit(event)
         except Exception as error:
             self._listener_error = error
             raise
 
-    # ---------------------------------------------------------------------------------------------------- asking
+    # -------------------------------------------------------------------------------------------------- requests
 
     async def _request_answer(self) -> ModelResponse:
         """Request the model's next answer. An interrupted answer is requested again: providers' clients only retry
@@ -438,8 +439,8 @@ class _Run:
                         )
                     return _sanitized(response)
                 except exceptions.ModelAPIError as error:
-                    broke_off = self._begun or error.in_stream
-                    if wait_s is None or not (broke_off and models.is_retryable(error)):
+                    interrupted_answer = self._begun or error.in_stream
+                    if wait_s is None or not (interrupted_answer and models.is_retryable(error)):
                         raise
                     wait_s = min(error.retry_after or wait_s, _MAX_RETRY_WAIT_S)
                     await self._emit_guarded(RetryEvent(reason=models.reason(error), wait_s=wait_s))
@@ -469,9 +470,9 @@ class _Run:
         ) as stream:
             async for event in stream:
                 self._begun = True
-                said = _streamed_event(event)
-                if said is not None:
-                    await self._emit_guarded(said)
+                translated = _streamed_event(event)
+                if translated is not None:
+                    await self._emit_guarded(translated)
             return stream.get()
 
     def _is_incomplete(self, response: ModelResponse) -> bool:
@@ -483,7 +484,7 @@ class _Run:
         has_reason = "finish_reason" in (response.provider_details or {})
         return self._streams and self._model.provider is not None and not has_reason
 
-    # --------------------------------------------------------------------------------------------------- calling
+    # ----------------------------------------------------------------------------------------------------- calls
 
     async def _make_calls(self, calls: Sequence[ToolCallPart], *, cut: str | None) -> None:
         """Make the calls of an answer, and add their results to the conversation however this ends. `cut` says why the

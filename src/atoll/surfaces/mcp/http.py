@@ -126,7 +126,7 @@ class HttpSessions:
         """Sessions that are open or ending: each may have sandboxes."""
         self._start_lock = anyio.Lock()
         self._tasks: anyio.abc.TaskGroup | None = None
-        self._limited = RequestBodyLimitMiddleware(self._answer, MAX_MESSAGE_BYTES)
+        self._limited = RequestBodyLimitMiddleware(self._route, MAX_MESSAGE_BYTES)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -152,7 +152,7 @@ class HttpSessions:
         else:
             await self._limited(scope, receive, send)
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope)
         version = request.headers.get(MCP_PROTOCOL_VERSION_HEADER)
         id = request.headers.get(MCP_SESSION_ID_HEADER)
@@ -177,9 +177,9 @@ class HttpSessions:
         async def replay() -> Message:
             return read.pop() if read else await receive()
 
-        await self._begin(scope, replay, send)
+        await self._start_session(scope, replay, send)
 
-    async def _begin(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _start_session(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Start a session with this request. If the transport refuses the request, the session is removed again."""
         transport = StreamableHTTPServerTransport(secrets.token_hex(16), idle_timeout=self._idle_s)
         async with self._start_lock:
@@ -191,7 +191,7 @@ class HttpSessions:
                 await _error(503, why)(scope, receive, send)
                 return
             try:
-                await self._tasks.start(self._serve, transport)
+                await self._tasks.start(self._run_session, transport)
             except (AtollError, OSError):
                 _log.exception("starting an MCP session failed")
                 await _error(500, "the session could not be started; the server's log has the reason")(
@@ -212,7 +212,7 @@ class HttpSessions:
             if status is None or status >= 400:
                 await self._forget(transport)
 
-    async def _serve(
+    async def _run_session(
         self, transport: StreamableHTTPServerTransport, *, task_status: anyio.abc.TaskStatus[None]
     ) -> None:
         id = str(transport.mcp_session_id)
