@@ -10,7 +10,7 @@ import anyio
 from mcp import Client, StdioServerParameters
 
 from atoll.surfaces.mcp import ServerConfig
-from atoll.surfaces.mcp.listening import listen
+from atoll.surfaces.mcp.http import listen
 from bench.lab import Lab
 from bench.results import Section, Spread, Target, Value, times
 from bench.sampling import Contender, in_turns, timed

@@ -18,7 +18,7 @@ import anyio
 from rich.console import Console
 
 import atoll
-from atoll.agents.loop import Event, RetryEvent, TextEvent, ToolCallEvent, ToolResultEvent, UsageEvent
+from atoll.agents.loop import AgentEvent, RetryEvent, TextEvent, ToolCallEvent, ToolResultEvent, UsageEvent
 
 SCRIPT = Path(__file__).with_suffix(".toml")
 INSTRUCTIONS = """\
@@ -65,7 +65,7 @@ async def play(engine: atoll.Engine, console: Console) -> None:
             await pool.aclose()
 
 
-def tell(console: Console, event: Event) -> None:
+def tell(console: Console, event: AgentEvent) -> None:
     match event:
         case TextEvent(text=text):
             console.print(text, end="", markup=False, soft_wrap=True)

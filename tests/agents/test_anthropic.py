@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import atoll
-from atoll.agents.loop import Event, RetryEvent, TextEvent, ThinkingEvent, ToolCallEvent, ToolResultEvent, UsageEvent
+from atoll.agents.loop import (
+    AgentEvent,
+    RetryEvent,
+    TextEvent,
+    ThinkingEvent,
+    ToolCallEvent,
+    ToolResultEvent,
+    UsageEvent,
+)
 from atoll.contract.errors import BudgetSpent, ModelFailed, ModelUnavailable
 from atoll.tools.tool import Input, TextPart, Tool, ToolResult, ToolSet
 from tests.agents.conftest import Anthropic
@@ -22,9 +30,11 @@ pytestmark = pytest.mark.anyio
 MODEL = "anthropic:claude-of-the-tests"
 
 
-async def play(pool: SandboxPool, prompt: str, *, streams: bool, **options: Any) -> tuple[atoll.Answer, list[Event]]:
+async def play(
+    pool: SandboxPool, prompt: str, *, streams: bool, **options: Any
+) -> tuple[atoll.Answer, list[AgentEvent]]:
     agent = atoll.Agent(MODEL, pool.tools(), "Be brief.")
-    events: list[Event] = []
+    events: list[AgentEvent] = []
     if not streams:
         return await agent.run(prompt, on_event=events.append, **options), events
     async with agent.stream(prompt, **options) as stream:
@@ -42,7 +52,7 @@ def said(result: dict[str, Any]) -> dict[str, Any]:
     return data
 
 
-def texts(events: list[Event]) -> str:
+def texts(events: list[AgentEvent]) -> str:
     return "".join(event.text for event in events if isinstance(event, TextEvent))
 
 
@@ -111,7 +121,7 @@ async def test_an_answer_that_breaks_off_is_asked_for_again(
     assert [event.reason for event in events if isinstance(event, RetryEvent)] == [
         "the provider is overloaded; try again later (Overloaded)"
         if breaks == "overloaded"
-        else "the provider cannot be reached, or the connection broke"
+        else "the provider cannot be reached, or the connection was lost"
     ]
 
 
@@ -132,9 +142,9 @@ async def test_one_that_stays_overloaded_is_unavailable_and_nothing_is_lost(
 @pytest.mark.parametrize(
     ("refusal", "words"),
     [
-        (Refuse(401, "authentication_error", "invalid x-api-key"), "key was not accepted"),
+        (Refuse(401, "authentication_error", "invalid x-api-key"), "API key was refused"),
         (Refuse(404, "not_found_error", "model: claude-of-the-tests"), "no model of this name"),
-        (Refuse(400, "invalid_request_error", "prompt is too long: 9 tokens > 8 maximum"), "begin a new one"),
+        (Refuse(400, "invalid_request_error", "prompt is too long: 9 tokens > 8 maximum"), "start a new one"),
         (Refuse(400, "invalid_request_error", "tools.0: nonsense"), "refused .*tools.0: nonsense"),
     ],
 )
@@ -147,7 +157,7 @@ async def test_a_request_that_is_refused_says_why(
     assert not raised.value.retryable
 
 
-async def test_thinking_is_told_apart_and_given_back(pool: SandboxPool, anthropic: Anthropic) -> None:
+async def test_thinking_is_an_event_of_its_own_and_is_sent_back(pool: SandboxPool, anthropic: Anthropic) -> None:
     api = anthropic([Say("Hm.", [("shell", {"command": "true"})], thinking="Let me see"), Say("Yes.")])
     answer, events = await play(pool, "Hello", streams=True)
     assert answer.text == "Yes."
@@ -164,7 +174,7 @@ async def test_a_call_that_was_cut_off_is_not_made(pool: SandboxPool, anthropic:
     whole, cut = results(api.requests[1])
     assert "whole" in str(whole["content"])
     assert cut["is_error"]
-    assert "reached the most that may be said" in str(cut["content"])
+    assert "reached the output limit" in str(cut["content"])
     assert any(isinstance(event, ToolCallEvent) and isinstance(event.input, str) for event in events)
 
 
@@ -233,9 +243,7 @@ async def test_a_result_that_says_nothing_is_given_as_such(anthropic: Anthropic,
         'event: content_block_delta\ndata: {"type": "content_block_stop", "index": 7}\n\n',
     ],
 )
-async def test_what_is_no_answer_at_all_is_told(
-    pool: SandboxPool, anthropic: Anthropic, body: str, streams: bool
-) -> None:
+async def test_an_invalid_answer_is_an_error(pool: SandboxPool, anthropic: Anthropic, body: str, streams: bool) -> None:
     anthropic([Raw(body)])
     with pytest.raises(ModelFailed, match=r"^claude-of-the-tests: "):
         await play(pool, "Hello", streams=streams)
@@ -259,7 +267,7 @@ async def test_a_budget_of_tokens_ends_the_run_before_its_next_calls(pool: Sandb
     answer, _ = await play(pool, "Go on", streams=True, history=history)
     assert answer.text == "I see."
     assert api.complaints == []
-    assert "budget of tokens is spent" in str(api.requests[0]["messages"][-1]["content"])
+    assert "token budget is spent" in str(api.requests[0]["messages"][-1]["content"])
 
 
 async def test_what_is_repeated_is_marked_for_the_providers_cache(pool: SandboxPool, anthropic: Anthropic) -> None:

@@ -110,7 +110,7 @@ async def test_every_tool_has_the_shape_that_each_client_declares(pool: SandboxP
     from openai.types.chat import ChatCompletionFunctionToolParam
     from openai.types.responses import FunctionToolParam
 
-    shapes: dict[export.Protocol, Any] = {
+    shapes: dict[export.ToolProtocol, Any] = {
         "anthropic": ToolParam,
         "openai-chat": ChatCompletionFunctionToolParam,
         "openai-responses": FunctionToolParam,

@@ -15,7 +15,7 @@ from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, Text
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
 import atoll
-from atoll.agents.loop import CALLS, Event, TextEvent, ToolCallEvent, ToolResultEvent
+from atoll.agents.loop import MAX_CALLS_PER_ANSWER, AgentEvent, TextEvent, ToolCallEvent, ToolResultEvent
 from atoll.agents.script import Script, scripted
 from atoll.testing.waiting import eventually
 from atoll.tools.tool import Input, Tool, ToolSet
@@ -89,11 +89,14 @@ async def test_a_call_that_means_nothing_is_answered_and_the_run_goes_on(
 
 
 async def test_more_calls_than_one_answer_may_make_are_not_made(pool: SandboxPool) -> None:
-    writes = [calls("write_file", path=f"many/{number}", content="x") for number in range(CALLS + 2)]
-    expected = [*[{}] * CALLS, *[{"error": True, "contains": [f"may make {CALLS} calls"]}] * 2]
+    writes = [calls("write_file", path=f"many/{number}", content="x") for number in range(MAX_CALLS_PER_ANSWER + 2)]
+    expected = [
+        *[{}] * MAX_CALLS_PER_ANSWER,
+        *[{"error": True, "contains": [f"may have {MAX_CALLS_PER_ANSWER} calls"]}] * 2,
+    ]
     model = says({"call": writes}, {"expect": {"result": expected}, "text": "Enough."})
     assert (await atoll.Agent(model, pool.tools()).run("Go")).text == "Enough."
-    assert len(await (await pool.get()).files.list("/home/user/many")) == CALLS
+    assert len(await (await pool.get()).files.list("/home/user/many")) == MAX_CALLS_PER_ANSWER
 
 
 async def test_an_answer_that_its_provider_gave_up_is_asked_for_again() -> None:
@@ -103,7 +106,7 @@ async def test_an_answer_that_its_provider_gave_up_is_asked_for_again() -> None:
         tries.append("x")
         return ModelResponse(parts=[TextPart("Half")], finish_reason="error" if len(tries) == 1 else "stop")
 
-    events: list[Event] = []
+    events: list[AgentEvent] = []
     await atoll.Agent(FunctionModel(gives_up)).run("Hello", on_event=events.append)
     assert [event.type for event in events] == ["text", "retry", "text", "usage"]
 
@@ -151,7 +154,7 @@ async def test_steps_that_are_used_up_end_the_run_and_it_can_go_on(pool: Sandbox
 def test_a_budget_that_lets_nothing_be_said_is_refused(wrong: int) -> None:
     with pytest.raises(atoll.InvalidRequest, match="above 0"):
         atoll.Budget(wrong)
-    with pytest.raises(atoll.InvalidRequest, match="at least one"):
+    with pytest.raises(atoll.InvalidRequest, match="at least 1"):
         atoll.Agent(says({"text": "Hi."}), steps=wrong)
 
 
@@ -175,7 +178,7 @@ async def test_what_is_not_approved_is_not_done_and_only_what_destroys_is_asked_
         },
         {"expect": {"result": [{}, {}, {"error": True, "contains": ["refused"]}]}, "text": "As you wish."},
     )
-    events: list[Event] = []
+    events: list[AgentEvent] = []
     history = atoll.History()
     answer = await atoll.Agent(model, pool.tools(), approve=approve).run("Go", history=history, on_event=events.append)
     assert answer.text == "As you wish."
@@ -200,7 +203,7 @@ async def test_leaving_a_stream_ends_what_runs_and_the_conversation_is_whole(poo
     history = atoll.History()
     model = says(
         {"call": [calls("sandbox_list"), calls("shell", command=ENDLESS)]},
-        {"expect": {"prompt": ["on"], "result": [{}, {"error": True, "contains": ["cut off"]}]}, "text": "I see."},
+        {"expect": {"prompt": ["on"], "result": [{}, {"error": True, "contains": ["interrupted"]}]}, "text": "I see."},
     )
     agent = atoll.Agent(model, pool.tools())
     async with agent.stream("Go", history=history) as stream:
@@ -251,7 +254,7 @@ async def test_wherever_a_run_is_left_its_conversation_can_be_gone_on_with(anthr
             assert (answer.text, api.complaints) == ("On.", []), f"left after {events} events"
 
 
-async def test_an_error_of_who_reads_the_events_is_theirs(pool: SandboxPool) -> None:
+async def test_an_error_of_the_receiver_of_events_is_raised_unchanged(pool: SandboxPool) -> None:
     agent = atoll.Agent(says({"call": [calls("sandbox_list")]}, {"text": "Done."}), pool.tools())
 
     async def read() -> None:
@@ -262,7 +265,7 @@ async def test_an_error_of_who_reads_the_events_is_theirs(pool: SandboxPool) -> 
     with pytest.raises(ZeroDivisionError):
         await read()
 
-    def fails(event: Event) -> None:
+    def fails(event: AgentEvent) -> None:
         if isinstance(event, ToolResultEvent):
             raise ZeroDivisionError
 
@@ -272,7 +275,7 @@ async def test_an_error_of_who_reads_the_events_is_theirs(pool: SandboxPool) -> 
     class Leaves(BaseException):
         pass
 
-    def leaves(event: Event) -> None:
+    def leaves(event: AgentEvent) -> None:
         if isinstance(event, ToolResultEvent):
             raise Leaves
 
@@ -327,20 +330,20 @@ def test_what_others_put_in_its_way_neither_reads_nor_spoils_a_conversation(tmp_
 @pytest.mark.parametrize("endless", ["fifo", "/dev/zero"])
 def test_what_has_no_end_is_no_conversation(tmp_path: Path, endless: str) -> None:
     os.mkfifo(tmp_path / "fifo")
-    with pytest.raises(atoll.InvalidRequest, match="it is no file"):
+    with pytest.raises(atoll.InvalidRequest, match="not a regular file"):
         atoll.History.load(tmp_path / endless)
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "no saved conversation"),
-        ("[]", "does not say 'atoll_history'"),
-        ('{"messages": []}', "does not say 'atoll_history'"),
+        ("", "not a saved conversation"),
+        ("[]", "has no field 'atoll_history'"),
+        ('{"messages": []}', "has no field 'atoll_history'"),
         ('{"atoll_history": 99, "messages": []}', "version 99"),
-        ('{"atoll_history": 1, "messages": [{"kind": "request", "parts": [{"part_kind": "x"}]}]}', "damaged at"),
-        ('{"atoll_history": 1}', "damaged at"),
-        ("[" * 100_000, "no saved conversation"),
+        ('{"atoll_history": 1, "messages": [{"kind": "request", "parts": [{"part_kind": "x"}]}]}', "invalid at"),
+        ('{"atoll_history": 1}', "invalid at"),
+        ("[" * 100_000, "not a saved conversation"),
     ],
 )
 def test_what_is_no_conversation_is_refused(tmp_path: Path, text: str, words: str) -> None:
@@ -399,7 +402,8 @@ async def place(pool: SandboxPool) -> Any:
 
 
 async def test_a_child_works_in_its_directory_and_its_answer_comes_back(place: Any) -> None:
-    from atoll.tools.coding import TaskEvent, Tasks, coding_tools
+    from atoll.tools.coding import coding_tools
+    from atoll.tools.tasks import TaskEvent, Tasks
 
     script = {
         "step": [
@@ -433,7 +437,8 @@ async def test_a_child_works_in_its_directory_and_its_answer_comes_back(place: A
 
 
 async def test_an_explorer_gets_no_tool_that_changes_something(place: Any) -> None:
-    from atoll.tools.coding import Tasks, coding_tools
+    from atoll.tools.coding import coding_tools
+    from atoll.tools.tasks import Tasks
 
     script = {
         "step": [{"call": [calls("task", prompt="Explore", role="explorer")]}, {"text": "Fine."}],
@@ -441,7 +446,7 @@ async def test_an_explorer_gets_no_tool_that_changes_something(place: Any) -> No
     }
     model = scripted(Script.model_validate(script))
     agent = atoll.Agent(model, coding_tools(place, tasks=Tasks(atoll.Children(model))))
-    events: list[Event] = []
+    events: list[AgentEvent] = []
     with pytest.raises(atoll.ScriptFailed):  # what failed is the parent's script, which expects no error
         await agent.run("Go", on_event=events.append)
     (result,) = [event.result.text for event in events if isinstance(event, ToolResultEvent)]
@@ -449,7 +454,8 @@ async def test_an_explorer_gets_no_tool_that_changes_something(place: Any) -> No
 
 
 async def test_a_child_ends_with_its_parent(pool: SandboxPool, place: Any) -> None:
-    from atoll.tools.coding import Tasks, coding_tools
+    from atoll.tools.coding import coding_tools
+    from atoll.tools.tasks import Tasks
 
     script = {
         "step": [{"call": [calls("task", prompt="Sleep")]}],
@@ -486,11 +492,11 @@ async def test_a_script_says_what_it_was_not_shown(pool: SandboxPool) -> None:
     assert "instructions should contain" in await failing({"step": [{"expect": {"instructions": ["cruel"]}}]}, pool)
     assert "'bash' is not offered" in await failing({"step": [{"call": [calls("bash", command="x")]}]}, pool)
     assert "should contain 'two'" in await failing(after(shell, contains=["two"]), pool)
-    assert "exit_code is 0" in await failing(after(shell, fields={"exit_code": 0}), pool)
-    assert "is no error" in await failing(after(shell, error=True), pool)
+    assert "should have exit_code 0" in await failing(after(shell, fields={"exit_code": 0}), pool)
+    assert "is not an error" in await failing(after(shell, error=True), pool)
     assert "is an error" in await failing({"step": [missing, {"text": "x"}]}, pool)
     assert "no field 'url' to keep" in await failing(after(shell, keep={"u": "url"}), pool)
-    assert "asked for one more" in await failing({"step": [shell]}, pool)
+    assert "another one was requested" in await failing({"step": [shell]}, pool)
     assert "1 results were expected" in await failing({"step": [{"expect": {"result": [{}]}, "text": "x"}]}, pool)
 
 

@@ -88,11 +88,11 @@ def test_a_key_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, model: 
         ("bedrock:x", "AWS_DEFAULT_REGION", "no such region"),
     ],
 )
-def test_an_environment_that_means_nothing_is_told(
+def test_invalid_settings_of_the_environment_are_an_error(
     monkeypatch: pytest.MonkeyPatch, model: str, variable: str, value: str
 ) -> None:
     for name in ("ANTHROPIC_API_KEY", "OPENAI_API_KEY"):
         monkeypatch.setenv(name, "test-key")
     monkeypatch.setenv(variable, value)
-    with pytest.raises(atoll.InvalidRequest, match=f"{model} cannot be used as the environment is"):
+    with pytest.raises(atoll.InvalidRequest, match=f"{model} cannot be used with the settings of the environment"):
         atoll.Agent(model)

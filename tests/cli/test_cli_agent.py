@@ -20,8 +20,8 @@ from atoll.agents.loop import Answer, RetryEvent, TextEvent, Tokens, ToolCallEve
 from atoll.surfaces.cli import render, transcript
 from atoll.surfaces.cli.agent import _question
 from atoll.testing.waiting import wait_until
-from atoll.tools.agent import SHELL
-from atoll.tools.coding import TaskEvent
+from atoll.tools.pool import SHELL
+from atoll.tools.tasks import TaskEvent
 from atoll.tools.tool import ToolResult, ToolSet
 from tests.cli.driving import Atoll
 
@@ -115,7 +115,7 @@ input.command = "setsid sleep 4321 & sleep 4321"
 [[step]]
 text = "I was interrupted."
 expect.prompt = ["go on"]
-expect.result = [{ error = true, contains = ["cut off"] }]
+expect.result = [{ error = true, contains = ["interrupted"] }]
 """
 
 
@@ -305,7 +305,7 @@ def test_a_session_with_a_name_keeps_its_sandboxes(atoll: Atoll, script: Any) ->
         (["--ask"], "--ask needs somebody who answers"),
         (["--history", "/no/such/place/file"], "/no/such/place is no directory"),
         (["--instructions", "@/no/such/file"], "/no/such/file, cannot be read"),
-        (["--model", "nobody:x"], "'nobody:x' names no model"),
+        (["--model", "nobody:x"], "'nobody:x' is not the name of a model"),
         (["--model", "anthropic:x"], "set ANTHROPIC_API_KEY"),
         (["--secret-env", "A=-", "-"], "standard input holds a secret"),
     ],
@@ -375,12 +375,12 @@ def test_on_a_terminal_turns_are_typed_and_ctrl_c_ends_one(atoll: Atoll, script:
     terminal.read_until(b"interrupted: what ran was ended")
     terminal.read_until(b"> ")
     wait_until(lambda: not atoll.runs(f"{session}.default", "sleep 4321"), "the whole tree is gone")
-    assert "cut off" in kept.read_text()
+    assert "interrupted" in kept.read_text()
     terminal.type(b"go\ngo on\n")  # pasted: one prompt of two lines
     terminal.read_until(b"I was interrupted.\r\n")
     terminal.read_until(b"> ")
     terminal.type(b"too much\n")
-    terminal.read_until(b"was asked for one more")
+    terminal.read_until(b"another one was requested")
     terminal.read_until(b"> ")
     terminal.type(b"\n")
     assert terminal.wait() == 0

@@ -62,7 +62,7 @@ def test_help_imports_neither_pydantic_nor_asyncio_nor_rich() -> None:
         (["logs", "box", "one"], "ID"),
         (["mcp", "--tools", "agent,coding"], "agent and coding cannot be offered together: both have a tool 'glob'"),
         (["mcp", "--tools", "agnet"], "did you mean 'agent'?"),
-        (["mcp", "--tools", ","], "no set of tools"),
+        (["mcp", "--tools", ","], "no vocabulary is chosen"),
         (["mcp", "--http", "here"], "an address and a port"),
         (["mcp", "--http", ""], "an address and a port"),
         (["mcp", "--http", "--session", "x"], "--session is for one client"),

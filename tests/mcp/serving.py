@@ -17,9 +17,9 @@ from mcp import Client, StdioServerParameters
 
 import atoll
 from atoll.surfaces.mcp import ServerConfig
-from atoll.surfaces.mcp.listening import listen
+from atoll.surfaces.mcp.http import listen
 from atoll.testing.waiting import BOUND_S
-from atoll.tools.tool import VOCABULARIES
+from atoll.tools.vocabularies import VOCABULARIES
 
 PROGRAM = [sys.executable, "-m", "atoll.surfaces.cli", "mcp"]
 """For tests about how the program ends. Others begin a copy of one that was started before."""
@@ -71,8 +71,8 @@ WALK: Mapping[str, Sequence[Step]] = {
 
 
 def names(tools: str) -> set[str]:
-    """What is offered: `task` needs somebody to run child sessions, and here is nobody."""
-    return set().union(*(VOCABULARIES[each] for each in tools.split(","))) - {"task"}
+    """The tools that are offered: all but `task`, which needs a runner of child agents."""
+    return set().union(*(VOCABULARIES[each].tool_names for each in tools.split(","))) - {"task"}
 
 
 def environment(state_dir: Path) -> dict[str, str]:
@@ -98,12 +98,12 @@ async def listening(engine: atoll.Engine, tools: str = "agent", **options: Any) 
         url: list[str] = []
         ready = anyio.Event()
 
-        def tell(told: str) -> None:
-            url.append(told)
+        def on_ready(ready_url: str) -> None:
+            url.append(ready_url)
             ready.set()
 
         async def serve() -> None:
-            await listen(engine, ServerConfig(tools.split(",")), "127.0.0.1", 0, on_ready=tell, **options)
+            await listen(engine, ServerConfig(tools.split(",")), "127.0.0.1", 0, on_ready=on_ready, **options)
 
         tasks.start_soon(serve)
         await ready.wait()

@@ -1,4 +1,4 @@
-"""Calls while they run: how far they are, and how they are ended. And what is no call at all."""
+"""Calls while they run: progress and cancellation. And messages that are not calls."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ async def test_a_client_over_http_that_goes_away_ends_what_it_waited_for(host: E
         assert (await http.shell("echo on"))["stdout"] == "on\n"
 
 
-async def test_what_is_no_message_is_told_so_and_ends_nothing(program: Program) -> None:
+async def test_an_invalid_message_is_an_error_and_ends_nothing(program: Program) -> None:
     async with started(program.state_dir, words=program.words) as raw:
         for said, id, code in (
             (b"{bad", None, -32700),
@@ -102,7 +102,7 @@ async def test_what_is_no_message_is_told_so_and_ends_nothing(program: Program) 
         assert await raw.process.wait() == 0
 
 
-async def test_only_so_many_requests_wait_at_once_and_the_next_are_told(program: Program) -> None:
+async def test_pending_requests_are_limited_and_further_ones_are_refused(program: Program) -> None:
     async with started(program.state_dir, words=program.words) as raw:
         await raw.begin()
         call = {"name": "shell", "arguments": {"command": "sleep 4711"}}
@@ -110,7 +110,7 @@ async def test_only_so_many_requests_wait_at_once_and_the_next_are_told(program:
         for _ in range(2):
             refused = await raw.receive()
             assert (refused["id"] >= 256, refused["error"]["code"]) == (True, -32603)
-            assert "256 requests wait" in refused["error"]["message"]
+            assert "256 requests are pending" in refused["error"]["message"]
         # What is cancelled does not wait, though it is not answered.
         note = {"jsonrpc": "2.0", "method": "notifications/cancelled"}
         await raw.send(*({**note, "params": {"requestId": id}} for id in range(256)))

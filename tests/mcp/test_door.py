@@ -1,4 +1,4 @@
-"""Who may come in over HTTP."""
+"""Which requests are accepted over HTTP: host names, origins, tokens, handshakes, sizes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import SecretStr
 import atoll
 from atoll import Engine, InvalidRequest
 from atoll.surfaces.mcp import ServerConfig, app
-from atoll.surfaces.mcp.listening import listen
+from atoll.surfaces.mcp.http import listen
 from tests.mcp.serving import HANDSHAKE, by_hand, listening
 
 TOKEN = "a-token-of-some-length"
@@ -28,7 +28,7 @@ REQUESTS = (
 )
 
 
-async def test_pages_that_have_a_name_point_here_are_not_let_in(host: Engine) -> None:
+async def test_requests_with_a_foreign_host_or_origin_are_refused(host: Engine) -> None:
     async with listening(host) as url, by_hand(url) as http:
         body = {"jsonrpc": "2.0", "id": 3, "method": "initialize", "params": HANDSHAKE}
         for header, value, status in REQUESTS:
@@ -60,13 +60,13 @@ async def test_only_a_handshake_begins_a_session(host: Engine) -> None:
             assert "Mcp-Session-Id" not in answer.headers
             assert not list((host.state_dir / "temporary-leases").iterdir())
         await http.begin()
-        # There is nothing to go on with, and it is no error to ask.
+        # There is nothing to resume, and the request is not an error.
         since = {**http.headers, "Last-Event-ID": "1"}
         async with http.client.stream("GET", url, headers=since) as answer:
             assert answer.status_code == 200
 
 
-async def test_without_the_token_nobody_is_let_in(host: Engine) -> None:
+async def test_requests_without_the_token_are_refused(host: Engine) -> None:
     async with listening(host, token=SecretStr(TOKEN)) as url, by_hand(url) as http:
         for wrong in (None, "Bearer", "Bearer wrong", f"Basic {TOKEN}", f"Bearer {TOKEN}x", "Bearer caf\xe9"):
             http.client.headers = {} if wrong is None else {b"Authorization": wrong.encode("latin-1")}
@@ -95,7 +95,7 @@ async def test_what_is_too_large_is_refused_before_it_is_read(host: Engine) -> N
         assert (await http.client.get(url.replace("/mcp", "/other"))).status_code == 404
 
 
-async def test_nobody_listens_beyond_this_machine_without_a_token(host: Engine) -> None:
+async def test_listening_beyond_loopback_needs_a_token(host: Engine) -> None:
     with pytest.raises(InvalidRequest, match="ATOLL_MCP_TOKEN"):
         await listen(host, ServerConfig(), "0.0.0.0", 0)
     with pytest.raises(InvalidRequest, match="needs a token"):

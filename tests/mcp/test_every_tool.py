@@ -65,7 +65,7 @@ async def test_the_official_client_lists_and_calls_every_tool(
         }
 
 
-async def test_listing_what_there_is_makes_no_sandbox_and_an_unknown_tool_is_told_the_nearest(
+async def test_listing_tools_creates_no_sandbox_and_an_unknown_tool_gets_a_suggestion(
     host: Engine,
 ) -> None:
     async with listening(host, "coding,sprites") as url, Client(url) as client:

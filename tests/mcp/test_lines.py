@@ -24,9 +24,9 @@ async def _split(pieces: Sequence[bytes]) -> list[bytes | None]:
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.text("ab\n", max_size=12)))
-async def test_lines_are_the_same_wherever_they_were_cut_and_long_ones_are_told(pieces: list[str]) -> None:
+async def test_lines_are_the_same_wherever_they_were_cut_and_long_ones_are_errors(pieces: list[str]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stdio, "MESSAGE_LIMIT_BYTES", 5)
+        patch.setattr(stdio, "MAX_MESSAGE_BYTES", 5)
         found = await _split([piece.encode() for piece in pieces])
     *ended, rest = "".join(pieces).split("\n")
     expected = [line.encode() if len(line) <= 5 else None for line in [*ended, *([rest] if rest else [])]]
@@ -41,7 +41,7 @@ def test_whatever_a_line_is_it_is_a_message_or_answered(line: bytes) -> None:
 
 
 async def test_a_client_that_asks_on_and_reads_nothing_is_not_served_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stdio, "UNREAD_S", 0.1)
+    monkeypatch.setattr(stdio, "MAX_UNREAD_S", 0.1)
     asked = 0
 
     async def received() -> AsyncIterator[bytes]:
@@ -55,4 +55,4 @@ async def test_a_client_that_asks_on_and_reads_nothing_is_not_served_any_more(mo
 
     with anyio.fail_after(BOUND_S):
         await stdio.serve(Server[Any]("test"), received(), send)
-    assert asked <= stdio.WAITING + 2
+    assert asked <= stdio.MAX_PENDING_REQUESTS + 2

@@ -60,17 +60,17 @@ REFUSED = (
     ("sandbox://default/home/user/loop", "symbolic links"),
     ("sandbox://default/home/user/large", "more than 4 MiB"),
     ("sandbox://default/home/user/closed", "denied"),
-    ("sandbox://default/home/user/x%00y", "no file of a sandbox"),
-    ("sandbox://default", "no file of a sandbox"),
-    ("sandbox:///etc/hostname", "no file of a sandbox"),
-    ("file:///etc/hostname", "no file of a sandbox"),
+    ("sandbox://default/home/user/x%00y", "not the URI of a file of a sandbox"),
+    ("sandbox://default", "not the URI of a file of a sandbox"),
+    ("sandbox:///etc/hostname", "not the URI of a file of a sandbox"),
+    ("file:///etc/hostname", "not the URI of a file of a sandbox"),
     ("sandbox://other/etc/hostname", "no sandbox is named 'other' (sandboxes: 'default')"),
     ("sandbox://../etc/hostname", "'..'"),
     ("sandbox://Default/etc/hostname", "'Default'"),
 )
 
 
-async def test_what_cannot_be_given_is_told_why(client: Client) -> None:
+async def test_a_resource_that_cannot_be_read_is_an_error_with_a_reason(client: Client) -> None:
     for uri, said in REFUSED:
         with pytest.raises(MCPError) as caught:
             await client.read_resource(uri)

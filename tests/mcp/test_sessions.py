@@ -1,4 +1,4 @@
-"""A session has sandboxes that nobody else reaches, and that are gone when it is, however it ends."""
+"""A client session has sandboxes that no other client can reach, and that end with it, however it ends."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ async def test_a_server_that_is_ended_in_the_midst_of_a_command_leaves_nothing(
         with anyio.fail_after(BOUND_S):
             assert await raw.process.wait() == (-number if number == signal.SIGKILL else 128 + number)
     if number == signal.SIGKILL:
-        # It could do nothing itself. Whoever uses the state directory next does.
+        # The killed server could not clean up. The next process that uses the state directory does.
         async with atoll.open(state_dir) as host:
             await eventually(lambda: _none(host), "what was left is put away")
 
@@ -146,14 +146,14 @@ async def test_a_client_that_is_killed_leaves_no_server_and_no_sandbox(host: Eng
     assert await _none(host)
 
 
-async def test_a_named_session_finds_its_sandboxes_again_and_they_sleep_when_nobody_has_it(
+async def test_a_named_session_finds_its_sandboxes_again_and_they_sleep_while_it_is_closed(
     host: Engine, program: Program
 ) -> None:
     server = program("--session", "diary")
     async with Client(server) as client:
         await shell(client, "echo kept > file; sleep 4711 > /dev/null 2>&1 & echo $! > pid")
         assert client.instructions is not None
-        assert "kept for the next time" in client.instructions
+        assert "kept for the next session" in client.instructions
         async with Client(server) as other:
             assert await shell(other, "cat file") == "kept\n"
         await shell(client, "kill -0 $(cat pid)")  # what it began goes on, though another has left the session
@@ -164,7 +164,7 @@ async def test_a_named_session_finds_its_sandboxes_again_and_they_sleep_when_nob
     await host.destroy("diary.default")
 
 
-async def test_a_server_over_http_that_is_told_to_end_ends_its_sessions(state_dir: Path) -> None:
+async def test_stopping_a_server_over_http_ends_its_sessions(state_dir: Path) -> None:
     async with started(state_dir, "--http", "127.0.0.1:0") as raw:
         assert raw.process.stdout is not None
         with anyio.fail_after(BOUND_S):
@@ -177,7 +177,7 @@ async def test_a_server_over_http_that_is_told_to_end_ends_its_sessions(state_di
                 assert await raw.process.wait() == 128 + signal.SIGTERM
 
 
-async def test_a_session_over_http_that_nobody_uses_ends(host: Engine) -> None:
+async def test_an_idle_session_over_http_ends(host: Engine) -> None:
     async with listening(host, idle_s=1) as url, by_hand(url) as http:
         await http.begin()
         # A request that takes longer than that is a use of it.
@@ -193,7 +193,7 @@ async def test_there_are_so_many_sessions_and_no_more(host: Engine) -> None:
         await one.begin()
         full = await other.post("initialize", **HANDSHAKE)
         assert full.status_code == 503
-        assert "1 sessions already" in full.json()["error"]["message"]
+        assert "limit of 1 sessions" in full.json()["error"]["message"]
         assert (await one.client.delete(url, headers=one.headers)).status_code == 200
 
         async def room() -> bool:

@@ -17,7 +17,7 @@ import pytest
 
 from atoll import Engine
 from atoll.testing.waiting import eventually
-from atoll.tools import agent, view
+from atoll.tools import pool as pool_vocabulary, view
 from atoll.tools.tool import ToolSet
 
 if TYPE_CHECKING:
@@ -49,14 +49,14 @@ async def test_a_command_that_takes_too_long_is_killed_and_its_output_kept(call:
     ended = await call(tools, "shell", command="echo begun; (sleep 31537202 &) ; sleep 31537201", timeout_ms=300)
     assert ended["exit_code"] == 124
     assert ended["stdout"] == "begun\n"
-    assert "did not end within 0.3 s" in ended["stderr"]
+    assert "timed out after 0.3 s" in ended["stderr"]
     assert (await call(tools, "shell", command="ps ax | grep -c '[3]153720'"))["stdout"] == "0\n"
     assert (await call(tools, "shell", command="sleep 0.4; echo done", timeout_ms=20_000))["stdout"] == "done\n"
     assert tools["shell"].input_schema()["properties"]["timeout_ms"]["default"] == 30000
 
 
 @pytest.mark.proves("shell.working_dir")
-async def test_a_command_runs_where_it_is_told(call: Caller, tools: ToolSet) -> None:
+async def test_a_command_runs_in_its_working_directory(call: Caller, tools: ToolSet) -> None:
     assert (await call(tools, "shell", command="pwd"))["stdout"] == "/home/user\n"
     assert (await call(tools, "shell", command="pwd", working_dir="/tmp"))["stdout"] == "/tmp\n"
     await call(tools, "shell", command="mkdir -p project/src")
@@ -122,7 +122,7 @@ async def test_a_file_is_read_in_parts_without_tearing_characters(call: Caller, 
 
 
 @pytest.mark.proves("read_file->binary")
-async def test_what_is_no_text_is_told_with_its_size_and_type(call: Caller, tools: ToolSet, pool: SandboxPool) -> None:
+async def test_a_binary_file_is_described_by_its_size_and_type(call: Caller, tools: ToolSet, pool: SandboxPool) -> None:
     files = (await pool.get()).files
     for name, data, kind in (
         ("picture", b"\x89PNG\r\n\x1a\n" + bytes(100), "image/png"),
@@ -133,11 +133,11 @@ async def test_what_is_no_text_is_told_with_its_size_and_type(call: Caller, tool
         assert await call(tools, "read_file", path=name) == {"content": "", "size": len(data), "binary": kind}
 
 
-async def test_a_path_that_is_not_there_is_told_with_the_nearest(call: Caller, tools: ToolSet) -> None:
+async def test_an_error_about_a_missing_path_suggests_the_nearest_name(call: Caller, tools: ToolSet) -> None:
     await call(tools, "write_file", path="dir/settings.toml", content="")
     assert "did you mean 'settings.toml'?" in await call.error(tools, "read_file", path="dir/setings.toml")
-    assert "holds 'settings.toml'" in await call.error(tools, "read_file", path="dir/qqq")
-    assert "no directory /home/user/nowhere" in await call.error(tools, "read_file", path="nowhere/x")
+    assert "contains 'settings.toml'" in await call.error(tools, "read_file", path="dir/qqq")
+    assert "the directory /home/user/nowhere does not exist" in await call.error(tools, "read_file", path="nowhere/x")
     assert "'~' is not expanded" in await call.error(tools, "write_file", path="~/x", content="")
     assert "directory" in await call.error(tools, "read_file", path="/home/user")
     assert "permission denied" in await call.error(tools, "write_file", path="/etc/x", content="")
@@ -161,7 +161,7 @@ async def test_files_are_found_by_pattern(call: Caller, tools: ToolSet) -> None:
 async def test_a_search_that_takes_too_long_is_given_up(
     call: Caller, tools: ToolSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(view, "SEARCH_S", 0.001)
+    monkeypatch.setattr(view, "MAX_SEARCH_S", 0.001)
     assert "smaller directory" in await call.error(tools, "glob", pattern="**/nothing", cwd="/")
 
 
@@ -201,10 +201,10 @@ def fetch(url: str) -> str:
         headers["Cookie"] = answer.headers["Set-Cookie"].partition(";")[0]
 
 
-async def test_a_port_that_nobody_listens_on_is_told(
+async def test_a_port_without_a_server_is_an_error(
     call: Caller, tools: ToolSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agent, "LISTEN_WAIT_S", 0.2)
+    monkeypatch.setattr(pool_vocabulary, "MAX_LISTEN_WAIT_S", 0.2)
     assert "start the server in the background" in await call.error(tools, "browse", port=9)
 
 
@@ -245,7 +245,7 @@ async def test_a_sandbox_is_made_from_the_image_that_is_named_or_the_pools_own(
         listed = [(each["name"], each["image"]) for each in (await call(tools, "sandbox_list"))["sandboxes"]]
         assert listed == [("a", own), ("b", "host")]
         assert tools["sandbox_create"].input_schema()["properties"]["image"]["default"] == own
-        # Whoever may name paths of the host reads all of it.
+        # A model that could name paths of the host could read all of it.
         for image in ("dir:/", "dir:/etc", "tar:/x.tar", "oci:/x", "localhost:5000/x", "127.0.0.1/x", "[::1]:80/x"):
             assert "cannot be chosen" in await call.error(tools, "sandbox_create", sandbox="c", image=image), image
         assert "not the name of an image" in await call.error(tools, "sandbox_create", sandbox="c", image="A B")
@@ -377,7 +377,7 @@ async def test_tools_of_one_sandbox_do_not_name_it(call: Caller, pool: SandboxPo
     assert "no field 'sandbox'" in await call.error(tools, "shell", command="true", sandbox="default")
 
 
-async def test_a_sandbox_that_is_dead_is_told_in_the_names_that_the_model_knows(
+async def test_an_error_about_a_dead_sandbox_uses_the_names_that_the_model_knows(
     call: Caller, tools: ToolSet, pool: SandboxPool
 ) -> None:
     await call(tools, "sandbox_create", sandbox="doomed")

@@ -9,8 +9,9 @@ import anyio
 import pytest
 
 from atoll.tools import coding
-from atoll.tools.coding import CodingView, TaskEvent, TaskOutput, Tasks, coding_tools, pool_coding_tools
+from atoll.tools.coding import CodingView, coding_tools, pool_coding_tools
 from atoll.tools.sprites import sprite_tools
+from atoll.tools.tasks import TaskEvent, TaskOutput, Tasks
 from atoll.tools.tool import ToolSet
 
 if TYPE_CHECKING:
@@ -39,11 +40,11 @@ async def test_a_file_is_read_by_lines_and_says_where_it_stopped(call: Caller, t
     await box.files.write_text("code/f", "".join(f"line {n}\n" for n in range(1, 5001)))
     first = await call.raw(tools, "read", path="f")
     assert first.text.startswith("line 1\nline 2\n")
-    assert first.text.endswith("line 2000\n[stopped after line 2000; go on with offset 2001]")
+    assert first.text.endswith("line 2000\n[stopped after line 2000; continue with offset 2001]")
     assert first.structured is not None
     assert first.structured["nextOffset"] == 2001
     part = await call.raw(tools, "read", path="/home/user/code/f", offset=4999, limit=1)
-    assert part.text == "line 4999\n[stopped after line 4999; go on with offset 5000]"
+    assert part.text == "line 4999\n[stopped after line 4999; continue with offset 5000]"
     assert await call(tools, "read", path="f", offset=5000) == {"content": "line 5000\n", "kind": "file"}
     assert "has 5000 lines" in await call.error(tools, "read", path="f", offset=5001)
     assert "has 5000 lines" in await call.error(tools, "read", path="f", offset=9999)
@@ -55,7 +56,7 @@ async def test_a_file_is_read_by_lines_and_says_where_it_stopped(call: Caller, t
         assert "has 2 lines" in await call.error(tools, "read", path="f", offset=offset)
     assert await call(tools, "read", path="f", limit=1) == {"content": "a\n", "kind": "file", "nextOffset": 2}
     await box.files.write_text("code/f", "")
-    assert (await call.raw(tools, "read", path="f")).text == "[an empty file]"
+    assert (await call.raw(tools, "read", path="f")).text == "[empty file]"
 
 
 async def test_reading_in_parts_gives_the_whole_file(call: Caller, tools: ToolSet, box: Sandbox) -> None:
@@ -71,18 +72,18 @@ async def test_reading_in_parts_gives_the_whole_file(call: Caller, tools: ToolSe
     assert "".join(parts) == text
 
 
-async def test_a_line_that_is_too_long_and_what_is_no_text_are_told(
+async def test_a_long_line_is_cut_and_a_binary_file_is_described(
     call: Caller, tools: ToolSet, box: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await box.files.write_text("code/long", "ä" * 100_000 + "\nnext\n")
     result = await call.raw(tools, "read", path="long")
-    assert result.text.endswith("[line 1 is longer than 50 KB and cut here; bash can read the rest of it]")
+    assert result.text.endswith("[line 1 is longer than 50 KB and cut here; use bash to read the rest]")
     assert (await call(tools, "read", path="long", offset=2))["content"] == "next\n"
     await box.files.write_bytes("code/data.bin", b"\x7fELF\0\1\2")
     result = await call.raw(tools, "read", path="data.bin")
-    assert result.text == "[7 bytes of application/x-executable, which is no text]"
+    assert result.text == "[7 bytes of application/x-executable, not a text file]"
     assert result.structured == {"content": "", "kind": "binary"}
-    monkeypatch.setattr(coding, "SCAN_LIMIT_BYTES", 1000)
+    monkeypatch.setattr(coding, "MAX_SCAN_BYTES", 1000)
     assert "use bash" in await call.error(tools, "read", path="long", offset=2)
     await box.exec("mkfifo code/pipe")
     assert "not a regular file" in await call.error(tools, "read", path="pipe")
@@ -93,9 +94,9 @@ async def test_a_directory_is_listed(call: Caller, tools: ToolSet, box: Sandbox)
     result = await call.raw(tools, "read", path=".")
     assert result.text == ".hidden\na\nb\nsub/\nx\\xff\n"
     part = await call.raw(tools, "read", path=".", offset=2, limit=2)
-    assert part.text == "a\nb\n[stopped after entry 3 of 5; go on with offset 4]"
+    assert part.text == "a\nb\n[stopped after entry 3 of 5; continue with offset 4]"
     assert part.structured == {"content": "a\nb\n", "kind": "directory", "nextOffset": 4}
-    assert (await call.raw(tools, "read", path="sub")).text == "[an empty directory]"
+    assert (await call.raw(tools, "read", path="sub")).text == "[empty directory]"
     assert "did you mean 'sub'?" in await call.error(tools, "read", path="sbu")
 
 
@@ -124,7 +125,7 @@ async def test_an_edit_is_exact_and_unique_or_of_all(call: Caller, tools: ToolSe
     assert "at lines 1, 2" in said
     assert "found 0 matches" in await call.error(tools, "edit", path="f", oldText="four", newText="4")
     said = await call.error(tools, "edit", path="f", oldText="    two three", newText="")
-    assert "at line 2 it differs in white space alone" in said
+    assert "at line 2 it differs only in white space" in said
     assert await box.files.read_bytes("code/f") == text.encode()
     assert await call(tools, "edit", path="f", oldText="one two\r\n", newText="x\\1$&") == {
         "path": "f",
@@ -135,7 +136,7 @@ async def test_an_edit_is_exact_and_unique_or_of_all(call: Caller, tools: ToolSe
     assert await box.files.read_bytes("code/f") == b"x\\1$&\tttwo tthree\nTWO\n"
     assert "did you mean 'f'" not in await call.error(tools, "edit", path="gone", oldText="a", newText="b")
     await box.files.write_bytes("code/bin", b"a\0b")
-    assert "no text" in await call.error(tools, "edit", path="bin", oldText="a", newText="b")
+    assert "not a text file" in await call.error(tools, "edit", path="bin", oldText="a", newText="b")
 
 
 async def test_writes_and_edits_of_one_file_keep_their_order(tools: ToolSet, box: Sandbox) -> None:
@@ -183,7 +184,7 @@ async def test_a_time_out_is_exit_code_124_with_what_was_printed(call: Caller, t
     result = await call.raw(tools, "bash", command="echo begun; (sleep 31537211 &); sleep 31537212", timeout=0.4)
     assert not result.is_error
     assert result.structured == {"output": "begun\n", "exitCode": 124, "cutBytes": 0}
-    assert "did not end within 0.4 s" in result.text
+    assert "timed out after 0.4 s" in result.text
     assert "3153721" not in " ".join(process.command for process in await box.ps())
     assert (await call(tools, "bash", command="sleep 0.5; echo done", timeout=30))["output"] == "done\n"
 
@@ -206,7 +207,7 @@ async def test_lines_are_found(call: Caller, tools: ToolSet, box: Sandbox) -> No
     assert "pattern" in await call.error(tools, "grep", pattern="(")
     await box.exec("cd code; seq 3000 | sed 's/$/ x/' > many")
     result = await call.raw(tools, "grep", pattern="x", path="many")
-    assert result.text.endswith("[stopped after 1000 matches; there are more: ask for less]")
+    assert result.text.endswith("[stopped after 1000 matches; there are more: narrow the search]")
     assert result.structured is not None
     assert result.structured["truncated"] is True
 
@@ -363,7 +364,7 @@ async def test_a_child_ends_with_its_parent(
     assert events[-1].data == {"status": "cancelled"}
 
 
-async def test_a_child_can_be_cancelled_and_the_parent_is_told(
+async def test_a_child_can_be_cancelled_and_the_parent_gets_an_error(
     call: Caller, parent: ToolSet, runner: Scripted, tasks: Tasks, events: list[TaskEvent]
 ) -> None:
     said: list[str] = []
@@ -388,7 +389,7 @@ async def test_the_sandbox_of_a_session_is_made_when_a_tool_is_first_called(host
         assert [tool.name for tool in tools] == ["read", "write", "edit", "bash", "grep", "glob"]
         assert await pool.list() == []
         wrong = await tools.handle_tool_call("read", {"path": "none"})
-        assert wrong.text.startswith("/home/user/none: no such file or directory; /home/user holds ")
+        assert wrong.text.startswith("/home/user/none: no such file or directory; /home/user contains ")
         assert [each.name for each in await pool.list()] == ["default"]
         # Paths that mean the same file take turns, as with a sandbox that is there already.
         writes = [("write", {"path": path, "content": f"{n}\n"}) for n, path in enumerate(("f", "./f", "/home/user/f"))]
@@ -397,7 +398,7 @@ async def test_the_sandbox_of_a_session_is_made_when_a_tool_is_first_called(host
         assert (await tools.handle_tool_call("read", {"path": "f"})).text == "3\n"
 
 
-async def test_who_follows_a_call_hears_what_its_command_prints_and_nothing_else(host: Engine) -> None:
+async def test_on_output_receives_what_the_command_of_its_call_prints_and_nothing_else(host: Engine) -> None:
     async with host.pool("followed", temporary=True) as pool:
         heard = bytearray()
         for tools, name, arguments in (
@@ -406,7 +407,7 @@ async def test_who_follows_a_call_hears_what_its_command_prints_and_nothing_else
             (sprite_tools(pool), "sprite_exec", {"name": "default", "command": "echo out; echo err >&2"}),
         ):
             heard.clear()
-            await tools.handle_tool_call(name, arguments, report=heard.extend)
+            await tools.handle_tool_call(name, arguments, on_output=heard.extend)
             assert sorted(heard.split()) == [b"err", b"out"], name
             await tools.handle_tool_call(name, arguments)
             assert len(heard) == 8, name

@@ -6,6 +6,7 @@ import ast
 import json
 import logging
 import posixpath
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,17 +14,19 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from atoll.tools import agent, coding, export
-from atoll.tools.coding import Tasks, coding_tools
-from atoll.tools.sprites import SPRITES, sprite_tools
-from atoll.tools.tool import VOCABULARIES, Tool, ToolSet
+from atoll.tools import coding, export, pool as pool_vocabulary
+from atoll.tools.coding import coding_tools
+from atoll.tools.sprites import SPRITE_TOOLS, sprite_tools
+from atoll.tools.tasks import TASK, Tasks
+from atoll.tools.tool import Tool, ToolSet
+from atoll.tools.vocabularies import VOCABULARIES
 from tests.tools.test_coding import Scripted
 
 if TYPE_CHECKING:
     from atoll.runtime.sandbox_pool import SandboxPool
-    from atoll.tools.export import Protocol
+    from atoll.tools.export import ToolProtocol
 
-PROTOCOLS: tuple[Protocol, ...] = ("anthropic", "openai-chat", "openai-responses", "mcp")
+PROTOCOLS: tuple[ToolProtocol, ...] = ("anthropic", "openai-chat", "openai-responses", "mcp")
 
 
 @pytest.fixture(scope="module")
@@ -63,10 +66,20 @@ def promised(tools: ToolSet) -> Iterator[str]:
 
 async def test_every_field_of_every_schema_has_a_test(vocabularies: dict[str, ToolSet]) -> None:
     for vocabulary, tools in vocabularies.items():
-        assert {tool.name for tool in tools} == VOCABULARIES[vocabulary]
+        assert {tool.name for tool in tools} == VOCABULARIES[vocabulary].tool_names
         claims = claimed(Path(__file__).parent / f"test_{vocabulary}.py")
         assert set(promised(tools)) - claims == set(), "fields without a test"
         assert claims - set(promised(tools)) == set(), "tests of fields that there are not"
+
+
+async def test_what_transcripts_show_are_arguments_of_the_tools(vocabularies: dict[str, ToolSet]) -> None:
+    for name, tools in vocabularies.items():
+        vocabulary = VOCABULARIES[name].load()
+        for tool, template in vocabulary.transcripts.items():
+            shown = re.findall(r"\{(\w+)\}", template)
+            assert shown
+            assert set(shown) <= set(tools[tool].input_schema()["properties"])
+        assert vocabulary.instructions.endswith(".")
 
 
 async def test_schemas_say_all_that_a_client_needs(vocabularies: dict[str, ToolSet]) -> None:
@@ -169,7 +182,7 @@ _many = settings(max_examples=150, deadline=None, suppress_health_check=list(Hea
 
 
 @_many
-@given(call=_calls((*agent.NAMING, agent.SANDBOX_CREATE, agent.SANDBOX_LIST, agent.TRANSFER)))
+@given(call=_calls(pool_vocabulary.POOL_TOOLS))
 async def test_no_input_breaks_the_agents_tools(
     vocabularies: dict[str, ToolSet], caplog: pytest.LogCaptureFixture, call: tuple[str, object]
 ) -> None:
@@ -177,7 +190,7 @@ async def test_no_input_breaks_the_agents_tools(
 
 
 @_many
-@given(call=_calls((coding.READ, coding.WRITE, coding.EDIT, coding.BASH, coding.GREP, coding.GLOB, coding.TASK)))
+@given(call=_calls((*coding.FILE_TOOLS, TASK)))
 async def test_no_input_breaks_the_coding_tools(
     vocabularies: dict[str, ToolSet], caplog: pytest.LogCaptureFixture, call: tuple[str, object]
 ) -> None:
@@ -185,7 +198,7 @@ async def test_no_input_breaks_the_coding_tools(
 
 
 @_many
-@given(call=_calls(SPRITES))
+@given(call=_calls(SPRITE_TOOLS))
 async def test_no_input_breaks_the_sprites_tools(
     vocabularies: dict[str, ToolSet], caplog: pytest.LogCaptureFixture, call: tuple[str, object]
 ) -> None:

@@ -203,10 +203,10 @@ async def test_a_repository_is_cloned_through_the_policy(call: Caller, online: S
     assert (ran["stdout"], ran["stderr"]) == ("hello from git\n", "")
 
     said = await call.error(tools, "sprite_create", name="not", repoUrl="http://elsewhere.example.com/project.git")
-    assert "no sprite was made" in said
+    assert "no sprite was created" in said
     assert "network policy" in said
     said = await call.error(tools, "sprite_create", name="not", repoUrl="http://git.example.com/absent.git")
-    assert "git said" in said
+    assert "git printed" in said
     for url in ("ext::sh -c id", "--upload-pack=id", "file:///etc", "git@x:y", "ssh://x/y", "http://", "http://[", "x"):
         assert "must be an https or http URL" in await call.error(tools, "sprite_create", name="not", repoUrl=url), url
     assert [each.name for each in await online.list()] == ["cloned"]

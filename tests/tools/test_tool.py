@@ -18,7 +18,7 @@ from atoll.tools.tool import Hints, ImagePart, Input, KeyedQueue, Result, TextPa
 from atoll.tools.vocabularies import choose
 
 
-class Ask(Input):
+class GreetInput(Input):
     title: str
     """What is greeted."""
     times: int = Field(default=1, ge=1, le=3)
@@ -31,16 +31,16 @@ class Greeting(Result):
     note: str | None = None
 
 
-async def greet(ask: Ask, context: object) -> Greeting:
-    said = " ".join([f"hello {ask.title}"] * ask.times)
-    return Greeting(said=said.upper() if ask.loud else said)
+async def greet(args: GreetInput, context: object) -> Greeting:
+    said = " ".join([f"hello {args.title}"] * args.times)
+    return Greeting(said=said.upper() if args.loud else said)
 
 
-GREET = Tool("greet", "Greets.", Ask, Greeting, greet, hints=Hints(read_only=True, idempotent=True))
+GREET = Tool("greet", "Greets.", GreetInput, Greeting, greet, hints=Hints(read_only=True, idempotent=True))
 
 
 def made(name: str, handler: Any, **options: Any) -> Tool:
-    return Tool(name, "For a test.", Ask, None, handler, **options)
+    return Tool(name, "For a test.", GreetInput, None, handler, **options)
 
 
 def test_the_input_model_is_the_schema() -> None:
@@ -95,18 +95,18 @@ async def test_arguments_that_do_not_fit_are_explained(arguments: object, said: 
     assert result.structured == {"error": {"code": "invalid_request", "retryable": False}}
 
 
-async def test_a_tool_that_is_not_there_is_told_with_the_nearest() -> None:
+async def test_an_unknown_tool_is_an_error_that_suggests_the_nearest() -> None:
     result = await ToolSet([GREET]).handle_tool_call("gret", {})
     assert result.is_error
     assert result.text == "there is no tool 'gret' (tools: greet); did you mean 'greet'?"
-    assert (await ToolSet().handle_tool_call("x" * 100_000)).text.endswith("(tools: there are none)")
+    assert (await ToolSet().handle_tool_call("x" * 100_000)).text.endswith("(tools: none)")
 
 
 async def test_an_error_is_an_answer_and_a_fault_of_ours_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    async def missing(ask: Ask, context: object) -> str:
-        raise PathNotFound(f"{ask.title}: no such file", number=2)
+    async def missing(args: GreetInput, context: object) -> str:
+        raise PathNotFound(f"{args.title}: no such file", number=2)
 
-    async def broken(ask: Ask, context: object) -> str:
+    async def broken(args: GreetInput, context: object) -> str:
         raise ZeroDivisionError("secret detail")
 
     class Place:
@@ -145,7 +145,7 @@ def test_names_are_unique_and_those_of_built_ins_are_taken() -> None:
         with pytest.raises(InvalidRequest, match="allowed are"):
             made(name, greet)
     with pytest.raises(InvalidRequest, match="no description"):
-        Tool("x", " ", Ask, None, greet)
+        Tool("x", " ", GreetInput, None, greet)
 
 
 def test_sets_are_joined_and_cut() -> None:
@@ -177,20 +177,20 @@ async def test_calls_of_a_batch_run_side_by_side_but_take_turns_for_one_thing() 
     both = anyio.Event()
     order: dict[str, list[int]] = {"a": [], "b": []}
 
-    async def work(ask: Ask, context: object) -> str:
+    async def work(args: GreetInput, context: object) -> str:
         nonlocal most
-        assert ask.title not in running
-        running.append(ask.title)
+        assert args.title not in running
+        running.append(args.title)
         most = max(most, len(running))
         if len(running) == 2:
             both.set()
         await both.wait()
         await anyio.lowlevel.checkpoint()
-        order[ask.title].append(ask.times)
-        running.remove(ask.title)
-        return str(ask.times)
+        order[args.title].append(args.times)
+        running.remove(args.title)
+        return str(args.times)
 
-    tools = ToolSet([made("work", work, turn=lambda ask, context: ask.title)])
+    tools = ToolSet([made("work", work, serialize_by=lambda args, context: args.title)])
     calls = [("work", {"title": name, "times": times}) for times in (3, 1, 2) for name in ("a", "b")]
     with anyio.fail_after(5):
         results = await tools.handle_batch([*calls, ("work", {"title": "c", "times": 0})])
@@ -200,16 +200,16 @@ async def test_calls_of_a_batch_run_side_by_side_but_take_turns_for_one_thing() 
     assert most == 2
 
 
-async def test_a_cancelled_batch_holds_up_nobody() -> None:
+async def test_a_cancelled_batch_does_not_block_later_calls() -> None:
     stuck = anyio.Event()
 
-    async def work(ask: Ask, context: object) -> str:
-        if ask.loud:
+    async def work(args: GreetInput, context: object) -> str:
+        if args.loud:
             stuck.set()
             await anyio.sleep_forever()
         return "done"
 
-    tools = ToolSet([made("work", work, turn=lambda ask, context: ask.title)])
+    tools = ToolSet([made("work", work, serialize_by=lambda args, context: args.title)])
     async with anyio.create_task_group() as group:
         group.start_soon(
             tools.handle_batch, [("work", {"title": "a", "loud": True}), ("work", {"title": "a"}), ("work", {})]
@@ -220,7 +220,7 @@ async def test_a_cancelled_batch_holds_up_nobody() -> None:
         assert (await tools.handle_tool_call("work", {"title": "a"})).text == "done"
 
 
-async def test_who_stops_waiting_does_not_let_the_next_one_pass() -> None:
+async def test_a_ticket_that_stops_waiting_does_not_let_the_next_one_pass() -> None:
     turns = KeyedQueue()
     first, second, third = turns.take("x"), turns.take("x"), turns.take("x")
     went = []
@@ -306,9 +306,9 @@ def test_results_are_written_for_each_protocol() -> None:
 def test_vocabularies_are_chosen_if_there_are_such_and_no_name_is_theirs_both() -> None:
     assert choose(["sprites", "coding", "sprites"]) == ("sprites", "coding")
     assert choose(["agent"]) == ("agent",)
-    with pytest.raises(InvalidRequest, match=r"'codign' is no set of tools; .* did you mean 'coding'\?"):
+    with pytest.raises(InvalidRequest, match=r"no vocabulary 'codign'; available: .*; did you mean 'coding'\?"):
         choose(["agent", "codign"])
-    with pytest.raises(InvalidRequest, match="no set of tools is chosen"):
+    with pytest.raises(InvalidRequest, match="no vocabulary is chosen"):
         choose([])
     with pytest.raises(InvalidRequest, match="coding and agent cannot be offered together: both have a tool 'glob'"):
         choose(["coding", "sprites", "agent"])

@@ -1,4 +1,4 @@
-"""Models that use tools: which there are, the loop that drives them, what they said, and their children."""
+"""Agents: models that call tools. The agent loop, model providers, histories, scripted models and child agents."""
 
 try:
     import pydantic_ai as _pydantic_ai  # noqa: F401

@@ -1,7 +1,8 @@
-"""Child sessions: agents that do a piece of work for another one, in a part of its sandbox.
+"""Child agents: agents that do a piece of work for another agent, in a directory of its sandbox.
 
-Knows the roles that a child may have, what each is told and may do, and whose tokens it spends. Refuses to know how a
-child is asked for, scoped, counted and cancelled: that is the tool `task` (`tools/coding.py`).
+Owns the roles that a child may have, with their instructions and tools, and the budget that children share. Not here:
+how a child is requested, scoped, counted and cancelled (the tool `task`, `tools/tasks.py`), and the agent loop
+(`loop.py`). Used by `atoll agent`, and by programs (`atoll.Children`).
 """
 
 from __future__ import annotations
@@ -12,25 +13,26 @@ from dataclasses import dataclass
 from pydantic_ai.models import Model
 
 from atoll.agents import models
-from atoll.agents.loop import STEPS, Agent, Approve, Budget
+from atoll.agents.loop import DEFAULT_STEPS, Agent, Approve, Budget
 from atoll.contract.model import Frozen
-from atoll.tools.coding import CodingView, TaskEvent, TaskOutput
+from atoll.tools.coding import CodingView
+from atoll.tools.tasks import TaskEvent, TaskOutput
 
 
 class Role(Frozen):
-    """What a child is for."""
+    """A kind of child agent."""
 
     about: str
-    """What the model that asks for a child is told."""
+    """Its purpose, as the model that starts a child sees it."""
     instructions: str
-    """What the child is told."""
+    """The child's instructions."""
     read_only: bool = False
-    """It gets only tools that change nothing."""
+    """The child gets only tools that change nothing."""
 
 
 ROLES: Mapping[str, Role] = {
     "worker": Role(
-        about="does a piece of work and says what it did",
+        about="does a piece of work and reports what it did",
         instructions="You do one piece of work for another agent, which sees nothing but your last message. Do it, "
         "check that it is done, and answer with what you did and what it should know. Say so if something failed.",
     ),
@@ -45,11 +47,11 @@ ROLES: Mapping[str, Role] = {
 
 @dataclass(frozen=True)
 class Children:
-    """Runs child sessions with a model: a `Runner` for `Tasks`. What they spend, they take from one budget."""
+    """Runs child agents with a model: a `ChildRunner` for `Tasks`. All children spend from the same budget."""
 
     model: str | Model
     roles_by_name: Mapping[str, Role] | None = None
-    steps: int = STEPS
+    steps: int = DEFAULT_STEPS
     budget: Budget | None = None
     approve: Approve | None = None
 

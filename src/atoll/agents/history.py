@@ -1,7 +1,7 @@
-"""What was said in a conversation: kept as it happens, saved, and taken up again.
+"""The messages of a conversation: recorded as they happen, saved to a file, loaded and continued.
 
-Knows how a conversation is written down, and how one that was cut off is made whole: a model has to be shown a result
-for every call that it made. Refuses to know who says what (`loop.py`).
+Owns the file format, and how an interrupted conversation is completed: a model must be shown a result for every call
+that it made. Not here: what is added to a conversation (`loop.py`). Used by `loop.py` and by `atoll agent --history`.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from pydantic_ai.messages import (
 from atoll.contract.errors import InvalidRequest
 
 _VERSION = 1
-_UNKNOWN = "This call was cut off: whether it did anything is not known."
+_UNKNOWN = "This call was interrupted: it is not known whether it did anything."
 
 
 class History:
-    """A conversation. A run that is given one adds to it as things happen, and so nothing is lost however it ends."""
+    """A conversation. A run adds every message to it at once, so nothing is lost however the run ends."""
 
     def __init__(self, messages: Sequence[ModelMessage] = ()) -> None:
         self.messages: list[ModelMessage] = list(messages)
-        """In pydantic-ai's words."""
+        """As pydantic-ai's message types."""
         self._is_held = False
 
     def __len__(self) -> int:
@@ -47,7 +47,7 @@ class History:
 
     @property
     def text(self) -> str:
-        """What the model said last."""
+        """The last text of the model."""
         for message in reversed(self.messages):
             if isinstance(message, ModelResponse):
                 return message.text or ""
@@ -55,13 +55,13 @@ class History:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """While this is open, nobody else may add to it.
+        """Hold the history for one run.
 
         Raises:
-            InvalidRequest: somebody else does.
+            InvalidRequest: another run holds it.
         """
         if self._is_held:
-            raise InvalidRequest("another run goes on with this conversation; wait for its end, or use a copy")
+            raise InvalidRequest("another run is using this conversation; wait for its end, or use a copy")
         self._is_held = True
         try:
             yield
@@ -69,13 +69,13 @@ class History:
             self._is_held = False
 
     def complete(self) -> None:
-        """Give every call that has no result one which says that it was cut off."""
+        """Add a result to every call that has none: that it was interrupted."""
         left = list(self._unanswered())
         if left:
             self.messages.append(ModelRequest(parts=[interrupted(call) for call in left]))
 
     def _unanswered(self) -> Iterator[ToolCallPart]:
-        # A call's result stands in the message that follows it: only the end can be unfinished.
+        # The results of calls are in the next message: only the last message can be without.
         for message in reversed(self.messages):
             if isinstance(message, ModelRequest):
                 return
@@ -88,37 +88,37 @@ class History:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """What `dump` gave.
+        """Read the output of `dump`.
 
         Raises:
-            InvalidRequest: it is no conversation, or one of a newer Atoll.
+            InvalidRequest: it is not a saved conversation, or one of a newer Atoll.
         """
         try:
             data = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise InvalidRequest(f"this is no saved conversation: {error}") from None
+            raise InvalidRequest(f"not a saved conversation: {error}") from None
         version = data.get("atoll_history") if isinstance(data, dict) else None
         if version != _VERSION:
             raise InvalidRequest(
-                "this is no saved conversation: it does not say 'atoll_history'"
+                "not a saved conversation: it has no field 'atoll_history'"
                 if version is None
-                else f"this conversation has version {version!r}; this Atoll knows {_VERSION}"
+                else f"the conversation has format version {version!r}; this Atoll reads {_VERSION}"
             )
         try:
             return cls(ModelMessagesTypeAdapter.validate_python(data.get("messages")))
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"])
-            raise InvalidRequest(f"this conversation is damaged at messages.{where}: {first['msg']}") from None
+            raise InvalidRequest(f"the conversation is invalid at messages.{where}: {first['msg']}") from None
 
     def save(self, path: Path | str) -> None:
-        """Write it to a file that its owner alone can read, whole or not at all. A symlink stays one.
+        """Write the conversation atomically, to a file that only its owner can read. A symlink stays a symlink.
 
         Raises:
-            OSError: it cannot be written. What was there before stays.
+            OSError: it cannot be written. The old file, if there was one, is unchanged.
         """
         target = os.path.realpath(path)
-        # A name that nobody else can have thought of: what stands there already may be readable to others.
+        # An unpredictable name: an existing file could be readable for other users.
         descriptor, temporary = tempfile.mkstemp(suffix=".new", prefix=".atoll-", dir=os.path.dirname(target))
         try:
             with open(descriptor, "w", encoding="utf-8") as file:
@@ -132,10 +132,10 @@ class History:
 
     @classmethod
     def load(cls, path: Path | str) -> Self:
-        """Read what `save` wrote.
+        """Read a file that `save` wrote.
 
         Raises:
-            InvalidRequest: it cannot be read, or is no conversation.
+            InvalidRequest: it cannot be read, or is not a saved conversation.
         """
         try:
             text = _text(path)
@@ -148,12 +148,13 @@ class History:
 
 
 def _text(path: Path | str) -> str:
-    # Opened so that a FIFO does not wait for somebody to write, and read only if it has an end.
+    # O_NONBLOCK, so that opening a FIFO does not wait for a writer. Only regular files are read: others may not end.
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), encoding="utf-8") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError("it is no file")
+            raise OSError("not a regular file")
         return file.read()
 
 
 def interrupted(call: ToolCallPart) -> ToolReturnPart:
+    """The result of a call that was interrupted."""
     return ToolReturnPart(call.tool_name, _UNKNOWN, call.tool_call_id, outcome="interrupted")

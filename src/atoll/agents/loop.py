@@ -1,9 +1,10 @@
-"""The loop: a model is asked, what it calls is done, and it is asked again, until it has nothing more to call.
+"""The agent loop: request the model's answer, make the tool calls in it, repeat until there are no more calls.
 
-Knows when a run ends, what of it is told, in which order calls run, what a budget is, and that a conversation is whole
-at every moment. Refuses to know which models there are (`models.py`), what tools do, and who listens.
+Owns when a run ends, its events, approval, retries and budgets. The history is complete at every moment. Not here:
+which models exist and what their errors mean (`models.py`), the file format of a conversation (`history.py`), and tools
+(`tools/`). Used by `children.py`, `atoll agent`, and programs (`atoll.Agent`, `atoll.generate_text`).
 
-It asks models through pydantic-ai and leaves pydantic-ai's own loop aside: see docs/design/0013.
+It calls models through pydantic-ai, but does not use pydantic-ai's own loop: see docs/design/0013.
 """
 
 from __future__ import annotations
@@ -48,28 +49,28 @@ from atoll.contract.model import Frozen
 from atoll.settings import Settings
 from atoll.tools.tool import ImagePart, Tool, ToolResult, ToolSet, failure, readable, readable_all
 
-STEPS = 50
-"""How often a model is asked in one run, unless said otherwise."""
-CALLS = 128
-"""How many calls of one answer are made. They run side by side."""
-_WAITS_S = (0.5, 2.0)
-"""Before an answer that broke off is asked for again, unless the provider says how long."""
-_LONGEST_WAIT_S = 30.0
-_UNNAMEABLE = re.compile(r"[^A-Za-z0-9_-]")
-_NAME_LENGTH = 64
-"""What all providers let a tool be called. A model may call for what there is not, under any name."""
+DEFAULT_STEPS = 50
+"""The default limit of model requests in one run."""
+MAX_CALLS_PER_ANSWER = 128
+"""Calls of one answer that are made, concurrently. Further calls fail."""
+_RETRY_WAITS_S = (0.5, 2.0)
+"""Pauses before an interrupted answer is requested again, unless the provider says how long to wait."""
+_MAX_RETRY_WAIT_S = 30.0
+_NOT_IN_TOOL_NAMES = re.compile(r"[^A-Za-z0-9_-]")
+_MAX_TOOL_NAME_CHARS = 64
+"""The longest tool name that all providers accept. A model may call tools that do not exist, by any name."""
 
 
 # -------------------------------------------------------------------------------------------------------------- events
 
 
 class Tokens(Frozen):
-    """What was read and written by a model."""
+    """Token counts of a model."""
 
     input: int = 0
     output: int = 0
     cache_read: int = 0
-    """Of the input, what the provider had in its cache."""
+    """The part of the input that was in the provider's cache."""
     cache_write: int = 0
 
     @property
@@ -94,31 +95,31 @@ class Tokens(Frozen):
 
 
 class TextEvent(Frozen):
-    """The model says something: a piece of it when streaming, else all that it says in one step."""
+    """Text of the model: a piece of it when streaming, else all text of one step."""
 
     type: Literal["text"] = "text"
     text: str
 
 
 class ThinkingEvent(Frozen):
-    """The model thinks, and lets it be seen."""
+    """Visible reasoning of the model."""
 
     type: Literal["thinking"] = "thinking"
     text: str
 
 
 class ToolCallEvent(Frozen):
-    """The model calls a tool. Calls of one step run at the same time."""
+    """The model calls a tool. Calls of one step run concurrently."""
 
     type: Literal["tool_call"] = "tool_call"
     id: str
     tool: str
     input: dict[str, Any] | str
-    """As text where it is no JSON object; the call then fails."""
+    """A string if it is not a JSON object; the call then fails."""
 
 
 class ToolResultEvent(Frozen):
-    """A call has ended."""
+    """A tool call has ended."""
 
     type: Literal["tool_result"] = "tool_result"
     id: str
@@ -128,56 +129,55 @@ class ToolResultEvent(Frozen):
 
 
 class UsageEvent(Frozen):
-    """The model has answered once more."""
+    """The model has completed an answer."""
 
     type: Literal["usage"] = "usage"
     step: int
     tokens: Tokens
-    """Of this answer."""
+    """Tokens of this answer."""
     total: Tokens
-    """Of the run."""
+    """Tokens of the run so far."""
 
 
 class RetryEvent(Frozen):
-    """An answer broke off and is asked for again: what was said in this step does not count."""
+    """An answer was interrupted and is requested again: the text of this step so far is void."""
 
     type: Literal["retry"] = "retry"
     reason: str
     wait_s: float
 
 
-Event = Annotated[
+AgentEvent = Annotated[
     TextEvent | ThinkingEvent | ToolCallEvent | ToolResultEvent | UsageEvent | RetryEvent, Discriminator("type")
 ]
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a run came to."""
+    """The result of a run."""
 
     text: str
-    """What the model said at the end."""
+    """The final text of the model."""
     ended: Literal["done", "length", "filtered"]
-    """`length`: the text is cut, because it reached the most that the model may say at once. `filtered`: the provider
-    withheld it."""
+    """`length`: the text is cut, because it reached the model's output limit. `filtered`: the provider withheld it."""
     steps: int
     tokens: Tokens
     history: History = field(repr=False)
-    """All of the conversation. The next run goes on from there."""
+    """The whole conversation, for the next run."""
 
 
 # -------------------------------------------------------------------------------------------------------------- budget
 
 
 class Budget:
-    """Tokens that several runs share: an agent and its children, for instance.
+    """A token budget that several runs share, such as an agent and its children.
 
-    A run stops before the request that would follow once all are spent. The last one may go beyond.
+    When it is spent, a run ends before its next request. The last request may exceed the budget.
     """
 
     def __init__(self, tokens: int | None = None) -> None:
         if tokens is not None and tokens < 1:
-            raise InvalidRequest(f"a budget of {tokens} tokens lets nothing be said; it must be above 0, or None")
+            raise InvalidRequest(f"the token budget is {tokens}; it must be above 0, or None for no limit")
         self.tokens = tokens
         self.spent = Tokens()
 
@@ -190,18 +190,18 @@ class Budget:
 
 
 Approve = Callable[[Tool, dict[str, Any]], Awaitable[bool]]
-"""Whether a call may be made, of its tool and its arguments."""
-Emit = Callable[[Event], Awaitable[None]]
+"""Decides whether a call may be made, from its tool and its arguments."""
+Emit = Callable[[AgentEvent], Awaitable[None]]
 
 
 # --------------------------------------------------------------------------------------------------------------- agent
 
 
 class Agent:
-    """A model, its tools and what it is told to be. It holds no conversation: any number of runs may go on at once.
+    """A model, its tools and its instructions. It holds no conversation: any number of runs may be active at once.
 
-    `approve` is asked before each call of a tool that may destroy something, one after the other; what it refuses is
-    not done, and the model is told. `settings` are pydantic-ai's, for what only some models have.
+    `approve` is called before each call of a destructive tool, one at a time; a refused call is not made, and the model
+    sees the refusal. `settings` are pydantic-ai's, for what only some models support.
 
     Raises:
         InvalidRequest: the model is unknown, or something that it needs is missing.
@@ -213,18 +213,18 @@ class Agent:
         tools: ToolSet | None = None,
         instructions: str = "",
         *,
-        steps: int = STEPS,
+        steps: int = DEFAULT_STEPS,
         approve: Approve | None = None,
         settings: ModelSettings | None = None,
     ) -> None:
         if steps < 1:
-            raise InvalidRequest(f"steps is {steps}; a run has at least one")
+            raise InvalidRequest(f"steps is {steps}; it must be at least 1")
         self.model = models.resolve(model)
         self.tools = ToolSet() if tools is None else tools
         self.instructions = instructions
         self.steps = steps
         self._approve = approve
-        # Every step repeats all that was said before: without a cache it would be paid for each time.
+        # Every step sends the whole conversation again: without a cache it would be billed each time.
         self._settings = ModelSettings(cache=True) | (settings or ModelSettings())
 
     async def run(
@@ -233,20 +233,21 @@ class Agent:
         *,
         history: History | None = None,
         budget: Budget | int | None = None,
-        on_event: Callable[[Event], None] | None = None,
+        on_event: Callable[[AgentEvent], None] | None = None,
     ) -> Answer:
-        """Ask, do what the model calls for, and go on until it is done.
+        """Send the prompt, make the calls of the model, and repeat until it has finished.
 
-        `history` is added to as things happen: it is whole and can be gone on with whenever and however this ends.
-        Without a prompt the run goes on where that ended. `budget` is in tokens. Cancelling ends running commands.
+        Messages are added to `history` as they happen: it is complete and can be continued whenever and however the
+        run ends. Without a prompt the run continues where the history ended. `budget` is in tokens. Cancelling ends
+        running commands.
 
         Raises:
-            InvalidRequest: there is nothing to go on with.
-            BudgetSpent: the steps or tokens were used up before the model was done.
-            ModelFailed, ModelUnavailable: the model could not be asked.
+            InvalidRequest: there is neither a prompt nor a history to continue.
+            BudgetSpent: the steps or tokens were used up before the model had finished.
+            ModelFailed, ModelUnavailable: the request to the model failed.
         """
 
-        async def emit(event: Event) -> None:
+        async def emit(event: AgentEvent) -> None:
             if on_event is not None:
                 on_event(event)
 
@@ -255,20 +256,20 @@ class Agent:
     @asynccontextmanager
     async def stream(
         self, prompt: str | None, *, history: History | None = None, budget: Budget | int | None = None
-    ) -> AsyncIterator[Stream]:
-        """The same as `run`, while it happens: `async for event in stream`, then `stream.answer`.
+    ) -> AsyncIterator[AgentStream]:
+        """As `run`, with events as they happen: `async for event in stream`, then `stream.answer`.
 
-        Leaving the context before the end cancels the run. What `run` raises comes out of the iteration.
+        Leaving the context before the end cancels the run. The iteration raises what `run` raises.
         """
-        send, receive = anyio.create_memory_object_stream[Event](0)
-        stream = Stream(receive)
+        send, receive = anyio.create_memory_object_stream[AgentEvent](0)
+        stream = AgentStream(receive)
 
         async def drive() -> None:
             async with send:
                 try:
                     stream.finished = await _Run(self, history, budget, send.send, streams=True).drive(prompt)
                 except anyio.BrokenResourceError:
-                    pass  # nobody listens any more
+                    pass  # the context was left: nothing reads the events
                 except Exception as error:  # noqa: BLE001 - it is raised where the events are read
                     stream.error = error
 
@@ -278,7 +279,7 @@ class Agent:
             try:
                 yield stream
             except BaseException as error:
-                failed = error  # raised below, and not as a part of a group
+                failed = error  # raised below, outside of the task group, so not as an exception group
                 if isinstance(error, anyio.get_cancelled_exc_class()):
                     raise
             group.cancel_scope.cancel()
@@ -286,18 +287,18 @@ class Agent:
             raise failed
 
 
-class Stream:
+class AgentStream:
     """The events of a run."""
 
-    def __init__(self, events: ObjectReceiveStream[Event]) -> None:
+    def __init__(self, events: ObjectReceiveStream[AgentEvent]) -> None:
         self._events = events
         self.finished: Answer | None = None
         self.error: Exception | None = None
 
-    def __aiter__(self) -> Stream:
+    def __aiter__(self) -> AgentStream:
         return self
 
-    async def __anext__(self) -> Event:
+    async def __anext__(self) -> AgentEvent:
         try:
             return await self._events.receive()
         except anyio.EndOfStream:
@@ -307,10 +308,10 @@ class Stream:
 
     @property
     def answer(self) -> Answer:
-        """What the run came to.
+        """The result of the run.
 
         Raises:
-            InvalidRequest: it has not ended yet.
+            InvalidRequest: the run has not ended yet.
         """
         if self.finished is None:
             raise InvalidRequest("the run has not ended; read its events first")
@@ -323,10 +324,10 @@ async def generate_text(
     tools: ToolSet | None = None,
     model: str | Model | None = None,
     instructions: str = "",
-    steps: int = STEPS,
+    steps: int = DEFAULT_STEPS,
     budget: Budget | int | None = None,
 ) -> str:
-    """What a model answers, after it has used `tools` as it likes. Without `model`, the one of the settings.
+    """The final text of a model that may call `tools`. Without `model`, the model of the settings is used.
 
     Raises:
         what `Agent` and `Agent.run` raise.
@@ -353,9 +354,9 @@ class _Run:
         self._streams = streams
         self._tokens = Tokens()
         self._begun = False
-        """Whether something of the answer that is asked for has come."""
-        self._unheard: Exception | None = None
-        """What who listens raised at an event."""
+        """Whether a part of the requested answer has arrived."""
+        self._listener_error: Exception | None = None
+        """What the receiver of events raised."""
         instructions = [InstructionPart(content=agent.instructions)] if agent.instructions else []
         self._parameters = ModelRequestParameters(
             function_tools=[_definition(tool) for tool in agent.tools], instruction_parts=instructions
@@ -371,7 +372,7 @@ class _Run:
         for step in range(1, self._agent.steps + 1):
             if self._budget.is_spent:
                 raise self._spent(f"{self._budget.tokens} tokens", step - 1)
-            response = await self._ask()
+            response = await self._request_answer()
             self._history.messages.append(response)
             await self._count(step, response.usage)
             calls = [part for part in response.parts if isinstance(part, ToolCallPart)]
@@ -379,7 +380,7 @@ class _Run:
                 ended: Any = _ENDED.get(response.finish_reason or "stop", "done")
                 return Answer(response.text or "", ended, step, self._tokens, self._history)
             if calls:
-                await self._call(calls, cut=_CUTS.get(response.finish_reason or ""))
+                await self._make_calls(calls, cut=_CUT_OFF_REASONS.get(response.finish_reason or ""))
         raise self._spent(f"{self._agent.steps} steps", self._agent.steps)
 
     def _begin(self, prompt: str | None) -> None:
@@ -388,17 +389,17 @@ class _Run:
         if prompt is not None:
             if not prompt.strip():
                 raise InvalidRequest("the prompt is empty")
-            # Providers want answers to alternate with what is answered.
+            # Providers require that requests and answers alternate.
             before = messages.pop().parts if messages and isinstance(messages[-1], ModelRequest) else ()
             messages.append(ModelRequest(parts=[*before, UserPromptPart(content=readable(prompt))]))
         elif not messages:
-            raise InvalidRequest("there is no prompt, and no conversation to go on with")
+            raise InvalidRequest("there is neither a prompt nor a conversation to continue")
         elif isinstance(messages[-1], ModelResponse):
-            raise InvalidRequest("the model has answered all there is in this conversation; give a prompt")
+            raise InvalidRequest("the conversation ends with the model's answer; give a prompt to continue it")
 
     def _spent(self, what: str, steps: int) -> BudgetSpent:
         return BudgetSpent(
-            f"the run used up its {what} before the model was done; it can go on with its history and a larger budget",
+            f"the run used up its {what} before the model had finished; continue with its history and a larger budget",
             steps=steps,
             tokens=self._tokens.total,
         )
@@ -414,38 +415,39 @@ class _Run:
         self._budget.spend(tokens)
         await self._emit(UsageEvent(step=step, tokens=tokens, total=self._tokens))
 
-    async def _tell(self, event: Event) -> None:
+    async def _emit_guarded(self, event: AgentEvent) -> None:
+        """Emit an event within a request. An error of the receiver must not be taken for one of the model."""
         try:
             await self._emit(event)
         except Exception as error:
-            self._unheard = error
+            self._listener_error = error
             raise
 
-    # ---------------------------------------------------------------------------------------------------- asking
+    # -------------------------------------------------------------------------------------------------- requests
 
-    async def _ask(self) -> ModelResponse:
-        """The model's next answer. One that breaks off is asked for again: providers' clients try again only what has
-        not begun."""
-        with models.translating(self._model, but=lambda error: error is self._unheard):
-            for wait_s in (*_WAITS_S, None):
+    async def _request_answer(self) -> ModelResponse:
+        """Request the model's next answer. An interrupted answer is requested again: providers' clients only retry
+        before the first byte."""
+        with models.translating(self._model, unless=lambda error: error is self._listener_error):
+            for wait_s in (*_RETRY_WAITS_S, None):
                 self._begun = False
                 try:
-                    response = await (self._streamed() if self._streams else self._whole())
-                    if self._broke_off(response):
+                    response = await (self._request_streamed() if self._streams else self._request_whole())
+                    if self._is_incomplete(response):
                         raise exceptions.ModelConnectionError(
-                            self._model.model_name, "the answer ended before it was whole", in_stream=True
+                            self._model.model_name, "the answer ended before it was complete", in_stream=True
                         )
-                    return _sound(response)
+                    return _sanitized(response)
                 except exceptions.ModelAPIError as error:
-                    broke_off = self._begun or error.in_stream
-                    if wait_s is None or not (broke_off and models.is_passing(error)):
+                    interrupted_answer = self._begun or error.in_stream
+                    if wait_s is None or not (interrupted_answer and models.is_retryable(error)):
                         raise
-                    wait_s = min(error.retry_after or wait_s, _LONGEST_WAIT_S)
-                    await self._tell(RetryEvent(reason=models.reason(error), wait_s=wait_s))
+                    wait_s = min(error.retry_after or wait_s, _MAX_RETRY_WAIT_S)
+                    await self._emit_guarded(RetryEvent(reason=models.reason(error), wait_s=wait_s))
                     await anyio.sleep(wait_s)
         raise AssertionError("the last try returns or raises")
 
-    async def _whole(self) -> ModelResponse:
+    async def _request_whole(self) -> ModelResponse:
         response = await direct.model_request(
             self._model,
             self._history.messages,
@@ -454,12 +456,12 @@ class _Run:
         )
         for part in response.parts:
             if isinstance(part, ThinkingPart) and part.content:
-                await self._tell(ThinkingEvent(text=readable(part.content)))
+                await self._emit_guarded(ThinkingEvent(text=readable(part.content)))
             elif isinstance(part, TextPart) and part.content:
-                await self._tell(TextEvent(text=readable(part.content)))
+                await self._emit_guarded(TextEvent(text=readable(part.content)))
         return response
 
-    async def _streamed(self) -> ModelResponse:
+    async def _request_streamed(self) -> ModelResponse:
         async with direct.model_request_stream(
             self._model,
             self._history.messages,
@@ -468,24 +470,25 @@ class _Run:
         ) as stream:
             async for event in stream:
                 self._begun = True
-                said = _said(event)
-                if said is not None:
-                    await self._tell(said)
+                translated = _streamed_event(event)
+                if translated is not None:
+                    await self._emit_guarded(translated)
             return stream.get()
 
-    def _broke_off(self, response: ModelResponse) -> bool:
-        """Whether this is a part of an answer. Every provider ends a stream with the reason why it ends: without one,
-        somebody between has cut it."""
+    def _is_incomplete(self, response: ModelResponse) -> bool:
+        """Whether the answer is incomplete. Every provider ends a stream with a finish reason: without one, the
+        connection was cut on the way."""
         if response.finish_reason is not None:
             return response.finish_reason == "error"
-        told = "finish_reason" in (response.provider_details or {})  # in words that pydantic-ai does not know
-        return self._streams and self._model.provider is not None and not told
+        # One that pydantic-ai does not know is in the details.
+        has_reason = "finish_reason" in (response.provider_details or {})
+        return self._streams and self._model.provider is not None and not has_reason
 
-    # --------------------------------------------------------------------------------------------------- calling
+    # ----------------------------------------------------------------------------------------------------- calls
 
-    async def _call(self, calls: Sequence[ToolCallPart], *, cut: str | None) -> None:
-        """Do what the model called for, and add the results to the conversation, however this ends. `cut` says why the
-        last one may not be whole."""
+    async def _make_calls(self, calls: Sequence[ToolCallPart], *, cut: str | None) -> None:
+        """Make the calls of an answer, and add their results to the conversation however this ends. `cut` says why the
+        last call may be incomplete."""
         results: list[ToolReturnPart | None] = [None] * len(calls)
         began = time.monotonic()
 
@@ -499,13 +502,15 @@ class _Run:
 
         try:
             for call in calls:
-                await self._emit(ToolCallEvent(id=call.tool_call_id, tool=call.tool_name, input=_told(call)))
+                await self._emit(ToolCallEvent(id=call.tool_call_id, tool=call.tool_name, input=_shown_arguments(call)))
             allowed: list[int] = []
             for index, call in enumerate(calls):
                 if self._budget.is_spent:
-                    await ended(index, failure("not done: the budget of tokens is spent", "budget_spent"), "denied")
-                elif index >= CALLS:
-                    await ended(index, failure(f"not done: one answer may make {CALLS} calls", "too_many_calls"))
+                    await ended(index, failure("not done: the token budget is spent", "budget_spent"), "denied")
+                elif index >= MAX_CALLS_PER_ANSWER:
+                    await ended(
+                        index, failure(f"not done: an answer may have {MAX_CALLS_PER_ANSWER} calls", "too_many_calls")
+                    )
                 elif cut is not None and index == len(calls) - 1:
                     await ended(index, failure(f"not done: {cut} in the middle of this call", "cut_off"))
                 elif await self._is_allowed(call):
@@ -516,11 +521,11 @@ class _Run:
             async def done(number: int, result: ToolResult) -> None:
                 await ended(allowed[number], result)
 
-            began = time.monotonic()  # being asked takes no time of the calls
+            began = time.monotonic()  # the time for approval does not count
             await self._agent.tools.handle_batch(
                 [(calls[index].tool_name, calls[index].args) for index in allowed], on_result=done
             )
-        except BaseExceptionGroup as group:  # of those that listen: calls never raise
+        except BaseExceptionGroup as group:  # from receivers of events: calls never raise
             raise group.exceptions[0] from None
         finally:
             parts = [result or interrupted(call) for call, result in zip(calls, results, strict=True)]
@@ -531,16 +536,16 @@ class _Run:
         if approve is None or name not in self._agent.tools or not self._agent.tools[name].hints.destructive:
             return True
         arguments = _arguments(call)
-        return arguments is None or await approve(self._agent.tools[name], arguments)  # what is no input fails anyway
+        return arguments is None or await approve(self._agent.tools[name], arguments)  # an invalid call fails anyway
 
 
-_CUTS = {
-    "length": "call with less: the answer reached the most that may be said at once",
+_CUT_OFF_REASONS = {
+    "length": "call with less: the answer reached the output limit",
     "content_filter": "the provider withheld the rest of the answer",
 }
-"""Ends of an answer that may be in the middle of a call."""
+"""Finish reasons that may cut an answer in the middle of a call."""
 _BLANK = "[blank]"
-"""What is said of a result that says nothing: providers refuse blank texts."""
+"""Replaces an empty result: providers refuse blank text."""
 _ENDED = {"length": "length", "content_filter": "filtered"}
 
 
@@ -549,21 +554,21 @@ def _definition(tool: Tool) -> ToolDefinition:
         name=tool.name,
         description=tool.description,
         parameters_json_schema=tool.input_schema(),
-        strict=False,  # strict schemas have no optional fields: all defaults would be lost
+        strict=False,  # strict schemas cannot have optional fields, so all defaults would be lost
     )
 
 
-def _sound(response: ModelResponse) -> ModelResponse:
-    """The answer as it can be given back. Models say what their own providers refuse ever after, and a conversation
-    with such a thing in it could not be gone on with."""
+def _sanitized(response: ModelResponse) -> ModelResponse:
+    """The answer in a form that can be sent again. Models produce output that their own providers refuse as input, and
+    a conversation with it could not be continued."""
     response.parts = [part for part in response.parts if not isinstance(part, TextPart) or part.content.strip()]
     ids: set[str] = set()
     for part in response.parts:
         if isinstance(part, TextPart | ThinkingPart):
             part.content = readable(part.content)
         elif isinstance(part, ToolCallPart):
-            part.tool_name = _UNNAMEABLE.sub("_", str(part.tool_name))[:_NAME_LENGTH] or "_"
-            part.args = _given_back(part.args)
+            part.tool_name = _NOT_IN_TOOL_NAMES.sub("_", str(part.tool_name))[:_MAX_TOOL_NAME_CHARS] or "_"
+            part.args = _sanitized_arguments(part.args)
             part.tool_call_id = readable(part.tool_call_id)
             while part.tool_call_id in ids:
                 part.tool_call_id += "_"
@@ -571,17 +576,17 @@ def _sound(response: ModelResponse) -> ModelResponse:
     return response
 
 
-def _given_back(args: Any) -> dict[str, Any] | str | None:
-    """Arguments that a request can carry: without surrogates, and as a text where they are more than JSON can say."""
+def _sanitized_arguments(args: Any) -> dict[str, Any] | str | None:
+    """Arguments that a request can carry: without surrogates, and as a string if they are not valid JSON."""
     try:
         args = readable_all(args)
         text = args if isinstance(args, str) else json.dumps(args)
-    except (ValueError, RecursionError):  # a number of thousands of digits, lists of lists without end
-        return "arguments that are too large to be repeated"
+    except (ValueError, RecursionError):  # a number of thousands of digits, or lists nested too deep
+        return "arguments that are too large to repeat"
     try:
         found = pydantic_core.from_json(text or "{}")
     except ValueError:
-        return text  # what has no end, for instance
+        return text  # incomplete JSON, for instance
     try:
         json.dumps(found, allow_nan=False)
     except ValueError:
@@ -589,7 +594,7 @@ def _given_back(args: Any) -> dict[str, Any] | str | None:
     return args if isinstance(args, dict | str) or args is None else text
 
 
-def _said(event: object) -> Event | None:
+def _streamed_event(event: object) -> AgentEvent | None:
     match event:
         case PartStartEvent(part=TextPart(content=text)) if text:
             return TextEvent(text=readable(text))
@@ -603,7 +608,7 @@ def _said(event: object) -> Event | None:
 
 
 def _arguments(call: ToolCallPart) -> dict[str, Any] | None:
-    """The arguments of a call, or None where they are none."""
+    """The arguments of a call, or None if they are not a JSON object."""
     if not isinstance(call.args, str):
         return call.args or {}
     try:
@@ -613,7 +618,7 @@ def _arguments(call: ToolCallPart) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def _told(call: ToolCallPart) -> dict[str, Any] | str:
+def _shown_arguments(call: ToolCallPart) -> dict[str, Any] | str:
     arguments = _arguments(call)
     return str(call.args) if arguments is None else arguments
 

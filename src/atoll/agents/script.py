@@ -1,10 +1,11 @@
-"""A scripted model: it says what a file says, and checks what it is shown before it does.
+"""Scripted models: the answers come from a file, which also says what the model must be shown before each of them.
 
-Knows the file's format, how what was shown is compared, and how values of earlier results come into later steps.
-Refuses to know where the tools run: it is asked like any other model, streamed or not, and so is everything around it.
+Owns the file format, how the conversation is compared with it, and how values of earlier results are inserted into
+later steps. Not here: the agent loop (`loop.py`), which uses a scripted model like any other, streamed or not. Used by
+`models.py` for `script:FILE`, and by tests.
 
-Which step comes next follows from the conversation alone, so a script has no state: conversations at the same time,
-resumed ones and children's each go their own way through it.
+The next step follows from the conversation alone. A script therefore has no state, and serves any number of
+conversations at once: new ones, resumed ones and those of child agents.
 """
 
 from __future__ import annotations
@@ -35,72 +36,72 @@ from atoll.contract.model import Frozen
 
 _VALUE = re.compile(r"\$\{(\w+)\}")
 _PIECE = re.compile(r"\S*\s*")
-_SHOWN = 600
-"""How much of what was shown a complaint quotes."""
+_MAX_QUOTED_CHARS = 600
+"""How much of a text an error message quotes."""
 
 
-class _Part(Frozen):
+class _ScriptModel(Frozen):
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
 
-class ExpectedResult(_Part):
-    """What the result of a call has to be."""
+class ExpectedResult(_ScriptModel):
+    """What the result of a call must be."""
 
     contains: tuple[str, ...] = ()
     """Parts of its text."""
     fields: dict[str, Any] = Field(default_factory=dict)
-    """Fields that its JSON has to have, with these values."""
+    """Fields that its JSON must have, with these values."""
     error: bool | Literal["any"] = False
-    """Whether the call has to have failed. `any`: it may have."""
+    """Whether the call must have failed. `any`: both are accepted."""
     keep: dict[str, str] = Field(default_factory=dict)
-    """Names for fields of its JSON, which `${name}` stands for in this step and in later ones."""
+    """Fields of its JSON to keep, by a name: `${name}` in this step and in later ones is replaced by the value."""
 
 
-class Expected(_Part):
-    """What the model has to be shown before a step."""
+class ExpectedConversation(_ScriptModel):
+    """What the model must be shown before a step."""
 
     prompt: tuple[str, ...] = ()
     """Parts of the last prompt."""
     instructions: tuple[str, ...] = ()
     """Parts of the instructions."""
     tools: tuple[str, ...] = ()
-    """Tools that are offered. Those that a step calls have to be, whether they are named here or not."""
+    """Tools that must be offered. The tools that the step calls must be offered in any case."""
     results: tuple[ExpectedResult, ...] = Field(default=(), alias="result")
-    """Of the calls of the step before, in their order. Those that are not named have to have worked."""
+    """Results of the calls of the previous step, in their order. Calls that are not listed must have succeeded."""
 
 
-class Call(_Part):
+class ScriptedCall(_ScriptModel):
     tool: str
     input: dict[str, Any] = Field(default_factory=dict)
 
 
-class Step(_Part):
-    """What the model says, once."""
+class ScriptStep(_ScriptModel):
+    """One answer of the model."""
 
-    expect: Expected = Expected()
+    expect: ExpectedConversation = ExpectedConversation()
     text: str = ""
-    calls: tuple[Call, ...] = Field(default=(), alias="call")
-    """Tools to be called, at the same time. None: the model is done, until it is asked again."""
+    calls: tuple[ScriptedCall, ...] = Field(default=(), alias="call")
+    """Tool calls, made concurrently. None: the model has finished, until the next prompt."""
 
 
-class Conversation(_Part):
+class ScriptedConversation(_ScriptModel):
     prompt: str
-    """A part of the first prompt, which tells this conversation from others."""
-    steps: tuple[Step, ...] = Field(alias="step", min_length=1)
+    """A part of the first prompt, which distinguishes this conversation from others."""
+    steps: tuple[ScriptStep, ...] = Field(alias="step", min_length=1)
 
 
-class Script(_Part):
-    """All that a scripted model says: `[[step]]` after `[[step]]`, and `[[conversation]]`s of other prompts."""
+class Script(_ScriptModel):
+    """All answers of a scripted model: its `[[step]]`s, and `[[conversation]]`s for other prompts."""
 
-    steps: tuple[Step, ...] = Field(default=(), alias="step")
-    conversations: tuple[Conversation, ...] = Field(default=(), alias="conversation")
+    steps: tuple[ScriptStep, ...] = Field(default=(), alias="step")
+    conversations: tuple[ScriptedConversation, ...] = Field(default=(), alias="conversation")
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read a script, of TOML or, if the file is called so, JSON.
+        """Read a script: TOML, or JSON if the file's name ends in `.json`.
 
         Raises:
-            InvalidRequest: there is none, or it says something that means nothing.
+            InvalidRequest: the file cannot be read, or is not a valid script.
         """
         try:
             text = path.read_text("utf-8")
@@ -111,12 +112,12 @@ class Script(_Part):
         except ValidationError as error:
             wrong = error.errors()[0]
             where = ".".join(str(part) for part in wrong["loc"]) or "its top"
-            raise InvalidRequest(f"the script {path} is wrong at {where}: {wrong['msg']}") from None
+            raise InvalidRequest(f"the script {path} is invalid at {where}: {wrong['msg']}") from None
         except (ValueError, RecursionError) as error:
             raise InvalidRequest(f"the script {path} is not well-formed: {error}") from None
 
-    def said_to(self, prompt: str) -> Sequence[Step]:
-        """The steps of the conversation that this prompt begins."""
+    def steps_for(self, prompt: str) -> Sequence[ScriptStep]:
+        """The steps of the conversation that begins with this prompt."""
         for each in self.conversations:
             if each.prompt in prompt:
                 return each.steps
@@ -126,7 +127,7 @@ class Script(_Part):
 def scripted(script: Script, *, name: str = "script") -> FunctionModel:
     """A model that follows a script.
 
-    Being asked raises `ScriptFailed` where it was not shown what the script expects, or has nothing more to say.
+    A request raises `ScriptFailed` if the conversation is not what the script expects, or the script has no more steps.
     """
 
     async def whole(messages: list[ModelMessage], about: AgentInfo) -> ModelResponse:
@@ -146,13 +147,13 @@ def scripted(script: Script, *, name: str = "script") -> FunctionModel:
     return FunctionModel(whole, stream_function=piecemeal, model_name=name)
 
 
-def _next(script: Script, name: str, messages: Sequence[ModelMessage], about: AgentInfo) -> Step:
-    shown = _Shown.of(messages)
-    steps = script.said_to(shown.prompts[0] if shown.prompts else "")
+def _next(script: Script, name: str, messages: Sequence[ModelMessage], about: AgentInfo) -> ScriptStep:
+    shown = _SeenConversation.of(messages)
+    steps = script.steps_for(shown.prompts[0] if shown.prompts else "")
     number = len(shown.turns) - 1
     if number >= len(steps):
         raise ScriptFailed(
-            f"{name} has {len(steps)} steps for this conversation, and was asked for one more after it was shown: "
+            f"{name} has {len(steps)} steps for this conversation, and another one was requested after: "
             f"{_quoted(shown.last())}"
         )
     step = steps[number]
@@ -166,15 +167,15 @@ def _next(script: Script, name: str, messages: Sequence[ModelMessage], about: Ag
 
 
 @dataclass(frozen=True)
-class _Shown:
-    """A conversation, as the model sees it."""
+class _SeenConversation:
+    """A conversation as the model sees it."""
 
     prompts: list[str]
     turns: list[list[ToolReturnPart]]
-    """The results that it was shown before each of its answers, the one that is to come included."""
+    """The results before each answer of the model, including the answer that is requested now."""
 
     @classmethod
-    def of(cls, messages: Sequence[ModelMessage]) -> _Shown:
+    def of(cls, messages: Sequence[ModelMessage]) -> _SeenConversation:
         prompts: list[str] = []
         turns: list[list[ToolReturnPart]] = [[]]
         for message in messages:
@@ -192,7 +193,7 @@ class _Shown:
         results = self.turns[-1]
         return "\n".join(_text(each) for each in results) if results else (self.prompts or ["nothing"])[-1]
 
-    def kept(self, steps: Sequence[Step]) -> dict[str, Any]:
+    def kept(self, steps: Sequence[ScriptStep]) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for step, results in zip(steps, self.turns, strict=False):
             for expected, result in zip(step.expect.results, results, strict=False):
@@ -213,7 +214,7 @@ def _data(result: ToolReturnPart) -> Mapping[str, Any]:
     return data if isinstance(data, dict) else {}
 
 
-def _complaints(step: Step, shown: _Shown, about: AgentInfo) -> list[str]:
+def _complaints(step: ScriptStep, shown: _SeenConversation, about: AgentInfo) -> list[str]:
     prompt = shown.prompts[-1] if shown.prompts else ""
     wrong = _missing("the prompt", step.expect.prompt, prompt)
     wrong += _missing("the instructions", step.expect.instructions, about.instructions or "")
@@ -223,7 +224,7 @@ def _complaints(step: Step, shown: _Shown, about: AgentInfo) -> list[str]:
             wrong.append(f"the tool {tool!r} is not offered (offered: {', '.join(offered) or 'none'})")
     results = shown.turns[-1]
     if len(step.expect.results) > len(results):
-        wrong.append(f"{len(step.expect.results)} results were expected, and {len(results)} shown")
+        wrong.append(f"{len(step.expect.results)} results were expected, but there are {len(results)}")
     expected = [*step.expect.results, *[ExpectedResult()] * (len(results) - len(step.expect.results))]
     for number, (each, result) in enumerate(zip(expected, results, strict=False), 1):
         wrong += _unlike(f"result {number}, of {result.tool_name}", each, result)
@@ -233,30 +234,30 @@ def _complaints(step: Step, shown: _Shown, about: AgentInfo) -> list[str]:
 def _unlike(which: str, expected: ExpectedResult, result: ToolReturnPart) -> list[str]:
     failed = result.outcome != "success"
     if expected.error not in ("any", failed):
-        what = "is an error" if failed else "is no error"
+        what = "is an error" if failed else "is not an error"
         return [f"{which}, {what}: {_quoted(_text(result))}"]
     wrong = _missing(which, expected.contains, _text(result))
     data = _data(result)
     for field, value in expected.fields.items():
         if field not in data or data[field] != value:
-            wrong.append(f"{which}, should say that {field} is {value!r}, and says: {_quoted(_text(result))}")
+            wrong.append(f"{which}, should have {field} {value!r}, but is: {_quoted(_text(result))}")
     wrong += [f"{which}, has no field {field!r} to keep" for field in expected.keep.values() if field not in data]
     return wrong
 
 
 def _missing(where: str, parts: Sequence[str], text: str) -> list[str]:
-    return [f"{where} should contain {part!r}, and is: {_quoted(text)}" for part in parts if part not in text]
+    return [f"{where} should contain {part!r}, but is: {_quoted(text)}" for part in parts if part not in text]
 
 
 def _quoted(text: str) -> str:
-    return repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…")
+    return repr(text if len(text) <= _MAX_QUOTED_CHARS else f"{text[:_MAX_QUOTED_CHARS]}…")
 
 
 # ------------------------------------------------------------------------------------------------------ what was kept
 
 
-def _filled(step: Step, values: Mapping[str, Any]) -> Step:
-    """The step, with `${name}` replaced by what was kept under the name. Others are the shell's, and stay."""
+def _filled(step: ScriptStep, values: Mapping[str, Any]) -> ScriptStep:
+    """The step, with each `${name}` replaced by the value kept under this name. Others are the shell's, and stay."""
 
     def fill(value: Any) -> Any:
         if isinstance(value, dict):
@@ -267,7 +268,7 @@ def _filled(step: Step, values: Mapping[str, Any]) -> Step:
             return value
         alone = _VALUE.fullmatch(value)
         if alone and alone[1] in values:
-            return values[alone[1]]  # as what it is: a number stays one
+            return values[alone[1]]  # with its type: a number stays a number
         return _VALUE.sub(lambda found: str(values.get(found[1], found[0])), value)
 
     calls = tuple(call.model_copy(update={"input": fill(call.input)}) for call in step.calls)

@@ -483,7 +483,7 @@ class Sandbox:
 
     def tools(self) -> ToolSet:
         """The agent's tools bound to this sandbox, to be offered to a model."""
-        from atoll.tools.agent import sandbox_tools
+        from atoll.tools.pool import sandbox_tools
 
         return sandbox_tools(self)
 

@@ -165,7 +165,7 @@ class SandboxPool:
 
     def tools(self) -> ToolSet:
         """The agent's tools for the sandboxes of this session, to be offered to a model."""
-        from atoll.tools.agent import pool_tools
+        from atoll.tools.pool import pool_tools
 
         return pool_tools(self)
 

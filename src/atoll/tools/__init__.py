@@ -1,1 +1,1 @@
-"""What a model is offered: typed tools over pools and sandboxes, in three vocabularies, for every protocol."""
+"""Typed tools over sandboxes, in vocabularies, for models and for every protocol. `vocabularies.py` lists them."""

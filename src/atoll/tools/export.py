@@ -1,7 +1,8 @@
-"""Tools and their results as each protocol writes them down.
+"""Tools and results in the formats of Anthropic, OpenAI and MCP.
 
-Knows the shapes of Anthropic's messages, OpenAI's chat completions and responses, and MCP. Refuses to know any
-protocol's client: all of these are plain data. The schemas are the same in all of them.
+Owns the shapes of Anthropic messages, OpenAI chat completions, OpenAI responses, and MCP. All are plain data with the
+same schemas. Not here: any client or server of these protocols. Used by the MCP server, and by programs that call a
+provider's API themselves.
 """
 
 from __future__ import annotations
@@ -11,19 +12,19 @@ from typing import Any, Literal
 
 import pydantic_core
 
-from atoll.tools.tool import ImagePart, Part, TextPart, Tool, ToolResult
+from atoll.tools.tool import ContentPart, ImagePart, TextPart, Tool, ToolResult
 
-Protocol = Literal["anthropic", "openai-chat", "openai-responses", "mcp"]
+ToolProtocol = Literal["anthropic", "openai-chat", "openai-responses", "mcp"]
 
 
-def definitions(tools: Iterable[Tool], protocol: Protocol) -> list[dict[str, Any]]:
-    """What a model is offered: the `tools` of a request or, with MCP, of the answer to `tools/list`."""
+def definitions(tools: Iterable[Tool], protocol: ToolProtocol) -> list[dict[str, Any]]:
+    """Tool definitions: the `tools` of a request or, with MCP, of the result of `tools/list`."""
     write = _DEFINITIONS[protocol]
     return [write(tool) for tool in tools]
 
 
-def result(result: ToolResult, protocol: Protocol, call_id: str = "") -> dict[str, Any]:
-    """What a model gets back: a block, message or item that answers `call_id` or, with MCP, the result itself."""
+def result(result: ToolResult, protocol: ToolProtocol, call_id: str = "") -> dict[str, Any]:
+    """A tool result: a block, message or item that answers `call_id` or, with MCP, the result itself."""
     return _RESULTS[protocol](result, call_id)
 
 
@@ -35,7 +36,7 @@ def _anthropic(tool: Tool) -> dict[str, Any]:
 
 
 def _openai_function(tool: Tool) -> dict[str, Any]:
-    # Strict schemas have no optional fields: all defaults would be lost.
+    # Strict schemas cannot have optional fields, so all defaults would be lost.
     return {
         "name": tool.name,
         "description": tool.description,
@@ -68,7 +69,7 @@ def _mcp(tool: Tool) -> dict[str, Any]:
     return definition if output is None else {**definition, "outputSchema": output}
 
 
-_DEFINITIONS: Mapping[Protocol, Callable[[Tool], dict[str, Any]]] = {
+_DEFINITIONS: Mapping[ToolProtocol, Callable[[Tool], dict[str, Any]]] = {
     "anthropic": _anthropic,
     "openai-chat": _openai_chat,
     "openai-responses": _openai_responses,
@@ -79,11 +80,11 @@ _DEFINITIONS: Mapping[Protocol, Callable[[Tool], dict[str, Any]]] = {
 # -------------------------------------------------------------------------------------------------------------- results
 
 
-def _parts(result: ToolResult) -> tuple[Part, ...]:
+def _parts(result: ToolResult) -> tuple[ContentPart, ...]:
     return (TextPart(text=result.content),) if isinstance(result.content, str) else result.content
 
 
-def _anthropic_part(part: Part) -> dict[str, Any]:
+def _anthropic_part(part: ContentPart) -> dict[str, Any]:
     if isinstance(part, ImagePart):
         return {"type": "image", "source": {"type": "base64", "media_type": part.mime_type, "data": part.data}}
     return {"type": "text", "text": part.text}
@@ -100,7 +101,7 @@ def _anthropic_result(result: ToolResult, call_id: str) -> dict[str, Any]:
 
 
 def _openai_text(result: ToolResult) -> str:
-    # There is no flag for errors and no place for images: both are said in words.
+    # The format has no flag for errors and no images: both become text.
     images = [part for part in _parts(result) if isinstance(part, ImagePart)]
     text = "\n".join([result.text, *(f"[an image, {image.mime_type}]" for image in images)]).strip(
         "\n" if images else ""
@@ -116,7 +117,7 @@ def _openai_responses_result(result: ToolResult, call_id: str) -> dict[str, Any]
     return {"type": "function_call_output", "call_id": call_id, "output": _openai_text(result)}
 
 
-def _mcp_part(part: Part) -> dict[str, Any]:
+def _mcp_part(part: ContentPart) -> dict[str, Any]:
     if isinstance(part, ImagePart):
         return {"type": "image", "data": part.data, "mimeType": part.mime_type}
     return {"type": "text", "text": part.text}
@@ -126,13 +127,13 @@ def _mcp_result(result: ToolResult, _call_id: str) -> dict[str, Any]:
     content = [_mcp_part(part) for part in _parts(result)]
     content += [{"type": "resource_link", "uri": link.url, "name": link.name} for link in result.links]
     written: dict[str, Any] = {"content": content, "isError": result.is_error}
-    # What is structured has to be as the tool's output schema says, which an error is not.
+    # Structured content must match the tool's output schema, and an error does not.
     if result.structured is not None and not result.is_error:
         written["structuredContent"] = pydantic_core.to_jsonable_python(result.structured)
     return written
 
 
-_RESULTS: Mapping[Protocol, Callable[[ToolResult, str], dict[str, Any]]] = {
+_RESULTS: Mapping[ToolProtocol, Callable[[ToolResult, str], dict[str, Any]]] = {
     "anthropic": _anthropic_result,
     "openai-chat": _openai_chat_result,
     "openai-responses": _openai_responses_result,

@@ -1,7 +1,9 @@
-"""The sprites' vocabulary: sandboxes that are made, checkpointed, restored, forked, shut down and woken by name.
+"""The vocabulary `sprites`: create, checkpoint, restore, fork, shut down and wake sandboxes by name.
 
-Knows the shapes that clients of it expect: JSON in the text, and `Error: …`. Refuses to know how any of that is done.
-A sprite is a sandbox of a session, and no tool here reaches one of another session, or its checkpoints.
+Owns the shapes that its clients expect: JSON in the text, and `Error: …`. Not here: how a checkpoint or a fork is made
+(`runtime/`). Used through `vocabularies.py` by the surfaces, and by programs (`sprite_tools`).
+
+A sprite is a sandbox of a session. No tool here can reach a sprite of another session, or its checkpoints.
 """
 
 from __future__ import annotations
@@ -26,40 +28,41 @@ from atoll.contract.errors import (
 from atoll.contract.model import Checkpoint, Status
 from atoll.runtime.sandbox import Sandbox
 from atoll.runtime.sandbox_pool import PooledSandbox, SandboxPool
-from atoll.tools.tool import Hints, Input, Result, Tool, ToolResult, ToolSet
-from atoll.tools.view import HOME, OUTPUT_LIMIT_BYTES, TIMED_OUT, Session, run
+from atoll.tools.tool import Hints, Input, OnOutput, Result, Tool, ToolResult, ToolSet
+from atoll.tools.view import HOME, MAX_OUTPUT_BYTES, TIMED_OUT_EXIT_CODE, PoolContext, run
+from atoll.tools.vocabularies import Vocabulary
 
-CLONE_S = 300
-_CLONE_SHOWN = 2000
+MAX_CLONE_S = 300
+_MAX_CLONE_ERROR_CHARS = 2000
 
 
-class Sprites(Session):
-    """A session, whose sandboxes are called sprites here."""
+class SpriteContext(PoolContext):
+    """The sandboxes of a session, which this vocabulary calls sprites."""
 
     def explain(self, error: AtollError) -> str:
         return f"Error: {super().explain(error)}"
 
     async def find(self, wanted: str) -> tuple[str, Sandbox]:
-        """The sprite of this name or id: its name, and the sandbox.
+        """Find a sprite by name or id. Returns its name and the sandbox.
 
         Raises:
-            SandboxNotFound: there is none.
+            SandboxNotFound: there is no such sprite in this session.
         """
         name = wanted
         try:
             return name, await self.pool.find(name)
-        except (SandboxNotFound, InvalidRequest):  # an id is no name that a session could have
+        except (SandboxNotFound, InvalidRequest):  # an id is not a valid name in a session
             known = await self.pool.list()
             names = [each.name for each in known if each.id == wanted]
             if not names:
                 raise SandboxNotFound(wanted, [each.name for each in known]) from None
             return names[0], await self.pool.find(names[0])
 
-    async def tell(self, name: str) -> Sprite:
-        """What there is to say of a sprite.
+    async def describe(self, name: str) -> Sprite:
+        """The name, id, status and times of a sprite.
 
         Raises:
-            SandboxNotFound: it is gone.
+            SandboxNotFound: it does not exist any more.
         """
         known = await self.pool.list()
         for each in known:
@@ -68,10 +71,10 @@ class Sprites(Session):
         raise SandboxNotFound(name, [each.name for each in known])
 
     async def checkpoint(self, sandbox: Sandbox, wanted: str) -> Checkpoint:
-        """A checkpoint of just this sprite, by id or name: ids of others are worth nothing here.
+        """Find a checkpoint of this sprite by id or name. Checkpoints of other sprites are not found.
 
         Raises:
-            CheckpointNotFound: it has none such.
+            CheckpointNotFound: the sprite has no such checkpoint.
         """
         known = await sandbox.checkpoints()
         for each in reversed(known):
@@ -83,42 +86,42 @@ class Sprites(Session):
 # -------------------------------------------------------------------------------------------------- inputs and results
 
 
-class Named(Input):
+class SpriteInput(Input):
     name: str = Field(min_length=1)
     """Name or id of the sprite."""
 
 
-class Create(Input):
+class SpriteCreate(Input):
     name: str = Field(min_length=1)
     """Its name: lower-case letters, digits, '-', '_' and '.', at most 30."""
     repoUrl: str = Field(default="", max_length=2048)
     """A Git repository to clone into its home: https or http, from a host that its network policy allows."""
 
 
-class Exec(Named):
+class SpriteExec(SpriteInput):
     command: str = Field(min_length=1)
     timeout: float = Field(default=30000, gt=0, le=3_600_000)
     """Milliseconds until it is killed, with all that it started."""
 
 
-class MakeCheckpoint(Named):
+class SpriteCheckpointInput(SpriteInput):
     checkpointName: str = Field(default="", max_length=63)
     """What to call it: lower-case letters, digits, '-', '_' and '.'."""
 
 
-class Restore(Named):
+class SpriteRestore(SpriteInput):
     checkpointId: str = Field(min_length=1)
     """Id or name of one of its checkpoints."""
 
 
-class Fork(Named):
+class SpriteFork(SpriteInput):
     newName: str = Field(min_length=1)
-    """What the new one is called."""
+    """The name of the new sprite."""
     checkpointId: str = ""
-    """Id or name of one of its checkpoints to begin at. Empty: it begins as the sprite is now."""
+    """Id or name of one of its checkpoints to fork from. Empty: the sprite as it is now."""
 
 
-class Everything(Input):
+class SpriteListInput(Input):
     pass
 
 
@@ -139,11 +142,11 @@ class SpriteList(Result):
     sprites: list[Sprite]
 
 
-class ExecResult(Result):
+class SpriteExecResult(Result):
     stdout: str
     stderr: str
     exitCode: int
-    """124: it ran into its time limit."""
+    """124: it timed out."""
     durationMs: int
 
 
@@ -156,11 +159,11 @@ class SpriteCheckpoint(Result):
     """What was written since the checkpoint before. Unset: that has not been counted yet."""
 
 
-class CheckpointList(Result):
+class SpriteCheckpointList(Result):
     checkpoints: list[SpriteCheckpoint]
 
 
-class Changed(Sprite):
+class ChangedSprite(Sprite):
     message: str
 
 
@@ -189,7 +192,7 @@ def _checkpoint(found: Checkpoint, sprite_id: str) -> SpriteCheckpoint:
 
 
 def _array(result: Result, items: list[Any]) -> ToolResult:
-    """The text is the array itself; as data it needs a name."""
+    """The text is the JSON array itself. The data is an object, with the array in a field."""
     whole = result.result()
     return whole.model_copy(update={"content": pydantic_core.to_json([each.dump() for each in items]).decode()})
 
@@ -197,28 +200,28 @@ def _array(result: Result, items: list[Any]) -> ToolResult:
 # ----------------------------------------------------------------------------------------------------------- handlers
 
 
-async def _create(ask: Create, sprites: Sprites) -> CreatedSprite:
-    repository = _repository(ask.repoUrl) if ask.repoUrl else None
-    sandbox = await sprites.pool.create(ask.name)
+async def _create(args: SpriteCreate, context: SpriteContext, *, on_output: OnOutput | None) -> CreatedSprite:
+    repository = _repository(args.repoUrl) if args.repoUrl else None
+    sandbox = await context.pool.create(args.name)
     directory = None
     if repository is not None:
         made = False
         try:
-            directory = await _clone(sandbox, ask.repoUrl, repository)
+            directory = await _clone(sandbox, args.repoUrl, repository, on_output)
             made = True
         finally:
             if not made:
                 with anyio.CancelScope(shield=True):
-                    await sprites.pool.destroy(ask.name)
-    sprite = await sprites.tell(ask.name)
+                    await context.pool.destroy(args.name)
+    sprite = await context.describe(args.name)
     return CreatedSprite(**sprite.dump(), directory=directory)
 
 
 def _repository(url: str) -> str:
-    """The name of the directory that a repository is cloned to.
+    """The name of the directory for a clone of this repository.
 
     Raises:
-        InvalidRequest: it is not a URL that can be cloned from here.
+        InvalidRequest: it is not an http or https URL.
     """
     try:
         parts = urlsplit(url)
@@ -234,154 +237,183 @@ def _repository(url: str) -> str:
     return name if re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", name) else "repository"
 
 
-async def _clone(sandbox: Sandbox, url: str, name: str) -> str:
-    """Clone a repository inside. Git goes out, if at all, through the proxy that holds the policy.
+async def _clone(sandbox: Sandbox, url: str, name: str, on_output: OnOutput | None) -> str:
+    """Clone a repository inside the sandbox. Git connects through the egress proxy, which enforces the policy.
 
     Raises:
-        CallerError: it did not work; the message says what Git said.
+        CallerError: the clone failed; the message has the reason and what Git printed.
     """
     directory = f"{HOME}/{name}"
     env = {"GIT_TERMINAL_PROMPT": "0", "GIT_ALLOW_PROTOCOL": "http:https"}
-    ran = await run(sandbox, ["git", "clone", "--quiet", "--", url, directory], cwd=None, timeout_s=CLONE_S, env=env)
+    command = ["git", "clone", "--quiet", "--", url, directory]
+    ran = await run(sandbox, command, cwd=None, timeout_s=MAX_CLONE_S, env=env, on_output=on_output)
     if ran.exit_code == 0:
         return directory
     host = urlsplit(url).hostname
     if ran.exit_code == 127:
-        why = "its image has no git; use an image that does"
-    elif ran.exit_code == TIMED_OUT:
-        why = f"it did not end within {CLONE_S} s"
+        why = "its image has no git; use an image that has it"
+    elif ran.exit_code == TIMED_OUT_EXIT_CODE:
+        why = f"git clone timed out after {MAX_CLONE_S} s"
     elif sandbox.info.network is None:
-        why = f"sandboxes of this session have no network; a policy that allows {host} is for whoever runs them to give"
+        why = f"sandboxes of this session have no network; the operator has to allow {host} in the network policy"
     else:
-        why = f"is {host} among what its network policy allows, and the repository there? git said: "
-        why += ran.stderr[-_CLONE_SHOWN:].strip()
-    raise CallerError(f"{url} could not be cloned, so no sprite was made: {why}")
+        why = f"check that the network policy allows {host} and that the repository exists. git printed: "
+        why += ran.stderr[-_MAX_CLONE_ERROR_CHARS:].strip()
+    raise CallerError(f"{url} could not be cloned, so no sprite was created: {why}")
 
 
-async def _exec(ask: Exec, sprites: Sprites) -> ExecResult:
-    name, sandbox = await sprites.find(ask.name)
+async def _exec(args: SpriteExec, context: SpriteContext, *, on_output: OnOutput | None) -> SpriteExecResult:
+    name, sandbox = await context.find(args.name)
     try:
-        ran = await run(sandbox, ask.command, cwd=None, timeout_s=ask.timeout / 1000)
+        ran = await run(sandbox, args.command, cwd=None, timeout_s=args.timeout / 1000, on_output=on_output)
     except SandboxAsleep:
         raise SandboxAsleep(f"the sprite {name!r} is shut down; call sprite_wake first") from None
-    return ExecResult(
+    return SpriteExecResult(
         stdout=ran.stdout, stderr=ran.stderr, exitCode=ran.exit_code, durationMs=round(ran.duration_s * 1000)
     )
 
 
-async def _make_checkpoint(ask: MakeCheckpoint, sprites: Sprites) -> SpriteCheckpoint:
-    _name, sandbox = await sprites.find(ask.name)
-    made = await sandbox.checkpoint(ask.checkpointName or None)
-    return _checkpoint(await sprites.checkpoint(sandbox, made.id), sandbox.id)  # with its size
+async def _make_checkpoint(args: SpriteCheckpointInput, context: SpriteContext) -> SpriteCheckpoint:
+    _name, sandbox = await context.find(args.name)
+    made = await sandbox.checkpoint(args.checkpointName or None)
+    return _checkpoint(await context.checkpoint(sandbox, made.id), sandbox.id)  # with its size
 
 
-async def _restore(ask: Restore, sprites: Sprites) -> Changed:
-    name, sandbox = await sprites.find(ask.name)
-    checkpoint = await sprites.checkpoint(sandbox, ask.checkpointId)
+async def _restore(args: SpriteRestore, context: SpriteContext) -> ChangedSprite:
+    name, sandbox = await context.find(args.name)
+    checkpoint = await context.checkpoint(sandbox, args.checkpointId)
     await sandbox.restore(checkpoint.id)
-    return await _changed(sprites, name, f"{name} is as it was at checkpoint {checkpoint.id}")
+    return await _changed(context, name, f"{name} is restored to checkpoint {checkpoint.id}")
 
 
-async def _list_checkpoints(ask: Named, sprites: Sprites) -> ToolResult:
-    _name, sandbox = await sprites.find(ask.name)
+async def _list_checkpoints(args: SpriteInput, context: SpriteContext) -> ToolResult:
+    _name, sandbox = await context.find(args.name)
     found = [_checkpoint(each, sandbox.id) for each in await sandbox.checkpoints()]
-    return _array(CheckpointList(checkpoints=found), found)
+    return _array(SpriteCheckpointList(checkpoints=found), found)
 
 
-async def _list(_ask: Everything, sprites: Sprites) -> ToolResult:
-    found = [_sprite(each) for each in await sprites.pool.list()]
+async def _list(_args: SpriteListInput, context: SpriteContext) -> ToolResult:
+    found = [_sprite(each) for each in await context.pool.list()]
     return _array(SpriteList(sprites=found), found)
 
 
-async def _shutdown(ask: Named, sprites: Sprites) -> Changed:
-    name, sandbox = await sprites.find(ask.name)
+async def _shutdown(args: SpriteInput, context: SpriteContext) -> ChangedSprite:
+    name, sandbox = await context.find(args.name)
     await sandbox.shutdown()
-    return await _changed(sprites, name, f"{name} is shut down; sprite_wake starts it again")
+    return await _changed(context, name, f"{name} is shut down; sprite_wake starts it again")
 
 
-async def _wake(ask: Named, sprites: Sprites) -> Changed:
-    name, sandbox = await sprites.find(ask.name)
+async def _wake(args: SpriteInput, context: SpriteContext) -> ChangedSprite:
+    name, sandbox = await context.find(args.name)
     await sandbox.wake()
-    return await _changed(sprites, name, f"{name} runs")
+    return await _changed(context, name, f"{name} is running")
 
 
-async def _changed(sprites: Sprites, name: str, message: str) -> Changed:
-    return Changed(**(await sprites.tell(name)).dump(), message=message)
+async def _changed(context: SpriteContext, name: str, message: str) -> ChangedSprite:
+    return ChangedSprite(**(await context.describe(name)).dump(), message=message)
 
 
-async def _fork(ask: Fork, sprites: Sprites) -> Sprite:
-    name, sandbox = await sprites.find(ask.name)
-    checkpoint = (await sprites.checkpoint(sandbox, ask.checkpointId)).id if ask.checkpointId else None
-    await sprites.pool.fork(name, ask.newName, checkpoint=checkpoint)
-    return await sprites.tell(ask.newName)
+async def _fork(args: SpriteFork, context: SpriteContext) -> Sprite:
+    name, sandbox = await context.find(args.name)
+    checkpoint = (await context.checkpoint(sandbox, args.checkpointId)).id if args.checkpointId else None
+    await context.pool.fork(name, args.newName, checkpoint=checkpoint)
+    return await context.describe(args.newName)
 
 
 # --------------------------------------------------------------------------------------------------------- vocabulary
 
 
-def _tool(name: str, description: str, input: type[Input], result: type[Result], handler: Any, hints: Hints) -> Tool:
-    return Tool(name, description, input, result, handler, needs=frozenset({"pool"}), hints=hints, vocabulary="sprites")
+def _tool(
+    name: str,
+    description: str,
+    input: type[Input],
+    result: type[Result],
+    handler: Any,
+    hints: Hints,
+    *,
+    streams_output: bool = False,
+) -> Tool:
+    return Tool(
+        name,
+        description,
+        input,
+        result,
+        handler,
+        needs=frozenset({"pool"}),
+        hints=hints,
+        streams_output=streams_output,
+        vocabulary="sprites",
+    )
 
 
-_LOOKS = Hints(read_only=True, idempotent=True)
+_READ_ONLY = Hints(read_only=True, idempotent=True)
 
-SPRITES = (
+SPRITE_TOOLS = (
     _tool(
         "sprite_create",
-        "Make a sandbox, with a Git repository in it if one is named. If that cannot be cloned, there is none. Cloning "
-        f"may take {CLONE_S} s.",
-        Create,
+        "Create a sandbox, with a clone of a Git repository if one is named. If the clone fails, no sandbox is "
+        f"created. Cloning may take {MAX_CLONE_S} s.",
+        SpriteCreate,
         CreatedSprite,
         _create,
         Hints(open_world=True),
+        streams_output=True,
     ),
     _tool(
         "sprite_exec",
-        f"Run a shell command in a sprite. Shows up to {OUTPUT_LIMIT_BYTES // 1024} KiB of each stream, head and tail. "
+        f"Run a shell command in a sprite. Shows up to {MAX_OUTPUT_BYTES // 1024} KiB of each stream, head and tail. "
         "One that takes too long is exit code 124.",
-        Exec,
-        ExecResult,
+        SpriteExec,
+        SpriteExecResult,
         _exec,
         Hints(destructive=True, open_world=True),
+        streams_output=True,
     ),
     _tool(
         "sprite_checkpoint",
-        "Remember a sprite as it is now, to go back to or to fork. It goes on.",
-        MakeCheckpoint,
+        "Save the state of a sprite as a checkpoint, to restore or to fork. The sprite keeps running.",
+        SpriteCheckpointInput,
         SpriteCheckpoint,
         _make_checkpoint,
         Hints(),
     ),
     _tool(
         "sprite_restore",
-        "Take a sprite back to one of its checkpoints. What was written since is lost, and what runs ends.",
-        Restore,
-        Changed,
+        "Restore a sprite to one of its checkpoints. What was written since is lost, and running processes end.",
+        SpriteRestore,
+        ChangedSprite,
         _restore,
         Hints(destructive=True, idempotent=True),
     ),
     _tool(
         "sprite_list_checkpoints",
         "List the checkpoints of a sprite, the oldest first.",
-        Named,
-        CheckpointList,
+        SpriteInput,
+        SpriteCheckpointList,
         _list_checkpoints,
-        _LOOKS,
+        _READ_ONLY,
     ),
-    _tool("sprite_list", "List the sprites, with their status.", Everything, SpriteList, _list, _LOOKS),
+    _tool("sprite_list", "List the sprites, with their status.", SpriteListInput, SpriteList, _list, _READ_ONLY),
     _tool(
         "sprite_shutdown",
         "Stop a sprite and keep its files. It stays down until sprite_wake.",
-        Named,
-        Changed,
+        SpriteInput,
+        ChangedSprite,
         _shutdown,
         Hints(destructive=True, idempotent=True),
     ),
-    _tool("sprite_wake", "Start a sprite that sleeps or is shut down.", Named, Changed, _wake, Hints(idempotent=True)),
+    _tool(
+        "sprite_wake",
+        "Start a sprite that sleeps or is shut down.",
+        SpriteInput,
+        ChangedSprite,
+        _wake,
+        Hints(idempotent=True),
+    ),
     _tool(
         "sprite_fork",
-        "Make a sprite that begins as another one is, or was at one of its checkpoints. Both go their own ways.",
-        Fork,
+        "Create a copy of a sprite, as it is now or as it was at one of its checkpoints. The two are independent.",
+        SpriteFork,
         Sprite,
         _fork,
         Hints(),
@@ -390,5 +422,19 @@ SPRITES = (
 
 
 def sprite_tools(pool: SandboxPool) -> ToolSet:
-    """The sprites' tools for the sandboxes of a session."""
-    return ToolSet(SPRITES, Sprites(pool))
+    """The tools of the vocabulary `sprites` for the sandboxes of a session."""
+    return ToolSet(SPRITE_TOOLS, SpriteContext(pool))
+
+
+VOCABULARY = Vocabulary(
+    tools=lambda pool, _tasks: sprite_tools(pool),
+    instructions="Create a sprite before you use it; restore takes it back to one of its checkpoints.",
+    transcripts={
+        "sprite_create": "{repoUrl}",
+        "sprite_exec": "$ {command}",
+        "sprite_checkpoint": "{checkpointName}",
+        "sprite_restore": "{checkpointId}",
+        "sprite_fork": "→ {newName}",
+    },
+    sandbox_argument="name",
+)

@@ -1,12 +1,12 @@
-"""One tool, a set of them, and what comes back from a call.
+"""A tool, a set of tools, and the result of a call.
 
-Knows how an input model becomes a JSON schema, how arguments that do not fit it are explained, which tools may stand
-beside each other, in which order calls on one thing run, and that every call ends in a `ToolResult` and never in an
-exception. Refuses to know what any tool does (`agent.py`, `coding.py`, `sprites.py` above) and how protocols write it
-all down (`export.py`).
+Owns how an input model becomes a JSON schema, how invalid arguments are explained, which names tools may have, and the
+order in which calls on the same file run. Every call ends in a `ToolResult`, never in an exception. Not here: what any
+tool does (`pool.py`, `coding.py`, `tasks.py`, `sprites.py`), which vocabularies exist (`vocabularies.py`), and how
+protocols write tools and results (`export.py`). Used by these, by `agents/`, and by the surfaces.
 
-A schema is a promise. What an input model lets through, its handler does; what the context lacks (`needs`), is not
-offered at all.
+A schema is a promise: what an input model accepts, its handler does. A tool whose `needs` the context does not have is
+not offered at all.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import difflib
 import logging
 import re
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Mapping
-from contextvars import ContextVar
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self
@@ -27,23 +26,14 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode, JsonSchemaV
 
 from atoll.contract.errors import AtollError, InvalidRequest
 from atoll.contract.model import Frozen
-
-VOCABULARIES: Mapping[str, frozenset[str]] = {
-    "agent": frozenset("shell read_file write_file glob browse sandbox_create sandbox_list transfer".split()),
-    "coding": frozenset("read write edit bash grep glob task".split()),
-    "sprites": frozenset(
-        "sprite_create sprite_exec sprite_checkpoint sprite_restore sprite_list_checkpoints sprite_list "
-        "sprite_shutdown sprite_wake sprite_fork".split()
-    ),
-}
-"""The names that are taken: nobody else's tool may have one of them, whether or not its vocabulary is in use."""
+from atoll.tools.vocabularies import VOCABULARIES
 
 NAME_RULE = "1 to 64 characters: letters, digits, '_' and '-'"
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_SHOWN = 120
-"""How much of a wrong value is shown to who sent it."""
-_TOLD = 4000
-"""How long an error is told at most: what is wrong may be long too."""
+_MAX_QUOTED_CHARS = 120
+"""How much of an invalid value an error message repeats."""
+_MAX_ERROR_CHARS = 4000
+"""The longest error message. A longer one is cut in the middle: its end says how to fix it."""
 _log = logging.getLogger(__name__)
 
 
@@ -62,28 +52,28 @@ class ImagePart(Frozen):
     mime_type: str
 
 
-Part = TextPart | ImagePart
+ContentPart = TextPart | ImagePart
 
 
-class Link(Frozen):
-    """Something that a result speaks of and that can be opened."""
+class ResultLink(Frozen):
+    """A URL in a result that a client can open."""
 
     url: str
     name: str
 
 
 class ToolResult(Frozen):
-    """What a call gave: for the model, and for programs."""
+    """The result of a call, for the model and for programs."""
 
-    content: str | tuple[Part, ...]
+    content: str | tuple[ContentPart, ...]
     """What the model reads."""
     is_error: bool = False
-    """True: nothing was done, or not all; `content` says why and what would help."""
+    """True: the call failed, wholly or in part; `content` says why and how to fix it."""
     structured: dict[str, Any] | None = None
-    """The same as data: what the tool's result says or, of an error, `{"error": {"code", "retryable"}}`. Unset: there
-    is only text."""
-    links: tuple[Link, ...] = ()
-    """What a client may offer to open. The text names it too."""
+    """The same as data: the fields of the tool's `Result` or, of an error, `{"error": {"code", "retryable"}}`. Unset:
+    there is only text."""
+    links: tuple[ResultLink, ...] = ()
+    """URLs that a client may offer to open. The text contains them too."""
 
     @property
     def text(self) -> str:
@@ -94,16 +84,16 @@ class ToolResult(Frozen):
 
 
 def failure(message: str, code: str = "tool_error", *, retryable: bool = False) -> ToolResult:
-    """The result of a call that did not do what was asked."""
-    if len(message) > _TOLD:
-        message = f"{message[: _TOLD // 2]} … {message[-_TOLD // 2 :]}"
+    """The result of a call that failed."""
+    if len(message) > _MAX_ERROR_CHARS:
+        message = f"{message[: _MAX_ERROR_CHARS // 2]} … {message[-_MAX_ERROR_CHARS // 2 :]}"
     return ToolResult(
         content=readable(message), is_error=True, structured={"error": {"code": code, "retryable": retryable}}
     )
 
 
 def readable(text: str) -> str:
-    """`text` without surrogates, which no protocol carries: bytes that are not UTF-8 are shown as `\\xff`."""
+    """`text` without surrogates, which no protocol can carry: bytes that are not UTF-8 become `\\xff`."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -115,7 +105,7 @@ def readable(text: str) -> str:
 
 
 def readable_all(value: Any) -> Any:
-    """The same for all text in data."""
+    """`value` with `readable` applied to every string in it."""
     if isinstance(value, str):
         return readable(value)
     if isinstance(value, dict):
@@ -126,8 +116,8 @@ def readable_all(value: Any) -> Any:
 
 
 def nearest(wanted: str, known: Iterable[str]) -> str:
-    """`; did you mean …?`, or nothing where nothing is near."""
-    # Sentences cost difflib more time than a guess is worth.
+    """`; did you mean …?` with the most similar name, or an empty string."""
+    # difflib is too slow for long text.
     found = difflib.get_close_matches(wanted, sorted(known), n=1, cutoff=0.6) if len(wanted) <= 255 else []
     return f"; did you mean {found[0]!r}?" if found else ""
 
@@ -136,7 +126,7 @@ def nearest(wanted: str, known: Iterable[str]) -> str:
 
 
 class Input(BaseModel):
-    """The arguments of a tool. A field that has a default may also be given as null, which is that default."""
+    """The arguments of a tool. For a field with a default, null means the default."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
@@ -150,7 +140,7 @@ class Input(BaseModel):
 
 
 class Result(Frozen):
-    """What a tool gives back as data. A field that is None is left out."""
+    """The result of a tool as data. Fields that are None are omitted."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -158,7 +148,7 @@ class Result(Frozen):
         return self.model_dump(mode="python", exclude_none=True)
 
     def result(self) -> ToolResult:
-        """This, as JSON in the text and as data."""
+        """As a `ToolResult`: JSON in the text, and the same as data."""
         try:
             text = self.model_dump_json(exclude_none=True)
             data = self.model_dump(mode="json", exclude_none=True)
@@ -169,38 +159,41 @@ class Result(Frozen):
 
 
 class Hints(Frozen):
-    """What a client may want to know before it lets a model call the tool."""
+    """What a client may consider before it lets a model call the tool."""
 
     read_only: bool = False
     """It changes nothing."""
     destructive: bool = False
-    """It may overwrite or remove what was there."""
+    """It may overwrite or remove data."""
     idempotent: bool = False
     """Calling it again with the same arguments changes nothing more."""
     open_world: bool = False
-    """What it does may reach beyond the sandboxes."""
+    """Its effects may reach beyond the sandboxes."""
 
 
 NO_HINTS = Hints()
 
 
-class Context(Protocol):
-    """What tools work on. Each vocabulary has its own; this is what a `ToolSet` needs of it."""
+class ToolContext(Protocol):
+    """What tools work on: a sandbox, or the sandboxes of a session.
+
+    Each vocabulary has its own context classes; this is what a `ToolSet` needs of them.
+    """
 
     @property
     def abilities(self) -> frozenset[str]:
-        """What there is for tools to need."""
+        """What the context offers, for `Tool.needs`."""
 
     def explain(self, error: AtollError) -> str:
-        """What a model is told of an error: its message, with the names that the model knows."""
+        """The message of an error for the model: with the names that the model uses."""
 
 
 @dataclass(frozen=True)
 class Tool:
-    """A tool, as it is declared. It is bound to what it works on by a `ToolSet`.
+    """The declaration of a tool. A `ToolSet` binds it to a context.
 
     Raises:
-        InvalidRequest: it has no name or description that every protocol takes.
+        InvalidRequest: the name or the description is one that some protocol does not accept, or the name is reserved.
     """
 
     name: str
@@ -208,44 +201,47 @@ class Tool:
     input: type[Input]
     """Its JSON schema is what a model sees."""
     result: type[Result] | None
-    """What `ToolResult.structured` holds when the call went well. None: nothing is promised of it."""
-    handler: Callable[[Any, Any], Awaitable[Result | ToolResult | str]]
-    """Gets the validated input and the context. It raises `AtollError` for what a model should be told."""
+    """The shape of `ToolResult.structured` after a successful call. None: no shape is promised."""
+    handler: Callable[..., Awaitable[Result | ToolResult | str]]
+    """Called with the validated input and the context. It raises `AtollError` for errors that the model should see."""
     needs: frozenset[str] = frozenset()
-    """Abilities without which the tool is not offered."""
+    """Abilities that the context must have; without them the tool is not offered."""
     hints: Hints = NO_HINTS
-    turn: Callable[[Any, Any], Hashable] | None = None
-    """What calls have to take turns for, of an input and the context: of two that name the same, the one that was made
-    first is done first. None: it waits for nobody."""
+    serialize_by: Callable[[Any, Any], Hashable] | None = None
+    """A key, from the input and the context: calls with the same key run one after the other, in the order in which
+    they were made. None: the tool's calls run concurrently."""
+    streams_output: bool = False
+    """The handler also takes `on_output`, an `OnOutput` or None, and passes it to the command that it runs."""
     vocabulary: str | None = None
-    """Which of `VOCABULARIES` it belongs to. None: it is somebody's own."""
+    """Which of `VOCABULARIES` it belongs to. None: it is not built in, and must not have the name of a tool that is."""
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
-            raise InvalidRequest(f"{self.name!r} is not a name for a tool; allowed are {NAME_RULE}")
+            raise InvalidRequest(f"{self.name!r} is not a valid tool name; allowed are {NAME_RULE}")
         if not self.description.strip():
-            raise InvalidRequest(f"the tool {self.name!r} has no description; a model needs one to choose it")
+            raise InvalidRequest(f"the tool {self.name!r} has no description; a model needs one to select the tool")
         if self.vocabulary is not None:
-            if self.name not in VOCABULARIES.get(self.vocabulary, ()):
+            entry = VOCABULARIES.get(self.vocabulary)
+            if entry is None or self.name not in entry.tool_names:
                 raise InvalidRequest(f"the vocabulary {self.vocabulary!r} has no tool {self.name!r}")
-        elif any(self.name in names for names in VOCABULARIES.values()):
-            raise InvalidRequest(f"{self.name!r} is the name of a built-in tool; give yours another name")
+        elif any(self.name in entry.tool_names for entry in VOCABULARIES.values()):
+            raise InvalidRequest(f"{self.name!r} is the name of a built-in tool; use another name")
 
     def input_schema(self) -> dict[str, Any]:
         """The JSON schema of the input."""
-        return self.input.model_json_schema(schema_generator=_Plain)
+        return self.input.model_json_schema(schema_generator=_PlainSchema)
 
     def output_schema(self) -> dict[str, Any] | None:
         """The JSON schema of the result."""
         if self.result is None:
             return None
-        return self.result.model_json_schema(mode="serialization", schema_generator=_Plain)
+        return self.result.model_json_schema(mode="serialization", schema_generator=_PlainSchema)
 
     def read(self, arguments: object) -> Input:
-        """The input of a call: an object, or the JSON of one.
+        """Validate the arguments of a call: an object, or the JSON of one.
 
         Raises:
-            InvalidRequest: it does not fit; the message says where, what is allowed, and what was probably meant.
+            InvalidRequest: they are invalid; the message says where, what is allowed, and what was probably meant.
         """
         if isinstance(arguments, str | bytes | bytearray):
             try:
@@ -254,24 +250,24 @@ class Tool:
                 raise InvalidRequest(f"the arguments of {self.name} are not JSON: {error}") from None
         if not isinstance(arguments, Mapping):
             raise InvalidRequest(
-                f"the arguments of {self.name} are {_shown(arguments)}; they must be an object, with {self._fields()}"
+                f"the arguments of {self.name} are {_quoted(arguments)}; they must be an object with {self._fields()}"
             )
         try:
             return self.input.model_validate(dict(arguments))
         except ValidationError as error:
             wrong = "; ".join(dict.fromkeys(self._complaint(each) for each in error.errors()[:8]))
             raise InvalidRequest(
-                f"the arguments of {self.name} are wrong. {wrong}. It takes {self._fields()}"
+                f"the arguments of {self.name} are invalid: {wrong}. It takes {self._fields()}"
             ) from None
 
     def _complaint(self, error: pydantic_core.ErrorDetails) -> str:
         where = ".".join(str(part) for part in error["loc"]) or "the arguments"
         if error["type"] == "extra_forbidden":
-            return f"there is no field {_shown(where)}{nearest(where, self.input_schema()['properties'])}"
+            return f"there is no field {_quoted(where)}{nearest(where, self.input_schema()['properties'])}"
         if error["type"] == "missing":
             return f"{where} is missing"
-        said = error["msg"].removeprefix("Value error, ").replace("Input should", "it should")
-        return f"{where} is {_shown(error['input'])}: {said}"
+        reason = error["msg"].removeprefix("Value error, ").replace("Input should", "it should")
+        return f"{where} is {_quoted(error['input'])}: {reason}"
 
     def _fields(self) -> str:
         schema = self.input_schema()
@@ -280,13 +276,13 @@ class Tool:
         for name, about in schema["properties"].items():
             kind = about.get("type", "value")
             default = pydantic_core.to_json(about.get("default")).decode()
-            say = "required" if name in required else f"default {default}"
-            fields.append(f"{name} ({kind}, {say})")
+            presence = "required" if name in required else f"default {default}"
+            fields.append(f"{name} ({kind}, {presence})")
         return ", ".join(fields) or "no fields"
 
 
-class _Plain(GenerateJsonSchema):
-    """Without titles, which say nothing that the names do not."""
+class _PlainSchema(GenerateJsonSchema):
+    """Schemas without titles, which only repeat the names."""
 
     def generate(self, schema: Any, mode: JsonSchemaMode = "validation") -> JsonSchemaValue:
         plain = super().generate(schema, mode)
@@ -301,7 +297,7 @@ def _untitle(schema: Any) -> None:
         if isinstance(schema.get("title"), str):
             del schema["title"]
         for key, value in schema.items():
-            # Below `properties` the keys are names of fields, of which one may be called `title`.
+            # Below `properties` the keys are field names, and a field may be called `title`.
             for each in value.values() if key in {"properties", "$defs"} else (value,):
                 _untitle(each)
     elif isinstance(schema, list):
@@ -309,47 +305,40 @@ def _untitle(schema: Any) -> None:
             _untitle(each)
 
 
-def _shown(value: object) -> str:
+def _quoted(value: object) -> str:
     try:
         text = repr(value)
-    except (ValueError, RecursionError):  # a number of thousands of digits, lists of lists without end
-        return f"a value ({type(value).__name__}) that is too large to be shown"
-    return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
+    except (ValueError, RecursionError):  # a number of thousands of digits, or lists nested too deep
+        return f"a value ({type(value).__name__}) that is too large to show"
+    return text if len(text) <= _MAX_QUOTED_CHARS else text[: _MAX_QUOTED_CHARS - 3] + "..."
 
 
-# ------------------------------------------------------------------------------------------------------ being followed
-
-Report = Callable[[bytes], None]
-"""Hears what a command prints, as it comes, while a call runs. It must not take long, and not raise."""
-
-_report: ContextVar[Report | None] = ContextVar("report", default=None)
+OnOutput = Callable[[bytes], None]
+"""Receives the output of a command as it is printed, while the call runs. It must be fast, and must not raise."""
 
 
-def report() -> Report | None:
-    """Who follows the call that is being handled, for handlers. None: nobody does."""
-    return _report.get()
-
-
-# ------------------------------------------------------------------------------------------------------- taking turns
+# -------------------------------------------------------------------------------------------------------------- order
 
 
 class KeyedQueue:
-    """Who comes first is served first, thing by thing. What nobody waits for is forgotten."""
+    """First in, first out, for each key. Keys without tickets are removed."""
 
     def __init__(self) -> None:
         self._queues: dict[Hashable, list[Ticket]] = {}
 
     def take(self, key: Hashable) -> Ticket:
-        """A place in the line for `key`. It has to be left, by its context or with `leave`."""
-        turn = Ticket(self._queues, key)
-        self._queues.setdefault(key, []).append(turn)
-        return turn
+        """A ticket at the end of the queue of `key`. It must be released, by leaving its context or with `leave`."""
+        ticket = Ticket(self._queues, key)
+        self._queues.setdefault(key, []).append(ticket)
+        return ticket
 
     def __len__(self) -> int:
         return len(self._queues)
 
 
 class Ticket:
+    """A position in one queue. As a context it waits until it is the first, and leaves the queue at the end."""
+
     def __init__(self, queues: dict[Hashable, list[Ticket]], key: Hashable) -> None:
         self._queues = queues
         self._key = key
@@ -370,7 +359,7 @@ class Ticket:
         self.leave()
 
     def leave(self) -> None:
-        """Let the next one go. Does nothing the second time."""
+        """Leave the queue and wake the next ticket. A second call does nothing."""
         queue = self._queues.get(self._key, [])
         if self not in queue:
             return
@@ -385,49 +374,50 @@ class Ticket:
 
 
 @dataclass(frozen=True)
-class _Bound:
+class _BoundTool:
     tool: Tool
-    context: Context | None
-    turns: KeyedQueue
+    context: ToolContext | None
+    queue: KeyedQueue
 
 
 @dataclass(frozen=True)
-class _Call:
-    """A call whose arguments have been read and whose turn has been taken."""
+class _PreparedCall:
+    """A call whose arguments are valid and which has its ticket."""
 
-    bound: _Bound
+    bound: _BoundTool
     input: Input
-    turn: Ticket | None
+    ticket: Ticket | None
+    on_output: OnOutput | None
 
 
-def _by_name(bound: Iterable[_Bound]) -> dict[str, _Bound]:
-    found: dict[str, _Bound] = {}
+def _by_name(bound: Iterable[_BoundTool]) -> dict[str, _BoundTool]:
+    found: dict[str, _BoundTool] = {}
     for each in bound:
         if each.tool.name in found:
             raise InvalidRequest(
-                f"two tools are named {each.tool.name!r}, and a model could not tell which is which; leave one out "
-                "with without(), or give yours another name"
+                f"two tools are named {each.tool.name!r}, and a model could not tell which is which; remove one "
+                "with without(), or rename yours"
             )
         found[each.tool.name] = each
     return found
 
 
 class ToolSet:
-    """Tools that are offered together, each bound to what it works on. `a | b` is both.
+    """Tools that are offered together, each bound to its context. `a | b` has the tools of both.
 
-    A tool that needs what the context has not is left out.
+    A tool whose `needs` the context does not have is omitted.
 
     Raises:
-        InvalidRequest: two have the same name.
+        InvalidRequest: two tools have the same name.
     """
 
-    def __init__(self, tools: Iterable[Tool] = (), context: Context | None = None) -> None:
+    def __init__(self, tools: Iterable[Tool] = (), context: ToolContext | None = None) -> None:
         abilities = frozenset[str]() if context is None else context.abilities
-        turns = KeyedQueue()
-        self._bound = _by_name(_Bound(tool, context, turns) for tool in tools if tool.needs <= abilities)
+        queue = KeyedQueue()
+        self._bound = _by_name(_BoundTool(tool, context, queue) for tool in tools if tool.needs <= abilities)
 
     @classmethod
-    def _of(cls, bound: Iterable[_Bound]) -> Self:
+    def _of(cls, bound: Iterable[_BoundTool]) -> Self:
         made = cls()
         made._bound = _by_name(bound)
         return made
@@ -448,19 +438,19 @@ class ToolSet:
         return self._bound[name].tool
 
     def only(self, *names: str) -> ToolSet:
-        """Just these.
+        """A set of only these tools.
 
         Raises:
-            InvalidRequest: one of them is not here.
+            InvalidRequest: this set has no tool of that name.
         """
         self._require(names)
         return ToolSet._of(self._bound[name] for name in dict.fromkeys(names))
 
     def without(self, *names: str) -> ToolSet:
-        """All but these.
+        """A set without these tools.
 
         Raises:
-            InvalidRequest: one of them is not here.
+            InvalidRequest: this set has no tool of that name.
         """
         self._require(names)
         return ToolSet._of(each for name, each in self._bound.items() if name not in names)
@@ -471,41 +461,37 @@ class ToolSet:
                 raise InvalidRequest(self._unknown(name))
 
     def _unknown(self, name: object) -> str:
-        have = ", ".join(self._bound) or "there are none"
-        return f"there is no tool {_shown(name)} (tools: {have}){nearest(str(name), self._bound)}"
+        available = ", ".join(self._bound) or "none"
+        return f"there is no tool {_quoted(name)} (tools: {available}){nearest(str(name), self._bound)}"
 
     # -------------------------------------------------------------------------------------------------- calling
 
-    async def handle_tool_call(self, name: str, input: object = None, *, report: Report | None = None) -> ToolResult:
-        """Do what a model asked for. `input` is an object, or the JSON of one; None is an empty one. `report` hears the
-        output of commands while they run.
+    async def handle_tool_call(
+        self, name: str, input: object = None, *, on_output: OnOutput | None = None
+    ) -> ToolResult:
+        """Make the call that a model asked for. `input` is an object, or the JSON of one; None is an empty object.
+        `on_output` receives the output of the command that the tool runs, as it is printed.
 
-        Whatever goes wrong is a result with `is_error` and a text that says what was wrong, what is allowed and what
-        was probably meant. Nothing but a cancellation is raised.
+        Every failure is a result with `is_error` and a text that says what failed, what is allowed and what was
+        probably meant. Only cancellation is raised.
         """
-        prepared = self._prepare(name, {} if input is None else input)
-        if isinstance(prepared, ToolResult):
-            return prepared
-        before = _report.set(report)
-        try:
-            return await self._run(prepared)
-        finally:
-            _report.reset(before)
+        prepared = self._prepare(name, {} if input is None else input, on_output)
+        return prepared if isinstance(prepared, ToolResult) else await self._run(prepared)
 
     async def handle_batch(
         self,
         calls: Iterable[tuple[str, object]],
         on_result: Callable[[int, ToolResult], Awaitable[None]] | None = None,
     ) -> list[ToolResult]:
-        """Several calls at once, and their results in the order of the calls.
+        """Make several calls concurrently. Returns their results in the order of the calls.
 
-        They run side by side, but those that take turns for the same thing, a file for instance, in their order.
-        `on_result` gets each result when it is there, with the number of its call.
+        Calls with the same key (`Tool.serialize_by`), such as those on one file, run one after the other in order.
+        `on_result` receives each result as soon as it is there, with the index of its call.
         """
         prepared = [self._prepare(name, {} if input is None else input) for name, input in calls]
         results: list[ToolResult | None] = [None] * len(prepared)
 
-        async def one(index: int, call: _Call | ToolResult) -> None:
+        async def one(index: int, call: _PreparedCall | ToolResult) -> None:
             result = call if isinstance(call, ToolResult) else await self._run(call)
             results[index] = result
             if on_result is not None:
@@ -517,47 +503,51 @@ class ToolSet:
                     group.start_soon(one, index, each)
         finally:
             for each in prepared:
-                if isinstance(each, _Call) and each.turn is not None:
-                    each.turn.leave()  # a task that was cancelled before it began has not
+                if isinstance(each, _PreparedCall) and each.ticket is not None:
+                    each.ticket.leave()  # a task that was cancelled before it started has not left the queue
         return [result for result in results if result is not None]
 
-    def _prepare(self, name: str, input: object) -> _Call | ToolResult:
+    def _prepare(self, name: str, input: object, on_output: OnOutput | None = None) -> _PreparedCall | ToolResult:
         bound = self._bound.get(name)
         if bound is None:
             return failure(self._unknown(name), "unknown_tool")
         try:
             read = bound.tool.read(input)
-            turn = bound.tool.turn and bound.tool.turn(read, bound.context)
+            key = bound.tool.serialize_by and bound.tool.serialize_by(read, bound.context)
         except AtollError as error:
-            return _told(error, bound.context)
-        return _Call(bound, read, None if turn is None else bound.turns.take(turn))
+            return _error_result(error, bound.context)
+        return _PreparedCall(bound, read, None if key is None else bound.queue.take(key), on_output)
 
-    async def _run(self, call: _Call) -> ToolResult:
-        if call.turn is None:
+    async def _run(self, call: _PreparedCall) -> ToolResult:
+        if call.ticket is None:
             return await self._handle(call)
-        async with call.turn:
+        async with call.ticket:
             return await self._handle(call)
 
-    async def _handle(self, call: _Call) -> ToolResult:
+    async def _handle(self, call: _PreparedCall) -> ToolResult:
         tool, context = call.bound.tool, call.bound.context
         try:
-            given = await tool.handler(call.input, context)
+            options = {"on_output": call.on_output} if tool.streams_output else {}
+            given = await tool.handler(call.input, context, **options)
             if isinstance(given, Result):
                 return given.result()
             return ToolResult(content=readable(given)) if isinstance(given, str) else given
         except AtollError as error:
-            return _told(error, context)
-        except Exception:  # noqa: BLE001 - the one place where calls of models become answers; no traceback is for them
-            _log.exception("the tool %s failed with an error that is not about its arguments", tool.name)
-            return _told(
-                _OurFault(f"{tool.name} failed, and not because of its input; its operator finds why"), context
+            return _error_result(error, context)
+        except Exception:  # noqa: BLE001 - the one place where a call becomes a result; a model must not see a traceback
+            _log.exception("tool %s failed with an internal error", tool.name)
+            return _error_result(
+                _InternalError(
+                    f"{tool.name} failed with an internal error, not because of its input; the operator's log has it"
+                ),
+                context,
             )
 
 
-def _told(error: AtollError, context: Context | None) -> ToolResult:
+def _error_result(error: AtollError, context: ToolContext | None) -> ToolResult:
     message = error.message if context is None else context.explain(error)
     return failure(message, error.code, retryable=error.retryable)
 
 
-class _OurFault(AtollError):
+class _InternalError(AtollError):
     code = "internal"

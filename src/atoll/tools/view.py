@@ -1,8 +1,8 @@
-"""Sandboxes as tools see them: a session's by their names, and one with paths from a directory on.
+"""What the vocabularies share: sandboxes as tools see them.
 
-Knows what a model is told of errors in a session, how a path that it wrote is read, what a view that is scoped to a
-directory refuses, when bytes are text, and how the output of a command is shown. Refuses to know any tool: the
-vocabularies share this and nothing else.
+Owns the errors of a session as a model sees them (`PoolContext`), how a path from a model is resolved and what a view
+that is scoped to a directory refuses (`View`), which bytes are text, and how the output of a command is shown. Not
+here: any tool. Used by `pool.py`, `coding.py`, `tasks.py`, `sprites.py` and, for resources, by the MCP server.
 """
 
 from __future__ import annotations
@@ -29,19 +29,21 @@ from atoll.contract.errors import (
 from atoll.contract.model import Truncation
 from atoll.runtime.sandbox import Sandbox
 from atoll.runtime.sandbox_pool import SandboxPool
-from atoll.tools.tool import nearest, report
+from atoll.tools.tool import OnOutput, nearest
 
 HOME = "/home/user"
-TIMED_OUT = 124
-"""The exit code of a command that ran too long, as `timeout` gives it."""
-SEARCH_S = 60.0
-OUTPUT_LIMIT_BYTES = 64 * 1024
-"""What a model is shown of each stream of a command."""
+TIMED_OUT_EXIT_CODE = 124
+"""The exit code of a command that timed out, as with `timeout`(1)."""
+MAX_SEARCH_S = 60.0
+MAX_OUTPUT_BYTES = 64 * 1024
+"""How much of stdout, and of stderr, of a command a model is shown."""
+MAX_SHOWN_LINES = 2000
+MAX_SHOWN_BYTES = 50 * 1024
+"""What the coding tools show of a file or an output in one result."""
 
-_NEIGHBOURS = 1000
-_LINKS = 40
+_MAX_NEIGHBOURS = 1000
+_MAX_SYMLINKS = 40
 """Symlinks on the way to a file, as many as the kernel follows."""
-_SNIFFED = 8192
 _MAGIC = (
     (b"\x89PNG\r\n\x1a\n", "image/png"),
     (b"\xff\xd8\xff", "image/jpeg"),
@@ -61,8 +63,8 @@ _MAGIC = (
 # ---------------------------------------------------------------------------------------------------------- sessions
 
 
-class Session:
-    """The sandboxes of a pool, which a model knows by their names in the session."""
+class PoolContext:
+    """A tool context over the sandboxes of a pool, which a model knows by their names in the session."""
 
     abilities = frozenset({"sandbox", "pool"})
 
@@ -70,10 +72,10 @@ class Session:
         self.pool = pool
 
     def explain(self, error: AtollError) -> str:
-        """The error's message, with the nearest name, and without a word of other sessions."""
+        """The error's message, with the most similar name. It names nothing of other sessions."""
         prefix = f"{self.pool.session_id}."
         if isinstance(error, SandboxNotFound):
-            if error.name.startswith(prefix):  # asked of the runtime, which knows the sandboxes of all
+            if error.name.startswith(prefix):  # from the engine, which knows the sandboxes of all sessions
                 return f"the sandbox {error.name.removeprefix(prefix)!r} is gone"
             return f"{error.message}{nearest(error.name, error.known)}"
         return error.message.replace(f"'{prefix}", "'")
@@ -84,10 +86,10 @@ class Session:
 
 @dataclass(frozen=True)
 class View:
-    """A sandbox, seen from a directory. With `scoped`, file tools see nothing outside of it.
+    """A sandbox and a working directory. With `scoped`, file tools refuse paths outside of the directory, also through
+    symlinks.
 
-    A scope keeps work where it belongs, symlinks included. It is no wall: commands run in the same sandbox, as the same
-    user.
+    A scope prevents mistakes. It is not a security boundary: commands run in the same sandbox, as the same user.
     """
 
     sandbox: Sandbox
@@ -95,45 +97,47 @@ class View:
     scoped: bool = False
 
     def path(self, path: str) -> str:
-        """The absolute path that is meant.
+        """Resolve a path to an absolute one.
 
         Raises:
-            InvalidRequest: it is empty, or `~`, which nobody expands.
-            PathDenied: it leads out of the scope.
+            InvalidRequest: it is empty, or begins with `~`, which is not expanded.
+            PermissionDenied: it is outside of the scope.
         """
         if not path:
             raise InvalidRequest(f"the path is empty; '.' is {self.cwd}")
         if path == "~" or path.startswith("~/"):
-            raise InvalidRequest(f"{path}: '~' is not expanded; the home is {HOME}, and './{path}' a file of that name")
+            raise InvalidRequest(
+                f"{path}: '~' is not expanded; the home directory is {HOME}; './{path}' is a file of that name"
+            )
         joined = posixpath.join(self.cwd, path)
         if not self.scoped:
             return joined
-        # What is asked of the sandbox has to be what was judged: `..` behind a symlink leads elsewhere.
+        # The sandbox must get the path that was checked: `..` after a symlink leads elsewhere.
         plain = posixpath.normpath(joined)
         if plain != self.cwd and not plain.startswith(self.cwd.rstrip("/") + "/"):
             raise PermissionDenied(
-                f"{path}: outside of {self.cwd}, which is all that this session sees", number=1, path=path
+                f"{path}: outside of {self.cwd}, the only directory that this agent may use", number=1, path=path
             )
         return plain
 
     async def reach(self, path: str) -> str:
-        """`path`, and in a scoped view the one that symlinks lead to.
+        """Resolve a path as `path` does and, in a scoped view, follow its symlinks.
 
         Raises:
-            InvalidRequest, PathDenied: as `path`, for each symlink on the way.
+            InvalidRequest, PermissionDenied: as `path`, for each symlink on the way.
         """
-        meant = self.path(path)
+        resolved = self.path(path)
         if not self.scoped:
-            return meant
-        for _ in range(_LINKS):
-            following = await self._follow(meant)
+            return resolved
+        for _ in range(_MAX_SYMLINKS):
+            following = await self._follow_symlink(resolved)
             if following is None:
-                return meant
-            meant = self.path(following)
-        raise InvalidRequest(f"{path}: too many symlinks")
+                return resolved
+            resolved = self.path(following)
+        raise InvalidRequest(f"{path}: more than {_MAX_SYMLINKS} symlinks on the way")
 
-    async def _follow(self, path: str) -> str | None:
-        """Where the first symlink on the way from the scope's top leads. None: there is none."""
+    async def _follow_symlink(self, path: str) -> str | None:
+        """Where the first symlink below the scope's directory leads. None: there is none."""
         at = self.cwd
         parts = posixpath.relpath(path, self.cwd).split("/")
         for number, part in enumerate(parts, 1):
@@ -146,51 +150,53 @@ class View:
             at = posixpath.join(at, part)
         return None
 
-    def place(self, path: str) -> tuple[str, str]:
-        """What two paths have in common that name the same file in other words: for taking turns."""
+    def file_key(self, path: str) -> tuple[str, str]:
+        """A key for `Tool.serialize_by`: the same for all spellings of a path."""
         return self.sandbox.id, posixpath.normpath(posixpath.join(self.cwd, path))
 
     @asynccontextmanager
     async def suggesting(self, path: str) -> AsyncIterator[None]:
-        """Add to the error about a path that is not there what is there instead."""
+        """Add to a 'not found' error for this path the most similar name, or what the directory contains."""
         try:
             yield
         except PathNotFound as error:
-            raise PathNotFound(f"{error.message}{await self._near(path)}", number=error.errno or 2, path=path) from None
+            raise PathNotFound(
+                f"{error.message}{await self._suggestion(path)}", number=error.errno or 2, path=path
+            ) from None
 
-    async def _near(self, path: str) -> str:
+    async def _suggestion(self, path: str) -> str:
         parent, name = posixpath.split(posixpath.normpath(path))
         with contextlib.suppress(AtollError):
-            entries = await self.sandbox.files.glob("*", cwd=parent, hidden=True, limit=_NEIGHBOURS)
+            entries = await self.sandbox.files.glob("*", cwd=parent, hidden=True, limit=_MAX_NEIGHBOURS)
             names = [entry.name for entry in entries]
             if guess := nearest(name, names):
                 return guess
             few = ", ".join(repr(each) for each in names[:8])
-            return f"; {parent} holds {few}{', …' if len(names) > 8 else ''}" if names else f"; {parent} is empty"
-        return f"; there is no directory {parent} either"
+            return f"; {parent} contains {few}{', …' if len(names) > 8 else ''}" if names else f"; {parent} is empty"
+        return f"; the directory {parent} does not exist either"
 
 
 @contextlib.contextmanager
 def searching() -> Iterator[None]:
-    """For what walks through directories: a tree has any size, and a model does not know how long it has waited.
+    """Limit the time of a search: a directory tree has any size, and a model cannot see how long it has waited.
 
     Raises:
-        InvalidRequest: it took too long.
+        InvalidRequest: the search took longer than `MAX_SEARCH_S`.
     """
     try:
-        with anyio.fail_after(SEARCH_S):
+        with anyio.fail_after(MAX_SEARCH_S):
             yield
     except TimeoutError:
-        raise InvalidRequest(f"the search did not end within {SEARCH_S:g} s; look in a smaller directory") from None
+        raise InvalidRequest(f"the search timed out after {MAX_SEARCH_S:g} s; search a smaller directory") from None
 
 
 # ------------------------------------------------------------------------------------------------------------ text
 
 
 def as_text(data: bytes, *, head: bool = True, tail: bool = True) -> str | None:
-    """`data` as text, or None where it is none. `head` and `tail` say whether it begins and ends where a text does:
-    where not, up to three bytes of a character that was torn there are dropped."""
-    data = whole(data, head=head, tail=tail)
+    """`data` as text, or None if it is not UTF-8 or contains NUL. `head` and `tail` say whether `data` begins and ends
+    where the whole text does; where not, up to three bytes of an incomplete character are dropped."""
+    data = complete_characters(data, head=head, tail=tail)
     if b"\0" in data:
         return None
     try:
@@ -199,8 +205,8 @@ def as_text(data: bytes, *, head: bool = True, tail: bool = True) -> str | None:
         return None
 
 
-def whole(data: bytes, *, head: bool = True, tail: bool = True) -> bytes:
-    """`data` without the parts of characters that were torn at its ends."""
+def complete_characters(data: bytes, *, head: bool = True, tail: bool = True) -> bytes:
+    """`data` without incomplete UTF-8 characters at its beginning (unless `head`) and its end (unless `tail`)."""
     if not head:
         skip = 0
         while skip < min(3, len(data)) and data[skip] & 0xC0 == 0x80:
@@ -214,7 +220,7 @@ def whole(data: bytes, *, head: bool = True, tail: bool = True) -> bytes:
 
 
 def media_type(data: bytes, name: str = "") -> str:
-    """What bytes that are no text are, by how they begin or, failing that, by the name of their file."""
+    """The media type of binary data, by its first bytes or else by the name of the file."""
     for magic, kind in _MAGIC:
         if data.startswith(magic):
             return kind
@@ -225,8 +231,8 @@ def media_type(data: bytes, name: str = "") -> str:
 
 
 @dataclass(frozen=True)
-class Ran:
-    """A command that has ended, and its output as a model is shown it."""
+class CommandOutput:
+    """The result of a command, with its output as a model is shown it."""
 
     stdout: str
     stderr: str
@@ -241,12 +247,13 @@ async def run(
     cwd: str | None,
     timeout_s: float,
     env: Mapping[str, str] | None = None,
-) -> Ran:
-    """Run a command to its end. A time-out is exit code 124, with what was printed until then.
+    on_output: OnOutput | None = None,
+) -> CommandOutput:
+    """Run a command and wait for its end. A time-out is exit code 124, with the output until then.
 
     Raises:
-        PathNotFound, PathNotDirectory, PathDenied: `cwd` cannot be used.
-        and what `Sandbox.exec` raises besides.
+        PathNotFound, PathNotDirectory, PermissionDenied: `cwd` cannot be used.
+        and what else `Sandbox.exec` raises.
     """
     try:
         done = await sandbox.exec_bytes(
@@ -254,40 +261,54 @@ async def run(
             cwd=cwd,
             timeout_s=timeout_s,
             env=env,
-            output_limit_bytes=OUTPUT_LIMIT_BYTES,
-            on_output=report(),
+            output_limit_bytes=MAX_OUTPUT_BYTES,
+            on_output=on_output,
         )
     except ExecTimeout as error:
-        note = f"[killed with all that it started: it did not end within {timeout_s:g} s]"
-        return Ran(
-            shown(error.result.stdout.encode(), None),
-            after(shown(error.result.stderr.encode(), None), note),
-            TIMED_OUT,
+        note = f"[timed out after {timeout_s:g} s: killed with all processes that it started]"
+        return CommandOutput(
+            output_text(error.result.stdout.encode(), None),
+            with_note(output_text(error.result.stderr.encode(), None), note),
+            TIMED_OUT_EXIT_CODE,
             error.result.duration_s,
         )
-    stderr = shown(done.stderr, done.stderr_cut)
+    stderr = output_text(done.stderr, done.stderr_cut)
     if done.out_of_memory:
-        stderr = after(stderr, OUT_OF_MEMORY)
-    return Ran(shown(done.stdout, done.stdout_cut), stderr, done.exit_code, done.duration_s)
+        stderr = with_note(stderr, OUT_OF_MEMORY)
+    return CommandOutput(output_text(done.stdout, done.stdout_cut), stderr, done.exit_code, done.duration_s)
 
 
 OUT_OF_MEMORY = "[killed: the sandbox's memory limit was reached]"
 
 
-def after(text: str, note: str) -> str:
-    """`text`, and a note on a line of its own, if there is one."""
+def with_note(text: str, note: str) -> str:
+    """`text` followed by a note on a line of its own."""
     if not note or not text:
         return text + note
     return f"{text}{note}" if text.endswith("\n") else f"{text}\n{note}"
 
 
-def shown(data: bytes, cut: Truncation | None) -> str:
-    """The output of a command as text. What is no text is told instead, with its size."""
+def output_text(data: bytes, cut: Truncation | None) -> str:
+    """The output of a command as text. Binary output is replaced by a note with its size and type."""
     if b"\0" in data:
         total = len(data) if cut is None else cut.total
-        return f"[binary output, {total} bytes, {media_type(data)}: not shown; send it to a file to keep it]"
+        return f"[binary output, {total} bytes, {media_type(data)}: not shown; redirect it to a file to keep it]"
     if cut is None:
         return data.decode("utf-8", "replace")
-    head, tail = whole(data[: cut.start], tail=False), whole(data[cut.start :], head=False)
-    note = f"[{cut.bytes} of {cut.total} bytes left out here: send output to a file and read it in parts]"
-    return f"{after(head.decode('utf-8', 'replace'), note)}\n{tail.decode('utf-8', 'replace')}"
+    head, tail = complete_characters(data[: cut.start], tail=False), complete_characters(data[cut.start :], head=False)
+    note = f"[{cut.bytes} of {cut.total} bytes left out here: redirect output to a file and read it in parts]"
+    return f"{with_note(head.decode('utf-8', 'replace'), note)}\n{tail.decode('utf-8', 'replace')}"
+
+
+def last_lines(data: bytes) -> bytes:
+    """The last lines of `data`, at most `MAX_SHOWN_LINES` and `MAX_SHOWN_BYTES`."""
+    start = max(0, len(data) - MAX_SHOWN_BYTES)
+    if start:
+        newline = data.find(b"\n", start - 1, -1)
+        start = newline + 1 if newline >= 0 else len(data) - len(complete_characters(data[start:], head=False))
+    end = len(data)
+    for _ in range(MAX_SHOWN_LINES + data.endswith(b"\n")):
+        end = data.rfind(b"\n", start, end)
+        if end < 0:
+            return data[start:]
+    return data[end + 1 :]

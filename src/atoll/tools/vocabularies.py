@@ -1,50 +1,140 @@
-"""Which vocabularies are offered together, and what they are for a session.
+"""The registry of vocabularies, and what a vocabulary says of itself.
 
-Knows the three by name, and which of them a model could not tell apart. Refuses to know what is in any of them.
+Owns which vocabularies exist, which tool names they reserve, and which of them can be offered together. Not here: any
+tool (each vocabulary's own module) and how tools are called (`tool.py`). Used by the MCP server, by the command line
+for help texts, transcripts and `atoll agent`, and by `tool.py` for the reserved names.
+
+To add a vocabulary, write one module with its tools and a `VOCABULARY`, and add one entry to `VOCABULARIES`. Surfaces
+read everything else from these two.
+
+This module imports no other module of `tools` until a vocabulary is loaded: `atoll --help` shows the names and
+descriptions, and must not wait for pydantic.
 """
 
 from __future__ import annotations
 
-import functools
+import importlib
 import itertools
-import operator
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from atoll.contract.errors import InvalidRequest
-from atoll.runtime.sandbox_pool import SandboxPool
-from atoll.tools.agent import pool_tools
-from atoll.tools.coding import Tasks, pool_coding_tools
-from atoll.tools.sprites import sprite_tools
-from atoll.tools.tool import VOCABULARIES, ToolSet, nearest
+
+if TYPE_CHECKING:
+    from atoll.runtime.sandbox_pool import SandboxPool
+    from atoll.tools.tasks import Tasks
+    from atoll.tools.tool import ToolSet
 
 
-def choose(words: Iterable[str]) -> tuple[str, ...]:
-    """Vocabularies that are to be offered together, each once.
+@dataclass(frozen=True)
+class Vocabulary:
+    """What a vocabulary's module says of it, as its `VOCABULARY`."""
+
+    tools: Callable[[SandboxPool, Tasks | None], ToolSet]
+    """The tools for the sandboxes of a session. `Tasks` runs child agents; a vocabulary without them ignores it."""
+    instructions: str
+    """What a model or an MCP client has to know before it calls one of the tools: one or two sentences."""
+    transcripts: Mapping[str, str] = field(default_factory=dict)
+    """What a transcript shows of a call, by the tool's name: text with `{argument}` in it. A tool that is not listed is
+    shown with its argument `path`, if it has one."""
+    sandbox_argument: str = "sandbox"
+    """The argument that names the sandbox. A transcript shows it beside the tool's name, if the call has it."""
+
+
+@dataclass(frozen=True)
+class VocabularyEntry:
+    """A vocabulary as the registry knows it before its module is imported."""
+
+    module: str
+    description: str
+    """One line, for help texts."""
+    tool_names: frozenset[str]
+    """The names that it reserves: no other tool may have one, whether or not this vocabulary is in use."""
+
+    def load(self) -> Vocabulary:
+        """Import the module and return its `VOCABULARY`."""
+        vocabulary: Vocabulary = importlib.import_module(self.module).VOCABULARY
+        return vocabulary
+
+
+def _entry(module: str, description: str, tool_names: str) -> VocabularyEntry:
+    return VocabularyEntry(f"atoll.tools.{module}", description, frozenset(tool_names.split()))
+
+
+VOCABULARIES: Mapping[str, VocabularyEntry] = {
+    "agent": _entry(
+        "pool",
+        "several sandboxes by name: commands, files, previews",
+        "shell read_file write_file glob browse sandbox_create sandbox_list transfer",
+    ),
+    "coding": _entry(
+        "coding",
+        "one sandbox: read, edit, bash, grep, child agents",
+        "read write edit bash grep glob task",
+    ),
+    "sprites": _entry(
+        "sprites",
+        "sandboxes with checkpoints, restore and fork",
+        "sprite_create sprite_exec sprite_checkpoint sprite_restore sprite_list_checkpoints sprite_list "
+        "sprite_shutdown sprite_wake sprite_fork",
+    ),
+}
+"""All vocabularies, by name."""
+
+
+def summary() -> str:
+    """The vocabularies with their descriptions, and which cannot be combined: for help texts."""
+    listed = ", ".join(f"{name} ({entry.description})" for name, entry in VOCABULARIES.items())
+    pairs = [pair for pair in itertools.combinations(VOCABULARIES, 2) if _shared(*pair)]
+    apart = [f"{one} and {other} cannot be combined" for one, other in pairs]
+    return ". ".join([listed, *apart])
+
+
+def choose(names: Iterable[str]) -> tuple[str, ...]:
+    """Check that these vocabularies can be offered together. Returns each once.
 
     Raises:
-        InvalidRequest: one is not known, there is none, or two have a tool of the same name.
+        InvalidRequest: one does not exist, none is named, or two have a tool of the same name.
     """
-    chosen = tuple(dict.fromkeys(words))
-    known = ", ".join(VOCABULARIES)
-    for word in chosen:
-        if word not in VOCABULARIES:
-            raise InvalidRequest(f"{word!r} is no set of tools; there are {known}{nearest(word, VOCABULARIES)}")
+    chosen = tuple(dict.fromkeys(names))
+    available = f"available: {', '.join(VOCABULARIES)}"
+    for name in chosen:
+        if name not in VOCABULARIES:
+            from atoll.tools.tool import nearest
+
+            raise InvalidRequest(f"there is no vocabulary {name!r}; {available}{nearest(name, VOCABULARIES)}")
     if not chosen:
-        raise InvalidRequest(f"no set of tools is chosen; there are {known}")
+        raise InvalidRequest(f"no vocabulary is chosen; {available}")
     for one, other in itertools.combinations(chosen, 2):
-        if both := sorted(VOCABULARIES[one] & VOCABULARIES[other]):
+        if shared := _shared(one, other):
+            others = [name for name in VOCABULARIES if not _shared(name, one) and not _shared(name, other)]
+            either = f"; {', '.join(others)} can be combined with either" if others else ""
             raise InvalidRequest(
-                f"{one} and {other} cannot be offered together: both have a tool {both[0]!r}, and a model could not "
-                "tell which is which; choose one of them. sprites goes with either"
+                f"{one} and {other} cannot be offered together: both have a tool {shared[0]!r}, and a model could not "
+                f"tell which is which; choose one of them{either}"
             )
     return chosen
 
 
 def session_tools(pool: SandboxPool, chosen: Iterable[str], *, tasks: Tasks | None = None) -> ToolSet:
     """The tools of these vocabularies for the sandboxes of a session. Without `tasks` there is no `task`."""
-    makers: Mapping[str, Callable[[SandboxPool], ToolSet]] = {
-        "agent": pool_tools,
-        "coding": functools.partial(pool_coding_tools, tasks=tasks),
-        "sprites": sprite_tools,
-    }
-    return functools.reduce(operator.or_, (makers[each](pool) for each in chosen))
+    from atoll.tools.tool import ToolSet
+
+    tools = ToolSet()
+    for name in chosen:
+        tools |= VOCABULARIES[name].load().tools(pool, tasks)
+    return tools
+
+
+def vocabulary_of(tool: str) -> Vocabulary | None:
+    """The vocabulary that has a tool of this name, or None. Where two have one (`glob`), it is the first."""
+    for entry in VOCABULARIES.values():
+        if tool in entry.tool_names:
+            return entry.load()
+    return None
+
+
+def _shared(one: str, other: str) -> list[str]:
+    """The names of tools that two vocabularies both have."""
+    return sorted(VOCABULARIES[one].tool_names & VOCABULARIES[other].tool_names)

@@ -28,7 +28,7 @@ from atoll.runtime.sandbox_pool import SandboxPool
 from atoll.settings import Settings
 from atoll.surfaces.cli import FAILED, render, terminal, transcript
 from atoll.surfaces.cli.sandboxes import SandboxOptions, options
-from atoll.tools.coding import TaskEvent, Tasks
+from atoll.tools.tasks import TaskEvent, Tasks
 from atoll.tools.tool import Tool
 from atoll.tools.vocabularies import choose, session_tools
 

@@ -42,6 +42,7 @@ from atoll.surfaces.cli.options import (
     Tty,
     User,
 )
+from atoll.tools.vocabularies import summary
 
 app = typer.Typer(
     name="atoll",
@@ -713,7 +714,7 @@ def storage_remove(state_dir: StateDir = None, as_json: Json = False) -> int:
 def mcp(  # noqa: PLR0913, PLR0917 - options are parameters to typer
     tools: Annotated[
         str,
-        typer.Option("--tools", metavar="SETS", help="Which sets of tools, by commas: agent or coding, and sprites."),
+        typer.Option("--tools", metavar="NAMES", help=f"Vocabularies, separated by commas: {summary()}."),
     ] = "agent",
     http: Annotated[
         str | None,
@@ -806,7 +807,7 @@ def agent(  # noqa: PLR0913, PLR0917 - options are parameters to typer
     ] = None,
     tools: Annotated[
         str,
-        typer.Option("--tools", metavar="SETS", help="Which sets of tools, by commas: agent or coding, and sprites."),
+        typer.Option("--tools", metavar="NAMES", help=f"Vocabularies, separated by commas: {summary()}."),
     ] = "agent",
     instructions: Annotated[
         str | None,

@@ -47,11 +47,11 @@ async def mcp(state_dir: Path | None, making: SandboxOptions, serving: McpOption
     with _needing_the_extra():
         from atoll.surfaces.mcp.session import ServerConfig
 
-        offer = ServerConfig(serving.tools, options(making))
+        config = ServerConfig(serving.tools, options(making))
         if serving.http is not None:
-            await _over_http(state_dir, offer, serving.http, serving.idle_s)
+            await _over_http(state_dir, config, serving.http, serving.idle_s)
         else:
-            await _on_streams(state_dir, offer, serving.session)
+            await _on_streams(state_dir, config, serving.session)
     return 0
 
 
@@ -68,8 +68,8 @@ def _needing_the_extra() -> Iterator[None]:
         ) from error
 
 
-async def _on_streams(state_dir: Path | None, offer: ServerConfig, session: str | None) -> None:
-    from atoll.surfaces.mcp.session import opened
+async def _on_streams(state_dir: Path | None, config: ServerConfig, session: str | None) -> None:
+    from atoll.surfaces.mcp.session import open_session
     from atoll.surfaces.mcp.stdio import serve
 
     if os.isatty(terminal.STDIN):
@@ -81,13 +81,14 @@ async def _on_streams(state_dir: Path | None, offer: ServerConfig, session: str 
     os.dup2(nothing, terminal.STDIN)
     os.close(nothing)
     os.dup2(terminal.STDERR, terminal.STDOUT)
-    async with open_engine(state_dir) as engine, opened(engine, offer, session) as server:
+    async with open_engine(state_dir) as engine, open_session(engine, config, session) as server:
         await serve(server, terminal.stdin_chunks(received), sent.write)
 
 
-async def _over_http(state_dir: Path | None, offer: ServerConfig, where: tuple[str, int], idle_s: float | None) -> None:
-    from atoll.surfaces.mcp.http import IDLE_S
-    from atoll.surfaces.mcp.listening import listen
+async def _over_http(
+    state_dir: Path | None, config: ServerConfig, where: tuple[str, int], idle_s: float | None
+) -> None:
+    from atoll.surfaces.mcp.http import DEFAULT_IDLE_S, listen
 
     def tell(url: str) -> None:
         render.say(url)
@@ -95,4 +96,4 @@ async def _over_http(state_dir: Path | None, offer: ServerConfig, where: tuple[s
 
     settings = Settings.from_environment()
     async with open_engine(state_dir, settings=settings) as engine:
-        await listen(engine, offer, *where, token=settings.mcp_token, idle_s=idle_s or IDLE_S, on_ready=tell)
+        await listen(engine, config, *where, token=settings.mcp_token, idle_s=idle_s or DEFAULT_IDLE_S, on_ready=tell)

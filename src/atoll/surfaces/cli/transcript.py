@@ -25,8 +25,8 @@ from typing import Any, Protocol
 import anyio
 
 from atoll.agents.loop import (
+    AgentEvent,
     Answer,
-    Event,
     RetryEvent,
     TextEvent,
     ThinkingEvent,
@@ -36,8 +36,9 @@ from atoll.agents.loop import (
     UsageEvent,
 )
 from atoll.surfaces.cli import render, terminal
-from atoll.tools.coding import TaskEvent
+from atoll.tools.tasks import TaskEvent
 from atoll.tools.tool import ToolResult, ToolSet
+from atoll.tools.vocabularies import vocabulary_of
 
 _FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 _FRAME_S = 0.1
@@ -71,7 +72,7 @@ class Shown(Protocol):
     async def begin(self) -> None:
         """The model is being asked."""
 
-    async def take(self, event: Event) -> None: ...
+    async def take(self, event: AgentEvent) -> None: ...
 
     def take_child(self, event: TaskEvent) -> None:
         """Something happened in a child session. It is told soon, and before what comes to `take` after it."""
@@ -145,7 +146,7 @@ class Lines(_Told):
     async def begin(self) -> None:
         pass
 
-    async def take(self, event: Event) -> None:
+    async def take(self, event: AgentEvent) -> None:
         async with self._lock:
             await self._catch_up()
             await self._emit(event.model_dump(mode="json"))
@@ -232,7 +233,7 @@ class Screen(_Told):
         self._asked_at = time.monotonic()
         self._woken.set()
 
-    async def take(self, event: Event) -> None:
+    async def take(self, event: AgentEvent) -> None:
         async with self._lock:
             await self._catch_up()
             match event:
@@ -245,7 +246,7 @@ class Screen(_Told):
                     await self._event(event, None)
             self._woken.set()
 
-    async def _event(self, event: Event, child: _Child | None) -> None:
+    async def _event(self, event: AgentEvent, child: _Child | None) -> None:
         match event:
             case ToolCallEvent():
                 call = _Call(*_named(event, None if child else self._tools), child)
@@ -457,23 +458,6 @@ def _elapsed(seconds: float) -> str:
 
 # ------------------------------------------------------------------------------------------------------------- words
 
-_ABOUT: Mapping[str, str] = {
-    "shell": "$ {command}",
-    "bash": "$ {command}",
-    "sprite_exec": "$ {command}",
-    "browse": ":{port}",
-    "transfer": "{from_sandbox}:{from_path} → {to_sandbox}:{to_path}",
-    "grep": "{pattern}",
-    "glob": "{pattern}",
-    "sandbox_create": "{image}",
-    "sprite_create": "{repoUrl}",
-    "sprite_checkpoint": "{checkpointName}",
-    "sprite_restore": "{checkpointId}",
-    "sprite_fork": "→ {newName}",
-    "task": "{role}: {prompt}",
-}
-"""What of a call is worth knowing. Of all others it is the path, if there is one."""
-
 
 def _named(event: ToolCallEvent, tools: ToolSet | None) -> tuple[str, str]:
     """What a call is called, and what it is about."""
@@ -482,9 +466,10 @@ def _named(event: ToolCallEvent, tools: ToolSet | None) -> tuple[str, str]:
         return tool, _first_line(event.input)
     given = {name: value for name, value in event.input.items() if value is not None}
     shown = _with_defaults(event.tool, given, tools)
-    where = shown.get("sandbox") or (shown.get("name") if event.tool.startswith("sprite_") else None)
+    vocabulary = vocabulary_of(event.tool)
+    where = shown.get("sandbox" if vocabulary is None else vocabulary.sandbox_argument)
     words = tool if where is None else f"{tool}  {_harmless(str(where)[:_LONGEST])}"
-    template = _ABOUT.get(event.tool)
+    template = None if vocabulary is None else vocabulary.transcripts.get(event.tool)
     if template is None:
         return words, _first_line(str(given.get("path", "")))
     # Only names of ours are looked up: the arguments are no template.

@@ -1,8 +1,7 @@
-"""MCP: sandboxes for whatever client speaks the protocol, over its standard streams or over HTTP.
+"""MCP: sandboxes for clients of the protocol, on standard streams or over HTTP.
 
-`session` is what one client is served, `stdio` and `http` are how its messages come, and `listening` is where. All of
-it stands on the official SDK, which the extra `atoll[mcp]` installs. Below stand `tools` and `runtime`; above it the
-command line, and a server that has this as one of its parts.
+`session.py` is what one client session offers; `stdio.py` and `http.py` carry its messages. They use the official SDK,
+which the extra `atoll[mcp]` installs. Used by `atoll mcp`, and by programs that mount `app` in a server of their own.
 """
 
 from __future__ import annotations

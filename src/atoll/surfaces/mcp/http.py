@@ -1,24 +1,22 @@
-"""MCP over HTTP: an ASGI app with one session for each client that shakes hands.
+"""MCP over HTTP: an ASGI app with one client session per handshake, and its server.
 
-Knows who is let in, which session a request belongs to, and when one ends: by DELETE, when it was idle for too long, or
-with the app. Refuses to know what is served (`session`) and how bytes become requests.
+Owns which client session a request belongs to, and when a session ends: by DELETE, after it was idle for too long, or
+with the app. Not here: who may send requests and how the app is served (`surfaces/http.py`), and what a session offers
+(`session.py`). Used by `atoll mcp --http`, and by programs that mount `app`.
 
-A session is what the server's `Mcp-Session-Id` names: 128 bits at random, known to one client. Revisions of the
-protocol that have no sessions say nothing that tells one client from another, and clients that speak them are told to
-shake hands instead, as they do with any older server.
+The `Mcp-Session-Id` header names the session: 128 random bits, known to one client. Revisions of the protocol without
+sessions have nothing that distinguishes clients; requests of such a revision are answered with an error that asks for
+the handshake, as older servers do.
 """
 
 from __future__ import annotations
 
-import hmac
 import logging
-import re
 import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import partial
 from typing import Any
-from urllib.parse import urlsplit
 
 import anyio
 import anyio.abc
@@ -37,108 +35,102 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
-from atoll.contract.errors import AtollError, InvalidRequest
+from atoll.contract.errors import AtollError
 from atoll.runtime.engine import Engine
-from atoll.settings import SHORTEST_TOKEN
-from atoll.surfaces.mcp.session import DISCONNECTED, ServerConfig, opened
-from atoll.surfaces.mcp.stdio import MESSAGE_LIMIT_BYTES, request_id
+from atoll.surfaces import http
+from atoll.surfaces.http import LOOPBACK, HttpGuard
+from atoll.surfaces.mcp.session import DISCONNECTED, ServerConfig, open_session
+from atoll.surfaces.mcp.stdio import MAX_LAST_ANSWERS_S, MAX_MESSAGE_BYTES, request_id
 
 PATH = "/mcp"
-SESSIONS = 64
-IDLE_S = 1800.0
-LOOPBACK = ("localhost", "127.0.0.1", "::1")
-_TOKEN = re.compile(rf"[^\s\x00-\x1f\x7f]{{{SHORTEST_TOKEN},}}")
+MAX_SESSIONS = 64
+DEFAULT_IDLE_S = 1800.0
+TOKEN_VARIABLE = "ATOLL_MCP_TOKEN"  # noqa: S105 - the name of a variable
 _METHODS = ("GET", "POST", "DELETE")
 _log = logging.getLogger(__name__)
 
 
 def app(
     engine: Engine,
-    offer: ServerConfig | None = None,
+    config: ServerConfig | None = None,
     *,
     token: SecretStr | None = None,
     hosts: Sequence[str] | None = LOOPBACK,
-    sessions: int = SESSIONS,
-    idle_s: float = IDLE_S,
+    sessions: int = MAX_SESSIONS,
+    idle_s: float = DEFAULT_IDLE_S,
 ) -> Starlette:
-    """The app, at `/mcp`. Its lifespan ends all sessions; who mounts it runs `app.router.lifespan_context(app)`.
+    """The ASGI app, at `/mcp`. The end of its lifespan ends all sessions: a program that mounts it has to run
+    `app.router.lifespan_context(app)`.
 
-    `hosts` are the names that it is called by: a request for another one, or from a page of another one, is refused.
-    None is any name, and needs a `token`, which requests then have to bear. There are at most so many `sessions`, and
-    one ends that has had no request under way for `idle_s`.
+    `hosts` and `token` are those of `HttpGuard`. At most `sessions` exist at once. A session ends after `idle_s`
+    without an active request.
 
     Raises:
-        InvalidRequest: neither hosts nor a token say who may come in, or what they say cannot be sent.
+        InvalidRequest: as `HttpGuard`.
     """
-    if hosts is None and token is None:
-        raise InvalidRequest("an app that answers to any name needs a token; give one, or say which hosts it has")
-    for host in hosts or ():
-        if host.lower() not in (_hostname(f"//{host}"), _hostname(f"//[{host}]")):
-            raise InvalidRequest(f"{host!r} is not the name of a host; write it without a port, such as localhost")
-    if token is not None and not _TOKEN.fullmatch(token.get_secret_value()):
-        raise InvalidRequest(
-            f"a token has {SHORTEST_TOKEN} characters or more, none of them a space or a line break, which clients "
-            "could not send"
-        )
-    held = HttpSessions(
-        partial(opened, engine, offer or ServerConfig()), _Door(hosts, token), most=sessions, idle_s=idle_s
-    )
+    guard = HttpGuard(hosts, token, token_variable=TOKEN_VARIABLE)
+    make = partial(open_session, engine, config or ServerConfig())
+    held = HttpSessions(make, guard, max_sessions=sessions, idle_s=idle_s)
     made = Starlette(routes=[Route(PATH, endpoint=held)], lifespan=lambda _app: held.running())
     made.state.sessions = held
     return made
 
 
-class _Door:
-    """Who may come in. A page in a browser may not, unless it is this server's own: it can make a browser ask for a
-    name that it has had point here, and the name then is not ours."""
+async def listen(
+    engine: Engine,
+    config: ServerConfig,
+    address: str,
+    port: int,
+    *,
+    token: SecretStr | None = None,
+    sessions: int = MAX_SESSIONS,
+    idle_s: float = DEFAULT_IDLE_S,
+    on_ready: Callable[[str], None] = lambda _url: None,
+) -> None:
+    """Serve MCP at an address until this is cancelled. `on_ready` receives the URL; the rest is as in `app`.
 
-    def __init__(self, hosts: Sequence[str] | None, token: SecretStr | None) -> None:
-        self._hosts = None if hosts is None else frozenset(host.lower() for host in hosts)
-        self._token = None if token is None else token.get_secret_value().encode()
-
-    def refusal(self, request: Request) -> Response | None:
-        """What is answered to a request that may not come in."""
-        host = _hostname(f"//{request.headers.get('host', '')}")
-        known = {host} if self._hosts is None else self._hosts
-        if host is None or host not in known:
-            return _error(421, f"this server is called {', '.join(sorted(self._hosts or ())) or 'by a name'}; use that")
-        origin = request.headers.get("origin")
-        if origin is not None and _hostname(origin) not in known:
-            return _error(403, "pages of other sites may not use this server")
-        if self._token is not None:
-            scheme, _, given = request.headers.get("authorization", "").partition(" ")
-            if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode("latin-1"), self._token):
-                why = "this server wants a token: Authorization: Bearer, and what ATOLL_MCP_TOKEN is where it runs"
-                return _error(401, why, headers={"WWW-Authenticate": "Bearer"})
-        return None
-
-
-def _hostname(url: str) -> str | None:
-    with suppress(ValueError):
-        return urlsplit(url).hostname
-    return None
+    Raises:
+        InvalidRequest: other machines can reach the address, and there is no token.
+        OSError: the address or port cannot be listened on.
+    """
+    address = "127.0.0.1" if address == "localhost" else address
+    hosts = http.accepted_hosts(address, token, token_variable=TOKEN_VARIABLE)
+    served = app(engine, config, token=token, hosts=hosts, sessions=sessions, idle_s=idle_s)
+    await http.listen(
+        served,
+        address,
+        port,
+        on_ready=lambda url: on_ready(f"{url}{PATH}"),
+        on_stop=served.state.sessions.end_all,
+        grace_s=MAX_LAST_ANSWERS_S,
+    )
 
 
 class HttpSessions:
-    """The sessions of an app. As an ASGI app it answers requests, while it is `running`."""
+    """The client sessions of an app. It is an ASGI app itself, which answers requests while it is `running`."""
 
     def __init__(
-        self, make: Callable[[], AbstractAsyncContextManager[Server[Any]]], door: _Door, *, most: int, idle_s: float
+        self,
+        make: Callable[[], AbstractAsyncContextManager[Server[Any]]],
+        guard: HttpGuard,
+        *,
+        max_sessions: int,
+        idle_s: float,
     ) -> None:
         self._make = make
-        self._door = door
-        self._most = most
+        self._guard = guard
+        self._max_sessions = max_sessions
         self._idle_s = idle_s
         self._open: dict[str, StreamableHTTPServerTransport] = {}
         self._count = 0
-        """Of those that are open or being ended: each may have sandboxes."""
-        self._beginning = anyio.Lock()
+        """Sessions that are open or ending: each may have sandboxes."""
+        self._start_lock = anyio.Lock()
         self._tasks: anyio.abc.TaskGroup | None = None
-        self._limited = RequestBodyLimitMiddleware(self._answer, MESSAGE_LIMIT_BYTES)
+        self._limited = RequestBodyLimitMiddleware(self._route, MAX_MESSAGE_BYTES)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """While this lasts, clients are served. All sessions have ended when it has."""
+        """Serve clients within this context. All sessions have ended when it is left."""
         async with anyio.create_task_group() as tasks:
             self._tasks = tasks
             try:
@@ -148,16 +140,19 @@ class HttpSessions:
                 tasks.cancel_scope.cancel()
 
     def end_all(self) -> None:
-        """Begin to end all sessions, and begin no other."""
+        """Start to end all sessions, and accept no new one."""
         if self._tasks is not None:
             self._tasks.cancel_scope.cancel()
         self._tasks = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        refused = self._door.refusal(Request(scope))
-        await (refused or self._limited)(scope, receive, send)
+        refusal = self._guard.refusal(Request(scope))
+        if refusal is not None:
+            await _error(refusal.status, refusal.message, headers=dict(refusal.headers))(scope, receive, send)
+        else:
+            await self._limited(scope, receive, send)
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope)
         version = request.headers.get(MCP_PROTOCOL_VERSION_HEADER)
         id = request.headers.get(MCP_SESSION_ID_HEADER)
@@ -171,7 +166,7 @@ class HttpSessions:
         if version is not None and version not in HANDSHAKE_PROTOCOL_VERSIONS:
             refused: Response | None = _without_sessions(body, version)
         elif id is not None:
-            refused = _error(404, "there is no such session; it has ended, or never was. Shake hands anew")
+            refused = _error(404, "there is no such session: it has ended, or never existed; begin with initialize")
         else:
             refused = _no_handshake(request.method, body)
         if refused is not None:
@@ -179,27 +174,29 @@ class HttpSessions:
             return
         read: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
-        async def anew() -> Message:
+        async def replay() -> Message:
             return read.pop() if read else await receive()
 
-        await self._begin(scope, anew, send)
+        await self._start_session(scope, replay, send)
 
-    async def _begin(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """A new session, if the transport takes this request for what begins one: else there is none when this ends."""
+    async def _start_session(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Start a session with this request. If the transport refuses the request, the session is removed again."""
         transport = StreamableHTTPServerTransport(secrets.token_hex(16), idle_timeout=self._idle_s)
-        async with self._beginning:
+        async with self._start_lock:
             if self._tasks is None:
-                await _error(503, "this server is ending, or has not begun")(scope, receive, send)
+                await _error(503, "the server is stopping, or has not started")(scope, receive, send)
                 return
-            if self._count >= self._most:
-                why = f"there are {self._most} sessions already, and no more can be; end one, or try again later"
+            if self._count >= self._max_sessions:
+                why = f"the limit of {self._max_sessions} sessions is reached; end one, or try again later"
                 await _error(503, why)(scope, receive, send)
                 return
             try:
-                await self._tasks.start(self._serve, transport)
+                await self._tasks.start(self._run_session, transport)
             except (AtollError, OSError):
-                _log.exception("a session could not be begun")
-                await _error(500, "no session could be begun; the server's operator finds why")(scope, receive, send)
+                _log.exception("starting an MCP session failed")
+                await _error(500, "the session could not be started; the server's log has the reason")(
+                    scope, receive, send
+                )
                 return
         status: int | None = None
 
@@ -215,7 +212,7 @@ class HttpSessions:
             if status is None or status >= 400:
                 await self._forget(transport)
 
-    async def _serve(
+    async def _run_session(
         self, transport: StreamableHTTPServerTransport, *, task_status: anyio.abc.TaskStatus[None]
     ) -> None:
         id = str(transport.mcp_session_id)
@@ -234,7 +231,7 @@ class HttpSessions:
         except Exception:
             if not began:
                 raise
-            _log.exception("a session ended with an error")
+            _log.exception("an MCP session ended with an error")
         finally:
             self._count -= 1
 
@@ -246,35 +243,36 @@ class HttpSessions:
 
 
 async def _forward(transport: StreamableHTTPServerTransport, scope: Scope, receive: Receive, send: Send) -> None:
-    """Let a session answer. Who is at work on it learns when nobody is there any more to take the answer: there is no
-    way to fetch it later."""
-    gone = anyio.Event()
-    # Whoever asks for what came after some event begins anew: the transport gives no answer where nothing is kept.
+    """Pass a request to its session. A client that disconnects cancels its call: there is no way to fetch the response
+    later."""
+    disconnected = anyio.Event()
+    # Without an event store the transport does not answer a request to resume, so it is treated as a new one.
     headers = [each for each in scope["headers"] if each[0] != b"last-event-id"]
     try:
-        await transport.handle_request({**scope, "headers": headers, DISCONNECTED: gone}, receive, send)
+        await transport.handle_request({**scope, "headers": headers, DISCONNECTED: disconnected}, receive, send)
     finally:
-        gone.set()
+        disconnected.set()
 
 
 def _no_handshake(method: str, body: bytes) -> Response | None:
-    """What is answered to a request without a session, unless it begins one. To make one for it costs far more."""
+    """The error for a request without a session, unless it is a valid handshake. Checked first, because a session is
+    expensive."""
     if method not in _METHODS:
-        return _error(405, f"there is no {method} here", headers={"Allow": ", ".join(_METHODS)})
-    first = "begin with initialize, and send the Mcp-Session-Id of its answer with all that follows"
+        return _error(405, f"the method {method} is not allowed", headers={"Allow": ", ".join(_METHODS)})
+    first = "begin with initialize, and send the Mcp-Session-Id of its response with every further request"
     if method != "POST":
         return _error(400, first)
     try:
         message = types.jsonrpc_message_adapter.validate_json(body, by_name=False)
     except ValidationError:
-        return _error(400, f"this is no message of the protocol; {first}", code=types.PARSE_ERROR)
+        return _error(400, f"not a JSON-RPC message; {first}", code=types.PARSE_ERROR)
     if not isinstance(message, types.JSONRPCRequest) or message.method != "initialize":
         return _error(400, first, id=getattr(message, "id", None))
     try:
         types.InitializeRequestParams.model_validate(message.params or {}, by_name=False)
     except ValidationError as error:
         wrong = ", ".join(".".join(map(str, each["loc"])) for each in error.errors()[:8])
-        return _error(400, f"these are no params of initialize: {wrong}", code=types.INVALID_PARAMS, id=message.id)
+        return _error(400, f"the params of initialize are invalid: {wrong}", code=types.INVALID_PARAMS, id=message.id)
     return None
 
 
@@ -282,8 +280,8 @@ def _without_sessions(body: bytes, version: str) -> Response:
     id = None
     with suppress(ValueError):
         id = request_id(pydantic_core.from_json(body))
-    why = f"this server keeps a session for each client, and revision {version!r} of the protocol has none; "
-    why += f"begin with initialize, and one of {', '.join(HANDSHAKE_PROTOCOL_VERSIONS)}"
+    why = f"this server needs a session for each client, and revision {version!r} of the protocol has none; "
+    why += f"begin with initialize and one of the revisions {', '.join(HANDSHAKE_PROTOCOL_VERSIONS)}"
     data = {"supported": list(HANDSHAKE_PROTOCOL_VERSIONS), "requested": version}
     return _error(400, why, code=types.UNSUPPORTED_PROTOCOL_VERSION, id=id, data=data)
 

@@ -1,8 +1,11 @@
-"""What one client is served: tools and files of the sandboxes of its own session, and of no other.
+"""One client session: the tools and files of its own sandboxes.
 
-Knows how calls are followed and cancelled, and how a file becomes a resource. Refuses to know how messages come and go
-(`stdio`, `http`) and what any tool does. Every session has a pool of its own, whose name is drawn at random: all that a
-client says is looked up in that pool, so nothing that it could say names a sandbox of somebody else.
+Owns how calls report progress and are cancelled, and how a file becomes a resource. Not here: how messages are carried
+(`stdio.py`, `http.py`), tools (`tools/`), and what a server says of its vocabularies (each says it itself, see
+`tools/vocabularies.py`). Used by `atoll mcp` and `http.py`.
+
+Each client session has a sandbox pool of its own, with a random session id. Every name from a client is looked up in
+that pool, so no client can name a sandbox of another.
 """
 
 from __future__ import annotations
@@ -33,83 +36,80 @@ from atoll.runtime.engine import Engine
 from atoll.runtime.sandbox_pool import SandboxPool
 from atoll.tools import export
 from atoll.tools.tool import ToolResult, readable
-from atoll.tools.view import HOME, Session, as_text, media_type
-from atoll.tools.vocabularies import choose, session_tools
+from atoll.tools.view import HOME, PoolContext, as_text, media_type
+from atoll.tools.vocabularies import VOCABULARIES, choose, session_tools
 
-DISCONNECTED = "atoll.gone"
-"""Where the scope of an HTTP request has the event that nobody waits for its answer any more."""
-RESOURCE_LIMIT_BYTES = 4 * 1024 * 1024
-CALLS = 32
-"""How many calls of one session run at once. More wait."""
-READ_S = 30.0
-LISTED = 200
+DISCONNECTED = "atoll.disconnected"
+"""The key in the scope of an HTTP request for the event that the client has disconnected."""
+MAX_RESOURCE_BYTES = 4 * 1024 * 1024
+MAX_CONCURRENT_CALLS = 32
+"""Calls of one client session that run at once. Further calls wait."""
+MAX_RESOURCE_READ_S = 30.0
+MAX_LISTED_FILES = 200
 """Files of each sandbox that are listed as resources."""
-PROGRESS_EVERY_S = 1.0
+PROGRESS_INTERVAL_S = 1.0
 
 _RESOURCE_NOT_FOUND = -32002
-"""Of the protocol's revisions with a handshake; later it is a parameter that is wrong."""
-_LINE = 200
+"""The code in revisions of the protocol with a handshake; later ones use INVALID_PARAMS."""
+_MAX_LINE_CHARS = 200
 _SCHEME = "sandbox://"
 _TEXTUAL = re.compile(r"text/.*|application/(json|javascript|xml|toml|yaml|x-sh|sql)|.*\+(json|xml)")
-_Context = ServerRequestContext[Any, Any]
+_RequestContext = ServerRequestContext[Any, Any]
 
 
-# ----------------------------------------------------------------------------------------------------- what is offered
+# -------------------------------------------------------------------------------------------------------------- config
 
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """What every session is given."""
+    """What every client session of a server gets."""
 
     tools: Sequence[str] = ("agent",)
-    """Which vocabularies."""
+    """Names of vocabularies, see `tools/vocabularies.py`."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Of `SandboxPool`: the image, the limits and the network of all sandboxes."""
+    """Options of `SandboxPool`: the image, the limits and the network policy of all sandboxes."""
 
 
 @asynccontextmanager
-async def opened(engine: Engine, offer: ServerConfig, name: str | None = None) -> AsyncIterator[Server[Any]]:
-    """A session for one client. Nothing of it is left when the context ends, however it does.
+async def open_session(engine: Engine, config: ServerConfig, name: str | None = None) -> AsyncIterator[Server[Any]]:
+    """A session for one client. Its sandboxes are destroyed when the context ends, however it ends.
 
-    With a `name`, it is the session of this name: its sandboxes are those of last time, and sleep until next time.
+    With a `name`, it is the session with this id: its sandboxes are kept, and sleep until they are used again.
 
     Raises:
-        InvalidRequest: the name or an option is not allowed, or the vocabularies do not go together.
+        InvalidRequest: the name or an option is not allowed, or the vocabularies cannot be combined.
     """
-    chosen = choose(offer.tools)
+    chosen = choose(config.tools)
     kept = name is not None
     id = f"mcp-{secrets.token_hex(8)}" if name is None else name
-    async with engine.pool(id, temporary=not kept, sleeps=kept, **offer.options) as pool:
+    async with engine.pool(id, temporary=not kept, sleeps=kept, **config.options) as pool:
         yield SessionHandlers(pool, chosen, kept=kept).server
 
 
 def _instructions(chosen: Sequence[str], *, kept: bool) -> str:
-    say = [
-        "Linux sandboxes of your own, with files and processes that touch nothing of the machine you are called from.",
-        "They are kept for the next time." if kept else "They are gone when this session ends: copy out what matters.",
+    sentences = [
+        "Linux sandboxes of your own, with files and processes that are isolated from the machine you are called from.",
+        "They are kept for the next session."
+        if kept
+        else "They are destroyed when this session ends: copy out what matters.",
+        *(VOCABULARIES[name].load().instructions for name in chosen),
+        f"Files can be read as resources too: {_SCHEME}NAME/absolute/path.",
     ]
-    if "agent" in chosen:
-        say.append("Without a name, tools use the sandbox 'default', which is there when it is first used.")
-    if "coding" in chosen:
-        say.append(f"read, write, edit, bash, grep and glob all work in the one sandbox 'default', from {HOME} on.")
-    if "sprites" in chosen:
-        say.append("Make a sprite before you use it; a checkpoint is a way back to how it was.")
-    say.append(f"Files can be read as resources too: {_SCHEME}NAME/absolute/path.")
-    return " ".join(say)
+    return " ".join(sentences)
 
 
-# ------------------------------------------------------------------------------------------------------------ a session
+# ------------------------------------------------------------------------------------------------------------- session
 
 
 class SessionHandlers:
-    """The tools and resources of one session, as handlers of the SDK's `server`."""
+    """The tools and resources of one client session, as handlers of the SDK's `server`."""
 
     def __init__(self, pool: SandboxPool, chosen: Sequence[str], *, kept: bool) -> None:
         self._pool = pool
-        self._names = Session(pool)
+        self._context = PoolContext(pool)
         self._tools = session_tools(pool, chosen)
-        self._listed = types.ListToolsResult.model_validate({"tools": export.definitions(self._tools, "mcp")})
-        self._slots = anyio.Semaphore(CALLS)
+        self._tool_list = types.ListToolsResult.model_validate({"tools": export.definitions(self._tools, "mcp")})
+        self._slots = anyio.Semaphore(MAX_CONCURRENT_CALLS)
         self.server: Server[Any] = Server(
             "atoll",
             version=atoll.__version__,
@@ -122,53 +122,56 @@ class SessionHandlers:
             on_read_resource=self._read_resource,
         )
 
-    async def _list_tools(self, _ctx: _Context, _ask: types.PaginatedRequestParams | None) -> types.ListToolsResult:
-        return self._listed
+    async def _list_tools(
+        self, _ctx: _RequestContext, _args: types.PaginatedRequestParams | None
+    ) -> types.ListToolsResult:
+        return self._tool_list
 
     # -------------------------------------------------------------------------------------------------------- calls
 
-    async def _call_tool(self, ctx: _Context, ask: types.CallToolRequestParams) -> types.CallToolResult:
-        progress = _Progress(ctx.session) if ctx.meta and "progress_token" in ctx.meta else None
-        gone = ctx.request.scope.get(DISCONNECTED) if ctx.request is not None else None
+    async def _call_tool(self, ctx: _RequestContext, args: types.CallToolRequestParams) -> types.CallToolResult:
+        progress = _CallProgress(ctx.session) if ctx.meta and "progress_token" in ctx.meta else None
+        disconnected = ctx.request.scope.get(DISCONNECTED) if ctx.request is not None else None
         result: ToolResult | None = None
-        async with anyio.create_task_group() as beside:
-            if gone is not None:
-                beside.start_soon(_cancelling, beside.cancel_scope, gone)
+        async with anyio.create_task_group() as background:
+            if disconnected is not None:
+                background.start_soon(_cancel_on, background.cancel_scope, disconnected)
             if progress is not None:
-                beside.start_soon(progress.tell)
+                background.start_soon(progress.notify)
             async with self._slots:
-                hear = None if progress is None else progress.hear
-                result = await self._tools.handle_tool_call(ask.name, ask.arguments, report=hear)
-            beside.cancel_scope.cancel()
+                on_output = None if progress is None else progress.on_output
+                result = await self._tools.handle_tool_call(args.name, args.arguments, on_output=on_output)
+            background.cancel_scope.cancel()
         if result is None:
-            raise MCPError(types.INTERNAL_ERROR, "nobody waits for the answer any more")
+            raise MCPError(types.INTERNAL_ERROR, "the client has disconnected")
         return types.CallToolResult.model_validate(export.result(result, "mcp"))
 
     # ---------------------------------------------------------------------------------------------------- resources
 
     async def _list_templates(
-        self, _ctx: _Context, _ask: types.PaginatedRequestParams | None
+        self, _ctx: _RequestContext, _args: types.PaginatedRequestParams | None
     ) -> types.ListResourceTemplatesResult:
         about = types.ResourceTemplate(
             uri_template=f"{_SCHEME}{{sandbox}}/{{+path}}",
             name="file",
             title="A file of a sandbox",
             description="sandbox is its name, path the absolute path in it without the first slash. "
-            f"{RESOURCE_LIMIT_BYTES >> 20} MiB at most.",
+            f"{MAX_RESOURCE_BYTES >> 20} MiB at most.",
         )
         return types.ListResourceTemplatesResult(resource_templates=[about])
 
     async def _list_resources(
-        self, ctx: _Context, _ask: types.PaginatedRequestParams | None
+        self, ctx: _RequestContext, _args: types.PaginatedRequestParams | None
     ) -> types.ListResourcesResult:
-        """The files in the homes of the sandboxes that run. None is woken for it, and one that fails has none."""
+        """The files in the home directories of running sandboxes. Sleeping ones are not woken; a sandbox that fails is
+        left out."""
         found: list[types.Resource] = []
-        with self._refusing(ctx):
+        with self._translating_errors(ctx):
             running = [each.name for each in await self._pool.list() if each.status == "running"]
         for name in running:
             entries: list[FileEntry] = []
-            with suppress(AtollError), anyio.move_on_after(READ_S):
-                entries = await (await self._pool.find(name)).files.glob("*", cwd=HOME, limit=LISTED)
+            with suppress(AtollError), anyio.move_on_after(MAX_RESOURCE_READ_S):
+                entries = await (await self._pool.find(name)).files.glob("*", cwd=HOME, limit=MAX_LISTED_FILES)
             found += [
                 types.Resource(
                     uri=_uri(name, f"{HOME}/{entry.name}"),
@@ -180,18 +183,20 @@ class SessionHandlers:
             ]
         return types.ListResourcesResult(resources=found)
 
-    async def _read_resource(self, ctx: _Context, ask: types.ReadResourceRequestParams) -> types.ReadResourceResult:
-        uri = str(ask.uri)
+    async def _read_resource(
+        self, ctx: _RequestContext, args: types.ReadResourceRequestParams
+    ) -> types.ReadResourceResult:
+        uri = str(args.uri)
         async with self._slots:
-            with self._refusing(ctx):
+            with self._translating_errors(ctx):
                 name, path = _parse(uri)
-                with anyio.fail_after(READ_S):
+                with anyio.fail_after(MAX_RESOURCE_READ_S):
                     sandbox = await self._pool.find(name)
-                    data = await sandbox.files.read_bytes(path, limit=RESOURCE_LIMIT_BYTES + 1)
-                if len(data) > RESOURCE_LIMIT_BYTES:
+                    data = await sandbox.files.read_bytes(path, limit=MAX_RESOURCE_BYTES + 1)
+                if len(data) > MAX_RESOURCE_BYTES:
                     raise InvalidRequest(
-                        f"{path}: more than {RESOURCE_LIMIT_BYTES >> 20} MiB, which is too much for a resource; read "
-                        "it in parts with a tool"
+                        f"{path}: more than {MAX_RESOURCE_BYTES >> 20} MiB, the limit for a resource; read it in parts "
+                        "with a tool"
                     )
         text = as_text(data)
         if text is not None:
@@ -203,8 +208,8 @@ class SessionHandlers:
         return types.ReadResourceResult(contents=[types.BlobResourceContents(uri=uri, mime_type=mime, blob=blob)])
 
     @contextmanager
-    def _refusing(self, ctx: _Context) -> Iterator[None]:
-        """Turn our errors into the protocol's, with words that are for this session."""
+    def _translating_errors(self, ctx: _RequestContext) -> Iterator[None]:
+        """Translate our errors to the protocol's, with messages for this session."""
         try:
             yield
         except AtollError as error:
@@ -212,9 +217,9 @@ class SessionHandlers:
             handshake = ctx.protocol_version in HANDSHAKE_PROTOCOL_VERSIONS
             if handshake and isinstance(error, SandboxNotFound | PathNotFound):
                 code = _RESOURCE_NOT_FOUND
-            raise MCPError(code, readable(self._names.explain(error)), {"code": error.code}) from error
+            raise MCPError(code, readable(self._context.explain(error)), {"code": error.code}) from error
         except TimeoutError as error:
-            raise MCPError(types.INTERNAL_ERROR, f"it did not end within {READ_S:g} s") from error
+            raise MCPError(types.INTERNAL_ERROR, f"reading timed out after {MAX_RESOURCE_READ_S:g} s") from error
 
 
 def _uri(sandbox: str, path: str) -> str:
@@ -222,48 +227,48 @@ def _uri(sandbox: str, path: str) -> str:
 
 
 def _printable(text: str) -> str:
-    """`text` for people: a terminal is not to be moved about, nor a line turned around, by what a sandbox says."""
+    """`text` without control characters: output of a sandbox must not steer a terminal or reverse a line."""
     return "".join(filter(str.isprintable, text))
 
 
 def _parse(uri: str) -> tuple[str, str]:
-    """The sandbox and the path that a resource names. What the path leads to, is the sandbox's own affair.
+    """The sandbox and the path of a resource. The path is resolved inside the sandbox, so it needs no check here.
 
     Raises:
-        InvalidRequest: it is no resource of ours.
+        InvalidRequest: it is not the URI of a file of a sandbox.
     """
     name, slash, path = uri.removeprefix(_SCHEME).partition("/")
     path = unquote(path, errors="surrogateescape")
     if not uri.startswith(_SCHEME) or not name or not slash or not path or "\0" in path:
         raise InvalidRequest(
-            f"{uri[:_LINE]!r} is no file of a sandbox; write {_SCHEME}NAME/absolute/path, such as "
-            f"{_SCHEME}default{HOME}/notes.txt"
+            f"{uri[:_MAX_LINE_CHARS]!r} is not the URI of a file of a sandbox; write {_SCHEME}NAME/absolute/path, such "
+            f"as {_SCHEME}default{HOME}/notes.txt"
         )
     return name, posixpath.join("/", path)
 
 
-# ------------------------------------------------------------------------------------------------------ following calls
+# ------------------------------------------------------------------------------------------------------------ progress
 
 
-async def _cancelling(scope: anyio.CancelScope, event: anyio.Event) -> None:
+async def _cancel_on(scope: anyio.CancelScope, event: anyio.Event) -> None:
     await event.wait()
     scope.cancel()
 
 
-class _Progress:
-    """Tells a client who asked for it how long its call takes, and what its command printed last."""
+class _CallProgress:
+    """Progress notifications of one call: the time that it has taken, and the last line that its command printed."""
 
     def __init__(self, client: ServerSession) -> None:
         self._client = client
         self._began = anyio.current_time()
         self._end = b""
 
-    def hear(self, data: bytes) -> None:
-        self._end = (self._end + data[-4 * _LINE :])[-4 * _LINE :]
+    def on_output(self, data: bytes) -> None:
+        self._end = (self._end + data[-4 * _MAX_LINE_CHARS :])[-4 * _MAX_LINE_CHARS :]
 
-    async def tell(self) -> None:
+    async def notify(self) -> None:
         while True:
-            await anyio.sleep(PROGRESS_EVERY_S)
+            await anyio.sleep(PROGRESS_INTERVAL_S)
             elapsed = round(anyio.current_time() - self._began, 1)
             await self._client.report_progress(elapsed, message=f"{elapsed:.0f} s{self._last_line()}")
 
@@ -271,4 +276,4 @@ class _Progress:
         lines = self._end.decode("utf-8", "replace").splitlines()
         shown = [_printable(line).strip() for line in lines]
         last = next((line for line in reversed(shown) if line), "")
-        return f": {last[-_LINE:]}" if last else ""
+        return f": {last[-_MAX_LINE_CHARS:]}" if last else ""

@@ -1,7 +1,10 @@
-"""MCP over two streams of bytes, a message a line.
+"""MCP over two byte streams, one message per line.
 
-Knows how lines become messages, and what is said of those that are none. Refuses to know whose streams they are: the
-command line hands over its own. The SDK's reader of standard input is a thread that nobody can end; this is none.
+Owns how lines become messages, the errors for lines that are not messages, and the limits for a client that does not
+read. Not here: the streams themselves (the command line passes its standard streams) and the client session
+(`session.py`). Used by `atoll mcp`.
+
+The SDK's own reader of standard input is a thread that cannot be cancelled; this is none.
 """
 
 from __future__ import annotations
@@ -17,86 +20,86 @@ from mcp.server.lowlevel import Server
 from mcp.shared.message import ServerMessageMetadata, SessionMessage
 from pydantic import ValidationError
 
-MESSAGE_LIMIT_BYTES = 16 * 1024 * 1024
-"""Of one message, however it comes."""
-LAST_ANSWERS_S = 2
-"""How long answers may take to be read when nothing is asked any more."""
-WAITING = 256
-"""Requests that wait for their answers, or whose answers wait to be read. More are refused."""
-UNREAD_S = 10
-"""How long a message may wait to be taken because a client reads no answers. It is not served any more then."""
+MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+"""The largest message, on streams and over HTTP."""
+MAX_LAST_ANSWERS_S = 2
+"""How long a client has to read the last responses after it closed its side."""
+MAX_PENDING_REQUESTS = 256
+"""Requests without a response, or whose response the client has not read. Further requests are refused."""
+MAX_UNREAD_S = 10
+"""How long a message may wait because the client does not read responses. After that its session ends."""
 _log = logging.getLogger(__name__)
 
 
 async def serve(server: Server[Any], received: AsyncIterator[bytes], send: Callable[[bytes], Awaitable[None]]) -> None:
-    """Serve one client until there is nothing more to be received. Calls that still run then are cancelled.
+    """Serve one client until its input ends. Calls that still run then are cancelled.
 
-    What waits for the client, in number, is bounded: one that does not read its answers is not served for long.
+    The number of pending messages is limited: the session of a client that does not read its responses is ended.
 
     Raises:
-        whatever `received` and `send` raise: the session is over then.
+        what `received` and `send` raise, which ends the session.
     """
     to_server, inward = anyio.create_memory_object_stream[SessionMessage | Exception]()
     outward, from_server = anyio.create_memory_object_stream[SessionMessage]()
-    complaints = outward.clone()
-    waiting = 0
+    errors = outward.clone()
+    pending = 0
 
-    async def settle() -> None:
-        nonlocal waiting
-        waiting -= 1
+    async def answered() -> None:
+        nonlocal pending
+        pending -= 1
 
-    async def take() -> None:
-        nonlocal waiting
-        async with to_server, complaints:
+    async def receive_messages() -> None:
+        nonlocal pending
+        async with to_server, errors:
             async for line in _lines(received):
                 message = _read(line)
-                if isinstance(message, types.JSONRPCRequest) and waiting >= WAITING:
-                    why = f"{WAITING} requests wait for their answers already; read some before you ask again"
-                    message = _complaint(message.id, types.INTERNAL_ERROR, why)
-                waiting += isinstance(message, types.JSONRPCRequest | _Complaint)
-                with anyio.move_on_after(UNREAD_S) as unread:
-                    if isinstance(message, _Complaint):
-                        await complaints.send(SessionMessage(message))
+                if isinstance(message, types.JSONRPCRequest) and pending >= MAX_PENDING_REQUESTS:
+                    why = f"{MAX_PENDING_REQUESTS} requests are pending; read responses before you send more"
+                    message = _error_response(message.id, types.INTERNAL_ERROR, why)
+                pending += isinstance(message, types.JSONRPCRequest | _ErrorResponse)
+                with anyio.move_on_after(MAX_UNREAD_S) as unread:
+                    if isinstance(message, _ErrorResponse):
+                        await errors.send(SessionMessage(message))
                     elif message is not None:
-                        settling = ServerMessageMetadata(on_request_unanswered=settle)
-                        await to_server.send(SessionMessage(message, settling))
+                        metadata = ServerMessageMetadata(on_request_unanswered=answered)
+                        await to_server.send(SessionMessage(message, metadata))
                 if unread.cancelled_caught:
-                    _log.warning("the client asks and reads no answers; its session is ended")
+                    _log.warning("the client sends requests but does not read responses; its session is ended")
                     tasks.cancel_scope.cancel()
 
-    given = anyio.Event()
+    all_sent = anyio.Event()
 
-    async def give() -> None:
+    async def send_messages() -> None:
         async with from_server:
             async for each in from_server:
                 await send(each.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n")
                 if isinstance(each.message, types.JSONRPCResponse | types.JSONRPCError):
-                    await settle()
-        given.set()
+                    await answered()
+        all_sent.set()
 
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(give)
-        tasks.start_soon(take)
+        tasks.start_soon(send_messages)
+        tasks.start_soon(receive_messages)
         await server.run(inward, outward, server.create_initialization_options())
-        with anyio.move_on_after(LAST_ANSWERS_S):  # a client that reads nothing any more would hold its sandboxes
-            await given.wait()
+        with anyio.move_on_after(MAX_LAST_ANSWERS_S):  # a client that reads nothing must not keep its sandboxes
+            await all_sent.wait()
         tasks.cancel_scope.cancel()
 
 
 async def _lines(received: AsyncIterator[bytes]) -> AsyncIterator[bytes | None]:
-    """Lines, and None for each that is longer than a message may be."""
+    """Lines, and None for each line that is longer than `MAX_MESSAGE_BYTES`."""
     kept, skipping = bytearray(), False
     async for data in received:
         *ended, rest = data.split(b"\n")
         for piece in ended:
             kept += piece
             if not skipping:
-                yield bytes(kept) if len(kept) <= MESSAGE_LIMIT_BYTES else None
+                yield bytes(kept) if len(kept) <= MAX_MESSAGE_BYTES else None
             kept.clear()
             skipping = False
         if not skipping:
             kept += rest
-            if len(kept) > MESSAGE_LIMIT_BYTES:
+            if len(kept) > MAX_MESSAGE_BYTES:
                 yield None
                 kept.clear()
                 skipping = True
@@ -104,14 +107,14 @@ async def _lines(received: AsyncIterator[bytes]) -> AsyncIterator[bytes | None]:
         yield bytes(kept)
 
 
-class _Complaint(types.JSONRPCError):
-    """What is answered to a message that is not taken. Errors that a client sends are other ones."""
+class _ErrorResponse(types.JSONRPCError):
+    """The error response for a message that is not accepted. A class of its own, because clients send errors too."""
 
 
-def _read(line: bytes | None) -> types.JSONRPCMessage | _Complaint | None:
-    """The message in a line, None of an empty one, or what is answered to one that is no message."""
+def _read(line: bytes | None) -> types.JSONRPCMessage | _ErrorResponse | None:
+    """The message in a line, None for an empty line, or the error response for an invalid one."""
     if line is None:
-        return _complaint(None, types.INVALID_REQUEST, f"a message may have {MESSAGE_LIMIT_BYTES >> 20} MiB")
+        return _error_response(None, types.INVALID_REQUEST, f"the message is larger than {MAX_MESSAGE_BYTES >> 20} MiB")
     if not line.strip():
         return None
     try:
@@ -120,20 +123,20 @@ def _read(line: bytes | None) -> types.JSONRPCMessage | _Complaint | None:
         try:
             parsed = pydantic_core.from_json(line)
         except ValueError as error:
-            return _complaint(None, types.PARSE_ERROR, f"a message is JSON on one line, and this is none: {error}")
-        why = "this is JSON, but no request, answer or notification"
-        return _complaint(request_id(parsed), types.INVALID_REQUEST, why)
-    # With an id that is none it looks like a notification, and who sent it would wait for ever.
+            return _error_response(None, types.PARSE_ERROR, f"a message must be JSON on one line: {error}")
+        why = "the message is JSON, but not a request, response or notification"
+        return _error_response(request_id(parsed), types.INVALID_REQUEST, why)
+    # With an invalid id it looks like a notification, and the client would wait for ever.
     if isinstance(message, types.JSONRPCNotification) and b'"id"' in line and "id" in pydantic_core.from_json(line):
-        return _complaint(None, types.INVALID_REQUEST, "the id of a request is a string or a whole number")
+        return _error_response(None, types.INVALID_REQUEST, "the id of a request must be a string or an integer")
     return message
 
 
 def request_id(message: object) -> str | int | None:
-    """What an answer to this message is to say it answers. None: nothing in it can be that."""
+    """The id for a response to this message. None: it has no valid id."""
     id = message.get("id") if isinstance(message, dict) else None
     return id if isinstance(id, str | int) and not isinstance(id, bool) else None
 
 
-def _complaint(id: str | int | None, code: int, message: str) -> _Complaint:
-    return _Complaint(jsonrpc="2.0", id=id, error=types.ErrorData(code=code, message=message))
+def _error_response(id: str | int | None, code: int, message: str) -> _ErrorResponse:
+    return _ErrorResponse(jsonrpc="2.0", id=id, error=types.ErrorData(code=code, message=message))

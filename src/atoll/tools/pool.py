@@ -1,9 +1,10 @@
-"""The agent's vocabulary: eight tools over the named sandboxes of a session, or five bound to one sandbox.
+"""The vocabulary `agent`: eight tools over the named sandboxes of a session, or five bound to one sandbox.
 
-Knows what each of them does with a `SandboxPool` or a `Sandbox`. Refuses to know how they are called and by whom.
+Owns what each tool does with a `SandboxPool` or a `Sandbox`. Not here: paths, text and output (`view.py`), schemas and
+calls (`tool.py`). Used by `SandboxPool.tools` and `Sandbox.tools`, and through `vocabularies.py` by the surfaces.
 
-With a pool, `default` comes to life when it is first used. So does any other name that something is done to with
-`shell`, `write_file` or `transfer`; what only looks at a sandbox that nobody has made says so instead.
+With a pool, the sandbox `default` is created when it is first used. `shell`, `write_file` and the target of `transfer`
+create a sandbox of any other name too; tools that only read fail if the sandbox does not exist.
 """
 
 from __future__ import annotations
@@ -34,76 +35,78 @@ from atoll.contract.model import FileStat
 from atoll.runtime.images.reference import Reference
 from atoll.runtime.sandbox import Sandbox
 from atoll.runtime.sandbox_pool import DEFAULT, SandboxPool
-from atoll.tools.tool import Context, Hints, Input, Link, Result, Tool, ToolResult, ToolSet
+from atoll.tools.tool import Hints, Input, OnOutput, Result, ResultLink, Tool, ToolContext, ToolResult, ToolSet
 from atoll.tools.view import (
     HOME,
-    OUTPUT_LIMIT_BYTES,
-    SEARCH_S,
-    Session,
+    MAX_OUTPUT_BYTES,
+    MAX_SEARCH_S,
+    PoolContext,
     View,
     as_text,
+    complete_characters,
     media_type,
     run,
     searching,
-    whole,
 )
+from atoll.tools.vocabularies import Vocabulary
 
-READ_BYTES = 256 * 1024
-READ_LIMIT_BYTES = 4 * 1024 * 1024
-GLOB_LIMIT = 2000
-TRANSFER_LIMIT_BYTES = 16 * 1024**3
-LISTEN_WAIT_S = 10.0
+DEFAULT_READ_BYTES = 256 * 1024
+MAX_READ_BYTES = 4 * 1024 * 1024
+MAX_GLOB_FILES = 2000
+MAX_TRANSFER_BYTES = 16 * 1024**3
+MAX_LISTEN_WAIT_S = 10.0
 _SLEEPING = frozenset({"paused", "sleeping", "shutdown"})
 
 
 # ---------------------------------------------------------------------------------------------------------- contexts
 
 
-class Place(Context, Protocol):
-    """Where the tools work."""
+class ViewContext(ToolContext, Protocol):
+    """A tool context that finds the sandbox of a call."""
 
-    async def view(self, ask: Input, *, make: bool = False) -> View:
-        """The sandbox that a call is about; with `make`, made if it is not there."""
+    async def view(self, args: Input, *, make: bool = False) -> View:
+        """The view of the sandbox that a call is about. With `make`, the sandbox is created if it does not exist."""
 
-    def name(self, ask: Input) -> str:
-        """What the model calls it."""
+    def name(self, args: Input) -> str:
+        """The name by which the model knows that sandbox."""
 
 
 class SandboxContext:
-    """A sandbox: no tool has to say which."""
+    """One sandbox: the tools have no argument for its name."""
 
     abilities = frozenset({"sandbox"})
 
     def __init__(self, sandbox: Sandbox) -> None:
         self._view = View(sandbox)
 
-    async def view(self, ask: Input, *, make: bool = False) -> View:  # noqa: ARG002 - as with a pool
+    async def view(self, args: Input, *, make: bool = False) -> View:  # noqa: ARG002 - as with a pool
         return self._view
 
-    def name(self, ask: Input) -> str:  # noqa: ARG002 - as with a pool
+    def name(self, args: Input) -> str:  # noqa: ARG002 - as with a pool
         return self._view.sandbox.name
 
     def explain(self, error: AtollError) -> str:
         return error.message
 
 
-class Named(Session):
-    """A pool: tools name the sandboxes of its session."""
+class SessionContext(PoolContext):
+    """The sandboxes of a pool: tools name the one that they use."""
 
-    async def view(self, ask: Input, *, make: bool = False) -> View:
-        return await self.at(self.name(ask), make=make)
+    async def view(self, args: Input, *, make: bool = False) -> View:
+        return await self.at(self.name(args), make=make)
 
     async def at(self, name: str, *, make: bool = False) -> View:
-        """The sandbox of this name; with `make`, made if it is not there, as `default` is in any case."""
+        """The view of the sandbox of this name. With `make`, and always for `default`, it is created if it does not
+        exist."""
         return View(await (self.pool.get(name) if make or name == DEFAULT else self.pool.find(name)))
 
-    def name(self, ask: Input) -> str:
-        return str(getattr(ask, "sandbox", DEFAULT))
+    def name(self, args: Input) -> str:
+        return str(getattr(args, "sandbox", DEFAULT))
 
     def explain(self, error: AtollError) -> str:
         message = super().explain(error)
         if isinstance(error, SandboxDied | SandboxAsleep):
-            message += ". If it does not come back by itself, sandbox_create with its name starts it with its files"
+            message += ". If it does not restart by itself, sandbox_create with its name starts it with its files"
         return message
 
 
@@ -111,7 +114,7 @@ class Named(Session):
 
 
 def _check_sleep(sleep_after_ms: float) -> float:
-    # A sandbox that sleeps at once ends what somebody is just beginning in it.
+    # A sandbox that sleeps at once would end the command that is just starting in it.
     if 0 < sleep_after_ms < 1000:
         raise ValueError("it should be 0 or at least 1000")
     return sleep_after_ms
@@ -130,7 +133,7 @@ class ShellResult(Result):
     stdout: str
     stderr: str
     exit_code: int
-    """124: it ran into its time limit."""
+    """124: it timed out."""
 
 
 class ReadFile(Input):
@@ -138,19 +141,19 @@ class ReadFile(Input):
     """Relative paths begin at /home/user."""
     offset: int = Field(default=0, ge=0, le=2**62)
     """Byte offset to begin at."""
-    limit: int = Field(default=READ_BYTES, ge=1, le=READ_LIMIT_BYTES)
+    limit: int = Field(default=DEFAULT_READ_BYTES, ge=1, le=MAX_READ_BYTES)
     """Most bytes to read."""
 
 
 class ReadFileResult(Result):
     content: str
-    """Empty for a file that is no text."""
+    """Empty for a binary file."""
     size: int
     """Bytes of the whole file."""
     next_offset: int | None = None
-    """Where to go on. Unset: the end was reached."""
+    """Where to continue. Unset: the end was reached."""
     binary: str | None = None
-    """The type of a file that is no text. Unset: it is text."""
+    """The media type of a binary file. Unset: it is text."""
 
 
 class WriteFile(Input):
@@ -167,14 +170,14 @@ class WriteFileResult(Result):
     """Bytes of the file now."""
 
 
-class Glob(Input):
+class SandboxGlob(Input):
     pattern: str = Field(min_length=1)
     """`*`, `?` and `[…]` within a name, `**` for any number of directories, `{a,b}` for either."""
     cwd: str = HOME
     """Where to look; the files are named relative to it."""
 
 
-class GlobResult(Result):
+class SandboxGlobResult(Result):
     files: list[str]
     truncated: bool | None = None
     """True: there may be more. Unset: these are all."""
@@ -201,7 +204,7 @@ class SandboxCreate(Input):
 class SandboxCreateResult(Result):
     sandbox: str
     created: bool
-    """False: it was there already."""
+    """False: it existed already."""
 
 
 class SandboxList(Input):
@@ -223,8 +226,8 @@ class Transfer(Input):
     from_path: str = Field(min_length=1)
     to_sandbox: str = Field(min_length=1)
     to_path: str = Field(min_length=1)
-    """What the copy is called. A file goes into a directory that is there under its own name; a directory is merged
-    with one that is there."""
+    """The path of the copy. If a directory exists there, a file is copied into it under its own name, and a directory
+    is merged with it."""
     recursive: bool = False
     """Needed for a directory."""
 
@@ -238,90 +241,90 @@ class TransferResult(Result):
 # ----------------------------------------------------------------------------------------------------------- handlers
 
 
-async def _shell(ask: Shell, place: Place) -> ShellResult:
-    view = await place.view(ask, make=True)
-    cwd = view.path(ask.working_dir)
+async def _shell(args: Shell, context: ViewContext, *, on_output: OnOutput | None) -> ShellResult:
+    view = await context.view(args, make=True)
+    cwd = view.path(args.working_dir)
     async with view.suggesting(cwd):
-        ran = await run(view.sandbox, ask.command, cwd=cwd, timeout_s=ask.timeout_ms / 1000)
+        ran = await run(view.sandbox, args.command, cwd=cwd, timeout_s=args.timeout_ms / 1000, on_output=on_output)
     return ShellResult(stdout=ran.stdout, stderr=ran.stderr, exit_code=ran.exit_code)
 
 
-async def _read_file(ask: ReadFile, place: Place) -> ReadFileResult:
-    view = await place.view(ask)
-    path = view.path(ask.path)
+async def _read_file(args: ReadFile, context: ViewContext) -> ReadFileResult:
+    view = await context.view(args)
+    path = view.path(args.path)
     async with view.suggesting(path):
-        data = await view.sandbox.files.read_bytes(path, offset=ask.offset, limit=ask.limit)
-        end = ask.offset + len(data)
-        # Fewer bytes than there might have been were the last ones.
-        size = end if data and len(data) < ask.limit else (await view.sandbox.files.stat(path)).size
-    content = as_text(data, head=ask.offset == 0, tail=end >= size)
+        data = await view.sandbox.files.read_bytes(path, offset=args.offset, limit=args.limit)
+        end = args.offset + len(data)
+        # A short read means the end of the file.
+        size = end if data and len(data) < args.limit else (await view.sandbox.files.stat(path)).size
+    content = as_text(data, head=args.offset == 0, tail=end >= size)
     if content is None:
-        return ReadFileResult(content="", size=size, binary=media_type(data if ask.offset == 0 else b"", path))
+        return ReadFileResult(content="", size=size, binary=media_type(data if args.offset == 0 else b"", path))
     next_offset = None
     if end < size:
-        next_offset = ask.offset + len(whole(data, tail=False))
-        if next_offset == ask.offset:
+        next_offset = args.offset + len(complete_characters(data, tail=False))
+        if next_offset == args.offset:
             raise InvalidRequest(
-                f"limit is {ask.limit}, and the character at {ask.offset} is longer; read at least 4 bytes"
+                f"limit is {args.limit}, and the character at {args.offset} is longer; read at least 4 bytes"
             )
     return ReadFileResult(content=content, size=size, next_offset=next_offset)
 
 
-async def _write_file(ask: WriteFile, place: Place) -> WriteFileResult:
-    view = await place.view(ask, make=True)
+async def _write_file(args: WriteFile, context: ViewContext) -> WriteFileResult:
+    view = await context.view(args, make=True)
     return WriteFileResult(
-        size=await view.sandbox.files.write_text(view.path(ask.path), ask.content, append=ask.append)
+        size=await view.sandbox.files.write_text(view.path(args.path), args.content, append=args.append)
     )
 
 
-async def _glob(ask: Glob, place: Place) -> GlobResult:
-    view = await place.view(ask)
-    cwd = view.path(ask.cwd)
+async def _glob(args: SandboxGlob, context: ViewContext) -> SandboxGlobResult:
+    view = await context.view(args)
+    cwd = view.path(args.cwd)
     async with view.suggesting(cwd):
         with searching():
-            found = await view.sandbox.files.glob(ask.pattern, cwd=cwd, limit=GLOB_LIMIT)
-    return GlobResult(files=[entry.name for entry in found], truncated=len(found) == GLOB_LIMIT or None)
+            found = await view.sandbox.files.glob(args.pattern, cwd=cwd, limit=MAX_GLOB_FILES)
+    return SandboxGlobResult(files=[entry.name for entry in found], truncated=len(found) == MAX_GLOB_FILES or None)
 
 
-async def _browse(ask: Browse, place: Place) -> ToolResult:
-    view = await place.view(ask)
+async def _browse(args: Browse, context: ViewContext) -> ToolResult:
+    view = await context.view(args)
     try:
-        preview = await view.sandbox.expose(ask.port, wait_s=LISTEN_WAIT_S)
+        preview = await view.sandbox.expose(args.port, wait_s=MAX_LISTEN_WAIT_S)
     except PortRefused:
         raise PortRefused(
-            f"nothing listens on port {ask.port} in the sandbox, and nothing began to within {LISTEN_WAIT_S:g} s; "
-            "start the server in the background, on 127.0.0.1 or all addresses, and ask again"
+            f"no server listened on port {args.port} in the sandbox within {MAX_LISTEN_WAIT_S:g} s; start the server "
+            "in the background, on 127.0.0.1 or all addresses, and call browse again"
         ) from None
-    link = Link(url=preview.url, name=f"port {ask.port} of {place.name(ask)}")
+    link = ResultLink(url=preview.url, name=f"port {args.port} of {context.name(args)}")
     return BrowseResult(url=preview.url).result().model_copy(update={"links": (link,)})
 
 
-async def _sandbox_create(ask: SandboxCreate, session: Named) -> SandboxCreateResult:
-    _check_image(ask.image, session.pool.image)
+async def _sandbox_create(args: SandboxCreate, context: SessionContext) -> SandboxCreateResult:
+    _check_image(args.image, context.pool.image)
     created = True
     try:
-        await session.pool.create(ask.sandbox, image=ask.image)
+        await context.pool.create(args.sandbox, image=args.image)
     except SandboxExists:
         created = False
-        found = await session.pool.find(ask.sandbox)
-        if "image" in ask.model_fields_set and not _is_same(found.info.image, ask.image):
+        found = await context.pool.find(args.sandbox)
+        if "image" in args.model_fields_set and not _is_same(found.info.image, args.image):
             raise InvalidRequest(
-                f"the sandbox {ask.sandbox!r} is there already, and made from {found.info.image!r}, not from "
-                f"{ask.image!r}; use it as it is, or make one with another name"
+                f"the sandbox {args.sandbox!r} exists already, and was made from {found.info.image!r}, not from "
+                f"{args.image!r}; use it as it is, or create one with another name"
             ) from None
-        statuses = {each.id: each.status for each in await session.pool.list()}
+        statuses = {each.id: each.status for each in await context.pool.list()}
         if statuses.get(found.id) in {"error", "shutdown"}:  # using it does not wake it
             await found.wake()
-    if created or "sleep_after_ms" in ask.model_fields_set:
-        session.pool.sleep_after(ask.sandbox, ask.sleep_after_ms / 1000 or None)
-    return SandboxCreateResult(sandbox=ask.sandbox, created=created)
+    if created or "sleep_after_ms" in args.model_fields_set:
+        context.pool.sleep_after(args.sandbox, args.sleep_after_ms / 1000 or None)
+    return SandboxCreateResult(sandbox=args.sandbox, created=created)
 
 
 def _check_image(image: str, own: str) -> None:
-    """A model may name what is in a registry. Which paths and neighbours of this machine are used, is not its choice.
+    """A model may choose images of registries. It may not choose paths of this machine or addresses in its network.
 
     Raises:
-        InvalidRequest: it names one of those.
+        InvalidRequest: the image is a path or has such an address.
     """
     if image == own:
         return
@@ -339,7 +342,7 @@ def _is_same(image: str, other: str) -> bool:
     return Reference.parse(image) == Reference.parse(other)
 
 
-async def _sandbox_list(_ask: SandboxList, session: Named) -> SandboxListResult:
+async def _sandbox_list(_args: SandboxList, context: SessionContext) -> SandboxListResult:
     return SandboxListResult(
         sandboxes=[
             ListedSandbox(
@@ -347,30 +350,32 @@ async def _sandbox_list(_ask: SandboxList, session: Named) -> SandboxListResult:
                 image=each.image,
                 status="sleeping" if each.status in _SLEEPING else each.status,  # type: ignore[arg-type]
             )
-            for each in await session.pool.list()
+            for each in await context.pool.list()
         ]
     )
 
 
-async def _transfer(ask: Transfer, session: Named) -> TransferResult:
-    source = await session.at(ask.from_sandbox)
-    path, target = source.path(ask.from_path), source.path(ask.to_path)
+async def _transfer(args: Transfer, context: SessionContext) -> TransferResult:
+    source = await context.at(args.from_sandbox)
+    path, target = source.path(args.from_path), source.path(args.to_path)
     async with source.suggesting(path):
         status = await source.sandbox.files.stat(path)
     if status.kind not in {"file", "directory"}:
-        raise InvalidRequest(f"{ask.from_path}: a {status.kind}; files and directories can be copied")
-    if status.kind == "directory" and not ask.recursive:
-        raise PathIsDirectory(f"{ask.from_path}: a directory; set recursive to true to copy it", number=21)
-    view = await session.at(ask.to_sandbox, make=True)
+        raise InvalidRequest(f"{args.from_path}: a {status.kind}; only files and directories can be copied")
+    if status.kind == "directory" and not args.recursive:
+        raise PathIsDirectory(f"{args.from_path}: a directory; set recursive to true to copy it", number=21)
+    view = await context.at(args.to_sandbox, make=True)
     if status.kind == "directory":
         if source.sandbox.id == view.sandbox.id and _is_below(target, path):
-            raise InvalidRequest(f"{ask.to_path}: inside of {ask.from_path}; a directory cannot be copied into itself")
+            raise InvalidRequest(
+                f"{args.to_path}: inside of {args.from_path}; a directory cannot be copied into itself"
+            )
         return TransferResult(bytes=await _copy_tree(source, path, view, target))
     return TransferResult(bytes=await _copy_file(source, path, status, view, target))
 
 
 async def _copy_tree(source: View, path: str, view: View, target: str) -> int:
-    # The archive goes from guest to guest as it is made. The one that unpacks it writes nothing outside of `target`.
+    # The archive is streamed from guest to guest. The guest that unpacks it writes nothing outside of `target`.
     async with aclosing(source.sandbox.files.tar_out(path, inside=True)) as archive:
         return await view.sandbox.files.tar_in(target, _bounded(archive))
 
@@ -388,12 +393,16 @@ async def _copy_file(source: View, path: str, status: FileStat, view: View, targ
 
 
 async def _bounded(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The same, up to what one transfer may be: a sandbox has files as large as it likes."""
+    """Pass on at most `MAX_TRANSFER_BYTES`: files of a sandbox can have any size.
+
+    Raises:
+        InvalidRequest: there are more.
+    """
     total = 0
     async for piece in pieces:
         total += len(piece)
-        if total > TRANSFER_LIMIT_BYTES:
-            raise InvalidRequest(f"more than {TRANSFER_LIMIT_BYTES} bytes; copy it in parts")
+        if total > MAX_TRANSFER_BYTES:
+            raise InvalidRequest(f"the transfer has more than {MAX_TRANSFER_BYTES} bytes; copy it in parts")
         yield piece
 
 
@@ -402,39 +411,40 @@ def _is_below(path: str, directory: str) -> bool:
     return path == directory or path.startswith(directory.rstrip("/") + "/")
 
 
-def _file(ask: ReadFile | WriteFile, place: Place) -> Hashable:
-    return place.name(ask), posixpath.normpath(posixpath.join(HOME, ask.path))
+def _file_key(args: ReadFile | WriteFile, context: ViewContext) -> Hashable:
+    return context.name(args), posixpath.normpath(posixpath.join(HOME, args.path))
 
 
-def _target(ask: Transfer, _place: Place) -> Hashable:
-    return ask.to_sandbox, posixpath.normpath(posixpath.join(HOME, ask.to_path))
+def _target_key(args: Transfer, _context: ViewContext) -> Hashable:
+    return args.to_sandbox, posixpath.normpath(posixpath.join(HOME, args.to_path))
 
 
 # --------------------------------------------------------------------------------------------------------- vocabulary
 
 
-_POOL = frozenset({"pool"})
-_LOOKS = Hints(read_only=True, idempotent=True)
+_NEEDS_POOL = frozenset({"pool"})
+_READ_ONLY = Hints(read_only=True, idempotent=True)
 
 SHELL = Tool(
     "shell",
-    f"Run a shell command and wait for its end. Gives stdout, stderr (up to {OUTPUT_LIMIT_BYTES // 1024} KiB of each, "
-    "head and tail) and the exit code. What it leaves running in the background stays.",
+    f"Run a shell command and wait for its end. Returns stdout, stderr (up to {MAX_OUTPUT_BYTES // 1024} KiB of each, "
+    "head and tail) and the exit code. Background processes keep running.",
     Shell,
     ShellResult,
     _shell,
     hints=Hints(destructive=True, open_world=True),
+    streams_output=True,
     vocabulary="agent",
 )
 READ_FILE = Tool(
     "read_file",
-    f"Read a text file, {READ_BYTES // 1024} KiB unless limit says otherwise, {READ_LIMIT_BYTES >> 20} MiB at most; "
-    "next_offset says where to go on. Of a file that is no text you get its size and type.",
+    f"Read a text file, {DEFAULT_READ_BYTES // 1024} KiB unless limit says otherwise, {MAX_READ_BYTES >> 20} MiB at "
+    "most; next_offset says where to continue. For a binary file you get its size and type.",
     ReadFile,
     ReadFileResult,
     _read_file,
-    hints=_LOOKS,
-    turn=_file,
+    hints=_READ_ONLY,
+    serialize_by=_file_key,
     vocabulary="agent",
 )
 WRITE_FILE = Tool(
@@ -444,23 +454,23 @@ WRITE_FILE = Tool(
     WriteFileResult,
     _write_file,
     hints=Hints(destructive=True),
-    turn=_file,
+    serialize_by=_file_key,
     vocabulary="agent",
 )
 GLOB = Tool(
     "glob",
-    f"Find files by pattern, {GLOB_LIMIT} at most. Names that begin with a dot need a pattern that does. "
-    f"May take {SEARCH_S:g} s.",
-    Glob,
-    GlobResult,
+    f"Find files by pattern, {MAX_GLOB_FILES} at most. Names that begin with a dot match only patterns that do. "
+    f"May take {MAX_SEARCH_S:g} s.",
+    SandboxGlob,
+    SandboxGlobResult,
     _glob,
-    hints=_LOOKS,
+    hints=_READ_ONLY,
     vocabulary="agent",
 )
 BROWSE = Tool(
     "browse",
-    "Get a URL for a server that listens on a port in the sandbox. Whoever has the URL can use it. Waits up to "
-    f"{LISTEN_WAIT_S:g} s for the server.",
+    "Get a URL for a server that listens on a port in the sandbox. Anyone with the URL can use it. Waits up to "
+    f"{MAX_LISTEN_WAIT_S:g} s for the server.",
     Browse,
     BrowseResult,
     _browse,
@@ -470,23 +480,23 @@ BROWSE = Tool(
 TRANSFER = Tool(
     "transfer",
     "Copy a file, or with recursive a directory, from one sandbox to another. Keeps modes and symlinks; sockets, pipes "
-    f"and devices are left out. {TRANSFER_LIMIT_BYTES >> 30} GiB at most.",
+    f"and devices are left out. {MAX_TRANSFER_BYTES >> 30} GiB at most.",
     Transfer,
     TransferResult,
     _transfer,
-    needs=_POOL,
+    needs=_NEEDS_POOL,
     hints=Hints(destructive=True, idempotent=True),
-    turn=_target,
+    serialize_by=_target_key,
     vocabulary="agent",
 )
 SANDBOX_CREATE = Tool(
     "sandbox_create",
-    "Make a named sandbox, with files and processes of its own. One that is there already stays as it is; one that has "
+    "Create a named sandbox, with its own files and processes. One that exists already stays as it is; one that has "
     "died is started again.",
     SandboxCreate,
     SandboxCreateResult,
     _sandbox_create,
-    needs=_POOL,
+    needs=_NEEDS_POOL,
     hints=Hints(idempotent=True),
     vocabulary="agent",
 )
@@ -496,42 +506,56 @@ SANDBOX_LIST = Tool(
     SandboxList,
     SandboxListResult,
     _sandbox_list,
-    needs=_POOL,
-    hints=_LOOKS,
+    needs=_NEEDS_POOL,
+    hints=_READ_ONLY,
     vocabulary="agent",
 )
 
 
 def _with(tool: Tool, **fields: Any) -> Tool:
-    """The same tool, with more or other fields in its input."""
+    """A copy of a tool, with fields added to its input or replaced in it."""
     model: type[Input] = create_model(tool.input.__name__, __base__=tool.input, **fields)
     return replace(tool, input=model)
 
 
-_HERE = (SHELL, READ_FILE, WRITE_FILE, GLOB, BROWSE)
-_WHICH = (str, Field(default=DEFAULT, min_length=1, description="Which sandbox."))
-NAMING = tuple(_with(tool, sandbox=_WHICH) for tool in _HERE)
+_SANDBOX_TOOLS = (SHELL, READ_FILE, WRITE_FILE, GLOB, BROWSE)
+_SANDBOX_FIELD = (str, Field(default=DEFAULT, min_length=1, description="Which sandbox."))
+_NAMING = tuple(_with(tool, sandbox=_SANDBOX_FIELD) for tool in _SANDBOX_TOOLS)
+POOL_TOOLS = (*_NAMING, SANDBOX_CREATE, SANDBOX_LIST, TRANSFER)
 
 
 def sandbox_tools(sandbox: Sandbox) -> ToolSet:
-    """`shell`, `read_file`, `write_file`, `glob` and `browse` for one sandbox, which none of them has to name."""
-    return ToolSet(_HERE, SandboxContext(sandbox))
+    """`shell`, `read_file`, `write_file`, `glob` and `browse` for one sandbox, without an argument for its name."""
+    return ToolSet(_SANDBOX_TOOLS, SandboxContext(sandbox))
 
 
 def pool_tools(pool: SandboxPool) -> ToolSet:
-    """All eight tools for the sandboxes of a session. The defaults that the schemas show are the pool's own."""
+    """All eight tools for the sandboxes of a session. The schemas show the pool's defaults."""
     sleep_after_ms = 0 if pool.sleep_after_s is None else pool.sleep_after_s * 1000
     create = _with(
         SANDBOX_CREATE,
-        image=_defaulting("image", pool.image),
-        sleep_after_ms=_defaulting(
+        image=_with_default("image", pool.image),
+        sleep_after_ms=_with_default(
             "sleep_after_ms", int(sleep_after_ms) if sleep_after_ms % 1 == 0 else sleep_after_ms
         ),
     )
-    return ToolSet((*NAMING, create, SANDBOX_LIST, TRANSFER), Named(pool))
+    return ToolSet((*_NAMING, create, SANDBOX_LIST, TRANSFER), SessionContext(pool))
 
 
-def _defaulting(field: str, default: object) -> tuple[Any, Any]:
+def _with_default(field: str, default: object) -> tuple[Any, Any]:
     about = copy(SandboxCreate.model_fields[field])
     about.default = default
     return about.annotation, about
+
+
+VOCABULARY = Vocabulary(
+    tools=lambda pool, _tasks: pool_tools(pool),
+    instructions="Without a name, tools use the sandbox 'default', which is created when it is first used.",
+    transcripts={
+        "shell": "$ {command}",
+        "glob": "{pattern}",
+        "browse": ":{port}",
+        "sandbox_create": "{image}",
+        "transfer": "{from_sandbox}:{from_path} → {to_sandbox}:{to_path}",
+    },
+)

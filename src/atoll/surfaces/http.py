@@ -1,0 +1,174 @@
+"""What every HTTP surface shares: who may send requests, and how an app is served at an address.
+
+Owns the check of host name, origin and bearer token (`HttpGuard`), the rule that an address which other machines can
+reach needs a token, and the start and end of a server (`listen`). Not here: routes, body limits, the format of error
+responses, and sessions: each surface has its own. Used by `mcp/http.py`.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import re
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+import anyio
+import uvicorn
+from pydantic import SecretStr
+from starlette.requests import Request
+from starlette.types import ASGIApp
+
+from atoll.contract.errors import InvalidRequest
+from atoll.settings import SHORTEST_TOKEN
+
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+MAX_CONNECTIONS = 256
+"""Further connections are answered with 503."""
+_BACKLOG = 512
+_TOKEN = re.compile(rf"[^\s\x00-\x1f\x7f]{{{SHORTEST_TOKEN},}}")
+
+
+# --------------------------------------------------------------------------------------------------------------- guard
+
+
+@dataclass(frozen=True)
+class HttpRefusal:
+    """Why a request is refused. The surface writes it in its own format."""
+
+    status: int
+    message: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+class HttpGuard:
+    """Decides which requests an app accepts, by their host name, origin and bearer token.
+
+    `hosts` are the names of the server: a request for another name, or from a web page of another site, is refused.
+    This stops DNS rebinding: a page can point a name of its own at this address, but cannot change the Host header.
+    None is any name, and needs a `token`. `token_variable` is the environment variable with the token, for messages.
+
+    Raises:
+        InvalidRequest: there are neither hosts nor a token, a host is not a host name, or clients could not send the
+            token.
+    """
+
+    def __init__(self, hosts: Sequence[str] | None, token: SecretStr | None, *, token_variable: str) -> None:
+        if hosts is None and token is None:
+            raise InvalidRequest("an app that accepts any host name needs a token; give a token, or a list of hosts")
+        for host in hosts or ():
+            if host.lower() not in (_hostname(f"//{host}"), _hostname(f"//[{host}]")):
+                raise InvalidRequest(f"{host!r} is not a host name; write it without a port, such as localhost")
+        if token is not None and not _TOKEN.fullmatch(token.get_secret_value()):
+            raise InvalidRequest(
+                f"the token is invalid: it must have {SHORTEST_TOKEN} characters or more, without spaces and line "
+                "breaks, which clients could not send"
+            )
+        self._hosts = None if hosts is None else frozenset(host.lower() for host in hosts)
+        self._token = None if token is None else token.get_secret_value().encode()
+        self._token_variable = token_variable
+
+    def refusal(self, request: Request) -> HttpRefusal | None:
+        """Why this request is refused. None: it is accepted."""
+        host = _hostname(f"//{request.headers.get('host', '')}")
+        known = {host} if self._hosts is None else self._hosts
+        if host is None or host not in known:
+            allowed = ", ".join(sorted(self._hosts or ())) or "any host name"
+            return HttpRefusal(421, f"the Host header is missing or not accepted; allowed: {allowed}")
+        origin = request.headers.get("origin")
+        if origin is not None and _hostname(origin) not in known:
+            return HttpRefusal(403, "requests from web pages of other sites are refused")
+        if self._token is not None:
+            scheme, _, given = request.headers.get("authorization", "").partition(" ")
+            if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode("latin-1"), self._token):
+                why = f"a token is required: Authorization: Bearer, with the server's {self._token_variable}"
+                return HttpRefusal(401, why, {"WWW-Authenticate": "Bearer"})
+        return None
+
+
+def _hostname(url: str) -> str | None:
+    with suppress(ValueError):
+        return urlsplit(url).hostname
+    return None
+
+
+# -------------------------------------------------------------------------------------------------------------- listen
+
+
+def accepted_hosts(address: str, token: SecretStr | None, *, token_variable: str) -> tuple[str, ...] | None:
+    """The `hosts` of a guard for an app that listens at this IP address. None is any name.
+
+    With a token, clients may use any name, such as that of a reverse proxy: a web page that points a name here does not
+    have the token.
+
+    Raises:
+        InvalidRequest: other machines can reach the address, and there is no token.
+    """
+    if token is not None:
+        return None
+    if not ipaddress.ip_address(address).is_loopback:
+        raise InvalidRequest(
+            f"{address} can be reached from other machines, whose users could run commands; set {token_variable} to a "
+            "secret that clients have to send, or listen at 127.0.0.1"
+        )
+    return (*LOOPBACK, address)
+
+
+async def listen(
+    app: ASGIApp,
+    address: str,
+    port: int,
+    *,
+    on_ready: Callable[[str], None],
+    on_stop: Callable[[], None],
+    grace_s: int,
+) -> None:
+    """Serve an app at an IP address until this is cancelled. Signals are left to the caller.
+
+    `on_ready` receives the URL of the server, without a path. On cancellation `on_stop` is called first, to end streams
+    that would stay open; then connections have `grace_s` to finish.
+
+    Raises:
+        OSError: the address or port cannot be listened on.
+    """
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.create_server((address, port), family=family, backlog=_BACKLOG) as listening:
+        host = f"[{address}]" if ":" in address else address
+        on_ready(f"http://{host}:{listening.getsockname()[1]}")
+        config = uvicorn.Config(
+            app,
+            lifespan="on",
+            log_config=None,
+            ws="none",
+            limit_concurrency=MAX_CONNECTIONS,
+            timeout_graceful_shutdown=grace_s,
+        )
+        server = _UvicornServer(config)
+        stopping = False
+
+        async def serve() -> None:
+            # The server ends by `should_exit` and not by cancellation, so that the app's lifespan ends properly.
+            with anyio.CancelScope(shield=True):
+                await server.serve([listening])
+            if not stopping:
+                raise RuntimeError("the HTTP server ended unexpectedly")
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(serve)
+            try:
+                await anyio.sleep_forever()
+            finally:
+                stopping = True
+                on_stop()
+                server.should_exit = True
+
+
+class _UvicornServer(uvicorn.Server):
+    """Leaves signals to the caller."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
