@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import tarfile
@@ -12,7 +13,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from atoll.contract.errors import ImageUnavailable, InvalidRequest
+from atoll.contract.errors import ImageUnavailable, InvalidRequest, SandboxError
 from atoll.runtime.images.store import ImageStore
 from tests.images.registry import entry, file, rootfs, write_tar
 
@@ -88,6 +89,38 @@ async def test_a_removed_image_is_gone(store: ImageStore, tmp_path: Path):
     assert os.listdir(tmp_path / "images/tmp") == []
     with pytest.raises(ImageUnavailable, match="is not present"):
         await store.remove("tools")
+
+
+@pytest.mark.usefixtures("programs")
+async def test_an_image_of_a_newer_version_is_refused_and_kept(store: ImageStore, tmp_path: Path):
+    image = await store.import_(write_tar(tmp_path / "root.tar", rootfs()), "tools")
+    (record,) = (tmp_path / "images/references").iterdir()
+    before = record.read_bytes()
+    record.write_text(json.dumps({**json.loads(before), "version": 2, "invented_later": 1}))
+    tree = tmp_path / "images/unpacked" / image.digest.removeprefix("sha256:")
+    os.utime(tree, (0, 0))
+    message = r"written by a newer Atoll \(record version 2, this one reads up to 1\)"
+    with pytest.raises(SandboxError, match=f"^the image tools:latest was {message}; upgrade Atoll"):
+        await store.resolve("tools")
+    with pytest.raises(SandboxError, match=message):
+        store.list()
+    with pytest.raises(SandboxError, match=message):
+        await store.collect()
+    assert tree.is_dir()
+    record.write_bytes(before)
+    assert (await store.resolve("tools")).digest == image.digest
+
+
+@pytest.mark.usefixtures("programs")
+@pytest.mark.parametrize("content", [b'{"version": 0}', b"{}", b"\xff"], ids=["older", "without version", "garbage"])
+async def test_an_image_whose_record_is_older_or_damaged_is_had_anew(store: ImageStore, tmp_path: Path, content: bytes):
+    tar = write_tar(tmp_path / "root.tar", rootfs())
+    first = await store.resolve(f"tar:{tar}")
+    (record,) = (tmp_path / "images/references").iterdir()
+    record.write_bytes(content)
+    assert store.list() == []
+    assert (await store.resolve(f"tar:{tar}")).digest == first.digest
+    assert [image.digest for image in store.list()] == [first.digest]
 
 
 @pytest.mark.usefixtures("programs")

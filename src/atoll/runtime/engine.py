@@ -777,7 +777,7 @@ class Engine:
                     yield await self._checkpoint(id, None, keep=False)
         finally:
             with anyio.CancelScope(shield=True), contextlib.suppress(AtollError):
-                await self._lifecycle.collect(patience_s=1)
+                await self._lifecycle.collect(timeout_s=1)
 
     async def _fork(
         self, record: CheckpointRecord, names: Sequence[str], *, allowed: SandboxSpec, kept: bool
@@ -822,7 +822,7 @@ class Engine:
         id = self._checkpoints.find(checkpoint, sandbox).checkpoint.id
         with self._store.in_progress(id):
             self._checkpoints.forget(id)
-            await self._lifecycle.collect(patience_s=1)
+            await self._lifecycle.collect(timeout_s=1)
 
     # ---- other machines ----
 
@@ -1012,4 +1012,4 @@ class Engine:
         if sandbox is not None:
             await sandbox.aclose()
         if manifest is not None and manifest.layers and not (locked or held):
-            await self._lifecycle.collect(patience_s=1)
+            await self._lifecycle.collect(timeout_s=1)

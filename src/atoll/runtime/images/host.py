@@ -21,10 +21,11 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path, PurePosixPath
 
-from atoll.contract.model import Frozen
+from atoll.runtime.state.records import StoredRecord
+from atoll.runtime.state.store import now
 
 RECIPE = 2
 """Raise it when the code below makes something else from the same inputs: all skeletons are then built anew."""
@@ -82,8 +83,10 @@ Seen = tuple[int, int, int, int] | None
 """What tells that an input has changed: time of modification, size, inode and mode. None: it does not exist."""
 
 
-class Skeleton(Frozen):
+class Skeleton(StoredRecord):
     """What `build` has made, and from what."""
+
+    VERSION = 1
 
     digest: str
     """Of its content: `sha256:` and 64 hexadecimal digits."""
@@ -156,7 +159,7 @@ class _Builder:
         return Skeleton(
             digest=f"sha256:{self._content.hexdigest()}",
             size_bytes=self._written_bytes,
-            built_at=datetime.now(UTC),
+            built_at=now(),
             recipe=RECIPE,
             rootless=self._rootless,
             trees=trees,

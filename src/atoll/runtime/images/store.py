@@ -18,7 +18,6 @@ from __future__ import annotations
 import builtins
 import ctypes
 import errno
-import fcntl
 import hashlib
 import os
 import secrets
@@ -27,16 +26,17 @@ import stat
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 
 import anyio
 from anyio import from_thread, to_thread
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from atoll.contract.driver import Filesystem, Layer
-from atoll.contract.errors import ImageUnavailable, InvalidRequest
+from atoll.contract.errors import ImageUnavailable, InvalidRequest, SandboxError
 from atoll.contract.model import Env, Frozen
+from atoll.drivers.locks import locked, open_lock, try_lock
 from atoll.runtime.images import host as hostimage, overlay as imagelayer
 from atoll.runtime.images.fetch import (
     Configuration,
@@ -47,10 +47,12 @@ from atoll.runtime.images.fetch import (
     kind_of_archive,
 )
 from atoll.runtime.images.reference import HOST, Kind, Reference
+from atoll.runtime.state.records import StoredRecord, read_record, write_record
+from atoll.runtime.state.store import now
 
 __all__ = ["Image", "ImageLayers", "ImageStore", "Progress", "Reference"]
 
-_LOCK_POLL_S = (0.005, 0.1)
+_SCRATCH_LOCK = ".lock"
 _LOOK_EVERY_S = 0.5
 """How long the machine's own files are taken to be as they were seen."""
 
@@ -58,8 +60,10 @@ Seen = tuple[int, int, int]
 """What tells that a file has changed: time of modification, size and inode."""
 
 
-class Image(Frozen):
+class Image(StoredRecord):
     """An image that is present."""
+
+    VERSION = 1
 
     reference: str
     """In its full form."""
@@ -87,8 +91,10 @@ class ImageLayers(Frozen):
     digest: str
 
 
-class _Record(Frozen):
+class _Record(StoredRecord):
     """The content of a file in `references/`."""
+
+    VERSION = 1
 
     image: Image
     seen: Seen | None = None
@@ -151,7 +157,7 @@ class ImageStore:
         """
         if not self._is_present(digest):
             return None
-        described = Image.model_validate_json((self._tree(digest) / "image.json").read_bytes())
+        described = self._describe(digest)
         names = [record.image.reference for record in self._records() if record.image.digest == digest]
         full = {Reference.parse(name).short: name for name in names}
         name = reference if reference in (*names, *full) else next(iter(names), described.reference)
@@ -276,7 +282,7 @@ class ImageStore:
             async with self._lock(skeleton.digest):
                 if not self._tree(skeleton.digest).is_dir():
                     await self._publish(built, skeleton.digest)
-                self._replace(scratch, self._root / "host.json", skeleton.model_dump_json())
+                write_record(self._root / "host.json", skeleton)
         return skeleton
 
     def _if_current(self, skeleton: hostimage.Skeleton | None) -> hostimage.Skeleton | None:
@@ -292,8 +298,8 @@ class ImageStore:
 
     def _read_skeleton(self) -> hostimage.Skeleton | None:
         try:
-            return hostimage.Skeleton.model_validate_json((self._root / "host.json").read_bytes())
-        except (FileNotFoundError, ValidationError):  # absent, or written by another version: it is built anew
+            return read_record(self._root / "host.json", hostimage.Skeleton, "the host image")
+        except SandboxError:  # of another version: it is built again
             return None
 
     def _host_layers(self, skeleton: hostimage.Skeleton) -> ImageLayers:
@@ -315,7 +321,7 @@ class ImageStore:
             place = imagelayer.find(root, path)
             made_from.append("" if place is None else str(_seen(place.status)))
         digest = f"sha256:{hashlib.sha256(repr(made_from).encode()).hexdigest()}"
-        image = Image(reference=wanted.name, kind="dir", digest=digest, size_bytes=0, pulled_at=_now())
+        image = Image(reference=wanted.name, kind="dir", digest=digest, size_bytes=0, pulled_at=now())
         if not (self._tree(digest) / "layer").is_dir():
             async with self._lock(wanted.name), self._scratch() as scratch:
                 if not (self._tree(digest) / "layer").is_dir():
@@ -323,7 +329,7 @@ class ImageStore:
                     layer.mkdir(parents=True)
                     await to_thread.run_sync(lambda: imagelayer.generate(root, layer, rootless=self._rootless))
                     await self._publish(scratch.path / "image", digest)
-                self._write_record(scratch, wanted, _Record(image=image, checked_ns=time.time_ns()))
+                write_record(self._record_path(wanted), _Record(image=image, checked_ns=time.time_ns()))
         return image, root
 
     # --- images that are unpacked -----------------------------------------------------------------------------
@@ -352,9 +358,9 @@ class ImageStore:
                 if not self._is_present(digest):
                     await self._fetcher.download(scratch, remote, wanted.short, progress)
                     await self._unpack(scratch, wanted, digest, progress)
-                return self._refer(scratch, wanted, digest)
+                return self._refer(wanted, digest)
         async with self._lock(digest, progress):
-            return self._refer(scratch, wanted, digest)
+            return self._refer(wanted, digest)
 
     async def _load(
         self, scratch: Scratch, wanted: Reference, source: Path, tag: str, progress: Progress | None
@@ -377,7 +383,7 @@ class ImageStore:
                 if found == "rootfs":
                     await self._fetcher.lay_out(scratch, source, wanted.short, progress)
                 await self._unpack(scratch, wanted, digest, progress)
-            return self._refer(scratch, wanted, digest, seen)
+            return self._refer(wanted, digest, seen)
 
     async def _unpack(self, scratch: Scratch, wanted: Reference, digest: str, progress: Progress | None) -> None:
         configuration = await self._fetcher.unpack(scratch, wanted.short, progress)
@@ -393,14 +399,15 @@ class ImageStore:
 
         size_bytes = await to_thread.run_sync(finish)
         image = _described(wanted, digest, size_bytes, configuration)
-        (built / "image.json").write_text(image.model_dump_json())
+        write_record(built / "image.json", image)
         await self._publish(built, digest)
 
-    def _refer(self, scratch: Scratch, wanted: Reference, digest: str, seen: Seen | None = None) -> Image:
+    def _refer(self, wanted: Reference, digest: str, seen: Seen | None = None) -> Image:
         """Let `wanted` mean `digest`, which is present."""
-        described = Image.model_validate_json((self._tree(digest) / "image.json").read_bytes())
-        image = described.model_copy(update={"reference": wanted.name, "kind": wanted.kind, "pulled_at": _now()})
-        self._write_record(scratch, wanted, _Record(image=image, seen=seen, checked_ns=time.time_ns()))
+        image = self._describe(digest).model_copy(
+            update={"reference": wanted.name, "kind": wanted.kind, "pulled_at": now()}
+        )
+        write_record(self._record_path(wanted), _Record(image=image, seen=seen, checked_ns=time.time_ns()))
         return image
 
     def _layers(self, image: Image, root: Path | None = None) -> ImageLayers:
@@ -423,7 +430,7 @@ class ImageStore:
         try:
             os.utime(self._tree(digest))
         except FileNotFoundError:
-            raise ImageUnavailable(f"the image {digest} has just been removed", reason="not_found") from None
+            raise _just_removed(digest) from None
 
     def _is_idle(self, digest: str) -> bool:
         try:
@@ -448,35 +455,40 @@ class ImageStore:
         return self._root / "references" / f"{_hash(wanted.name)}.json"
 
     def _read_record(self, wanted: Reference) -> _Record | None:
-        try:
-            return _Record.model_validate_json(self._record_path(wanted).read_bytes())
-        except (FileNotFoundError, ValidationError):  # absent, or written by another version: it is fetched anew
-            return None
+        return self._read_reference(self._record_path(wanted), wanted.short)
 
     def _records(self) -> Iterator[_Record]:
         directory = self._root / "references"
         for name in sorted(os.listdir(directory)) if directory.is_dir() else ():
-            try:
-                yield _Record.model_validate_json((directory / name).read_bytes())
-            except (FileNotFoundError, ValidationError):
-                continue
+            if name.endswith(".json"):
+                record = self._read_reference(directory / name, f"with the record {name}")
+                if record is not None:
+                    yield record
 
-    def _write_record(self, scratch: Scratch, wanted: Reference, record: _Record) -> None:
-        self._replace(scratch, self._record_path(wanted), record.model_dump_json())
+    def _read_reference(self, path: Path, name: str) -> _Record | None:
+        """A file of `references/`. None: it is absent, malformed, or written by an older Atoll; the image is fetched.
 
-    def _replace(self, scratch: Scratch, target: Path, text: str) -> None:
-        """Write a file so that at any moment, also of a power failure, it holds the old or the new text."""
-        written = scratch.path / "record"
-        with open(written, "w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        written.rename(target)
-        directory = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        Raises:
+            SandboxError: it was written by a newer Atoll. Its image, which may exist nowhere else, must not be removed.
+        """
         try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+            return read_record(path, _Record, f"the image {name}")
+        except SandboxError as error:
+            if error.details["reason"] == "newer":
+                raise
+            return None
+
+    def _describe(self, digest: str) -> Image:
+        """What is known of an image that is present.
+
+        Raises:
+            SandboxError: its record cannot be read.
+            ImageUnavailable: it has just been removed.
+        """
+        image = read_record(self._tree(digest) / "image.json", Image, f"the image {digest}")
+        if image is None:
+            raise _just_removed(digest)
+        return image
 
     # --- sharing ----------------------------------------------------------------------------------------------
 
@@ -490,35 +502,30 @@ class ImageStore:
 
     @asynccontextmanager
     async def _lock(self, key: str, progress: Progress | None = None) -> AsyncIterator[None]:
-        """Hold what no other task or process holds. A reference is locked before a digest, never after.
+        """Lock a reference or a digest against all other tasks and processes, however long they take.
 
-        The lock is tried for again and again rather than waited for in a thread, which could not be cancelled.
+        A reference is locked before a digest, never after.
         """
         self._make_directories()
-        path = self._root / "locks" / _hash(key)
-        delay_s, longest_s = _LOCK_POLL_S
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            while not _try_lock(fd):
-                if progress is not None:
-                    progress("waiting for another pull", 0, None)
-                await anyio.sleep(delay_s)
-                delay_s = min(delay_s * 2, longest_s)
+
+        def on_wait() -> None:
+            if progress is not None:
+                progress("waiting for another pull", 0, None)
+
+        async with locked(self._root / "locks" / _hash(key), None, "working on the same image", on_wait=on_wait):
             yield
-        finally:
-            os.close(fd)
 
     @asynccontextmanager
     async def _scratch(self) -> AsyncIterator[Scratch]:
-        """A directory of one's own that is gone afterwards, in the end also when this process is killed."""
+        """A directory for one piece of work, removed afterwards; if this process is killed, by `remove_unreferenced`."""
         self._make_directories()
         while True:
             path = self._root / "tmp" / secrets.token_hex(8)
             path.mkdir(mode=0o700)
-            # A collector may come between these steps: then the directory is gone, and there is another try.
+            # Another process may remove it between these steps, since it is not locked yet: then try again.
             with suppress(FileNotFoundError):
-                fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-                if _try_lock(fd) and path.exists():
+                fd = open_lock(path / _SCRATCH_LOCK)
+                if try_lock(fd) and path.exists():
                     break
                 os.close(fd)
         try:
@@ -533,11 +540,11 @@ class ImageStore:
         directory = self._root / "tmp"
         for name in os.listdir(directory) if directory.is_dir() else ():
             try:
-                fd = os.open(directory / name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+                fd = open_lock(directory / name / _SCRATCH_LOCK)
             except FileNotFoundError:
                 continue
             try:
-                if _try_lock(fd) and (directory / name).exists():
+                if try_lock(fd) and (directory / name).exists():
                     _remove_tree(directory / name)
                     freed.append(f"tmp/{name}")
             finally:
@@ -575,6 +582,10 @@ class ImageStore:
         return [*host, *sorted(present, key=lambda image: image.reference)]
 
 
+def _just_removed(digest: str) -> ImageUnavailable:
+    return ImageUnavailable(f"the image {digest} has just been removed", reason="not_found")
+
+
 def _described(wanted: Reference, digest: str, size_bytes: int, configuration: Configuration) -> Image:
     process = configuration.process
     return Image(
@@ -583,7 +594,7 @@ def _described(wanted: Reference, digest: str, size_bytes: int, configuration: C
         digest=digest,
         size_bytes=size_bytes,
         created_at=configuration.created,
-        pulled_at=_now(),
+        pulled_at=now(),
         env=configuration.env,
         user=process.user,
         working_directory=process.working_directory,
@@ -632,14 +643,6 @@ def _seen(status: os.stat_result) -> Seen:
     return status.st_mtime_ns, status.st_size, status.st_ino
 
 
-def _try_lock(fd: int) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
 def _flush_filesystem(path: Path) -> None:
     """Bring everything on the file system of `path` to the disk: quicker than one by one for many small files."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -669,7 +672,3 @@ def _remove_tree(path: Path) -> None:
 
 def _hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:40]
-
-
-def _now() -> datetime:
-    return datetime.now(UTC)

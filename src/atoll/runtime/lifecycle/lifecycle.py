@@ -501,12 +501,12 @@ class Lifecycle:
         except CheckpointNotFound:
             return False
 
-    async def collect(self, *, patience_s: float | None = None) -> list[Path]:
+    async def collect(self, *, timeout_s: float | None = None) -> list[Path]:
         """Take away the layers, and what else of sandboxes, that nobody names any more. Returns what was taken away.
 
-        With `patience_s`, it is left to somebody else when others are at work for longer.
+        With `timeout_s`, it is left to somebody else when others are at work for longer.
         """
-        async with self._layers.lock(exclusive=True, patience_s=patience_s) as held:
+        async with self._layers.lock(exclusive=True, timeout_s=timeout_s) as held:
             if not held:
                 return []
             named = {layer.id for record in self._checkpoints.all() for layer in record.layers}

@@ -97,6 +97,6 @@ class Recovery:
                     break
                 await anyio.sleep(pause_s)
                 pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
-            await self._lifecycle.collect(patience_s=1)
+            await self._lifecycle.collect(timeout_s=1)
         except (AtollError, OSError):  # a full disk, for one: the next to open the state directory tries again
             _log.exception("what was left half done could not be put in order")

@@ -23,15 +23,15 @@ from pathlib import Path
 
 import anyio
 import anyio.abc
-from pydantic import ValidationError
 
 from atoll.contract.driver import Driver
-from atoll.contract.errors import AtollError, SandboxError
+from atoll.contract.errors import AtollError
 from atoll.contract.model import Frozen, Limits, RuntimeName, WarmPool
 from atoll.drivers.locks import locked
 from atoll.runtime.images.reference import Reference
 from atoll.runtime.state.layers import ResolvedSpec
-from atoll.runtime.state.store import Claimed, Manifest, StateStore, write_atomic
+from atoll.runtime.state.records import StoredRecord, read_record, write_record
+from atoll.runtime.state.store import Claimed, Manifest, StateStore
 
 MAX_WARM = 1000
 """How many of a kind can wait."""
@@ -43,7 +43,7 @@ _LOOK_S = 1.0
 _AGAIN_S = (1.0, 60.0)
 """When it is tried again what failed: after so long, then after twice as long, up to this."""
 _CLOSING_S = 10.0
-_PATIENCE_S = 600
+_LOCK_TIMEOUT_S = 600
 _log = logging.getLogger(__name__)
 
 
@@ -61,10 +61,10 @@ class SandboxTemplate(Frozen):
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
 
 
-class WarmPoolSpec(Frozen):
+class WarmPoolSpec(StoredRecord):
     """The content of a shelf's file."""
 
-    version: int = 1
+    VERSION = 2
     template: SandboxTemplate
     count: int
 
@@ -105,13 +105,7 @@ class WarmPools:
         )
 
     def read(self, key: str) -> WarmPoolSpec | None:
-        path = self._path(key)
-        try:
-            return WarmPoolSpec.model_validate_json(path.read_bytes())
-        except FileNotFoundError:
-            return None
-        except ValidationError as error:
-            raise SandboxError(f"the shelf {key} cannot be read", hint=f"remove {path}: {error}") from error
+        return read_record(self._path(key), WarmPoolSpec, f"warm pool {key}")
 
     def shown(self, wanted: WarmPoolSpec) -> WarmPool:
         return WarmPool(**wanted.template.model_dump(), count=wanted.count, ready=len(self._ready(wanted.template.key)))
@@ -147,7 +141,7 @@ class WarmPools:
         if wanted is None:
             self._path(key).unlink(missing_ok=True)
         else:
-            write_atomic(self._path(key), wanted.model_dump_json())
+            write_record(self._path(key), wanted)
 
     def _path(self, key: str) -> Path:
         return self._root / f"{key}.json"
@@ -225,7 +219,7 @@ class WarmPools:
         return claimed is not None
 
     def _exclusive(self) -> AbstractAsyncContextManager[None]:
-        return locked(self._lock, _PATIENCE_S, "fills the shelves")
+        return locked(self._lock, _LOCK_TIMEOUT_S, "filling the warm pool")
 
     # ---- refilling ----
 

@@ -12,19 +12,17 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from atoll.contract.driver import ProcessImage
-from atoll.contract.errors import CheckpointNotFound, SandboxError
+from atoll.contract.errors import CheckpointNotFound
 from atoll.contract.model import Checkpoint, SandboxSpec
 from atoll.runtime.state.layers import ResolvedSpec
-from atoll.runtime.state.store import write_atomic
+from atoll.runtime.state.records import StoredRecord, read_record, write_record
 
 
-class CheckpointRecord(ResolvedSpec):
+class CheckpointRecord(ResolvedSpec, StoredRecord):
     """All that is needed to make a sandbox of a checkpoint."""
 
-    version: int = 1
+    VERSION = 2
     checkpoint: Checkpoint
     spec: SandboxSpec
 
@@ -51,7 +49,7 @@ class Checkpoints:
         """From when this returns, the checkpoint is there, whatever is killed."""
         directory = self.directory(record.checkpoint.id)
         directory.mkdir(mode=0o700, exist_ok=True)
-        write_atomic(directory / "checkpoint.json", record.model_dump_json())
+        write_record(directory / "checkpoint.json", record)
 
     def read(self, id: str) -> CheckpointRecord:
         """
@@ -92,10 +90,5 @@ class Checkpoints:
                 shutil.rmtree(self.directory(id), ignore_errors=True)
 
     def _read(self, id: str) -> CheckpointRecord | None:
-        try:
-            return CheckpointRecord.model_validate_json((self.directory(id) / "checkpoint.json").read_bytes())
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except ValidationError as error:
-            # What cannot be read names layers all the same: nothing may be taken away as if it were not there.
-            raise SandboxError(f"the checkpoint {id} cannot be read", hint=str(error)) from error
+        # A record that cannot be read is an error here, not an absent one: it names layers, which must not be removed.
+        return read_record(self.directory(id) / "checkpoint.json", CheckpointRecord, f"checkpoint {id}")

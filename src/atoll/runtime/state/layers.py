@@ -23,16 +23,15 @@ from pathlib import Path
 from typing import Any
 
 from atoll.contract.driver import Filesystem, Layer
-from atoll.contract.errors import SandboxError
 from atoll.contract.model import Env, Frozen, Limits
 from atoll.drivers import storage
-from atoll.drivers.locks import lock_within
+from atoll.drivers.locks import lock_timeout, lock_within, open_lock
 
 FLATTEN_AT = 24
 """A stack of so many layers, above its image, is made one when the next is sealed."""
 MAX_LAYERS = 64
 """Of one stack. A checkpoint that would make it longer is refused."""
-_PATIENCE_S = 600
+_LOCK_TIMEOUT_S = 600
 
 
 class LayerRef(Frozen):
@@ -97,16 +96,16 @@ class Layers:
         return [self._root / id for id in os.listdir(self._root) if id not in named]
 
     @contextlib.asynccontextmanager
-    async def lock(self, *, exclusive: bool = False, patience_s: float | None = None) -> AsyncIterator[bool]:
+    async def lock(self, *, exclusive: bool = False, timeout_s: float | None = None) -> AsyncIterator[bool]:
         """Hold the store: with others who make something, or alone, to take away what nobody names.
 
-        With `patience_s`, false is given to who could not have it within that time.
+        With `timeout_s`, false is given to who could not have it within that time.
         """
-        fd = os.open(self.lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fd = open_lock(self.lock_path)
         try:
-            held = await lock_within(fd, _PATIENCE_S if patience_s is None else patience_s, shared=not exclusive)
-            if not held and patience_s is None:
-                raise SandboxError("somebody else is at work on the layers and does not end", hint=str(self.lock_path))
+            held = await lock_within(fd, _LOCK_TIMEOUT_S if timeout_s is None else timeout_s, shared=not exclusive)
+            if not held and timeout_s is None:
+                raise lock_timeout(_LOCK_TIMEOUT_S, "working on the layers", self.lock_path)
             yield held
         finally:
             os.close(fd)

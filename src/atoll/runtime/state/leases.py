@@ -20,9 +20,9 @@ import anyio
 
 from atoll.contract.errors import AtollError, CheckpointNotFound, SandboxError, SandboxNotFound
 from atoll.contract.model import Checkpoint
-from atoll.drivers.locks import is_held, lock_within
+from atoll.drivers.locks import is_held, lock_within, open_lock
 
-_PATIENCE_S = 1.0
+_LOCK_TIMEOUT_S = 1.0
 """For who looks whether a lease that was made in this moment was left."""
 
 
@@ -52,7 +52,7 @@ class SessionLeases:
         Raises:
             SandboxError: somebody else has it, or something of it could not be ended; others will try that again.
         """
-        async with self._leased(self._root / session, _PATIENCE_S):
+        async with self._leased(self._root / session, _LOCK_TIMEOUT_S):
             try:
                 yield
             finally:
@@ -64,7 +64,7 @@ class SessionLeases:
         """Have a session, as others may at the same time. `on_last_release` is called when the context ends and nobody
         else has it."""
         try:
-            async with self._leased(self._kept / session, _PATIENCE_S, shared=True):
+            async with self._leased(self._kept / session, _LOCK_TIMEOUT_S, shared=True):
                 yield
         finally:
             with anyio.CancelScope(shield=True):
@@ -91,12 +91,12 @@ class SessionLeases:
                     await self._end(session)
 
     @contextlib.asynccontextmanager
-    async def _leased(self, lease: Path, patience_s: float, *, shared: bool = False) -> AsyncIterator[None]:
+    async def _leased(self, lease: Path, timeout_s: float, *, shared: bool = False) -> AsyncIterator[None]:
         while True:
-            fd = os.open(lease, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fd = open_lock(lease)
             try:
-                if not await lock_within(fd, patience_s, shared=shared):
-                    raise SandboxError(f"somebody else has the session {lease.name!r}")
+                if not await lock_within(fd, timeout_s, shared=shared):
+                    raise SandboxError(f"another process uses the session {lease.name!r}")
                 if os.fstat(fd).st_nlink:  # else who had it before has just ended it, and removed this very file
                     yield
                     return

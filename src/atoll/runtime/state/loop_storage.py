@@ -32,15 +32,14 @@ from typing import Literal
 
 import anyio
 import anyio.to_thread
-from pydantic import ValidationError
 
 from atoll.contract.errors import InvalidRequest, RuntimeUnavailable, SandboxError, Unenforceable
-from atoll.contract.model import Frozen, StorageInfo
+from atoll.contract.model import StorageInfo
 from atoll.drivers import storage
 from atoll.drivers.locks import locked
 from atoll.drivers.oci import find_program
 from atoll.runtime.state.layers import Layers
-from atoll.runtime.state.store import write_atomic
+from atoll.runtime.state.records import StoredRecord, read_record, sync, write_record
 from atoll.settings import program_environment
 
 Kind = Literal["btrfs", "xfs"]
@@ -60,15 +59,15 @@ _MS_NOSUID, _MS_NODEV, _MS_NOATIME = 2, 4, 1024
 _LOOP_GET_FREE, _LOOP_CONFIGURE, _LOOP_GET_STATUS = 0x4C82, 0x4C0A, 0x4C05
 _LOOP_STATUS = struct.Struct("=QQQQQIIII64s64s32sQQ")
 _LOOP_AUTOCLEAR, _LOOP_DIRECT = 4, 16
-_PATIENCE_S = 60
+_LOCK_TIMEOUT_S = 60
 _TRIES = 64
 _RELEASE_S = 3.0
 
 
-class Record(Frozen):
+class LoopStorageRecord(StoredRecord):
     """What `storage.json` says."""
 
-    version: int = 1
+    VERSION = 1
     filesystem: Kind
     size_bytes: int
 
@@ -164,10 +163,9 @@ class LoopStorage:
         if made.returncode != 0:
             said = made.stderr.decode(errors="replace").strip()[-500:]
             raise SandboxError(f"{_MAKERS[filesystem][1][0]} failed: {said}")
-        _sync(image)
-        record = Record(filesystem=filesystem, size_bytes=size_bytes)
-        write_atomic(_record(self._state_dir), record.model_dump_json())
-        _sync(self._state_dir)
+        sync(image)
+        record = LoopStorageRecord(filesystem=filesystem, size_bytes=size_bytes)
+        write_record(_record(self._state_dir), record, durable=True)
         _mount(self._state_dir, record)
 
     @contextlib.asynccontextmanager
@@ -236,32 +234,22 @@ def _record(state_dir: Path) -> Path:
     return state_dir / "storage.json"
 
 
-def _read(state_dir: Path) -> Record | None:
+def _read(state_dir: Path) -> LoopStorageRecord | None:
     try:
-        return Record.model_validate_json(_record(state_dir).read_bytes())
-    except FileNotFoundError:
-        return None
-    except ValidationError as error:
-        raise InvalidRequest(f"{_record(state_dir)} cannot be read", hint=str(error)) from error
+        return read_record(_record(state_dir), LoopStorageRecord, f"the file system of {state_dir / 'layers'}")
+    except SandboxError as error:
+        raise InvalidRequest(error.message, hint=error.hint, **error.details) from error
 
 
 def _remove_files(state_dir: Path) -> None:
     _record(state_dir).unlink(missing_ok=True)
-    _sync(state_dir)
+    sync(state_dir)
     for left in (_image(state_dir), state_dir / "storage.new"):
         left.unlink(missing_ok=True)
 
 
-def _sync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
 def _locked(state_dir: Path) -> AbstractAsyncContextManager[None]:
-    return locked(state_dir / "storage.lock", _PATIENCE_S, "is at work on the storage")
+    return locked(state_dir / "storage.lock", _LOCK_TIMEOUT_S, "setting up the storage of the layers")
 
 
 # ---- mounts ----
@@ -273,13 +261,13 @@ def _is_mounted(state_dir: Path) -> bool:
     return False
 
 
-def _is_ready(state_dir: Path, record: Record) -> bool:
+def _is_ready(state_dir: Path, record: LoopStorageRecord) -> bool:
     if not _is_mounted(state_dir):
         return False
     return record.filesystem != "btrfs" or storage.look(state_dir / "layers", root=True).limits
 
 
-def _mount(state_dir: Path, record: Record) -> None:
+def _mount(state_dir: Path, record: LoopStorageRecord) -> None:
     place = state_dir / "layers"
     place.mkdir(mode=0o700, exist_ok=True)
     if not _is_mounted(state_dir):

@@ -28,25 +28,24 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from pydantic import ValidationError
-
 from atoll.contract.errors import SandboxDied, SandboxError, SandboxExists, SandboxNotFound
 from atoll.contract.model import RuntimeName, SandboxSpec, check_name
-from atoll.drivers.locks import is_held, lock_within, try_lock
+from atoll.drivers.locks import is_held, lock_timeout, lock_within, open_lock, try_lock
 from atoll.runtime.state.layers import ResolvedSpec
+from atoll.runtime.state.records import StoredRecord, read_record, write_record
 
 ID_BASE, ID_STEP, ID_SLOTS = 0x1000_0000, 0x1_0000, 28_000
 """Host user ids of sandboxes: far above people and services, below 2**31."""
 IMPORTED_IDS = ID_BASE - 2 * ID_STEP
 """Whom the files of imported layers belong to: ids that no sandbox has, and the machine's own layers neither."""
-_PATIENCE_S = 60
-_WORK_S = 600
+_BUSY_TIMEOUT_S = 60
+_WORK_TIMEOUT_S = 600
 
 
-class Manifest(ResolvedSpec):
+class Manifest(ResolvedSpec, StoredRecord):
     """All that must be known to take a sandbox up again."""
 
-    version: int = 2
+    VERSION = 3
     id: str
     spec: SandboxSpec
     runtime: RuntimeName
@@ -140,17 +139,15 @@ class StateStore:
     # ---- manifests ----
 
     def write(self, manifest: Manifest) -> None:
-        write_atomic(self.directory(manifest.id) / "manifest.json", manifest.model_dump_json())
+        write_record(self.directory(manifest.id) / "manifest.json", manifest)
 
     def read(self, id: str) -> Manifest | None:
-        """The manifest of `id`. None: it is not written yet, or not there any more."""
-        path = self.directory(id) / "manifest.json"
-        try:
-            return Manifest.model_validate_json(path.read_bytes())
-        except FileNotFoundError:
-            return None
-        except ValidationError as error:
-            raise SandboxError(f"the manifest of the sandbox {id} cannot be read", hint=f"{path}: {error}") from error
+        """The manifest of `id`. None: it is not written yet, or was removed.
+
+        Raises:
+            SandboxError: it cannot be read, or was written by an Atoll with another version of manifests.
+        """
+        return read_record(self.directory(id) / "manifest.json", Manifest, f"sandbox {id}")
 
     # ---- life ----
 
@@ -162,7 +159,7 @@ class StateStore:
         """
         directory = self.directory(id)
         directory.mkdir(mode=0o700)
-        locks = [_open_lock(directory, name) for name in ("busy.lock", "work.lock")]
+        locks = [open_lock(directory / name) for name in ("busy.lock", "work.lock")]
         try:
             for fd in locks:
                 try_lock(fd)
@@ -177,7 +174,7 @@ class StateStore:
         """A group of sandboxes to be made. They are there, all at once, when the context ends without an error."""
         group = secrets.token_hex(8)
         path = self.state_dir / "groups" / group
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fd = open_lock(path)
         try:
             try_lock(fd)
             yield group
@@ -282,13 +279,11 @@ class StateStore:
         directory = self.directory(id)
         with contextlib.ExitStack() as stack:
             with contextlib.suppress(FileNotFoundError):
-                for lock, patience_s in (("busy.lock", _PATIENCE_S), ("work.lock", _WORK_S)):
-                    fd = _open_lock(directory, lock)
+                for lock, timeout_s in (("busy.lock", _BUSY_TIMEOUT_S), ("work.lock", _WORK_TIMEOUT_S)):
+                    fd = open_lock(directory / lock)
                     stack.callback(os.close, fd)
-                    if not locked and not await lock_within(fd, patience_s):
-                        raise SandboxError(
-                            "somebody else is at work on this sandbox and does not end", hint=str(directory)
-                        )
+                    if not locked and not await lock_within(fd, timeout_s):
+                        raise lock_timeout(timeout_s, f"working on sandbox {id}", directory / lock)
                 if abandoned and id not in self._left():
                     raise SandboxError("somebody has taken this sandbox up meanwhile", hint=str(directory))
                 with contextlib.suppress(FileExistsError):
@@ -328,12 +323,12 @@ class StateStore:
             SandboxError: somebody else does, and does not end.
         """
         try:
-            fd = _open_lock(self.directory(id), "work.lock")
+            fd = open_lock(self.directory(id) / "work.lock")
         except FileNotFoundError:
             raise SandboxDied("the sandbox was destroyed") from None
         try:
-            if not await lock_within(fd, _WORK_S):
-                raise SandboxError("somebody else is at work on this sandbox and does not end", hint=id)
+            if not await lock_within(fd, _WORK_TIMEOUT_S):
+                raise lock_timeout(_WORK_TIMEOUT_S, f"working on sandbox {id}", self.directory(id) / "work.lock")
             with self.in_progress(id):
                 yield fd
         finally:
@@ -401,7 +396,7 @@ class StateStore:
         if not os.path.lexists(self.state_dir / "uncommitted" / id) or self._is_made(id):
             return
         with contextlib.suppress(FileNotFoundError):
-            fd = _open_lock(self.directory(id), "busy.lock")
+            fd = open_lock(self.directory(id) / "busy.lock")
             try:
                 if try_lock(fd):
                     self.commit(id)
@@ -424,20 +419,6 @@ class StateStore:
             path = self.state_dir / "groups" / group
             if not is_held(path):
                 path.unlink(missing_ok=True)
-
-
-def _open_lock(directory: Path, name: str) -> int:
-    return os.open(directory / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-
-
-def write_atomic(path: Path, text: str) -> None:
-    """Write a file that holds, whatever is killed when, what it held before or all of `text`."""
-    temporary = path.with_suffix(".new")
-    with open(temporary, "w") as file:
-        file.write(text)
-        file.flush()
-        os.fdatasync(file.fileno())
-    temporary.rename(path)
 
 
 def new_id() -> str:
