@@ -511,7 +511,7 @@ class _Programs:
             await process.aclose()
 
     async def start_worker(self, driver: Driver, verb: str, fd: int) -> _Worker:
-        program = [sys.executable, "-I", "-S", "-X", "utf8", archive.__file__, verb, str(fd)]
+        program = [sys.executable, "-I", "-S", "-B", "-X", "utf8", archive.__file__, verb, str(fd)]
         return _Worker(await self._start(driver.in_userns(*program), subprocess.PIPE, subprocess.PIPE, fd))
 
     async def start_zstd(self, options: list[str], stdin: int, stdout: int) -> anyio.abc.Process:

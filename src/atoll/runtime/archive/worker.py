@@ -36,7 +36,16 @@ import struct
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING or __name__ != "__main__":
+    from atoll.runtime import pax
+else:  # a program that was started by its path, alone: `python -I` does not search for modules beside it
+    import importlib.util
+
+    _spec = importlib.util.spec_from_file_location("pax", os.path.join(os.path.dirname(__file__), "..", "pax.py"))
+    pax = importlib.util.module_from_spec(_spec)
+    _spec.loader.exec_module(pax)
 
 FORMAT = "atoll-sandbox"
 VERSIONS = (1,)
@@ -60,7 +69,6 @@ _FILE, _LINK, _SYMLINK, _DIRECTORY, _FIFO, _PAX = b"0", b"1", b"2", b"5", b"6", 
 _XATTR = b"SCHILY.xattr."
 _ACLS = ("system.posix_acl_access", "system.posix_acl_default")
 _READ_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_NUMBER = re.compile(rb"(0|[1-9][0-9]{0,18})")
 _TIME = re.compile(rb"(-?)(0|[1-9][0-9]{0,11})\.([0-9]{9})")
 _OCTAL = re.compile(rb"([0-7]+)[ \0]*")
 _Attributes = dict[str, bytes]
@@ -296,7 +304,7 @@ class Writer:
         records |= more or {}
         records |= {_XATTR + os.fsencode(name): value for name, value in (attributes or {}).items()}
         if records:
-            content = b"".join(_pax_record(key, value) for key, value in records.items())
+            content = b"".join(pax.encode_record(key, value) for key, value in records.items())
             if len(content) > _HEADER_LIMIT_BYTES:
                 raise OSError(errno.E2BIG, "the attributes of a file are too large", _shown(path))
             self._write(_header(b"PaxHeaders/0", _PAX, len(content), 0o600, 0, 0, b""))
@@ -331,14 +339,6 @@ def _header(name: bytes, kind: bytes, size: int, mode: int, uid: int, gid: int, 
     fields = b"%b%07o\0%07o\0%07o\0%011o\0%011o\0        %b%bustar\x0000"
     block = (fields % (shortened(name), mode, uid, gid, size, 0, kind, shortened(link))).ljust(_BLOCK, b"\0")
     return block[:148] + b"%06o\0 " % sum(block) + block[156:]
-
-
-def _pax_record(key: bytes, value: bytes) -> bytes:
-    rest = b" " + key + b"=" + value + b"\n"
-    size = len(rest)
-    while size != len(rest) + len(b"%d" % size):
-        size = len(rest) + len(b"%d" % size)
-    return b"%d" % size + rest
 
 
 def _time_text(nanoseconds: int) -> bytes:
@@ -630,25 +630,17 @@ def _octal(field: bytes) -> int:
 
 
 def _number(text: bytes) -> int:
-    match = _NUMBER.fullmatch(text)
-    if match is None or int(text) >= 2**63:
-        raise Refused("malformed", "a number in a header is malformed")
-    return int(text)
+    try:
+        return pax.parse_number(text)
+    except pax.MalformedPax:
+        raise Refused("malformed", "a number in a header is malformed") from None
 
 
 def _pax_records(content: bytes) -> dict[bytes, bytes]:
-    records: dict[bytes, bytes] = {}
-    at = 0
-    while at < len(content):
-        space = content.find(b" ", at, at + 20)
-        size = _number(content[at:space]) if space > 0 else 0
-        line = content[space + 1 : at + size]
-        key, equals, value = line[:-1].partition(b"=")
-        if at + size > len(content) or line[-1:] != b"\n" or not equals or not key or key in records:
-            raise Refused("malformed", "a header is malformed")
-        records[key] = value
-        at += size
-    return records
+    try:
+        return pax.parse_records(content)
+    except pax.MalformedPax as error:
+        raise Refused("malformed", f"a header is malformed: {error}") from None
 
 
 class Unpacker:
