@@ -255,7 +255,7 @@ async def test_a_pull_that_is_killed_leaves_nothing_that_breaks_the_next(
     assert (layers.filesystems[0].layers[1].path / "bin/busybox").read_bytes() == BUSYBOX.read_bytes()
 
     async def nothing_is_left() -> bool:
-        await store.collect()
+        await store.remove_unreferenced()
         return not leftovers(tmp_path / "images")
 
     await eventually(nothing_is_left, "a program of the dead is done and its directory is gone")
@@ -272,7 +272,7 @@ async def test_killing_the_group_of_a_puller_ends_what_it_has_started(
             with anyio.fail_after(20):
                 await gate.held.wait()
             os.killpg(process.pid, signal.SIGKILL)
-        await eventually(store.collect, "the directory of the dead is collected")
+        await eventually(store.remove_unreferenced, "the directory of the dead is collected")
         assert leftovers(tmp_path / "images") == []
         gate.open()
         assert (await store.resolve(gated)).digest == digest

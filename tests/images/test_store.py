@@ -75,7 +75,7 @@ async def test_a_directory_that_cannot_be_an_image_is_refused(store: ImageStore,
 
 async def test_a_new_store_is_empty_and_makes_nothing_by_being_looked_at(store: ImageStore, tmp_path: Path):
     assert store.list() == []
-    assert await store.collect() == []
+    assert await store.remove_unreferenced() == []
     assert not (tmp_path / "images").exists()
 
 
@@ -105,7 +105,7 @@ async def test_an_image_of_a_newer_version_is_refused_and_kept(store: ImageStore
     with pytest.raises(SandboxError, match=message):
         store.list()
     with pytest.raises(SandboxError, match=message):
-        await store.collect()
+        await store.remove_unreferenced()
     assert tree.is_dir()
     record.write_bytes(before)
     assert (await store.resolve("tools")).digest == image.digest
@@ -161,11 +161,11 @@ async def test_what_no_reference_means_any_more_is_collected_once_it_is_idle_and
     patient = make_store(in_use=lambda: in_use)
     old = (await hasty.import_(write_tar(tmp_path / "1.tar", rootfs()), "tools")).digest
     new = (await hasty.import_(write_tar(tmp_path / "2.tar", rootfs(file("new"))), "tools")).digest
-    assert await patient.collect() == []
+    assert await patient.remove_unreferenced() == []
     in_use.add(old)
-    assert await hasty.collect() == []
+    assert await hasty.remove_unreferenced() == []
     in_use.clear()
-    assert await hasty.collect() == [old]
+    assert await hasty.remove_unreferenced() == [old]
     assert trees_in(tmp_path / "images") == {new}
 
 

@@ -31,7 +31,7 @@ from atoll.contract.errors import (
     SandboxExists,
 )
 from atoll.contract.model import FileStat
-from atoll.runtime.images.reference import Reference
+from atoll.runtime.images.reference import ImageReference
 from atoll.runtime.sandbox import Sandbox
 from atoll.runtime.sandbox_pool import DEFAULT, SandboxPool
 from atoll.tools.tool import Context, Hints, Input, Link, Result, Tool, ToolResult, ToolSet
@@ -325,7 +325,7 @@ def _check_image(image: str, own: str) -> None:
     """
     if image == own:
         return
-    reference = Reference.parse(image)
+    reference = ImageReference.parse(image)
     registry = reference.repository.partition("/")[0]
     address = re.fullmatch(r"localhost(:\d+)?|[0-9.]+(:\d+)?|\[.*", registry)
     if reference.is_local or address:
@@ -336,7 +336,7 @@ def _check_image(image: str, own: str) -> None:
 
 
 def _is_same(image: str, other: str) -> bool:
-    return Reference.parse(image) == Reference.parse(other)
+    return ImageReference.parse(image) == ImageReference.parse(other)
 
 
 async def _sandbox_list(_ask: SandboxList, session: Named) -> SandboxListResult:

@@ -1,7 +1,7 @@
 """A sandbox in one file: how it is written, and how one is taken from a file that nobody vouches for.
 
 Knows what a file says about the sandbox in it and which image that may stand on, and runs the two programs that do the
-rest: `archive.py`, where the files' owners are who they are inside, and zstd. Refuses to know how a sandbox is made
+rest: `worker.py`, where the files' owners are who they are inside, and zstd. Refuses to know how a sandbox is made
 (`host.py`).
 
 A file is written under another name and renamed when it is whole. What is unpacked goes to layers that nobody names
@@ -43,15 +43,16 @@ from atoll.contract.errors import (
     SandboxError,
 )
 from atoll.contract.model import Env, ExportResult, Frozen, Limits, Name, RuntimeName
-from atoll.runtime.archive import worker as archive
-from atoll.runtime.images.reference import PathKind, Reference
-from atoll.runtime.images.store import ImageLayers, ImageStore, Progress
+from atoll.runtime.archive import worker
+from atoll.runtime.images.fetch import ProgressCallback
+from atoll.runtime.images.reference import ImageReference, PathKind
+from atoll.runtime.images.store import ImageLayers, ImageStore
 from atoll.runtime.state.checkpoints import CheckpointRecord
 from atoll.runtime.state.layers import MAX_LAYERS, LayerRef, Layers
 from atoll.runtime.state.store import IMPORTED_IDS, now
 from atoll.settings import program_environment
 
-File = Path | str | BinaryIO
+ArchiveFile = Path | str | BinaryIO
 """The path of a file, or one that is open for bytes."""
 
 _ROOM = 3, 4
@@ -63,24 +64,24 @@ _SAID_LIMIT = 2000
 _NO_ROOM = "there is no room for it on the disk of the state directory"
 
 
-Key = Annotated[str, Field(pattern=r"^[a-z][a-z0-9]{0,31}$")]
+FilesystemKey = Annotated[str, Field(pattern=r"^[a-z][a-z0-9]{0,31}$")]
 
 
-class Origin(Frozen):
+class BaseImageRef(Frozen):
     """The image that a sandbox in a file stands on, which is not in the file."""
 
     reference: str = Field(max_length=4096)
     digest: str = Field(pattern=r"^sha256:[0-9a-f]{64}$")
 
 
-class Trees(Frozen):
+class ArchiveLayer(Frozen):
     """A layer in a file."""
 
-    trees: tuple[Key, ...] = Field(max_length=16)
+    trees: tuple[FilesystemKey, ...] = Field(max_length=16)
     """The keys of the file systems that it has something for."""
 
 
-class Contents(Frozen):
+class ArchiveContents(Frozen):
     """What a file says about the sandbox in it: the first member. Written by strangers."""
 
     format: Literal["atoll-sandbox"]
@@ -90,8 +91,8 @@ class Contents(Frozen):
     checkpoint: str | None = Field(default=None, max_length=255)
     """The checkpoint's name or id, if it is one."""
     exported_at: datetime
-    image: Origin
-    layers: tuple[Trees, ...] = Field(max_length=MAX_LAYERS)
+    image: BaseImageRef
+    layers: tuple[ArchiveLayer, ...] = Field(max_length=MAX_LAYERS)
     """The first on top."""
     limits: Limits
     """As they were asked for."""
@@ -101,7 +102,7 @@ class Contents(Frozen):
     pause_after_s: float | None = None
 
 
-class _Version(BaseModel):
+class _ContentsVersion(BaseModel):
     """As much of a file of any version as can be understood."""
 
     model_config = ConfigDict(extra="ignore")
@@ -114,7 +115,11 @@ class _Version(BaseModel):
 
 
 async def write(
-    record: CheckpointRecord, layers: Layers, driver: Driver, target: File, progress: Progress | None = None
+    record: CheckpointRecord,
+    layers: Layers,
+    driver: Driver,
+    target: ArchiveFile,
+    progress: ProgressCallback | None = None,
 ) -> ExportResult:
     """Write a checkpoint to a file. Call it with the layers held.
 
@@ -122,18 +127,18 @@ async def write(
         SandboxError: it could not be read or written.
         BrokenPipeError: whoever was to read it has gone.
     """
-    contents = Contents(
+    contents = ArchiveContents(
         format="atoll-sandbox",
         version=1,
         name=record.spec.name,
         checkpoint=record.checkpoint.name,
         exported_at=now(),
-        image=Origin(reference=record.spec.image, digest=record.image_digest),
-        layers=tuple(Trees(trees=tuple(each.key for each in record.base)) for _ in record.layers),
+        image=BaseImageRef(reference=record.spec.image, digest=record.image_digest),
+        layers=tuple(ArchiveLayer(trees=tuple(each.key for each in record.base)) for _ in record.layers),
         **record.spec.model_dump(include={"limits", "env", "user", "runtime", "pause_after_s"}),
     )
     manifest = contents.model_dump_json(exclude_none=True)
-    if len(manifest.encode()) > archive.MANIFEST_LIMIT_BYTES:
+    if len(manifest.encode()) > worker.MANIFEST_LIMIT_BYTES:
         raise SandboxError("the sandbox cannot be exported: its environment is too large")
     trees = []
     for number, layer in enumerate(record.layers):
@@ -145,15 +150,15 @@ async def write(
     async with _written(target) as fd, _Programs() as programs:
         reading, writing = _pipe()
         try:
-            worker = await programs.start_worker(driver, "pack", writing)
+            packer = await programs.start_worker(driver, "pack", writing)
             zstd = await programs.start_zstd(["-q", "-c", "-T0"], reading, fd)
         finally:
             os.close(reading)
             os.close(writing)
-        await worker.tell(order)
+        await packer.tell(order)
         try:
-            end = await worker.until("end", lambda done: _report(progress, f"exporting {contents.name}", done))
-        except _Failed as failure:
+            end = await packer.until("end", lambda done: _report(progress, f"exporting {contents.name}", done))
+        except _WorkerFailed as failure:
             await zstd.wait()
             _check_writer(zstd)
             raise SandboxError(f"the sandbox could not be exported: {failure.said}") from failure
@@ -180,7 +185,7 @@ def _check_writer(zstd: anyio.abc.Process) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _written(target: File) -> AsyncIterator[int]:
+async def _written(target: ArchiveFile) -> AsyncIterator[int]:
     """What a program can write to. A path has its file when all is well, and until then what it had."""
     if not isinstance(target, str | Path):
         fd = _descriptor(target)
@@ -189,7 +194,7 @@ async def _written(target: File) -> AsyncIterator[int]:
             yield fd
             return
         reading, fd = _pipe()
-        carrier = _Carrier(lambda: os.read(reading, _CHUNK_BYTES), target.write, reading)
+        carrier = _PipeThread(lambda: os.read(reading, _CHUNK_BYTES), target.write, reading)
         try:
             yield fd
         finally:
@@ -215,12 +220,12 @@ async def _written(target: File) -> AsyncIterator[int]:
 # --- reading ------------------------------------------------------------------------------------------------------
 
 
-class Archive:
+class OpenArchive:
     """A file that is being read. Made by `opened`."""
 
     def __init__(
         self,
-        contents: Contents,
+        contents: ArchiveContents,
         worker: _Worker,
         zstd: anyio.abc.Process,
         layers: Layers,
@@ -265,14 +270,19 @@ class Archive:
         )
         await self._worker.until("end", self._told)
         if await self._zstd.wait() != 0:  # it has a checksum of its own
-            raise _Failed("it is damaged", reason="checksum")
+            raise _WorkerFailed("it is damaged", reason="checksum")
         return tuple(imported)
 
 
 @contextlib.asynccontextmanager
 async def opened(
-    source: File, layers: Layers, driver: Driver, *, limit_bytes: int | None = None, progress: Progress | None = None
-) -> AsyncIterator[Archive]:
+    source: ArchiveFile,
+    layers: Layers,
+    driver: Driver,
+    *,
+    limit_bytes: int | None = None,
+    progress: ProgressCallback | None = None,
+) -> AsyncIterator[OpenArchive]:
     """Read a file up to what it says about itself. Call it with the layers held.
 
     What was unpacked is removed when the context ends with an error.
@@ -284,7 +294,7 @@ async def opened(
         reading, writing = _pipe()
         try:
             zstd = await programs.start_zstd(["-q", "-d", "-c"], fd, writing)
-            worker = await programs.start_worker(driver, "unpack", reading)
+            unpacker = await programs.start_worker(driver, "unpack", reading)
         finally:
             os.close(reading)
             os.close(writing)
@@ -295,13 +305,13 @@ async def opened(
 
         made: list[Path] = []
         try:
-            contents = _parse(await worker.until("manifest"))
-            opened = Archive(contents, worker, zstd, layers, limit_bytes, told)
+            contents = _parse(await unpacker.until("manifest"))
+            opened = OpenArchive(contents, unpacker, zstd, layers, limit_bytes, told)
             made = opened.made
             yield opened
         except BaseException as error:
             with anyio.CancelScope(shield=True):
-                refusal = await _refusal(error, zstd) if isinstance(error, _Failed) else None
+                refusal = await _refusal(error, zstd) if isinstance(error, _WorkerFailed) else None
                 await programs.end()
                 await driver.remove(*made)
             if refusal is None:
@@ -309,7 +319,7 @@ async def opened(
             raise refusal from None
 
 
-async def _refusal(failure: _Failed, zstd: anyio.abc.Process) -> AtollError:
+async def _refusal(failure: _WorkerFailed, zstd: anyio.abc.Process) -> AtollError:
     """What the reader's failure means to whoever wanted the file to be imported."""
     if failure.reason is None and failure.number in (errno.ENOSPC, errno.EDQUOT):
         return ArchiveRefused(f"the file cannot be imported: {_NO_ROOM}", reason="disk_full")
@@ -329,18 +339,18 @@ async def _refusal(failure: _Failed, zstd: anyio.abc.Process) -> AtollError:
     return ArchiveRefused(f"the file cannot be imported: {failure.said}", hint=hint, reason=failure.reason)
 
 
-def _parse(line: object) -> Contents:
+def _parse(line: object) -> ArchiveContents:
     text = str(line)
     try:
-        seen = _Version.model_validate_json(text)
-        if seen.format == archive.FORMAT and seen.version not in archive.VERSIONS:
-            known = ", ".join(map(str, archive.VERSIONS))
+        seen = _ContentsVersion.model_validate_json(text)
+        if seen.format == worker.FORMAT and seen.version not in worker.VERSIONS:
+            known = ", ".join(map(str, worker.VERSIONS))
             raise ArchiveRefused(
                 f"the file cannot be imported: it is of version {seen.version}, and this Atoll knows version {known}",
                 hint="a newer Atoll reads it",
                 reason="version",
             )
-        return Contents.model_validate_json(text)
+        return ArchiveContents.model_validate_json(text)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])[:100]
@@ -351,7 +361,7 @@ def _parse(line: object) -> Contents:
         ) from None
 
 
-def find_base_image(images: ImageStore, origin: Origin) -> tuple[str, ImageLayers]:
+def find_base_image(images: ImageStore, origin: BaseImageRef) -> tuple[str, ImageLayers]:
     """The image of this machine that a sandbox from a file stands on, when nobody names another.
 
     A file names no path and makes nobody fetch anything: what it wants is here already, or it is refused.
@@ -373,7 +383,7 @@ def find_base_image(images: ImageStore, origin: Origin) -> tuple[str, ImageLayer
         mend = "copy that file here and take it into the store with 'atoll images import FILE NAME'"
         wanted = ascii(origin.reference)
     else:
-        reference = Reference.parse(origin.reference)
+        reference = ImageReference.parse(origin.reference)
         wanted = reference.short
         mend = f"fetch it with 'atoll images pull {reference.repository}@{origin.digest}'"
     raise ImageUnavailable(
@@ -401,7 +411,7 @@ def allowed(asked: Limits, usual: Limits) -> Limits:
 
 
 @contextlib.asynccontextmanager
-async def _read(source: File) -> AsyncIterator[int]:
+async def _read(source: ArchiveFile) -> AsyncIterator[int]:
     """What a program can read from."""
     if isinstance(source, str | Path):
         if os.path.isdir(source):
@@ -419,7 +429,7 @@ async def _read(source: File) -> AsyncIterator[int]:
         yield known
         return
     fd, writing = _pipe()
-    carrier = _Carrier(lambda: source.read(_CHUNK_BYTES), lambda data: _write_all(writing, data), writing)
+    carrier = _PipeThread(lambda: source.read(_CHUNK_BYTES), lambda data: _write_all(writing, data), writing)
     try:
         yield fd
     finally:
@@ -438,7 +448,7 @@ def _position(fd: int) -> tuple[int | None, int | None]:
 # --- the two programs ---------------------------------------------------------------------------------------------
 
 
-class _Failed(Exception):
+class _WorkerFailed(Exception):
     """The worker has failed: it refuses what it reads (`reason`), or the machine refused it something (`number`)."""
 
     def __init__(self, said: str, reason: str | None = None, number: int | None = None) -> None:
@@ -449,7 +459,7 @@ class _Failed(Exception):
 
 
 class _Worker:
-    """`archive.py`, at work."""
+    """`worker.py`, at work."""
 
     def __init__(self, process: anyio.abc.Process) -> None:
         self._process = process
@@ -464,7 +474,7 @@ class _Worker:
         """What it says under `key`. Meanwhile `told` hears how many bytes are done.
 
         Raises:
-            _Failed: it ends without that.
+            _WorkerFailed: it ends without that.
         """
         said: list[str] = []
         while True:
@@ -473,16 +483,16 @@ class _Worker:
             except (anyio.IncompleteRead, anyio.EndOfStream, anyio.DelimiterNotFound):
                 await self._process.wait()
                 text = "\n".join(said)[-_SAID_LIMIT:] or f"it ended with {self._process.returncode}"
-                raise _Failed(text) from None
+                raise _WorkerFailed(text) from None
             try:
                 heard = json.loads(line)
             except ValueError:
                 said.append(line.decode(errors="replace"))  # of the keeper, or of Python
                 continue
             if "refused" in heard:
-                raise _Failed(heard["refused"], reason=heard["reason"])
+                raise _WorkerFailed(heard["refused"], reason=heard["reason"])
             if "failed" in heard:
-                raise _Failed(heard["failed"], number=heard["errno"])
+                raise _WorkerFailed(heard["failed"], number=heard["errno"])
             if "done" in heard and told is not None:
                 told(heard["done"])
             if key in heard:
@@ -511,7 +521,7 @@ class _Programs:
             await process.aclose()
 
     async def start_worker(self, driver: Driver, verb: str, fd: int) -> _Worker:
-        program = [sys.executable, "-I", "-S", "-B", "-X", "utf8", archive.__file__, verb, str(fd)]
+        program = [sys.executable, "-I", "-S", "-B", "-X", "utf8", worker.__file__, verb, str(fd)]
         return _Worker(await self._start(driver.in_userns(*program), subprocess.PIPE, subprocess.PIPE, fd))
 
     async def start_zstd(self, options: list[str], stdin: int, stdout: int) -> anyio.abc.Process:
@@ -546,11 +556,11 @@ def _pipe() -> tuple[int, int]:
     return reading, writing
 
 
-class _Carrier:
+class _PipeThread:
     """A thread that carries bytes between a program and an object that is no file of the machine."""
 
     def __init__(self, take: Callable[[], bytes], give: Callable[[bytes], object], fd: int) -> None:
-        self._claim_warm, self._give, self._fd = take, give, fd
+        self._take, self._give, self._fd = take, give, fd
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._carry, daemon=True)
         self._thread.start()
@@ -562,7 +572,7 @@ class _Carrier:
 
     def _carry(self) -> None:
         try:
-            while chunk := self._claim_warm():
+            while chunk := self._take():
                 self._give(chunk)
         except BrokenPipeError:
             pass  # the program has ended, and says why
@@ -584,7 +594,7 @@ def _descriptor(file: BinaryIO) -> int | None:
         return None
 
 
-def _report(progress: Progress | None, what: str, done: int, total: int | None = None) -> None:
+def _report(progress: ProgressCallback | None, what: str, done: int, total: int | None = None) -> None:
     if progress is not None:
         progress(what, done, total)
 

@@ -53,7 +53,7 @@ MANIFEST = "atoll-sandbox.json"
 CHECKSUM = "sha256"
 MANIFEST_LIMIT_BYTES = 1024 * 1024
 IDS = 65535
-"""Ids that exist in a sandbox. The last, 65534, is nobody's."""
+"""OwnerIds that exist in a sandbox. The last, 65534, is nobody's."""
 
 _BLOCK = 512
 _CHUNK = 1024 * 1024
@@ -71,10 +71,10 @@ _ACLS = ("system.posix_acl_access", "system.posix_acl_default")
 _READ_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _TIME = re.compile(rb"(-?)(0|[1-9][0-9]{0,11})\.([0-9]{9})")
 _OCTAL = re.compile(rb"([0-7]+)[ \0]*")
-_Attributes = dict[str, bytes]
+_ExtendedAttributes = dict[str, bytes]
 
 
-class Refused(Exception):
+class InvalidArchive(Exception):
     """The input is not what it should be. `reason` is one word for programs."""
 
     def __init__(self, reason: str, message: str) -> None:
@@ -82,7 +82,7 @@ class Refused(Exception):
         self.reason = reason
 
 
-class Ids(NamedTuple):
+class OwnerIds(NamedTuple):
     """How owners in a file and owners on this disk are told from each other."""
 
     base: int
@@ -93,7 +93,7 @@ class Ids(NamedTuple):
     """What the names of overlayfs's own attributes begin with."""
 
     @classmethod
-    def here(cls, owner: int) -> Ids:
+    def here(cls, owner: int) -> OwnerIds:
         with open("/proc/self/uid_map") as file:
             mapped = sum(int(line.split()[2]) for line in file)
         if mapped > 2**31:
@@ -107,7 +107,7 @@ class Ids(NamedTuple):
         return 0 if self.is_single else self.base + id
 
 
-class Talk:
+class ParentPipe:
     """The lines that are exchanged with whoever started this."""
 
     def __init__(self) -> None:
@@ -147,8 +147,8 @@ class Talk:
 # --- writing ------------------------------------------------------------------------------------------------------
 
 
-class Writer:
-    def __init__(self, fd: int, talk: Talk) -> None:
+class ArchiveWriter:
+    def __init__(self, fd: int, talk: ParentPipe) -> None:
         self._fd = fd
         self._talk = talk
         self._buffer = bytearray()
@@ -162,7 +162,7 @@ class Writer:
         self._write(manifest)
         self._pad(len(manifest))
         for name, path, owner in trees:
-            self._tree(name.encode(), path, Ids.here(owner))
+            self._tree(name.encode(), path, OwnerIds.here(owner))
         checksum = self._digest.hexdigest().encode() + b"\n"
         self._put(CHECKSUM.encode(), _FILE, size=len(checksum))
         self._write(checksum)
@@ -170,7 +170,7 @@ class Writer:
         self._write(bytes(2 * _BLOCK))
         self._flush()
 
-    def _tree(self, name: bytes, path: str, ids: Ids) -> None:
+    def _tree(self, name: bytes, path: str, ids: OwnerIds) -> None:
         twins: dict[int, tuple[bytes, int]] = {}
         open_now: list[tuple[int, bytes, Iterator[str]]] = []
         try:
@@ -194,7 +194,7 @@ class Writer:
             for fd, _, _ in open_now:
                 os.close(fd)
 
-    def _enter(self, open_now: list[tuple[int, bytes, Iterator[str]]], fd: int, path: bytes, ids: Ids) -> None:
+    def _enter(self, open_now: list[tuple[int, bytes, Iterator[str]]], fd: int, path: bytes, ids: OwnerIds) -> None:
         if len(open_now) > _DEEPEST or len(path) > _PATH_LIMIT_BYTES:
             os.close(fd)
             raise OSError(errno.ENAMETOOLONG, "directories are nested too deeply", _shown(path))
@@ -220,7 +220,7 @@ class Writer:
             del twins[status.st_ino]
         return True
 
-    def _leaf(self, directory: int, name: str, path: bytes, status: os.stat_result, ids: Ids) -> None:
+    def _leaf(self, directory: int, name: str, path: bytes, status: os.stat_result, ids: OwnerIds) -> None:
         kind = status.st_mode
         if stat.S_ISREG(kind):
             self._file(directory, name, path, ids)
@@ -236,7 +236,7 @@ class Writer:
         else:
             raise OSError(errno.EPERM, "a device cannot be exported", _shown(path))
 
-    def _file(self, directory: int, name: str, path: bytes, ids: Ids) -> None:
+    def _file(self, directory: int, name: str, path: bytes, ids: OwnerIds) -> None:
         fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
         try:
             status = os.fstat(fd)
@@ -280,11 +280,11 @@ class Writer:
         path: bytes,
         kind: bytes,
         status: os.stat_result | None = None,
-        ids: Ids | None = None,
+        ids: OwnerIds | None = None,
         *,
         size: int = 0,
         link: bytes = b"",
-        attributes: _Attributes | None = None,
+        attributes: _ExtendedAttributes | None = None,
         more: dict[bytes, bytes] | None = None,
     ) -> None:
         """Write the header of a member, with a pax header before it where one is needed."""
@@ -346,7 +346,7 @@ def _time_text(nanoseconds: int) -> bytes:
     return b"%b%d.%09d" % (b"-" if nanoseconds < 0 else b"", seconds, rest)
 
 
-def _is_hidden(status: os.stat_result, ids: Ids) -> bool:
+def _is_hidden(status: os.stat_result, ids: OwnerIds) -> bool:
     """Whether nobody inside could read a file: one of the machine's own that was renamed inside."""
     return not ids.base <= status.st_uid < ids.base + IDS and not status.st_mode & stat.S_IROTH
 
@@ -372,9 +372,9 @@ def _extents(fd: int, status: os.stat_result) -> list[tuple[int, int]] | None:
     return [*found, (size, 0)]
 
 
-def _attributes_of(fd: int, path: bytes, ids: Ids) -> tuple[_Attributes, bool]:
+def _attributes_of(fd: int, path: bytes, ids: OwnerIds) -> tuple[_ExtendedAttributes, bool]:
     """The extended attributes that travel, and whether a directory is opaque."""
-    found: _Attributes = {}
+    found: _ExtendedAttributes = {}
     is_opaque = False
     for name in os.listxattr(fd):
         if name == f"{ids.marks}opaque":
@@ -392,7 +392,7 @@ def _attributes_of(fd: int, path: bytes, ids: Ids) -> tuple[_Attributes, bool]:
     return found, is_opaque
 
 
-def _capability_inside(value: bytes, ids: Ids) -> bytes | None:
+def _capability_inside(value: bytes, ids: OwnerIds) -> bytes | None:
     """A file capability without the root that it counts for, or None if that is another than the sandbox's."""
     if len(value) == 24 and struct.unpack_from("<I", value, 20)[0] == ids.base:
         return struct.pack("<I", 0x0200_0000 | value[0] & 1) + value[4:20]
@@ -418,7 +418,7 @@ def _acl_with(value: bytes, mapped: Callable[[int], int]) -> bytes:
 # --- reading ------------------------------------------------------------------------------------------------------
 
 
-class Member(NamedTuple):
+class ArchiveMember(NamedTuple):
     path: bytes
     kind: bytes
     size: int
@@ -445,15 +445,15 @@ class Member(NamedTuple):
             return default
         match = _TIME.fullmatch(text)
         if match is None:
-            raise Refused("malformed", f"the time of {self.shown} is malformed")
+            raise InvalidArchive("malformed", f"the time of {self.shown} is malformed")
         value = int(match[2]) * 10**9 + int(match[3])
         return -value if match[1] else value
 
 
-class Reader:
+class ArchiveReader:
     """The members of a file, one after another, with everything checked that can be checked without using it."""
 
-    def __init__(self, fd: int, talk: Talk) -> None:
+    def __init__(self, fd: int, talk: ParentPipe) -> None:
         self._fd = fd
         self._talk = talk
         self._buffer = b""
@@ -467,17 +467,17 @@ class Reader:
     def manifest(self) -> bytes:
         member = self._next()
         if member is None or member.path != MANIFEST.encode() or member.kind != _FILE:
-            raise Refused("malformed", f"it does not begin with {MANIFEST}; it is not an exported sandbox")
+            raise InvalidArchive("malformed", f"it does not begin with {MANIFEST}; it is not an exported sandbox")
         if member.size > MANIFEST_LIMIT_BYTES:
-            raise Refused("malformed", f"its {MANIFEST} is larger than {MANIFEST_LIMIT_BYTES} bytes")
+            raise InvalidArchive("malformed", f"its {MANIFEST} is larger than {MANIFEST_LIMIT_BYTES} bytes")
         return b"".join(self.data(member.size))
 
-    def members(self) -> Iterator[Member]:
+    def members(self) -> Iterator[ArchiveMember]:
         """All members of the trees. Whoever has had the last one knows that every byte was as it was written."""
         while (member := self._next()) is not None:
             yield member
         if self._take(2 * _BLOCK) != bytes(2 * _BLOCK) or self._fill():
-            raise Refused("malformed", "there is something behind its end")
+            raise InvalidArchive("malformed", "there is something behind its end")
 
     def data(self, size: int) -> Iterator[bytes]:
         """What follows the header of a member, and the padding behind it, which is not given."""
@@ -490,7 +490,7 @@ class Reader:
 
     def pad(self, size: int) -> None:
         if self._take(-size % _BLOCK).strip(b"\0"):
-            raise Refused("malformed", "there is something between its members")
+            raise InvalidArchive("malformed", "there is something between its members")
 
     def part(self, size: int) -> Iterator[bytes]:
         """A part of what follows a header, without padding."""
@@ -499,7 +499,7 @@ class Reader:
             size -= len(chunk)
             yield chunk
 
-    def _next(self) -> Member | None:
+    def _next(self) -> ArchiveMember | None:
         """The next member, or None after the checksum, which was right."""
         block = self._take_unseen(_BLOCK)
         records: dict[bytes, bytes] = {}
@@ -511,7 +511,7 @@ class Reader:
         self._note(block)
         if kind == _PAX:
             if size > _HEADER_LIMIT_BYTES:
-                raise Refused("malformed", "the header of a member is absurdly large")
+                raise InvalidArchive("malformed", "the header of a member is absurdly large")
             records = _pax_records(b"".join(self.data(size)))
             block = self._take(_BLOCK)
             _check_header(block)
@@ -520,9 +520,9 @@ class Reader:
                 size = _number(records[b"size"])
         if kind not in (_FILE, _LINK, _SYMLINK, _DIRECTORY, _FIFO):
             name = _shown(block[:100])
-            raise Refused("unsafe", f"it holds a member of the unknown kind {_shown(kind)}, {name}")
+            raise InvalidArchive("unsafe", f"it holds a member of the unknown kind {_shown(kind)}, {name}")
         self._count_entry()
-        member = Member(
+        member = ArchiveMember(
             path=records.get(b"path", block[:100].rstrip(b"\0")),
             kind=kind,
             size=size,
@@ -538,19 +538,19 @@ class Reader:
     def _check_sum(self, size: int) -> None:
         expected = self._digest.hexdigest().encode() + b"\n"
         if size != len(expected) or self._take(size) != expected:
-            raise Refused("checksum", "its content is not what was written: the checksum differs")
+            raise InvalidArchive("checksum", "its content is not what was written: the checksum differs")
         self.pad(size)
 
     def _count_entry(self) -> None:
         self.entries += 1
         if self.entry_limit is not None and self.entries > self.entry_limit:
-            raise Refused("too_large", f"it holds more than the {self.entry_limit} files that there is room for")
+            raise InvalidArchive("too_large", f"it holds more than the {self.entry_limit} files that there is room for")
 
     def _note(self, data: bytes) -> None:
         self._digest.update(data)
         self.total += len(data)
         if self.limit_bytes is not None and self.total + self.entries * _ENTRY_COST > self.limit_bytes:
-            raise Refused("too_large", f"it takes up more than {self.limit_bytes // 2**20} MiB unpacked")
+            raise InvalidArchive("too_large", f"it takes up more than {self.limit_bytes // 2**20} MiB unpacked")
 
     def _take(self, size: int) -> bytes:
         data = self._take_unseen(size)
@@ -584,23 +584,23 @@ class Reader:
         return self._at < len(self._buffer)
 
 
-def _cut_short() -> Refused:
-    return Refused("truncated", "it is cut short")
+def _cut_short() -> InvalidArchive:
+    return InvalidArchive("truncated", "it is cut short")
 
 
 def _check_header(block: bytes) -> None:
     if block == bytes(_BLOCK):
-        raise Refused("truncated", "it ends without a checksum")
+        raise InvalidArchive("truncated", "it ends without a checksum")
     told = _octal(block[148:156])
     if block[257:265] != b"ustar\x0000" or told != sum(block[:148]) + 8 * 32 + sum(block[156:]):
-        raise Refused("malformed", "a header is malformed")
+        raise InvalidArchive("malformed", "a header is malformed")
     if block[156:157] in (b"3", b"4"):
-        raise Refused("unsafe", f"it holds a device, {_shown(block[:100])}")
+        raise InvalidArchive("unsafe", f"it holds a device, {_shown(block[:100])}")
     if block[265:].strip(b"\0"):
-        raise Refused("malformed", "a header holds what no exported sandbox has")
+        raise InvalidArchive("malformed", "a header holds what no exported sandbox has")
 
 
-def _check_member(member: Member) -> None:
+def _check_member(member: ArchiveMember) -> None:
     records = member.records
     known = {b"path", b"linkpath", b"size", b"mtime", b"atime"}
     if member.kind == _FILE:
@@ -611,21 +611,25 @@ def _check_member(member: Member) -> None:
         known |= {key for key in records if key.startswith(_XATTR)}
     unknown = set(records) - known
     if unknown:
-        raise Refused("malformed", f"the header of {member.shown} says {_shown(min(unknown))}, which is not understood")
+        raise InvalidArchive(
+            "malformed", f"the header of {member.shown} says {_shown(min(unknown))}, which is not understood"
+        )
     if member.kind != _FILE and member.size:
-        raise Refused("malformed", f"{member.shown} has data and is no file")
+        raise InvalidArchive("malformed", f"{member.shown} has data and is no file")
     if b"ATOLL.kind" in records and (records[b"ATOLL.kind"] not in (b"whiteout", b"socket") or member.size):
-        raise Refused("malformed", f"{member.shown} is of a kind that is not understood")
+        raise InvalidArchive("malformed", f"{member.shown} is of a kind that is not understood")
     if records.get(b"ATOLL.opaque", b"1") != b"1":
-        raise Refused("malformed", f"the header of {member.shown} is malformed")
+        raise InvalidArchive("malformed", f"the header of {member.shown} is malformed")
     if member.mode > 0o7777 or member.uid >= IDS or member.gid >= IDS:
-        raise Refused("unsafe", f"{member.shown} belongs to an id that no sandbox has, or has a mode that is none")
+        raise InvalidArchive(
+            "unsafe", f"{member.shown} belongs to an id that no sandbox has, or has a mode that is none"
+        )
 
 
 def _octal(field: bytes) -> int:
     match = _OCTAL.fullmatch(field)
     if match is None:
-        raise Refused("malformed", "a number in a header is malformed")
+        raise InvalidArchive("malformed", "a number in a header is malformed")
     return int(match[1], 8)
 
 
@@ -633,26 +637,26 @@ def _number(text: bytes) -> int:
     try:
         return pax.parse_number(text)
     except pax.MalformedPax:
-        raise Refused("malformed", "a number in a header is malformed") from None
+        raise InvalidArchive("malformed", "a number in a header is malformed") from None
 
 
 def _pax_records(content: bytes) -> dict[bytes, bytes]:
     try:
         return pax.parse_records(content)
     except pax.MalformedPax as error:
-        raise Refused("malformed", f"a header is malformed: {error}") from None
+        raise InvalidArchive("malformed", f"a header is malformed: {error}") from None
 
 
-class Unpacker:
+class ArchiveUnpacker:
     """Makes the trees of a file below directories that it is told."""
 
-    def __init__(self, reader: Reader, places: dict[bytes, str | None], owner: int, talk: Talk) -> None:
+    def __init__(self, reader: ArchiveReader, places: dict[bytes, str | None], owner: int, talk: ParentPipe) -> None:
         self._reader = reader
         self._places = places
-        self._ids = Ids.here(owner)
+        self._ids = OwnerIds.here(owner)
         self._talk = talk
         self._tree = b""
-        self._stack: list[tuple[bytes, int, Member]] = []
+        self._stack: list[tuple[bytes, int, ArchiveMember]] = []
         """The directories that are being filled, the tree's own first: names, descriptors and what they are to be."""
         self._made: set[bytes] = set()
 
@@ -669,10 +673,10 @@ class Unpacker:
                 os.close(fd)
         for name in set(self._places) - self._made:
             self._tree = name
-            self._begin(Member(name, _DIRECTORY, 0, 0o755, 0, 0, b"", {}))
+            self._begin(ArchiveMember(name, _DIRECTORY, 0, 0o755, 0, 0, b"", {}))
             self._leave_until(0)
 
-    def _take(self, member: Member) -> None:
+    def _take(self, member: ArchiveMember) -> None:
         tree, parts = self._locate(member.path)
         if not parts:
             self._leave_until(0)
@@ -681,9 +685,11 @@ class Unpacker:
             return
         if self._places[tree] is None:
             where = os.fsdecode(tree.rpartition(b"/")[2])
-            raise Refused("image", f"it has files in /{where}, which the image here has not as a directory of its own")
+            raise InvalidArchive(
+                "image", f"it has files in /{where}, which the image here has not as a directory of its own"
+            )
         if tree != self._tree or not self._stack:
-            raise Refused("unsafe", f"{member.shown} comes without the directory that it is in")
+            raise InvalidArchive("unsafe", f"{member.shown} comes without the directory that it is in")
         above = [name for name, _, _ in self._stack[1:]]
         shared = 0
         for one, other in zip(above, parts[:-1], strict=False):
@@ -692,28 +698,28 @@ class Unpacker:
             shared += 1
         self._leave_until(shared + 1)
         if shared != len(parts) - 1:
-            raise Refused("unsafe", f"{member.shown} comes without the directory that it is in")
+            raise InvalidArchive("unsafe", f"{member.shown} comes without the directory that it is in")
         try:
             self._make(member, parts[-1])
         except FileExistsError:
-            raise Refused("unsafe", f"{member.shown} is in it twice") from None
+            raise InvalidArchive("unsafe", f"{member.shown} is in it twice") from None
 
     def _locate(self, path: bytes) -> tuple[bytes, list[bytes]]:
         """The tree that a name is in, and its parts below that."""
         parts = path.split(b"/")
         tree = b"/".join(parts[:3])
         if tree not in self._places:
-            raise Refused("unsafe", f"{_shown(path)} is in none of its layers")
+            raise InvalidArchive("unsafe", f"{_shown(path)} is in none of its layers")
         below = parts[3:]
         if len(below) > _DEEPEST or len(path) > _PATH_LIMIT_BYTES:
-            raise Refused("unsafe", "a name in it is absurdly long")
+            raise InvalidArchive("unsafe", "a name in it is absurdly long")
         if any(part in (b"", b".", b"..") or b"\0" in part or len(part) > 255 for part in below):
-            raise Refused("unsafe", f"{_shown(path)} is not a name that a file can have")
+            raise InvalidArchive("unsafe", f"{_shown(path)} is not a name that a file can have")
         return tree, below
 
-    def _begin(self, member: Member) -> None:
+    def _begin(self, member: ArchiveMember) -> None:
         if member.kind != _DIRECTORY or self._tree in self._made:
-            raise Refused("unsafe", f"{member.shown} is in it twice, or is no directory")
+            raise InvalidArchive("unsafe", f"{member.shown} is in it twice, or is no directory")
         self._made.add(self._tree)
         place = self._places[self._tree]
         if place is None:
@@ -730,7 +736,7 @@ class Unpacker:
             os.close(fd)
             self._stack.pop()
 
-    def _make(self, member: Member, name: bytes) -> None:
+    def _make(self, member: ArchiveMember, name: bytes) -> None:
         directory = self._stack[-1][1]
         special = member.records.get(b"ATOLL.kind")
         if member.kind == _DIRECTORY:
@@ -745,7 +751,7 @@ class Unpacker:
         else:
             if member.kind == _SYMLINK:
                 if not 0 < len(member.link) < 4096 or b"\0" in member.link:
-                    raise Refused("malformed", f"{member.shown} leads to what is no path")
+                    raise InvalidArchive("malformed", f"{member.shown} leads to what is no path")
                 os.symlink(member.link, name, dir_fd=directory)
             else:
                 kind = stat.S_IFSOCK if special else stat.S_IFIFO
@@ -756,10 +762,10 @@ class Unpacker:
                 os.chmod(name, member.mode, dir_fd=directory)
             os.utime(name, ns=member.times, dir_fd=directory, follow_symlinks=False)
 
-    def _link(self, member: Member, name: bytes, directory: int) -> None:
+    def _link(self, member: ArchiveMember, name: bytes, directory: int) -> None:
         tree, parts = self._locate(member.link)
         if tree != self._tree or not parts:
-            raise Refused("unsafe", f"{member.shown} is a link out of its layer")
+            raise InvalidArchive("unsafe", f"{member.shown} is a link out of its layer")
         above = os.dup(self._stack[0][1])
         try:
             for part in parts[:-1]:
@@ -768,18 +774,18 @@ class Unpacker:
                 above = below
             kind = os.stat(parts[-1], dir_fd=above, follow_symlinks=False).st_mode
             if not (stat.S_ISREG(kind) or stat.S_ISLNK(kind) or stat.S_ISFIFO(kind)):
-                raise Refused("unsafe", f"{member.shown} is a link to what can have no second name")
+                raise InvalidArchive("unsafe", f"{member.shown} is a link to what can have no second name")
             os.link(parts[-1], name, src_dir_fd=above, dst_dir_fd=directory, follow_symlinks=False)
         except (FileNotFoundError, NotADirectoryError):
-            raise Refused("unsafe", f"{member.shown} is a link to what has not come before it") from None
+            raise InvalidArchive("unsafe", f"{member.shown} is a link to what has not come before it") from None
         except OSError as error:
             if error.errno == errno.ELOOP:
-                raise Refused("unsafe", f"{member.shown} is a link through a link") from None
+                raise InvalidArchive("unsafe", f"{member.shown} is a link through a link") from None
             raise
         finally:
             os.close(above)
 
-    def _file(self, member: Member, name: bytes, directory: int) -> None:
+    def _file(self, member: ArchiveMember, name: bytes, directory: int) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = os.open(name, flags, 0o600, dir_fd=directory)
         try:
@@ -792,16 +798,16 @@ class Unpacker:
         finally:
             os.close(fd)
 
-    def _sparse(self, member: Member, fd: int) -> None:
+    def _sparse(self, member: ArchiveMember, fd: int) -> None:
         size = _number(member.records.get(b"GNU.sparse.realsize", b""))
         extents, table_bytes = self._extents(member, size)
         if table_bytes + sum(length for _, length in extents) != member.size:
-            raise Refused("malformed", f"the holes of {member.shown} are malformed")
+            raise InvalidArchive("malformed", f"the holes of {member.shown} are malformed")
         try:
             os.ftruncate(fd, size)
         except OSError as error:
             if error.errno in (errno.EFBIG, errno.EINVAL):
-                raise Refused("too_large", f"{member.shown} is larger than a file can be here") from None
+                raise InvalidArchive("too_large", f"{member.shown} is larger than a file can be here") from None
             raise
         for start, length in extents:
             os.lseek(fd, start, os.SEEK_SET)
@@ -809,9 +815,9 @@ class Unpacker:
                 self._write(fd, chunk)
         self._reader.pad(member.size)
 
-    def _extents(self, member: Member, size: int) -> tuple[list[tuple[int, int]], int]:
+    def _extents(self, member: ArchiveMember, size: int) -> tuple[list[tuple[int, int]], int]:
         """Where a file with holes has data, and how long the table was that said it."""
-        malformed = Refused("malformed", f"the holes of {member.shown} are malformed")
+        malformed = InvalidArchive("malformed", f"the holes of {member.shown} are malformed")
         table, taken = b"", 0
 
         def number() -> int:
@@ -845,7 +851,7 @@ class Unpacker:
             self._talk.say(done=self._reader.total)
             self._check_room()
 
-    def _finish(self, fd: int, member: Member) -> None:
+    def _finish(self, fd: int, member: ArchiveMember) -> None:
         """Give a file or a directory all that is not its content: the owner first, whose change takes rights away."""
         ids = self._ids
         os.fchown(fd, ids.on_disk(member.uid), ids.on_disk(member.gid))
@@ -857,7 +863,7 @@ class Unpacker:
                     os.setxattr(fd, name, checked)
                 except OSError as error:
                     shown = _shown(os.fsencode(name))
-                    raise Refused(
+                    raise InvalidArchive(
                         "malformed", f"the attribute {shown} of {member.shown} cannot be kept here: {error.strerror}"
                     ) from None
         if b"ATOLL.opaque" in member.records:
@@ -865,7 +871,7 @@ class Unpacker:
         os.fchmod(fd, member.mode)
         os.utime(fd, ns=member.times)
 
-    def _attribute(self, member: Member, name: str, value: bytes) -> bytes:
+    def _attribute(self, member: ArchiveMember, name: str, value: bytes) -> bytes:
         if name.startswith("user.") and not name.startswith("user.overlay.") and "\0" not in name:
             return value
         try:
@@ -879,7 +885,9 @@ class Unpacker:
                 return _acl_with(value, self._acl_id)
         except ValueError:
             pass
-        raise Refused("unsafe", f"{member.shown} has the attribute {_shown(os.fsencode(name))}, which nothing may have")
+        raise InvalidArchive(
+            "unsafe", f"{member.shown} has the attribute {_shown(os.fsencode(name))}, which nothing may have"
+        )
 
     def _acl_id(self, id: int) -> int:
         if id >= IDS:
@@ -904,16 +912,16 @@ def _shown(name: bytes) -> str:
 # --- the program --------------------------------------------------------------------------------------------------
 
 
-def _pack(fd: int, talk: Talk) -> None:
+def _pack(fd: int, talk: ParentPipe) -> None:
     order = talk.hear()
-    writer = Writer(fd, talk)
+    writer = ArchiveWriter(fd, talk)
     writer.pack(order["manifest"].encode(), [(name, path, owner) for name, path, owner in order["trees"]])
     os.close(fd)
     talk.say(end={"entries": writer.entries})
 
 
-def _unpack(fd: int, talk: Talk) -> None:
-    reader = Reader(fd, talk)
+def _unpack(fd: int, talk: ParentPipe) -> None:
+    reader = ArchiveReader(fd, talk)
     talk.say(manifest=reader.manifest().decode())
     order = talk.hear()
     lock = os.open(order["lock"], os.O_RDWR | os.O_CLOEXEC)
@@ -921,7 +929,7 @@ def _unpack(fd: int, talk: Talk) -> None:
     fcntl.fcntl(lock, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_RDLCK, 0, 0, 0, 0))
     reader.limit_bytes, reader.entry_limit = order["limit_bytes"], order["entry_limit"]
     places = {os.fsencode(name): place for name, place in order["places"].items()}
-    Unpacker(reader, places, order["owner"], talk).unpack()
+    ArchiveUnpacker(reader, places, order["owner"], talk).unpack()
     talk.say(end={"entries": reader.entries})
 
 
@@ -929,12 +937,12 @@ def main() -> int:
     os.umask(0)
     # A descriptor for each level of directories.
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
-    talk = Talk()
+    talk = ParentPipe()
     try:
         fd = int(sys.argv[2])
         os.set_blocking(fd, False)  # so that whoever waits for us is never waited for
         {"pack": _pack, "unpack": _unpack}[sys.argv[1]](fd, talk)
-    except Refused as refusal:
+    except InvalidArchive as refusal:
         talk.say(refused=str(refusal), reason=refusal.reason)
         return 1
     except BrokenPipeError:

@@ -36,7 +36,7 @@ from atoll.contract.errors import ImageUnavailable, InvalidRequest
 from atoll.contract.model import check_env
 from atoll.settings import program_environment
 
-Progress = Callable[[str, int, int | None], None]
+ProgressCallback = Callable[[str, int, int | None], None]
 """Called with what is being done, how many bytes are done, and of how many if that is known."""
 
 INSTALL_HINT = "install the programs that fetch and unpack images: apt install skopeo umoci"
@@ -54,7 +54,7 @@ _ENV_LIMIT = 1000
 _ROOT_NAMES = ("bin", "boot", "dev", "etc", "home", "lib", "lib64", "opt", "root", "sbin", "srv", "usr", "var")
 _NAMES_LIMIT = 10_000
 
-Archive = Literal["rootfs", "docker-archive", "oci-archive"]
+ImageArchiveKind = Literal["rootfs", "docker-archive", "oci-archive"]
 
 
 class Scratch(NamedTuple):
@@ -65,12 +65,12 @@ class Scratch(NamedTuple):
     """Handed on to every program that works in the directory: as long as one lives, the lock is held."""
 
 
-class Configuration(BaseModel):
+class ImageConfig(BaseModel):
     """What an image says about how it is run. Written by strangers: everything else in it is ignored."""
 
     model_config = ConfigDict(frozen=True)
 
-    class Process(BaseModel):
+    class ProcessConfig(BaseModel):
         model_config = ConfigDict(frozen=True)
 
         environment: tuple[str, ...] | None = Field(default=None, alias="Env", max_length=_ENV_LIMIT)
@@ -80,11 +80,11 @@ class Configuration(BaseModel):
         command: tuple[str, ...] | None = Field(default=None, alias="Cmd")
 
     created: datetime | None = None
-    config: Process | None = None
+    config: ProcessConfig | None = None
 
     @property
-    def process(self) -> Process:
-        return self.config or self.Process()
+    def process(self) -> ProcessConfig:
+        return self.config or self.ProcessConfig()
 
     @property
     def env(self) -> dict[str, str]:
@@ -110,7 +110,7 @@ class _Descriptor(BaseModel):
     annotations: dict[str, str] | None = None
 
 
-class _Manifest(BaseModel):
+class _ImageManifest(BaseModel):
     """A manifest, or a list of manifests for several platforms; one of the two is filled."""
 
     manifests: tuple[_Descriptor, ...] = ()
@@ -142,17 +142,17 @@ class Fetcher:
             ImageUnavailable: it is not there, or the registry cannot be asked.
         """
         raw = await self._inspect_raw(scratch, repository, selector, name)
-        manifest = _parse(_Manifest, raw, name)
+        manifest = _parse(_ImageManifest, raw, name)
         digest = f"sha256:{hashlib.sha256(raw).hexdigest()}"
         if manifest.manifests:
             ours = [each for each in manifest.manifests if _is_ours(each)]
             if len(ours) != 1:  # none, or several variants of one architecture: skopeo knows the rules
                 return Remote(repository, digest, None)
             digest = ours[0].digest
-            manifest = _parse(_Manifest, await self._inspect_raw(scratch, repository, f"@{digest}", name), name)
+            manifest = _parse(_ImageManifest, await self._inspect_raw(scratch, repository, f"@{digest}", name), name)
         return Remote(repository, digest, sum(layer.size for layer in manifest.layers))
 
-    async def download(self, scratch: Scratch, remote: Remote, name: str, progress: Progress | None) -> None:
+    async def download(self, scratch: Scratch, remote: Remote, name: str, progress: ProgressCallback | None) -> None:
         """Copy what `inspect` has found into an OCI layout in `scratch`.
 
         Raises:
@@ -164,7 +164,7 @@ class Fetcher:
         await self._copy(scratch, arguments, remote.size_bytes, name, progress)
 
     async def load(
-        self, scratch: Scratch, kind: str, source: Path, tag: str, name: str, progress: Progress | None
+        self, scratch: Scratch, kind: str, source: Path, tag: str, name: str, progress: ProgressCallback | None
     ) -> str:
         """Copy an image from a file or a directory into an OCI layout in `scratch`; returns the manifest's digest.
 
@@ -176,7 +176,7 @@ class Fetcher:
         await self._copy(scratch, [f"{kind}:source{tag}"], None, name, progress)
         return _layout_manifest(scratch, name).digest
 
-    async def lay_out(self, scratch: Scratch, source: Path, name: str, progress: Progress | None) -> None:
+    async def lay_out(self, scratch: Scratch, source: Path, name: str, progress: ProgressCallback | None) -> None:
         """Make an OCI layout of one layer in `scratch` from the tar of a root file system, compressed or not.
 
         Raises:
@@ -184,7 +184,7 @@ class Fetcher:
         """
         await to_thread.run_sync(self._lay_out, scratch, source, name, progress)
 
-    async def unpack(self, scratch: Scratch, name: str, progress: Progress | None) -> Configuration:
+    async def unpack(self, scratch: Scratch, name: str, progress: ProgressCallback | None) -> ImageConfig:
         """Unpack the OCI layout in `scratch` into the new directory `rootfs` beside it.
 
         Raises:
@@ -238,7 +238,7 @@ class Fetcher:
         return output
 
     async def _copy(
-        self, scratch: Scratch, source: Sequence[str], total: int | None, name: str, progress: Progress | None
+        self, scratch: Scratch, source: Sequence[str], total: int | None, name: str, progress: ProgressCallback | None
     ) -> None:
         what = f"fetching {name}"
         most = 0
@@ -266,7 +266,7 @@ class Fetcher:
         if progress is not None and total is not None:
             progress(what, total, total)
 
-    def _lay_out(self, scratch: Scratch, source: Path, name: str, progress: Progress | None) -> None:
+    def _lay_out(self, scratch: Scratch, source: Path, name: str, progress: ProgressCallback | None) -> None:
         blobs = scratch.path / "layout/blobs/sha256"
         blobs.mkdir(parents=True)
         layer = blobs / "layer"
@@ -305,7 +305,7 @@ class Fetcher:
             )
 
 
-def kind_of_archive(source: Path) -> Archive:
+def kind_of_archive(source: Path) -> ImageArchiveKind:
     """Tell by its names what a tar holds: an image as docker or an OCI tool saves it, or a root file system.
 
     Runs in a thread. Reads until the first name that decides.
@@ -313,7 +313,7 @@ def kind_of_archive(source: Path) -> Archive:
     Raises:
         ImageUnavailable: it is not a tar, or not compressed in a way that is understood.
     """
-    found: Archive = "rootfs"
+    found: ImageArchiveKind = "rootfs"
     with _uncompressed(source, str(source)) as (stream, _):
         try:
             with tarfile.open(fileobj=stream, mode="r|") as tar:
@@ -507,17 +507,17 @@ def _is_ours(manifest: _Descriptor) -> bool:
 
 
 def _layout_manifest(scratch: Scratch, name: str) -> _Descriptor:
-    index = _parse(_Manifest, _read_capped(scratch.path / "layout/index.json"), name)
+    index = _parse(_ImageManifest, _read_capped(scratch.path / "layout/index.json"), name)
     if len(index.manifests) != 1:
         raise ImageUnavailable(f"the image {name} cannot be had: there is not one image in it", reason="ambiguous")
     return index.manifests[0]
 
 
-def _layout_configuration(scratch: Scratch, name: str) -> Configuration:
-    manifest = _parse(_Manifest, _read_blob(scratch, _layout_manifest(scratch, name)), name)
+def _layout_configuration(scratch: Scratch, name: str) -> ImageConfig:
+    manifest = _parse(_ImageManifest, _read_blob(scratch, _layout_manifest(scratch, name)), name)
     if manifest.config is None:
-        return Configuration()
-    return _parse(Configuration, _read_blob(scratch, manifest.config), name)
+        return ImageConfig()
+    return _parse(ImageConfig, _read_blob(scratch, manifest.config), name)
 
 
 def _read_blob(scratch: Scratch, blob: _Descriptor) -> bytes:

@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path, PurePosixPath
 
+from atoll.runtime.images.overlay import HOSTS, RESOLV_CONF
 from atoll.runtime.state.records import StoredRecord
 from atoll.runtime.state.store import now
 
@@ -79,7 +80,7 @@ _TOTAL_LIMIT_BYTES = 256 * 1024 * 1024
 _READABLE = stat.S_IROTH
 _ENTERABLE = stat.S_IROTH | stat.S_IXOTH
 
-Seen = tuple[int, int, int, int] | None
+InputStamp = tuple[int, int, int, int] | None
 """What tells that an input has changed: time of modification, size, inode and mode. None: it does not exist."""
 
 
@@ -98,7 +99,7 @@ class Skeleton(StoredRecord):
     """The directories of programs that are used in place, each under the layer of the same name that was built."""
     names: tuple[str, ...]
     """What the machine's `/etc` had of the first components in `PUBLIC`."""
-    inputs: dict[str, Seen]
+    inputs: dict[str, InputStamp]
 
     def is_current(self, *, rootless: bool, machine: Path = Path("/")) -> bool:
         """Whether `build` would make the same again. Some 100 calls of `lstat`, well below a millisecond.
@@ -111,7 +112,7 @@ class Skeleton(StoredRecord):
             self.recipe == RECIPE
             and self.rootless == rootless
             and self.names == _matching_names(machine)
-            and all(_seen(path) == seen for path, seen in self.inputs.items())
+            and all(_stamp(path) == seen for path, seen in self.inputs.items())
         )
 
 
@@ -137,7 +138,7 @@ class _Builder:
         self._rootless = rootless
         self._machine = machine
         self._check = check
-        self._inputs: dict[str, Seen] = {}
+        self._inputs: dict[str, InputStamp] = {}
         self._content = hashlib.sha256(f"{RECIPE} {rootless}\n".encode())
         self._written_bytes = 0
 
@@ -155,7 +156,7 @@ class _Builder:
         for tree in trees:
             self._cover(tree, destination)
         for path in PACKAGES:
-            self._inputs[str(self._machine / path)] = _seen(self._machine / path)
+            self._inputs[str(self._machine / path)] = _stamp(self._machine / path)
         return Skeleton(
             digest=f"sha256:{self._content.hexdigest()}",
             size_bytes=self._written_bytes,
@@ -172,7 +173,7 @@ class _Builder:
     def _trees_as_links(self) -> None:
         for tree in TREES:
             path = self._machine / tree
-            self._inputs[str(path)] = _seen(path)
+            self._inputs[str(path)] = _stamp(path)
             if path.is_symlink():
                 self._link(tree, os.readlink(path))
             elif path.is_dir():
@@ -198,7 +199,7 @@ class _Builder:
 
     def _copy_public(self, path: str) -> None:
         """Copy one entry of the allow-list, if the machine has it and everyone may go there."""
-        self._inputs[str(self._machine / path)] = _seen(self._machine / path)
+        self._inputs[str(self._machine / path)] = _stamp(self._machine / path)
         for parent in reversed(PurePosixPath(path).parents):
             found = _lstat(self._machine / parent)
             if found is None or not stat.S_ISDIR(found.st_mode) or found.st_mode & _ENTERABLE != _ENTERABLE:
@@ -222,7 +223,7 @@ class _Builder:
                 self._parents(path)
                 self._file(path, content, executable=bool(found.st_mode & stat.S_IXOTH))
         elif stat.S_ISDIR(found.st_mode) and found.st_mode & _ENTERABLE == _ENTERABLE:
-            self._inputs[str(source)] = _seen(source)
+            self._inputs[str(source)] = _stamp(source)
             self._parents(path)
             self._directory(path, 0o755)
             for name in sorted(os.listdir(source)):
@@ -278,7 +279,7 @@ class _Builder:
                     ahead.append(below)
         for path in HIDDEN:
             parent = os.path.dirname(path)
-            self._inputs[machine + parent] = _seen(machine + parent)
+            self._inputs[machine + parent] = _stamp(machine + parent)
             if parent in modes:
                 # A character device 0:0 is an overlay's "nothing here", also when there will be something.
                 os.mknod(covers + path, stat.S_IFCHR, os.makedev(0, 0))
@@ -360,7 +361,7 @@ def _lstat(path: str | Path) -> os.stat_result | None:
         return None
 
 
-def _seen(path: str | Path) -> Seen:
+def _stamp(path: str | Path) -> InputStamp:
     found = _lstat(path)
     return None if found is None else (found.st_mtime_ns, found.st_size, found.st_ino, found.st_mode)
 
@@ -430,7 +431,7 @@ users:x:100:
 nogroup:x:65534:
 user:x:1000:
 """,
-    "etc/hosts": "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n",
+    "etc/hosts": HOSTS,
     "etc/host.conf": "multi on\n",
     "etc/nsswitch.conf": """\
 passwd:    files
@@ -443,7 +444,7 @@ services:  files
 ethers:    files
 rpc:       files
 """,
-    "etc/resolv.conf": "# No name server: names are resolved by the proxy on the other side of the sandbox.\n",
+    "etc/resolv.conf": RESOLV_CONF,
     "etc/environment": "",
     "etc/shells": "/bin/sh\n/bin/bash\n/usr/bin/sh\n/usr/bin/bash\n",
     "etc/fstab": "",

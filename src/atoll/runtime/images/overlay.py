@@ -31,7 +31,7 @@ _LINK_LIMIT = 40
 _OPEN = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-class Place(NamedTuple):
+class ResolvedPath(NamedTuple):
     """Something in an image, found as it would be found inside."""
 
     path: tuple[str, ...]
@@ -45,7 +45,7 @@ class Place(NamedTuple):
         return stat.S_ISDIR(self.status.st_mode)
 
 
-def find(root: Path, path: str, *, read: bool = False) -> Place | None:
+def find(root: Path, path: str, *, read: bool = False) -> ResolvedPath | None:
     """Find `path` in the root file system `root`, following links as if `root` were `/`.
 
     None: it does not exist, or leads through too many links. Nothing is ever opened but directories, and with `read`
@@ -85,7 +85,7 @@ def find(root: Path, path: str, *, read: bool = False) -> Place | None:
         found = walked[-1][1] if walked else base
         status = os.fstat(found)
         content = _read(found, status) if read else None
-        return Place(tuple(name for name, _ in walked), status, content)
+        return ResolvedPath(tuple(name for name, _ in walked), status, content)
     finally:
         for _, fd in walked:
             os.close(fd)

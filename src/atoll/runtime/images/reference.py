@@ -14,7 +14,7 @@ from atoll.contract.errors import InvalidRequest
 from atoll.contract.model import Frozen
 
 PathKind = Literal["dir", "tar", "oci", "oci-archive", "docker-archive"]
-Kind = Literal["host", "registry"] | PathKind
+ImageKind = Literal["host", "registry"] | PathKind
 
 HOST = "host"
 RULE = (
@@ -33,10 +33,10 @@ _LENGTH_LIMIT = 512
 _PATH_KINDS: tuple[PathKind, ...] = get_args(PathKind)
 
 
-class Reference(Frozen):
+class ImageReference(Frozen):
     """What was asked for, in its full form: equal for all ways to write the same."""
 
-    kind: Kind
+    kind: ImageKind
     name: str
     """The full form: `docker.io/library/python:3.12`, `dir:/srv/rootfs`."""
     path: Path | None = None
@@ -57,7 +57,7 @@ class Reference(Frozen):
         return self.name.removeprefix("docker.io/").removeprefix("library/")
 
     @classmethod
-    def parse(cls, text: str) -> Reference:
+    def parse(cls, text: str) -> ImageReference:
         """Understand a reference as docker does: `python` is `docker.io/library/python:latest`.
 
         Raises:
@@ -88,7 +88,7 @@ class Reference(Frozen):
         return cls(kind="registry", name=repository + selector, repository=repository, selector=selector)
 
     @classmethod
-    def _parse_path(cls, kind: PathKind, rest: str) -> Reference:
+    def _parse_path(cls, kind: PathKind, rest: str) -> ImageReference:
         tag = ""
         if kind == "oci" and not os.path.exists(rest):
             head, colon, tail = rest.rpartition(":")

@@ -3,7 +3,7 @@
 Knows references, what is present, and how several tasks and processes share one store. Everything that it makes is
 made in a directory of its own under `tmp/` and becomes visible by one rename, so a reader sees a whole image or none,
 whatever was killed when. Refuses to know sandboxes, mounts and user namespaces. Above it stands `host.py`; beside it
-`imagename.py`, `imagefetch.py` (skopeo and umoci), `imagelayer.py` (what stands over every image) and `hostimage.py`.
+`imagename.py`, `imagefetch.py` (skopeo and umoci), `overlay.py` (what stands over every image) and `host.py`.
 
     root/                       0700: images hold set-user-id programs of strangers, owned by root
       references/<hash>.json    which digest a reference means
@@ -37,37 +37,35 @@ from atoll.contract.driver import Filesystem, Layer
 from atoll.contract.errors import ImageUnavailable, InvalidRequest, SandboxError
 from atoll.contract.model import Env, Frozen
 from atoll.drivers.locks import locked, open_lock, try_lock
-from atoll.runtime.images import host as hostimage, overlay as imagelayer
+from atoll.runtime.images import host, overlay
 from atoll.runtime.images.fetch import (
-    Configuration,
     Fetcher,
-    Progress,
+    ImageConfig,
+    ProgressCallback,
     Scratch,
     digest_of,
     kind_of_archive,
 )
-from atoll.runtime.images.reference import HOST, Kind, Reference
+from atoll.runtime.images.reference import HOST, ImageKind, ImageReference
 from atoll.runtime.state.records import StoredRecord, read_record, write_record
 from atoll.runtime.state.store import now
-
-__all__ = ["Image", "ImageLayers", "ImageStore", "Progress", "Reference"]
 
 _SCRATCH_LOCK = ".lock"
 _LOOK_EVERY_S = 0.5
 """How long the machine's own files are taken to be as they were seen."""
 
-Seen = tuple[int, int, int]
+FileStamp = tuple[int, int, int]
 """What tells that a file has changed: time of modification, size and inode."""
 
 
-class Image(StoredRecord):
+class ImageInfo(StoredRecord):
     """An image that is present."""
 
     VERSION = 1
 
     reference: str
     """In its full form."""
-    kind: Kind
+    kind: ImageKind
     digest: str
     """`sha256:` and 64 hexadecimal digits: of the manifest, of the tar, or of what was generated."""
     size_bytes: int
@@ -91,13 +89,13 @@ class ImageLayers(Frozen):
     digest: str
 
 
-class _Record(StoredRecord):
+class _ReferenceRecord(StoredRecord):
     """The content of a file in `references/`."""
 
     VERSION = 1
 
-    image: Image
-    seen: Seen | None = None
+    image: ImageInfo
+    source: FileStamp | None = None
     """The file on this machine that it was made from, as it was then."""
     checked_ns: int
     """When the image was last found to be the newest."""
@@ -123,10 +121,10 @@ class ImageStore:
         self._in_use = in_use
         self._grace_s = grace_s
         self._fetcher = Fetcher(rootless=rootless, max_bytes=max_bytes)
-        self._skeleton: hostimage.Skeleton | None = None
+        self._skeleton: host.Skeleton | None = None
         self._looked_at = -_LOOK_EVERY_S
 
-    async def resolve(self, reference: str, *, progress: Progress | None = None) -> ImageLayers:
+    async def resolve(self, reference: str, *, progress: ProgressCallback | None = None) -> ImageLayers:
         """The layers of an image, fetched, imported or built first if it is not present.
 
         What is present is used without asking the network, in less than a millisecond. A tar that has changed is
@@ -138,7 +136,7 @@ class ImageStore:
                 `unreachable`, `tool_missing`, `too_large`, `disk_full`, `malformed`, … ; `details["available"]` are
                 the images that are present.
         """
-        wanted = Reference.parse(reference)
+        wanted = ImageReference.parse(reference)
         if wanted.kind == "host":
             return self._host_layers(await self._host(progress))
         if wanted.kind == "dir":
@@ -159,11 +157,11 @@ class ImageStore:
             return None
         described = self._describe(digest)
         names = [record.image.reference for record in self._records() if record.image.digest == digest]
-        full = {Reference.parse(name).short: name for name in names}
+        full = {ImageReference.parse(name).short: name for name in names}
         name = reference if reference in (*names, *full) else next(iter(names), described.reference)
         return name, self._layers(described)
 
-    async def pull(self, reference: str, *, progress: Progress | None = None) -> Image:
+    async def pull(self, reference: str, *, progress: ProgressCallback | None = None) -> ImageInfo:
         """Make sure that an image is present and the newest: asks its registry, and fetches it if it has changed.
 
         Any number of callers at once, in any number of processes, do the work once. Cancelling leaves nothing behind.
@@ -171,16 +169,16 @@ class ImageStore:
         Raises:
             InvalidRequest, ImageUnavailable: as `resolve`.
         """
-        wanted = Reference.parse(reference)
+        wanted = ImageReference.parse(reference)
         if wanted.kind == "host":
             return _host_image(await self._host(progress))
         if wanted.kind == "dir":
             return (await self._directory(wanted))[0]
         image = await self._obtain(wanted, progress, refresh=True)
-        await self.collect()
+        await self.remove_unreferenced()
         return image
 
-    async def import_(self, source: Path, reference: str, *, progress: Progress | None = None) -> Image:
+    async def import_(self, source: Path, reference: str, *, progress: ProgressCallback | None = None) -> ImageInfo:
         """Take an image from a file into the store under a name, replacing what had that name.
 
         `source` is the tar of a root file system, plain or compressed, an image saved by docker or as an OCI archive,
@@ -190,7 +188,7 @@ class ImageStore:
             InvalidRequest: the name is not one for an image, or the directory is not a layout.
             ImageUnavailable: the file is not there or cannot be unpacked.
         """
-        wanted = Reference.parse(reference)
+        wanted = ImageReference.parse(reference)
         if wanted.kind != "registry" or wanted.selector.startswith("@"):
             raise InvalidRequest(f"{reference!r} cannot be given to an image; use a name such as 'team/tools:1'")
         source = source.absolute()
@@ -209,7 +207,7 @@ class ImageStore:
             InvalidRequest: it is the host image, or sandboxes stand on it.
             ImageUnavailable: it is not present.
         """
-        wanted = Reference.parse(reference)
+        wanted = ImageReference.parse(reference)
         if wanted.kind == "host":
             raise InvalidRequest("the host image is this machine itself; it cannot be removed")
         async with self._lock(wanted.name):
@@ -233,12 +231,12 @@ class ImageStore:
                 if not shared:
                     self._withdraw(digest, scratch)
 
-    async def collect(self) -> builtins.list[str]:
+    async def remove_unreferenced(self) -> builtins.list[str]:
         """Free what belongs to nobody: work of processes that died, and images that no reference means any more.
 
         What was resolved within the last hour stays, as a sandbox may be about to stand on it. Returns what was freed.
         """
-        freed = await to_thread.run_sync(self._collect_scratch)
+        freed = await to_thread.run_sync(self._remove_abandoned_scratch)
         if not (self._root / "unpacked").is_dir():
             return freed
         wanted = {record.image.digest for record in self._records()} | await to_thread.run_sync(self._in_use)
@@ -258,7 +256,7 @@ class ImageStore:
 
     # --- the host image ---------------------------------------------------------------------------------------
 
-    async def _host(self, progress: Progress | None) -> hostimage.Skeleton:
+    async def _host(self, progress: ProgressCallback | None) -> host.Skeleton:
         skeleton = self._if_current(self._skeleton) or self._if_current(self._read_skeleton())
         if skeleton is None:
             async with self._lock(HOST, progress):
@@ -270,14 +268,14 @@ class ImageStore:
         self._touch(skeleton.digest)
         return skeleton
 
-    async def _build_host(self, progress: Progress | None) -> hostimage.Skeleton:
+    async def _build_host(self, progress: ProgressCallback | None) -> host.Skeleton:
         if progress is not None:
             progress("building the host image", 0, None)
         async with self._scratch() as scratch:
             built = scratch.path / "image"
             built.mkdir()
             skeleton = await to_thread.run_sync(
-                lambda: hostimage.build(built, rootless=self._rootless, check=from_thread.check_cancelled)
+                lambda: host.build(built, rootless=self._rootless, check=from_thread.check_cancelled)
             )
             async with self._lock(skeleton.digest):
                 if not self._tree(skeleton.digest).is_dir():
@@ -285,7 +283,7 @@ class ImageStore:
                 write_record(self._root / "host.json", skeleton)
         return skeleton
 
-    def _if_current(self, skeleton: hostimage.Skeleton | None) -> hostimage.Skeleton | None:
+    def _if_current(self, skeleton: host.Skeleton | None) -> host.Skeleton | None:
         if skeleton is None or not (self._tree(skeleton.digest) / "root").is_dir():
             return None
         if skeleton is self._skeleton and time.monotonic() < self._looked_at + _LOOK_EVERY_S:
@@ -296,13 +294,13 @@ class ImageStore:
         self._looked_at = now
         return skeleton
 
-    def _read_skeleton(self) -> hostimage.Skeleton | None:
+    def _read_skeleton(self) -> host.Skeleton | None:
         try:
-            return read_record(self._root / "host.json", hostimage.Skeleton, "the host image")
+            return read_record(self._root / "host.json", host.Skeleton, "the host image")
         except SandboxError:  # of another version: it is built again
             return None
 
-    def _host_layers(self, skeleton: hostimage.Skeleton) -> ImageLayers:
+    def _host_layers(self, skeleton: host.Skeleton) -> ImageLayers:
         tree = self._tree(skeleton.digest)
         filesystems = [Filesystem(target="/", key="root", layers=(Layer(path=tree / "root"),))]
         for name in skeleton.trees:
@@ -312,29 +310,29 @@ class ImageStore:
 
     # --- directories ------------------------------------------------------------------------------------------
 
-    async def _directory(self, wanted: Reference) -> tuple[Image, Path]:
+    async def _directory(self, wanted: ImageReference) -> tuple[ImageInfo, Path]:
         """An image that is used in place. Only the generated layer is made, again when the accounts change."""
         with self._available():
             root = _check_directory(wanted.path or Path("/"), self._root)
-        made_from = [imagelayer.RECIPE, self._rootless, str(root)]
-        for path in imagelayer.ACCOUNT_FILES:
-            place = imagelayer.find(root, path)
-            made_from.append("" if place is None else str(_seen(place.status)))
+        made_from = [overlay.RECIPE, self._rootless, str(root)]
+        for path in overlay.ACCOUNT_FILES:
+            place = overlay.find(root, path)
+            made_from.append("" if place is None else str(_stamp(place.status)))
         digest = f"sha256:{hashlib.sha256(repr(made_from).encode()).hexdigest()}"
-        image = Image(reference=wanted.name, kind="dir", digest=digest, size_bytes=0, pulled_at=now())
+        image = ImageInfo(reference=wanted.name, kind="dir", digest=digest, size_bytes=0, pulled_at=now())
         if not (self._tree(digest) / "layer").is_dir():
             async with self._lock(wanted.name), self._scratch() as scratch:
                 if not (self._tree(digest) / "layer").is_dir():
                     layer = scratch.path / "image/layer"
                     layer.mkdir(parents=True)
-                    await to_thread.run_sync(lambda: imagelayer.generate(root, layer, rootless=self._rootless))
+                    await to_thread.run_sync(lambda: overlay.generate(root, layer, rootless=self._rootless))
                     await self._publish(scratch.path / "image", digest)
-                write_record(self._record_path(wanted), _Record(image=image, checked_ns=time.time_ns()))
+                self._write_record(wanted, _ReferenceRecord(image=image, checked_ns=time.time_ns()))
         return image, root
 
     # --- images that are unpacked -----------------------------------------------------------------------------
 
-    async def _obtain(self, wanted: Reference, progress: Progress | None, *, refresh: bool) -> Image:
+    async def _obtain(self, wanted: ImageReference, progress: ProgressCallback | None, *, refresh: bool) -> ImageInfo:
         """Fetch or import, unless someone else does so meanwhile."""
         asked_ns = time.time_ns()
         async with self._lock(wanted.name, progress), self._scratch() as scratch:
@@ -347,7 +345,7 @@ class ImageStore:
                     return await self._fetch(scratch, wanted, progress)
                 return await self._load(scratch, wanted, wanted.path, wanted.selector, progress)
 
-    async def _fetch(self, scratch: Scratch, wanted: Reference, progress: Progress | None) -> Image:
+    async def _fetch(self, scratch: Scratch, wanted: ImageReference, progress: ProgressCallback | None) -> ImageInfo:
         digest = wanted.selector.removeprefix("@")
         if digest.startswith(":") or not self._is_present(digest):  # under a digest, what is present is what is meant
             if progress is not None:
@@ -363,11 +361,11 @@ class ImageStore:
             return self._refer(wanted, digest)
 
     async def _load(
-        self, scratch: Scratch, wanted: Reference, source: Path, tag: str, progress: Progress | None
-    ) -> Image:
+        self, scratch: Scratch, wanted: ImageReference, source: Path, tag: str, progress: ProgressCallback | None
+    ) -> ImageInfo:
         found: str = wanted.kind
         try:
-            seen = _seen(os.stat(source / "index.json" if source.is_dir() else source))
+            stamp = _stamp(os.stat(source / "index.json" if source.is_dir() else source))
             if found in ("registry", "tar"):
                 found = "oci" if source.is_dir() else await to_thread.run_sync(kind_of_archive, source)
         except FileNotFoundError:
@@ -383,18 +381,20 @@ class ImageStore:
                 if found == "rootfs":
                     await self._fetcher.lay_out(scratch, source, wanted.short, progress)
                 await self._unpack(scratch, wanted, digest, progress)
-            return self._refer(wanted, digest, seen)
+            return self._refer(wanted, digest, stamp)
 
-    async def _unpack(self, scratch: Scratch, wanted: Reference, digest: str, progress: Progress | None) -> None:
+    async def _unpack(
+        self, scratch: Scratch, wanted: ImageReference, digest: str, progress: ProgressCallback | None
+    ) -> None:
         configuration = await self._fetcher.unpack(scratch, wanted.short, progress)
         built = scratch.path / "image"
         (built / "layer").mkdir(parents=True)
         (scratch.path / "rootfs").rename(built / "rootfs")
 
         def finish() -> int:
-            size_bytes = imagelayer.cleanse(built / "rootfs", check=from_thread.check_cancelled)
+            size_bytes = overlay.cleanse(built / "rootfs", check=from_thread.check_cancelled)
             self._fetcher.check_size(size_bytes, wanted.short)  # the watch may have missed the last tenth of a second
-            imagelayer.generate(built / "rootfs", built / "layer", rootless=self._rootless)
+            overlay.generate(built / "rootfs", built / "layer", rootless=self._rootless)
             return size_bytes
 
         size_bytes = await to_thread.run_sync(finish)
@@ -402,15 +402,15 @@ class ImageStore:
         write_record(built / "image.json", image)
         await self._publish(built, digest)
 
-    def _refer(self, wanted: Reference, digest: str, seen: Seen | None = None) -> Image:
+    def _refer(self, wanted: ImageReference, digest: str, source: FileStamp | None = None) -> ImageInfo:
         """Let `wanted` mean `digest`, which is present."""
         image = self._describe(digest).model_copy(
             update={"reference": wanted.name, "kind": wanted.kind, "pulled_at": now()}
         )
-        write_record(self._record_path(wanted), _Record(image=image, seen=seen, checked_ns=time.time_ns()))
+        self._write_record(wanted, _ReferenceRecord(image=image, source=source, checked_ns=time.time_ns()))
         return image
 
-    def _layers(self, image: Image, root: Path | None = None) -> ImageLayers:
+    def _layers(self, image: ImageInfo, root: Path | None = None) -> ImageLayers:
         tree = self._tree(image.digest)
         self._touch(image.digest)
         layers = (Layer(path=tree / "layer"), Layer(path=root or tree / "rootfs"))
@@ -451,13 +451,13 @@ class ImageStore:
         except FileNotFoundError:
             return
 
-    def _record_path(self, wanted: Reference) -> Path:
+    def _record_path(self, wanted: ImageReference) -> Path:
         return self._root / "references" / f"{_hash(wanted.name)}.json"
 
-    def _read_record(self, wanted: Reference) -> _Record | None:
+    def _read_record(self, wanted: ImageReference) -> _ReferenceRecord | None:
         return self._read_reference(self._record_path(wanted), wanted.short)
 
-    def _records(self) -> Iterator[_Record]:
+    def _records(self) -> Iterator[_ReferenceRecord]:
         directory = self._root / "references"
         for name in sorted(os.listdir(directory)) if directory.is_dir() else ():
             if name.endswith(".json"):
@@ -465,27 +465,30 @@ class ImageStore:
                 if record is not None:
                     yield record
 
-    def _read_reference(self, path: Path, name: str) -> _Record | None:
+    def _read_reference(self, path: Path, name: str) -> _ReferenceRecord | None:
         """A file of `references/`. None: it is absent, malformed, or written by an older Atoll; the image is fetched.
 
         Raises:
             SandboxError: it was written by a newer Atoll. Its image, which may exist nowhere else, must not be removed.
         """
         try:
-            return read_record(path, _Record, f"the image {name}")
+            return read_record(path, _ReferenceRecord, f"the image {name}")
         except SandboxError as error:
             if error.details["reason"] == "newer":
                 raise
             return None
 
-    def _describe(self, digest: str) -> Image:
+    def _write_record(self, wanted: ImageReference, record: _ReferenceRecord) -> None:
+        write_record(self._record_path(wanted), record)
+
+    def _describe(self, digest: str) -> ImageInfo:
         """What is known of an image that is present.
 
         Raises:
             SandboxError: its record cannot be read.
             ImageUnavailable: it has just been removed.
         """
-        image = read_record(self._tree(digest) / "image.json", Image, f"the image {digest}")
+        image = read_record(self._tree(digest) / "image.json", ImageInfo, f"the image {digest}")
         if image is None:
             raise _just_removed(digest)
         return image
@@ -501,7 +504,7 @@ class ImageStore:
             (self._root / name).mkdir(mode=0o700, exist_ok=True)
 
     @asynccontextmanager
-    async def _lock(self, key: str, progress: Progress | None = None) -> AsyncIterator[None]:
+    async def _lock(self, key: str, progress: ProgressCallback | None = None) -> AsyncIterator[None]:
         """Lock a reference or a digest against all other tasks and processes, however long they take.
 
         A reference is locked before a digest, never after.
@@ -535,7 +538,7 @@ class ImageStore:
                 await to_thread.run_sync(_remove_tree, path)
             os.close(fd)
 
-    def _collect_scratch(self) -> builtins.list[str]:
+    def _remove_abandoned_scratch(self) -> builtins.list[str]:
         freed: builtins.list[str] = []
         directory = self._root / "tmp"
         for name in os.listdir(directory) if directory.is_dir() else ():
@@ -566,7 +569,7 @@ class ImageStore:
                 raise
             raise ImageUnavailable("the disk of the image store is full", reason="disk_full") from error
         except ImageUnavailable as error:
-            names = [Reference.parse(image.reference).short for image in self.list() if image.kind == "registry"]
+            names = [ImageReference.parse(image.reference).short for image in self.list() if image.kind == "registry"]
             listed = ", ".join([HOST, *names[:8]]) + (", …" if len(names) > 8 else "")
             raise ImageUnavailable(
                 f"{error.message} (present here: {listed})",
@@ -574,7 +577,7 @@ class ImageStore:
                 **{**error.details, "available": [HOST, *names[:64]]},
             ) from error
 
-    def list(self) -> builtins.list[Image]:
+    def list(self) -> builtins.list[ImageInfo]:
         """The images that are present, by reference. The host image is among them once it has been used."""
         present = [record.image for record in self._records()]
         skeleton = self._read_skeleton()
@@ -586,9 +589,9 @@ def _just_removed(digest: str) -> ImageUnavailable:
     return ImageUnavailable(f"the image {digest} has just been removed", reason="not_found")
 
 
-def _described(wanted: Reference, digest: str, size_bytes: int, configuration: Configuration) -> Image:
+def _described(wanted: ImageReference, digest: str, size_bytes: int, configuration: ImageConfig) -> ImageInfo:
     process = configuration.process
-    return Image(
+    return ImageInfo(
         reference=wanted.name,
         kind=wanted.kind,
         digest=digest,
@@ -603,8 +606,8 @@ def _described(wanted: Reference, digest: str, size_bytes: int, configuration: C
     )
 
 
-def _host_image(skeleton: hostimage.Skeleton) -> Image:
-    return Image(
+def _host_image(skeleton: host.Skeleton) -> ImageInfo:
+    return ImageInfo(
         reference=HOST,
         kind="host",
         digest=skeleton.digest,
@@ -629,17 +632,17 @@ def _check_directory(path: Path, store: Path) -> Path:
     return root
 
 
-def _has_changed(wanted: Reference, record: _Record) -> bool:
+def _has_changed(wanted: ImageReference, record: _ReferenceRecord) -> bool:
     """Whether the file that an image was made from is another now. One that is gone has not changed."""
     if wanted.path is None:
         return False
     try:
-        return record.seen != _seen(os.stat(wanted.path / "index.json" if wanted.kind == "oci" else wanted.path))
+        return record.source != _stamp(os.stat(wanted.path / "index.json" if wanted.kind == "oci" else wanted.path))
     except OSError:
         return False
 
 
-def _seen(status: os.stat_result) -> Seen:
+def _stamp(status: os.stat_result) -> FileStamp:
     return status.st_mtime_ns, status.st_size, status.st_ino
 
 

@@ -501,7 +501,7 @@ class Lifecycle:
         except CheckpointNotFound:
             return False
 
-    async def collect(self, *, timeout_s: float | None = None) -> list[Path]:
+    async def remove_unreferenced(self, *, timeout_s: float | None = None) -> list[Path]:
         """Take away the layers, and what else of sandboxes, that nobody names any more. Returns what was taken away.
 
         With `timeout_s`, it is left to somebody else when others are at work for longer.
@@ -516,7 +516,7 @@ class Lifecycle:
                 if manifest is not None:
                     named |= {manifest.active_layer, *(layer.id for layer in manifest.layers)}
                     memories.add((self._store.directory(id) / (manifest.memory or "")).parent)
-            self._checkpoints.collect(spare=memories)
+            self._checkpoints.remove_unreferenced(spare=memories)
             self._store.drop_groups()
             unreferenced = self._layers.unreferenced(named) + self._store.orphaned()
         # Whoever makes a layer names it before letting go of the store: nobody will name one of these again, and

@@ -44,7 +44,7 @@ class Recovery:
     def is_needed(self) -> bool:
         """Whether something was left, or may be by those that are at work now."""
         store = self._store
-        return bool(store.abandoned() or store.interrupted() or store.at_work() or self._leases.left())
+        return bool(store.abandoned() or store.interrupted() or store.at_work() or self._leases.abandoned())
 
     def finish_created(self) -> None:
         """Finish what only lacks its last step: the making of a sandbox that runs, or the removal of one not begun."""
@@ -53,17 +53,17 @@ class Recovery:
                 manifest = self._store.read(id)
                 if manifest is not None and not manifest.spec.ephemeral:
                     pid = self._choose(manifest.runtime).pid(self._store.directory(id))
-                    if self._store.was_made(manifest, running=pid is not None):
+                    if self._store.is_complete(manifest, running=pid is not None):
                         self._store.finish_created(id)
 
-    async def collect(self) -> list[str]:
+    async def remove_abandoned(self) -> list[str]:
         """Remove what was not finished, ephemeral sandboxes that have ended, and sessions whose owners died.
 
         Returns the ids of what was removed.
         """
         collected = []
         self.finish_created()
-        await self._leases.collect()
+        await self._leases.end_abandoned()
         for id in self._store.abandoned():
             with contextlib.suppress(AtollError):
                 manifest = self._store.read(id)
@@ -91,12 +91,12 @@ class Recovery:
         try:
             while True:
                 waited_for &= self._store.at_work()
-                await self.collect()
+                await self.remove_abandoned()
                 await self.reconcile()
                 if not waited_for:
                     break
                 await anyio.sleep(pause_s)
                 pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
-            await self._lifecycle.collect(timeout_s=1)
+            await self._lifecycle.remove_unreferenced(timeout_s=1)
         except (AtollError, OSError):  # a full disk, for one: the next to open the state directory tries again
             _log.exception("what was left half done could not be put in order")

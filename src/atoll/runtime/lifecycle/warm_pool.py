@@ -28,7 +28,7 @@ from atoll.contract.driver import Driver
 from atoll.contract.errors import AtollError
 from atoll.contract.model import Frozen, Limits, RuntimeName, WarmPool
 from atoll.drivers.locks import locked
-from atoll.runtime.images.reference import Reference
+from atoll.runtime.images.reference import ImageReference
 from atoll.runtime.state.layers import ResolvedSpec
 from atoll.runtime.state.records import StoredRecord, read_record, write_record
 from atoll.runtime.state.store import Claimed, Manifest, StateStore
@@ -57,7 +57,11 @@ class SandboxTemplate(Frozen):
 
     @property
     def key(self) -> str:
-        told = [Reference.parse(self.image).name, self.runtime, self.limits.model_dump(mode="json", exclude_none=True)]
+        told = [
+            ImageReference.parse(self.image).name,
+            self.runtime,
+            self.limits.model_dump(mode="json", exclude_none=True),
+        ]
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -203,7 +207,7 @@ class WarmPools:
             while await self._remove_one(key, lambda _: True):
                 pass
 
-    async def tidy(self) -> None:
+    async def remove_unwanted(self) -> None:
         """Take away what waits on a shelf that nobody wants any more."""
         for name in os.listdir(self._store.state_dir / "warm"):
             key = name.partition(".")[0]

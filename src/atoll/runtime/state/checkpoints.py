@@ -80,10 +80,10 @@ class Checkpoints:
         yield from sorted(store, key=lambda record: record.checkpoint.created_at)
 
     def forget(self, id: str) -> None:
-        """There is no such checkpoint any more. What is left of it, `collect` takes away."""
+        """There is no such checkpoint any more. What is left of it, `remove_unreferenced` takes away."""
         (self.directory(id) / "checkpoint.json").unlink(missing_ok=True)
 
-    def collect(self, spare: set[Path]) -> None:
+    def remove_unreferenced(self, spare: set[Path]) -> None:
         """Take away what was forgotten or never finished, but for `spare`. Call it with the layers held alone."""
         for id in os.listdir(self._root):
             if self._read(id) is None and self.directory(id) not in spare:

@@ -79,13 +79,13 @@ class SessionLeases:
             return True
         return False
 
-    def left(self) -> list[str]:
+    def abandoned(self) -> list[str]:
         """Those whose owners died."""
         return [session for session in os.listdir(self._root) if not is_held(self._root / session)]
 
-    async def collect(self) -> None:
+    async def end_abandoned(self) -> None:
         """End what was left, as far as it can be."""
-        for session in self.left():
+        for session in self.abandoned():
             with contextlib.suppress(AtollError):
                 async with self._leased(self._root / session, 0):
                     await self._end(session)

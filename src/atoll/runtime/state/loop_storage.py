@@ -42,16 +42,16 @@ from atoll.runtime.state.layers import Layers
 from atoll.runtime.state.records import StoredRecord, read_record, sync, write_record
 from atoll.settings import program_environment
 
-Kind = Literal["btrfs", "xfs"]
+StorageKind = Literal["btrfs", "xfs"]
 SMALLEST_BYTES = 512 * 1024**2
 """What both kinds can be made in."""
 
-_MAKERS: dict[Kind, tuple[str, tuple[str, ...]]] = {
+_MAKERS: dict[StorageKind, tuple[str, tuple[str, ...]]] = {
     # What stands below keeps one copy of everything too.
     "btrfs": ("btrfs-progs", ("mkfs.btrfs", "--quiet", "--force", "--metadata", "single")),
     "xfs": ("xfsprogs", ("mkfs.xfs", "-q", "-f", "-m", "reflink=1")),
 }
-_OPTIONS: dict[Kind, tuple[str, ...]] = {
+_OPTIONS: dict[StorageKind, tuple[str, ...]] = {
     "btrfs": ("discard=async",),
     "xfs": ("discard,prjquota", "discard"),  # the second on kernels that were built without XFS's quotas
 }
@@ -68,7 +68,7 @@ class LoopStorageRecord(StoredRecord):
     """What `storage.json` says."""
 
     VERSION = 1
-    filesystem: Kind
+    filesystem: StorageKind
     size_bytes: int
 
 
@@ -100,7 +100,7 @@ class LoopStorage:
             image=None if record is None else _image(self._state_dir),
         )
 
-    async def init(self, size_bytes: int, filesystem: Kind = "btrfs") -> StorageInfo:
+    async def init(self, size_bytes: int, filesystem: StorageKind = "btrfs") -> StorageInfo:
         """Give the layers a file system of `size_bytes`. When it fails or is cancelled, all is as it was.
 
         Raises:
@@ -152,7 +152,7 @@ class LoopStorage:
                     await anyio.sleep(0.01)
             _remove_files(self._state_dir)
 
-    def _make(self, size_bytes: int, filesystem: Kind, maker: str) -> None:
+    def _make(self, size_bytes: int, filesystem: StorageKind, maker: str) -> None:
         image = _image(self._state_dir)
         image.unlink(missing_ok=True)  # what somebody left half done
         with open(image, "xb") as file:
@@ -281,7 +281,7 @@ def _mount(state_dir: Path, record: LoopStorageRecord) -> None:
             raise SandboxError(f"its quotas could not be turned on: {error.strerror}") from error
 
 
-def _mount_device(device: str, place: Path, filesystem: Kind) -> None:
+def _mount_device(device: str, place: Path, filesystem: StorageKind) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     number = 0
     # Overlays on it have flags of their own; whiteouts are no devices that anybody opens.

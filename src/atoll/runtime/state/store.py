@@ -152,7 +152,7 @@ class StateStore:
     # ---- life ----
 
     @contextlib.contextmanager
-    def making(self, id: str, group: str | None = None) -> Iterator[Path]:
+    def creating(self, id: str, group: str | None = None) -> Iterator[Path]:
         """A directory for a new sandbox, with work on it announced: if this process dies, it is collected.
 
         One of a `group` is announced beyond that, until the group is complete.
@@ -284,7 +284,7 @@ class StateStore:
                     stack.callback(os.close, fd)
                     if not locked and not await lock_within(fd, timeout_s):
                         raise lock_timeout(timeout_s, f"working on sandbox {id}", directory / lock)
-                if abandoned and id not in self._left():
+                if abandoned and id not in self._unowned():
                     raise SandboxError("somebody has taken this sandbox up meanwhile", hint=str(directory))
                 with contextlib.suppress(FileExistsError):
                     os.symlink(id, self.state_dir / "uncommitted" / id)
@@ -349,16 +349,16 @@ class StateStore:
 
     def interrupted(self) -> list[str]:
         """Ids of sandboxes that somebody was at work on who died."""
-        return [id for id in os.listdir(self.state_dir / "in-progress") if not self._is_worked_on(id)]
+        return [id for id in os.listdir(self.state_dir / "in-progress") if not self._is_in_progress(id)]
 
     def clear_in_progress(self, id: str) -> None:
         (self.state_dir / "in-progress" / id).unlink(missing_ok=True)
 
     def abandoned(self) -> list[str]:
         """Ids that nobody is at work on, of what neither lives by itself nor waits."""
-        return sorted(id for id in self._left() if not self._is_made(id))
+        return sorted(id for id in self._unowned() if not self._is_being_created(id))
 
-    def _left(self) -> set[str]:
+    def _unowned(self) -> set[str]:
         entries = [name.partition(".") for name in os.listdir(self.state_dir / "warm")]
         warm = {id for key, _, id in entries if key != "-" and self.is_alive(id)}
         return (set(os.listdir(self.state_dir / "uncommitted")) - warm) | set(self.warm("-"))
@@ -369,20 +369,20 @@ class StateStore:
 
     def at_work(self) -> set[str]:
         """Ids of sandboxes that somebody makes, removes, starts, stops or changes."""
-        making = {id for id in os.listdir(self.state_dir / "uncommitted") if self._is_made(id)}
-        return making | {id for id in os.listdir(self.state_dir / "in-progress") if self._is_worked_on(id)}
+        making = {id for id in os.listdir(self.state_dir / "uncommitted") if self._is_being_created(id)}
+        return making | {id for id in os.listdir(self.state_dir / "in-progress") if self._is_in_progress(id)}
 
-    def _is_worked_on(self, id: str) -> bool:
+    def _is_in_progress(self, id: str) -> bool:
         return is_held(self.directory(id) / "work.lock")
 
-    def _is_made(self, id: str) -> bool:
+    def _is_being_created(self, id: str) -> bool:
         """Whether somebody makes or removes it, or the group that it is one of."""
         group = self._group(id)
         return is_held(self.directory(id) / "busy.lock") or (
             group is not None and is_held(self.state_dir / "groups" / group)
         )
 
-    def was_made(self, manifest: Manifest, *, running: bool) -> bool:
+    def is_complete(self, manifest: Manifest, *, running: bool) -> bool:
         """Whether an abandoned sandbox lacks nothing: it has its name and runs, or its group was complete."""
         group = self._group(manifest.id)
         if self.claim_interrupted(manifest.id):
@@ -393,7 +393,7 @@ class StateStore:
 
     def finish_created(self, id: str) -> None:
         """Settle a sandbox that is used, though who made it died before saying so. Nothing, while somebody makes it."""
-        if not os.path.lexists(self.state_dir / "uncommitted" / id) or self._is_made(id):
+        if not os.path.lexists(self.state_dir / "uncommitted" / id) or self._is_being_created(id):
             return
         with contextlib.suppress(FileNotFoundError):
             fd = open_lock(self.directory(id) / "busy.lock")
