@@ -1,16 +1,17 @@
-"""The image store: from a reference such as `python:3.12` to the read-only layers that a sandbox stands on.
+"""The image store: from a reference such as `python:3.12` to the read-only layers of a sandbox's image.
 
-Knows references, what is present, and how several tasks and processes share one store. Everything that it makes is
-made in a directory of its own under `tmp/` and becomes visible by one rename, so a reader sees a whole image or none,
-whatever was killed when. Refuses to know sandboxes, mounts and user namespaces. Above it stands `host.py`; beside it
-`imagename.py`, `imagefetch.py` (skopeo and umoci), `overlay.py` (what stands over every image) and `host.py`.
+Owns which images are present, which digest a reference means, and how several tasks and processes share one store.
+Everything is made in a directory under `tmp/` and becomes visible by one rename, so a reader sees a whole image or
+none, whatever is killed when. Not here: how references are written (`reference.py`), how images are fetched and
+unpacked (`fetch.py`), the layer that is generated above each image (`overlay.py`), the host image (`host.py`), and how
+images are mounted (the driver). Used by the engine and by `archive/`.
 
-    root/                       0700: images hold set-user-id programs of strangers, owned by root
+    root/                       0700: images hold set-user-id programs, owned by root, that other people wrote
       references/<hash>.json    which digest a reference means
-      unpacked/<digest>/        rootfs/ and layer/, or for the host image root/ and usr/; its mtime: the last use
+      unpacked/<digest>/        rootfs/ and layer/, or for the host image root/ and usr/; its mtime is its last use
       host.json                 the host image's digest and what it was made from
       locks/<hash>              one for each reference and digest that is being worked on
-      tmp/<random>/             work in progress; locked by whoever works there, until their death
+      tmp/<random>/             work in progress. Its `.lock` is held until the last process that works there has ended
 """
 
 from __future__ import annotations
@@ -52,10 +53,10 @@ from atoll.runtime.state.store import now
 
 _SCRATCH_LOCK = ".lock"
 _LOOK_EVERY_S = 0.5
-"""How long the machine's own files are taken to be as they were seen."""
+"""How long the machine's own files are assumed not to have changed after a check."""
 
 FileStamp = tuple[int, int, int]
-"""What tells that a file has changed: time of modification, size and inode."""
+"""Time of modification, size and inode: when one of them differs, the file has changed."""
 
 
 class ImageInfo(StoredRecord):
@@ -64,25 +65,25 @@ class ImageInfo(StoredRecord):
     VERSION = 1
 
     reference: str
-    """In its full form."""
+    """The full form of its reference."""
     kind: ImageKind
     digest: str
-    """`sha256:` and 64 hexadecimal digits: of the manifest, of the tar, or of what was generated."""
+    """`sha256:` and 64 hexadecimal digits: of the image's manifest, of the tar, or of the generated files."""
     size_bytes: int
-    """What it takes up in the store; of `host` and `dir:`, only what is not used in place."""
+    """Its size in the store. Files of `host` and `dir:` that are used in place do not count."""
     created_at: datetime | None = None
-    """When it was made, if it says so."""
+    """When it was built, if its configuration says so."""
     pulled_at: datetime
     env: Env = Field(default_factory=dict)
     user: str | None = None
-    """What the image says about how it wants to be run: kept, not used."""
+    """This and the three below are the image's configuration: shown, not used."""
     working_directory: str | None = None
     entrypoint: tuple[str, ...] | None = None
     command: tuple[str, ...] | None = None
 
 
 class ImageLayers(Frozen):
-    """What a sandbox is put on."""
+    """An image's file systems and environment, for a sandbox."""
 
     filesystems: tuple[Filesystem, ...]
     env: Env
@@ -96,15 +97,16 @@ class _ReferenceRecord(StoredRecord):
 
     image: ImageInfo
     source: FileStamp | None = None
-    """The file on this machine that it was made from, as it was then."""
+    """The state that the file on this machine had from which the image was made."""
     checked_ns: int
-    """When the image was last found to be the newest."""
+    """When the reference was last resolved to this image."""
 
 
 class ImageStore:
     """The images of one state directory. Several processes may use one store at once.
 
-    `in_use` tells the digests that sandboxes stand on: they are never removed. It may block and is called in a thread.
+    `in_use` returns the digests of images that sandboxes and checkpoints use: these are never removed. It is called in
+    a thread.
     """
 
     def __init__(
@@ -127,14 +129,14 @@ class ImageStore:
     async def resolve(self, reference: str, *, progress: ProgressCallback | None = None) -> ImageLayers:
         """The layers of an image, fetched, imported or built first if it is not present.
 
-        What is present is used without asking the network, in less than a millisecond. A tar that has changed is
+        An image that is present is used without network access, in less than a millisecond. A tar that has changed is
         unpacked again; a directory is used in place.
 
         Raises:
-            InvalidRequest: it is not a reference to an image.
-            ImageUnavailable: it cannot be had. `details["reason"]` is one of `not_found`, `unauthorised`,
-                `unreachable`, `tool_missing`, `too_large`, `disk_full`, `malformed`, … ; `details["available"]` are
-                the images that are present.
+            InvalidRequest: it is not a valid reference.
+            ImageUnavailable: it cannot be fetched, imported or built. `details["reason"]` is one of `not_found`,
+                `unauthorised`, `unreachable`, `tool_missing`, `too_large`, `disk_full`, `malformed`, … ;
+                `details["available"]` are the images that are present.
         """
         wanted = ImageReference.parse(reference)
         if wanted.kind == "host":
@@ -148,10 +150,10 @@ class ImageStore:
         return self._layers(record.image)
 
     def find(self, digest: str, reference: str) -> tuple[str, ImageLayers] | None:
-        """An image that is present, by what it is and not by its name, which may have come to mean another.
+        """An image that is present, by its digest and not by its reference, which may mean another by now.
 
-        Returns its name, `reference` if it has that one, and its layers. None: it is not present, or it is used in
-        place, where a digest says nothing about what is in it.
+        Returns its reference, `reference` if it has that one, and its layers. None: it is not present, or it is used in
+        place, where a digest does not identify the content.
         """
         if not self._is_present(digest):
             return None
@@ -162,9 +164,9 @@ class ImageStore:
         return name, self._layers(described)
 
     async def pull(self, reference: str, *, progress: ProgressCallback | None = None) -> ImageInfo:
-        """Make sure that an image is present and the newest: asks its registry, and fetches it if it has changed.
+        """Make an image present and current: ask its registry, and fetch it if it has changed.
 
-        Any number of callers at once, in any number of processes, do the work once. Cancelling leaves nothing behind.
+        Concurrent calls, in any number of processes, do the work once. Cancelling leaves nothing behind.
 
         Raises:
             InvalidRequest, ImageUnavailable: as `resolve`.
@@ -179,18 +181,18 @@ class ImageStore:
         return image
 
     async def import_(self, source: Path, reference: str, *, progress: ProgressCallback | None = None) -> ImageInfo:
-        """Take an image from a file into the store under a name, replacing what had that name.
+        """Import an image from a file under a reference, which it takes from the image that had it.
 
         `source` is the tar of a root file system, plain or compressed, an image saved by docker or as an OCI archive,
-        or a directory that is an OCI layout. Which of these, its content tells.
+        or a directory that is an OCI layout. Its content decides which of these it is.
 
         Raises:
-            InvalidRequest: the name is not one for an image, or the directory is not a layout.
-            ImageUnavailable: the file is not there or cannot be unpacked.
+            InvalidRequest: the reference is not a name with a tag, or the directory is not a layout.
+            ImageUnavailable: the file does not exist or cannot be unpacked.
         """
         wanted = ImageReference.parse(reference)
         if wanted.kind != "registry" or wanted.selector.startswith("@"):
-            raise InvalidRequest(f"{reference!r} cannot be given to an image; use a name such as 'team/tools:1'")
+            raise InvalidRequest(f"an image cannot be imported as {reference!r}; use a name such as 'team/tools:1'")
         source = source.absolute()
         if source.is_dir() and not (source / "oci-layout").is_file():
             raise InvalidRequest(f"{source} is a directory, but not an OCI layout; use it in place with 'dir:{source}'")
@@ -199,17 +201,17 @@ class ImageStore:
                 return await self._load(scratch, wanted, source, "", progress)
 
     async def remove(self, reference: str) -> None:
-        """Forget a reference, and free what it refers to unless another reference means the same.
+        """Remove a reference, and its image unless another reference means the same.
 
-        A create that is under way with this image fails, or goes on with it.
+        A create with this image that is in progress fails, or succeeds.
 
         Raises:
-            InvalidRequest: it is the host image, or sandboxes stand on it.
+            InvalidRequest: it is the host image, or sandboxes or checkpoints use it.
             ImageUnavailable: it is not present.
         """
         wanted = ImageReference.parse(reference)
         if wanted.kind == "host":
-            raise InvalidRequest("the host image is this machine itself; it cannot be removed")
+            raise InvalidRequest("the host image cannot be removed: it is this machine itself")
         async with self._lock(wanted.name):
             record = self._read_record(wanted)
             if record is None:
@@ -222,8 +224,8 @@ class ImageStore:
                 )
                 if not shared and digest in await to_thread.run_sync(self._in_use):
                     raise InvalidRequest(
-                        f"the image {wanted.short} is in use; destroy the sandboxes that stand on it first, "
-                        "and end those that wait ('atoll warm')",
+                        f"the image {wanted.short} is in use; destroy its sandboxes and checkpoints first, and empty "
+                        "its warm pools ('atoll warm')",
                         image=wanted.name,
                         digest=digest,
                     )
@@ -232,9 +234,10 @@ class ImageStore:
                     self._withdraw(digest, scratch)
 
     async def remove_unreferenced(self) -> builtins.list[str]:
-        """Free what belongs to nobody: work of processes that died, and images that no reference means any more.
+        """Garbage collection: remove the work of processes that died, and images that no reference means any more.
 
-        What was resolved within the last hour stays, as a sandbox may be about to stand on it. Returns what was freed.
+        An image that was resolved within the last hour stays, as a sandbox may be about to use it. Returns what was
+        removed.
         """
         freed = await to_thread.run_sync(self._remove_abandoned_scratch)
         if not (self._root / "unpacked").is_dir():
@@ -311,7 +314,7 @@ class ImageStore:
     # --- directories ------------------------------------------------------------------------------------------
 
     async def _directory(self, wanted: ImageReference) -> tuple[ImageInfo, Path]:
-        """An image that is used in place. Only the generated layer is made, again when the accounts change."""
+        """A directory that is used in place. Only the layer above it is generated, again when its accounts change."""
         with self._available():
             root = _check_directory(wanted.path or Path("/"), self._root)
         made_from = [overlay.RECIPE, self._rootless, str(root)]
@@ -333,7 +336,7 @@ class ImageStore:
     # --- images that are unpacked -----------------------------------------------------------------------------
 
     async def _obtain(self, wanted: ImageReference, progress: ProgressCallback | None, *, refresh: bool) -> ImageInfo:
-        """Fetch or import, unless someone else does so meanwhile."""
+        """Fetch or import an image, unless another process has done so meanwhile."""
         asked_ns = time.time_ns()
         async with self._lock(wanted.name, progress), self._scratch() as scratch:
             record = self._read_record(wanted)
@@ -347,7 +350,7 @@ class ImageStore:
 
     async def _fetch(self, scratch: Scratch, wanted: ImageReference, progress: ProgressCallback | None) -> ImageInfo:
         digest = wanted.selector.removeprefix("@")
-        if digest.startswith(":") or not self._is_present(digest):  # under a digest, what is present is what is meant
+        if digest.startswith(":") or not self._is_present(digest):  # a digest identifies what is present
             if progress is not None:
                 progress(f"looking up {wanted.short}", 0, None)
             remote = await self._fetcher.inspect(scratch, wanted.repository, wanted.selector, wanted.short)
@@ -369,9 +372,11 @@ class ImageStore:
             if found in ("registry", "tar"):
                 found = "oci" if source.is_dir() else await to_thread.run_sync(kind_of_archive, source)
         except FileNotFoundError:
-            raise ImageUnavailable(f"there is no image at {source}", reason="not_found", path=str(source)) from None
+            raise ImageUnavailable(f"the file {source} does not exist", reason="not_found", path=str(source)) from None
         except PermissionError:
-            raise ImageUnavailable(f"{source} may not be read", reason="unauthorised", path=str(source)) from None
+            raise ImageUnavailable(
+                f"{source} cannot be read: permission denied", reason="unauthorised", path=str(source)
+            ) from None
         if found == "rootfs":
             digest = await to_thread.run_sync(digest_of, source)
         else:
@@ -403,7 +408,7 @@ class ImageStore:
         await self._publish(built, digest)
 
     def _refer(self, wanted: ImageReference, digest: str, source: FileStamp | None = None) -> ImageInfo:
-        """Let `wanted` mean `digest`, which is present."""
+        """Write that the reference `wanted` means `digest`, which is present."""
         image = self._describe(digest).model_copy(
             update={"reference": wanted.name, "kind": wanted.kind, "pulled_at": now()}
         )
@@ -417,7 +422,7 @@ class ImageStore:
         filesystem = Filesystem(target="/", key="root", layers=layers)
         return ImageLayers(filesystems=(filesystem,), env=image.env, digest=image.digest)
 
-    # --- what is on disk --------------------------------------------------------------------------------------
+    # --- files on disk ----------------------------------------------------------------------------------------
 
     def _tree(self, digest: str) -> Path:
         return self._root / "unpacked" / digest.removeprefix("sha256:")
@@ -426,7 +431,7 @@ class ImageStore:
         return (self._tree(digest) / "image.json").is_file()
 
     def _touch(self, digest: str) -> None:
-        """Note that a tree is used, which keeps it for a while."""
+        """Mark an image as used now, which keeps it for an hour."""
         try:
             os.utime(self._tree(digest))
         except FileNotFoundError:
@@ -439,13 +444,13 @@ class ImageStore:
             return False
 
     async def _publish(self, built: Path, digest: str) -> None:
-        """Make a finished tree visible, whole on the disk before its name is."""
+        """Make a finished image visible. All of it is on disk before its name is."""
         await to_thread.run_sync(_flush_filesystem, built)
         built.chmod(0o755)
         built.rename(self._tree(digest))
 
     def _withdraw(self, digest: str, scratch: Scratch) -> None:
-        """Take a tree out of sight at once; with `scratch` it is removed."""
+        """Move an image to `scratch`, with which it is removed."""
         try:
             self._tree(digest).rename(scratch.path / "withdrawn")
         except FileNotFoundError:
@@ -496,7 +501,7 @@ class ImageStore:
     # --- sharing ----------------------------------------------------------------------------------------------
 
     def _make_directories(self) -> None:
-        # Nobody but us may enter: the trees hold other people's set-user-id programs, owned by root.
+        # No other user may enter: images hold other people's set-user-id programs, owned by root.
         self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
         if stat.S_IMODE(self._root.stat().st_mode) != 0o700:
             self._root.chmod(0o700)
@@ -520,7 +525,7 @@ class ImageStore:
 
     @asynccontextmanager
     async def _scratch(self) -> AsyncIterator[Scratch]:
-        """A directory for one piece of work, removed afterwards; if this process is killed, by `remove_unreferenced`."""
+        """A directory for one piece of work, removed afterwards; after a kill, by `remove_unreferenced`."""
         self._make_directories()
         while True:
             path = self._root / "tmp" / secrets.token_hex(8)
@@ -554,13 +559,13 @@ class ImageStore:
                 os.close(fd)
         return freed
 
-    # --- what is present --------------------------------------------------------------------------------------
+    # --- present images ---------------------------------------------------------------------------------------
 
     @contextmanager
     def _available(self) -> Iterator[None]:
-        """While it is open, an image that cannot be had is reported together with those that can.
+        """While the context lasts, an error about an unavailable image lists the images that are present.
 
-        Without those that are named by a path: whoever asks need not know this machine's paths.
+        References with a path are left out: the caller may not be allowed to see this machine's paths.
         """
         try:
             yield
@@ -619,21 +624,25 @@ def _host_image(skeleton: host.Skeleton) -> ImageInfo:
 def _check_directory(path: Path, store: Path) -> Path:
     root = Path(os.path.realpath(path))
     if not root.is_dir():
-        raise ImageUnavailable(f"there is no directory {path}", reason="not_found", path=str(path))
+        raise ImageUnavailable(f"the directory {path} does not exist", reason="not_found", path=str(path))
     if store.resolve().is_relative_to(root):
-        raise InvalidRequest(f"{path} cannot be an image: it holds the state of all sandboxes; the machine is 'host'")
+        raise InvalidRequest(
+            f"{path} cannot be an image: it contains the state directory; the image of this machine is 'host'"
+        )
     try:
         with os.scandir(root) as entries:
             empty = next(entries, None) is None
     except PermissionError:
-        raise ImageUnavailable(f"{path} may not be read", reason="unauthorised", path=str(path)) from None
+        raise ImageUnavailable(
+            f"{path} cannot be read: permission denied", reason="unauthorised", path=str(path)
+        ) from None
     if empty:
         raise ImageUnavailable(f"the directory {path} is empty", reason="not_found", path=str(path))
     return root
 
 
 def _has_changed(wanted: ImageReference, record: _ReferenceRecord) -> bool:
-    """Whether the file that an image was made from is another now. One that is gone has not changed."""
+    """Whether the file that an image was made from has changed. One that was removed has not."""
     if wanted.path is None:
         return False
     try:
@@ -647,7 +656,7 @@ def _stamp(status: os.stat_result) -> FileStamp:
 
 
 def _flush_filesystem(path: Path) -> None:
-    """Bring everything on the file system of `path` to the disk: quicker than one by one for many small files."""
+    """Sync the file system of `path`: faster than syncing many small files one by one."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         if ctypes.CDLL(None, use_errno=True).syncfs(fd) != 0:
@@ -658,8 +667,8 @@ def _flush_filesystem(path: Path) -> None:
 
 
 def _remove_tree(path: Path) -> None:
-    def let_in(_function: object, failed: str, _: object) -> None:
-        """A directory of an image may shut out even its owner. Nobody else is in the store who could swap links."""
+    def grant_access(_function: object, failed: str, _: object) -> None:
+        """The mode of a directory may deny its owner access. No other user can replace it by a link here."""
         if not os.path.lexists(failed):
             return
         for directory in (os.path.dirname(failed), failed):
@@ -670,7 +679,7 @@ def _remove_tree(path: Path) -> None:
         else:
             os.unlink(failed)
 
-    shutil.rmtree(path, onerror=let_in)
+    shutil.rmtree(path, onerror=grant_access)
 
 
 def _hash(text: str) -> str:
