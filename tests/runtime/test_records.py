@@ -161,6 +161,22 @@ async def test_a_warm_pool_of_another_version_is_refused_and_says_which(another:
         await another.warm(0)
 
 
+async def test_a_warm_sandbox_of_a_newer_version_is_neither_claimed_nor_removed(another: Engine, state_dir: Path):
+    await another.warm(1)
+    try:
+        (entry,) = (state_dir / "warm").iterdir()
+        path = state_dir / "sandboxes" / entry.name.partition(".")[2] / "manifest.json"
+        with holding(path, with_version(path, Manifest.VERSION + 1, invented_later=1)):
+            async with await another.create() as sandbox:
+                assert sandbox.id not in entry.name
+            await another.wait_refilled()
+            assert entry.exists()
+        async with await another.create() as sandbox:
+            assert entry.name.endswith(sandbox.id)
+    finally:
+        await another.warm(0)
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

@@ -117,7 +117,7 @@ class _ImageManifest(BaseModel):
     layers: tuple[_Descriptor, ...] = ()
 
 
-class Remote(NamedTuple):
+class RemoteImage(NamedTuple):
     """An image in a registry, as it was found."""
 
     repository: str
@@ -134,7 +134,7 @@ class Fetcher:
         self._rootless = rootless
         self._max_bytes = max_bytes
 
-    async def inspect(self, scratch: Scratch, repository: str, selector: str, name: str) -> Remote:
+    async def inspect(self, scratch: Scratch, repository: str, selector: str, name: str) -> RemoteImage:
         """Ask the registry for the image `repository` with `selector` (`:tag` or `@digest`).
 
         Raises:
@@ -146,12 +146,14 @@ class Fetcher:
         if manifest.manifests:
             ours = [each for each in manifest.manifests if _is_ours(each)]
             if len(ours) != 1:  # none, or several variants of one architecture: skopeo chooses
-                return Remote(repository, digest, None)
+                return RemoteImage(repository, digest, None)
             digest = ours[0].digest
             manifest = _parse(_ImageManifest, await self._inspect_raw(scratch, repository, f"@{digest}", name), name)
-        return Remote(repository, digest, sum(layer.size for layer in manifest.layers))
+        return RemoteImage(repository, digest, sum(layer.size for layer in manifest.layers))
 
-    async def download(self, scratch: Scratch, remote: Remote, name: str, progress: ProgressCallback | None) -> None:
+    async def download(
+        self, scratch: Scratch, remote: RemoteImage, name: str, progress: ProgressCallback | None
+    ) -> None:
         """Copy the image that `inspect` has found into an OCI layout in `scratch`.
 
         Raises:

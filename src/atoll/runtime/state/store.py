@@ -231,9 +231,12 @@ class StateStore:
             with contextlib.ExitStack() as stack, contextlib.suppress(FileNotFoundError):
                 if not self._try_locks(id, stack):
                     continue
-                manifest = None
-                with contextlib.suppress(SandboxError):
+                try:
                     manifest = self.read(id)
+                except SandboxError as error:
+                    if error.details.get("reason") == "newer":  # another Atoll's, which knows what to do with it
+                        continue
+                    manifest = None
                 if wanted(manifest) and self._try_claim(key, id):
                     held = stack.pop_all()
                     break
