@@ -29,8 +29,8 @@ class Mortal(ImageStore):
         if self.die_at == "after publishing":
             die()
 
-    def _replace(self, scratch, target, text) -> None:
-        super()._replace(scratch, target, text)
+    def _write_record(self, wanted, record) -> None:
+        super()._write_record(wanted, record)
         if self.die_at == "after recording":
             die()
 

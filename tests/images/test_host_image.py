@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.runtime.images import host as hostimage
+from atoll.runtime.images.host import Skeleton, build
 from atoll.runtime.images.store import ImageStore
 
 
@@ -158,14 +158,14 @@ class Machine:
     def link(self, path: str, target: str) -> None:
         (self.root / path).symlink_to(target)
 
-    def build(self) -> tuple[hostimage.Skeleton, Path]:
+    def build(self) -> tuple[Skeleton, Path]:
         self._count += 1
         built = self._directory / f"built-{self._count}"
         built.mkdir()
-        skeleton = hostimage.build(built, rootless=os.geteuid() != 0, machine=self.root, check=lambda: None)
+        skeleton = build(built, rootless=os.geteuid() != 0, machine=self.root, check=lambda: None)
         return skeleton, built
 
-    def is_current(self, skeleton: hostimage.Skeleton) -> bool:
+    def is_current(self, skeleton: Skeleton) -> bool:
         return skeleton.is_current(rootless=os.geteuid() != 0, machine=self.root)
 
 
@@ -329,4 +329,4 @@ def test_a_build_can_be_ended_from_outside(machine: Machine, tmp_path: Path):
 
     (tmp_path / "ended").mkdir()
     with pytest.raises(Ended):
-        hostimage.build(tmp_path / "ended", rootless=True, machine=machine.root, check=check)
+        build(tmp_path / "ended", rootless=True, machine=machine.root, check=check)

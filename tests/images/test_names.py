@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 
 from atoll.contract.errors import InvalidRequest
 from atoll.runtime.images.fetch import _tls
-from atoll.runtime.images.reference import Reference
+from atoll.runtime.images.reference import ImageReference
 
 DIGEST = "sha256:" + "ab" * 32
 
@@ -32,10 +32,10 @@ DIGEST = "sha256:" + "ab" * 32
     ],
 )
 def test_a_name_is_completed_as_docker_does(text: str, name: str):
-    reference = Reference.parse(text)
+    reference = ImageReference.parse(text)
     assert (reference.kind, reference.name, reference.is_local) == ("registry", name, False)
-    assert Reference.parse(reference.name) == reference
-    assert Reference.parse(reference.short) == reference
+    assert ImageReference.parse(reference.name) == reference
+    assert ImageReference.parse(reference.short) == reference
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_a_name_is_completed_as_docker_does(text: str, name: str):
 )
 def test_what_is_not_a_name_is_refused_with_what_is(text: str):
     with pytest.raises(InvalidRequest):
-        Reference.parse(text)
+        ImageReference.parse(text)
 
 
 @pytest.mark.parametrize(
@@ -62,18 +62,18 @@ def test_what_is_not_a_name_is_refused_with_what_is(text: str):
     ],
 )
 def test_a_path_of_the_machine_is_told_apart_from_a_name(text: str, name: str, path: str):
-    reference = Reference.parse(text)
+    reference = ImageReference.parse(text)
     assert (reference.name, reference.path, reference.is_local) == (name, Path(path), True)
-    assert Reference.parse(reference.name) == reference
+    assert ImageReference.parse(reference.name) == reference
 
 
 @given(st.text(max_size=80))
 def test_any_text_is_a_name_or_refused_and_a_name_stays_what_it_is(text: str):
     try:
-        reference = Reference.parse(text)
+        reference = ImageReference.parse(text)
     except InvalidRequest:
         return
-    assert Reference.parse(reference.name) == reference
+    assert ImageReference.parse(reference.name) == reference
 
 
 @pytest.mark.parametrize("repository", ["localhost:5000/x", "localhost/x", "127.0.0.1:5000/x", "[::1]:5000/x"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import tarfile
@@ -12,7 +13,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from atoll.contract.errors import ImageUnavailable, InvalidRequest
+from atoll.contract.errors import ImageUnavailable, InvalidRequest, SandboxError
 from atoll.runtime.images.store import ImageStore
 from tests.images.registry import entry, file, rootfs, write_tar
 
@@ -74,7 +75,7 @@ async def test_a_directory_that_cannot_be_an_image_is_refused(store: ImageStore,
 
 async def test_a_new_store_is_empty_and_makes_nothing_by_being_looked_at(store: ImageStore, tmp_path: Path):
     assert store.list() == []
-    assert await store.collect() == []
+    assert await store.remove_unreferenced() == []
     assert not (tmp_path / "images").exists()
 
 
@@ -88,6 +89,38 @@ async def test_a_removed_image_is_gone(store: ImageStore, tmp_path: Path):
     assert os.listdir(tmp_path / "images/tmp") == []
     with pytest.raises(ImageUnavailable, match="is not present"):
         await store.remove("tools")
+
+
+@pytest.mark.usefixtures("programs")
+async def test_an_image_of_a_newer_version_is_refused_and_kept(store: ImageStore, tmp_path: Path):
+    image = await store.import_(write_tar(tmp_path / "root.tar", rootfs()), "tools")
+    (record,) = (tmp_path / "images/references").iterdir()
+    before = record.read_bytes()
+    record.write_text(json.dumps({**json.loads(before), "version": 2, "invented_later": 1}))
+    tree = tmp_path / "images/unpacked" / image.digest.removeprefix("sha256:")
+    os.utime(tree, (0, 0))
+    message = r"written by a newer Atoll \(record version 2, this one reads up to 1\)"
+    with pytest.raises(SandboxError, match=f"^the image tools:latest was {message}; upgrade Atoll"):
+        await store.resolve("tools")
+    with pytest.raises(SandboxError, match=message):
+        store.list()
+    with pytest.raises(SandboxError, match=message):
+        await store.remove_unreferenced()
+    assert tree.is_dir()
+    record.write_bytes(before)
+    assert (await store.resolve("tools")).digest == image.digest
+
+
+@pytest.mark.usefixtures("programs")
+@pytest.mark.parametrize("content", [b'{"version": 0}', b"{}", b"\xff"], ids=["older", "without version", "garbage"])
+async def test_an_image_whose_record_is_older_or_damaged_is_had_anew(store: ImageStore, tmp_path: Path, content: bytes):
+    tar = write_tar(tmp_path / "root.tar", rootfs())
+    first = await store.resolve(f"tar:{tar}")
+    (record,) = (tmp_path / "images/references").iterdir()
+    record.write_bytes(content)
+    assert store.list() == []
+    assert (await store.resolve(f"tar:{tar}")).digest == first.digest
+    assert [image.digest for image in store.list()] == [first.digest]
 
 
 @pytest.mark.usefixtures("programs")
@@ -128,11 +161,11 @@ async def test_what_no_reference_means_any_more_is_collected_once_it_is_idle_and
     patient = make_store(in_use=lambda: in_use)
     old = (await hasty.import_(write_tar(tmp_path / "1.tar", rootfs()), "tools")).digest
     new = (await hasty.import_(write_tar(tmp_path / "2.tar", rootfs(file("new"))), "tools")).digest
-    assert await patient.collect() == []
+    assert await patient.remove_unreferenced() == []
     in_use.add(old)
-    assert await hasty.collect() == []
+    assert await hasty.remove_unreferenced() == []
     in_use.clear()
-    assert await hasty.collect() == [old]
+    assert await hasty.remove_unreferenced() == [old]
     assert trees_in(tmp_path / "images") == {new}
 
 

@@ -6,10 +6,10 @@ import os
 import tarfile
 from pathlib import Path
 
-from atoll.runtime.archive.worker import Talk, Writer
+from atoll.runtime.archive.worker import ArchiveWriter, ParentPipe
 
 
-class Silent(Talk):
+class Silent(ParentPipe):
     def is_due(self) -> bool:
         return False
 
@@ -23,7 +23,7 @@ def test_what_nobody_inside_could_read_does_not_travel(tmp_path: Path) -> None:
         (tree / name).chmod(mode)
     with open(tmp_path / "file", "wb") as file:
         # Ids of the sandbox that begin above ours: so what we have made is another's.
-        Writer(file.fileno(), Silent()).pack(b"{}", [("layers/0/root", str(tree), os.getuid() + 1)])
+        ArchiveWriter(file.fileno(), Silent()).pack(b"{}", [("layers/0/root", str(tree), os.getuid() + 1)])
     with tarfile.open(tmp_path / "file") as tar:  # which other programs can read too
         found = {member.name.rpartition("/")[2]: member for member in tar}
         assert [member.uid for member in (found["secret"], found["public"])] == [65534, 65534]

@@ -248,7 +248,7 @@ async def test_a_sandbox_is_made_from_the_image_that_is_named_or_the_pools_own(
         # A model that could name paths of the host could read all of it.
         for image in ("dir:/", "dir:/etc", "tar:/x.tar", "oci:/x", "localhost:5000/x", "127.0.0.1/x", "[::1]:80/x"):
             assert "cannot be chosen" in await call.error(tools, "sandbox_create", sandbox="c", image=image), image
-        assert "not the name of an image" in await call.error(tools, "sandbox_create", sandbox="c", image="A B")
+        assert "not an image reference" in await call.error(tools, "sandbox_create", sandbox="c", image="A B")
         assert [each.name for each in await pool.list()] == ["a", "b"]
         await pool.aclose()
 

@@ -1,7 +1,11 @@
-"""Locks that end with whoever holds them, across processes.
+"""Locks across processes that end with their holder.
 
-Open file description locks: they belong to an open file, so a process can hand one on to another (the keeper) by
-inheritance, and others can look without taking. A file that is gone counts as not held.
+Owns how a lock file is locked, waited for and inspected: everything outside of sandboxes that more than one process may
+change is protected by one of these. Not here: which lock protects what (`runtime/state/store.py`, `layers.py`,
+`leases.py`, `runtime/images/store.py`).
+
+These are open file description locks. They belong to an open file, so a process can pass one on to another (the keeper)
+by inheritance, and others can test one without locking it. A file that does not exist counts as not locked.
 """
 
 from __future__ import annotations
@@ -10,7 +14,7 @@ import contextlib
 import fcntl
 import os
 import struct
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import anyio
@@ -18,11 +22,12 @@ import anyio
 from atoll.contract.errors import SandboxError
 
 _FLOCK = struct.Struct("hhqqi4x")
-_POLL_S = 0.002
+_POLL_S = (0.002, 0.1)
+"""How often a lock is tried: at first, and at most how far apart when it has been waited for for long."""
 
 
 def try_lock(fd: int, *, shared: bool = False) -> bool:
-    """Lock the open file `fd` unless somebody else holds it, alone or together with others who share it.
+    """Lock the open file `fd` unless another open file holds the lock, or with `shared`, holds it exclusively.
 
     Closing every copy of `fd` unlocks.
     """
@@ -34,29 +39,52 @@ def try_lock(fd: int, *, shared: bool = False) -> bool:
     return True
 
 
-async def lock_within(fd: int, patience_s: float, *, shared: bool = False) -> bool:
-    """Lock the open file `fd`, waiting for at most `patience_s`."""
-    with anyio.move_on_after(patience_s):
-        while not try_lock(fd, shared=shared):  # noqa: ASYNC110 - the holder is another process
-            await anyio.sleep(_POLL_S)
+async def lock_within(
+    fd: int, timeout_s: float | None, *, shared: bool = False, on_wait: Callable[[], None] | None = None
+) -> bool:
+    """Lock the open file `fd`, waiting for at most `timeout_s`, or for as long as it takes. Returns whether it is.
+
+    The lock is polled, since a thread that blocks in the kernel could not be cancelled. `on_wait` is called before each
+    pause.
+    """
+    shortest_s, longest_s = _POLL_S
+    begun = anyio.current_time()
+    with anyio.move_on_after(timeout_s):
+        while not try_lock(fd, shared=shared):
+            if on_wait is not None:
+                on_wait()
+            waited_s = anyio.current_time() - begun
+            await anyio.sleep(min(max(shortest_s, waited_s / 20), longest_s))
         return True
     return False
 
 
 @contextlib.asynccontextmanager
-async def locked(path: Path, patience_s: float, what: str) -> AsyncIterator[None]:
-    """Hold the lock file `path`, made if it is missing. `what` says what its holder is doing.
+async def locked(
+    path: Path, timeout_s: float | None, what: str, *, on_wait: Callable[[], None] | None = None
+) -> AsyncIterator[None]:
+    """Hold the lock file `path`, which is created if it is missing. `what` says what its holder does: "filling …".
 
     Raises:
-        SandboxError: somebody else holds it, for longer than `patience_s`.
+        SandboxError: another process holds it for longer than `timeout_s`.
     """
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fd = open_lock(path)
     try:
-        if not await lock_within(fd, patience_s):
-            raise SandboxError(f"somebody else {what} and does not end", hint=str(path))
+        if not await lock_within(fd, timeout_s, on_wait=on_wait):
+            raise lock_timeout(timeout_s, what, path)
         yield
     finally:
         os.close(fd)
+
+
+def open_lock(path: Path) -> int:
+    """Open a lock file, which is created if it is missing."""
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+def lock_timeout(timeout_s: float | None, what: str, path: Path) -> SandboxError:
+    """The error for a lock that was not free in time. `what` says what its holder does."""
+    return SandboxError(f"timed out after {timeout_s or 0:g} s waiting for another process ({what})", hint=str(path))
 
 
 def is_held(path: Path) -> bool:

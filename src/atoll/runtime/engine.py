@@ -49,7 +49,8 @@ from atoll.contract.secret import Secret
 from atoll.drivers import oci
 from atoll.runtime.egress import audit
 from atoll.runtime.egress.server import EgressServer, EgressServers
-from atoll.runtime.images.store import ImageStore, Progress
+from atoll.runtime.images.fetch import ProgressCallback
+from atoll.runtime.images.store import ImageStore
 from atoll.runtime.lifecycle.lifecycle import Lifecycle
 from atoll.runtime.lifecycle.recovery import Recovery
 from atoll.runtime.lifecycle.warm_pool import MAX_WARM, SandboxTemplate, WarmPools
@@ -67,7 +68,7 @@ from atoll.runtime.state.store import Claimed, Manifest, StateStore, new_id, now
 from atoll.settings import Settings
 
 if TYPE_CHECKING:
-    from atoll.runtime.archive.export import File
+    from atoll.runtime.archive.export import ArchiveFile
     from atoll.runtime.previews.router import Previews
     from atoll.runtime.sandbox_pool import SandboxPool
 
@@ -133,7 +134,7 @@ class Engine:
         self._asking_tools = anyio.Lock()
         self._known_indexes: tuple[Indexes, float] | None = None
         self._ports: Previews | None = None
-        self.storage = loop_storage.LoopStorage(store.state_dir, self._layers, self._lifecycle.collect)
+        self.storage = loop_storage.LoopStorage(store.state_dir, self._layers, self._lifecycle.remove_unreferenced)
         self.leases = SessionLeases(
             store.state_dir,
             names=store.names,
@@ -191,7 +192,7 @@ class Engine:
         ephemeral: bool = False,
         pause_after_s: float | None = None,
         network: NetworkPolicy | None = None,
-        progress: Progress | None = None,
+        progress: ProgressCallback | None = None,
     ) -> Sandbox:
         """Make a sandbox and wait until it answers.
 
@@ -244,7 +245,7 @@ class Engine:
         image: str,
         limits: Limits,
         env: Mapping[str, str],
-        progress: Progress | None,
+        progress: ProgressCallback | None,
         kept: Contents | None = None,
     ) -> ResolvedSpec:
         found = await self.images.resolve(image, progress=progress)
@@ -275,7 +276,7 @@ class Engine:
         """
         id = new_id()
         async with self._launches, self._layers.lock():
-            with self._store.making(id, group):
+            with self._store.creating(id, group):
                 self._making.add(id)
                 try:
                     if warm_pool is None:
@@ -777,7 +778,7 @@ class Engine:
                     yield await self._checkpoint(id, None, keep=False)
         finally:
             with anyio.CancelScope(shield=True), contextlib.suppress(AtollError):
-                await self._lifecycle.collect(patience_s=1)
+                await self._lifecycle.remove_unreferenced(timeout_s=1)
 
     async def _fork(
         self, record: CheckpointRecord, names: Sequence[str], *, allowed: SandboxSpec, kept: bool
@@ -822,12 +823,12 @@ class Engine:
         id = self._checkpoints.find(checkpoint, sandbox).checkpoint.id
         with self._store.in_progress(id):
             self._checkpoints.forget(id)
-            await self._lifecycle.collect(patience_s=1)
+            await self._lifecycle.remove_unreferenced(timeout_s=1)
 
     # ---- other machines ----
 
     async def export(
-        self, name: str, target: File, *, checkpoint: str | None = None, progress: Progress | None = None
+        self, name: str, target: ArchiveFile, *, checkpoint: str | None = None, progress: ProgressCallback | None = None
     ) -> ExportResult:
         """Write a sandbox as it is now, or as it was at a checkpoint, to one file. The sandbox goes on.
 
@@ -849,14 +850,14 @@ class Engine:
 
     async def import_(
         self,
-        source: File,
+        source: ArchiveFile,
         name: str | None = None,
         *,
         image: str | None = None,
         limits: Limits | None = None,
         runtime: RuntimeName | None = None,
         limit_bytes: int | None = None,
-        progress: Progress | None = None,
+        progress: ProgressCallback | None = None,
     ) -> Sandbox:
         """Make a sandbox from a file that `export` wrote, here or elsewhere, and wait until it answers.
 
@@ -971,15 +972,15 @@ class Engine:
 
         Returns the ids of what was removed.
         """
-        return await self._recovery.collect()
+        return await self._recovery.remove_abandoned()
 
     async def gc(self) -> builtins.list[str]:
         """`collect`, and free layers and images that nobody needs any more. Returns the ids of what was freed."""
         freed = await self.collect()
-        await self._warm_pools.tidy()
+        await self._warm_pools.remove_unwanted()
         await self._recovery.reconcile()
-        freed += [path.name for path in await self._lifecycle.collect()]
-        return freed + await self.images.collect()
+        freed += [path.name for path in await self._lifecycle.remove_unreferenced()]
+        return freed + await self.images.remove_unreferenced()
 
     async def _stop(self, id: str, driver: Driver) -> None:
         """End a sandbox that cannot be trusted any more. It stays, with its files, as one that is in error."""
@@ -1012,4 +1013,4 @@ class Engine:
         if sandbox is not None:
             await sandbox.aclose()
         if manifest is not None and manifest.layers and not (locked or held):
-            await self._lifecycle.collect(patience_s=1)
+            await self._lifecycle.remove_unreferenced(timeout_s=1)

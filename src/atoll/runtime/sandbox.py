@@ -63,9 +63,9 @@ from atoll.runtime.guest.process import (
 from atoll.runtime.guest.stream import Connection, Failure, ResultLimit, Sink, Stream
 
 if TYPE_CHECKING:
-    from atoll.runtime.archive.export import File
+    from atoll.runtime.archive.export import ArchiveFile
     from atoll.runtime.egress.server import EgressServer
-    from atoll.runtime.images.fetch import Progress
+    from atoll.runtime.images.fetch import ProgressCallback
     from atoll.runtime.previews.router import Previews
     from atoll.tools.tool import ToolSet
 
@@ -101,7 +101,7 @@ class SandboxOwner(Protocol):
     ) -> list[Sandbox]: ...
 
     async def export(
-        self, name: str, target: File, *, checkpoint: str | None = None, progress: Progress | None = None
+        self, name: str, target: ArchiveFile, *, checkpoint: str | None = None, progress: ProgressCallback | None = None
     ) -> ExportResult: ...
 
     async def set_network(self, name: str, policy: NetworkPolicy | None) -> None: ...
@@ -458,7 +458,7 @@ class Sandbox:
         return await self._owner.fork(self.name, count, checkpoint=checkpoint, names=names)
 
     async def export(
-        self, target: File, *, checkpoint: str | None = None, progress: Progress | None = None
+        self, target: ArchiveFile, *, checkpoint: str | None = None, progress: ProgressCallback | None = None
     ) -> ExportResult:
         """As `Engine.export`."""
         return await self._owner.export(self.name, target, checkpoint=checkpoint, progress=progress)

@@ -32,7 +32,7 @@ from atoll.contract.errors import (
     SandboxExists,
 )
 from atoll.contract.model import FileStat
-from atoll.runtime.images.reference import Reference
+from atoll.runtime.images.reference import ImageReference
 from atoll.runtime.sandbox import Sandbox
 from atoll.runtime.sandbox_pool import DEFAULT, SandboxPool
 from atoll.tools.tool import Hints, Input, OnOutput, Result, ResultLink, Tool, ToolContext, ToolResult, ToolSet
@@ -328,7 +328,7 @@ def _check_image(image: str, own: str) -> None:
     """
     if image == own:
         return
-    reference = Reference.parse(image)
+    reference = ImageReference.parse(image)
     registry = reference.repository.partition("/")[0]
     address = re.fullmatch(r"localhost(:\d+)?|[0-9.]+(:\d+)?|\[.*", registry)
     if reference.is_local or address:
@@ -339,7 +339,7 @@ def _check_image(image: str, own: str) -> None:
 
 
 def _is_same(image: str, other: str) -> bool:
-    return Reference.parse(image) == Reference.parse(other)
+    return ImageReference.parse(image) == ImageReference.parse(other)
 
 
 async def _sandbox_list(_args: SandboxList, context: SessionContext) -> SandboxListResult:

@@ -1,11 +1,12 @@
-"""A sandbox in one file: how it is written, and how one is taken from a file that nobody vouches for.
+"""Export and import: a sandbox in one file, and reading such a file as untrusted input.
 
-Knows what a file says about the sandbox in it and which image that may stand on, and runs the two programs that do the
-rest: `archive.py`, where the files' owners are who they are inside, and zstd. Refuses to know how a sandbox is made
-(`host.py`).
+Owns the description of a sandbox in the file, the choice of its image at import, and the two programs that do the rest:
+`worker.py`, which runs in a user namespace where files have the owners that they have inside, and zstd. Not here: the
+format of the file and the checks of its content (`worker.py`), and how a sandbox is created (the engine).
 
-A file is written under another name and renamed when it is whole. What is unpacked goes to layers that nobody names
-before the last byte has been checked: whatever is cut short, cancelled or killed leaves nothing, or what `gc` takes.
+A file is written under a temporary name and renamed when it is complete. It is unpacked into layers that nothing refers
+to until its last byte was checked: an import that is interrupted, cancelled or killed leaves nothing, or unreferenced
+layers for garbage collection.
 """
 
 from __future__ import annotations
@@ -43,66 +44,66 @@ from atoll.contract.errors import (
     SandboxError,
 )
 from atoll.contract.model import Env, ExportResult, Frozen, Limits, Name, RuntimeName
-from atoll.runtime.archive import worker as archive
-from atoll.runtime.images.reference import PathKind, Reference
-from atoll.runtime.images.store import ImageLayers, ImageStore, Progress
+from atoll.runtime.archive import worker
+from atoll.runtime.images.fetch import ProgressCallback
+from atoll.runtime.images.reference import ImageReference, PathKind
+from atoll.runtime.images.store import ImageLayers, ImageStore
 from atoll.runtime.state.checkpoints import CheckpointRecord
 from atoll.runtime.state.layers import MAX_LAYERS, LayerRef, Layers
 from atoll.runtime.state.store import IMPORTED_IDS, now
 from atoll.settings import program_environment
 
-File = Path | str | BinaryIO
-"""The path of a file, or one that is open for bytes."""
+ArchiveFile = Path | str | BinaryIO
+"""The path of a file, or a binary file object."""
 
-_ROOM = 3, 4
-"""The part of the free disk that a file may fill when nobody says how much."""
-_LINE_LIMIT_BYTES = 8 * 1024 * 1024
+_FREE_DISK_PART = 3, 4
+"""The part of the free disk that an import may fill if the caller sets no limit."""
+_MAX_LINE_BYTES = 8 * 1024 * 1024
 _CHUNK_BYTES = 1024 * 1024
 _PIPE_BYTES = 1024 * 1024
-_SAID_LIMIT = 2000
-_NO_ROOM = "there is no room for it on the disk of the state directory"
+_MAX_OUTPUT_CHARS = 2000
 
 
-Key = Annotated[str, Field(pattern=r"^[a-z][a-z0-9]{0,31}$")]
+FilesystemKey = Annotated[str, Field(pattern=r"^[a-z][a-z0-9]{0,31}$")]
 
 
-class Origin(Frozen):
-    """The image that a sandbox in a file stands on, which is not in the file."""
+class BaseImageRef(Frozen):
+    """The image of an exported sandbox, which is not in the file."""
 
     reference: str = Field(max_length=4096)
     digest: str = Field(pattern=r"^sha256:[0-9a-f]{64}$")
 
 
-class Trees(Frozen):
+class ArchiveLayer(Frozen):
     """A layer in a file."""
 
-    trees: tuple[Key, ...] = Field(max_length=16)
-    """The keys of the file systems that it has something for."""
+    trees: tuple[FilesystemKey, ...] = Field(max_length=16)
+    """The keys of the file systems that it has a tree for."""
 
 
-class Contents(Frozen):
-    """What a file says about the sandbox in it: the first member. Written by strangers."""
+class ArchiveContents(Frozen):
+    """The description of the sandbox in a file: its first member. Untrusted input."""
 
     format: Literal["atoll-sandbox"]
     version: Literal[1]
     name: Name
-    """What the sandbox was called."""
+    """The sandbox's name when it was exported."""
     checkpoint: str | None = Field(default=None, max_length=255)
-    """The checkpoint's name or id, if it is one."""
+    """The name of the checkpoint that was exported, if it was one with a name."""
     exported_at: datetime
-    image: Origin
-    layers: tuple[Trees, ...] = Field(max_length=MAX_LAYERS)
+    image: BaseImageRef
+    layers: tuple[ArchiveLayer, ...] = Field(max_length=MAX_LAYERS)
     """The first on top."""
     limits: Limits
-    """As they were asked for."""
+    """As the sandbox's spec has them, without defaults."""
     env: Env
     user: str = Field(max_length=255)
     runtime: RuntimeName | None = None
     pause_after_s: float | None = None
 
 
-class _Version(BaseModel):
-    """As much of a file of any version as can be understood."""
+class _ContentsVersion(BaseModel):
+    """The fields that a description of any version has."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -114,27 +115,34 @@ class _Version(BaseModel):
 
 
 async def write(
-    record: CheckpointRecord, layers: Layers, driver: Driver, target: File, progress: Progress | None = None
+    record: CheckpointRecord,
+    layers: Layers,
+    driver: Driver,
+    target: ArchiveFile,
+    progress: ProgressCallback | None = None,
 ) -> ExportResult:
-    """Write a checkpoint to a file. Call it with the layers held.
+    """Write a checkpoint to a file. Call it with the lock of the layers held.
 
     Raises:
         SandboxError: it could not be read or written.
-        BrokenPipeError: whoever was to read it has gone.
+        BrokenPipeError: the reader of the pipe `target` has ended.
     """
-    contents = Contents(
+    contents = ArchiveContents(
         format="atoll-sandbox",
         version=1,
         name=record.spec.name,
         checkpoint=record.checkpoint.name,
         exported_at=now(),
-        image=Origin(reference=record.spec.image, digest=record.image_digest),
-        layers=tuple(Trees(trees=tuple(each.key for each in record.base)) for _ in record.layers),
+        image=BaseImageRef(reference=record.spec.image, digest=record.image_digest),
+        layers=tuple(ArchiveLayer(trees=tuple(each.key for each in record.base)) for _ in record.layers),
         **record.spec.model_dump(include={"limits", "env", "user", "runtime", "pause_after_s"}),
     )
     manifest = contents.model_dump_json(exclude_none=True)
-    if len(manifest.encode()) > archive.MANIFEST_LIMIT_BYTES:
-        raise SandboxError("the sandbox cannot be exported: its environment is too large")
+    if len(manifest.encode()) > worker.MANIFEST_LIMIT_BYTES:
+        raise SandboxError(
+            f"the sandbox cannot be exported: its description, with its environment, has more than "
+            f"{worker.MANIFEST_LIMIT_BYTES} bytes"
+        )
     trees = []
     for number, layer in enumerate(record.layers):
         for key in contents.layers[number].trees:
@@ -145,18 +153,18 @@ async def write(
     async with _written(target) as fd, _Programs() as programs:
         reading, writing = _pipe()
         try:
-            worker = await programs.start_worker(driver, "pack", writing)
+            packer = await programs.start_worker(driver, "pack", writing)
             zstd = await programs.start_zstd(["-q", "-c", "-T0"], reading, fd)
         finally:
             os.close(reading)
             os.close(writing)
-        await worker.tell(order)
+        await packer.send(order)
         try:
-            end = await worker.until("end", lambda done: _report(progress, f"exporting {contents.name}", done))
-        except _Failed as failure:
+            end = await packer.until("end", lambda done: _report(progress, f"exporting {contents.name}", done))
+        except _WorkerFailed as failure:
             await zstd.wait()
             _check_writer(zstd)
-            raise SandboxError(f"the sandbox could not be exported: {failure.said}") from failure
+            raise SandboxError(f"the sandbox could not be exported: {failure.message}") from failure
         await zstd.wait()
         _check_writer(zstd)
         size_bytes = os.fstat(fd).st_size if isinstance(target, str | Path) else None
@@ -176,12 +184,14 @@ def _check_writer(zstd: anyio.abc.Process) -> None:
     if zstd.returncode == -signal.SIGPIPE:
         raise BrokenPipeError
     if zstd.returncode != 0:
-        raise SandboxError("the file could not be written; its disk may be full", hint=f"zstd: {zstd.returncode}")
+        raise SandboxError(
+            "the file could not be written; its disk may be full", hint=f"zstd exited with {zstd.returncode}"
+        )
 
 
 @contextlib.asynccontextmanager
-async def _written(target: File) -> AsyncIterator[int]:
-    """What a program can write to. A path has its file when all is well, and until then what it had."""
+async def _written(target: ArchiveFile) -> AsyncIterator[int]:
+    """A descriptor for a program to write to. A path gets its new file when the context ends without an error."""
     if not isinstance(target, str | Path):
         fd = _descriptor(target)
         if fd is not None:
@@ -189,16 +199,16 @@ async def _written(target: File) -> AsyncIterator[int]:
             yield fd
             return
         reading, fd = _pipe()
-        carrier = _Carrier(lambda: os.read(reading, _CHUNK_BYTES), target.write, reading)
+        copier = _PipeThread(lambda: os.read(reading, _CHUNK_BYTES), target.write, reading)
         try:
             yield fd
         finally:
             os.close(fd)
-        await carrier.done()
+        await copier.done()
         return
     path = Path(target)
     if path.is_dir():
-        raise IsADirectoryError(errno.EISDIR, "it is a directory; name a file in it", str(path))
+        raise IsADirectoryError(errno.EISDIR, "is a directory; give the path of a file", str(path))
     temporary = path.with_name(f".{path.name[:200]}.{secrets.token_hex(4)}.part")
     fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
@@ -215,36 +225,36 @@ async def _written(target: File) -> AsyncIterator[int]:
 # --- reading ------------------------------------------------------------------------------------------------------
 
 
-class Archive:
-    """A file that is being read. Made by `opened`."""
+class OpenArchive:
+    """A file that is being imported. Made by `opened`."""
 
     def __init__(
         self,
-        contents: Contents,
+        contents: ArchiveContents,
         worker: _Worker,
         zstd: anyio.abc.Process,
         layers: Layers,
         limit_bytes: int | None,
-        told: Callable[[int], None],
+        on_progress: Callable[[int], None],
     ) -> None:
         self.contents = contents
         self._worker = worker
         self._zstd = zstd
         self._layers = layers
         self._limit_bytes = limit_bytes
-        self._told = told
+        self._on_progress = on_progress
         self.made: list[Path] = []
 
     async def unpack(self, base: Iterable[Filesystem]) -> tuple[LayerRef, ...]:
-        """Make layers of what is in the file, to stand on `base`. When it returns, every byte of it was checked.
+        """Unpack the file into new layers above `base`. When it returns, every byte of the file was checked.
 
         Raises:
-            ArchiveRefused: there is something wrong with it.
+            ArchiveRefused: its content is not what `export` writes, or too large.
         """
         disk = os.statvfs(self._layers.path(""))
         limit = self._limit_bytes
         if limit is None:
-            limit = disk.f_bavail * disk.f_frsize * _ROOM[0] // _ROOM[1]
+            limit = disk.f_bavail * disk.f_frsize * _FREE_DISK_PART[0] // _FREE_DISK_PART[1]
         keys = [filesystem.key for filesystem in base]
         imported = []
         places: dict[str, str | None] = {}
@@ -254,54 +264,59 @@ class Archive:
             imported.append(LayerRef(id=id, owner=IMPORTED_IDS))
             places |= {_tree(number, key): None for key in layer.trees}
             places |= {_tree(number, key): str(self.made[-1] / "upper" / key) for key in keys}
-        await self._worker.tell(
+        await self._worker.send(
             {
                 "places": places,
                 "owner": IMPORTED_IDS,
                 "limit_bytes": limit,
-                "entry_limit": disk.f_favail * _ROOM[0] // _ROOM[1] if disk.f_files else limit,
+                "entry_limit": disk.f_favail * _FREE_DISK_PART[0] // _FREE_DISK_PART[1] if disk.f_files else limit,
                 "lock": str(self._layers.lock_path),
             }
         )
-        await self._worker.until("end", self._told)
-        if await self._zstd.wait() != 0:  # it has a checksum of its own
-            raise _Failed("it is damaged", reason="checksum")
+        await self._worker.until("end", self._on_progress)
+        if await self._zstd.wait() != 0:  # zstd has its own checksum
+            raise _WorkerFailed("its compressed data is damaged", reason="checksum")
         return tuple(imported)
 
 
 @contextlib.asynccontextmanager
 async def opened(
-    source: File, layers: Layers, driver: Driver, *, limit_bytes: int | None = None, progress: Progress | None = None
-) -> AsyncIterator[Archive]:
-    """Read a file up to what it says about itself. Call it with the layers held.
+    source: ArchiveFile,
+    layers: Layers,
+    driver: Driver,
+    *,
+    limit_bytes: int | None = None,
+    progress: ProgressCallback | None = None,
+) -> AsyncIterator[OpenArchive]:
+    """Read a file up to its description. Call it with the lock of the layers held.
 
-    What was unpacked is removed when the context ends with an error.
+    Unpacked layers are removed when the context ends with an error.
 
     Raises:
-        ArchiveRefused: it is not an exported sandbox, or something is wrong with it.
+        ArchiveRefused: it is not an exported sandbox, or it is damaged.
     """
     async with _read(source) as fd, _Programs() as programs:
         reading, writing = _pipe()
         try:
             zstd = await programs.start_zstd(["-q", "-d", "-c"], fd, writing)
-            worker = await programs.start_worker(driver, "unpack", reading)
+            unpacker = await programs.start_worker(driver, "unpack", reading)
         finally:
             os.close(reading)
             os.close(writing)
 
-        def told(done: int) -> None:
-            seen, total = _position(fd)
-            _report(progress, "importing", done if seen is None else seen, total)
+        def on_progress(done: int) -> None:
+            read_bytes, total = _position(fd)
+            _report(progress, "importing", done if read_bytes is None else read_bytes, total)
 
         made: list[Path] = []
         try:
-            contents = _parse(await worker.until("manifest"))
-            opened = Archive(contents, worker, zstd, layers, limit_bytes, told)
+            contents = _parse(await unpacker.until("manifest"))
+            opened = OpenArchive(contents, unpacker, zstd, layers, limit_bytes, on_progress)
             made = opened.made
             yield opened
         except BaseException as error:
             with anyio.CancelScope(shield=True):
-                refusal = await _refusal(error, zstd) if isinstance(error, _Failed) else None
+                refusal = await _refusal(error, zstd) if isinstance(error, _WorkerFailed) else None
                 await programs.end()
                 await driver.remove(*made)
             if refusal is None:
@@ -309,55 +324,57 @@ async def opened(
             raise refusal from None
 
 
-async def _refusal(failure: _Failed, zstd: anyio.abc.Process) -> AtollError:
-    """What the reader's failure means to whoever wanted the file to be imported."""
+async def _refusal(failure: _WorkerFailed, zstd: anyio.abc.Process) -> AtollError:
+    """The error of an import for a failure of the worker."""
     if failure.reason is None and failure.number in (errno.ENOSPC, errno.EDQUOT):
-        return ArchiveRefused(f"the file cannot be imported: {_NO_ROOM}", reason="disk_full")
+        return ArchiveRefused(
+            "the file cannot be imported: the disk of the state directory is full", reason="disk_full"
+        )
     if failure.reason is None:
-        return SandboxError(f"the file could not be imported: {failure.said}")
+        return SandboxError(f"the file could not be imported: {failure.message}")
     if failure.reason == "truncated":
         with anyio.move_on_after(5):
             await zstd.wait()
         if zstd.returncode:
             return ArchiveRefused(
-                "the file cannot be imported: it is cut short, damaged, or was never compressed with zstd",
+                "the file cannot be imported: it is truncated, damaged, or not compressed with zstd",
                 reason="truncated",
             )
     hint = None
     if failure.reason == "too_large":
-        hint = "a larger one is taken with limit_bytes, or `atoll import --limit`"
-    return ArchiveRefused(f"the file cannot be imported: {failure.said}", hint=hint, reason=failure.reason)
+        hint = "raise the limit with limit_bytes, or `atoll import --limit`"
+    return ArchiveRefused(f"the file cannot be imported: {failure.message}", hint=hint, reason=failure.reason)
 
 
-def _parse(line: object) -> Contents:
+def _parse(line: object) -> ArchiveContents:
     text = str(line)
     try:
-        seen = _Version.model_validate_json(text)
-        if seen.format == archive.FORMAT and seen.version not in archive.VERSIONS:
-            known = ", ".join(map(str, archive.VERSIONS))
+        seen = _ContentsVersion.model_validate_json(text)
+        if seen.format == worker.FORMAT and seen.version not in worker.VERSIONS:
+            known = ", ".join(map(str, worker.VERSIONS))
             raise ArchiveRefused(
-                f"the file cannot be imported: it is of version {seen.version}, and this Atoll knows version {known}",
-                hint="a newer Atoll reads it",
+                f"the file cannot be imported: its format version is {seen.version}, and this Atoll reads {known}; "
+                "upgrade Atoll to import it",
                 reason="version",
             )
-        return Contents.model_validate_json(text)
+        return ArchiveContents.model_validate_json(text)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])[:100]
         raise ArchiveRefused(
-            f"the file cannot be imported: what it says about itself is malformed ({where!a})",
-            hint=str(error)[:_SAID_LIMIT],
+            f"the file cannot be imported: its description is malformed (field {where!a})",
+            hint=str(error)[:_MAX_OUTPUT_CHARS],
             reason="malformed",
         ) from None
 
 
-def find_base_image(images: ImageStore, origin: Origin) -> tuple[str, ImageLayers]:
-    """The image of this machine that a sandbox from a file stands on, when nobody names another.
+def find_base_image(images: ImageStore, origin: BaseImageRef) -> tuple[str, ImageLayers]:
+    """The image on this machine for an imported sandbox, if the caller names none.
 
-    A file names no path and makes nobody fetch anything: what it wants is here already, or it is refused.
+    A file cannot make the engine use a path or fetch an image: its image must be present.
 
     Raises:
-        ImageUnavailable: it is not here.
+        ImageUnavailable: it is not present.
     """
     found = images.find(origin.digest, origin.reference)
     if found is not None:
@@ -365,19 +382,19 @@ def find_base_image(images: ImageStore, origin: Origin) -> tuple[str, ImageLayer
     kind = origin.reference.partition(":")[0]
     if kind == "dir":
         raise ImageUnavailable(
-            f"the sandbox stands on {origin.reference!a}, a directory of the machine that it was exported on; "
-            "say which image or directory it is to stand on here (image=, or --image)",
+            f"the image of the sandbox is {origin.reference!a}, a directory of the machine that exported it; "
+            "name the image or directory to use here (image=, or --image)",
             reason="not_found",
         )
     if kind in get_args(PathKind):
-        mend = "copy that file here and take it into the store with 'atoll images import FILE NAME'"
+        mend = "copy that file to this machine and import it with 'atoll images import FILE NAME'"
         wanted = ascii(origin.reference)
     else:
-        reference = Reference.parse(origin.reference)
+        reference = ImageReference.parse(origin.reference)
         wanted = reference.short
         mend = f"fetch it with 'atoll images pull {reference.repository}@{origin.digest}'"
     raise ImageUnavailable(
-        f"the sandbox stands on the image {wanted} with the digest {origin.digest}, which is not here; "
+        f"the image of the sandbox, {wanted} with the digest {origin.digest}, is not present; "
         f"{mend}, or name another (image=, or --image)",
         reason="not_found",
         digest=origin.digest,
@@ -385,24 +402,24 @@ def find_base_image(images: ImageStore, origin: Origin) -> tuple[str, ImageLayer
 
 
 def allowed(asked: Limits, usual: Limits) -> Limits:
-    """The limits that a file asks for, unless they are wider than those that a sandbox has when nobody says anything.
+    """The limits that a file asks for, unless they are wider than the defaults of a new sandbox.
 
     Raises:
-        InvalidRequest: they are.
+        InvalidRequest: they are wider.
     """
     for name, what in (("memory_bytes", "bytes of memory"), ("pids", "processes")):
         wanted, most = getattr(asked, name), getattr(usual, name)
         if wanted is not None and most is not None and wanted > most:
             raise InvalidRequest(
-                f"the file asks for {wanted} {what}, and a sandbox has {most} unless somebody says otherwise; "
-                f"say what it may have (limits=, or --memory and --pids)"
+                f"the file asks for {wanted} {what}, more than the default of {most}; "
+                "set the limit explicitly (limits=, or --memory and --pids)"
             )
     return asked
 
 
 @contextlib.asynccontextmanager
-async def _read(source: File) -> AsyncIterator[int]:
-    """What a program can read from."""
+async def _read(source: ArchiveFile) -> AsyncIterator[int]:
+    """A descriptor for a program to read from."""
     if isinstance(source, str | Path):
         if os.path.isdir(source):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(source))
@@ -419,16 +436,16 @@ async def _read(source: File) -> AsyncIterator[int]:
         yield known
         return
     fd, writing = _pipe()
-    carrier = _Carrier(lambda: source.read(_CHUNK_BYTES), lambda data: _write_all(writing, data), writing)
+    copier = _PipeThread(lambda: source.read(_CHUNK_BYTES), lambda data: _write_all(writing, data), writing)
     try:
         yield fd
     finally:
         os.close(fd)
-    await carrier.done()
+    await copier.done()
 
 
 def _position(fd: int) -> tuple[int | None, int | None]:
-    """How much of a file has been read, and of how much. Neither is known of a pipe."""
+    """The bytes of a file that have been read, and its size. Neither is known for a pipe."""
     try:
         return os.lseek(fd, 0, os.SEEK_CUR), os.fstat(fd).st_size
     except OSError:
@@ -438,59 +455,59 @@ def _position(fd: int) -> tuple[int | None, int | None]:
 # --- the two programs ---------------------------------------------------------------------------------------------
 
 
-class _Failed(Exception):
-    """The worker has failed: it refuses what it reads (`reason`), or the machine refused it something (`number`)."""
+class _WorkerFailed(Exception):
+    """The worker has failed: its input is invalid (`reason`), or a system call failed (`number`, an errno)."""
 
-    def __init__(self, said: str, reason: str | None = None, number: int | None = None) -> None:
-        super().__init__(said)
-        self.said = said
+    def __init__(self, message: str, reason: str | None = None, number: int | None = None) -> None:
+        super().__init__(message)
+        self.message = message
         self.reason = reason
         self.number = number
 
 
 class _Worker:
-    """`archive.py`, at work."""
+    """A running `worker.py`."""
 
     def __init__(self, process: anyio.abc.Process) -> None:
         self._process = process
         self._orders = cast("ByteSendStream", process.stdin)
         self._lines = BufferedByteReceiveStream(cast("ByteReceiveStream", process.stdout))
 
-    async def tell(self, order: object) -> None:
+    async def send(self, order: object) -> None:
         with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
-            await self._orders.send(json.dumps(order).encode() + b"\n")  # one that has ended has said why
+            await self._orders.send(json.dumps(order).encode() + b"\n")  # if it has ended, `until` raises why
 
-    async def until(self, key: str, told: Callable[[int], None] | None = None) -> object:
-        """What it says under `key`. Meanwhile `told` hears how many bytes are done.
+    async def until(self, key: str, on_progress: Callable[[int], None] | None = None) -> object:
+        """The value of the first line with `key`. Until then `on_progress` is called with the bytes that are done.
 
         Raises:
-            _Failed: it ends without that.
+            _WorkerFailed: it failed, or ended without such a line.
         """
-        said: list[str] = []
+        output: list[str] = []
         while True:
             try:
-                line = await self._lines.receive_until(b"\n", _LINE_LIMIT_BYTES)
+                line = await self._lines.receive_until(b"\n", _MAX_LINE_BYTES)
             except (anyio.IncompleteRead, anyio.EndOfStream, anyio.DelimiterNotFound):
                 await self._process.wait()
-                text = "\n".join(said)[-_SAID_LIMIT:] or f"it ended with {self._process.returncode}"
-                raise _Failed(text) from None
+                text = "\n".join(output)[-_MAX_OUTPUT_CHARS:] or f"the worker exited with {self._process.returncode}"
+                raise _WorkerFailed(text) from None
             try:
-                heard = json.loads(line)
+                answer = json.loads(line)
             except ValueError:
-                said.append(line.decode(errors="replace"))  # of the keeper, or of Python
+                output.append(line.decode(errors="replace"))  # from the keeper, or from Python
                 continue
-            if "refused" in heard:
-                raise _Failed(heard["refused"], reason=heard["reason"])
-            if "failed" in heard:
-                raise _Failed(heard["failed"], number=heard["errno"])
-            if "done" in heard and told is not None:
-                told(heard["done"])
-            if key in heard:
-                return heard[key]
+            if "refused" in answer:
+                raise _WorkerFailed(answer["refused"], reason=answer["reason"])
+            if "failed" in answer:
+                raise _WorkerFailed(answer["failed"], number=answer["errno"])
+            if "done" in answer and on_progress is not None:
+                on_progress(answer["done"])
+            if key in answer:
+                return answer[key]
 
 
 class _Programs:
-    """Those that were started, which have ended when the context has."""
+    """The programs that were started. They are killed when the context ends."""
 
     def __init__(self) -> None:
         self._started: list[anyio.abc.Process] = []
@@ -511,7 +528,7 @@ class _Programs:
             await process.aclose()
 
     async def start_worker(self, driver: Driver, verb: str, fd: int) -> _Worker:
-        program = [sys.executable, "-I", "-S", "-X", "utf8", archive.__file__, verb, str(fd)]
+        program = [sys.executable, "-I", "-S", "-B", "-X", "utf8", worker.__file__, verb, str(fd)]
         return _Worker(await self._start(driver.in_userns(*program), subprocess.PIPE, subprocess.PIPE, fd))
 
     async def start_zstd(self, options: list[str], stdin: int, stdout: int) -> anyio.abc.Process:
@@ -525,7 +542,7 @@ class _Programs:
 
     async def _start(self, command: list[str], stdin: int, stdout: int, *fds: int) -> anyio.abc.Process:
         quiet = subprocess.STDOUT if fds else subprocess.DEVNULL
-        # Not in our session: what a terminal sends is for us, who end them.
+        # In a session of their own: signals from a terminal are for this process, which ends them.
         process = await anyio.open_process(
             command,
             stdin=stdin,
@@ -541,18 +558,18 @@ class _Programs:
 
 def _pipe() -> tuple[int, int]:
     reading, writing = os.pipe2(os.O_CLOEXEC)
-    with contextlib.suppress(OSError):  # refused where a user has used up a quota: then it is only slower
+    with contextlib.suppress(OSError):  # refused if the user's quota of pipe memory is used up; that is only slower
         fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
     return reading, writing
 
 
-class _Carrier:
-    """A thread that carries bytes between a program and an object that is no file of the machine."""
+class _PipeThread:
+    """A thread that copies bytes between a program's pipe and a file object without a descriptor."""
 
-    def __init__(self, take: Callable[[], bytes], give: Callable[[bytes], object], fd: int) -> None:
-        self._claim_warm, self._give, self._fd = take, give, fd
+    def __init__(self, read: Callable[[], bytes], write: Callable[[bytes], object], fd: int) -> None:
+        self._read, self._write, self._fd = read, write, fd
         self._failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._carry, daemon=True)
+        self._thread = threading.Thread(target=self._copy, daemon=True)
         self._thread.start()
 
     async def done(self) -> None:
@@ -560,13 +577,13 @@ class _Carrier:
         if self._failure is not None:
             raise self._failure
 
-    def _carry(self) -> None:
+    def _copy(self) -> None:
         try:
-            while chunk := self._claim_warm():
-                self._give(chunk)
+            while chunk := self._read():
+                self._write(chunk)
         except BrokenPipeError:
-            pass  # the program has ended, and says why
-        except BaseException as error:  # noqa: BLE001 - the object's own, for whoever handed it in
+            pass  # the program has ended, and its exit status says why
+        except BaseException as error:  # noqa: BLE001 - of the caller's file object, raised by `done`
             self._failure = error
         finally:
             os.close(self._fd)
@@ -584,7 +601,7 @@ def _descriptor(file: BinaryIO) -> int | None:
         return None
 
 
-def _report(progress: Progress | None, what: str, done: int, total: int | None = None) -> None:
+def _report(progress: ProgressCallback | None, what: str, done: int, total: int | None = None) -> None:
     if progress is not None:
         progress(what, done, total)
 

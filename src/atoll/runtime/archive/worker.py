@@ -1,23 +1,25 @@
-"""The file that holds an exported sandbox: how its layers are written into one, and taken out of one by the suspicious.
+"""The file format of exported sandboxes: a program that packs layers into one, and unpacks untrusted files.
 
-A tar, compressed by who calls: `atoll-sandbox.json` first, then the trees of the layers, and last `sha256`, the digest
-of all bytes before it. A tree's name is `layers/<number>/<key>`, 0 being the layer on top. Every directory comes before
-what is in it and is left for good when the next one begins. Owners begin at 0, whatever ids the machine gave the
-sandbox. What is overlayfs's own travels as a pax record and is made anew by the reader, as the machine needs it:
+A tar, which the caller compresses: `atoll-sandbox.json` first, then the trees of the layers, and last `sha256`, the
+digest of all bytes before it. A tree's name is `layers/<number>/<key>`, 0 being the layer on top. Each directory comes
+before its content, and after the next one begins nothing more comes in it. Owners begin at 0, whichever ids the machine
+gave the sandbox. Features of overlayfs are written as pax records, and created by the reader as its machine needs them:
 
-    ATOLL.kind=whiteout   nothing is here, whatever the layers below hold
+    ATOLL.kind=whiteout   this path does not exist, whatever the layers below have
     ATOLL.kind=socket     a socket, whose listener is gone
     ATOLL.opaque=1        a directory that hides those of the same name below it
-    SCHILY.xattr.NAME     user.*, security.capability without a root of its own, access control lists
+    SCHILY.xattr.NAME     user.*, security.capability without a root id, access control lists
     GNU.sparse.*          a file with holes (GNU tar's format 1.0)
 
-The reader takes nothing but what the writer writes, so a file made by anybody else is refused, not interpreted. Of a
-member it uses the last part of the name alone, in a directory that it has made itself and holds open: no name can lead
-elsewhere. It makes no device but whiteouts.
+The reader accepts only what the writer writes: any other file is refused, not interpreted. Of a member's name it uses
+the last part alone, in a directory that it has created itself and holds open: no name can lead elsewhere. It creates no
+devices except whiteouts.
 
-This is a program of its own (`python archive.py pack|unpack FD`) that needs nothing but the standard library: it runs
-where the files' owners are who they are inside, and what it does to hostile input ends with it. On standard input and
-output it speaks JSON, a line each, with `exporting.py`, which alone decides what becomes of the trees.
+This program (`python worker.py pack|unpack FD`) needs only the standard library and `pax.py`. It runs in a user
+namespace where files have the owners that they have inside, and whatever hostile input does to it ends with it. On
+standard input and output it exchanges lines of JSON with `export.py`, which alone decides what is done with the trees.
+
+Headers are not written with `tarfile.TarInfo.tobuf`: a binary attribute makes it add a `hdrcharset` record.
 """
 
 from __future__ import annotations
@@ -36,7 +38,16 @@ import struct
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING or __name__ != "__main__":
+    from atoll.runtime import pax
+else:  # a program that was started by its path, alone: `python -I` does not search for modules beside it
+    import importlib.util
+
+    _spec = importlib.util.spec_from_file_location("pax", os.path.join(os.path.dirname(__file__), "..", "pax.py"))
+    pax = importlib.util.module_from_spec(_spec)
+    _spec.loader.exec_module(pax)
 
 FORMAT = "atoll-sandbox"
 VERSIONS = (1,)
@@ -44,7 +55,7 @@ MANIFEST = "atoll-sandbox.json"
 CHECKSUM = "sha256"
 MANIFEST_LIMIT_BYTES = 1024 * 1024
 IDS = 65535
-"""Ids that exist in a sandbox. The last, 65534, is nobody's."""
+"""The number of user ids in a sandbox. The last, 65534, is that of files whose owner has no id inside."""
 
 _BLOCK = 512
 _CHUNK = 1024 * 1024
@@ -53,39 +64,38 @@ _PATH_LIMIT_BYTES = 64 * 1024
 _DEEPEST = 4000
 _EXTENTS = 100_000
 _ENTRY_COST = 4096
-"""What a file takes up on a disk besides its data, at least: so that a bound on bytes is one on files too."""
+"""Counted for each file in addition to its data, so that the limit of bytes limits the number of files too."""
 _SPARE_BYTES, _SPARE_INODES = 256 * 1024 * 1024, 10_000
 _REPORT_S = 0.1
 _FILE, _LINK, _SYMLINK, _DIRECTORY, _FIFO, _PAX = b"0", b"1", b"2", b"5", b"6", b"x"
 _XATTR = b"SCHILY.xattr."
 _ACLS = ("system.posix_acl_access", "system.posix_acl_default")
 _READ_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_NUMBER = re.compile(rb"(0|[1-9][0-9]{0,18})")
 _TIME = re.compile(rb"(-?)(0|[1-9][0-9]{0,11})\.([0-9]{9})")
 _OCTAL = re.compile(rb"([0-7]+)[ \0]*")
-_Attributes = dict[str, bytes]
+_ExtendedAttributes = dict[str, bytes]
 
 
-class Refused(Exception):
-    """The input is not what it should be. `reason` is one word for programs."""
+class InvalidArchive(Exception):
+    """The file is not what the writer writes. `reason` is one of those of `ArchiveRefused`."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
         self.reason = reason
 
 
-class Ids(NamedTuple):
-    """How owners in a file and owners on this disk are told from each other."""
+class OwnerIds(NamedTuple):
+    """The mapping between owners in a file and owners on this disk."""
 
     base: int
-    """What 0 is on disk. 0 itself in a user namespace, where ids are what they are inside."""
+    """The id on disk of owner 0. It is 0 in a user namespace, where files have the owners that they have inside."""
     is_single: bool
-    """One id stands for all."""
+    """The namespace has one id only, which owns all files."""
     marks: str
-    """What the names of overlayfs's own attributes begin with."""
+    """The prefix of overlayfs's attributes."""
 
     @classmethod
-    def here(cls, owner: int) -> Ids:
+    def here(cls, owner: int) -> OwnerIds:
         with open("/proc/self/uid_map") as file:
             mapped = sum(int(line.split()[2]) for line in file)
         if mapped > 2**31:
@@ -99,26 +109,26 @@ class Ids(NamedTuple):
         return 0 if self.is_single else self.base + id
 
 
-class Talk:
-    """The lines that are exchanged with whoever started this."""
+class ParentPipe:
+    """The lines of JSON that are exchanged with `export.py`."""
 
     def __init__(self) -> None:
         self._due = 0.0
         self._hangup = select.poll()
         self._hangup.register(0, 0)
 
-    def say(self, **line: object) -> None:
+    def send(self, **line: object) -> None:
         os.write(1, json.dumps(line).encode() + b"\n")
 
-    def hear(self) -> dict[str, Any]:
+    def receive(self) -> dict[str, Any]:
         line = sys.stdin.readline()
         if not line:
             raise SystemExit(1)
-        heard: dict[str, Any] = json.loads(line)
-        return heard
+        order: dict[str, Any] = json.loads(line)
+        return order
 
     def wait_for(self, fd: int, event: int) -> None:
-        """Wait until `fd` can be read or written. Ends the program when nobody waits for it any more."""
+        """Wait until `fd` can be read or written. Ends the program if the parent has ended."""
         both = select.poll()
         both.register(0, 0)
         both.register(fd, event)
@@ -126,7 +136,7 @@ class Talk:
             raise SystemExit(1)
 
     def is_due(self) -> bool:
-        """Now and then true: then tell how far things are. Ends the program when nobody is there to tell."""
+        """Whether to report progress now, ten times a second. Ends the program if the parent has ended."""
         now = time.monotonic()
         if now < self._due:
             return False
@@ -139,22 +149,22 @@ class Talk:
 # --- writing ------------------------------------------------------------------------------------------------------
 
 
-class Writer:
-    def __init__(self, fd: int, talk: Talk) -> None:
+class ArchiveWriter:
+    def __init__(self, fd: int, parent: ParentPipe) -> None:
         self._fd = fd
-        self._talk = talk
+        self._parent = parent
         self._buffer = bytearray()
         self._digest = hashlib.sha256()
         self._total = 0
         self.entries = 0
 
     def pack(self, manifest: bytes, trees: list[tuple[str, str, int]]) -> None:
-        """Write a whole file: `trees` are names, paths and the ids of their owners."""
+        """Write a file. `trees` are names, paths, and the id on disk of owner 0."""
         self._put(MANIFEST.encode(), _FILE, size=len(manifest))
         self._write(manifest)
         self._pad(len(manifest))
         for name, path, owner in trees:
-            self._tree(name.encode(), path, Ids.here(owner))
+            self._tree(name.encode(), path, OwnerIds.here(owner))
         checksum = self._digest.hexdigest().encode() + b"\n"
         self._put(CHECKSUM.encode(), _FILE, size=len(checksum))
         self._write(checksum)
@@ -162,8 +172,8 @@ class Writer:
         self._write(bytes(2 * _BLOCK))
         self._flush()
 
-    def _tree(self, name: bytes, path: str, ids: Ids) -> None:
-        twins: dict[int, tuple[bytes, int]] = {}
+    def _tree(self, name: bytes, path: str, ids: OwnerIds) -> None:
+        linked: dict[int, tuple[bytes, int]] = {}
         open_now: list[tuple[int, bytes, Iterator[str]]] = []
         try:
             self._enter(open_now, os.open(path, _READ_DIRECTORY), name, ids)
@@ -174,19 +184,19 @@ class Writer:
                     open_now.pop()
                     os.close(fd)
                     continue
-                if self._talk.is_due():
-                    self._talk.say(done=self._total)
+                if self._parent.is_due():
+                    self._parent.send(done=self._total)
                 path_of_child = place + b"/" + os.fsencode(child)
                 status = os.stat(child, dir_fd=fd, follow_symlinks=False)
                 if stat.S_ISDIR(status.st_mode):
                     self._enter(open_now, os.open(child, _READ_DIRECTORY, dir_fd=fd), path_of_child, ids)
-                elif not self._twin(path_of_child, status, twins):
+                elif not self._hard_link(path_of_child, status, linked):
                     self._leaf(fd, child, path_of_child, status, ids)
         finally:
             for fd, _, _ in open_now:
                 os.close(fd)
 
-    def _enter(self, open_now: list[tuple[int, bytes, Iterator[str]]], fd: int, path: bytes, ids: Ids) -> None:
+    def _enter(self, open_now: list[tuple[int, bytes, Iterator[str]]], fd: int, path: bytes, ids: OwnerIds) -> None:
         if len(open_now) > _DEEPEST or len(path) > _PATH_LIMIT_BYTES:
             os.close(fd)
             raise OSError(errno.ENAMETOOLONG, "directories are nested too deeply", _shown(path))
@@ -195,24 +205,24 @@ class Writer:
         more = {b"ATOLL.opaque": b"1"} if is_opaque else {}
         self._put(path, _DIRECTORY, os.fstat(fd), ids, attributes=attributes, more=more)
 
-    def _twin(self, path: bytes, status: os.stat_result, twins: dict[int, tuple[bytes, int]]) -> bool:
-        """Write a file that has been written under another name as a link to that one."""
+    def _hard_link(self, path: bytes, status: os.stat_result, linked: dict[int, tuple[bytes, int]]) -> bool:
+        """Write a file that was written under another name as a hard link to that one. Returns whether it was."""
         kind = status.st_mode
         if status.st_nlink < 2 or not (stat.S_ISREG(kind) or stat.S_ISLNK(kind) or stat.S_ISFIFO(kind)):
             return False
-        known = twins.get(status.st_ino)
+        known = linked.get(status.st_ino)
         if known is None:
-            twins[status.st_ino] = path, status.st_nlink - 1
+            linked[status.st_ino] = path, status.st_nlink - 1
             return False
         first, left = known
         self._put(path, _LINK, link=first)
         if left > 1:
-            twins[status.st_ino] = first, left - 1
+            linked[status.st_ino] = first, left - 1
         else:
-            del twins[status.st_ino]
+            del linked[status.st_ino]
         return True
 
-    def _leaf(self, directory: int, name: str, path: bytes, status: os.stat_result, ids: Ids) -> None:
+    def _leaf(self, directory: int, name: str, path: bytes, status: os.stat_result, ids: OwnerIds) -> None:
         kind = status.st_mode
         if stat.S_ISREG(kind):
             self._file(directory, name, path, ids)
@@ -228,7 +238,7 @@ class Writer:
         else:
             raise OSError(errno.EPERM, "a device cannot be exported", _shown(path))
 
-    def _file(self, directory: int, name: str, path: bytes, ids: Ids) -> None:
+    def _file(self, directory: int, name: str, path: bytes, ids: OwnerIds) -> None:
         fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
         try:
             status = os.fstat(fd)
@@ -264,19 +274,19 @@ class Writer:
                 raise OSError(errno.ESTALE, "a file became shorter while it was read")
             self._write(data)
             start += len(data)
-            if self._talk.is_due():
-                self._talk.say(done=self._total)
+            if self._parent.is_due():
+                self._parent.send(done=self._total)
 
     def _put(
         self,
         path: bytes,
         kind: bytes,
         status: os.stat_result | None = None,
-        ids: Ids | None = None,
+        ids: OwnerIds | None = None,
         *,
         size: int = 0,
         link: bytes = b"",
-        attributes: _Attributes | None = None,
+        attributes: _ExtendedAttributes | None = None,
         more: dict[bytes, bytes] | None = None,
     ) -> None:
         """Write the header of a member, with a pax header before it where one is needed."""
@@ -286,7 +296,7 @@ class Writer:
         if status is not None and ids is not None:
             mode, uid, gid = stat.S_IMODE(status.st_mode), ids.inside(status.st_uid), ids.inside(status.st_gid)
             if not ids.base <= status.st_uid < ids.base + IDS:
-                mode &= 0o1777  # of the machine's own, renamed inside: it is not to act for the id that stands for it
+                mode &= 0o1777  # a file of the machine that was renamed inside: it must not run as the id that it gets
             records |= {b"mtime": _time_text(status.st_mtime_ns), b"atime": _time_text(status.st_atime_ns)}
         for key, value, field in ((b"path", path, 100), (b"linkpath", link, 100)):
             if len(value) > field or not value.isascii():
@@ -296,7 +306,7 @@ class Writer:
         records |= more or {}
         records |= {_XATTR + os.fsencode(name): value for name, value in (attributes or {}).items()}
         if records:
-            content = b"".join(_pax_record(key, value) for key, value in records.items())
+            content = b"".join(pax.encode_record(key, value) for key, value in records.items())
             if len(content) > _HEADER_LIMIT_BYTES:
                 raise OSError(errno.E2BIG, "the attributes of a file are too large", _shown(path))
             self._write(_header(b"PaxHeaders/0", _PAX, len(content), 0o600, 0, 0, b""))
@@ -318,7 +328,7 @@ class Writer:
         with memoryview(self._buffer) as view:
             written = 0
             while written < len(view):
-                self._talk.wait_for(self._fd, select.POLLOUT)
+                self._parent.wait_for(self._fd, select.POLLOUT)
                 with contextlib.suppress(BlockingIOError):
                     written += os.write(self._fd, view[written:])
         self._buffer.clear()
@@ -333,26 +343,18 @@ def _header(name: bytes, kind: bytes, size: int, mode: int, uid: int, gid: int, 
     return block[:148] + b"%06o\0 " % sum(block) + block[156:]
 
 
-def _pax_record(key: bytes, value: bytes) -> bytes:
-    rest = b" " + key + b"=" + value + b"\n"
-    size = len(rest)
-    while size != len(rest) + len(b"%d" % size):
-        size = len(rest) + len(b"%d" % size)
-    return b"%d" % size + rest
-
-
 def _time_text(nanoseconds: int) -> bytes:
     seconds, rest = divmod(abs(nanoseconds), 10**9)
     return b"%b%d.%09d" % (b"-" if nanoseconds < 0 else b"", seconds, rest)
 
 
-def _is_hidden(status: os.stat_result, ids: Ids) -> bool:
-    """Whether nobody inside could read a file: one of the machine's own that was renamed inside."""
+def _is_hidden(status: os.stat_result, ids: OwnerIds) -> bool:
+    """Whether no process inside could read a file: one of the machine's that was renamed inside."""
     return not ids.base <= status.st_uid < ids.base + IDS and not status.st_mode & stat.S_IROTH
 
 
 def _extents(fd: int, status: os.stat_result) -> list[tuple[int, int]] | None:
-    """Where a file with holes has data. None: it has none, or they are not worth it."""
+    """The extents of data of a file with holes. None: it has no holes, or they save no space."""
     size = status.st_size
     if status.st_blocks * 512 >= size:
         return None
@@ -372,9 +374,9 @@ def _extents(fd: int, status: os.stat_result) -> list[tuple[int, int]] | None:
     return [*found, (size, 0)]
 
 
-def _attributes_of(fd: int, path: bytes, ids: Ids) -> tuple[_Attributes, bool]:
-    """The extended attributes that travel, and whether a directory is opaque."""
-    found: _Attributes = {}
+def _attributes_of(fd: int, path: bytes, ids: OwnerIds) -> tuple[_ExtendedAttributes, bool]:
+    """The extended attributes that are exported, and whether a directory is opaque."""
+    found: _ExtendedAttributes = {}
     is_opaque = False
     for name in os.listxattr(fd):
         if name == f"{ids.marks}opaque":
@@ -392,8 +394,8 @@ def _attributes_of(fd: int, path: bytes, ids: Ids) -> tuple[_Attributes, bool]:
     return found, is_opaque
 
 
-def _capability_inside(value: bytes, ids: Ids) -> bytes | None:
-    """A file capability without the root that it counts for, or None if that is another than the sandbox's."""
+def _capability_inside(value: bytes, ids: OwnerIds) -> bytes | None:
+    """A file capability without its root id, or None if that is not the sandbox's."""
     if len(value) == 24 and struct.unpack_from("<I", value, 20)[0] == ids.base:
         return struct.pack("<I", 0x0200_0000 | value[0] & 1) + value[4:20]
     return value if len(value) == 20 else None
@@ -403,7 +405,7 @@ def _acl_with(value: bytes, mapped: Callable[[int], int]) -> bytes:
     """An access control list with the ids of users and groups in it changed.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not an access control list.
     """
     if len(value) % 8 != 4 or value[:4] != b"\2\0\0\0":
         raise ValueError("not an access control list")
@@ -418,11 +420,11 @@ def _acl_with(value: bytes, mapped: Callable[[int], int]) -> bytes:
 # --- reading ------------------------------------------------------------------------------------------------------
 
 
-class Member(NamedTuple):
+class ArchiveMember(NamedTuple):
     path: bytes
     kind: bytes
     size: int
-    """Of what follows the header."""
+    """The bytes that follow the header."""
     mode: int
     uid: int
     gid: int
@@ -445,17 +447,17 @@ class Member(NamedTuple):
             return default
         match = _TIME.fullmatch(text)
         if match is None:
-            raise Refused("malformed", f"the time of {self.shown} is malformed")
+            raise InvalidArchive("malformed", f"the time of {self.shown} is malformed")
         value = int(match[2]) * 10**9 + int(match[3])
         return -value if match[1] else value
 
 
-class Reader:
-    """The members of a file, one after another, with everything checked that can be checked without using it."""
+class ArchiveReader:
+    """The members of a file, one after another, checked as far as that is possible without creating files."""
 
-    def __init__(self, fd: int, talk: Talk) -> None:
+    def __init__(self, fd: int, parent: ParentPipe) -> None:
         self._fd = fd
-        self._talk = talk
+        self._parent = parent
         self._buffer = b""
         self._at = 0
         self._digest = hashlib.sha256()
@@ -467,20 +469,20 @@ class Reader:
     def manifest(self) -> bytes:
         member = self._next()
         if member is None or member.path != MANIFEST.encode() or member.kind != _FILE:
-            raise Refused("malformed", f"it does not begin with {MANIFEST}; it is not an exported sandbox")
+            raise InvalidArchive("malformed", f"it does not begin with {MANIFEST}; it is not an exported sandbox")
         if member.size > MANIFEST_LIMIT_BYTES:
-            raise Refused("malformed", f"its {MANIFEST} is larger than {MANIFEST_LIMIT_BYTES} bytes")
+            raise InvalidArchive("malformed", f"its {MANIFEST} is larger than {MANIFEST_LIMIT_BYTES} bytes")
         return b"".join(self.data(member.size))
 
-    def members(self) -> Iterator[Member]:
-        """All members of the trees. Whoever has had the last one knows that every byte was as it was written."""
+    def members(self) -> Iterator[ArchiveMember]:
+        """All members of the trees. After the last one, every byte of the file was checked."""
         while (member := self._next()) is not None:
             yield member
         if self._take(2 * _BLOCK) != bytes(2 * _BLOCK) or self._fill():
-            raise Refused("malformed", "there is something behind its end")
+            raise InvalidArchive("malformed", "data follows its end")
 
     def data(self, size: int) -> Iterator[bytes]:
-        """What follows the header of a member, and the padding behind it, which is not given."""
+        """The data of a member. The padding after it is checked and dropped."""
         left = size
         while left:
             chunk = self._take_some(min(left, _CHUNK))
@@ -490,16 +492,16 @@ class Reader:
 
     def pad(self, size: int) -> None:
         if self._take(-size % _BLOCK).strip(b"\0"):
-            raise Refused("malformed", "there is something between its members")
+            raise InvalidArchive("malformed", "the padding between its members is not zero")
 
     def part(self, size: int) -> Iterator[bytes]:
-        """A part of what follows a header, without padding."""
+        """A part of a member's data, without padding."""
         while size:
             chunk = self._take_some(min(size, _CHUNK))
             size -= len(chunk)
             yield chunk
 
-    def _next(self) -> Member | None:
+    def _next(self) -> ArchiveMember | None:
         """The next member, or None after the checksum, which was right."""
         block = self._take_unseen(_BLOCK)
         records: dict[bytes, bytes] = {}
@@ -511,7 +513,9 @@ class Reader:
         self._note(block)
         if kind == _PAX:
             if size > _HEADER_LIMIT_BYTES:
-                raise Refused("malformed", "the header of a member is absurdly large")
+                raise InvalidArchive(
+                    "malformed", f"the pax header of a member has more than {_HEADER_LIMIT_BYTES} bytes"
+                )
             records = _pax_records(b"".join(self.data(size)))
             block = self._take(_BLOCK)
             _check_header(block)
@@ -520,9 +524,9 @@ class Reader:
                 size = _number(records[b"size"])
         if kind not in (_FILE, _LINK, _SYMLINK, _DIRECTORY, _FIFO):
             name = _shown(block[:100])
-            raise Refused("unsafe", f"it holds a member of the unknown kind {_shown(kind)}, {name}")
+            raise InvalidArchive("unsafe", f"it has a member of the unknown type {_shown(kind)}, {name}")
         self._count_entry()
-        member = Member(
+        member = ArchiveMember(
             path=records.get(b"path", block[:100].rstrip(b"\0")),
             kind=kind,
             size=size,
@@ -538,19 +542,21 @@ class Reader:
     def _check_sum(self, size: int) -> None:
         expected = self._digest.hexdigest().encode() + b"\n"
         if size != len(expected) or self._take(size) != expected:
-            raise Refused("checksum", "its content is not what was written: the checksum differs")
+            raise InvalidArchive("checksum", "its content was changed: the checksum differs")
         self.pad(size)
 
     def _count_entry(self) -> None:
         self.entries += 1
         if self.entry_limit is not None and self.entries > self.entry_limit:
-            raise Refused("too_large", f"it holds more than the {self.entry_limit} files that there is room for")
+            raise InvalidArchive(
+                "too_large", f"it has more than {self.entry_limit} files, for which the disk has no room"
+            )
 
     def _note(self, data: bytes) -> None:
         self._digest.update(data)
         self.total += len(data)
         if self.limit_bytes is not None and self.total + self.entries * _ENTRY_COST > self.limit_bytes:
-            raise Refused("too_large", f"it takes up more than {self.limit_bytes // 2**20} MiB unpacked")
+            raise InvalidArchive("too_large", f"it has more than {self.limit_bytes // 2**20} MiB unpacked")
 
     def _take(self, size: int) -> bytes:
         data = self._take_unseen(size)
@@ -559,7 +565,7 @@ class Reader:
 
     def _take_some(self, most: int) -> bytes:
         if not self._fill():
-            raise _cut_short()
+            raise _truncated()
         data = self._buffer[self._at : self._at + most]
         self._at += len(data)
         self._note(data)
@@ -569,7 +575,7 @@ class Reader:
         parts = []
         while size:
             if not self._fill():
-                raise _cut_short()
+                raise _truncated()
             part = self._buffer[self._at : self._at + size]
             self._at += len(part)
             size -= len(part)
@@ -577,30 +583,30 @@ class Reader:
         return b"".join(parts)
 
     def _fill(self) -> bool:
-        """Have at least one byte. False: there are no more."""
+        """Have at least one byte in the buffer. False: the file has ended."""
         if self._at == len(self._buffer):
-            self._talk.wait_for(self._fd, select.POLLIN)
+            self._parent.wait_for(self._fd, select.POLLIN)
             self._buffer, self._at = os.read(self._fd, _CHUNK), 0
         return self._at < len(self._buffer)
 
 
-def _cut_short() -> Refused:
-    return Refused("truncated", "it is cut short")
+def _truncated() -> InvalidArchive:
+    return InvalidArchive("truncated", "it is truncated")
 
 
 def _check_header(block: bytes) -> None:
     if block == bytes(_BLOCK):
-        raise Refused("truncated", "it ends without a checksum")
-    told = _octal(block[148:156])
-    if block[257:265] != b"ustar\x0000" or told != sum(block[:148]) + 8 * 32 + sum(block[156:]):
-        raise Refused("malformed", "a header is malformed")
+        raise InvalidArchive("truncated", "it ends without a checksum")
+    checksum = _octal(block[148:156])
+    if block[257:265] != b"ustar\x0000" or checksum != sum(block[:148]) + 8 * 32 + sum(block[156:]):
+        raise InvalidArchive("malformed", "a header is malformed")
     if block[156:157] in (b"3", b"4"):
-        raise Refused("unsafe", f"it holds a device, {_shown(block[:100])}")
+        raise InvalidArchive("unsafe", f"it has a device, {_shown(block[:100])}")
     if block[265:].strip(b"\0"):
-        raise Refused("malformed", "a header holds what no exported sandbox has")
+        raise InvalidArchive("malformed", "a header has fields that an exported sandbox has not")
 
 
-def _check_member(member: Member) -> None:
+def _check_member(member: ArchiveMember) -> None:
     records = member.records
     known = {b"path", b"linkpath", b"size", b"mtime", b"atime"}
     if member.kind == _FILE:
@@ -611,64 +617,56 @@ def _check_member(member: Member) -> None:
         known |= {key for key in records if key.startswith(_XATTR)}
     unknown = set(records) - known
     if unknown:
-        raise Refused("malformed", f"the header of {member.shown} says {_shown(min(unknown))}, which is not understood")
+        raise InvalidArchive("malformed", f"the header of {member.shown} has the unknown record {_shown(min(unknown))}")
     if member.kind != _FILE and member.size:
-        raise Refused("malformed", f"{member.shown} has data and is no file")
+        raise InvalidArchive("malformed", f"{member.shown} has data and is not a file")
     if b"ATOLL.kind" in records and (records[b"ATOLL.kind"] not in (b"whiteout", b"socket") or member.size):
-        raise Refused("malformed", f"{member.shown} is of a kind that is not understood")
+        raise InvalidArchive("malformed", f"{member.shown} is of an unknown kind")
     if records.get(b"ATOLL.opaque", b"1") != b"1":
-        raise Refused("malformed", f"the header of {member.shown} is malformed")
+        raise InvalidArchive("malformed", f"the header of {member.shown} is malformed")
     if member.mode > 0o7777 or member.uid >= IDS or member.gid >= IDS:
-        raise Refused("unsafe", f"{member.shown} belongs to an id that no sandbox has, or has a mode that is none")
+        raise InvalidArchive("unsafe", f"the owner or the mode of {member.shown} is out of range")
 
 
 def _octal(field: bytes) -> int:
     match = _OCTAL.fullmatch(field)
     if match is None:
-        raise Refused("malformed", "a number in a header is malformed")
+        raise InvalidArchive("malformed", "a number in a header is malformed")
     return int(match[1], 8)
 
 
 def _number(text: bytes) -> int:
-    match = _NUMBER.fullmatch(text)
-    if match is None or int(text) >= 2**63:
-        raise Refused("malformed", "a number in a header is malformed")
-    return int(text)
+    try:
+        return pax.parse_number(text)
+    except pax.MalformedPax:
+        raise InvalidArchive("malformed", "a number in a header is malformed") from None
 
 
 def _pax_records(content: bytes) -> dict[bytes, bytes]:
-    records: dict[bytes, bytes] = {}
-    at = 0
-    while at < len(content):
-        space = content.find(b" ", at, at + 20)
-        size = _number(content[at:space]) if space > 0 else 0
-        line = content[space + 1 : at + size]
-        key, equals, value = line[:-1].partition(b"=")
-        if at + size > len(content) or line[-1:] != b"\n" or not equals or not key or key in records:
-            raise Refused("malformed", "a header is malformed")
-        records[key] = value
-        at += size
-    return records
+    try:
+        return pax.parse_records(content)
+    except pax.MalformedPax as error:
+        raise InvalidArchive("malformed", f"a header is malformed: {error}") from None
 
 
-class Unpacker:
-    """Makes the trees of a file below directories that it is told."""
+class ArchiveUnpacker:
+    """Creates the trees of a file. `places` are their names and the directories to create them as."""
 
-    def __init__(self, reader: Reader, places: dict[bytes, str | None], owner: int, talk: Talk) -> None:
+    def __init__(self, reader: ArchiveReader, places: dict[bytes, str | None], owner: int, parent: ParentPipe) -> None:
         self._reader = reader
         self._places = places
-        self._ids = Ids.here(owner)
-        self._talk = talk
+        self._ids = OwnerIds.here(owner)
+        self._parent = parent
         self._tree = b""
-        self._stack: list[tuple[bytes, int, Member]] = []
-        """The directories that are being filled, the tree's own first: names, descriptors and what they are to be."""
+        self._stack: list[tuple[bytes, int, ArchiveMember]] = []
+        """The open directories, that of the tree first: names, descriptors, and the members with their attributes."""
         self._made: set[bytes] = set()
 
     def unpack(self) -> None:
         try:
             for member in self._reader.members():
-                if self._talk.is_due():
-                    self._talk.say(done=self._reader.total)
+                if self._parent.is_due():
+                    self._parent.send(done=self._reader.total)
                     self._check_room()
                 self._take(member)
             self._leave_until(0)
@@ -677,10 +675,10 @@ class Unpacker:
                 os.close(fd)
         for name in set(self._places) - self._made:
             self._tree = name
-            self._begin(Member(name, _DIRECTORY, 0, 0o755, 0, 0, b"", {}))
+            self._begin(ArchiveMember(name, _DIRECTORY, 0, 0o755, 0, 0, b"", {}))
             self._leave_until(0)
 
-    def _take(self, member: Member) -> None:
+    def _take(self, member: ArchiveMember) -> None:
         tree, parts = self._locate(member.path)
         if not parts:
             self._leave_until(0)
@@ -689,9 +687,11 @@ class Unpacker:
             return
         if self._places[tree] is None:
             where = os.fsdecode(tree.rpartition(b"/")[2])
-            raise Refused("image", f"it has files in /{where}, which the image here has not as a directory of its own")
+            raise InvalidArchive(
+                "image", f"it has files in /{where}, which is not a file system of its own in the image here"
+            )
         if tree != self._tree or not self._stack:
-            raise Refused("unsafe", f"{member.shown} comes without the directory that it is in")
+            raise InvalidArchive("unsafe", f"{member.shown} does not follow its directory")
         above = [name for name, _, _ in self._stack[1:]]
         shared = 0
         for one, other in zip(above, parts[:-1], strict=False):
@@ -700,28 +700,28 @@ class Unpacker:
             shared += 1
         self._leave_until(shared + 1)
         if shared != len(parts) - 1:
-            raise Refused("unsafe", f"{member.shown} comes without the directory that it is in")
+            raise InvalidArchive("unsafe", f"{member.shown} does not follow its directory")
         try:
             self._make(member, parts[-1])
         except FileExistsError:
-            raise Refused("unsafe", f"{member.shown} is in it twice") from None
+            raise InvalidArchive("unsafe", f"it has {member.shown} twice") from None
 
     def _locate(self, path: bytes) -> tuple[bytes, list[bytes]]:
-        """The tree that a name is in, and its parts below that."""
+        """The tree of a path, and the parts of the path below it."""
         parts = path.split(b"/")
         tree = b"/".join(parts[:3])
         if tree not in self._places:
-            raise Refused("unsafe", f"{_shown(path)} is in none of its layers")
+            raise InvalidArchive("unsafe", f"{_shown(path)} is not in one of its layers")
         below = parts[3:]
         if len(below) > _DEEPEST or len(path) > _PATH_LIMIT_BYTES:
-            raise Refused("unsafe", "a name in it is absurdly long")
+            raise InvalidArchive("unsafe", f"a path in it has more than {_DEEPEST} parts or {_PATH_LIMIT_BYTES} bytes")
         if any(part in (b"", b".", b"..") or b"\0" in part or len(part) > 255 for part in below):
-            raise Refused("unsafe", f"{_shown(path)} is not a name that a file can have")
+            raise InvalidArchive("unsafe", f"{_shown(path)} is not a valid path")
         return tree, below
 
-    def _begin(self, member: Member) -> None:
+    def _begin(self, member: ArchiveMember) -> None:
         if member.kind != _DIRECTORY or self._tree in self._made:
-            raise Refused("unsafe", f"{member.shown} is in it twice, or is no directory")
+            raise InvalidArchive("unsafe", f"it has {member.shown} twice, or not as a directory")
         self._made.add(self._tree)
         place = self._places[self._tree]
         if place is None:
@@ -738,7 +738,7 @@ class Unpacker:
             os.close(fd)
             self._stack.pop()
 
-    def _make(self, member: Member, name: bytes) -> None:
+    def _make(self, member: ArchiveMember, name: bytes) -> None:
         directory = self._stack[-1][1]
         special = member.records.get(b"ATOLL.kind")
         if member.kind == _DIRECTORY:
@@ -753,7 +753,7 @@ class Unpacker:
         else:
             if member.kind == _SYMLINK:
                 if not 0 < len(member.link) < 4096 or b"\0" in member.link:
-                    raise Refused("malformed", f"{member.shown} leads to what is no path")
+                    raise InvalidArchive("malformed", f"the target of the symlink {member.shown} is not a path")
                 os.symlink(member.link, name, dir_fd=directory)
             else:
                 kind = stat.S_IFSOCK if special else stat.S_IFIFO
@@ -764,10 +764,10 @@ class Unpacker:
                 os.chmod(name, member.mode, dir_fd=directory)
             os.utime(name, ns=member.times, dir_fd=directory, follow_symlinks=False)
 
-    def _link(self, member: Member, name: bytes, directory: int) -> None:
+    def _link(self, member: ArchiveMember, name: bytes, directory: int) -> None:
         tree, parts = self._locate(member.link)
         if tree != self._tree or not parts:
-            raise Refused("unsafe", f"{member.shown} is a link out of its layer")
+            raise InvalidArchive("unsafe", f"the hard link {member.shown} leads out of its layer")
         above = os.dup(self._stack[0][1])
         try:
             for part in parts[:-1]:
@@ -776,18 +776,18 @@ class Unpacker:
                 above = below
             kind = os.stat(parts[-1], dir_fd=above, follow_symlinks=False).st_mode
             if not (stat.S_ISREG(kind) or stat.S_ISLNK(kind) or stat.S_ISFIFO(kind)):
-                raise Refused("unsafe", f"{member.shown} is a link to what can have no second name")
+                raise InvalidArchive("unsafe", f"the hard link {member.shown} leads to a file of another type")
             os.link(parts[-1], name, src_dir_fd=above, dst_dir_fd=directory, follow_symlinks=False)
         except (FileNotFoundError, NotADirectoryError):
-            raise Refused("unsafe", f"{member.shown} is a link to what has not come before it") from None
+            raise InvalidArchive("unsafe", f"the hard link {member.shown} comes before its target") from None
         except OSError as error:
             if error.errno == errno.ELOOP:
-                raise Refused("unsafe", f"{member.shown} is a link through a link") from None
+                raise InvalidArchive("unsafe", f"the hard link {member.shown} leads through a symlink") from None
             raise
         finally:
             os.close(above)
 
-    def _file(self, member: Member, name: bytes, directory: int) -> None:
+    def _file(self, member: ArchiveMember, name: bytes, directory: int) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = os.open(name, flags, 0o600, dir_fd=directory)
         try:
@@ -800,16 +800,18 @@ class Unpacker:
         finally:
             os.close(fd)
 
-    def _sparse(self, member: Member, fd: int) -> None:
+    def _sparse(self, member: ArchiveMember, fd: int) -> None:
         size = _number(member.records.get(b"GNU.sparse.realsize", b""))
         extents, table_bytes = self._extents(member, size)
         if table_bytes + sum(length for _, length in extents) != member.size:
-            raise Refused("malformed", f"the holes of {member.shown} are malformed")
+            raise InvalidArchive("malformed", f"the table of extents of {member.shown} is malformed")
         try:
             os.ftruncate(fd, size)
         except OSError as error:
             if error.errno in (errno.EFBIG, errno.EINVAL):
-                raise Refused("too_large", f"{member.shown} is larger than a file can be here") from None
+                raise InvalidArchive(
+                    "too_large", f"{member.shown} is larger than a file can be on this file system"
+                ) from None
             raise
         for start, length in extents:
             os.lseek(fd, start, os.SEEK_SET)
@@ -817,9 +819,9 @@ class Unpacker:
                 self._write(fd, chunk)
         self._reader.pad(member.size)
 
-    def _extents(self, member: Member, size: int) -> tuple[list[tuple[int, int]], int]:
-        """Where a file with holes has data, and how long the table was that said it."""
-        malformed = Refused("malformed", f"the holes of {member.shown} are malformed")
+    def _extents(self, member: ArchiveMember, size: int) -> tuple[list[tuple[int, int]], int]:
+        """The extents of a file with holes, and the bytes of the table that lists them."""
+        malformed = InvalidArchive("malformed", f"the table of extents of {member.shown} is malformed")
         table, taken = b"", 0
 
         def number() -> int:
@@ -849,12 +851,12 @@ class Unpacker:
     def _write(self, fd: int, data: bytes) -> None:
         while data:
             data = data[os.write(fd, data) :]
-        if self._talk.is_due():
-            self._talk.say(done=self._reader.total)
+        if self._parent.is_due():
+            self._parent.send(done=self._reader.total)
             self._check_room()
 
-    def _finish(self, fd: int, member: Member) -> None:
-        """Give a file or a directory all that is not its content: the owner first, whose change takes rights away."""
+    def _finish(self, fd: int, member: ArchiveMember) -> None:
+        """Set owner, attributes, mode and times of a file or directory: the owner first, since that clears others."""
         ids = self._ids
         os.fchown(fd, ids.on_disk(member.uid), ids.on_disk(member.gid))
         for key, value in member.records.items():
@@ -865,33 +867,35 @@ class Unpacker:
                     os.setxattr(fd, name, checked)
                 except OSError as error:
                     shown = _shown(os.fsencode(name))
-                    raise Refused(
-                        "malformed", f"the attribute {shown} of {member.shown} cannot be kept here: {error.strerror}"
+                    raise InvalidArchive(
+                        "malformed", f"the attribute {shown} of {member.shown} cannot be set here: {error.strerror}"
                     ) from None
         if b"ATOLL.opaque" in member.records:
             os.setxattr(fd, f"{ids.marks}opaque", b"y")
         os.fchmod(fd, member.mode)
         os.utime(fd, ns=member.times)
 
-    def _attribute(self, member: Member, name: str, value: bytes) -> bytes:
+    def _attribute(self, member: ArchiveMember, name: str, value: bytes) -> bytes:
         if name.startswith("user.") and not name.startswith("user.overlay.") and "\0" not in name:
             return value
         try:
             if name == "security.capability" and len(value) == 20:
                 (flags,) = struct.unpack_from("<I", value)
                 if flags & ~1 == 0x0200_0000:
-                    # In a namespace of one's own the kernel adds whom it counts for; here it would count for all.
+                    # In a user namespace the kernel adds the root id. Outside, without one, it would count for all.
                     root = struct.pack("<I", self._ids.base)
                     return value if not self._ids.base else struct.pack("<I", flags + 0x0100_0000) + value[4:] + root
             if name in _ACLS and len(value) <= 4 + 8 * 1024:
                 return _acl_with(value, self._acl_id)
         except ValueError:
             pass
-        raise Refused("unsafe", f"{member.shown} has the attribute {_shown(os.fsencode(name))}, which nothing may have")
+        raise InvalidArchive(
+            "unsafe", f"{member.shown} has the attribute {_shown(os.fsencode(name))}, which is not allowed"
+        )
 
     def _acl_id(self, id: int) -> int:
         if id >= IDS:
-            raise ValueError("no sandbox has this id")
+            raise ValueError("the id is out of range")
         return self._ids.on_disk(id)
 
     def _check_room(self) -> None:
@@ -903,7 +907,7 @@ class Unpacker:
 
 
 def _shown(name: bytes) -> str:
-    """A name for people: short, and with nothing in it that steers a terminal."""
+    """A name for messages: short, and without control characters."""
     name = name.rstrip(b"\0")
     text = os.fsdecode(name[-200:])
     return ascii("…" + text if len(name) > 200 else text)
@@ -912,48 +916,48 @@ def _shown(name: bytes) -> str:
 # --- the program --------------------------------------------------------------------------------------------------
 
 
-def _pack(fd: int, talk: Talk) -> None:
-    order = talk.hear()
-    writer = Writer(fd, talk)
+def _pack(fd: int, parent: ParentPipe) -> None:
+    order = parent.receive()
+    writer = ArchiveWriter(fd, parent)
     writer.pack(order["manifest"].encode(), [(name, path, owner) for name, path, owner in order["trees"]])
     os.close(fd)
-    talk.say(end={"entries": writer.entries})
+    parent.send(end={"entries": writer.entries})
 
 
-def _unpack(fd: int, talk: Talk) -> None:
-    reader = Reader(fd, talk)
-    talk.say(manifest=reader.manifest().decode())
-    order = talk.hear()
+def _unpack(fd: int, parent: ParentPipe) -> None:
+    reader = ArchiveReader(fd, parent)
+    parent.send(manifest=reader.manifest().decode())
+    order = parent.receive()
     lock = os.open(order["lock"], os.O_RDWR | os.O_CLOEXEC)
-    # Held until the end, also if whoever holds it for us is killed. As `drivers/locks.py` does it.
+    # Held until the end, also if the parent, which holds it too, is killed. The same call as in `drivers/locks.py`.
     fcntl.fcntl(lock, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_RDLCK, 0, 0, 0, 0))
     reader.limit_bytes, reader.entry_limit = order["limit_bytes"], order["entry_limit"]
     places = {os.fsencode(name): place for name, place in order["places"].items()}
-    Unpacker(reader, places, order["owner"], talk).unpack()
-    talk.say(end={"entries": reader.entries})
+    ArchiveUnpacker(reader, places, order["owner"], parent).unpack()
+    parent.send(end={"entries": reader.entries})
 
 
 def main() -> int:
     os.umask(0)
-    # A descriptor for each level of directories.
+    # One descriptor is open for each level of directories.
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
-    talk = Talk()
+    parent = ParentPipe()
     try:
         fd = int(sys.argv[2])
-        os.set_blocking(fd, False)  # so that whoever waits for us is never waited for
-        {"pack": _pack, "unpack": _unpack}[sys.argv[1]](fd, talk)
-    except Refused as refusal:
-        talk.say(refused=str(refusal), reason=refusal.reason)
+        os.set_blocking(fd, False)  # so that the end of the parent is noticed while this waits
+        {"pack": _pack, "unpack": _unpack}[sys.argv[1]](fd, parent)
+    except InvalidArchive as refusal:
+        parent.send(refused=str(refusal), reason=refusal.reason)
         return 1
     except BrokenPipeError:
-        talk.say(failed="whoever reads it has gone", errno=errno.EPIPE)
+        parent.send(failed="the reader of the file has ended", errno=errno.EPIPE)
         return 1
     except OSError as error:
         where = f" ({error.filename if isinstance(error.filename, str) else _shown(error.filename or b'')})"
-        talk.say(failed=f"{error.strerror}{where if error.filename else ''}", errno=error.errno)
+        parent.send(failed=f"{error.strerror}{where if error.filename else ''}", errno=error.errno)
         return 1
     except (ValueError, OverflowError):
-        talk.say(refused="it is malformed", reason="malformed")
+        parent.send(refused="it is malformed", reason="malformed")
         return 1
     return 0
 

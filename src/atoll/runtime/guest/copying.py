@@ -24,6 +24,7 @@ import anyio
 import anyio.to_thread
 
 from atoll.contract.errors import InvalidRequest, PathNotDirectory, PathNotFound, PermissionDenied, SandboxError
+from atoll.runtime import pax
 
 if TYPE_CHECKING:
     from atoll.runtime.guest.files import Files
@@ -37,7 +38,6 @@ _BLOCK = 512
 _PIECE_BYTES = 1024 * 1024
 _EXTENSION_LIMIT_BYTES = 64 * 1024
 _OCTAL = re.compile(rb" *([0-7]{1,12})[ \0]*")
-_RECORD = re.compile(rb"([0-9]{1,6}) ([^=\n]{1,256})=")
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -301,7 +301,10 @@ class Unpacker:
             self._extension = None
             self._wanted = _BLOCK
             if kind == b"x":
-                self._pax = _read_extension(block[:size])
+                try:
+                    self._pax = pax.parse_records(block[:size])
+                except pax.MalformedPax as error:
+                    raise _malformed(str(error)) from None
         elif not any(block):
             self._zeros += 1
         elif self._zeros:
@@ -321,14 +324,15 @@ class Unpacker:
             self._extension = kind, size
             self._wanted = size + -size % _BLOCK
             return
-        pax, self._pax = self._pax, {}
+        records, self._pax = self._pax, {}
         prefix, name = _text(block[345:500]), _text(block[:100])
-        parts = self._parts(pax.get(b"path", prefix + b"/" + name if prefix else name))
-        link = pax.get(b"linkpath", _text(block[157:257]))
-        if b"size" in pax:
-            if not pax[b"size"].isdigit() or len(pax[b"size"]) > 18:
-                raise _malformed("a size is not a number")
-            size = int(pax[b"size"])
+        parts = self._parts(records.get(b"path", prefix + b"/" + name if prefix else name))
+        link = records.get(b"linkpath", _text(block[157:257]))
+        if b"size" in records:
+            try:
+                size = pax.parse_number(records[b"size"])
+            except pax.MalformedPax as error:
+                raise _malformed(str(error)) from None
         self._entries += 1
         if self._entries > ENTRY_LIMIT:
             raise InvalidRequest(f"{self._what}: more than {ENTRY_LIMIT} files and directories; download less")
@@ -450,16 +454,3 @@ def _text(field: bytes) -> bytes:
 def _show(name: bytes) -> str:
     text = name[:200].decode("utf-8", "replace")
     return "".join(c if c.isprintable() else "\ufffd" for c in text)
-
-
-def _read_extension(data: bytes) -> dict[bytes, bytes]:
-    values: dict[bytes, bytes] = {}
-    position = 0
-    while position < len(data):
-        match = _RECORD.match(data, position)
-        end = position + int(match[1]) if match else 0
-        if match is None or not match.end() < end <= len(data) or data[end - 1 : end] != b"\n":
-            raise _malformed("an extension is broken")
-        values[match[2]] = data[match.end() : end - 1]
-        position = end
-    return values

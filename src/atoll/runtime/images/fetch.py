@@ -1,11 +1,10 @@
-"""How an image is fetched and unpacked: by skopeo and umoci, watched.
+"""Fetching and unpacking images with skopeo and umoci.
 
-Knows the two programs, what their failures mean, and the OCI layout between them. Fetching talks to registries and
-unpacking handles hostile archives; both are theirs, in processes of their own. What is ours is the watching: bytes
-are counted while they come, so that progress is real and a bomb ends at the limit rather than at the end of the disk.
+Owns the two programs, the meaning of their error messages, and the OCI layout between them. They talk to registries and
+handle hostile archives in processes of their own. Their progress is measured from outside: bytes are counted as they
+arrive, so that progress is real, and an image that is too large is stopped at the limit, before the disk is full.
 
-Refuses to know the store: it is handed a scratch directory, and whoever handed it makes the result visible or removes
-it. Above it stands `images.py`.
+Not here: the image store (`store.py`), which provides a scratch directory and makes the result visible or removes it.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ from atoll.contract.errors import ImageUnavailable, InvalidRequest
 from atoll.contract.model import check_env
 from atoll.settings import program_environment
 
-Progress = Callable[[str, int, int | None], None]
-"""Called with what is being done, how many bytes are done, and of how many if that is known."""
+ProgressCallback = Callable[[str, int, int | None], None]
+"""Called with a description of the step, the bytes done, and the total if that is known."""
 
 INSTALL_HINT = "install the programs that fetch and unpack images: apt install skopeo umoci"
 
@@ -54,7 +53,7 @@ _ENV_LIMIT = 1000
 _ROOT_NAMES = ("bin", "boot", "dev", "etc", "home", "lib", "lib64", "opt", "root", "sbin", "srv", "usr", "var")
 _NAMES_LIMIT = 10_000
 
-Archive = Literal["rootfs", "docker-archive", "oci-archive"]
+ImageArchiveKind = Literal["rootfs", "docker-archive", "oci-archive"]
 
 
 class Scratch(NamedTuple):
@@ -62,15 +61,15 @@ class Scratch(NamedTuple):
 
     path: Path
     lock: int
-    """Handed on to every program that works in the directory: as long as one lives, the lock is held."""
+    """Passed to every program that works in the directory: the lock is held until the last of them has ended."""
 
 
-class Configuration(BaseModel):
-    """What an image says about how it is run. Written by strangers: everything else in it is ignored."""
+class ImageConfig(BaseModel):
+    """An image's configuration. It is untrusted input: all other fields are ignored."""
 
     model_config = ConfigDict(frozen=True)
 
-    class Process(BaseModel):
+    class ProcessConfig(BaseModel):
         model_config = ConfigDict(frozen=True)
 
         environment: tuple[str, ...] | None = Field(default=None, alias="Env", max_length=_ENV_LIMIT)
@@ -80,15 +79,15 @@ class Configuration(BaseModel):
         command: tuple[str, ...] | None = Field(default=None, alias="Cmd")
 
     created: datetime | None = None
-    config: Process | None = None
+    config: ProcessConfig | None = None
 
     @property
-    def process(self) -> Process:
-        return self.config or self.Process()
+    def process(self) -> ProcessConfig:
+        return self.config or self.ProcessConfig()
 
     @property
     def env(self) -> dict[str, str]:
-        """Its environment, without what no process can be given."""
+        """Its environment, without variables that are not valid."""
         found: dict[str, str] = {}
         for line in self.process.environment or ():
             name, _, value = line.partition("=")
@@ -110,50 +109,52 @@ class _Descriptor(BaseModel):
     annotations: dict[str, str] | None = None
 
 
-class _Manifest(BaseModel):
-    """A manifest, or a list of manifests for several platforms; one of the two is filled."""
+class _ImageManifest(BaseModel):
+    """A manifest, or an index of manifests for several platforms."""
 
     manifests: tuple[_Descriptor, ...] = ()
     config: _Descriptor | None = None
     layers: tuple[_Descriptor, ...] = ()
 
 
-class Remote(NamedTuple):
-    """What a registry has under a name, at one moment."""
+class RemoteImage(NamedTuple):
+    """An image in a registry, as it was found."""
 
     repository: str
     digest: str
-    """Of the manifest for this machine's platform, or of the list, if choosing from it is left to skopeo."""
+    """Of the manifest for this machine's platform, or of the index, if skopeo is to choose from it."""
     size_bytes: int | None
-    """Of what will be downloaded. None: not known before."""
+    """The size of the download. None: it is not known before."""
 
 
 class Fetcher:
-    """Runs the two programs, within `max_bytes` for what is downloaded and for what is unpacked."""
+    """Runs skopeo and umoci. `max_bytes` limits what is downloaded, and what is unpacked."""
 
     def __init__(self, *, rootless: bool, max_bytes: int) -> None:
         self._rootless = rootless
         self._max_bytes = max_bytes
 
-    async def inspect(self, scratch: Scratch, repository: str, selector: str, name: str) -> Remote:
-        """Ask the registry what `repository` with `selector` (`:tag` or `@digest`) is.
+    async def inspect(self, scratch: Scratch, repository: str, selector: str, name: str) -> RemoteImage:
+        """Ask the registry for the image `repository` with `selector` (`:tag` or `@digest`).
 
         Raises:
-            ImageUnavailable: it is not there, or the registry cannot be asked.
+            ImageUnavailable: the registry does not have it, or cannot be reached.
         """
         raw = await self._inspect_raw(scratch, repository, selector, name)
-        manifest = _parse(_Manifest, raw, name)
+        manifest = _parse(_ImageManifest, raw, name)
         digest = f"sha256:{hashlib.sha256(raw).hexdigest()}"
         if manifest.manifests:
             ours = [each for each in manifest.manifests if _is_ours(each)]
-            if len(ours) != 1:  # none, or several variants of one architecture: skopeo knows the rules
-                return Remote(repository, digest, None)
+            if len(ours) != 1:  # none, or several variants of one architecture: skopeo chooses
+                return RemoteImage(repository, digest, None)
             digest = ours[0].digest
-            manifest = _parse(_Manifest, await self._inspect_raw(scratch, repository, f"@{digest}", name), name)
-        return Remote(repository, digest, sum(layer.size for layer in manifest.layers))
+            manifest = _parse(_ImageManifest, await self._inspect_raw(scratch, repository, f"@{digest}", name), name)
+        return RemoteImage(repository, digest, sum(layer.size for layer in manifest.layers))
 
-    async def download(self, scratch: Scratch, remote: Remote, name: str, progress: Progress | None) -> None:
-        """Copy what `inspect` has found into an OCI layout in `scratch`.
+    async def download(
+        self, scratch: Scratch, remote: RemoteImage, name: str, progress: ProgressCallback | None
+    ) -> None:
+        """Copy the image that `inspect` has found into an OCI layout in `scratch`.
 
         Raises:
             ImageUnavailable: the registry failed, or it is too large.
@@ -164,19 +165,19 @@ class Fetcher:
         await self._copy(scratch, arguments, remote.size_bytes, name, progress)
 
     async def load(
-        self, scratch: Scratch, kind: str, source: Path, tag: str, name: str, progress: Progress | None
+        self, scratch: Scratch, kind: str, source: Path, tag: str, name: str, progress: ProgressCallback | None
     ) -> str:
         """Copy an image from a file or a directory into an OCI layout in `scratch`; returns the manifest's digest.
 
         Raises:
             ImageUnavailable: it holds no image, or more than one.
         """
-        # skopeo takes a colon in a path for the beginning of a tag: so it is shown a path without one.
+        # skopeo reads a colon in a path as the beginning of a tag, so it gets a path without one.
         os.symlink(source.absolute(), scratch.path / "source")
         await self._copy(scratch, [f"{kind}:source{tag}"], None, name, progress)
         return _layout_manifest(scratch, name).digest
 
-    async def lay_out(self, scratch: Scratch, source: Path, name: str, progress: Progress | None) -> None:
+    async def lay_out(self, scratch: Scratch, source: Path, name: str, progress: ProgressCallback | None) -> None:
         """Make an OCI layout of one layer in `scratch` from the tar of a root file system, compressed or not.
 
         Raises:
@@ -184,7 +185,7 @@ class Fetcher:
         """
         await to_thread.run_sync(self._lay_out, scratch, source, name, progress)
 
-    async def unpack(self, scratch: Scratch, name: str, progress: Progress | None) -> Configuration:
+    async def unpack(self, scratch: Scratch, name: str, progress: ProgressCallback | None) -> ImageConfig:
         """Unpack the OCI layout in `scratch` into the new directory `rootfs` beside it.
 
         Raises:
@@ -209,14 +210,14 @@ class Fetcher:
         return _layout_configuration(scratch, name)
 
     def check_size(self, size_bytes: int, name: str) -> None:
-        """Let an image pass that is not too large.
+        """Check the size of an image.
 
         Raises:
-            ImageUnavailable: it is.
+            ImageUnavailable: it is too large.
         """
         if size_bytes > self._max_bytes:
             raise ImageUnavailable(
-                f"the image {name} is larger than the {self._max_bytes // 2**20} MiB that an image may have here",
+                f"the image {name} is too large: an image may have at most {self._max_bytes // 2**20} MiB",
                 reason="too_large",
                 image=name,
                 limit_bytes=self._max_bytes,
@@ -228,7 +229,9 @@ class Fetcher:
         def watch(_: int) -> None:
             if time.monotonic() > deadline:
                 raise ImageUnavailable(
-                    f"the image {name} cannot be had: its registry does not answer", reason="unreachable", image=name
+                    f"the image {name} cannot be fetched: its registry timed out after {_INSPECT_TIMEOUT_S:.0f} s",
+                    reason="unreachable",
+                    image=name,
                 )
 
         command = ["skopeo", "inspect", "--raw", *_tls("--tls-verify", repository), f"docker://{repository}{selector}"]
@@ -238,7 +241,7 @@ class Fetcher:
         return output
 
     async def _copy(
-        self, scratch: Scratch, source: Sequence[str], total: int | None, name: str, progress: Progress | None
+        self, scratch: Scratch, source: Sequence[str], total: int | None, name: str, progress: ProgressCallback | None
     ) -> None:
         what = f"fetching {name}"
         most = 0
@@ -251,7 +254,7 @@ class Fetcher:
                 most, moved = done, time.monotonic()
             elif time.monotonic() > moved + _STALL_TIMEOUT_S:
                 raise ImageUnavailable(
-                    f"the image {name} cannot be had: nothing has come for {_STALL_TIMEOUT_S:.0f} seconds",
+                    f"the image {name} cannot be fetched: no data was received for {_STALL_TIMEOUT_S:.0f} s",
                     reason="unreachable",
                     image=name,
                 )
@@ -266,7 +269,7 @@ class Fetcher:
         if progress is not None and total is not None:
             progress(what, total, total)
 
-    def _lay_out(self, scratch: Scratch, source: Path, name: str, progress: Progress | None) -> None:
+    def _lay_out(self, scratch: Scratch, source: Path, name: str, progress: ProgressCallback | None) -> None:
         blobs = scratch.path / "layout/blobs/sha256"
         blobs.mkdir(parents=True)
         layer = blobs / "layer"
@@ -278,7 +281,7 @@ class Fetcher:
                 content.update(chunk)
                 size += len(chunk)
                 self.check_size(size, name)
-                if not is_plain:  # what is plain already is read where it is
+                if not is_plain:  # an uncompressed file is read in place
                     target.write(chunk)
                     self._check_room(scratch, 0, name)
                 if progress is not None:
@@ -295,25 +298,25 @@ class Fetcher:
         self.check_size(needed_bytes or 0, name)
         disk = os.statvfs(scratch.path)
         free = disk.f_bavail * disk.f_frsize
-        # Unpacked, an image is about two and a half times what it is packed, and both are there for a while.
+        # An unpacked image is about two and a half times as large as a packed one, and both exist for a while.
         if free < _SPARE_BYTES + (needed_bytes or 0) * 7 // 2 or (disk.f_files and disk.f_favail < _SPARE_INODES):
             raise ImageUnavailable(
-                f"the image {name} cannot be had: the disk of the image store has no room for it",
+                f"the image {name} cannot be fetched: the disk of the image store is too full",
                 hint=f"{free // 2**20} MiB and {disk.f_favail} inodes are free on the disk of {scratch.path.parent}",
                 reason="disk_full",
                 image=name,
             )
 
 
-def kind_of_archive(source: Path) -> Archive:
-    """Tell by its names what a tar holds: an image as docker or an OCI tool saves it, or a root file system.
+def kind_of_archive(source: Path) -> ImageArchiveKind:
+    """The kind of a tar, by the names in it: an image saved by Docker or by an OCI tool, or a root file system.
 
     Runs in a thread. Reads until the first name that decides.
 
     Raises:
-        ImageUnavailable: it is not a tar, or not compressed in a way that is understood.
+        ImageUnavailable: it is not a tar, or compressed with an unknown method.
     """
-    found: Archive = "rootfs"
+    found: ImageArchiveKind = "rootfs"
     with _uncompressed(source, str(source)) as (stream, _):
         try:
             with tarfile.open(fileobj=stream, mode="r|") as tar:
@@ -345,7 +348,7 @@ def digest_of(source: Path) -> str:
 
 
 async def _run(command: Sequence[str], scratch: Scratch, watch: Callable[[int], None]) -> tuple[int, bytes, str]:
-    """Run a program in `scratch` to its end: its exit code, what it printed, and the end of its complaints.
+    """Run a program in `scratch`: its exit code, its output, and the end of its error output.
 
     `watch` is called ten times a second with its process id; when it raises, or on cancellation, the program is
     killed and has ended before this returns.
@@ -394,7 +397,7 @@ def _written(path: Path) -> IO[bytes]:
 
 
 def _written_bytes(pid: int) -> int:
-    """How much a process has written, in whatever files: for umoci, what it has unpacked."""
+    """The bytes that a process has written to any file: for umoci, what it has unpacked."""
     try:
         with open(f"/proc/{pid}/io", "rb") as file:
             return int(dict(line.split(b": ") for line in file.read().splitlines())[b"wchar"])
@@ -414,61 +417,64 @@ def _bytes_in(directory: Path) -> int:
 
 
 def _tls(option: str, repository: str) -> list[str]:
-    """Plain http, and certificates that nobody signed, are for registries on this machine only."""
+    """Plain HTTP and self-signed certificates are allowed for registries on this machine only."""
     host = repository.partition("/")[0]
     name = host[: host.index("]") + 1] if host.startswith("[") else host.partition(":")[0]
     return [f"{option}=false"] if name in ("localhost", "127.0.0.1", "[::1]") else []
 
 
-# --- what failures mean ---------------------------------------------------------------------------------------
+# --- error messages -------------------------------------------------------------------------------------------
 
 _FETCH_FAILURES: Mapping[str, tuple[str, str]] = {
     r"no such host|connection refused|connection reset|timeout|unreachable|no route|dial tcp|unexpected EOF": (
         "unreachable",
         "its registry cannot be reached",
     ),
-    r"no image found in (manifest list|image index)": ("no_platform", "it is not made for this machine's processor"),
+    r"no image found in (manifest list|image index)": (
+        "no_platform",
+        "it has no variant for this machine's architecture",
+    ),
     r"manifest unknown|name unknown|not found|no such file|does not exist|repository name not known": (
         "not_found",
-        "no such image is there",
+        "its registry does not have it",
     ),
     r"unauthorized|denied|authentication required|no basic auth credentials|status: 403": (
         "unauthorised",
-        "the registry lets nobody fetch it without logging in, or does not have it",
+        "its registry requires a login, or does not have it",
     ),
-    r"too ?many ?requests": ("rate_limited", "the registry asks to try again later"),
-    r"certificate|tls:|HTTP response to HTTPS": ("insecure", "the registry's identity cannot be verified"),
-    r"trust policy|policy\.json|rejected by policy|signature": ("policy", "this machine's policy does not accept it"),
+    r"too ?many ?requests": ("rate_limited", "its registry limits the rate of requests; try again later"),
+    r"certificate|tls:|HTTP response to HTTPS": ("insecure", "the certificate of its registry cannot be verified"),
+    r"trust policy|policy\.json|rejected by policy|signature": ("policy", "this machine's signature policy rejects it"),
     r"no space left": ("disk_full", "the disk of the image store is full"),
     r"more than one image|multiple images|choose": ("ambiguous", "there is more than one image in it"),
 }
-"""What skopeo's complaints mean, the first match counts: the reason, and how it is said."""
+"""Patterns in skopeo's error output, of which the first match counts: `details["reason"]`, and the message."""
 
 _FETCH_HINTS = {
     "unauthorised": "log in with: skopeo login REGISTRY",
-    "insecure": "only registries on this machine may be used without a certificate that it trusts",
+    "insecure": "only registries on this machine may be used without a trusted certificate",
     "policy": "see /etc/containers/policy.json, which comes with: apt install skopeo",
     "unreachable": "check the network and the proxy settings of this machine",
 }
 
 
-def _fetch_failure(name: str, complaints: str) -> ImageUnavailable:
-    text = complaints.strip()
-    reason, said = "failed", "fetching it has failed"
+def _fetch_failure(name: str, errors: str) -> ImageUnavailable:
+    text = errors.strip()
+    reason, cause = "failed", "skopeo failed"
     for pattern, meaning in _FETCH_FAILURES.items():
         if re.search(pattern, text, re.IGNORECASE):
-            reason, said = meaning
+            reason, cause = meaning
             break
-    hint = "; ".join(part for part in (_FETCH_HINTS.get(reason), f"skopeo said: {text[-2000:]}") if part)
-    return ImageUnavailable(f"the image {name} cannot be had: {said}", hint=hint, reason=reason, image=name)
+    hint = "; ".join(part for part in (_FETCH_HINTS.get(reason), f"skopeo: {text[-2000:]}") if part)
+    return ImageUnavailable(f"the image {name} cannot be fetched: {cause}", hint=hint, reason=reason, image=name)
 
 
-def _unpack_failure(name: str, complaints: str) -> ImageUnavailable:
-    full = "no space left" in complaints
-    said = "the disk of the image store is full" if full else "what it holds cannot be unpacked"
+def _unpack_failure(name: str, errors: str) -> ImageUnavailable:
+    full = "no space left" in errors
+    cause = "the disk of the image store is full" if full else "its content is malformed"
     return ImageUnavailable(
-        f"the image {name} cannot be had: {said}",
-        hint=f"umoci said: {complaints.strip()[-2000:]}",
+        f"the image {name} cannot be unpacked: {cause}",
+        hint=f"umoci: {errors.strip()[-2000:]}",
         reason="disk_full" if full else "malformed",
         image=name,
     )
@@ -476,7 +482,7 @@ def _unpack_failure(name: str, complaints: str) -> ImageUnavailable:
 
 def _unreadable(name: str) -> ImageUnavailable:
     return ImageUnavailable(
-        f"{name} is not a tar that can be read; it may be plain or compressed with gzip, bzip2, xz or zstd",
+        f"{name} is not a readable tar; allowed are tars without compression and with gzip, bzip2, xz or zstd",
         reason="malformed",
         image=name,
     )
@@ -492,7 +498,7 @@ def _parse(model: type[_M], raw: bytes, name: str) -> _M:
         return model.model_validate_json(raw)
     except ValidationError as error:
         raise ImageUnavailable(
-            f"the image {name} cannot be had: its description is malformed",
+            f"the image {name} cannot be fetched: its manifest or configuration is malformed",
             hint=str(error)[:2000],
             reason="malformed",
             image=name,
@@ -507,17 +513,19 @@ def _is_ours(manifest: _Descriptor) -> bool:
 
 
 def _layout_manifest(scratch: Scratch, name: str) -> _Descriptor:
-    index = _parse(_Manifest, _read_capped(scratch.path / "layout/index.json"), name)
+    index = _parse(_ImageManifest, _read_capped(scratch.path / "layout/index.json"), name)
     if len(index.manifests) != 1:
-        raise ImageUnavailable(f"the image {name} cannot be had: there is not one image in it", reason="ambiguous")
+        raise ImageUnavailable(
+            f"the image {name} cannot be imported: there must be exactly one image in it", reason="ambiguous"
+        )
     return index.manifests[0]
 
 
-def _layout_configuration(scratch: Scratch, name: str) -> Configuration:
-    manifest = _parse(_Manifest, _read_blob(scratch, _layout_manifest(scratch, name)), name)
+def _layout_configuration(scratch: Scratch, name: str) -> ImageConfig:
+    manifest = _parse(_ImageManifest, _read_blob(scratch, _layout_manifest(scratch, name)), name)
     if manifest.config is None:
-        return Configuration()
-    return _parse(Configuration, _read_blob(scratch, manifest.config), name)
+        return ImageConfig()
+    return _parse(ImageConfig, _read_blob(scratch, manifest.config), name)
 
 
 def _read_blob(scratch: Scratch, blob: _Descriptor) -> bytes:
@@ -530,7 +538,7 @@ def _read_capped(path: Path) -> bytes:
 
 
 def _write_layout(layout: Path, layer_digest: str, layer_bytes: int) -> None:
-    """Describe the one layer that is already among the blobs of `layout` as an image."""
+    """Write the configuration and the manifest of an image with one layer, which is among the blobs of `layout`."""
 
     def put(kind: str, content: object) -> dict[str, object]:
         raw = json.dumps(content).encode()
@@ -552,7 +560,7 @@ def _write_layout(layout: Path, layer_digest: str, layer_bytes: int) -> None:
 
 @contextmanager
 def _uncompressed(source: Path, name: str) -> Iterator[tuple[IO[bytes], bool]]:
-    """Read a file as it is uncompressed; also says whether it is so already. The first bytes tell, not the name."""
+    """A file's uncompressed content, and whether the file is uncompressed. Its first bytes decide, not its name."""
     with open(source, "rb") as file:
         magic = file.read(6)
         file.seek(0)
@@ -573,7 +581,7 @@ def _uncompressed(source: Path, name: str) -> Iterator[tuple[IO[bytes], bool]]:
                     reason="tool_missing",
                     tool="zstd",
                 )
-            os.lseek(file.fileno(), 0, os.SEEK_SET)  # the descriptor is what the program gets, without our buffer
+            os.lseek(file.fileno(), 0, os.SEEK_SET)  # the program gets the descriptor, without our buffer
             with subprocess.Popen(
                 ["zstd", "-dcq"],
                 stdin=file,

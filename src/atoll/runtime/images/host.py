@@ -1,16 +1,16 @@
-"""The `host` image: this machine's programs without this machine's secrets.
+"""The host image: this machine's programs without this machine's secrets.
 
-Knows which of the machine's files are fit for strangers, and builds from them a *skeleton*: a root directory with a
-clean `/etc`, `/home`, `/root` and `/var`, to stand under the machine's own `/usr`, which is used in place. What is
-copied is named in `PUBLIC`; what is not named there does not exist inside, so a file that nobody thought of stays
-outside. Settings that administrators are known to put passwords into (`/etc/profile`, `gitconfig`, `pip.conf`,
-`npmrc`, `environment`, sources of package managers) are written anew or left out.
+Owns which of the machine's files may be seen inside, and builds from them a *skeleton*: a root directory with a clean
+`/etc`, `/home`, `/root` and `/var`, into which the machine's own `/usr` is mounted, which is used in place. `PUBLIC`
+lists what is copied; all else does not exist inside, so a file that was not thought of stays outside. Settings that
+administrators are known to put passwords into (`/etc/profile`, `gitconfig`, `pip.conf`, `npmrc`, `environment`, sources
+of package managers) are generated or left out.
 
-What is used in place belongs to nobody inside, so that the kernel gives out only what everyone may read. For root
-inside to add, replace and delete there all the same, a layer of directories, which are root's, stands over it:
+Files that are used in place belong to no user inside, so that the kernel shows only what all users may read. For root
+inside to add, replace and delete files there, a layer of directories that belong to root is put above them:
 `docs/design/0003-host-image.md`.
 
-Refuses to know where the result is stored, who asks for it and how it is mounted. Above it stands `images.py`.
+Not here: where the result is stored (`store.py`), and how it is mounted (the driver).
 """
 
 from __future__ import annotations
@@ -21,13 +21,15 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path, PurePosixPath
 
-from atoll.contract.model import Frozen
+from atoll.runtime.images.overlay import HOSTS, RESOLV_CONF
+from atoll.runtime.state.records import StoredRecord
+from atoll.runtime.state.store import now
 
 RECIPE = 2
-"""Raise it when the code below makes something else from the same inputs: all skeletons are then built anew."""
+"""Raise it when the code below makes something else from the same inputs: all skeletons are then built again."""
 
 TREES = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
 """Top-level directories of programs. Each is used in place if it is a directory, or reproduced if it is a link."""
@@ -36,7 +38,7 @@ PUBLIC = (
     # Loader, alternatives and the identity of the distribution.
     *("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "os-release", "lsb-release", "debian_version"),
     *("alpine-release", "arch-release", "fedora-release", "redhat-release", "system-release", "SuSE-release"),
-    # Whom to trust; public certificates and keys only.
+    # Certificate authorities; public certificates and keys only.
     *("ssl/certs", "ssl/cert.pem", "ssl/openssl.cnf", "ca-certificates", "ca-certificates.conf", "crypto-policies"),
     *("pki/ca-trust", "pki/java", "pki/tls/certs", "pki/tls/cert.pem", "pki/tls/openssl.cnf"),
     *("apt/trusted.gpg", "apt/trusted.gpg.d", "apt/keyrings"),
@@ -53,7 +55,7 @@ PUBLIC = (
     *("xml", "sgml", "bash_completion", "bash_completion.d", "gtk-2.0", "gtk-3.0", "chromium.d"),
     *("X11/app-defaults", "X11/rgb.txt", "X11/xkb"),
 )
-"""What is copied from the machine's `/etc`, if anyone on the machine may read it. `*` only in the first component."""
+"""What is copied from the machine's `/etc`, if all users may read it. `*` only in the first component."""
 
 PUBLIC_STATE = (
     *("var/lib/dpkg/status", "var/lib/dpkg/arch", "var/lib/dpkg/diversions", "var/lib/dpkg/alternatives"),
@@ -67,7 +69,7 @@ and so is `statoverride`: dpkg refuses to install anything when it names a group
 """
 
 HIDDEN = ("usr/local/etc",)
-"""Settings of administrators within the trees of programs, often readable for all. They are not there, inside."""
+"""Settings of administrators within the trees of programs, often readable for all. They do not exist inside."""
 
 PACKAGES = ("var/lib/rpm/rpmdb.sqlite", "usr/lib/sysimage/rpm/rpmdb.sqlite", "var/lib/pacman/local", "lib/apk/db")
 """What changes when packages are installed, and with them directories come and go. dpkg's is in `PUBLIC_STATE`."""
@@ -78,12 +80,14 @@ _TOTAL_LIMIT_BYTES = 256 * 1024 * 1024
 _READABLE = stat.S_IROTH
 _ENTERABLE = stat.S_IROTH | stat.S_IXOTH
 
-Seen = tuple[int, int, int, int] | None
-"""What tells that an input has changed: time of modification, size, inode and mode. None: it does not exist."""
+InputStamp = tuple[int, int, int, int] | None
+"""Time of modification, size, inode and mode: when one differs, the input has changed. None: it does not exist."""
 
 
-class Skeleton(Frozen):
-    """What `build` has made, and from what."""
+class Skeleton(StoredRecord):
+    """The record of what `build` has made, and from which inputs."""
+
+    VERSION = 1
 
     digest: str
     """Of its content: `sha256:` and 64 hexadecimal digits."""
@@ -95,31 +99,31 @@ class Skeleton(Frozen):
     """The directories of programs that are used in place, each under the layer of the same name that was built."""
     names: tuple[str, ...]
     """What the machine's `/etc` had of the first components in `PUBLIC`."""
-    inputs: dict[str, Seen]
+    inputs: dict[str, InputStamp]
 
     def is_current(self, *, rootless: bool, machine: Path = Path("/")) -> bool:
-        """Whether `build` would make the same again. Some 100 calls of `lstat`, well below a millisecond.
+        """Whether `build` would make the same again. About 100 calls of `lstat`, well below a millisecond.
 
         Changes of a file in place, in a directory that is copied whole, go unnoticed; package managers, `ldconfig`,
         `update-alternatives` and `update-ca-certificates` all replace files, which shows in their directory. So does a
-        directory of programs that no package manager made: it belongs to nobody inside until the next build.
+        directory of programs that no package manager made: it belongs to no user inside until the next build.
         """
         return (
             self.recipe == RECIPE
             and self.rootless == rootless
             and self.names == _matching_names(machine)
-            and all(_seen(path) == seen for path, seen in self.inputs.items())
+            and all(_stamp(path) == stamp for path, stamp in self.inputs.items())
         )
 
 
 def build(destination: Path, *, rootless: bool, machine: Path = Path("/"), check: Callable[[], None]) -> Skeleton:
     """Build in the existing, empty directory `destination`: `root/`, and beside it `usr/` and so on, of directories.
 
-    Files belong to the ids that they have inside, or with `rootless` to the caller, who is root inside. What is not
-    readable for everyone on the machine is left out, also when the caller could read it; links that lead elsewhere
-    than into what is inside are left out.
+    Files have the owners that they have inside, or with `rootless` the caller, which is root inside. Files that not all
+    users of the machine may read are left out, also if the caller can read them, and so are links that lead to a path
+    that is not inside.
 
-    Runs in a thread and takes less than a second. `check` is called now and then, and raises to end it.
+    Runs in a thread and takes less than a second. `check` is called repeatedly, and may raise to end it.
 
     Raises:
         OSError: the disk is full or the directory cannot be written.
@@ -134,7 +138,7 @@ class _Builder:
         self._rootless = rootless
         self._machine = machine
         self._check = check
-        self._inputs: dict[str, Seen] = {}
+        self._inputs: dict[str, InputStamp] = {}
         self._content = hashlib.sha256(f"{RECIPE} {rootless}\n".encode())
         self._written_bytes = 0
 
@@ -152,11 +156,11 @@ class _Builder:
         for tree in trees:
             self._cover(tree, destination)
         for path in PACKAGES:
-            self._inputs[str(self._machine / path)] = _seen(self._machine / path)
+            self._inputs[str(self._machine / path)] = _stamp(self._machine / path)
         return Skeleton(
             digest=f"sha256:{self._content.hexdigest()}",
             size_bytes=self._written_bytes,
-            built_at=datetime.now(UTC),
+            built_at=now(),
             recipe=RECIPE,
             rootless=self._rootless,
             trees=trees,
@@ -164,12 +168,12 @@ class _Builder:
             inputs=self._inputs,
         )
 
-    # --- what is written anew ---------------------------------------------------------------------------------
+    # --- generated files --------------------------------------------------------------------------------------
 
     def _trees_as_links(self) -> None:
         for tree in TREES:
             path = self._machine / tree
-            self._inputs[str(path)] = _seen(path)
+            self._inputs[str(path)] = _stamp(path)
             if path.is_symlink():
                 self._link(tree, os.readlink(path))
             elif path.is_dir():
@@ -191,11 +195,11 @@ class _Builder:
             for path in ("home/user", *(f"home/user/{name}" for name in _SKEL)):
                 os.chown(self._root / path, 1000, 1000)
 
-    # --- what is copied ---------------------------------------------------------------------------------------
+    # --- copied files -----------------------------------------------------------------------------------------
 
     def _copy_public(self, path: str) -> None:
-        """Copy one entry of the allow-list, if the machine has it and everyone may go there."""
-        self._inputs[str(self._machine / path)] = _seen(self._machine / path)
+        """Copy one entry of the allow-list, if the machine has it and all users may reach it."""
+        self._inputs[str(self._machine / path)] = _stamp(self._machine / path)
         for parent in reversed(PurePosixPath(path).parents):
             found = _lstat(self._machine / parent)
             if found is None or not stat.S_ISDIR(found.st_mode) or found.st_mode & _ENTERABLE != _ENTERABLE:
@@ -219,7 +223,7 @@ class _Builder:
                 self._parents(path)
                 self._file(path, content, executable=bool(found.st_mode & stat.S_IXOTH))
         elif stat.S_ISDIR(found.st_mode) and found.st_mode & _ENTERABLE == _ENTERABLE:
-            self._inputs[str(source)] = _seen(source)
+            self._inputs[str(source)] = _stamp(source)
             self._parents(path)
             self._directory(path, 0o755)
             for name in sorted(os.listdir(source)):
@@ -228,7 +232,7 @@ class _Builder:
                 self._copy(f"{path}/{name}")
 
     def _read_public(self, source: Path) -> bytes | None:
-        """The content of a file, or None if it is not fit to be copied: the last look, on the opened file itself."""
+        """The content of a file, or None if it must not be copied: the last check, on the opened file itself."""
         try:
             fd = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:
@@ -240,16 +244,16 @@ class _Builder:
             content = file.read(_FILE_LIMIT_BYTES)
         if self._written_bytes + len(content) > _TOTAL_LIMIT_BYTES:
             return None
-        # A second line of defence for a key that was put among the certificates, readable for all by mistake.
+        # A second line of defence for a private key that was put among the certificates, readable for all by mistake.
         return None if b"PRIVATE KEY-----" in content else content
 
-    # --- what stands over the trees that are used in place ----------------------------------------------------
+    # --- the layer above the trees that are used in place ------------------------------------------------------
 
     def _cover(self, tree: str, destination: Path) -> None:
-        """Make the layer that gives root the directories of `tree`: in an overlay the upper one's owner counts.
+        """Make the layer that gives root the directories of `tree`: in an overlay the owner of the upper one counts.
 
-        Those that not everyone may enter are left out, and what is below them. Some 15,000 directories: hence names
-        rather than paths, and a look at directories only, whatever there is beside them.
+        Directories that not all users may enter are left out, with all below them. There are about 15,000 directories:
+        hence strings instead of `Path`, and no `lstat` of other files.
         """
         machine, covers = os.path.join(self._machine, ""), os.path.join(destination, "")
         layer = destination / tree
@@ -271,13 +275,13 @@ class _Builder:
                 os.mkdir(covers + below, mode)
                 if mode & umask:
                     os.chmod(covers + below, mode)
-                if status.st_dev == device:  # what is mounted there is not in the overlay
+                if status.st_dev == device:  # a mounted file system is not part of the overlay
                     ahead.append(below)
         for path in HIDDEN:
             parent = os.path.dirname(path)
-            self._inputs[machine + parent] = _seen(machine + parent)
+            self._inputs[machine + parent] = _stamp(machine + parent)
             if parent in modes:
-                # A character device 0:0 is an overlay's "nothing here", also when there will be something.
+                # A whiteout, which hides the path also if it is created later.
                 os.mknod(covers + path, stat.S_IFCHR, os.makedev(0, 0))
         self._written_bytes += len(modes) * top.st_blocks * 512
         self._note("cover", tree, repr(sorted(modes.items())).encode())
@@ -316,10 +320,10 @@ class _Builder:
 
 
 def _public_directories(path: str) -> Iterator[tuple[str, os.stat_result]]:
-    """The directories in `path` that everyone may list and enter."""
+    """The directories in `path` that all users may list and enter."""
     try:
         entries = os.scandir(path)
-    except OSError:  # it is gone, or some other rule than its mode keeps it shut
+    except OSError:  # it was removed, or something else than its mode denies access
         return
     with entries:
         for entry in entries:
@@ -357,7 +361,7 @@ def _lstat(path: str | Path) -> os.stat_result | None:
         return None
 
 
-def _seen(path: str | Path) -> Seen:
+def _stamp(path: str | Path) -> InputStamp:
     found = _lstat(path)
     return None if found is None else (found.st_mtime_ns, found.st_size, found.st_ino, found.st_mode)
 
@@ -392,7 +396,7 @@ _DIRECTORIES: dict[str, int] = {
 
 _LINKS = {"etc/mtab": "../proc/self/mounts", "var/run": "/run", "var/lock": "/run/lock", "var/spool/mail": "../mail"}
 
-# The ids below 100 are the same on every Debian; elsewhere they are merely names that do no harm.
+# The ids below 100 are the same on every Debian; elsewhere these are unused names.
 _FILES = {
     "etc/passwd": """\
 root:x:0:0:root:/root:{shell}
@@ -427,7 +431,7 @@ users:x:100:
 nogroup:x:65534:
 user:x:1000:
 """,
-    "etc/hosts": "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n",
+    "etc/hosts": HOSTS,
     "etc/host.conf": "multi on\n",
     "etc/nsswitch.conf": """\
 passwd:    files
@@ -440,11 +444,11 @@ services:  files
 ethers:    files
 rpc:       files
 """,
-    "etc/resolv.conf": "# No name server: names are resolved by the proxy on the other side of the sandbox.\n",
+    "etc/resolv.conf": RESOLV_CONF,
     "etc/environment": "",
     "etc/shells": "/bin/sh\n/bin/bash\n/usr/bin/sh\n/usr/bin/bash\n",
     "etc/fstab": "",
-    # Nobody inside can gain rights by a setuid program, so root alone can use su and runuser.
+    # A setuid program gives no rights inside, so only root can use su and runuser.
     "etc/pam.d/other": """\
 auth     sufficient pam_rootok.so
 auth     required   pam_deny.so

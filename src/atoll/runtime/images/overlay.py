@@ -1,11 +1,9 @@
-"""The layer that makes a sandbox out of any root file system, and how such a tree is read without being fooled.
+"""The layer that is generated above each image except `host`, and safe reading of files in an image.
 
-Over every image but `host` stands one small generated layer: the account `user`, its home, name resolution that is
-ours, mount points. To make it, the image's own accounts are read, and images are hostile: a link in one may point at
-a file of this machine, a file may be a pipe or a device. So every path is followed here step by step, as it would be
-followed inside: no link ever leads out of the tree.
-
-Refuses to know where images come from and where the layer is stored. Above it stands `images.py`.
+Owns that layer: the account `user` and its home, our name resolution, mount points. To generate it, the image's
+accounts are read, and images are hostile: a link may point at a file of this machine, a file may be a pipe or a device.
+So each path is followed step by step as inside a sandbox: no link leads out of the image. Not here: where images come
+from and where the layer is stored (`store.py`).
 """
 
 from __future__ import annotations
@@ -24,32 +22,32 @@ HOSTS = "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n"
 RESOLV_CONF = "# No name server: names are resolved by the proxy on the other side of the sandbox.\n"
 
 ACCOUNT_FILES = ("etc/passwd", "etc/group")
-"""What of the image goes into the layer: when one of them changes, the layer is out of date."""
+"""The files of the image that go into the layer: when one of them changes, the layer is generated again."""
 
 _READ_LIMIT_BYTES = 1024 * 1024
 _LINK_LIMIT = 40
 _OPEN = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-class Place(NamedTuple):
-    """Something in an image, found as it would be found inside."""
+class ResolvedPath(NamedTuple):
+    """A file or directory in an image, found as it would be found inside a sandbox."""
 
     path: tuple[str, ...]
-    """Where it really is, below the root, all links followed."""
+    """Its path below the root, with all links followed."""
     status: os.stat_result
     content: bytes | None
-    """Of a file that is small enough, if it was asked for."""
+    """The content of a regular file of at most 1 MiB, if it was to be read."""
 
     @property
     def is_directory(self) -> bool:
         return stat.S_ISDIR(self.status.st_mode)
 
 
-def find(root: Path, path: str, *, read: bool = False) -> Place | None:
+def find(root: Path, path: str, *, read: bool = False) -> ResolvedPath | None:
     """Find `path` in the root file system `root`, following links as if `root` were `/`.
 
-    None: it does not exist, or leads through too many links. Nothing is ever opened but directories, and with `read`
-    a regular file; so neither a pipe nor a device in an image can stall or disturb the machine.
+    None: it does not exist, or leads through too many links. Only directories are opened and, with `read`, a regular
+    file; so neither a pipe nor a device in an image can block this process or disturb the machine.
 
     Raises:
         OSError: the tree cannot be read at all.
@@ -85,7 +83,7 @@ def find(root: Path, path: str, *, read: bool = False) -> Place | None:
         found = walked[-1][1] if walked else base
         status = os.fstat(found)
         content = _read(found, status) if read else None
-        return Place(tuple(name for name, _ in walked), status, content)
+        return ResolvedPath(tuple(name for name, _ in walked), status, content)
     finally:
         for _, fd in walked:
             os.close(fd)
@@ -93,11 +91,11 @@ def find(root: Path, path: str, *, read: bool = False) -> Place | None:
 
 
 def generate(root: Path, layer: Path, *, rootless: bool) -> None:
-    """Make in the existing, empty directory `layer` what is to stand over the image `root`.
+    """Generate the layer above the image `root` in the existing, empty directory `layer`.
 
     Directories that the image has keep their mode and owner. `etc/hosts`, `etc/resolv.conf` and the mount points are
-    ours in any case. Accounts are the image's own and `user` (1000, 1000, `/home/user`), unless it has one of that
-    name; another name of 1000 stays as it is. What stands in their place and is no file is replaced.
+    always ours. Accounts are the image's own and `user` (1000, 1000, `/home/user`), unless it has one of that name;
+    another name of 1000 stays as it is. An account file that is not a regular file is replaced.
 
     Raises:
         OSError: the disk is full, or the layer cannot be written.
@@ -127,11 +125,11 @@ def generate(root: Path, layer: Path, *, rootless: bool) -> None:
 
 
 def cleanse(root: Path, *, check: Callable[[], None]) -> int:
-    """Take out of an unpacked image what only the machine should make, and return its size in bytes.
+    """Remove device nodes and overlay attributes from an unpacked image, and return its size in bytes.
 
-    Device nodes go: the driver mounts everything `nodev`, so they are of no use inside, and here they would be doors
-    to the machine's disks. Attributes by which an overlay is steered (opaque directories, redirections) go too: they
-    are the machine's own. Set-user-id bits stay, as the driver mounts `nosuid` with no new privileges.
+    The driver mounts all file systems `nodev`, so device nodes are of no use inside, and here they would give access to
+    the machine's disks. Attributes that control an overlay (opaque directories, redirections) are set by the machine
+    alone. Set-user-id bits stay, as the driver mounts `nosuid` with no new privileges.
 
     Raises:
         OSError: the tree cannot be read.
@@ -142,7 +140,7 @@ def cleanse(root: Path, *, check: Callable[[], None]) -> int:
     while stack:
         directory = stack.pop()
         check()
-        _let_in(directory)
+        _grant_access(directory)
         _cleanse_attributes(directory)
         with os.scandir(directory) as entries:
             for entry in entries:
@@ -161,11 +159,11 @@ def cleanse(root: Path, *, check: Callable[[], None]) -> int:
     return total
 
 
-def _let_in(path: Path) -> None:
-    """Let the owner into a directory that shuts its owner out.
+def _grant_access(path: Path) -> None:
+    """Give the owner access to a directory whose mode denies it.
 
-    Only an ordinary user needs it, to read and later to remove the tree. Inside, the owner is root, who is let in
-    anywhere: nothing changes there.
+    Only an ordinary user needs that, to read and later to remove the image. Inside, the owner is root, which has access
+    anyway: nothing changes there.
     """
     mode = stat.S_IMODE(os.lstat(path).st_mode)
     if mode & 0o700 != 0o700 and os.geteuid() != 0:
@@ -185,13 +183,13 @@ def _cleanse_attributes(path: Path) -> None:
 def _read(fd: int, status: os.stat_result) -> bytes | None:
     if not stat.S_ISREG(status.st_mode) or status.st_size > _READ_LIMIT_BYTES:
         return None
-    # The way from a descriptor that only names a file to one that reads the very same file.
+    # An O_PATH descriptor cannot be read. This opens the same file again for reading.
     with open(f"/proc/self/fd/{fd}", "rb") as file:
         return file.read(_READ_LIMIT_BYTES)
 
 
 def _cover(root: Path, layer: Path, name: str, *, rootless: bool) -> Path | None:
-    """The layer's directory that covers the image's `name`, wherever links lead it. None: it is not a directory."""
+    """The layer's directory above the image's directory `name`, links followed. None: it is not a directory."""
     place = find(root, name)
     if place is None:
         (layer / name).mkdir()
@@ -214,7 +212,7 @@ def _cover(root: Path, layer: Path, name: str, *, rootless: bool) -> Path | None
 
 def _add_account(root: Path, target: Path, path: str, line: str, missing: str) -> None:
     place = find(root, path, read=True)
-    # What is not a file would make those wait who read it, the runtime among them.
+    # A pipe would block every program that reads it, the runtime among them.
     if place is None or not stat.S_ISREG(place.status.st_mode):
         _write(target, (missing + line).encode())
     elif place.content is not None:

@@ -1,6 +1,7 @@
-"""How images are named: `host`, a path of this machine, or a name in a registry.
+"""Image references: `host`, a path of this machine, or a name in a registry.
 
-Knows the spelling and nothing else: whether there is such an image, `images.py` tells.
+Owns how they are written. Not here: whether there is such an image (`store.py`). Used by the image store, exports, warm
+pools and tools.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from atoll.contract.errors import InvalidRequest
 from atoll.contract.model import Frozen
 
 PathKind = Literal["dir", "tar", "oci", "oci-archive", "docker-archive"]
-Kind = Literal["host", "registry"] | PathKind
+ImageKind = Literal["host", "registry"] | PathKind
 
 HOST = "host"
 RULE = (
@@ -33,35 +34,35 @@ _LENGTH_LIMIT = 512
 _PATH_KINDS: tuple[PathKind, ...] = get_args(PathKind)
 
 
-class Reference(Frozen):
-    """What was asked for, in its full form: equal for all ways to write the same."""
+class ImageReference(Frozen):
+    """A reference in its full form: all spellings of one reference are equal."""
 
-    kind: Kind
+    kind: ImageKind
     name: str
     """The full form: `docker.io/library/python:3.12`, `dir:/srv/rootfs`."""
     path: Path | None = None
-    """Where on this machine it is. Unset for `host` and what is in a registry."""
+    """Its path on this machine. Unset for `host` and for an image in a registry."""
     repository: str = ""
-    """`docker.io/library/python`. Empty for what is not in a registry."""
+    """`docker.io/library/python`. Empty for an image that is not in a registry."""
     selector: str = ""
-    """`:tag`, `@sha256:…`; or empty for what is not in a registry and has no tag."""
+    """`:tag` or `@sha256:…`. Empty for an image that is not in a registry and has no tag."""
 
     @property
     def is_local(self) -> bool:
-        """Whether it names a path of this machine, which not every caller may do."""
+        """Whether it names a path of this machine, which not every caller is allowed to."""
         return self.path is not None
 
     @property
     def short(self) -> str:
-        """As people write it."""
+        """The usual short spelling."""
         return self.name.removeprefix("docker.io/").removeprefix("library/")
 
     @classmethod
-    def parse(cls, text: str) -> Reference:
-        """Understand a reference as docker does: `python` is `docker.io/library/python:latest`.
+    def parse(cls, text: str) -> ImageReference:
+        """Parse a reference as Docker does: `python` is `docker.io/library/python:latest`.
 
         Raises:
-            InvalidRequest: it is not one; the message says what is.
+            InvalidRequest: it is not a reference; the message lists what is allowed.
         """
         if text == HOST:
             return cls(kind="host", name=HOST)
@@ -82,13 +83,13 @@ class Reference(Frozen):
         spelled = _DOMAIN.fullmatch(domain) and _PATH.fullmatch(path) and _TAG.fullmatch(tag)
         if not spelled or (at and not _DIGEST.fullmatch(digest)) or len(text) > _LENGTH_LIMIT:
             shown = text[:_LENGTH_LIMIT]
-            raise InvalidRequest(f"{shown!r} is not the name of an image; allowed are {RULE}", image=shown)
+            raise InvalidRequest(f"{shown!r} is not an image reference; allowed are {RULE}", image=shown)
         selector = f"@{digest}" if at else f":{tag}"  # with both, the digest decides, as with docker
         repository = f"{domain}/{path}"
         return cls(kind="registry", name=repository + selector, repository=repository, selector=selector)
 
     @classmethod
-    def _parse_path(cls, kind: PathKind, rest: str) -> Reference:
+    def _parse_path(cls, kind: PathKind, rest: str) -> ImageReference:
         tag = ""
         if kind == "oci" and not os.path.exists(rest):
             head, colon, tail = rest.rpartition(":")

@@ -1,16 +1,17 @@
-"""The image store: from a reference such as `python:3.12` to the read-only layers that a sandbox stands on.
+"""The image store: from a reference such as `python:3.12` to the read-only layers of a sandbox's image.
 
-Knows references, what is present, and how several tasks and processes share one store. Everything that it makes is
-made in a directory of its own under `tmp/` and becomes visible by one rename, so a reader sees a whole image or none,
-whatever was killed when. Refuses to know sandboxes, mounts and user namespaces. Above it stands `host.py`; beside it
-`imagename.py`, `imagefetch.py` (skopeo and umoci), `imagelayer.py` (what stands over every image) and `hostimage.py`.
+Owns which images are present, which digest a reference means, and how several tasks and processes share one store.
+Everything is made in a directory under `tmp/` and becomes visible by one rename, so a reader sees a whole image or
+none, whatever is killed when. Not here: how references are written (`reference.py`), how images are fetched and
+unpacked (`fetch.py`), the layer that is generated above each image (`overlay.py`), the host image (`host.py`), and how
+images are mounted (the driver). Used by the engine and by `archive/`.
 
-    root/                       0700: images hold set-user-id programs of strangers, owned by root
+    root/                       0700: images hold set-user-id programs, owned by root, that other people wrote
       references/<hash>.json    which digest a reference means
-      unpacked/<digest>/        rootfs/ and layer/, or for the host image root/ and usr/; its mtime: the last use
+      unpacked/<digest>/        rootfs/ and layer/, or for the host image root/ and usr/; its mtime is its last use
       host.json                 the host image's digest and what it was made from
       locks/<hash>              one for each reference and digest that is being worked on
-      tmp/<random>/             work in progress; locked by whoever works there, until their death
+      tmp/<random>/             work in progress. Its `.lock` is held until the last process that works there has ended
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from __future__ import annotations
 import builtins
 import ctypes
 import errno
-import fcntl
 import hashlib
 import os
 import secrets
@@ -27,80 +27,86 @@ import stat
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 
 import anyio
 from anyio import from_thread, to_thread
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from atoll.contract.driver import Filesystem, Layer
-from atoll.contract.errors import ImageUnavailable, InvalidRequest
+from atoll.contract.errors import ImageUnavailable, InvalidRequest, SandboxError
 from atoll.contract.model import Env, Frozen
-from atoll.runtime.images import host as hostimage, overlay as imagelayer
+from atoll.drivers.locks import locked, open_lock, try_lock
+from atoll.runtime.images import host, overlay
 from atoll.runtime.images.fetch import (
-    Configuration,
     Fetcher,
-    Progress,
+    ImageConfig,
+    ProgressCallback,
     Scratch,
     digest_of,
     kind_of_archive,
 )
-from atoll.runtime.images.reference import HOST, Kind, Reference
+from atoll.runtime.images.reference import HOST, ImageKind, ImageReference
+from atoll.runtime.state.records import StoredRecord, read_record, write_record
+from atoll.runtime.state.store import now
 
-__all__ = ["Image", "ImageLayers", "ImageStore", "Progress", "Reference"]
-
-_LOCK_POLL_S = (0.005, 0.1)
+_SCRATCH_LOCK = ".lock"
 _LOOK_EVERY_S = 0.5
-"""How long the machine's own files are taken to be as they were seen."""
+"""How long the machine's own files are assumed not to have changed after a check."""
 
-Seen = tuple[int, int, int]
-"""What tells that a file has changed: time of modification, size and inode."""
+FileStamp = tuple[int, int, int]
+"""Time of modification, size and inode: when one of them differs, the file has changed."""
 
 
-class Image(Frozen):
+class ImageInfo(StoredRecord):
     """An image that is present."""
 
+    VERSION = 1
+
     reference: str
-    """In its full form."""
-    kind: Kind
+    """The full form of its reference."""
+    kind: ImageKind
     digest: str
-    """`sha256:` and 64 hexadecimal digits: of the manifest, of the tar, or of what was generated."""
+    """`sha256:` and 64 hexadecimal digits: of the image's manifest, of the tar, or of the generated files."""
     size_bytes: int
-    """What it takes up in the store; of `host` and `dir:`, only what is not used in place."""
+    """Its size in the store. Files of `host` and `dir:` that are used in place do not count."""
     created_at: datetime | None = None
-    """When it was made, if it says so."""
+    """When it was built, if its configuration says so."""
     pulled_at: datetime
     env: Env = Field(default_factory=dict)
     user: str | None = None
-    """What the image says about how it wants to be run: kept, not used."""
+    """This and the three below are the image's configuration: shown, not used."""
     working_directory: str | None = None
     entrypoint: tuple[str, ...] | None = None
     command: tuple[str, ...] | None = None
 
 
 class ImageLayers(Frozen):
-    """What a sandbox is put on."""
+    """An image's file systems and environment, for a sandbox."""
 
     filesystems: tuple[Filesystem, ...]
     env: Env
     digest: str
 
 
-class _Record(Frozen):
+class _ReferenceRecord(StoredRecord):
     """The content of a file in `references/`."""
 
-    image: Image
-    seen: Seen | None = None
-    """The file on this machine that it was made from, as it was then."""
+    VERSION = 1
+
+    image: ImageInfo
+    source: FileStamp | None = None
+    """The state that the file on this machine had from which the image was made."""
     checked_ns: int
-    """When the image was last found to be the newest."""
+    """When the reference was last resolved to this image."""
 
 
 class ImageStore:
     """The images of one state directory. Several processes may use one store at once.
 
-    `in_use` tells the digests that sandboxes stand on: they are never removed. It may block and is called in a thread.
+    `in_use` returns the digests of images that sandboxes and checkpoints use: these are never removed. It is called in
+    a thread.
     """
 
     def __init__(
@@ -117,22 +123,22 @@ class ImageStore:
         self._in_use = in_use
         self._grace_s = grace_s
         self._fetcher = Fetcher(rootless=rootless, max_bytes=max_bytes)
-        self._skeleton: hostimage.Skeleton | None = None
+        self._skeleton: host.Skeleton | None = None
         self._looked_at = -_LOOK_EVERY_S
 
-    async def resolve(self, reference: str, *, progress: Progress | None = None) -> ImageLayers:
+    async def resolve(self, reference: str, *, progress: ProgressCallback | None = None) -> ImageLayers:
         """The layers of an image, fetched, imported or built first if it is not present.
 
-        What is present is used without asking the network, in less than a millisecond. A tar that has changed is
+        An image that is present is used without network access, in less than a millisecond. A tar that has changed is
         unpacked again; a directory is used in place.
 
         Raises:
-            InvalidRequest: it is not a reference to an image.
-            ImageUnavailable: it cannot be had. `details["reason"]` is one of `not_found`, `unauthorised`,
-                `unreachable`, `tool_missing`, `too_large`, `disk_full`, `malformed`, … ; `details["available"]` are
-                the images that are present.
+            InvalidRequest: it is not a valid reference.
+            ImageUnavailable: it cannot be fetched, imported or built. `details["reason"]` is one of `not_found`,
+                `unauthorised`, `unreachable`, `tool_missing`, `too_large`, `disk_full`, `malformed`, … ;
+                `details["available"]` are the images that are present.
         """
-        wanted = Reference.parse(reference)
+        wanted = ImageReference.parse(reference)
         if wanted.kind == "host":
             return self._host_layers(await self._host(progress))
         if wanted.kind == "dir":
@@ -144,49 +150,49 @@ class ImageStore:
         return self._layers(record.image)
 
     def find(self, digest: str, reference: str) -> tuple[str, ImageLayers] | None:
-        """An image that is present, by what it is and not by its name, which may have come to mean another.
+        """An image that is present, by its digest and not by its reference, which may mean another by now.
 
-        Returns its name, `reference` if it has that one, and its layers. None: it is not present, or it is used in
-        place, where a digest says nothing about what is in it.
+        Returns its reference, `reference` if it has that one, and its layers. None: it is not present, or it is used in
+        place, where a digest does not identify the content.
         """
         if not self._is_present(digest):
             return None
-        described = Image.model_validate_json((self._tree(digest) / "image.json").read_bytes())
+        described = self._describe(digest)
         names = [record.image.reference for record in self._records() if record.image.digest == digest]
-        full = {Reference.parse(name).short: name for name in names}
+        full = {ImageReference.parse(name).short: name for name in names}
         name = reference if reference in (*names, *full) else next(iter(names), described.reference)
         return name, self._layers(described)
 
-    async def pull(self, reference: str, *, progress: Progress | None = None) -> Image:
-        """Make sure that an image is present and the newest: asks its registry, and fetches it if it has changed.
+    async def pull(self, reference: str, *, progress: ProgressCallback | None = None) -> ImageInfo:
+        """Make an image present and current: ask its registry, and fetch it if it has changed.
 
-        Any number of callers at once, in any number of processes, do the work once. Cancelling leaves nothing behind.
+        Concurrent calls, in any number of processes, do the work once. Cancelling leaves nothing behind.
 
         Raises:
             InvalidRequest, ImageUnavailable: as `resolve`.
         """
-        wanted = Reference.parse(reference)
+        wanted = ImageReference.parse(reference)
         if wanted.kind == "host":
             return _host_image(await self._host(progress))
         if wanted.kind == "dir":
             return (await self._directory(wanted))[0]
         image = await self._obtain(wanted, progress, refresh=True)
-        await self.collect()
+        await self.remove_unreferenced()
         return image
 
-    async def import_(self, source: Path, reference: str, *, progress: Progress | None = None) -> Image:
-        """Take an image from a file into the store under a name, replacing what had that name.
+    async def import_(self, source: Path, reference: str, *, progress: ProgressCallback | None = None) -> ImageInfo:
+        """Import an image from a file under a reference, which it takes from the image that had it.
 
         `source` is the tar of a root file system, plain or compressed, an image saved by docker or as an OCI archive,
-        or a directory that is an OCI layout. Which of these, its content tells.
+        or a directory that is an OCI layout. Its content decides which of these it is.
 
         Raises:
-            InvalidRequest: the name is not one for an image, or the directory is not a layout.
-            ImageUnavailable: the file is not there or cannot be unpacked.
+            InvalidRequest: the reference is not a name with a tag, or the directory is not a layout.
+            ImageUnavailable: the file does not exist or cannot be unpacked.
         """
-        wanted = Reference.parse(reference)
+        wanted = ImageReference.parse(reference)
         if wanted.kind != "registry" or wanted.selector.startswith("@"):
-            raise InvalidRequest(f"{reference!r} cannot be given to an image; use a name such as 'team/tools:1'")
+            raise InvalidRequest(f"an image cannot be imported as {reference!r}; use a name such as 'team/tools:1'")
         source = source.absolute()
         if source.is_dir() and not (source / "oci-layout").is_file():
             raise InvalidRequest(f"{source} is a directory, but not an OCI layout; use it in place with 'dir:{source}'")
@@ -195,17 +201,17 @@ class ImageStore:
                 return await self._load(scratch, wanted, source, "", progress)
 
     async def remove(self, reference: str) -> None:
-        """Forget a reference, and free what it refers to unless another reference means the same.
+        """Remove a reference, and its image unless another reference means the same.
 
-        A create that is under way with this image fails, or goes on with it.
+        A create with this image that is in progress fails, or succeeds.
 
         Raises:
-            InvalidRequest: it is the host image, or sandboxes stand on it.
+            InvalidRequest: it is the host image, or sandboxes or checkpoints use it.
             ImageUnavailable: it is not present.
         """
-        wanted = Reference.parse(reference)
+        wanted = ImageReference.parse(reference)
         if wanted.kind == "host":
-            raise InvalidRequest("the host image is this machine itself; it cannot be removed")
+            raise InvalidRequest("the host image cannot be removed: it is this machine itself")
         async with self._lock(wanted.name):
             record = self._read_record(wanted)
             if record is None:
@@ -218,8 +224,8 @@ class ImageStore:
                 )
                 if not shared and digest in await to_thread.run_sync(self._in_use):
                     raise InvalidRequest(
-                        f"the image {wanted.short} is in use; destroy the sandboxes that stand on it first, "
-                        "and end those that wait ('atoll warm')",
+                        f"the image {wanted.short} is in use; destroy its sandboxes and checkpoints first, and empty "
+                        "its warm pools ('atoll warm')",
                         image=wanted.name,
                         digest=digest,
                     )
@@ -227,12 +233,13 @@ class ImageStore:
                 if not shared:
                     self._withdraw(digest, scratch)
 
-    async def collect(self) -> builtins.list[str]:
-        """Free what belongs to nobody: work of processes that died, and images that no reference means any more.
+    async def remove_unreferenced(self) -> builtins.list[str]:
+        """Garbage collection: remove the work of processes that died, and images that no reference means any more.
 
-        What was resolved within the last hour stays, as a sandbox may be about to stand on it. Returns what was freed.
+        An image that was resolved within the last hour stays, as a sandbox may be about to use it. Returns what was
+        removed.
         """
-        freed = await to_thread.run_sync(self._collect_scratch)
+        freed = await to_thread.run_sync(self._remove_abandoned_scratch)
         if not (self._root / "unpacked").is_dir():
             return freed
         wanted = {record.image.digest for record in self._records()} | await to_thread.run_sync(self._in_use)
@@ -252,7 +259,7 @@ class ImageStore:
 
     # --- the host image ---------------------------------------------------------------------------------------
 
-    async def _host(self, progress: Progress | None) -> hostimage.Skeleton:
+    async def _host(self, progress: ProgressCallback | None) -> host.Skeleton:
         skeleton = self._if_current(self._skeleton) or self._if_current(self._read_skeleton())
         if skeleton is None:
             async with self._lock(HOST, progress):
@@ -264,22 +271,22 @@ class ImageStore:
         self._touch(skeleton.digest)
         return skeleton
 
-    async def _build_host(self, progress: Progress | None) -> hostimage.Skeleton:
+    async def _build_host(self, progress: ProgressCallback | None) -> host.Skeleton:
         if progress is not None:
             progress("building the host image", 0, None)
         async with self._scratch() as scratch:
             built = scratch.path / "image"
             built.mkdir()
             skeleton = await to_thread.run_sync(
-                lambda: hostimage.build(built, rootless=self._rootless, check=from_thread.check_cancelled)
+                lambda: host.build(built, rootless=self._rootless, check=from_thread.check_cancelled)
             )
             async with self._lock(skeleton.digest):
                 if not self._tree(skeleton.digest).is_dir():
                     await self._publish(built, skeleton.digest)
-                self._replace(scratch, self._root / "host.json", skeleton.model_dump_json())
+                write_record(self._root / "host.json", skeleton)
         return skeleton
 
-    def _if_current(self, skeleton: hostimage.Skeleton | None) -> hostimage.Skeleton | None:
+    def _if_current(self, skeleton: host.Skeleton | None) -> host.Skeleton | None:
         if skeleton is None or not (self._tree(skeleton.digest) / "root").is_dir():
             return None
         if skeleton is self._skeleton and time.monotonic() < self._looked_at + _LOOK_EVERY_S:
@@ -290,13 +297,13 @@ class ImageStore:
         self._looked_at = now
         return skeleton
 
-    def _read_skeleton(self) -> hostimage.Skeleton | None:
+    def _read_skeleton(self) -> host.Skeleton | None:
         try:
-            return hostimage.Skeleton.model_validate_json((self._root / "host.json").read_bytes())
-        except (FileNotFoundError, ValidationError):  # absent, or written by another version: it is built anew
+            return read_record(self._root / "host.json", host.Skeleton, "the host image")
+        except SandboxError:  # of another version: it is built again
             return None
 
-    def _host_layers(self, skeleton: hostimage.Skeleton) -> ImageLayers:
+    def _host_layers(self, skeleton: host.Skeleton) -> ImageLayers:
         tree = self._tree(skeleton.digest)
         filesystems = [Filesystem(target="/", key="root", layers=(Layer(path=tree / "root"),))]
         for name in skeleton.trees:
@@ -306,30 +313,30 @@ class ImageStore:
 
     # --- directories ------------------------------------------------------------------------------------------
 
-    async def _directory(self, wanted: Reference) -> tuple[Image, Path]:
-        """An image that is used in place. Only the generated layer is made, again when the accounts change."""
+    async def _directory(self, wanted: ImageReference) -> tuple[ImageInfo, Path]:
+        """A directory that is used in place. Only the layer above it is generated, again when its accounts change."""
         with self._available():
             root = _check_directory(wanted.path or Path("/"), self._root)
-        made_from = [imagelayer.RECIPE, self._rootless, str(root)]
-        for path in imagelayer.ACCOUNT_FILES:
-            place = imagelayer.find(root, path)
-            made_from.append("" if place is None else str(_seen(place.status)))
+        made_from = [overlay.RECIPE, self._rootless, str(root)]
+        for path in overlay.ACCOUNT_FILES:
+            place = overlay.find(root, path)
+            made_from.append("" if place is None else str(_stamp(place.status)))
         digest = f"sha256:{hashlib.sha256(repr(made_from).encode()).hexdigest()}"
-        image = Image(reference=wanted.name, kind="dir", digest=digest, size_bytes=0, pulled_at=_now())
+        image = ImageInfo(reference=wanted.name, kind="dir", digest=digest, size_bytes=0, pulled_at=now())
         if not (self._tree(digest) / "layer").is_dir():
             async with self._lock(wanted.name), self._scratch() as scratch:
                 if not (self._tree(digest) / "layer").is_dir():
                     layer = scratch.path / "image/layer"
                     layer.mkdir(parents=True)
-                    await to_thread.run_sync(lambda: imagelayer.generate(root, layer, rootless=self._rootless))
+                    await to_thread.run_sync(lambda: overlay.generate(root, layer, rootless=self._rootless))
                     await self._publish(scratch.path / "image", digest)
-                self._write_record(scratch, wanted, _Record(image=image, checked_ns=time.time_ns()))
+                self._write_record(wanted, _ReferenceRecord(image=image, checked_ns=time.time_ns()))
         return image, root
 
     # --- images that are unpacked -----------------------------------------------------------------------------
 
-    async def _obtain(self, wanted: Reference, progress: Progress | None, *, refresh: bool) -> Image:
-        """Fetch or import, unless someone else does so meanwhile."""
+    async def _obtain(self, wanted: ImageReference, progress: ProgressCallback | None, *, refresh: bool) -> ImageInfo:
+        """Fetch or import an image, unless another process has done so meanwhile."""
         asked_ns = time.time_ns()
         async with self._lock(wanted.name, progress), self._scratch() as scratch:
             record = self._read_record(wanted)
@@ -341,9 +348,9 @@ class ImageStore:
                     return await self._fetch(scratch, wanted, progress)
                 return await self._load(scratch, wanted, wanted.path, wanted.selector, progress)
 
-    async def _fetch(self, scratch: Scratch, wanted: Reference, progress: Progress | None) -> Image:
+    async def _fetch(self, scratch: Scratch, wanted: ImageReference, progress: ProgressCallback | None) -> ImageInfo:
         digest = wanted.selector.removeprefix("@")
-        if digest.startswith(":") or not self._is_present(digest):  # under a digest, what is present is what is meant
+        if digest.startswith(":") or not self._is_present(digest):  # a digest identifies what is present
             if progress is not None:
                 progress(f"looking up {wanted.short}", 0, None)
             remote = await self._fetcher.inspect(scratch, wanted.repository, wanted.selector, wanted.short)
@@ -352,22 +359,24 @@ class ImageStore:
                 if not self._is_present(digest):
                     await self._fetcher.download(scratch, remote, wanted.short, progress)
                     await self._unpack(scratch, wanted, digest, progress)
-                return self._refer(scratch, wanted, digest)
+                return self._refer(wanted, digest)
         async with self._lock(digest, progress):
-            return self._refer(scratch, wanted, digest)
+            return self._refer(wanted, digest)
 
     async def _load(
-        self, scratch: Scratch, wanted: Reference, source: Path, tag: str, progress: Progress | None
-    ) -> Image:
+        self, scratch: Scratch, wanted: ImageReference, source: Path, tag: str, progress: ProgressCallback | None
+    ) -> ImageInfo:
         found: str = wanted.kind
         try:
-            seen = _seen(os.stat(source / "index.json" if source.is_dir() else source))
+            stamp = _stamp(os.stat(source / "index.json" if source.is_dir() else source))
             if found in ("registry", "tar"):
                 found = "oci" if source.is_dir() else await to_thread.run_sync(kind_of_archive, source)
         except FileNotFoundError:
-            raise ImageUnavailable(f"there is no image at {source}", reason="not_found", path=str(source)) from None
+            raise ImageUnavailable(f"the file {source} does not exist", reason="not_found", path=str(source)) from None
         except PermissionError:
-            raise ImageUnavailable(f"{source} may not be read", reason="unauthorised", path=str(source)) from None
+            raise ImageUnavailable(
+                f"{source} cannot be read: permission denied", reason="unauthorised", path=str(source)
+            ) from None
         if found == "rootfs":
             digest = await to_thread.run_sync(digest_of, source)
         else:
@@ -377,40 +386,43 @@ class ImageStore:
                 if found == "rootfs":
                     await self._fetcher.lay_out(scratch, source, wanted.short, progress)
                 await self._unpack(scratch, wanted, digest, progress)
-            return self._refer(scratch, wanted, digest, seen)
+            return self._refer(wanted, digest, stamp)
 
-    async def _unpack(self, scratch: Scratch, wanted: Reference, digest: str, progress: Progress | None) -> None:
+    async def _unpack(
+        self, scratch: Scratch, wanted: ImageReference, digest: str, progress: ProgressCallback | None
+    ) -> None:
         configuration = await self._fetcher.unpack(scratch, wanted.short, progress)
         built = scratch.path / "image"
         (built / "layer").mkdir(parents=True)
         (scratch.path / "rootfs").rename(built / "rootfs")
 
         def finish() -> int:
-            size_bytes = imagelayer.cleanse(built / "rootfs", check=from_thread.check_cancelled)
+            size_bytes = overlay.cleanse(built / "rootfs", check=from_thread.check_cancelled)
             self._fetcher.check_size(size_bytes, wanted.short)  # the watch may have missed the last tenth of a second
-            imagelayer.generate(built / "rootfs", built / "layer", rootless=self._rootless)
+            overlay.generate(built / "rootfs", built / "layer", rootless=self._rootless)
             return size_bytes
 
         size_bytes = await to_thread.run_sync(finish)
         image = _described(wanted, digest, size_bytes, configuration)
-        (built / "image.json").write_text(image.model_dump_json())
+        write_record(built / "image.json", image)
         await self._publish(built, digest)
 
-    def _refer(self, scratch: Scratch, wanted: Reference, digest: str, seen: Seen | None = None) -> Image:
-        """Let `wanted` mean `digest`, which is present."""
-        described = Image.model_validate_json((self._tree(digest) / "image.json").read_bytes())
-        image = described.model_copy(update={"reference": wanted.name, "kind": wanted.kind, "pulled_at": _now()})
-        self._write_record(scratch, wanted, _Record(image=image, seen=seen, checked_ns=time.time_ns()))
+    def _refer(self, wanted: ImageReference, digest: str, source: FileStamp | None = None) -> ImageInfo:
+        """Write that the reference `wanted` means `digest`, which is present."""
+        image = self._describe(digest).model_copy(
+            update={"reference": wanted.name, "kind": wanted.kind, "pulled_at": now()}
+        )
+        self._write_record(wanted, _ReferenceRecord(image=image, source=source, checked_ns=time.time_ns()))
         return image
 
-    def _layers(self, image: Image, root: Path | None = None) -> ImageLayers:
+    def _layers(self, image: ImageInfo, root: Path | None = None) -> ImageLayers:
         tree = self._tree(image.digest)
         self._touch(image.digest)
         layers = (Layer(path=tree / "layer"), Layer(path=root or tree / "rootfs"))
         filesystem = Filesystem(target="/", key="root", layers=layers)
         return ImageLayers(filesystems=(filesystem,), env=image.env, digest=image.digest)
 
-    # --- what is on disk --------------------------------------------------------------------------------------
+    # --- files on disk ----------------------------------------------------------------------------------------
 
     def _tree(self, digest: str) -> Path:
         return self._root / "unpacked" / digest.removeprefix("sha256:")
@@ -419,11 +431,11 @@ class ImageStore:
         return (self._tree(digest) / "image.json").is_file()
 
     def _touch(self, digest: str) -> None:
-        """Note that a tree is used, which keeps it for a while."""
+        """Mark an image as used now, which keeps it for an hour."""
         try:
             os.utime(self._tree(digest))
         except FileNotFoundError:
-            raise ImageUnavailable(f"the image {digest} has just been removed", reason="not_found") from None
+            raise _just_removed(digest) from None
 
     def _is_idle(self, digest: str) -> bool:
         try:
@@ -432,56 +444,64 @@ class ImageStore:
             return False
 
     async def _publish(self, built: Path, digest: str) -> None:
-        """Make a finished tree visible, whole on the disk before its name is."""
+        """Make a finished image visible. All of it is on disk before its name is."""
         await to_thread.run_sync(_flush_filesystem, built)
         built.chmod(0o755)
         built.rename(self._tree(digest))
 
     def _withdraw(self, digest: str, scratch: Scratch) -> None:
-        """Take a tree out of sight at once; with `scratch` it is removed."""
+        """Move an image to `scratch`, with which it is removed."""
         try:
             self._tree(digest).rename(scratch.path / "withdrawn")
         except FileNotFoundError:
             return
 
-    def _record_path(self, wanted: Reference) -> Path:
+    def _record_path(self, wanted: ImageReference) -> Path:
         return self._root / "references" / f"{_hash(wanted.name)}.json"
 
-    def _read_record(self, wanted: Reference) -> _Record | None:
-        try:
-            return _Record.model_validate_json(self._record_path(wanted).read_bytes())
-        except (FileNotFoundError, ValidationError):  # absent, or written by another version: it is fetched anew
-            return None
+    def _read_record(self, wanted: ImageReference) -> _ReferenceRecord | None:
+        return self._read_reference(self._record_path(wanted), wanted.short)
 
-    def _records(self) -> Iterator[_Record]:
+    def _records(self) -> Iterator[_ReferenceRecord]:
         directory = self._root / "references"
         for name in sorted(os.listdir(directory)) if directory.is_dir() else ():
-            try:
-                yield _Record.model_validate_json((directory / name).read_bytes())
-            except (FileNotFoundError, ValidationError):
-                continue
+            if name.endswith(".json"):
+                record = self._read_reference(directory / name, f"with the record {name}")
+                if record is not None:
+                    yield record
 
-    def _write_record(self, scratch: Scratch, wanted: Reference, record: _Record) -> None:
-        self._replace(scratch, self._record_path(wanted), record.model_dump_json())
+    def _read_reference(self, path: Path, name: str) -> _ReferenceRecord | None:
+        """A file of `references/`. None: it is absent, malformed, or written by an older Atoll; the image is fetched.
 
-    def _replace(self, scratch: Scratch, target: Path, text: str) -> None:
-        """Write a file so that at any moment, also of a power failure, it holds the old or the new text."""
-        written = scratch.path / "record"
-        with open(written, "w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        written.rename(target)
-        directory = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        Raises:
+            SandboxError: it was written by a newer Atoll. Its image, which may exist nowhere else, must not be removed.
+        """
         try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+            return read_record(path, _ReferenceRecord, f"the image {name}")
+        except SandboxError as error:
+            if error.details["reason"] == "newer":
+                raise
+            return None
+
+    def _write_record(self, wanted: ImageReference, record: _ReferenceRecord) -> None:
+        write_record(self._record_path(wanted), record)
+
+    def _describe(self, digest: str) -> ImageInfo:
+        """What is known of an image that is present.
+
+        Raises:
+            SandboxError: its record cannot be read.
+            ImageUnavailable: it has just been removed.
+        """
+        image = read_record(self._tree(digest) / "image.json", ImageInfo, f"the image {digest}")
+        if image is None:
+            raise _just_removed(digest)
+        return image
 
     # --- sharing ----------------------------------------------------------------------------------------------
 
     def _make_directories(self) -> None:
-        # Nobody but us may enter: the trees hold other people's set-user-id programs, owned by root.
+        # No other user may enter: images hold other people's set-user-id programs, owned by root.
         self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
         if stat.S_IMODE(self._root.stat().st_mode) != 0o700:
             self._root.chmod(0o700)
@@ -489,36 +509,31 @@ class ImageStore:
             (self._root / name).mkdir(mode=0o700, exist_ok=True)
 
     @asynccontextmanager
-    async def _lock(self, key: str, progress: Progress | None = None) -> AsyncIterator[None]:
-        """Hold what no other task or process holds. A reference is locked before a digest, never after.
+    async def _lock(self, key: str, progress: ProgressCallback | None = None) -> AsyncIterator[None]:
+        """Lock a reference or a digest against all other tasks and processes, however long they take.
 
-        The lock is tried for again and again rather than waited for in a thread, which could not be cancelled.
+        A reference is locked before a digest, never after.
         """
         self._make_directories()
-        path = self._root / "locks" / _hash(key)
-        delay_s, longest_s = _LOCK_POLL_S
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            while not _try_lock(fd):
-                if progress is not None:
-                    progress("waiting for another pull", 0, None)
-                await anyio.sleep(delay_s)
-                delay_s = min(delay_s * 2, longest_s)
+
+        def on_wait() -> None:
+            if progress is not None:
+                progress("waiting for another pull", 0, None)
+
+        async with locked(self._root / "locks" / _hash(key), None, "working on the same image", on_wait=on_wait):
             yield
-        finally:
-            os.close(fd)
 
     @asynccontextmanager
     async def _scratch(self) -> AsyncIterator[Scratch]:
-        """A directory of one's own that is gone afterwards, in the end also when this process is killed."""
+        """A directory for one piece of work, removed afterwards; after a kill, by `remove_unreferenced`."""
         self._make_directories()
         while True:
             path = self._root / "tmp" / secrets.token_hex(8)
             path.mkdir(mode=0o700)
-            # A collector may come between these steps: then the directory is gone, and there is another try.
+            # Another process may remove it between these steps, since it is not locked yet: then try again.
             with suppress(FileNotFoundError):
-                fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-                if _try_lock(fd) and path.exists():
+                fd = open_lock(path / _SCRATCH_LOCK)
+                if try_lock(fd) and path.exists():
                     break
                 os.close(fd)
         try:
@@ -528,29 +543,29 @@ class ImageStore:
                 await to_thread.run_sync(_remove_tree, path)
             os.close(fd)
 
-    def _collect_scratch(self) -> builtins.list[str]:
+    def _remove_abandoned_scratch(self) -> builtins.list[str]:
         freed: builtins.list[str] = []
         directory = self._root / "tmp"
         for name in os.listdir(directory) if directory.is_dir() else ():
             try:
-                fd = os.open(directory / name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+                fd = open_lock(directory / name / _SCRATCH_LOCK)
             except FileNotFoundError:
                 continue
             try:
-                if _try_lock(fd) and (directory / name).exists():
+                if try_lock(fd) and (directory / name).exists():
                     _remove_tree(directory / name)
                     freed.append(f"tmp/{name}")
             finally:
                 os.close(fd)
         return freed
 
-    # --- what is present --------------------------------------------------------------------------------------
+    # --- present images ---------------------------------------------------------------------------------------
 
     @contextmanager
     def _available(self) -> Iterator[None]:
-        """While it is open, an image that cannot be had is reported together with those that can.
+        """While the context lasts, an error about an unavailable image lists the images that are present.
 
-        Without those that are named by a path: whoever asks need not know this machine's paths.
+        References with a path are left out: the caller may not be allowed to see this machine's paths.
         """
         try:
             yield
@@ -559,7 +574,7 @@ class ImageStore:
                 raise
             raise ImageUnavailable("the disk of the image store is full", reason="disk_full") from error
         except ImageUnavailable as error:
-            names = [Reference.parse(image.reference).short for image in self.list() if image.kind == "registry"]
+            names = [ImageReference.parse(image.reference).short for image in self.list() if image.kind == "registry"]
             listed = ", ".join([HOST, *names[:8]]) + (", …" if len(names) > 8 else "")
             raise ImageUnavailable(
                 f"{error.message} (present here: {listed})",
@@ -567,7 +582,7 @@ class ImageStore:
                 **{**error.details, "available": [HOST, *names[:64]]},
             ) from error
 
-    def list(self) -> builtins.list[Image]:
+    def list(self) -> builtins.list[ImageInfo]:
         """The images that are present, by reference. The host image is among them once it has been used."""
         present = [record.image for record in self._records()]
         skeleton = self._read_skeleton()
@@ -575,15 +590,19 @@ class ImageStore:
         return [*host, *sorted(present, key=lambda image: image.reference)]
 
 
-def _described(wanted: Reference, digest: str, size_bytes: int, configuration: Configuration) -> Image:
+def _just_removed(digest: str) -> ImageUnavailable:
+    return ImageUnavailable(f"the image {digest} has just been removed", reason="not_found")
+
+
+def _described(wanted: ImageReference, digest: str, size_bytes: int, configuration: ImageConfig) -> ImageInfo:
     process = configuration.process
-    return Image(
+    return ImageInfo(
         reference=wanted.name,
         kind=wanted.kind,
         digest=digest,
         size_bytes=size_bytes,
         created_at=configuration.created,
-        pulled_at=_now(),
+        pulled_at=now(),
         env=configuration.env,
         user=process.user,
         working_directory=process.working_directory,
@@ -592,8 +611,8 @@ def _described(wanted: Reference, digest: str, size_bytes: int, configuration: C
     )
 
 
-def _host_image(skeleton: hostimage.Skeleton) -> Image:
-    return Image(
+def _host_image(skeleton: host.Skeleton) -> ImageInfo:
+    return ImageInfo(
         reference=HOST,
         kind="host",
         digest=skeleton.digest,
@@ -605,43 +624,39 @@ def _host_image(skeleton: hostimage.Skeleton) -> Image:
 def _check_directory(path: Path, store: Path) -> Path:
     root = Path(os.path.realpath(path))
     if not root.is_dir():
-        raise ImageUnavailable(f"there is no directory {path}", reason="not_found", path=str(path))
+        raise ImageUnavailable(f"the directory {path} does not exist", reason="not_found", path=str(path))
     if store.resolve().is_relative_to(root):
-        raise InvalidRequest(f"{path} cannot be an image: it holds the state of all sandboxes; the machine is 'host'")
+        raise InvalidRequest(
+            f"{path} cannot be an image: it contains the state directory; the image of this machine is 'host'"
+        )
     try:
         with os.scandir(root) as entries:
             empty = next(entries, None) is None
     except PermissionError:
-        raise ImageUnavailable(f"{path} may not be read", reason="unauthorised", path=str(path)) from None
+        raise ImageUnavailable(
+            f"{path} cannot be read: permission denied", reason="unauthorised", path=str(path)
+        ) from None
     if empty:
         raise ImageUnavailable(f"the directory {path} is empty", reason="not_found", path=str(path))
     return root
 
 
-def _has_changed(wanted: Reference, record: _Record) -> bool:
-    """Whether the file that an image was made from is another now. One that is gone has not changed."""
+def _has_changed(wanted: ImageReference, record: _ReferenceRecord) -> bool:
+    """Whether the file that an image was made from has changed. One that was removed has not."""
     if wanted.path is None:
         return False
     try:
-        return record.seen != _seen(os.stat(wanted.path / "index.json" if wanted.kind == "oci" else wanted.path))
+        return record.source != _stamp(os.stat(wanted.path / "index.json" if wanted.kind == "oci" else wanted.path))
     except OSError:
         return False
 
 
-def _seen(status: os.stat_result) -> Seen:
+def _stamp(status: os.stat_result) -> FileStamp:
     return status.st_mtime_ns, status.st_size, status.st_ino
 
 
-def _try_lock(fd: int) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
 def _flush_filesystem(path: Path) -> None:
-    """Bring everything on the file system of `path` to the disk: quicker than one by one for many small files."""
+    """Sync the file system of `path`: faster than syncing many small files one by one."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         if ctypes.CDLL(None, use_errno=True).syncfs(fd) != 0:
@@ -652,8 +667,8 @@ def _flush_filesystem(path: Path) -> None:
 
 
 def _remove_tree(path: Path) -> None:
-    def let_in(_function: object, failed: str, _: object) -> None:
-        """A directory of an image may shut out even its owner. Nobody else is in the store who could swap links."""
+    def grant_access(_function: object, failed: str, _: object) -> None:
+        """The mode of a directory may deny its owner access. No other user can replace it by a link here."""
         if not os.path.lexists(failed):
             return
         for directory in (os.path.dirname(failed), failed):
@@ -664,12 +679,8 @@ def _remove_tree(path: Path) -> None:
         else:
             os.unlink(failed)
 
-    shutil.rmtree(path, onerror=let_in)
+    shutil.rmtree(path, onerror=grant_access)
 
 
 def _hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:40]
-
-
-def _now() -> datetime:
-    return datetime.now(UTC)

@@ -1,20 +1,53 @@
-"""How a sandbox that exists is started, put to sleep, checkpointed and taken back.
+"""Lifecycle: how a sandbox that exists is started, paused, put to sleep, checkpointed and restored.
 
-Knows the order in which manifests, layers and processes change, so that whoever is killed in between leaves something
-that the next one can finish or undo. Refuses to know how a sandbox is made and named (`host.py`), how processes are
-isolated and copied (the driver), and connections.
+Owns the order in which manifests, layers and processes change, so that an operation that is interrupted at any moment
+can be finished or undone. Not here: how a sandbox is created, named and destroyed (the engine), how processes are
+isolated and saved (the driver), connections (the engine), and which sandboxes need `reconcile` (`recovery.py`).
 
-The manifest is written before what it announces is begun, except where it says that something is finished:
+States and operations. A status is derived from the manifest and the keeper (`state/status.py`); a cell is the status
+after the operation, "-" that nothing changes, an error name that the operation is refused:
+
+    status        use           pause   resume          sleep     shutdown  wake     checkpoint        restore
+    running       -             paused  -               sleeping  shutdown  -        -                 running
+    paused        running       -       - (1)           sleeping  shutdown  - (1)    - or running (2)  running
+    sleeping      running       -       InvalidRequest  -         shutdown  running  -                 running
+    shutdown      SandboxAsleep -       InvalidRequest  sleeping  -         running  -                 running
+    error         SandboxDied   -       InvalidRequest  sleeping  shutdown  running  -                 running
+    provisioning  each operation waits until the sandbox is created, and then finds it running
+
+"Use" is any connection to the guest. `destroy` removes a sandbox of any status. A keeper with `pause_after_s` pauses a
+running sandbox by itself. A running or paused sandbox whose guest or keeper ends is in error. A failed start leaves it
+sleeping or shut down. An ephemeral sandbox cannot sleep, shut down or be restored (InvalidRequest). Processes survive
+`sleep`, `shutdown` and `checkpoint` with drivers that can save them (`memory_checkpoint`); there, `sleep` and
+`checkpoint` raise `NotCheckpointable`, and change nothing, if saving would lose them.
+(1) It stays paused until its next use, which resumes it. (2) With a driver that saves processes, a checkpoint restarts
+them: the sandbox runs then.
+
+What the manifest says in each status:
+
+    status        state     ending  memory           keeper
+    provisioning  running   false   unset            starts, or alive
+    running       running   false   unset            alive
+    paused        running   false   unset            alive, its cgroup frozen
+    sleeping      sleeping  (3)     (3)              dead
+    shutdown      shutdown  (3)     (3)              dead
+    error         running   false   unset            dead
+    (3) `ending` if its processes were ended, `memory` if they were saved, neither if it was in error before.
+
+Order of changes. The manifest is written before what it announces is begun, except where it says that something is
+finished:
 
     wake        the number of the new run, then the start, then `running`. Until then it sleeps, unless its keeper
-                lives: that one runs, whatever the manifest says. A start that was cut short is begun anew.
-    sleep       `cold` and `ending`, then the end of its processes. What still runs of one that is `ending` is ended by
-                whoever comes next: somebody may be about to do so who cannot be held back.
-    checkpoint  the sealed stack with a new top, or a copy of the top; then the checkpoint, which is what counts.
-    restore     `ending`, then the end of the old processes, the new stack with a new top, and the start.
+                lives: then it runs, whatever the manifest says. An interrupted start is begun again.
+    sleep       without saving: `sleeping` and `ending`, then the end of its processes. What still runs of a sandbox
+                that is `ending` is stopped by the next operation, since a program that was started for it may end it
+                yet. With saving: `sleeping` and `memory`, then the saving, which ends the processes.
+    checkpoint  the committed layers with a new active layer, or a copy of the active layer; then the checkpoint's
+                record, which makes it exist.
+    restore     `ending`, then the end of the old processes; the committed layers of the checkpoint with a new active
+                layer; the start; `running`.
 
-All of it is done with the sandbox's `work.lock` held; what makes a layer, with the layers held. `reconcile` puts in order
-what was under way when somebody died.
+All of it is done with the sandbox's `work.lock` held, and creating a layer with the lock of the layers held.
 """
 
 from __future__ import annotations
@@ -50,16 +83,17 @@ from atoll.runtime.state.layers import FLATTEN_AT, MAX_LAYERS, LayerRef, Layers
 from atoll.runtime.state.store import Manifest, StateStore, now
 
 _ANSWER_S = 10
-"""How long a sandbox may take to say who waits in it."""
+"""How long a guest may take to list the processes that wait with epoll."""
 _END_S = 10
-"""How long a sandbox whose processes have been written to disk may take to end."""
+"""How long the processes of a sandbox may take to end after they were saved."""
 _log = logging.getLogger(__name__)
 
 
 def _require_lasting(manifest: Manifest) -> None:
     if manifest.spec.ephemeral:
         raise InvalidRequest(
-            f"the sandbox {manifest.spec.name!r} is ephemeral: it ends with its last client, and cannot sleep"
+            f"sandbox {manifest.spec.name!r} is ephemeral: it ends with its last client, and cannot sleep, shut down "
+            "or be restored"
         )
 
 
@@ -70,19 +104,19 @@ class Lifecycle:
         layers: Layers,
         checkpoints: Checkpoints,
         choose: Callable[[RuntimeName | None], Driver],
-        waiting: Callable[[Manifest], Awaitable[Sequence[SystemProcess]]],
+        epoll_waiters: Callable[[Manifest], Awaitable[Sequence[SystemProcess]]],
     ) -> None:
         self._store = store
         self._layers = layers
         self._checkpoints = checkpoints
         self._choose = choose
-        self._waiting = waiting
-        """Who in a sandbox waits for sockets, in a way that some runtimes cannot write to disk."""
+        self._epoll_waiters = epoll_waiters
+        """The processes in a sandbox that wait with epoll, which some versions of gVisor cannot save."""
 
     async def start(
         self, manifest: Manifest, driver: Driver, memory: ProcessImage | None = None, *, wait_ready: bool = False
     ) -> None:
-        """Start the run that `manifest` names, with no process in it or with those that were saved in `memory`."""
+        """Start the run that `manifest` names, with no processes or with those that were saved in `memory`."""
         await driver.launch(
             Launch(
                 id=manifest.run_id,
@@ -102,39 +136,43 @@ class Lifecycle:
     # ---- sleeping and waking ----
 
     async def wake(self, id: str, *, asked: bool) -> Manifest:
-        """Have it run, whoever else wants that too.
+        """Start a sandbox that does not run, with its saved processes if it has any.
 
         Raises:
-            SandboxAsleep: it was shut down, and nobody `asked` for it to wake.
-            SandboxDied: it was not asleep but has ended, and nobody asked.
+            SandboxAsleep: it was shut down, and the caller did not ask for it to wake (`asked`), but to use it.
+            SandboxDied: it is in error, and the caller did not ask for it to wake.
             LaunchFailed: it did not start.
         """
         async with self._store.working(id):
             manifest = self._read(id)
             driver = self._choose(manifest.runtime)
             directory = self._store.directory(id)
-            if await self._runs(manifest, driver):  # its keeper lets it go on, should it stand still
+            if await self._runs(manifest, driver):  # if it is paused, its keeper resumes it when it is used
                 awake = self._write(manifest, state="running", memory=None)
                 await self._drop_memory(manifest, driver)
                 return awake
             if not asked and manifest.state == "shutdown":
-                raise SandboxAsleep(f"the sandbox {manifest.spec.name!r} was shut down; wake it first")
+                raise SandboxAsleep(f"sandbox {manifest.spec.name!r} was shut down; wake it first")
             if not asked and manifest.state == "running":
-                raise SandboxDied(f"the sandbox {manifest.spec.name!r} has ended; wake it, or destroy it")
+                raise SandboxDied(f"sandbox {manifest.spec.name!r} has ended; wake it, or destroy it")
             if manifest.memory is None:
                 return await self._restart(manifest, driver)
             memory = ProcessImage(path=directory / manifest.memory, hostname=manifest.spec.name)
             try:
                 woken = await self._restart(manifest, driver, memory)
             except LaunchFailed:
-                # Cut short when it was written, or of another version of the runtime. The files are there all the same.
-                _log.warning("the processes of %s could not go on and are lost", manifest.spec.name, exc_info=True)
+                # Its saving was interrupted, or another version of the runtime saved it. Its files are complete.
+                _log.warning(
+                    "the saved processes of sandbox %s could not be restored and are lost",
+                    manifest.spec.name,
+                    exc_info=True,
+                )
                 woken = await self._restart(self._read(id), driver)
             await self._drop_memory(manifest, driver)
             return woken
 
     async def _runs(self, manifest: Manifest, driver: Driver) -> bool:
-        """Whether it runs and may go on. What was to end, and whose end was cut short, does not from here on."""
+        """Whether it runs and may go on. If its end was interrupted, it is finished here."""
         directory = self._store.directory(manifest.id)
         if driver.pid(directory) is None:
             return False
@@ -142,14 +180,14 @@ class Lifecycle:
             await driver.stop(manifest.run_id, directory)
             return False
         if manifest.memory is not None and any((directory / manifest.memory).glob("*")):
-            # Its processes have been written to disk, and end any moment; or that failed, and they go on.
+            # Its processes were saved and are about to end; or saving failed, and they go on.
             with anyio.move_on_after(_END_S):
                 while driver.pid(directory) is not None:  # noqa: ASYNC110 - the processes are not ours
                     await anyio.sleep(0.01)
         return driver.pid(directory) is not None
 
     async def reconcile(self, id: str) -> None:
-        """Put a sandbox in order that somebody was at work on who died."""
+        """Finish or undo an operation on a sandbox whose process died."""
         try:
             async with self._store.working(id):
                 manifest = self._read(id)
@@ -164,7 +202,7 @@ class Lifecycle:
             self._store.clear_in_progress(id)
 
     async def _drop_memory(self, manifest: Manifest, driver: Driver) -> None:
-        """What was written of its processes is of no more use, unless it is a checkpoint's."""
+        """Remove the saved processes of a sandbox, unless they belong to a checkpoint."""
         directory = self._store.directory(manifest.id)
         if manifest.memory is not None and (directory / manifest.memory).parent == directory:
             await driver.remove(directory / manifest.memory)
@@ -172,14 +210,14 @@ class Lifecycle:
     async def _restart(
         self, manifest: Manifest, driver: Driver, saved: ProcessImage | None = None, **changes: object
     ) -> Manifest:
-        """Stop what there is, and start the sandbox as it is with `changes`, with the processes that were saved."""
+        """Stop its processes, and start it with `changes` to its manifest and with the processes in `saved`."""
         directory = self._store.directory(manifest.id)
         asleep = "sleeping" if manifest.state == "running" else manifest.state
         if driver.pid(directory) is not None:
             self._store.finish_created(manifest.id)
             manifest = self._write(manifest, state=asleep, memory=None, ending=True)
         await driver.stop(manifest.run_id, directory)
-        # From here on it may write to its files: processes of before must never be put on top of them.
+        # From here on it may write to its files: processes that were saved earlier must never be restored over them.
         begun = self._write(
             manifest, **{"run": manifest.run + 1, "state": asleep, "memory": None, "ending": False, **changes}
         )
@@ -188,15 +226,20 @@ class Lifecycle:
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await driver.stop(begun.run_id, directory)
-                # As it was, but for what no run is to be called again.
+                # As it was before, except for the number of the run, which must not be used again.
                 self._write(manifest, run=begun.run, state=asleep)
             raise
-        with contextlib.suppress(OSError):  # it runs, whether there is room for saying so or not
+        with contextlib.suppress(OSError):  # on a full disk it runs all the same
             return self._write(begun, state="running")
         return begun
 
     async def sleep(self, id: str, state: Literal["sleeping", "shutdown"]) -> None:
-        """End its processes and keep its files; where the runtime can, the processes are kept too."""
+        """End its processes and keep its files. Processes are saved first if the driver can do that.
+
+        Raises:
+            InvalidRequest: it is ephemeral.
+            NotCheckpointable: saving would lose the processes, and `state` is not "shutdown".
+        """
         async with self._store.working(id) as lock:
             manifest = self._read(id)
             driver = self._choose(manifest.runtime)
@@ -211,10 +254,10 @@ class Lifecycle:
     async def _keeps_processes(
         self, manifest: Manifest, driver: Driver, state: Literal["sleeping", "shutdown"]
     ) -> bool:
-        """Whether its processes are written to disk when they end.
+        """Whether its processes are saved before they end.
 
         Raises:
-            CannotSave: they would be lost, and nobody has said that they may be.
+            NotCheckpointable: saving would lose them, and `state` is not "shutdown".
         """
         if not driver.capabilities.memory_checkpoint:
             return False
@@ -223,8 +266,10 @@ class Lifecycle:
         except NotCheckpointable as error:
             if state != "shutdown":
                 raise
-            # Nobody inside is to be able to keep a sandbox from being shut down.
-            _log.warning("the processes of %s end with its shutdown: %s", manifest.spec.name, error.message)
+            # No process inside may prevent a shutdown.
+            _log.warning(
+                "the processes of sandbox %s are not saved at its shutdown: %s", manifest.spec.name, error.message
+            )
             return False
         return True
 
@@ -241,12 +286,12 @@ class Lifecycle:
         state: Literal["sleeping", "shutdown"],
         image: Path | None = None,
     ) -> None:
-        """Write its processes to `image`, or to a place of its own, and end them. The manifest names it before that."""
+        """Save its processes to `image`, or to its own directory, and end them. The manifest names it before that."""
         directory = self._store.directory(manifest.id)
         self._store.finish_created(manifest.id)
         asleep = self._write(manifest, state=state, memory=str(image or f"memory-{manifest.run}"))
         try:
-            # It is not undone by our end: who comes next waits until it is done.
+            # Saving goes on if this process dies: the lock is passed on, so the next operation waits until it is done.
             await driver.save(manifest.run_id, directory, directory / str(asleep.memory), lock=lock)
         except SandboxError:
             if driver.pid(directory) is not None:
@@ -257,27 +302,29 @@ class Lifecycle:
     async def _require_savable(self, manifest: Manifest, driver: Driver) -> None:
         """
         Raises:
-            CannotSave: the runtime would lose the processes in trying.
+            NotCheckpointable: the runtime would lose the processes.
         """
         if not driver.loses_waiting():
             return
         waiting: Sequence[SystemProcess] = ()
-        with contextlib.suppress(SandboxError), anyio.move_on_after(_ANSWER_S):  # who cannot say is taken at its best
-            waiting = await self._waiting(manifest)
+        with (
+            contextlib.suppress(SandboxError),
+            anyio.move_on_after(_ANSWER_S),
+        ):  # if it cannot answer, assume that it can be saved
+            waiting = await self._epoll_waiters(manifest)
         if waiting:
             shown = ", ".join(f"{process.pid} ({process.command[:60]})" for process in waiting[:3])
             raise NotCheckpointable(
-                f"this version of {driver.name} cannot write processes to disk that wait for connections with epoll, "
-                f"as these may: {shown}",
-                hint="end them first, let the sandbox sleep in memory (warm), or install a newer runtime",
+                f"this version of {driver.name} cannot save processes that wait with epoll, as these may: {shown}; "
+                "end them first, or pause the sandbox instead",
+                hint=f"a newer version of {driver.name} can save them",
             )
 
     async def sleep_unused(self, id: str, after: timedelta) -> bool:
-        """Put it to sleep if nobody has used it for so long, cold unless that would lose its processes, else warm.
+        """Put it to sleep if it was not used for `after`; if that would lose its processes, pause it instead.
 
-        Returns whether it was.
-
-        Who begins to use it in this very moment waits until it is known, and then finds it asleep or as it was.
+        Returns whether it was put to sleep or paused. A client that begins to use it in this moment waits until that is
+        decided, and then finds it asleep or as it was.
         """
         async with self._store.working(id) as lock:
             manifest = self._read(id)
@@ -288,33 +335,33 @@ class Lifecycle:
                 return False
 
             def unused() -> bool:
-                last, at_work = driver.last_used(directory)
-                since = max(last or manifest.created_at, manifest.created_at)  # it may have waited before it was made
-                return not at_work and now() - since >= after
+                last, in_use = driver.last_used(directory)
+                since = max(last or manifest.created_at, manifest.created_at)  # it may have been warm before
+                return not in_use and now() - since >= after
 
             if not await self._runs(manifest, driver) or not unused():
                 return False
-            saves = stays = False
+            saves = pauses = False
             try:
                 saves = await self._keeps_processes(manifest, driver, "sleeping")
             except NotCheckpointable:
                 if not driver.capabilities.freeze:
                     raise
-                stays = True
+                pauses = True
             async with driver.frozen(directory) if driver.capabilities.freeze else contextlib.nullcontext():
                 if not unused():
                     return False
-                if not saves and not stays:
+                if not saves and not pauses:
                     await self._end(manifest, driver, "sleeping")
                     return True
-            if stays:
+            if pauses:
                 await driver.freeze(directory)
             else:
                 await self._save(manifest, driver, lock, "sleeping")
             return True
 
     async def pause(self, id: str) -> None:
-        """Freeze its processes in memory, until it is next used."""
+        """Freeze its processes in memory until it is next used. Does nothing to a sandbox that does not run."""
         async with self._store.working(id):
             manifest = self._read(id)
             driver = self._choose(manifest.runtime)
@@ -322,7 +369,7 @@ class Lifecycle:
                 await driver.freeze(self._store.directory(id))
 
     async def set_network(self, id: str, policy: NetworkPolicy | None, indexes: Indexes | None) -> None:
-        """Have another policy hold, from the moment in which the manifest says so."""
+        """Write another policy to the manifest, from where the process that serves its egress reads it."""
         async with self._store.working(id):
             manifest = self._read(id)
             self._write(manifest, spec=manifest.spec.model_copy(update={"network": policy, "indexes": indexes}))
@@ -330,9 +377,13 @@ class Lifecycle:
     # ---- checkpoints ----
 
     async def checkpoint(self, id: str, name: str | None, *, keep: bool = True) -> CheckpointRecord:
-        """Remember the sandbox as it is now. Its processes stand still meanwhile.
+        """Make a checkpoint of the sandbox as it is now. Its processes are frozen, or saved and restarted, meanwhile.
 
-        One that is not to be kept is nowhere on disk: it lasts as long as the caller holds the layers.
+        Without `keep` the record is not written: it is valid as long as the caller holds the lock of the layers.
+
+        Raises:
+            NotCheckpointable: the driver saves processes, and would lose these.
+            InvalidRequest: the driver saves processes, and the sandbox is ephemeral.
         """
         async with self._layers.lock(), self._store.working(id) as lock:
             manifest = self._read(id)
@@ -345,20 +396,20 @@ class Lifecycle:
             with_memory = asleep is not None or (running and driver.capabilities.memory_checkpoint)
             parent = manifest.checkpoint
             if asleep is not None:
-                # The sandbox and the checkpoint each have their own names for what is never changed.
+                # Hard links, one set for the sandbox and one for the checkpoint: these files are never changed.
                 await anyio.to_thread.run_sync(partial(shutil.copytree, asleep, saved, copy_function=os.link))
             if with_memory and running:
                 _require_lasting(manifest)
                 await self._require_savable(manifest, driver)
                 self._checkpoints.directory(new_id).mkdir(mode=0o700)
                 await self._save(manifest, driver, lock, "sleeping", saved)
-                manifest = await self._seal(self._read(id), driver, new_id if keep else None)
+                manifest = await self._commit_active(self._read(id), driver, new_id if keep else None)
                 stack = manifest.layers
             elif running:
                 manifest = await self._copy_active(manifest, driver)
                 stack = (LayerRef(id=str(manifest.copied), owner=manifest.id_base), *manifest.layers)
             else:
-                manifest = await self._seal(manifest, driver, new_id if keep else None)
+                manifest = await self._commit_active(manifest, driver, new_id if keep else None)
                 stack = manifest.layers
             record = CheckpointRecord(
                 checkpoint=Checkpoint(
@@ -381,11 +432,11 @@ class Lifecycle:
                 await self._restart(self._read(id), driver, self._checkpoints.memory(record))
             return record
 
-    async def _seal(self, manifest: Manifest, driver: Driver, checkpoint: str | None) -> Manifest:
-        """What was written so far becomes a layer; nothing that runs writes to it.
+    async def _commit_active(self, manifest: Manifest, driver: Driver, checkpoint: str | None) -> Manifest:
+        """Commit the active layer, unless it is empty. The sandbox does not run.
 
-        The sandbox is said to stand at `checkpoint` with the same write, before there is one: if it is never finished,
-        that is as if it had been deleted.
+        The same write of the manifest names `checkpoint`, before that exists: if it is never finished, that is as if it
+        had been deleted.
         """
         changes: dict[str, object] = {} if checkpoint is None else {"checkpoint": checkpoint}
         if not self._is_untouched(manifest):
@@ -396,7 +447,7 @@ class Lifecycle:
         return self._write(manifest, **changes)
 
     async def _flatten(self, manifest: Manifest, driver: Driver) -> Manifest:
-        """Make one layer of those that it stands on. Its checkpoints keep theirs."""
+        """Merge the committed layers of a sandbox into one. Its checkpoints keep theirs."""
         try:
             async with self._new_layer(driver) as layer:
                 stack = [Layer(path=self._layers.path(each.id), owner=each.owner) for each in manifest.layers]
@@ -404,12 +455,12 @@ class Lifecycle:
         except SandboxError as error:
             if len(manifest.layers) >= MAX_LAYERS:
                 raise
-            _log.warning("the layers of %s stay as many as they are: %s", manifest.spec.name, error)
+            _log.warning("the committed layers of sandbox %s could not be merged: %s", manifest.spec.name, error)
             return manifest
         return self._write(manifest, layers=(LayerRef(id=layer, owner=manifest.id_base),))
 
     def _is_untouched(self, manifest: Manifest) -> bool:
-        """Whether nothing was written to the top since it was made."""
+        """Whether nothing was written to the active layer since it was created."""
         for filesystem in manifest.base:
             upper = self._layers.path(manifest.active_layer) / "upper" / filesystem.key
             with contextlib.suppress(FileNotFoundError):
@@ -421,7 +472,7 @@ class Lifecycle:
         return True
 
     async def _copy_active(self, manifest: Manifest, driver: Driver) -> Manifest:
-        """Make a layer of what the sandbox has written by now. What has not changed since the last is not copied."""
+        """Copy the active layer of a running sandbox. Files that are as in the last copy share its data."""
         async with self._new_layer(driver) as layer, driver.frozen(self._store.directory(manifest.id)):
             earlier = self._layers.path(manifest.copied) if manifest.copied else None
             await driver.copy(self._layers.path(manifest.active_layer), self._layers.path(layer), earlier=earlier)
@@ -429,7 +480,7 @@ class Lifecycle:
 
     @contextlib.asynccontextmanager
     async def _new_layer(self, driver: Driver) -> AsyncIterator[str]:
-        """A layer for the driver to make, of which nothing is left if that fails."""
+        """The id of a layer that the driver creates. It is removed if that fails."""
         layer = self._layers.new_id()
         try:
             yield layer
@@ -439,12 +490,17 @@ class Lifecycle:
             raise
 
     async def restore(self, id: str, record: CheckpointRecord) -> Path:
-        """Have the sandbox be what it was at a checkpoint. What it wrote since is lost, and its processes end.
+        """Take a sandbox back to a checkpoint. What it wrote since is lost, and its processes end.
 
-        Returns the layer with what it wrote since: nobody's any more, and the caller's to remove.
+        Returns the layer with what it wrote since, which is unreferenced: the caller removes it.
+
+        Raises:
+            CheckpointNotFound: it has just been deleted.
+            InvalidRequest: the sandbox is ephemeral.
+            LaunchFailed: it did not start.
         """
         async with self._layers.lock(), self._store.working(id):
-            record = self._checkpoints.read(record.checkpoint.id)  # nobody can take its layers away from here on
+            record = self._checkpoints.read(record.checkpoint.id)  # with the lock held, its layers stay
             manifest = self._read(id)
             _require_lasting(manifest)
             driver = self._choose(manifest.runtime)
@@ -453,7 +509,7 @@ class Lifecycle:
                 driver,
                 self._checkpoints.memory(record) if driver.capabilities.memory_checkpoint else None,
                 spec=manifest.spec.model_copy(update={"image": record.spec.image}),
-                # What it was given when it was made stays its own, whosever checkpoint it is.
+                # What the sandbox was created with stays, also if the checkpoint is another sandbox's.
                 **{
                     **record.resolved(),
                     "limits": manifest.limits,
@@ -482,31 +538,32 @@ class Lifecycle:
         return changed
 
     async def size(self, record: CheckpointRecord) -> int:
-        """What a checkpoint holds beyond the one before it, files and processes. Counted once."""
-        noted = self._checkpoints.directory(record.checkpoint.id) / "size"
+        """The bytes that a checkpoint adds to its parent, files and processes. Counted once, then read from a file."""
+        cached = self._checkpoints.directory(record.checkpoint.id) / "size"
         with contextlib.suppress(OSError, ValueError):
-            return int(noted.read_text())
+            return int(cached.read_text())
         driver, size = self._choose(None), 0
-        if record.layers and not self._is_like_its_parent(record):
+        if record.layers and not self._has_layers_of_parent(record):
             size += await driver.size(self._layers.path(record.layers[0].id) / "upper")
         if (memory := self._checkpoints.memory(record)) is not None:
             size += await driver.size(memory.path)
         with contextlib.suppress(OSError):
-            noted.write_text(str(size))
+            cached.write_text(str(size))
         return size
 
-    def _is_like_its_parent(self, record: CheckpointRecord) -> bool:
+    def _has_layers_of_parent(self, record: CheckpointRecord) -> bool:
         try:
             return record.layers == self._checkpoints.read(str(record.checkpoint.parent)).layers
         except CheckpointNotFound:
             return False
 
-    async def collect(self, *, patience_s: float | None = None) -> list[Path]:
-        """Take away the layers, and what else of sandboxes, that nobody names any more. Returns what was taken away.
+    async def remove_unreferenced(self, *, timeout_s: float | None = None) -> list[Path]:
+        """Remove layers that nothing refers to, and the files of deleted checkpoints and of sandboxes without a record.
 
-        With `patience_s`, it is left to somebody else when others are at work for longer.
+        Returns what was removed. With `timeout_s`, nothing is removed if other processes hold the layers for longer:
+        the last of them, or the next garbage collection, removes it.
         """
-        async with self._layers.lock(exclusive=True, patience_s=patience_s) as held:
+        async with self._layers.lock(exclusive=True, timeout_s=timeout_s) as held:
             if not held:
                 return []
             named = {layer.id for record in self._checkpoints.all() for layer in record.layers}
@@ -516,11 +573,11 @@ class Lifecycle:
                 if manifest is not None:
                     named |= {manifest.active_layer, *(layer.id for layer in manifest.layers)}
                     memories.add((self._store.directory(id) / (manifest.memory or "")).parent)
-            self._checkpoints.collect(spare=memories)
+            self._checkpoints.remove_unreferenced(spare=memories)
             self._store.drop_groups()
             unreferenced = self._layers.unreferenced(named) + self._store.orphaned()
-        # Whoever makes a layer names it before letting go of the store: nobody will name one of these again, and
-        # nobody has to wait until they are gone.
+        # A process that creates a layer refers to it before it unlocks the layers. So nothing will ever refer to one of
+        # these, and they can be removed without the lock.
         if unreferenced:
             await self._choose(None).remove(*unreferenced)
         return unreferenced

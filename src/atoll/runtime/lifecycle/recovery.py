@@ -1,7 +1,8 @@
-"""What processes left that died at work, and how it is put in order.
+"""Recovery: what is finished, undone and removed after a process died in the middle of an operation.
 
-Knows what is finished, what is undone, and who is waited for before. Refuses to know how a sandbox is removed
-(`host.py`), taken up (`life.py`) or ended with its session (`leases.py`).
+Owns which of these is done, in which order, and which processes are waited for first. Not here: how a sandbox is
+removed (the engine), how an interrupted operation on one is reconciled (`lifecycle.py`), and how a session is ended
+(`state/leases.py`). Used by the engine, when a state directory is opened and for garbage collection.
 """
 
 from __future__ import annotations
@@ -23,80 +24,90 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 5.0
 _log = logging.getLogger(__name__)
 
 
-class Choose(Protocol):
+class ChooseDriver(Protocol):
     def __call__(self, wanted: RuntimeName | None) -> Driver: ...
 
 
-class Remove(Protocol):
+class RemoveSandbox(Protocol):
     async def __call__(self, id: str, name: str | None, driver: Driver | None, *, abandoned: bool) -> None: ...
 
 
 class Recovery:
     def __init__(
-        self, store: StateStore, life: Lifecycle, leases: SessionLeases, *, choose: Choose, remove: Remove
+        self,
+        store: StateStore,
+        lifecycle: Lifecycle,
+        leases: SessionLeases,
+        *,
+        choose: ChooseDriver,
+        remove: RemoveSandbox,
     ) -> None:
         self._store = store
-        self._lifecycle = life
+        self._lifecycle = lifecycle
         self._leases = leases
         self._choose = choose
         self._remove = remove
 
     def is_needed(self) -> bool:
-        """Whether something was left, or may be by those that are at work now."""
+        """Whether an operation was interrupted, or one is in progress that may be."""
         store = self._store
-        return bool(store.abandoned() or store.interrupted() or store.at_work() or self._leases.left())
+        return bool(store.abandoned() or store.interrupted() or store.at_work() or self._leases.abandoned())
 
     def finish_created(self) -> None:
-        """Finish what only lacks its last step: the making of a sandbox that runs, or the removal of one not begun."""
+        """Commit sandboxes that lack nothing else: their creation was interrupted, or their removal before it began."""
         for id in self._store.abandoned():
             with contextlib.suppress(AtollError):
                 manifest = self._store.read(id)
                 if manifest is not None and not manifest.spec.ephemeral:
                     pid = self._choose(manifest.runtime).pid(self._store.directory(id))
-                    if self._store.was_made(manifest, running=pid is not None):
+                    if self._store.is_complete(manifest, running=pid is not None):
                         self._store.finish_created(id)
 
-    async def collect(self) -> list[str]:
-        """Remove what was not finished, ephemeral sandboxes that have ended, and sessions whose owners died.
+    async def remove_abandoned(self) -> list[str]:
+        """Remove abandoned sandboxes, ephemeral ones that have ended, and sessions whose processes died.
 
         Returns the ids of what was removed.
         """
-        collected = []
+        removed = []
         self.finish_created()
-        await self._leases.collect()
+        await self._leases.end_abandoned()
         for id in self._store.abandoned():
             with contextlib.suppress(AtollError):
                 manifest = self._store.read(id)
-                lives = self._store.is_alive(id) and not self._store.claim_interrupted(id)
-                if manifest and manifest.spec.ephemeral and lives:
+                is_usable = self._store.is_alive(id) and not self._store.claim_interrupted(id)
+                if manifest and manifest.spec.ephemeral and is_usable:
                     continue
                 driver = self._choose(manifest.runtime) if manifest else None
                 await self._remove(id, manifest.spec.name if manifest else None, driver, abandoned=True)
-                collected.append(id)
-        return collected
+                removed.append(id)
+        return removed
 
     async def reconcile(self) -> None:
-        """Finish or undo what was being done to sandboxes that stay."""
+        """Finish or undo the interrupted operations on committed sandboxes."""
         for id in self._store.interrupted():
             with contextlib.suppress(AtollError):
                 await self._lifecycle.reconcile(id)
 
     async def recover(self) -> None:
-        """Put in order all that was left, and free what is nobody's then.
+        """Remove and reconcile all that was interrupted, then remove unreferenced layers.
 
-        Whoever is at work now is waited for: what such a one has just begun may outlive it by a moment, with its locks.
+        Operations that are in progress now are waited for: a program that one of them has started may hold its locks
+        for a moment after the process that started it died.
         """
         waited_for = self._store.at_work()
         pause_s = _FIRST_PAUSE_S
         try:
             while True:
                 waited_for &= self._store.at_work()
-                await self.collect()
+                await self.remove_abandoned()
                 await self.reconcile()
                 if not waited_for:
                     break
                 await anyio.sleep(pause_s)
                 pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
-            await self._lifecycle.collect(patience_s=1)
-        except (AtollError, OSError):  # a full disk, for one: the next to open the state directory tries again
-            _log.exception("what was left half done could not be put in order")
+            await self._lifecycle.remove_unreferenced(timeout_s=1)
+        except (
+            AtollError,
+            OSError,
+        ):  # a full disk, for example: it is tried again when the state directory is next opened
+            _log.exception("recovery of interrupted operations failed")

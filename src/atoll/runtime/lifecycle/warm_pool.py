@@ -1,14 +1,15 @@
-"""Sandboxes that wait to be taken: which kinds are kept ready, how many of each, and who puts up new ones.
+"""Warm pools: sandboxes without a name that run already, to be claimed by a create with the same template.
 
-Knows the kinds that are wanted, `warm_pools/<key>.json`, and when a sandbox that waits is of no use any more. Refuses to
-know how one is made, taken or removed (`host.py`), and how it is sure to be nobody else's (`store.py`).
+Owns which templates have a pool and of what size, `warm-pools/<key>.json`, and when a warm sandbox does not fit any
+more. Not here: how one is created, bound and destroyed (the engine), and how a claim is made exclusive
+(`state/store.py`). Used by the engine.
 
-A kind is an image, a runtime and limits. All else that tells one sandbox from another can be given to one that runs:
-its name, hostname, environment and user, and how it sleeps and ends.
+A template is an image, a runtime and limits. All else that distinguishes sandboxes can be given to one that runs: its
+name, hostname, environment and user, and when it pauses and ends.
 
-There is no daemon, so those who use a shelf look after it: a program that takes one puts up another, behind what it
-does and before it ends; one that has called `warm` also looks now and then whether others have taken some. One at a
-time fills, whoever else wants to.
+There is no daemon, so the processes that use a pool refill it: one that claims a sandbox creates another, after its own
+work has begun and before it ends; one that has called `warm` also checks every second whether other processes have
+claimed some. One process fills at a time.
 """
 
 from __future__ import annotations
@@ -23,54 +24,55 @@ from pathlib import Path
 
 import anyio
 import anyio.abc
-from pydantic import ValidationError
 
 from atoll.contract.driver import Driver
-from atoll.contract.errors import AtollError, SandboxError
+from atoll.contract.errors import AtollError
 from atoll.contract.model import Frozen, Limits, RuntimeName, WarmPool
 from atoll.drivers.locks import locked
-from atoll.runtime.images.reference import Reference
+from atoll.runtime.images.reference import ImageReference
 from atoll.runtime.state.layers import ResolvedSpec
-from atoll.runtime.state.store import Claimed, Manifest, StateStore, write_atomic
+from atoll.runtime.state.records import StoredRecord, read_record, write_record
+from atoll.runtime.state.store import Claimed, Manifest, StateStore
 
 MAX_WARM = 1000
-"""How many of a kind can wait."""
-_AT_ONCE = 2
-"""How many are made at once: they are for later, and others want to get on now."""
-_BEHIND_S = 0.05
-"""How long after one was taken another is made: who took it has its first command done by then."""
-_LOOK_S = 1.0
-_AGAIN_S = (1.0, 60.0)
-"""When it is tried again what failed: after so long, then after twice as long, up to this."""
-_CLOSING_S = 10.0
-_PATIENCE_S = 600
+"""The size of a warm pool, at most."""
+_CONCURRENT_CREATES = 2
+"""Few, since they are for later, and other creates want the processors now."""
+_REFILL_DELAY_S = 0.05
+"""How long after a claim another sandbox is created: the claimed one has run its first command by then."""
+_CHECK_INTERVAL_S = 1.0
+_RETRY_S = (1.0, 60.0)
+"""The first and the longest pause before a failed refill is tried again. Each is twice the one before it."""
+_FINISH_TIMEOUT_S = 10.0
+_LOCK_TIMEOUT_S = 600
 _log = logging.getLogger(__name__)
 
 
 class SandboxTemplate(Frozen):
-    """What one sandbox that waits has in common with those who may take it."""
+    """What a warm sandbox and the create that may claim it have in common."""
 
     image: str
     runtime: RuntimeName
     limits: Limits
-    """In force, defaults filled in."""
+    """With defaults filled in."""
 
     @property
     def key(self) -> str:
-        told = [Reference.parse(self.image).name, self.runtime, self.limits.model_dump(mode="json", exclude_none=True)]
-        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
+        limits = self.limits.model_dump(mode="json", exclude_none=True)
+        identity = [ImageReference.parse(self.image).name, self.runtime, limits]
+        return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
 
 
-class WarmPoolSpec(Frozen):
-    """The content of a shelf's file."""
+class WarmPoolSpec(StoredRecord):
+    """The record of a warm pool: its template and its size."""
 
-    version: int = 1
+    VERSION = 2
     template: SandboxTemplate
     count: int
 
 
 class WarmPools:
-    """`resolved` says what a sandbox of a kind stands on now, `make` puts one up and `remove` ends one that was taken."""
+    """`resolved` resolves a template, `make` creates a warm sandbox, and `remove` destroys a claimed one."""
 
     def __init__(
         self,
@@ -89,44 +91,38 @@ class WarmPools:
         self._resolve_template = resolved
         self._make = make
         self._remove = remove
-        self._asked: set[str] = set()
-        self._at_work: dict[str, anyio.Event] = {}
-        self._tended: set[str] = set()
+        self._due: set[str] = set()
+        self._refilling: dict[str, anyio.Event] = {}
+        self._watched: set[str] = set()
         self._closing = anyio.Event()
 
-    # ---- what is wanted ----
+    # ---- specs ----
 
     def all(self) -> list[WarmPool]:
-        """The shelves that are to be kept filled."""
+        """All warm pools."""
         found = [self.read(name.removesuffix(".json")) for name in os.listdir(self._root) if name.endswith(".json")]
         return sorted(
-            (self.shown(wanted) for wanted in found if wanted is not None),
+            (self.shown(spec) for spec in found if spec is not None),
             key=lambda warm_pool: (warm_pool.image, warm_pool.runtime, warm_pool.limits.model_dump_json()),
         )
 
     def read(self, key: str) -> WarmPoolSpec | None:
-        path = self._path(key)
-        try:
-            return WarmPoolSpec.model_validate_json(path.read_bytes())
-        except FileNotFoundError:
-            return None
-        except ValidationError as error:
-            raise SandboxError(f"the shelf {key} cannot be read", hint=f"remove {path}: {error}") from error
+        return read_record(self._path(key), WarmPoolSpec, f"warm pool {key}")
 
-    def shown(self, wanted: WarmPoolSpec) -> WarmPool:
-        return WarmPool(**wanted.template.model_dump(), count=wanted.count, ready=len(self._ready(wanted.template.key)))
+    def shown(self, spec: WarmPoolSpec) -> WarmPool:
+        return WarmPool(**spec.template.model_dump(), count=spec.count, ready=len(self._ready(spec.template.key)))
 
     def _ready(self, key: str) -> list[str]:
         return [id for id in self._store.warm(key) if self._store.is_alive(id)]
 
     async def warm(self, template: SandboxTemplate, count: int) -> WarmPool:
-        """Want so many, and have them. When it fails, what was wanted before is wanted again."""
+        """Set the size of a warm pool, and fill or empty it. When it fails, its size is what it was before."""
         key = template.key
         before = self.read(key)
-        wanted = WarmPoolSpec(template=template, count=count)
+        spec = WarmPoolSpec(template=template, count=count)
         try:
             async with self._exclusive():
-                self._write(key, wanted if count else None)
+                self._write(key, spec if count else None)
             if count:
                 await self.fill(key)
             else:
@@ -138,24 +134,24 @@ class WarmPools:
                     await self._empty(key)
             self.refill(key)
             raise
-        if count and key not in self._tended:
-            self._tended.add(key)
-            self._tasks.start_soon(self._tend, key)
-        return self.shown(wanted)
+        if count and key not in self._watched:
+            self._watched.add(key)
+            self._tasks.start_soon(self._watch, key)
+        return self.shown(spec)
 
-    def _write(self, key: str, wanted: WarmPoolSpec | None) -> None:
-        if wanted is None:
+    def _write(self, key: str, spec: WarmPoolSpec | None) -> None:
+        if spec is None:
             self._path(key).unlink(missing_ok=True)
         else:
-            write_atomic(self._path(key), wanted.model_dump_json())
+            write_record(self._path(key), spec)
 
     def _path(self, key: str) -> Path:
         return self._root / f"{key}.json"
 
-    # ---- what waits ----
+    # ---- warm sandboxes ----
 
     def fits(self, manifest: Manifest | None, driver: Driver, resolved: ResolvedSpec) -> bool:
-        """Whether one that waits runs, and is just what would be made now. Environment and secrets it is given then."""
+        """Whether a warm sandbox runs and is what a create would make now, except for its environment and secrets."""
         return (
             manifest is not None
             and manifest.runtime == driver.name
@@ -165,25 +161,25 @@ class WarmPools:
         )
 
     async def fill(self, key: str) -> None:
-        """Have as many wait as are wanted, all of which fit.
+        """Bring a warm pool to its size: remove sandboxes that do not fit or are too many, and create those that lack.
 
         Raises:
-            AtollError, OSError: one could not be made.
+            AtollError, OSError: one could not be created.
         """
-        wanted = self.read(key)
-        if wanted is None:
+        spec = self.read(key)
+        if spec is None:
             return
-        driver, resolved = await self._resolve_template(wanted.template)
+        driver, resolved = await self._resolve_template(spec.template)
         async with self._exclusive():
-            wanted = self.read(key)
-            if wanted is None:
+            spec = self.read(key)
+            if spec is None:
                 return
             while await self._remove_one(key, lambda manifest: not self.fits(manifest, driver, resolved)):
                 pass
-            for _ in range(len(self._ready(key)) - wanted.count):
+            for _ in range(len(self._ready(key)) - spec.count):
                 await self._remove_one(key, lambda _: True)
-            # Who takes one meanwhile sees to it that this is done again.
-            await self._create_some(wanted.count - len(self._ready(key)), wanted.template, driver, resolved)
+            # A process that claims one meanwhile refills the pool itself.
+            await self._create_some(spec.count - len(self._ready(key)), spec.template, driver, resolved)
 
     async def _create_some(self, count: int, template: SandboxTemplate, driver: Driver, resolved: ResolvedSpec) -> None:
         failures: list[AtollError | OSError] = []
@@ -199,7 +195,7 @@ class WarmPools:
                     return
 
         async with anyio.create_task_group() as group:
-            for _ in range(_AT_ONCE):
+            for _ in range(_CONCURRENT_CREATES):
                 group.start_soon(work)
         if failures:
             raise failures[0]
@@ -209,15 +205,15 @@ class WarmPools:
             while await self._remove_one(key, lambda _: True):
                 pass
 
-    async def tidy(self) -> None:
-        """Take away what waits on a shelf that nobody wants any more."""
+    async def remove_unwanted(self) -> None:
+        """Remove warm sandboxes whose pool has no record any more."""
         for name in os.listdir(self._store.state_dir / "warm"):
             key = name.partition(".")[0]
             if key != "-" and self.read(key) is None:
                 await self._empty(key)
 
     async def _remove_one(self, key: str, which: Callable[[Manifest | None], bool]) -> bool:
-        """End one of those that wait and that are meant. Returns whether there was one."""
+        """Claim and destroy a warm sandbox for which `which` is true. Returns whether there was one."""
         with self._store.claim(key, which) as claimed:
             if claimed is not None:
                 with anyio.CancelScope(shield=True):
@@ -225,56 +221,56 @@ class WarmPools:
         return claimed is not None
 
     def _exclusive(self) -> AbstractAsyncContextManager[None]:
-        return locked(self._lock, _PATIENCE_S, "fills the shelves")
+        return locked(self._lock, _LOCK_TIMEOUT_S, "filling the warm pool")
 
     # ---- refilling ----
 
     def refill(self, key: str) -> None:
-        """Have the shelf filled, behind. Does nothing if nobody wants it."""
+        """Fill a warm pool in the background. Does nothing if there is none with this key."""
         if not self._path(key).exists():
             return
-        self._asked.add(key)
-        if key not in self._at_work:
-            self._at_work[key] = anyio.Event()
+        self._due.add(key)
+        if key not in self._refilling:
+            self._refilling[key] = anyio.Event()
             self._tasks.start_soon(self._refill, key)
 
     async def _refill(self, key: str) -> None:
-        again_s, most_s = _AGAIN_S
-        pause_s = _BEHIND_S
+        retry_s, longest_s = _RETRY_S
+        pause_s = _REFILL_DELAY_S
         try:
-            while key in self._asked:
+            while key in self._due:
                 with anyio.move_on_after(pause_s):
                     await self._closing.wait()
-                self._asked.discard(key)
-                pause_s = _BEHIND_S
+                self._due.discard(key)
+                pause_s = _REFILL_DELAY_S
                 try:
                     await self.fill(key)
                 except (AtollError, OSError):
-                    _log.warning("the shelf %s could not be filled; it is tried again", key, exc_info=True)
+                    _log.warning("warm pool %s could not be filled; trying again later", key, exc_info=True)
                     if self._closing.is_set():
                         return
-                    self._asked.add(key)
-                    pause_s, again_s = again_s, min(again_s * 2, most_s)
+                    self._due.add(key)
+                    pause_s, retry_s = retry_s, min(retry_s * 2, longest_s)
         finally:
-            self._at_work.pop(key).set()
+            self._refilling.pop(key).set()
 
-    async def _tend(self, key: str) -> None:
-        """Look now and then whether all are there: others take some, and some end."""
+    async def _watch(self, key: str) -> None:
+        """Refill a warm pool whenever sandboxes lack: other processes claim some, and some end."""
         while True:
             try:
-                wanted = self.read(key)
-                if wanted is None:
-                    self._tended.discard(key)
+                spec = self.read(key)
+                if spec is None:
+                    self._watched.discard(key)
                     return
-                if len(self._ready(key)) != wanted.count:
+                if len(self._ready(key)) != spec.count:
                     self.refill(key)
             except (AtollError, OSError):
-                _log.exception("the shelf %s could not be looked at", key)
-            await anyio.sleep(_LOOK_S)
+                _log.exception("warm pool %s could not be checked", key)
+            await anyio.sleep(_CHECK_INTERVAL_S)
 
     async def finish(self) -> None:
-        """Finish what is being refilled, without waiting any longer for a better moment."""
+        """Finish the refills that are due, without further delay, within ten seconds."""
         self._closing.set()
-        with anyio.move_on_after(_CLOSING_S):
-            for ended in list(self._at_work.values()):
+        with anyio.move_on_after(_FINISH_TIMEOUT_S):
+            for ended in list(self._refilling.values()):
                 await ended.wait()

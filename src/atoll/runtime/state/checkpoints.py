@@ -1,7 +1,7 @@
-"""Checkpoints on disk: what each one is, and which layers it names.
+"""Checkpoints on disk: the record of each, and which layers it names.
 
-Knows `checkpoints/<id>/checkpoint.json`, written whole and put in place by a rename: a checkpoint is there or it is
-not. Refuses to know how a sandbox is stopped or started for one (`life.py`).
+Owns `checkpoints/<id>/checkpoint.json`, written in one step: a checkpoint exists or does not. Not here: how a sandbox
+is stopped or started for one (`lifecycle/lifecycle.py`). Used by the engine and by `lifecycle/`.
 """
 
 from __future__ import annotations
@@ -12,19 +12,17 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from atoll.contract.driver import ProcessImage
-from atoll.contract.errors import CheckpointNotFound, SandboxError
+from atoll.contract.errors import CheckpointNotFound
 from atoll.contract.model import Checkpoint, SandboxSpec
 from atoll.runtime.state.layers import ResolvedSpec
-from atoll.runtime.state.store import write_atomic
+from atoll.runtime.state.records import StoredRecord, read_record, write_record
 
 
-class CheckpointRecord(ResolvedSpec):
-    """All that is needed to make a sandbox of a checkpoint."""
+class CheckpointRecord(ResolvedSpec, StoredRecord):
+    """All that is needed to create a sandbox from a checkpoint."""
 
-    version: int = 1
+    VERSION = 2
     checkpoint: Checkpoint
     spec: SandboxSpec
 
@@ -39,7 +37,7 @@ class Checkpoints:
         return f"cp-{secrets.token_hex(6)}"
 
     def memory(self, record: CheckpointRecord) -> ProcessImage | None:
-        """The processes that are part of a checkpoint, if any are."""
+        """The saved processes of a checkpoint, if it has any."""
         if not record.checkpoint.with_memory:
             return None
         return ProcessImage(path=self.directory(record.checkpoint.id) / "memory", hostname=record.spec.name)
@@ -48,15 +46,15 @@ class Checkpoints:
         return self._root / id
 
     def write(self, record: CheckpointRecord) -> None:
-        """From when this returns, the checkpoint is there, whatever is killed."""
+        """When this returns the checkpoint exists, whatever is killed."""
         directory = self.directory(record.checkpoint.id)
         directory.mkdir(mode=0o700, exist_ok=True)
-        write_atomic(directory / "checkpoint.json", record.model_dump_json())
+        write_record(directory / "checkpoint.json", record)
 
     def read(self, id: str) -> CheckpointRecord:
         """
         Raises:
-            CheckpointNotFound: there is none.
+            CheckpointNotFound: no checkpoint has this id.
         """
         found = self._read(id) if "/" not in id else None
         if found is None:
@@ -64,10 +62,10 @@ class Checkpoints:
         return found
 
     def find(self, wanted: str, sandbox: str | None = None) -> CheckpointRecord:
-        """The checkpoint with this id or, of one sandbox, this name; of several with the name the newest.
+        """The checkpoint with this id or, of one sandbox, this name. Of several with one name it is the newest.
 
         Raises:
-            CheckpointNotFound: there is none.
+            CheckpointNotFound: no checkpoint has this id.
         """
         known = list(self.all())
         by_id = [record for record in known if record.checkpoint.id == wanted]
@@ -77,25 +75,23 @@ class Checkpoints:
         return (by_id or named or [self.read(wanted)])[-1]
 
     def all(self) -> Iterator[CheckpointRecord]:
-        """All that there are, the oldest first."""
-        store = [record for id in os.listdir(self._root) if (record := self._read(id)) is not None]
-        yield from sorted(store, key=lambda record: record.checkpoint.created_at)
+        """All checkpoints, the oldest first."""
+        records = [record for id in os.listdir(self._root) if (record := self._read(id)) is not None]
+        yield from sorted(records, key=lambda record: record.checkpoint.created_at)
 
     def forget(self, id: str) -> None:
-        """There is no such checkpoint any more. What is left of it, `collect` takes away."""
+        """Delete a checkpoint's record. `remove_unreferenced` removes its other files."""
         (self.directory(id) / "checkpoint.json").unlink(missing_ok=True)
 
-    def collect(self, spare: set[Path]) -> None:
-        """Take away what was forgotten or never finished, but for `spare`. Call it with the layers held alone."""
+    def remove_unreferenced(self, spare: set[Path]) -> None:
+        """Remove the files of deleted and unfinished checkpoints, except `spare`.
+
+        Call it with the layers locked exclusively.
+        """
         for id in os.listdir(self._root):
             if self._read(id) is None and self.directory(id) not in spare:
                 shutil.rmtree(self.directory(id), ignore_errors=True)
 
     def _read(self, id: str) -> CheckpointRecord | None:
-        try:
-            return CheckpointRecord.model_validate_json((self.directory(id) / "checkpoint.json").read_bytes())
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except ValidationError as error:
-            # What cannot be read names layers all the same: nothing may be taken away as if it were not there.
-            raise SandboxError(f"the checkpoint {id} cannot be read", hint=str(error)) from error
+        # A record that cannot be read is an error here, not an absent one: it names layers, which must not be removed.
+        return read_record(self.directory(id) / "checkpoint.json", CheckpointRecord, f"checkpoint {id}")

@@ -1,16 +1,16 @@
-"""What sandboxes have written, kept as layers.
+"""Layers: what sandboxes have written, kept apart from their images.
 
-Knows where a layer is, how layers stand on an image, and which of them nobody needs any more. Refuses to know what is
-in one, and how it is copied (the driver's).
+Owns where a layer is, how layers are composed with an image, and which of them nothing refers to. Not here: what is in
+a layer, and how it is copied and removed (the driver). Used by the engine, `lifecycle/` and `archive/`.
 
     layers/<id>/upper/<key>    what was written to the overlay `key`
-    layers/<id>/work/<key>     overlayfs's own, while a sandbox writes to the layer
+    layers/<id>/work/<key>     overlayfs's work directory, while a sandbox writes to the layer
 
-A sandbox writes to the layer on top of its stack and to no other. Sealing that layer is nothing but a manifest that
-names it below a new top: no file moves, so it takes the same time whatever is in it, and a crash finds it sealed or
-not. A layer that no manifest and no checkpoint names is nobody's.
+A sandbox writes to its active layer and to no other. Committing that layer takes only a manifest that names it among
+the committed layers, with a new active layer: no file moves, so it takes the same time whatever is in it, and after a
+crash it is committed or not. A layer that no manifest and no checkpoint names is unreferenced, and is removed.
 
-Who makes something that will name a layer holds the store's lock together with others, who collects holds it alone.
+A process that creates something that will name a layer holds the lock shared; garbage collection holds it exclusively.
 """
 
 from __future__ import annotations
@@ -23,43 +23,42 @@ from pathlib import Path
 from typing import Any
 
 from atoll.contract.driver import Filesystem, Layer
-from atoll.contract.errors import SandboxError
 from atoll.contract.model import Env, Frozen, Limits
 from atoll.drivers import storage
-from atoll.drivers.locks import lock_within
+from atoll.drivers.locks import lock_timeout, lock_within, open_lock
 
 FLATTEN_AT = 24
-"""A stack of so many layers, above its image, is made one when the next is sealed."""
+"""A stack of so many committed layers is merged into one when the next is committed."""
 MAX_LAYERS = 64
-"""Of one stack. A checkpoint that would make it longer is refused."""
-_PATIENCE_S = 600
+"""The committed layers of one sandbox. A checkpoint that would need more is refused."""
+_LOCK_TIMEOUT_S = 600
 
 
 class LayerRef(Frozen):
-    """A layer in a stack."""
+    """A committed layer."""
 
     id: str
     owner: int
-    """The host id of what root owned in the sandbox that wrote it."""
+    """The host's user id of the files that root owned in the sandbox that wrote it."""
 
 
 class ResolvedSpec(Frozen):
-    """What a sandbox stands on and is run with: the same in its manifest and in its checkpoints."""
+    """A spec with its image and limits resolved: the same fields in a sandbox's manifest and in its checkpoints."""
 
     limits: Limits
     """In force, defaults filled in."""
     env: Env
-    """The image's and the spec's."""
+    """The image's variables and the spec's."""
     image_digest: str
     base: tuple[Filesystem, ...]
-    """The image's."""
+    """The image's file systems."""
     layers: tuple[LayerRef, ...] = ()
-    """What stands on the image and is not written to any more, the first on top."""
+    """The committed layers above the image, the first on top."""
     encrypted_secrets: str | None = None
-    """What is secret about it, as the vault has sealed it. Unset: nothing is."""
+    """Its secrets, encrypted by the vault. Unset: it has none."""
 
     def resolved(self) -> dict[str, Any]:
-        """These fields, for another that is to stand on the same."""
+        """These fields, for another record with the same base."""
         return {name: getattr(self, name) for name in ResolvedSpec.model_fields}
 
 
@@ -67,14 +66,14 @@ class Layers:
     def __init__(self, state_dir: Path) -> None:
         self._root = state_dir / "layers"
         self.lock_path = state_dir / "layers.lock"
-        """Who is at work on layers beyond the life of this process holds it too."""
+        """A program that works on layers and may outlive this process holds it too."""
         self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def path(self, id: str) -> Path:
         return self._root / id
 
     def new(self) -> str:
-        """An empty layer. Call it with the store held."""
+        """Create an empty layer. Call it with the lock held."""
         id = self.new_id()
         storage.make(self.path(id))
         return id
@@ -84,7 +83,7 @@ class Layers:
         return f"layer-{secrets.token_hex(8)}"
 
     def compose(self, base: Iterable[Filesystem], stack: Iterable[LayerRef]) -> tuple[Filesystem, ...]:
-        """An image's file systems with `stack`, the first on top, standing on them."""
+        """An image's file systems with the layers of `stack` above them, the first on top."""
         stack = tuple(stack)
         composed = []
         for filesystem in base:
@@ -93,20 +92,23 @@ class Layers:
         return tuple(composed)
 
     def unreferenced(self, named: set[str]) -> list[Path]:
-        """Layers that are nobody's, `named` being all that somebody names. Call it with the store held alone."""
+        """All layers except those in `named`. Call it with the lock held exclusively."""
         return [self._root / id for id in os.listdir(self._root) if id not in named]
 
     @contextlib.asynccontextmanager
-    async def lock(self, *, exclusive: bool = False, patience_s: float | None = None) -> AsyncIterator[bool]:
-        """Hold the store: with others who make something, or alone, to take away what nobody names.
+    async def lock(self, *, exclusive: bool = False, timeout_s: float | None = None) -> AsyncIterator[bool]:
+        """Hold the lock of all layers: shared, to refer to layers, or exclusively, to remove unreferenced ones.
 
-        With `patience_s`, false is given to who could not have it within that time.
+        With `timeout_s`, false is given if another process holds it for longer; without it, that is an error.
+
+        Raises:
+            SandboxError: timed out waiting for another process.
         """
-        fd = os.open(self.lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fd = open_lock(self.lock_path)
         try:
-            held = await lock_within(fd, _PATIENCE_S if patience_s is None else patience_s, shared=not exclusive)
-            if not held and patience_s is None:
-                raise SandboxError("somebody else is at work on the layers and does not end", hint=str(self.lock_path))
+            held = await lock_within(fd, _LOCK_TIMEOUT_S if timeout_s is None else timeout_s, shared=not exclusive)
+            if not held and timeout_s is None:
+                raise lock_timeout(_LOCK_TIMEOUT_S, "working on the layers", self.lock_path)
             yield held
         finally:
             os.close(fd)

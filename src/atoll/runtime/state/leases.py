@@ -1,11 +1,13 @@
-"""Who has a session: one that ends with its process, also when that is killed, or one that is kept.
+"""Session leases: a session that ends with its process, also when that is killed, or one that is kept.
 
-Knows the lease that says that somebody lives who has a session, and what is a session's. Refuses to know what a session
-is for, and how its sandboxes are ended (`host.py`).
+Owns the lease files, which say that a living process uses a session, and which sandboxes and checkpoints belong to one.
+Not here: what a session is for (`sandbox_pool.py`), and how its sandboxes are destroyed (the engine). Used by the
+engine.
 
-    temporary-leases/<session>  in the state directory, locked by who has it. What stands here and is not locked was left by
-                        somebody who died, and is ended by whoever next puts things in order
-    leases/<session>      the same of a session that is kept, which several may have at once. Its being here says nothing
+    temporary-leases/<session>  locked by the process that uses it. A lease that is not locked is abandoned: its process
+                                died, and the session is ended at the next recovery
+    leases/<session>            locked, shared, by all processes that use a session that is kept. One that is not locked
+                                means nothing
 """
 
 from __future__ import annotations
@@ -20,10 +22,10 @@ import anyio
 
 from atoll.contract.errors import AtollError, CheckpointNotFound, SandboxError, SandboxNotFound
 from atoll.contract.model import Checkpoint
-from atoll.drivers.locks import is_held, lock_within
+from atoll.drivers.locks import is_held, lock_within, open_lock
 
-_PATIENCE_S = 1.0
-"""For who looks whether a lease that was made in this moment was left."""
+_LOCK_TIMEOUT_S = 1.0
+"""Recovery in another process holds a lease for a moment, to test whether it is abandoned."""
 
 
 class SessionLeases:
@@ -47,12 +49,12 @@ class SessionLeases:
 
     @contextlib.asynccontextmanager
     async def temporary(self, session: str) -> AsyncIterator[None]:
-        """Have a session. When the context ends, or this process, nothing of it stays.
+        """Use a session alone. When the context ends, or this process, its sandboxes and checkpoints are removed.
 
         Raises:
-            SandboxError: somebody else has it, or something of it could not be ended; others will try that again.
+            SandboxError: another process uses it, or a part of it could not be removed; recovery tries that again.
         """
-        async with self._leased(self._root / session, _PATIENCE_S):
+        async with self._leased(self._root / session, _LOCK_TIMEOUT_S):
             try:
                 yield
             finally:
@@ -61,50 +63,50 @@ class SessionLeases:
 
     @contextlib.asynccontextmanager
     async def kept(self, session: str, *, on_last_release: Callable[[], Awaitable[None]] | None) -> AsyncIterator[None]:
-        """Have a session, as others may at the same time. `on_last_release` is called when the context ends and nobody
-        else has it."""
+        """Use a session, as other processes may at the same time. `on_last_release` is called when the context ends and
+        no other process uses it."""
         try:
-            async with self._leased(self._kept / session, _PATIENCE_S, shared=True):
+            async with self._leased(self._kept / session, _LOCK_TIMEOUT_S, shared=True):
                 yield
         finally:
             with anyio.CancelScope(shield=True):
-                if await self._is_deserted(session) and on_last_release is not None:
+                if await self._was_last(session) and on_last_release is not None:
                     await on_last_release()
 
-    async def _is_deserted(self, session: str) -> bool:
-        # Of two who leave at once the later one finds that it is the last: each has let go before it looks.
+    async def _was_last(self, session: str) -> bool:
+        # Of two that end at once the later one finds that it was the last: each has unlocked before it tests.
         with contextlib.suppress(SandboxError):
             async with self._leased(self._kept / session, 0):
                 (self._kept / session).unlink()
             return True
         return False
 
-    def left(self) -> list[str]:
-        """Those whose owners died."""
+    def abandoned(self) -> list[str]:
+        """The temporary sessions whose processes died."""
         return [session for session in os.listdir(self._root) if not is_held(self._root / session)]
 
-    async def collect(self) -> None:
-        """End what was left, as far as it can be."""
-        for session in self.left():
+    async def end_abandoned(self) -> None:
+        """End the sessions whose processes died. One that cannot be ended is tried again at the next recovery."""
+        for session in self.abandoned():
             with contextlib.suppress(AtollError):
                 async with self._leased(self._root / session, 0):
                     await self._end(session)
 
     @contextlib.asynccontextmanager
-    async def _leased(self, lease: Path, patience_s: float, *, shared: bool = False) -> AsyncIterator[None]:
+    async def _leased(self, lease: Path, timeout_s: float, *, shared: bool = False) -> AsyncIterator[None]:
         while True:
-            fd = os.open(lease, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fd = open_lock(lease)
             try:
-                if not await lock_within(fd, patience_s, shared=shared):
-                    raise SandboxError(f"somebody else has the session {lease.name!r}")
-                if os.fstat(fd).st_nlink:  # else who had it before has just ended it, and removed this very file
+                if not await lock_within(fd, timeout_s, shared=shared):
+                    raise SandboxError(f"another process uses the session {lease.name!r}")
+                if os.fstat(fd).st_nlink:  # else its last user has just ended it, and removed this very file
                     yield
                     return
             finally:
                 os.close(fd)
 
     async def _end(self, session: str) -> None:
-        """Destroy its sandboxes and delete their checkpoints. One that cannot be ended does not keep the others."""
+        """Destroy its sandboxes and delete their checkpoints. A failure does not prevent the removal of the others."""
         prefix = f"{session}."
         checkpoints = [each.id for each in self._checkpoints() if each.sandbox.startswith(prefix)]
         ends = [partial(self._destroy, name) for name in self._names() if name.startswith(prefix)]

@@ -1,16 +1,16 @@
-"""A file system of the layers' own, in a file: for machines whose file system has no snapshots and no quotas.
+"""Loop storage: a file system for the layers, in a file, for machines whose own has no snapshots and no quotas.
 
-Knows the file, the loop device and the mount, and in which order they come and go. Refuses to know what layers are,
-and what a file system can do for them (`drivers/storage.py`).
+Owns the file, the loop device and the mount, and the order in which they are created and removed. Not here: layers
+(`layers.py`), and what a file system can do for them (`drivers/storage.py`). Used by the engine.
 
     storage.img     the file system, sparse
-    storage.json    that it is to be mounted on `layers/`. Written last and removed first: without it, what there is of
-                    a file is the rest of something half done
-    storage.lock    held by whoever makes, mounts or removes it
+    storage.json    says that it is to be mounted on `layers/`. Written last and removed first: without it, the file is
+                    the rest of an interrupted operation
+    storage.lock    held while it is created, mounted or removed
 
-Whoever opens the state directory mounts what is not mounted, as after a reboot. The loop device frees itself with the
-last mount (autoclear), also when whoever set it up is killed before the first. One file has one device, however many
-mount namespaces it is mounted in: a second one would let two file systems write to the same blocks.
+Opening the state directory mounts it if it is not mounted, as after a reboot. The loop device frees itself with the
+last mount (autoclear), also if the process that set it up is killed before the first. One file has one device, however
+many mount namespaces it is mounted in: a second one would let two file systems write to the same blocks.
 """
 
 from __future__ import annotations
@@ -32,27 +32,26 @@ from typing import Literal
 
 import anyio
 import anyio.to_thread
-from pydantic import ValidationError
 
 from atoll.contract.errors import InvalidRequest, RuntimeUnavailable, SandboxError, Unenforceable
-from atoll.contract.model import Frozen, StorageInfo
+from atoll.contract.model import StorageInfo
 from atoll.drivers import storage
 from atoll.drivers.locks import locked
 from atoll.drivers.oci import find_program
 from atoll.runtime.state.layers import Layers
-from atoll.runtime.state.store import write_atomic
+from atoll.runtime.state.records import StoredRecord, read_record, sync, write_record
 from atoll.settings import program_environment
 
-Kind = Literal["btrfs", "xfs"]
+StorageKind = Literal["btrfs", "xfs"]
 SMALLEST_BYTES = 512 * 1024**2
-"""What both kinds can be made in."""
+"""The smallest size that both file systems can have."""
 
-_MAKERS: dict[Kind, tuple[str, tuple[str, ...]]] = {
-    # What stands below keeps one copy of everything too.
+_MAKERS: dict[StorageKind, tuple[str, tuple[str, ...]]] = {
+    # The file system below keeps one copy of everything too.
     "btrfs": ("btrfs-progs", ("mkfs.btrfs", "--quiet", "--force", "--metadata", "single")),
     "xfs": ("xfsprogs", ("mkfs.xfs", "-q", "-f", "-m", "reflink=1")),
 }
-_OPTIONS: dict[Kind, tuple[str, ...]] = {
+_OPTIONS: dict[StorageKind, tuple[str, ...]] = {
     "btrfs": ("discard=async",),
     "xfs": ("discard,prjquota", "discard"),  # the second on kernels that were built without XFS's quotas
 }
@@ -60,30 +59,29 @@ _MS_NOSUID, _MS_NODEV, _MS_NOATIME = 2, 4, 1024
 _LOOP_GET_FREE, _LOOP_CONFIGURE, _LOOP_GET_STATUS = 0x4C82, 0x4C0A, 0x4C05
 _LOOP_STATUS = struct.Struct("=QQQQQIIII64s64s32sQQ")
 _LOOP_AUTOCLEAR, _LOOP_DIRECT = 4, 16
-_PATIENCE_S = 60
+_LOCK_TIMEOUT_S = 60
 _TRIES = 64
 _RELEASE_S = 3.0
 
 
-class Record(Frozen):
-    """What `storage.json` says."""
+class LoopStorageRecord(StoredRecord):
+    """The content of `storage.json`."""
 
-    version: int = 1
-    filesystem: Kind
+    VERSION = 1
+    filesystem: StorageKind
     size_bytes: int
 
 
 class LoopStorage:
-    """What the layers of a state directory stand on. `runtime.storage`."""
+    """The file system of a state directory's layers. `engine.storage`."""
 
-    def __init__(self, state_dir: Path, layers: Layers, tidy: Callable[[], Awaitable[object]]) -> None:
+    def __init__(self, state_dir: Path, layers: Layers, remove_unreferenced: Callable[[], Awaitable[object]]) -> None:
         self._state_dir = state_dir
         self._layers = layers
-        self._tidy = tidy
-        """Takes away layers that nobody names."""
+        self._remove_unreferenced = remove_unreferenced
 
     def look(self) -> StorageInfo:
-        """What the layers stand on, and what that can do."""
+        """The file system that the layers are on, and what it can do."""
         place = self._state_dir / "layers"
         facts = storage.look(place, root=os.geteuid() == 0)
         room = shutil.disk_usage(place)
@@ -101,26 +99,27 @@ class LoopStorage:
             image=None if record is None else _image(self._state_dir),
         )
 
-    async def init(self, size_bytes: int, filesystem: Kind = "btrfs") -> StorageInfo:
-        """Give the layers a file system of `size_bytes`. When it fails or is cancelled, all is as it was.
+    async def init(self, size_bytes: int, filesystem: StorageKind = "btrfs") -> StorageInfo:
+        """Create a file system of `size_bytes` for the layers. When it fails or is cancelled, nothing has changed.
 
         Raises:
-            InvalidRequest: the size does not fit, there is one already, or there are sandboxes or checkpoints.
-            RuntimeUnavailable: the program that makes such a file system is not on this machine.
+            InvalidRequest: the size is not allowed, there is one already, or there are sandboxes or checkpoints.
+            RuntimeUnavailable: the program that creates such a file system is not on this machine.
             Unenforceable: this is not root.
-            SandboxError: the machine could not make or mount it.
+            SandboxError: it could not be created or mounted.
         """
-        self._require_root("made")
+        self._require_root("created")
         maker = find_program(_MAKERS[filesystem][1][0])
         if maker is None:
             package, command = _MAKERS[filesystem]
             raise RuntimeUnavailable(
-                f"{command[0]} is not on this machine, and makes such a file system", hint=f"apt-get install {package}"
+                f"{filesystem} cannot be created: the program {command[0]} is not installed",
+                hint=f"apt-get install {package}",
             )
-        async with self._alone():
+        async with self._exclusive():
             if _read(self._state_dir) is not None:
-                raise InvalidRequest("the layers have a file system of their own already; remove it first")
-            self._require_empty("put on another file system")
+                raise InvalidRequest("the layers already have a file system of their own; remove it first")
+            self._require_empty("moved to another file system")
             self._require_room(size_bytes)
             with anyio.CancelScope(shield=True):
                 try:
@@ -133,18 +132,18 @@ class LoopStorage:
         return self.look()
 
     async def remove(self) -> None:
-        """Put the layers back on the state directory's own file system, and free all that theirs took.
+        """Move the layers back to the file system of the state directory, and free the space of their own.
 
         Raises:
-            InvalidRequest: there are sandboxes or checkpoints, or something else uses it.
+            InvalidRequest: there are sandboxes or checkpoints, or a program uses it.
             Unenforceable: this is not root.
         """
         self._require_root("removed")
-        async with self._alone():
-            self._require_empty("taken from their file system")
+        async with self._exclusive():
+            self._require_empty("moved from their file system")
             if _read(self._state_dir) is not None and _is_mounted(self._state_dir):
                 _unmount(self._state_dir / "layers")
-            # Sandboxes of other state directories may have the mount in their namespaces. It goes with its place.
+            # Sandboxes of other state directories may have the mount in their namespaces: it ends with its directory.
             (self._state_dir / "layers").rmdir()
             (self._state_dir / "layers").mkdir(mode=0o700)
             image = _image(self._state_dir)
@@ -153,60 +152,62 @@ class LoopStorage:
                     await anyio.sleep(0.01)
             _remove_files(self._state_dir)
 
-    def _make(self, size_bytes: int, filesystem: Kind, maker: str) -> None:
+    def _make(self, size_bytes: int, filesystem: StorageKind, maker: str) -> None:
         image = _image(self._state_dir)
-        image.unlink(missing_ok=True)  # what somebody left half done
+        image.unlink(missing_ok=True)  # of an interrupted `init`
         with open(image, "xb") as file:
             os.fchmod(file.fileno(), 0o600)
             file.truncate(size_bytes)
         command = [maker, *_MAKERS[filesystem][1][1:], str(image)]
         made = subprocess.run(command, capture_output=True, env=program_environment(), check=False)
         if made.returncode != 0:
-            said = made.stderr.decode(errors="replace").strip()[-500:]
-            raise SandboxError(f"{_MAKERS[filesystem][1][0]} failed: {said}")
-        _sync(image)
-        record = Record(filesystem=filesystem, size_bytes=size_bytes)
-        write_atomic(_record(self._state_dir), record.model_dump_json())
-        _sync(self._state_dir)
+            output = made.stderr.decode(errors="replace").strip()[-500:]
+            raise SandboxError(f"{_MAKERS[filesystem][1][0]} failed: {output}")
+        sync(image)
+        record = LoopStorageRecord(filesystem=filesystem, size_bytes=size_bytes)
+        write_record(_record(self._state_dir), record, durable=True)
         _mount(self._state_dir, record)
 
     @contextlib.asynccontextmanager
-    async def _alone(self) -> AsyncIterator[None]:
-        """With nobody else at work on layers, none of which is nobody's, and with the storage locked."""
-        await self._tidy()
+    async def _exclusive(self) -> AsyncIterator[None]:
+        """Remove unreferenced layers, then hold the locks of the layers, exclusively, and of the storage."""
+        await self._remove_unreferenced()
         async with self._layers.lock(exclusive=True), _locked(self._state_dir):
             yield
 
     def _require_root(self, done: str) -> None:
         if os.geteuid() != 0:
-            raise Unenforceable(f"a file system can only be {done} by root", hint="sudo atoll storage")
+            raise Unenforceable(f"a file system can be {done} only by root", hint="sudo atoll storage")
 
     def _require_empty(self, done: str) -> None:
         for kind, mend in (("sandboxes", "atoll rm --all"), ("checkpoints", "atoll checkpoints --delete ID")):
             count = len(os.listdir(self._state_dir / kind))
             if count:
                 raise InvalidRequest(
-                    f"{count} {kind} are in {self._state_dir}, so its layers cannot be {done}; remove them first, or "
-                    "use another state directory",
+                    f"the layers of {self._state_dir} cannot be {done} while there are {count} {kind}; remove them "
+                    "first, or use another state directory",
                     hint=mend,
                 )
         if os.listdir(self._state_dir / "layers"):
-            raise InvalidRequest(f"there are files in {self._state_dir / 'layers'} that nobody needs", hint="atoll gc")
+            raise InvalidRequest(
+                f"there are unreferenced files in {self._state_dir / 'layers'}; remove them first", hint="atoll gc"
+            )
 
     def _require_room(self, size_bytes: int) -> None:
         free = shutil.disk_usage(self._state_dir).free
         if not SMALLEST_BYTES <= size_bytes <= free:
             raise InvalidRequest(
-                f"a file system of {size_bytes} bytes cannot be made in {self._state_dir}: it takes at least "
-                f"{SMALLEST_BYTES}, and {free} are free"
+                f"a file system of {size_bytes} bytes cannot be created in {self._state_dir}: the size must be at "
+                f"least {SMALLEST_BYTES} and at most the {free} bytes that are free"
             )
 
 
 async def mount(state_dir: Path) -> None:
-    """Mount the layers' own file system, if they have one and it is not mounted. Whoever else does it is waited for.
+    """Mount the file system of the layers, if they have one and it is not mounted.
 
     Raises:
-        InvalidRequest: it cannot be mounted.
+        InvalidRequest: it cannot be mounted, or its record cannot be read.
+        SandboxError: timed out waiting for another process that mounts it.
     """
     record = _read(state_dir)
     if record is None or _is_ready(state_dir, record):
@@ -221,7 +222,7 @@ async def mount(state_dir: Path) -> None:
             raise InvalidRequest(
                 f"the state directory {state_dir} cannot be used: its file system {_image(state_dir)} could not be "
                 f"mounted: {error}",
-                hint="are you root? is the file whole? 'dmesg' may tell more",
+                hint="mounting needs root and an undamaged file; see also 'dmesg'",
             ) from error
 
 
@@ -236,32 +237,22 @@ def _record(state_dir: Path) -> Path:
     return state_dir / "storage.json"
 
 
-def _read(state_dir: Path) -> Record | None:
+def _read(state_dir: Path) -> LoopStorageRecord | None:
     try:
-        return Record.model_validate_json(_record(state_dir).read_bytes())
-    except FileNotFoundError:
-        return None
-    except ValidationError as error:
-        raise InvalidRequest(f"{_record(state_dir)} cannot be read", hint=str(error)) from error
+        return read_record(_record(state_dir), LoopStorageRecord, f"the file system of {state_dir / 'layers'}")
+    except SandboxError as error:
+        raise InvalidRequest(error.message, hint=error.hint, **error.details) from error
 
 
 def _remove_files(state_dir: Path) -> None:
     _record(state_dir).unlink(missing_ok=True)
-    _sync(state_dir)
+    sync(state_dir)
     for left in (_image(state_dir), state_dir / "storage.new"):
         left.unlink(missing_ok=True)
 
 
-def _sync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
 def _locked(state_dir: Path) -> AbstractAsyncContextManager[None]:
-    return locked(state_dir / "storage.lock", _PATIENCE_S, "is at work on the storage")
+    return locked(state_dir / "storage.lock", _LOCK_TIMEOUT_S, "setting up the storage of the layers")
 
 
 # ---- mounts ----
@@ -273,13 +264,13 @@ def _is_mounted(state_dir: Path) -> bool:
     return False
 
 
-def _is_ready(state_dir: Path, record: Record) -> bool:
+def _is_ready(state_dir: Path, record: LoopStorageRecord) -> bool:
     if not _is_mounted(state_dir):
         return False
     return record.filesystem != "btrfs" or storage.look(state_dir / "layers", root=True).limits
 
 
-def _mount(state_dir: Path, record: Record) -> None:
+def _mount(state_dir: Path, record: LoopStorageRecord) -> None:
     place = state_dir / "layers"
     place.mkdir(mode=0o700, exist_ok=True)
     if not _is_mounted(state_dir):
@@ -290,13 +281,13 @@ def _mount(state_dir: Path, record: Record) -> None:
         try:
             storage.enable_quotas(place)
         except OSError as error:
-            raise SandboxError(f"its quotas could not be turned on: {error.strerror}") from error
+            raise SandboxError(f"quotas could not be enabled: {error.strerror}") from error
 
 
-def _mount_device(device: str, place: Path, filesystem: Kind) -> None:
+def _mount_device(device: str, place: Path, filesystem: StorageKind) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     number = 0
-    # Overlays on it have flags of their own; whiteouts are no devices that anybody opens.
+    # Overlays on it have their own flags, and need no device to be opened for whiteouts.
     flags = _MS_NOSUID | _MS_NODEV | _MS_NOATIME
     deadline = time.monotonic() + _RELEASE_S
     for options in _OPTIONS[filesystem]:
@@ -306,7 +297,7 @@ def _mount_device(device: str, place: Path, filesystem: Kind) -> None:
             number = ctypes.get_errno()
             if number != errno.EBUSY or time.monotonic() > deadline:
                 break
-            time.sleep(0.01)  # a mount of it in another namespace is just going
+            time.sleep(0.01)  # a mount of it in another namespace is being removed
     raise SandboxError(f"{filesystem} on {device}: {os.strerror(number)}")
 
 
@@ -315,7 +306,10 @@ def _unmount(place: Path) -> None:
     if libc.umount2(os.fsencode(place), 0) != 0:
         number = ctypes.get_errno()
         if number == errno.EBUSY:
-            raise InvalidRequest(f"some program still uses {place}; end it first", hint=f"fuser -vm {place}")
+            raise InvalidRequest(
+                f"{place} cannot be unmounted while a program uses it; end that program first",
+                hint=f"fuser -vm {place}",
+            )
         raise SandboxError(f"{place} could not be unmounted: {os.strerror(number)}")
 
 
@@ -324,12 +318,12 @@ def _unmount(place: Path) -> None:
 
 @contextlib.contextmanager
 def _device(image: Path) -> Iterator[str]:
-    """A loop device with `image` in it, the one that it has or a new one. It frees itself unless it is mounted."""
+    """The loop device of the file `image`, or a new one. It frees itself unless it is mounted."""
     file = os.open(image, os.O_RDWR | os.O_CLOEXEC)
     try:
         path, device = _device_of(image) or _new_device(file)
         try:
-            yield path  # as long as it is open it cannot free itself
+            yield path  # while it is open it does not free itself
         finally:
             os.close(device)
     finally:
@@ -348,7 +342,7 @@ def _new_device(file: int) -> tuple[str, int]:
                 return path, device
             except OSError as error:
                 os.close(device)
-                if error.errno != errno.EBUSY:  # else another was quicker
+                if error.errno != errno.EBUSY:  # else another process took it first
                     raise
     finally:
         os.close(control)
@@ -356,7 +350,7 @@ def _new_device(file: int) -> tuple[str, int]:
 
 
 def _device_of(image: Path) -> tuple[str, int] | None:
-    """The loop device that has `image` in it, and a descriptor of it, if any has."""
+    """The loop device of the file `image`, and a descriptor of it, if it has one."""
     try:
         seen = image.stat()
     except FileNotFoundError:

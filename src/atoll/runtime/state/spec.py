@@ -1,4 +1,7 @@
-"""What is asked for when a sandbox is made: checked, and completed with what holds when nothing is said."""
+"""A sandbox's spec as a caller asks for it: validated, and its limits completed with defaults.
+
+Not here: the model itself (`contract/model.py`), and the resolved spec (`layers.py`). Used by the engine.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,10 @@ _PIDS = 1024
 
 
 def validate_spec(**fields: object) -> SandboxSpec:
-    """
+    """The spec with these fields.
+
     Raises:
-        InvalidRequest: a field is not allowed; the first that is not is named.
+        InvalidRequest: a field is not allowed; the message names the first such field.
     """
     try:
         return SandboxSpec.model_validate(fields)
@@ -27,7 +31,7 @@ def validate_spec(**fields: object) -> SandboxSpec:
 
 
 def with_defaults(limits: Limits, driver: Driver) -> Limits:
-    """Limits with what a driver can enforce, and nobody has said."""
+    """Limits with defaults for those that are unset and that the driver can enforce."""
     able = driver.capabilities
     defaults: dict[str, object] = {}
     if limits.memory_bytes is None and able.memory_limit:

@@ -1,6 +1,12 @@
-"""What a sandbox is doing, as it can be seen from outside.
+"""The status of a sandbox, derived from its manifest, its locks, its keeper and the driver. Changes none of them.
 
-Knows what a manifest, a keeper's traces and the driver say together. Refuses to change any of it.
+Used by the engine. What the manifest says alone is not the status. The first line that holds counts:
+
+    `busy.lock` is held                                 provisioning
+    its keeper is dead, the manifest says not `running` sleeping or shutdown, as the manifest says
+    its keeper is dead, or has written why it ended     error, with that reason
+    its cgroup is frozen                                paused
+    otherwise                                           running
 """
 
 from __future__ import annotations
@@ -14,7 +20,7 @@ from atoll.runtime.state.store import Manifest
 
 
 def describe(manifest: Manifest, directory: Path, driver: Driver | None) -> SandboxInfo:
-    """A sandbox as `list` shows it. Without its driver nothing of it can be running."""
+    """A sandbox as `list` shows it. Without a driver it cannot run: its runtime is not on this machine."""
     pid = driver.pid(directory) if driver else None
     last_used = driver.last_used(directory)[0] if driver else None
     status: Status = "running"
@@ -37,14 +43,15 @@ def describe(manifest: Manifest, directory: Path, driver: Driver | None) -> Sand
         limits=manifest.limits,
         user=manifest.spec.user,
         created_at=manifest.created_at,
-        last_used_at=last_used and max(last_used, manifest.created_at),  # it may have waited before it was made
+        last_used_at=last_used
+        and max(last_used, manifest.created_at),  # a warm sandbox was used before it was created under its name
         pid=pid,
         network=manifest.spec.network,
     )
 
 
 def ending(directory: Path) -> str | None:
-    """Why a sandbox has ended, as its keeper wrote it down."""
+    """Why a sandbox has ended, as its keeper wrote it. None: it has not, or gave no reason."""
     try:
         return (directory / "ended").read_text(errors="replace")[:300].strip() or None
     except OSError:

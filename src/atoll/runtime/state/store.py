@@ -1,20 +1,25 @@
-"""How sandboxes are remembered on disk, and who may work on one at a time.
+"""The state store: which sandboxes exist, what their manifests say, and which process may work on one.
 
-Knows the state directory's layout, manifests, the claim of a name, ranges of user ids and locks. Refuses to know
-what a sandbox does. Everything here holds across processes and after any of them is killed:
+Owns the layout of the state directory, manifests, claims of names and of ranges of user ids, and the locks of a
+sandbox. Not here: what a sandbox does (`lifecycle/`), layers (`layers.py`), checkpoints (`checkpoints.py`), and how a
+record is written and its version checked (`records.py`). Used by the engine and by `lifecycle/`. All of it holds across
+processes, and after any of them is killed:
 
-    names/<name>        a symlink to the id; making it claims the name
-    ids/<slot>          a symlink to the id; making it claims a range of user ids
-    uncommitted/<id>      present while a sandbox is being made or removed, or lives only as long as its clients;
-                        what stands here without anybody at work on it is finished or collected
-    warm/<key>.<id>  a sandbox of no name that waits, below `uncommitted/` too, to be taken by who wants one of its
-                        kind; renaming this to `-.<id>` takes it. What stands so is being made or taken, and is
-                        collected when nobody is at work on it, though it runs
-    groups/<group>    present while several sandboxes are made that are to be there all or not at all; their entries
-                        below uncommitted/ are symlinks to the group's name
-    in-progress/<id>      present while a sandbox is started, stopped or changed, or a checkpoint is deleted: it is put in
-                        order if who did that died
-    sandboxes/<id>/     manifest.json, busy.lock, work.lock, keeper.lock, and what the driver keeps
+    names/<name>        a symlink to the id. Creating it claims the name
+    ids/<slot>          a symlink to the id. Creating it claims a range of user ids
+    uncommitted/<id>    exists while a sandbox is created or removed, and while an ephemeral one lives. An entry that no
+                        process works on is abandoned: the sandbox is completed or removed
+    warm/<key>.<id>     a warm sandbox without a name, which is also in `uncommitted/`. `<key>` is that of its template.
+                        Renaming the entry to `-.<id>` claims it. An entry `-.<id>` that no process works on is
+                        abandoned, though the sandbox runs: its creation or its claim was interrupted
+    groups/<group>      exists while several sandboxes are created of which all or none are to exist. Their entries in
+                        `uncommitted/` are symlinks to the group's name
+    in-progress/<id>    exists while a sandbox is started, stopped or changed, or a checkpoint is deleted. If that is
+                        interrupted, the sandbox is reconciled
+    sandboxes/<id>/     manifest.json, busy.lock, work.lock, keeper.lock, and the driver's files
+
+`busy.lock` is held while a sandbox is created, claimed or removed, `work.lock` during any operation on it,
+`keeper.lock` by its keeper for as long as that lives.
 """
 
 from __future__ import annotations
@@ -28,45 +33,44 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from pydantic import ValidationError
-
 from atoll.contract.errors import SandboxDied, SandboxError, SandboxExists, SandboxNotFound
 from atoll.contract.model import RuntimeName, SandboxSpec, check_name
-from atoll.drivers.locks import is_held, lock_within, try_lock
+from atoll.drivers.locks import is_held, lock_timeout, lock_within, open_lock, try_lock
 from atoll.runtime.state.layers import ResolvedSpec
+from atoll.runtime.state.records import StoredRecord, read_record, write_record
 
 ID_BASE, ID_STEP, ID_SLOTS = 0x1000_0000, 0x1_0000, 28_000
 """Host user ids of sandboxes: far above people and services, below 2**31."""
 IMPORTED_IDS = ID_BASE - 2 * ID_STEP
-"""Whom the files of imported layers belong to: ids that no sandbox has, and the machine's own layers neither."""
-_PATIENCE_S = 60
-_WORK_S = 600
+"""The owner of the files of imported layers: an id that neither a sandbox nor a file of the machine has."""
+_BUSY_TIMEOUT_S = 60
+_WORK_TIMEOUT_S = 600
 
 
-class Manifest(ResolvedSpec):
-    """All that must be known to take a sandbox up again."""
+class Manifest(ResolvedSpec, StoredRecord):
+    """A sandbox's record on disk: all that is needed to start it again."""
 
-    version: int = 2
+    VERSION = 3
     id: str
     spec: SandboxSpec
     runtime: RuntimeName
     active_layer: str
-    """The layer that the sandbox writes to. No other manifest and no checkpoint names it."""
+    """The layer that the sandbox writes to. No other manifest and no checkpoint refers to it."""
     copied: str | None = None
-    """The last copy that was made of it, which may be gone."""
+    """The last copy that was made of the active layer, which may have been removed."""
     id_slot: int
     created_at: datetime
     state: Literal["running", "sleeping", "shutdown"] = "running"
-    """What it is meant to be. Whether it runs, its keeper tells."""
+    """The state that it is meant to be in. Whether it runs is known from its keeper."""
     ending: bool = False
-    """True: it is not to run, and what runs of it all the same is being ended. Unset: what runs of it may go on."""
+    """True: its processes are being stopped, and those that still run must be stopped. Unset: they may go on."""
     run: int = 1
-    """Counts its starts: no runtime is given the same id twice."""
+    """The number of its starts: no runtime is given the same id twice."""
     memory: str | None = None
-    """The directory, in the sandbox's own, that its processes were written to when it went to sleep. Unset: it has none
-    that could go on."""
+    """The directory, in the sandbox's own unless it is a checkpoint's, that its processes were saved to when it went to
+    sleep. Unset: it has no saved processes."""
     checkpoint: str | None = None
-    """Where it stands in the tree of its checkpoints: the last that was made of it, or that it was made of."""
+    """Its position in the tree of checkpoints: the last one made of it, or the one that it was made from."""
 
     @property
     def id_base(self) -> int:
@@ -78,7 +82,7 @@ class Manifest(ResolvedSpec):
 
 
 class Claimed(NamedTuple):
-    """A sandbox that waited."""
+    """A warm sandbox that this process has claimed."""
 
     id: str
     manifest: Manifest | None
@@ -97,10 +101,10 @@ class StateStore:
     # ---- names ----
 
     def claim_name(self, name: str, id: str) -> None:
-        """Make `name` mean `id`, for everybody, at once.
+        """Give the name to the sandbox `id`, for all processes, in one step.
 
         Raises:
-            SandboxExists: it means another one.
+            SandboxExists: another sandbox has it.
         """
         try:
             os.symlink(id, self.state_dir / "names" / name)
@@ -108,11 +112,11 @@ class StateStore:
             raise SandboxExists(name) from None
 
     def lookup(self, name: str) -> str:
-        """The id behind a name.
+        """The id of the sandbox with this name.
 
         Raises:
-            InvalidRequest: it cannot be a name.
-            SandboxNotFound: it is none.
+            InvalidRequest: it is not a valid name.
+            SandboxNotFound: no sandbox has it.
         """
         check_name(name)
         try:
@@ -126,43 +130,41 @@ class StateStore:
     def names(self) -> list[str]:
         return sorted(os.listdir(self.state_dir / "names"))
 
-    # ---- ranges of ids ----
+    # ---- ranges of user ids ----
 
     def claim_ids(self, id: str) -> int:
-        """A slot of user ids that no other sandbox of this state directory has."""
+        """Claim a range of user ids that no other sandbox of this state directory has. Returns its slot."""
         for _ in range(1000):
             slot = secrets.randbelow(ID_SLOTS)
             with contextlib.suppress(FileExistsError):
                 os.symlink(id, self.state_dir / "ids" / str(slot))
                 return slot
-        raise SandboxError("no range of user ids is free", hint=f"see {self.state_dir / 'ids'}")
+        raise SandboxError("no range of user ids is free; destroy some sandboxes", hint=str(self.state_dir / "ids"))
 
     # ---- manifests ----
 
     def write(self, manifest: Manifest) -> None:
-        write_atomic(self.directory(manifest.id) / "manifest.json", manifest.model_dump_json())
+        write_record(self.directory(manifest.id) / "manifest.json", manifest)
 
     def read(self, id: str) -> Manifest | None:
-        """The manifest of `id`. None: it is not written yet, or not there any more."""
-        path = self.directory(id) / "manifest.json"
-        try:
-            return Manifest.model_validate_json(path.read_bytes())
-        except FileNotFoundError:
-            return None
-        except ValidationError as error:
-            raise SandboxError(f"the manifest of the sandbox {id} cannot be read", hint=f"{path}: {error}") from error
+        """The manifest of `id`. None: it is not written yet, or was removed.
 
-    # ---- life ----
+        Raises:
+            SandboxError: it cannot be read, or was written by an Atoll with another version of manifests.
+        """
+        return read_record(self.directory(id) / "manifest.json", Manifest, f"sandbox {id}")
+
+    # ---- creation ----
 
     @contextlib.contextmanager
-    def making(self, id: str, group: str | None = None) -> Iterator[Path]:
-        """A directory for a new sandbox, with work on it announced: if this process dies, it is collected.
+    def creating(self, id: str, group: str | None = None) -> Iterator[Path]:
+        """The directory of a new, uncommitted sandbox, with its locks held. If this process dies, it is abandoned.
 
-        One of a `group` is announced beyond that, until the group is complete.
+        A sandbox of a `group` stays uncommitted until the group is complete.
         """
         directory = self.directory(id)
         directory.mkdir(mode=0o700)
-        locks = [_open_lock(directory, name) for name in ("busy.lock", "work.lock")]
+        locks = [open_lock(directory / name) for name in ("busy.lock", "work.lock")]
         try:
             for fd in locks:
                 try_lock(fd)
@@ -174,10 +176,10 @@ class StateStore:
 
     @contextlib.contextmanager
     def create_group(self) -> Iterator[str]:
-        """A group of sandboxes to be made. They are there, all at once, when the context ends without an error."""
+        """A group of sandboxes to be created. All are committed at once when the context ends without an error."""
         group = secrets.token_hex(8)
         path = self.state_dir / "groups" / group
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fd = open_lock(path)
         try:
             try_lock(fd)
             yield group
@@ -189,49 +191,52 @@ class StateStore:
                 self.commit(id)
 
     def _group(self, id: str) -> str | None:
-        """The group that a sandbox is made with. None: with none, or it is there already."""
+        """The group that a sandbox is created with. None: it has no group, or is committed already."""
         with contextlib.suppress(FileNotFoundError):
             group = os.readlink(self.state_dir / "uncommitted" / id)
             return group if group != id else None
         return None
 
     def commit(self, id: str, *, ephemeral: bool = False) -> None:
-        """From now on it lives by itself, or with its clients."""
+        """The sandbox is complete: it exists until it is destroyed or, if `ephemeral`, until its last client leaves."""
         if not ephemeral:
             (self.state_dir / "uncommitted" / id).unlink(missing_ok=True)
         self._warm_path("-", id).unlink(missing_ok=True)
 
-    # ---- waiting ----
+    # ---- warm sandboxes ----
 
     def mark_creating(self, id: str) -> None:
-        """A sandbox is being made that is to wait."""
+        """Mark a sandbox that is being created for a warm pool."""
         self._warm_path("-", id).touch(mode=0o600)
 
     def mark_ready(self, id: str, key: str) -> None:
-        """From now on it waits. Who calls this is the one at work on it."""
+        """Mark it ready to be claimed. The caller holds its locks."""
         self._warm_path("-", id).rename(self._warm_path(key, id))
 
     def warm(self, key: str) -> list[str]:
-        """The ids of those that wait, some of which may have ended."""
+        """The ids of the warm sandboxes with this key, some of which may have ended."""
         names = (name.partition(".") for name in os.listdir(self.state_dir / "warm"))
         return [id for its_key, _, id in names if its_key == key]
 
     @contextlib.contextmanager
     def claim(self, key: str, wanted: Callable[[Manifest | None], bool]) -> Iterator[Claimed | None]:
-        """One of those that wait, the first that is `wanted`, and nobody else's any more. None: there is none.
+        """Claim a warm sandbox, the first that is `wanted`. No other process can claim it then. None: there is none.
 
-        Who takes it is at work on it as long as the context lasts, and has settled or removed it by then. A manifest
-        that cannot be read is given as None.
+        Its locks are held as long as the context lasts; the caller commits or removes it before that. `wanted` is
+        called with None for a manifest that cannot be read.
         """
         candidates = self.warm(key)
-        random.shuffle(candidates)  # many who come at once do not all try the same one first
+        random.shuffle(candidates)  # so that concurrent claims do not all try the same one first
         for id in candidates:
             with contextlib.ExitStack() as stack, contextlib.suppress(FileNotFoundError):
                 if not self._try_locks(id, stack):
                     continue
-                manifest = None
-                with contextlib.suppress(SandboxError):
+                try:
                     manifest = self.read(id)
+                except SandboxError as error:
+                    if error.details.get("reason") == "newer":  # another Atoll's, which knows what to do with it
+                        continue
+                    manifest = None
                 if wanted(manifest) and self._try_claim(key, id):
                     held = stack.pop_all()
                     break
@@ -242,7 +247,7 @@ class StateStore:
             yield Claimed(id, manifest)
 
     def _try_locks(self, id: str, stack: contextlib.ExitStack) -> bool:
-        """Be the one at work on a sandbox for as long as `stack` lasts, unless another is."""
+        """Hold both locks of a sandbox until `stack` is closed. False: another process holds one."""
         for name in ("busy.lock", "work.lock"):
             fd = os.open(self.directory(id) / name, os.O_RDWR | os.O_CLOEXEC)
             stack.callback(os.close, fd)
@@ -253,50 +258,48 @@ class StateStore:
     def _try_claim(self, key: str, id: str) -> bool:
         try:
             self._warm_path(key, id).rename(self._warm_path("-", id))
-        except FileNotFoundError:  # another was faster, and is done with it
+        except FileNotFoundError:  # another process claimed it first
             return False
         return True
 
     def claim_interrupted(self, id: str) -> bool:
-        """Whether it is being put up or taken; and if nobody is at work on it, that was never finished."""
+        """Whether it is being created for a warm pool or claimed; if no process works on it, that was interrupted."""
         return self._warm_path("-", id).exists()
 
     def _warm_path(self, key: str, id: str) -> Path:
         return self.state_dir / "warm" / f"{key}.{id}"
 
-    # ---- ending ----
+    # ---- removal and changes ----
 
     @contextlib.asynccontextmanager
     async def removing(
         self, id: str, name: str | None, *, locked: bool = False, abandoned: bool = False
     ) -> AsyncIterator[Path]:
-        """The directory of a sandbox, for its removal, with nobody else at work on it. It may be gone already.
+        """The directory of a sandbox that is to be removed, with its locks held. It may not exist any more.
 
-        The name is free, and the sandbox sure to be collected, before the first of it is taken away. Without `name`,
-        whatever name it has is. `locked` says that the caller is the one at work on it; `abandoned`, that it is to be
-        removed only if it is.
+        Before it is given, the name is freed and the sandbox uncommitted, so that an interrupted removal is finished
+        later. Without `name`, whichever name it has is freed. `locked`: the caller holds the locks. `abandoned`: it is
+        to be removed only if it is abandoned.
 
         Raises:
-            SandboxError: somebody else is at work on it, or it is not abandoned any more.
+            SandboxError: another process works on it for too long, or it is not abandoned any more.
         """
         directory = self.directory(id)
         with contextlib.ExitStack() as stack:
             with contextlib.suppress(FileNotFoundError):
-                for lock, patience_s in (("busy.lock", _PATIENCE_S), ("work.lock", _WORK_S)):
-                    fd = _open_lock(directory, lock)
+                for lock, timeout_s in (("busy.lock", _BUSY_TIMEOUT_S), ("work.lock", _WORK_TIMEOUT_S)):
+                    fd = open_lock(directory / lock)
                     stack.callback(os.close, fd)
-                    if not locked and not await lock_within(fd, patience_s):
-                        raise SandboxError(
-                            "somebody else is at work on this sandbox and does not end", hint=str(directory)
-                        )
-                if abandoned and id not in self._left():
-                    raise SandboxError("somebody has taken this sandbox up meanwhile", hint=str(directory))
+                    if not locked and not await lock_within(fd, timeout_s):
+                        raise lock_timeout(timeout_s, f"working on sandbox {id}", directory / lock)
+                if abandoned and id not in self._unowned():
+                    raise SandboxError(f"sandbox {id} is not abandoned any more", hint=str(directory))
                 with contextlib.suppress(FileExistsError):
                     os.symlink(id, self.state_dir / "uncommitted" / id)
             for entry in os.listdir(self.state_dir / "warm"):
                 if entry.endswith(f".{id}"):
                     self._try_claim(entry.partition(".")[0], id)
-            # Who was killed before the manifest was written has claimed a name that nobody else knows of.
+            # A process that was killed before it wrote the manifest has claimed a name that is recorded only here.
             for each in self.names() if name is None else [name]:
                 if self._means(each, id):
                     (self.state_dir / "names" / each).unlink(missing_ok=True)
@@ -320,20 +323,21 @@ class StateStore:
 
     @contextlib.asynccontextmanager
     async def working(self, id: str) -> AsyncIterator[int]:
-        """Be the only one who starts, stops or changes a sandbox that exists.
+        """Hold the lock for starting, stopping or changing a sandbox, which is in progress meanwhile.
 
-        Gives the lock: a program that must have ended before anybody else may work on it is handed a copy.
+        Gives the lock's descriptor: a program that must end before another process may work on the sandbox gets a copy.
 
         Raises:
-            SandboxError: somebody else does, and does not end.
+            SandboxDied: it was destroyed.
+            SandboxError: another process works on it for too long.
         """
         try:
-            fd = _open_lock(self.directory(id), "work.lock")
+            fd = open_lock(self.directory(id) / "work.lock")
         except FileNotFoundError:
             raise SandboxDied("the sandbox was destroyed") from None
         try:
-            if not await lock_within(fd, _WORK_S):
-                raise SandboxError("somebody else is at work on this sandbox and does not end", hint=id)
+            if not await lock_within(fd, _WORK_TIMEOUT_S):
+                raise lock_timeout(_WORK_TIMEOUT_S, f"working on sandbox {id}", self.directory(id) / "work.lock")
             with self.in_progress(id):
                 yield fd
         finally:
@@ -341,54 +345,55 @@ class StateStore:
 
     @contextlib.contextmanager
     def in_progress(self, id: str) -> Iterator[None]:
-        """What is done inside leaves garbage if this process dies; that is then known."""
+        """Mark the id of a sandbox, checkpoint or layer while it is changed. The mark outlives a killed process."""
         mark = self.state_dir / "in-progress" / id
-        with contextlib.suppress(OSError):  # it may stand there already; and on a full disk garbage can be deleted
+        with contextlib.suppress(OSError):  # it may exist already; and garbage must be removable on a full disk
             mark.symlink_to(id)
         try:
             yield
         finally:
             mark.unlink(missing_ok=True)
 
-    # ---- what others left ----
+    # ---- after interruptions ----
 
     def interrupted(self) -> list[str]:
-        """Ids of sandboxes that somebody was at work on who died."""
-        return [id for id in os.listdir(self.state_dir / "in-progress") if not self._is_worked_on(id)]
+        """Ids of sandboxes whose operation was interrupted: the process that worked on them died."""
+        return [id for id in os.listdir(self.state_dir / "in-progress") if not self._is_in_progress(id)]
 
     def clear_in_progress(self, id: str) -> None:
         (self.state_dir / "in-progress" / id).unlink(missing_ok=True)
 
     def abandoned(self) -> list[str]:
-        """Ids that nobody is at work on, of what neither lives by itself nor waits."""
-        return sorted(id for id in self._left() if not self._is_made(id))
+        """Ids of uncommitted sandboxes that no process works on, except those that are ready in a warm pool."""
+        return sorted(id for id in self._unowned() if not self._is_being_created(id))
 
-    def _left(self) -> set[str]:
+    def _unowned(self) -> set[str]:
+        """Ids of uncommitted sandboxes, except those that are ready in a warm pool."""
         entries = [name.partition(".") for name in os.listdir(self.state_dir / "warm")]
         warm = {id for key, _, id in entries if key != "-" and self.is_alive(id)}
         return (set(os.listdir(self.state_dir / "uncommitted")) - warm) | set(self.warm("-"))
 
     def is_alive(self, id: str) -> bool:
-        """Whether it has a keeper."""
+        """Whether its keeper lives."""
         return is_held(self.directory(id) / "keeper.lock")
 
     def at_work(self) -> set[str]:
-        """Ids of sandboxes that somebody makes, removes, starts, stops or changes."""
-        making = {id for id in os.listdir(self.state_dir / "uncommitted") if self._is_made(id)}
-        return making | {id for id in os.listdir(self.state_dir / "in-progress") if self._is_worked_on(id)}
+        """Ids of sandboxes that some process creates, removes, starts, stops or changes now."""
+        creating = {id for id in os.listdir(self.state_dir / "uncommitted") if self._is_being_created(id)}
+        return creating | {id for id in os.listdir(self.state_dir / "in-progress") if self._is_in_progress(id)}
 
-    def _is_worked_on(self, id: str) -> bool:
+    def _is_in_progress(self, id: str) -> bool:
         return is_held(self.directory(id) / "work.lock")
 
-    def _is_made(self, id: str) -> bool:
-        """Whether somebody makes or removes it, or the group that it is one of."""
+    def _is_being_created(self, id: str) -> bool:
+        """Whether some process creates or removes it, or creates its group."""
         group = self._group(id)
         return is_held(self.directory(id) / "busy.lock") or (
             group is not None and is_held(self.state_dir / "groups" / group)
         )
 
-    def was_made(self, manifest: Manifest, *, running: bool) -> bool:
-        """Whether an abandoned sandbox lacks nothing: it has its name and runs, or its group was complete."""
+    def is_complete(self, manifest: Manifest, *, running: bool) -> bool:
+        """Whether an abandoned sandbox only lacks its commit: it has its name and runs, or its group was complete."""
         group = self._group(manifest.id)
         if self.claim_interrupted(manifest.id):
             return False
@@ -397,11 +402,11 @@ class StateStore:
         return self._means(manifest.spec.name, manifest.id) and (running or group is not None)
 
     def finish_created(self, id: str) -> None:
-        """Settle a sandbox that is used, though who made it died before saying so. Nothing, while somebody makes it."""
-        if not os.path.lexists(self.state_dir / "uncommitted" / id) or self._is_made(id):
+        """Commit a complete sandbox whose creator died before it did. Does nothing while some process creates it."""
+        if not os.path.lexists(self.state_dir / "uncommitted" / id) or self._is_being_created(id):
             return
         with contextlib.suppress(FileNotFoundError):
-            fd = _open_lock(self.directory(id), "busy.lock")
+            fd = open_lock(self.directory(id) / "busy.lock")
             try:
                 if try_lock(fd):
                     self.commit(id)
@@ -409,7 +414,7 @@ class StateStore:
                 os.close(fd)
 
     def orphaned(self) -> list[Path]:
-        """Directories that somebody made for a sandbox who died at once. Call it while nobody makes anything."""
+        """Directories without a sandbox: their creator died at once. Call it with the layers locked exclusively."""
         return [
             self.directory(id)
             for id in os.listdir(self.state_dir / "sandboxes")
@@ -418,26 +423,12 @@ class StateStore:
         ]
 
     def drop_groups(self) -> None:
-        """Forget groups whose makers died and of which nothing is left. Call it while nobody makes anything."""
+        """Remove groups whose creators died and that have no members. Call it with the layers locked exclusively."""
         members = {self._group(id) for id in os.listdir(self.state_dir / "uncommitted")}
         for group in set(os.listdir(self.state_dir / "groups")) - members:
             path = self.state_dir / "groups" / group
             if not is_held(path):
                 path.unlink(missing_ok=True)
-
-
-def _open_lock(directory: Path, name: str) -> int:
-    return os.open(directory / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-
-
-def write_atomic(path: Path, text: str) -> None:
-    """Write a file that holds, whatever is killed when, what it held before or all of `text`."""
-    temporary = path.with_suffix(".new")
-    with open(temporary, "w") as file:
-        file.write(text)
-        file.flush()
-        os.fdatasync(file.fileno())
-    temporary.rename(path)
 
 
 def new_id() -> str:

@@ -13,7 +13,7 @@ from atoll.runtime.engine import open as open_engine
 from atoll.surfaces.cli import render
 
 if TYPE_CHECKING:
-    from atoll.runtime.images.store import Image
+    from atoll.runtime.images.store import ImageInfo
 
 
 async def ls(state_dir: Path | None, *, quiet: bool, as_json: bool) -> int:
@@ -65,7 +65,7 @@ async def rm(state_dir: Path | None, references: Sequence[str], *, as_json: bool
     return 0
 
 
-def _told(image: Image, as_json: bool) -> int:
+def _told(image: ImageInfo, as_json: bool) -> int:
     if as_json:
         render.emit_json(image.model_dump(mode="json"))
     else:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast, get_args
 
 from atoll.contract.errors import InvalidRequest
 from atoll.runtime.engine import open as open_engine
-from atoll.runtime.state.loop_storage import Kind
+from atoll.runtime.state.loop_storage import StorageKind
 from atoll.surfaces.cli import render
 
 if TYPE_CHECKING:
@@ -23,10 +23,12 @@ async def show(state_dir: Path | None, *, as_json: bool) -> int:
 
 
 async def init(state_dir: Path | None, size_bytes: int, filesystem: str, *, as_json: bool) -> int:
-    if filesystem not in get_args(Kind):
-        raise InvalidRequest(f"{filesystem!r} is not a file system for this; there are {', '.join(get_args(Kind))}")
+    if filesystem not in get_args(StorageKind):
+        raise InvalidRequest(
+            f"{filesystem!r} is not a file system for this; there are {', '.join(get_args(StorageKind))}"
+        )
     async with open_engine(state_dir) as engine:
-        return _told(await engine.storage.init(size_bytes, cast("Kind", filesystem)), as_json)
+        return _told(await engine.storage.init(size_bytes, cast("StorageKind", filesystem)), as_json)
 
 
 async def remove(state_dir: Path | None, *, as_json: bool) -> int:

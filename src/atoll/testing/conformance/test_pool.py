@@ -112,7 +112,7 @@ async def test_a_temporary_session_leaves_nothing_and_is_one_clients_alone(engin
         await (await pool.create("gone")).checkpoint()
         await pool.destroy("gone")
         await other.get()
-        with pytest.raises(SandboxError, match="somebody else has the session 'lent'"):
+        with pytest.raises(SandboxError, match="another process uses the session 'lent'"):
             async with engine.pool("lent", temporary=True):
                 pass
         await engine.collect()  # it is not left, and stays

@@ -264,7 +264,7 @@ async def test_creating_goes_on_when_none_can_be_put_up(
     fastest: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = fastest
-    monkeypatch.setattr(warm_pool, "_AGAIN_S", (0.02, 0.1))
+    monkeypatch.setattr(warm_pool, "_RETRY_S", (0.02, 0.1))
     failing = True
     mark_ready = engine._warm_pools._make
 
@@ -283,6 +283,6 @@ async def test_creating_goes_on_when_none_can_be_put_up(
         for expected in (True, False):
             async with await engine.create() as sandbox:
                 assert (sandbox.id in ids) is expected
-        await eventually(lambda: "is tried again" in caplog.text, "it is told")
+        await eventually(lambda: "trying again later" in caplog.text, "the failure is logged")
         failing = False
         assert not await ready(engine, 1) & ids
