@@ -18,7 +18,7 @@ import pytest
 from atoll.agents.history import History
 from atoll.agents.loop import Answer, RetryEvent, TextEvent, Tokens, ToolCallEvent, ToolResultEvent
 from atoll.surfaces.cli import render, transcript
-from atoll.surfaces.cli.agent import _question
+from atoll.surfaces.cli.conversation import _question
 from atoll.tools.agent import SHELL
 from atoll.tools.coding import TaskEvent
 from atoll.tools.tool import ToolResult, ToolSet
@@ -220,7 +220,7 @@ async def test_an_answer_that_broke_off_or_was_cut_is_told(capfd: pytest.Capture
     await shown.take(TextEvent(text="half an"))
     await shown.take(RetryEvent(reason="the connection broke", wait_s=0.5))
     await shown.take(TextEvent(text="an answer that is too"))
-    await shown.end(Answer("", "length", 1, Tokens(), History()), transcript.Spent(1, Tokens(input=5000), 3.0))
+    await shown.end(Answer("", "length", 1, Tokens(), History()), transcript.TurnUsage(1, Tokens(input=5000), 3.0))
     out, err = capfd.readouterr()
     assert out == "half an\nan answer that is too\n"
     assert "  ↻ the answer broke off, and is asked for again in 0.5 s: the connection broke\n" in err

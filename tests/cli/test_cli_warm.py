@@ -6,7 +6,7 @@ from tests.cli.driving import Atoll
 
 
 def test_sandboxes_wait_are_taken_put_up_again_and_ended(atoll: Atoll) -> None:
-    assert b"no sandboxes wait" in atoll("warm").stderr
+    assert b"no warm pools" in atoll("warm").stderr
     (warm_pool,) = atoll.json("warm", "--count", "2", "--memory", "256m", "--json")
     assert (warm_pool["image"], warm_pool["count"], warm_pool["ready"]) == ("host", 2, 2)
     assert warm_pool["limits"]["memory_bytes"] == 256 << 20
