@@ -96,7 +96,7 @@ class CommandContext(typer.Context):
     def take(self, names: Iterable[str]) -> dict[str, Any]:
         """Remove parameters that the command's function does not declare, and return those that were given."""
         values = {name: self.params.pop(name, None) for name in names}
-        return {name: value for name, value in values.items() if value not in (None, False, [], ())}
+        return {name: value for name, value in values.items() if value is not None and value is not False}
 
 
 class AtollCommand(TyperCommand):
@@ -173,8 +173,8 @@ def help_without_command(context: CommandContext) -> None:
 class CommandLast(AtollCommand):
     """A command whose last argument is another command, which keeps its own options.
 
-    Options of ours may stand before and after the arguments that precede it; the first word that is neither begins
-    the other command. `--` before it makes that plain, and is needed when it begins with a dash.
+    Our own options may be written before and after the arguments that precede it; the first other word begins the
+    command. `--` before it makes that explicit, and is needed if it begins with a dash.
     """
 
     leading = 0

@@ -92,30 +92,30 @@ class Display(Protocol):
 
 
 @asynccontextmanager
-async def opened(shown: Display) -> AsyncIterator[None]:
+async def opened(display: Display) -> AsyncIterator[None]:
     """While it is open, events are shown as they come; afterwards the terminal is as before."""
-    handler = _LogHandler(shown.take_child)
+    handler = _LogHandler(display.take_child)
     logging.getLogger("atoll").addHandler(handler)
     try:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(shown.keep_up)
+            tasks.start_soon(display.keep_up)
             yield
             tasks.cancel_scope.cancel()
     finally:
         logging.getLogger("atoll").removeHandler(handler)
         with anyio.move_on_after(_LAST_S, shield=True):
-            await shown.close()
+            await display.close()
 
 
 class _LogHandler(logging.Handler):
     """Log records as events: written directly, they would break the lines that are being drawn."""
 
-    def __init__(self, tell: Callable[[TaskEvent], None]) -> None:
+    def __init__(self, take: Callable[[TaskEvent], None]) -> None:
         super().__init__(logging.WARNING)
-        self._tell = tell
+        self._take = take
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._tell(TaskEvent(task="", kind="log", data={"text": self.format(record)}))
+        self._take(TaskEvent(task="", kind="log", data={"text": self.format(record)}))
 
 
 class _EventWriter:
@@ -155,8 +155,8 @@ class JsonLines(_EventWriter):
             await self._catch_up()
             if answer is not None:
                 total = spent.tokens.model_dump(mode="json")
-                told = {"type": "answer", "text": answer.text, "ended": answer.ended, "steps": answer.steps}
-                await self._emit({**told, "tokens": total, "duration_s": spent.duration_s})
+                value = {"type": "answer", "text": answer.text, "ended": answer.ended, "steps": answer.steps}
+                await self._emit({**value, "tokens": total, "duration_s": spent.duration_s})
 
     @asynccontextmanager
     async def aside(self) -> AsyncIterator[None]:
@@ -288,8 +288,8 @@ class Screen(_EventWriter):
                 await self._print(self._line(render.styled("✗", render.RED), call, "cut off"))
             if answer is not None and answer.ended != "done":
                 why = {"length": "the answer is truncated: it reached the limit of output tokens"}
-                told = why.get(answer.ended, "the answer is truncated: the provider withheld the rest")
-                await self._print(render.styled(told, render.RED))
+                reason = why.get(answer.ended, "the answer is truncated: the provider withheld the rest")
+                await self._print(render.styled(reason, render.RED))
             if spent.steps:
                 steps = f"{spent.steps} step{'' if spent.steps == 1 else 's'}"
                 tokens = f"{spent.tokens.input:,} tokens in, {spent.tokens.output:,} out"
@@ -327,32 +327,32 @@ class Screen(_EventWriter):
 
     async def _catch_up(self) -> None:
         while self._queued:
-            told = self._queued.popleft()
-            if told.kind == "log":
-                await self._print(_harmless(str(told.data["text"]), lines=True))
+            event = self._queued.popleft()
+            if event.kind == "log":
+                await self._print(_harmless(str(event.data["text"]), lines=True))
                 continue
-            child = self._children.setdefault(told.task, _ChildSession(told.task, int(told.data.get("depth", 2))))
-            await self._child(told, child)
+            child = self._children.setdefault(event.task, _ChildSession(event.task, int(event.data.get("depth", 2))))
+            await self._child(event, child)
 
-    async def _child(self, told: TaskEvent, child: _ChildSession) -> None:
-        if told.kind == "text":
-            *whole, child.said = (child.said + _harmless(str(told.data["text"]), lines=True)).split("\n")
+    async def _child(self, event: TaskEvent, child: _ChildSession) -> None:
+        if event.kind == "text":
+            *whole, child.said = (child.said + _harmless(str(event.data["text"]), lines=True)).split("\n")
             await self._child_said(whole, child)
             return
         await self._child_said([child.said], child)
         child.said = ""
-        if told.kind == "started":
-            about = f"{told.data['role']} in {told.data['cwd']}"
+        if event.kind == "started":
+            about = f"{event.data['role']} in {event.data['cwd']}"
             await self._print(self._styled(_harmless(about), render.DIM, child))
-        elif told.kind == "ended":
+        elif event.kind == "ended":
             del self._children[child.id]
             for key in [key for key, call in self._calls.items() if call.child is child]:
                 del self._calls[key]
-            if told.data["status"] != "completed":
-                await self._print(self._styled(_harmless(str(told.data["status"])), render.RED, child))
-        elif told.kind in _CHILD_EVENTS:
-            data = {name: value for name, value in told.data.items() if name != "depth"}
-            await self._event(_CHILD_EVENTS[told.kind].model_validate(data), child)
+            if event.data["status"] != "completed":
+                await self._print(self._styled(_harmless(str(event.data["status"])), render.RED, child))
+        elif event.kind in _CHILD_EVENTS:
+            data = {name: value for name, value in event.data.items() if name != "depth"}
+            await self._event(_CHILD_EVENTS[event.kind].model_validate(data), child)
 
     async def _child_said(self, lines: list[str], child: _ChildSession) -> None:
         for line in lines:

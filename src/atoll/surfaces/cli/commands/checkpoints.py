@@ -239,7 +239,7 @@ def _tree(found: Sequence[Checkpoint]) -> list[tuple[str, Checkpoint]]:
         drawn.append((before + branch + each.id, each))
         below = [child for child in found if child.parent == each.id]
         lines = before + {"": "", "├─ ": "│  ", "└─ ": "   "}[branch]
-        # An only child goes on in its parent's column: a chain is a column, a fork is a branch.
+        # An only child stays in its parent's column: a chain is a column, a fork is a branch.
         if len(below) == 1:
             waiting.append((below[0], lines, ""))
             continue
