@@ -18,7 +18,7 @@ import pytest
 from atoll.agents.history import History
 from atoll.agents.loop import Answer, RetryEvent, TextEvent, Tokens, ToolCallEvent, ToolResultEvent
 from atoll.surfaces.cli import render, transcript
-from atoll.surfaces.cli.agent import _question
+from atoll.surfaces.cli.conversation import _question
 from atoll.testing.waiting import wait_until
 from atoll.tools.pool import SHELL
 from atoll.tools.tasks import TaskEvent
@@ -220,11 +220,11 @@ async def test_an_answer_that_broke_off_or_was_cut_is_told(capfd: pytest.Capture
     await shown.take(TextEvent(text="half an"))
     await shown.take(RetryEvent(reason="the connection broke", wait_s=0.5))
     await shown.take(TextEvent(text="an answer that is too"))
-    await shown.end(Answer("", "length", 1, Tokens(), History()), transcript.Spent(1, Tokens(input=5000), 3.0))
+    await shown.end(Answer("", "length", 1, Tokens(), History()), transcript.TurnUsage(1, Tokens(input=5000), 3.0))
     out, err = capfd.readouterr()
     assert out == "half an\nan answer that is too\n"
-    assert "  ↻ the answer broke off, and is asked for again in 0.5 s: the connection broke\n" in err
-    assert "the answer is cut" in err
+    assert "  ↻ the answer broke off; retrying in 0.5 s: the connection broke\n" in err
+    assert "the answer is truncated" in err
     assert "1 step · 5,000 tokens in, 0 out · 3.00 s\n" in err
 
 
@@ -250,7 +250,7 @@ def test_a_question_cannot_be_made_to_look_like_another_one() -> None:
     assert "rm -rf /" in told[2]
     assert "".join(line.strip() for line in told).count("漢") == 100
     hidden = _question(SHELL, {"command": "rm -rf /" + "\n" * 90 + "ls"}, 24, 80)
-    assert "These are 93 lines, more than are in sight.\nMay it?" in hidden
+    assert "These are 93 lines, more than the terminal shows.\nMay it?" in hidden
 
 
 # -------------------------------------------------------------------------------------------- what is asked and kept
@@ -280,7 +280,7 @@ def test_a_spent_budget_says_how_to_go_on_and_that_works(atoll: Atoll, script: A
     words = ("agent", "--model", script(HELLO), "--history", str(tmp_path / "kept talk.json"))
     done = atoll(*words, "--steps", "1", "hi", status=1)
     assert b"error: the run used up its 1 steps" in done.stderr
-    assert f"hint: go on with: atoll agent --history '{tmp_path}/kept talk.json' 'go on'" in done.stderr.decode()
+    assert f"hint: continue with: atoll agent --history '{tmp_path}/kept talk.json' 'go on'" in done.stderr.decode()
     assert atoll(*words, "go on").stdout == b"It is so.\n"
 
 
@@ -302,12 +302,12 @@ def test_a_session_with_a_name_keeps_its_sandboxes(atoll: Atoll, script: Any) ->
         (["--tools", "codin"], "did you mean 'coding'?"),
         (["--steps", "0"], "--steps is 0"),
         (["--tokens", "0"], "--tokens is 0"),
-        (["--ask"], "--ask needs somebody who answers"),
-        (["--history", "/no/such/place/file"], "/no/such/place is no directory"),
-        (["--instructions", "@/no/such/file"], "/no/such/file, cannot be read"),
-        (["--model", "nobody:x"], "'nobody:x' is not the name of a model"),
+        (["--ask"], "--ask needs a terminal"),
+        (["--history", "/no/such/place/file"], "/no/such/place is not a writable directory"),
+        (["--instructions", "@/no/such/file"], "cannot read the instructions from /no/such/file"),
+        (["--model", "nobody:x"], "'nobody:x' names no model"),
         (["--model", "anthropic:x"], "set ANTHROPIC_API_KEY"),
-        (["--secret-env", "A=-", "-"], "standard input holds a secret"),
+        (["--secret-env", "A=-", "-"], "standard input, which holds a secret"),
     ],
 )
 def test_what_cannot_work_is_told_before_anything_is_done(
@@ -372,7 +372,7 @@ def test_on_a_terminal_turns_are_typed_and_ctrl_c_ends_one(atoll: Atoll, script:
     assert re.search(r"\r  [⠀-⣿] shell  default  \$ setsid slee…  0 s\x1b\[K\x1b\[J", drawn)
     assert atoll.runs(f"{session}.default", "sleep 4321")
     terminal.type(CTRL_C)
-    terminal.read_until(b"interrupted: what ran was ended")
+    terminal.read_until(b"interrupted; what ran was ended")
     terminal.read_until(b"> ")
     wait_until(lambda: not atoll.runs(f"{session}.default", "sleep 4321"), "the whole tree is gone")
     assert "interrupted" in kept.read_text()
@@ -444,4 +444,4 @@ def test_on_a_terminal_ports_are_served_until_ctrl_c(atoll: Atoll, script: Any) 
     assert terminal.wait() == 0
     assert sessions(atoll) == []
     piped = atoll("agent", "--model", script(SERVES), "serve")
-    assert "ports were served until now" in piped.stderr.decode()
+    assert "ports are no longer served" in piped.stderr.decode()

@@ -1,4 +1,4 @@
-"""`sleep`, `wake`, `checkpoint`, `checkpoints`, `restore`, `fork` and `gc`."""
+"""`sleep`, `wake`, `pause`, `resume`, `checkpoint`, `checkpoints`, `restore`, `fork` and `gc`."""
 
 from __future__ import annotations
 
@@ -9,13 +9,26 @@ def test_a_sandbox_is_put_to_sleep_and_woken(atoll: Atoll) -> None:
     name = atoll.box()
     assert atoll.text("sleep", name) == f"{name} is sleeping\n"
     assert atoll.text("exec", name, "echo", "awake") == "awake\n"
-    assert atoll.json("sleep", name, "--warm", "--json") == {"name": name, "status": "paused"}
     assert atoll.json("sleep", name, "--shutdown", "--json") == {"name": name, "status": "shutdown"}
     assert b"wake it first" in atoll("exec", name, "true", status=125).stderr
     assert atoll.text("wake", name) == f"{name} is running\n"
     assert atoll.text("exec", name, "echo", "awake") == "awake\n"
-    atoll("sleep", name, "--warm", "--shutdown", status=2)
     atoll("sleep", "nobody", status=1)
+
+
+def test_a_sandbox_is_paused_and_resumed_with_its_processes(atoll: Atoll) -> None:
+    name = atoll.box()
+    atoll("exec", name, "--detach", "-c", "while true; do date +%s%N > now; sleep 0.05; done")
+    assert atoll.text("pause", name) == f"{name} is paused\n"
+    assert atoll.json("pause", name, "--json") == {"name": name, "status": "paused"}
+    assert [info["status"] for info in atoll.json("ls", "--json") if info["name"] == name] == ["paused"]
+    assert atoll.text("resume", name) == f"{name} is running\n"
+    assert atoll.json("--json", "resume", name) == {"name": name, "status": "running"}
+    assert atoll.runs(name, "date +%s%N > now")
+    atoll("sleep", name)
+    assert b"wake it instead" in atoll("resume", name, status=1).stderr
+    for command in ("pause", "resume"):
+        assert atoll.json(command, "no-such", "--json", status=1)["error"]["code"] == "sandbox_not_found"
 
 
 def test_checkpoints_are_made_drawn_gone_back_to_and_deleted(atoll: Atoll) -> None:
@@ -25,7 +38,7 @@ def test_checkpoints_are_made_drawn_gone_back_to_and_deleted(atoll: Atoll) -> No
     atoll.text("exec", name, "-c", "echo 2 > f")
     second = atoll.json("checkpoint", name, "two", "--json")
     assert (second["parent"], second["name"], second["with_memory"]) == (first, "two", False)
-    assert atoll.text("restore", name, "one") == f"{name} is what it was at one\n"
+    assert atoll.text("restore", name, "one") == f"{name} is restored to one\n"
     assert atoll.text("exec", name, "cat", "f") == "1\n"
     third = atoll.text("checkpoint", name, "three").strip()
     header, *rows = atoll.text("checkpoints", name).splitlines()

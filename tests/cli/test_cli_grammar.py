@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib import import_module
+from pathlib import Path
 
 import pytest
+import typer
 
+from atoll.surfaces.cli.app import MODULES
 from tests.cli.driving import PROGRAM, Atoll
 
-COMMANDS = "run create exec shell ls ps stat rm cp logs doctor version images storage network audit agent mcp".split()
+COMMANDS = [name for names in MODULES.values() for name in names]
 IMAGE_COMMANDS = "ls pull rm import".split()
 
 
@@ -25,6 +29,48 @@ def test_every_command_has_help_within_100_columns(atoll: Atoll, command: list[s
     text = atoll.text(*command, "--help")
     assert "Usage: atoll " + " ".join(command) in text
     assert max(map(len, text.splitlines())) <= 100
+
+
+def test_the_index_names_every_module_and_command() -> None:
+    found = {}
+    for module in MODULES:
+        group = typer.main.get_group(import_module(f"atoll.surfaces.cli.commands.{module}").commands)
+        found[module] = (group.name,) if group.name else tuple(group.commands)
+    assert found == MODULES
+    files = {path.stem for path in Path(import_module("atoll.surfaces.cli.commands").__path__[0]).glob("[a-z]*.py")}
+    assert files == set(MODULES)
+
+
+@pytest.mark.parametrize("command", [["ls"], ["images", "ls"], ["storage"]])
+def test_json_and_the_state_directory_may_stand_before_and_after_a_command(
+    atoll: Atoll, tmp_path: Path, command: list[str]
+) -> None:
+    options = ["--json", "--state-dir", str(tmp_path)]
+    for number in range(len(command) + 1):
+        shown = atoll.json(*command[:number], *options, *command[number:])
+        assert shown["path"].startswith(str(tmp_path)) if command == ["storage"] else shown == []
+
+
+def test_an_option_after_a_command_comes_before_the_same_one_in_front_of_it(atoll: Atoll, tmp_path: Path) -> None:
+    shown = atoll.json("--state-dir", "/dev/null", "storage", "--json", "--state-dir", str(tmp_path))
+    assert shown["path"].startswith(str(tmp_path))
+
+
+@pytest.mark.parametrize("words", [["shell", "box"], ["mcp"]])
+def test_a_command_without_json_output_refuses_it(atoll: Atoll, words: list[str]) -> None:
+    for line in (["--json", *words], [*words, "--json"]):
+        error = json.loads(atoll(*line, status=2).stdout)["error"]
+        assert error["message"] == f"`atoll {words[0]}` has no JSON output; leave out --json"
+    assert "--json" not in atoll.text(words[0], "--help")
+
+
+def test_only_the_module_of_the_command_is_imported() -> None:
+    package = "atoll.surfaces.cli.commands."
+    script = "import sys; from atoll.surfaces.cli import main; main(['ls', '--help']); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True, text=True)
+    imported = done.stdout.splitlines()[-1].split()
+    assert [name for name in imported if name.startswith(package)] == [f"{package}sandboxes"]
+    assert not {"anyio", "asyncio", "rich"} & set(imported)
 
 
 def test_as_a_module_it_ends_with_the_same_status() -> None:
@@ -51,7 +97,7 @@ def test_help_imports_neither_pydantic_nor_asyncio_nor_rich() -> None:
         (["run", "-c", "true", "--", "true"], "both"),
         (["run", "-e", "=x", "--", "true"], "no name"),
         (["run", "--allow", "http://example.com", "--", "true"], "it is a URL"),
-        (["network", "box", "--none", "--allow", "*"], "--none goes alone"),
+        (["network", "box", "--none", "--allow", "*"], "--none cannot be combined with --allow or --remove"),
         (["exec"], "NAME"),
         (["exec", "box", "--detach", "--timeout", "3", "--", "true"], "--timeout"),
         (["cp", "a", "b"], "neither"),
@@ -66,8 +112,8 @@ def test_help_imports_neither_pydantic_nor_asyncio_nor_rich() -> None:
         (["mcp", "--http", "here"], "an address and a port"),
         (["mcp", "--http", ""], "an address and a port"),
         (["mcp", "--http", "--session", "x"], "--session is for one client"),
-        (["mcp", "--idle", "3s"], "--idle goes with --http"),
-        (["mcp", "--secret", "KEY=-@example.com"], "standard input is the client's"),
+        (["mcp", "--idle", "3s"], "--idle needs --http"),
+        (["mcp", "--secret", "KEY=-@example.com"], "standard input is for the MCP client"),
     ],
 )
 def test_a_wrong_command_line_is_status_2_and_one_sentence(atoll: Atoll, words: list[str], said: str) -> None:

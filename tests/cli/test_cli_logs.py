@@ -93,5 +93,5 @@ def test_output_that_is_no_longer_kept_is_told(atoll: Atoll, box: str) -> None:
 def test_no_such_command_is_status_1_and_says_which_there_are(atoll: Atoll, box: str) -> None:
     assert b"no command has been started" in atoll("logs", box, status=1).stderr
     atoll("exec", box, "--", "true")
-    assert b"has the number 999" in atoll("logs", box, "999", status=1).stderr
+    assert b"has no command with number 999" in atoll("logs", box, "999", status=1).stderr
     assert atoll.json("logs", box, "999", "--json", status=1)["error"]["code"] == "process_not_found"

@@ -13,7 +13,7 @@ WITHOUT = "import sys; sys.modules['mcp'] = None; from atoll.surfaces.cli import
 def test_without_the_extra_it_says_how_to_get_it(atoll: Atoll) -> None:
     done = subprocess.run([sys.executable, "-c", WITHOUT], env=atoll.env, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("error: MCP needs mcp, which is not installed here")
+    assert done.stderr.startswith("error: MCP needs mcp, which is not installed")
     assert "pip install 'atoll[mcp]'" in done.stderr
 
 
@@ -29,6 +29,6 @@ def test_an_empty_name_is_no_name_for_a_session(atoll: Atoll) -> None:
 
 def test_on_a_terminal_it_says_whom_it_waits_for(atoll: Atoll) -> None:
     terminal = atoll.terminal("mcp")
-    terminal.read_until(b"waits for its messages")
+    terminal.read_until(b"waits for messages of the MCP client")
     terminal.type(b"\x04")
     assert terminal.wait() == 0

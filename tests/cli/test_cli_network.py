@@ -51,9 +51,9 @@ def test_a_policy_is_shown_and_changed_and_what_it_did_can_be_read(atoll: Atoll,
     assert atoll.json("network", name, "--json")["network"] == {"allow": [f"127.0.0.1:{port}"]}
     assert atoll.text("exec", name, "-c", fetch(port)) == "reached\n"
     done = atoll("network", name, "--remove", "example.com", status=1)
-    assert f"example.com is not one of its rules, which are: 127.0.0.1:{port}" in done.stderr.decode()
+    assert f"example.com is not a rule of this sandbox; its rules are: 127.0.0.1:{port}" in done.stderr.decode()
     atoll("network", name, "--none")
-    assert "nothing leaves it" in atoll("network", name).stderr.decode()
+    assert "no egress is allowed" in atoll("network", name).stderr.decode()
     denied, allowed = atoll.json("audit", name, "--json")
     assert (denied["verdict"], allowed["verdict"]) == ("denied", "allowed")
     assert allowed["received_bytes"] > 0

@@ -72,7 +72,7 @@ def test_an_error_in_json_has_code_message_and_hint(capfd: pytest.CaptureFixture
 def test_progress_without_a_terminal_is_a_line_at_the_start_and_one_at_the_end(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    with render.Bars() as bars:
+    with render.ProgressBars() as bars:
         for done in (0, 10, 1024, 2048, 2048):
             bars("layer 1", done, 2048)
         bars("unpacking", 0, None)

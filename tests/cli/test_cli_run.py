@@ -248,6 +248,7 @@ def test_keep_without_a_name_says_which_it_was(atoll: Atoll) -> None:
         (["--name", "Not A Name", "--", "true"], "Not A Name"),
         (["--cwd", "/no/such/place", "--", "true"], "/no/such/place"),
         (["--memory", "1k", "--", "true"], "--memory"),
+        (["--pids", "0", "--", "true"], "--pids is 0"),
         (["--runtime", "qemu", "--", "true"], "crun"),
         (["--image", "dir:/no/such/tree", "--", "true"], "/no/such/tree"),
         (["--user", "nobody-such", "--", "true"], "nobody-such"),

@@ -29,7 +29,7 @@ def test_storage_tells_what_the_layers_stand_on_and_whether_disks_can_be_limited
 
 def test_storage_that_cannot_be_made_is_refused_with_what_to_do(atoll: Atoll) -> None:
     atoll.box()
-    assert b"there are btrfs, xfs" in atoll("storage", "init", "--size", "1g", "--fs", "fat", status=1).stderr
+    assert b"it must be one of btrfs, xfs" in atoll("storage", "init", "--size", "1g", "--fs", "fat", status=1).stderr
     assert b"--size" in atoll("storage", "init", status=2).stderr
     refused = atoll("storage", "init", "--size", "1g", status=1).stderr
     assert (b"remove them first" if os.geteuid() == 0 else b"by root") in refused

@@ -77,13 +77,13 @@ def test_a_variable_without_name_or_value_is_refused(word: str) -> None:
     ],
 )
 def test_a_name_before_a_colon_is_a_sandbox(text: str, inside: str) -> None:
-    assert values.journey("here", text) == values.CopySpec("box", inside, "here", inward=True)
-    assert values.journey(text, "here") == values.CopySpec("box", inside, "here", inward=False)
+    assert values.copy_spec("here", text) == values.CopySpec("box", inside, "here", inward=True)
+    assert values.copy_spec(text, "here") == values.CopySpec("box", inside, "here", inward=False)
 
 
 @pytest.mark.parametrize("here", ["./box:file", "/a:b", "Box:file", "file", "-", ":x"])
 def test_all_else_is_a_path_of_this_machine(here: str) -> None:
-    assert values.journey(here, "box:x").here == here
+    assert values.copy_spec(here, "box:x").here == here
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_all_else_is_a_path_of_this_machine(here: str) -> None:
 )
 def test_a_copy_needs_exactly_one_side_in_a_sandbox(source: str, target: str, word: str) -> None:
     with pytest.raises(InvalidRequest, match=word):
-        values.journey(source, target)
+        values.copy_spec(source, target)
 
 
 def test_an_offset_is_for_both_streams_or_for_each() -> None:
@@ -116,7 +116,7 @@ def test_an_offset_is_for_both_streams_or_for_each() -> None:
 def test_a_secret_says_where_its_value_is_and_where_it_goes(
     word: str, expected: tuple[str, str, tuple[str, ...], str | None]
 ) -> None:
-    assert values.secret(word) == values.SecretWord(*expected)
+    assert values.secret(word) == values.SecretSource(*expected)
 
 
 def test_a_value_is_taken_from_a_variable_or_a_file_and_never_from_the_command_line(

@@ -1,12 +1,12 @@
-"""`warm`, and what others make of sandboxes that wait."""
+"""`warm`: a warm pool is kept, claimed from, refilled and removed."""
 
 from __future__ import annotations
 
 from tests.cli.driving import Atoll
 
 
-def test_sandboxes_wait_are_taken_put_up_again_and_ended(atoll: Atoll) -> None:
-    assert b"no sandboxes wait" in atoll("warm").stderr
+def test_a_warm_pool_is_kept_claimed_from_refilled_and_removed(atoll: Atoll) -> None:
+    assert b"no warm pools" in atoll("warm").stderr
     (warm_pool,) = atoll.json("warm", "--count", "2", "--memory", "256m", "--json")
     assert (warm_pool["image"], warm_pool["count"], warm_pool["ready"]) == ("host", 2, 2)
     assert warm_pool["limits"]["memory_bytes"] == 256 << 20
@@ -14,16 +14,16 @@ def test_sandboxes_wait_are_taken_put_up_again_and_ended(atoll: Atoll) -> None:
         assert atoll.json("ls", "--json") == []
         assert atoll.json("rm", "--all", "--force", "--json") == {"removed": [], "errors": []}
         assert atoll.json("gc", "--json") == {"freed": []}
-        waiting = ids(atoll)
-        taken = atoll.json("create", "taken", "--memory", "256m", "--json")
-        assert taken["id"] in waiting
-        assert atoll.text("exec", "taken", "hostname") == "taken\n"
-        assert atoll.text("run", "--memory", "256m", "--", "hostname") != "taken\n"
+        ready = ids(atoll)
+        claimed = atoll.json("create", "claimed", "--memory", "256m", "--json")
+        assert claimed["id"] in ready
+        assert atoll.text("exec", "claimed", "hostname") == "claimed\n"
+        assert atoll.text("run", "--memory", "256m", "--", "hostname") != "claimed\n"
         header, row = atoll.text("warm").splitlines()
         assert header.split() == ["READY", "RUNTIME", "LIMITS", "IMAGE"]
-        assert row.startswith("2 of 2"), "who takes one puts up another"
-        assert not ids(atoll) & {taken["id"]}
-        atoll("rm", "taken")
+        assert row.startswith("2 of 2"), "the claim refilled the pool"
+        assert not ids(atoll) & {claimed["id"]}
+        atoll("rm", "claimed")
         atoll("warm", "--all", status=2)
         atoll("warm", "--count", "1001", status=1)
     finally:

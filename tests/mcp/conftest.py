@@ -34,7 +34,7 @@ async def host(nothing_left: None, state_dir: Path) -> AsyncIterator[Engine]:
 
 @pytest.fixture(scope="session")
 def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
-    nursery = Nursery(tmp_path_factory.mktemp("nursery"), "atoll.surfaces.cli.mcp", "atoll.surfaces.mcp.stdio")
+    nursery = Nursery(tmp_path_factory.mktemp("nursery"), "atoll.surfaces.mcp.session", "atoll.surfaces.mcp.stdio")
     yield nursery
     nursery.close()
 

@@ -542,7 +542,9 @@ class Engine:
         status = self._info(manifest).status if manifest else "error"
         if status not in ("running", "paused"):
             raise InvalidRequest(f"sandbox {name!r} is not paused, its status is {status}; wake it instead", name=name)
-        return await self.wake(name)
+        woken = await self.wake(name)
+        await woken.processes()  # The keeper thaws it at the first request; a connection alone is not one.
+        return woken
 
     async def sleep(self, name: str) -> None:
         """Put a sandbox to sleep on disk, until it is next used.

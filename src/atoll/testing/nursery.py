@@ -23,7 +23,7 @@ import sys
 import time
 from pathlib import Path
 
-MODULES = ("grammar", "sandboxes", "checkpoints", "streaming", "images", "terminal", "agent")
+MODULES = ("streaming", "terminal", "conversation")
 _BORN = Path(__file__).with_name("born.py")
 _STREAMS = 3
 
@@ -100,9 +100,12 @@ def _tell_end(caller: socket.socket, copy: int) -> None:
 
 if __name__ == "__main__":
     from atoll.surfaces import cli
+    from atoll.surfaces.cli import app, commands
 
-    for _name in (*(f"{cli.__name__}.{_name}" for _name in MODULES), "asyncio", *sys.argv[2:]):
+    for _name in (*(f"{cli.__name__}.{_name}" for _name in MODULES), "atoll.runtime.engine", "asyncio", *sys.argv[2:]):
         importlib.import_module(_name)
+    for _name in app.MODULES:
+        importlib.import_module(f"{commands.__name__}.{_name}")
     gc.collect()
     gc.freeze()
     _arguments = _serve(sys.argv[1])

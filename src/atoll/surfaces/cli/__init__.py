@@ -1,10 +1,18 @@
-"""The command line: `main`, and what becomes of errors, signals and closed outputs.
+"""The command line, `atoll`: `main`, and what happens on errors, signals and closed outputs.
 
-`grammar` and `options` say what may be typed; `streaming`, `sandboxes` and `images` do it; `render` says how it looks;
-`terminal` is this process's own ends; `values` reads words. Below stand `runtime` and `contract`, above nothing.
+| module | owns |
+|---|---|
+| `app.py` | the app, and the list of its command modules |
+| `commands/` | the commands: arguments, help, and what each does |
+| `command.py` | what all commands share: context, `--state-dir`, `--json`, resource options, exit status |
+| `options.py`, `values.py` | arguments that several commands share; parsers of values |
+| `sandbox_options.py` | the options that describe a sandbox |
+| `streaming.py` | a command's streams, for `run`, `exec`, `shell` and `logs` |
+| `conversation.py`, `transcript.py` | the turns of `agent`, and how they are shown |
+| `render.py`, `terminal.py` | output; this process's streams, signals and terminal modes |
 
-Exit statuses: the command's own for `run`, `exec` and `shell`, and there 124 when its time was up and 125 when Atoll
-itself failed. 2 for a wrong command line, 1 for any other failure, 128+n after signal n.
+Exit statuses: that of the command for `run`, `exec` and `shell`, and for these 124 after a time-out and 125 after an
+error of Atoll. 2 for a wrong command line, 1 for any other error, 128+n after signal n.
 """
 
 from __future__ import annotations
@@ -13,29 +21,30 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Coroutine, Sequence
+from typing import Any
 
 from atoll.contract.errors import AtollError, ExecTimeout, InvalidRequest
 from atoll.surfaces.cli import render
 
-FAILED, USAGE, TIMED_OUT, OWN_FAILURE = 1, 2, 124, 125
+FAILED, USAGE, TIMED_OUT, ENGINE_FAILED = 1, 2, 124, 125
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Do what the arguments say and return the exit status. Only a bug of ours raises."""
+    """Run the command line `arguments` and return the exit status. Only a bug of ours raises."""
     _hold_standard_streams()
-    # What is imported stays to the end: looking for garbage in it would take a fifth of a short command's time.
+    # Imported modules stay until the end: collecting garbage in them would take a fifth of a short command's time.
     gc.disable()
-    # Looking for plugins reads the metadata of every installed package, at each start, and none is for a command line.
+    # pydantic would look for plugins in the metadata of every installed package at each start, and we use none.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "1")
     words = list(sys.argv[1:] if arguments is None else arguments)
-    # Errors of the grammar come before anybody has understood `--json`; what follows `--` is not ours.
+    # Errors of parsing come before `--json` has been parsed; what follows `--` is not ours.
     as_json = "--json" in words[: words.index("--") if "--" in words else None]
 
     import typer
     from typer import TyperException
 
-    from atoll.surfaces.cli.grammar import app
+    from atoll.surfaces.cli.app import app
 
     try:
         return app(args=words, prog_name="atoll", standalone_mode=False) or 0
@@ -44,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return USAGE
     except TyperException as error:
         context = getattr(error, "ctx", None)
-        hint = f"`{context.command_path} --help` shows what is possible" if context else None
+        hint = f"`{context.command_path} --help` shows the arguments and options" if context else None
         render.failure(Misuse(error.format_message().replace("Value error, ", "")), as_json=as_json, hint=hint)
         return USAGE
     except typer.Abort:
@@ -56,14 +65,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 class Misuse(Exception):
-    """The words do not make a command."""
+    """The command line cannot be parsed."""
 
 
-def finish(command: Callable[[], Awaitable[int]], *, as_json: bool = False, failed: int = FAILED) -> int:
-    """Run a command's coroutine and return its exit status, or tell why it failed.
+def finish(work: Coroutine[Any, Any, int], *, as_json: bool, failed: int) -> int:
+    """Run a command's work and return its exit status; print an error and return `failed`, or 124 after a time-out.
 
-    This is where every error of Atoll becomes words and a status. An error that is neither ours nor the machine's is
-    a bug and goes on as it is.
+    Every error of Atoll becomes a message and a status here. An exception that is neither an `AtollError` nor an
+    `OSError` of the machine is a bug and is raised.
     """
     from atoll.surfaces.cli import terminal
 
@@ -71,7 +80,7 @@ def finish(command: Callable[[], Awaitable[int]], *, as_json: bool = False, fail
     gc.enable()
     try:
         try:
-            return terminal.run(command)
+            return terminal.run(lambda: work)
         except BrokenPipeError:
             raise
         except ExecTimeout as error:
@@ -90,19 +99,20 @@ def finish(command: Callable[[], Awaitable[int]], *, as_json: bool = False, fail
 
 
 def _unread() -> int:
-    """Leave quietly, as a program does that SIGPIPE ends: whoever read our output has gone."""
+    """Exit without a message, as a program does that SIGPIPE ends: our output is no longer read."""
     sink = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(sink, sys.stdout.fileno())  # What is still buffered would fail again when the interpreter flushes it.
+    os.dup2(sink, sys.stdout.fileno())  # Buffered output would fail again when the interpreter flushes it.
     return 128 + signal.SIGPIPE
 
 
 def _hold_standard_streams() -> None:
-    """Open what we were started without, so that no socket of ours becomes standard output, and let all text pass."""
+    """Open the standard streams that are closed, so that no socket of ours gets their numbers; escape what cannot be
+    encoded."""
     for fd in (0, 1, 2):
         try:
             os.fstat(fd)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # Takes the lowest free number: this one.
+            os.open(os.devnull, os.O_RDWR)  # The lowest free number, which is this one.
     for name, fd in (("stdout", 1), ("stderr", 2)):
         stream = getattr(sys, name)
         if stream is None:

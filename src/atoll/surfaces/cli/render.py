@@ -1,8 +1,8 @@
-"""How things look: tables, JSON, times, sizes, progress and errors.
+"""Output: tables, JSON, times, sizes, progress and errors.
 
-It knows what people and programs read. It refuses to know where the data comes from: it is handed rows and values.
-Text from a sandbox is hostile (a process may be called "\\x1b[2J"), so all text for people passes `printable`, and
-JSON is ASCII. rich is imported only to draw progress on a terminal.
+Owns how rows and values look to people and to programs. Text from a sandbox is hostile (a process may be called
+"\\x1b[2J"), so all text for people goes through `printable`, and JSON is ASCII. rich is imported only to draw progress
+on a terminal. Not here: where the data comes from (`commands/`), the live output of an agent (`transcript.py`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LEAST_FLEX = 12
 
 
 def printable(text: str, *, lines: bool = False) -> str:
-    """Return `text` with everything that could steer a terminal written out; `lines` lets newlines and tabs pass."""
+    """Return `text` with control characters escaped; `lines` keeps newlines and tabs."""
     if text.isprintable():
         return text
     allowed = "\n\t" if lines else ""
@@ -43,7 +43,7 @@ def say(text: str) -> None:
 
 
 def note(text: str) -> None:
-    """Print a remark on standard error, where it cannot be mistaken for output."""
+    """Print a note on standard error, where it cannot be mistaken for output."""
     sys.stderr.write(styled(printable(text), DIM) + "\n")
     sys.stderr.flush()
 
@@ -54,7 +54,7 @@ def emit_json(value: object, *, line: bool = False) -> None:
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, flex: int | None = None, indent: int = 0) -> None:
-    """Print rows under headers. On a terminal the column `flex` gives way so that a row stays on its line."""
+    """Print rows under headers. On a terminal the column `flex` is shortened so that a row fits on its line."""
     cells = [[printable(cell) for cell in row] for row in rows]
     widths = [max(map(columns_of, column)) for column in zip(headers, *cells, strict=True)]
     room = terminal_columns()
@@ -77,7 +77,7 @@ def facts(pairs: Sequence[tuple[str, str]]) -> None:
 
 
 def findings(rows: Sequence[tuple[bool, str, str, str | None]]) -> None:
-    """Print what was looked at: whether it is well, the topic, the detail, and what mends it."""
+    """Print diagnostics: whether a topic is in order, the topic, the detail, and the fix."""
     width = max((columns_of(topic) for _, topic, _, _ in rows), default=0)
     room = terminal_columns()
     for ok, topic, detail, fix in rows:
@@ -126,18 +126,18 @@ def human_seconds(seconds: float) -> str:
     return f"{minutes // 60}h {minutes % 60}m"
 
 
-class Bars:
-    """Progress on standard error: bars on a terminal, a line per thing at its start and end otherwise.
+class ProgressBars:
+    """Progress on standard error: bars on a terminal, otherwise a line at the start and at the end of each task.
 
-    Called as the runtime calls its `progress`, from any thread: what is done, how much, of how much.
+    The engine calls it as `progress`, from any thread: the task, how much is done, of how much.
     """
 
     def __init__(self) -> None:
         self._bars: Progress | None = None
         self._tasks: dict[str, TaskID] = {}
-        self._told: set[tuple[str, bool]] = set()
+        self._printed: set[tuple[str, bool]] = set()
 
-    def __enter__(self) -> Bars:
+    def __enter__(self) -> ProgressBars:
         return self
 
     def __exit__(
@@ -150,7 +150,7 @@ class Bars:
         if sys.stderr.isatty():
             self._draw(printable(what), done, total)
         else:
-            self._tell(what, done, total)
+            self._print_line(what, done, total)
 
     def _draw(self, what: str, done: int, total: int | None) -> None:
         if self._bars is None:
@@ -169,28 +169,28 @@ class Bars:
             self._tasks[what] = self._bars.add_task(what, total=total)
         self._bars.update(self._tasks[what], completed=done, total=total)
 
-    def _tell(self, what: str, done: int, total: int | None) -> None:
+    def _print_line(self, what: str, done: int, total: int | None) -> None:
         ended = total is not None and done >= total
-        if (what, ended) in self._told or (what, True) in self._told:
+        if (what, ended) in self._printed or (what, True) in self._printed:
             return
-        self._told.add((what, ended))
+        self._printed.add((what, ended))
         note(f"{what}: {human_bytes(done)}, done" if ended and total else what)
 
 
 def failure(error: BaseException, *, as_json: bool, hint: str | None = None) -> None:
-    """Tell an error: a line on standard error, or with `as_json` an object, on one line, on standard output.
+    """Print an error: a line on standard error, or with `as_json` an object, on one line, on standard output.
 
-    This is the one place where the command line says that something went wrong.
+    This is the one place where the command line prints errors.
     """
-    told = _described(error)
+    described = _described(error)
     hint = error.hint if isinstance(error, AtollError) and error.hint else hint
     if as_json:
-        document: dict[str, object] = {"error": {**told, "hint": hint}}
+        document: dict[str, object] = {"error": {**described, "hint": hint}}
         if isinstance(error, ExecTimeout):
             document["result"] = error.result.model_dump(mode="json")
         emit_json(document, line=True)
         return
-    message = printable(str(told["message"]), lines=True)
+    message = printable(str(described["message"]), lines=True)
     sys.stdout.flush()
     sys.stderr.write(f"{styled('error:', RED)} {message}\n")
     if hint:
@@ -209,7 +209,7 @@ def _described(error: BaseException) -> Mapping[str, object]:
 
 
 def terminal_columns() -> int | None:
-    """Return how wide standard output is, None when it is not a terminal: what is piped is never shortened."""
+    """Return how wide standard output is, None if it is not a terminal: piped output is never shortened."""
     try:
         return os.get_terminal_size(sys.stdout.fileno()).columns or 80
     except (OSError, ValueError):
@@ -217,14 +217,14 @@ def terminal_columns() -> int | None:
 
 
 def styled(text: str, style: str, fd: int = 2) -> str:
-    """`text` in a colour, where `fd` is a terminal on which colours are wanted."""
+    """`text` in a style, if `fd` is a terminal and NO_COLOR is not set."""
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" or not os.isatty(fd):
         return text
     return f"\x1b[{style}m{text}\x1b[0m"
 
 
 def columns_of(text: str) -> int:
-    """How many columns of a terminal `text` takes."""
+    """How many columns `text` takes on a terminal."""
     if text.isascii():
         return len(text)
     return sum(
@@ -237,7 +237,7 @@ def _padded(text: str, width: int) -> str:
 
 
 def shortened(text: str, width: int) -> str:
-    """As much of `text` as `width` columns of a terminal hold."""
+    """`text`, cut to `width` columns of a terminal."""
     if columns_of(text) <= width:
         return text
     kept = text

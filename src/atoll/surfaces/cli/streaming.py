@@ -1,44 +1,37 @@
-"""`run`, `exec`, `shell`, `logs` and `cp`: bytes that pass between a sandbox and this process.
+"""The streams of a command in a sandbox, connected to the streams of this process.
 
-It knows when a command has to die (its time is up, we were told to end, nobody reads) and what is passed on. It
-refuses to know how bytes enter and leave this process (`terminal`), how files cross the boundary and where they land
-(`Files`), and how things look (`render`). Output goes through as it came, byte for byte, and is never kept longer
-than a chunk, except with `--json`, which has a limit.
+Owns when a command is killed (time-out, a signal for us, output that is no longer read) and what is passed on. Output
+is passed on byte for byte and never kept longer than a chunk, except with `--json`, which keeps at most `CAPTURE_BYTES`
+of each stream. Not here: the arguments (`commands/exec.py`, which uses this), how bytes enter and leave this process
+(`terminal.py`), how output looks (`render.py`).
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import anyio
 
-from atoll.contract.errors import ExecTimeout, InvalidRequest, ProcessNotFound
+from atoll.contract.errors import ExecTimeout
 from atoll.contract.model import ExecResult, Exited, Gap, Output, ProcessInfo
-from atoll.runtime.engine import open as open_engine
 from atoll.runtime.guest.process import Collector, to_result
 from atoll.surfaces.cli import render, terminal
-from atoll.surfaces.cli.sandboxes import SandboxOptions, make
-from atoll.surfaces.cli.values import CopySpec
 
 if TYPE_CHECKING:
-    from atoll.runtime.guest.files import Files
     from atoll.runtime.guest.process import Process, ProcessInput
     from atoll.runtime.sandbox import Sandbox
-
-Stream = Literal["stdout", "stderr"]
 
 CAPTURE_BYTES = 16 * 1024 * 1024
 """How much of each stream `--json` keeps: one half from the beginning, one from the end."""
 
 
-@dataclass(frozen=True)
-class Call:
-    """A command as it was asked for."""
+@dataclass(frozen=True, kw_only=True)
+class ExecOptions:
+    """A command as the command line describes it."""
 
     command: str | Sequence[str]
     """A shell line, or the words of a command."""
@@ -51,122 +44,78 @@ class Call:
     as_json: bool = False
 
 
-async def run(state_dir: Path | None, making: SandboxOptions, call: Call, *, name: str | None, keep: bool) -> int:
-    """Run a command in a sandbox of its own and return its exit status. Only `keep` leaves the sandbox behind."""
-    async with open_engine(state_dir) as engine, AsyncExitStack() as stack:
-        sandbox = await make(engine, making, name, ephemeral=not keep)
-        if keep:
-            if name is None:
-                render.note(f"the sandbox is kept as {sandbox.name}")
-        else:
-            await stack.enter_async_context(sandbox)
-        return await _drive(sandbox, call)
+async def detach(sandbox: Sandbox, options: ExecOptions) -> Process:
+    """Start a command and leave it running. The sandbox keeps its output."""
+    process = await sandbox.spawn(
+        options.command, env=_env(options), cwd=options.cwd, user=options.user, pty=_pty(options), keep=True
+    )
+    await process.detach()
+    return process
 
 
-async def exec(state_dir: Path | None, name: str, call: Call) -> int:
-    """Run a command in a sandbox that exists and return its exit status."""
-    async with open_engine(state_dir) as engine:
-        return await _drive(await engine.get(name), call)
-
-
-async def detach(state_dir: Path | None, name: str, call: Call) -> int:
-    """Start a command and leave it to itself. Its number is printed."""
-    async with open_engine(state_dir) as engine:
-        sandbox = await engine.get(name)
-        process = await sandbox.spawn(
-            call.command, env=_env(call), cwd=call.cwd, user=call.user, pty=_pty(call), keep=True
-        )
-        await process.detach()
-        if call.as_json:
-            render.emit_json({"sandbox": name, "id": process.id, "pid": process.pid})
-        else:
-            render.say(str(process.id))
-    return 0
-
-
-async def shell(state_dir: Path | None, name: str, call: Call) -> int:
+async def shell(sandbox: Sandbox, options: ExecOptions) -> int:
     """Give the terminal to a shell in the sandbox until it ends, and return its exit status."""
-    async with open_engine(state_dir) as engine:
-        sandbox = await engine.get(name)
-        rows, cols = terminal.terminal_size()
-        process = await sandbox.shell(
-            rows=rows, cols=cols, user=call.user, cwd=call.cwd, env=_env(call), command=call.command or None
-        )
-        exited = await _connect(process, call, _Through())
-        return exited.exit_code
+    rows, cols = terminal.terminal_size()
+    process = await sandbox.shell(
+        rows=rows, cols=cols, user=options.user, cwd=options.cwd, env=_env(options), command=options.command or None
+    )
+    exited = await _connect(process, options, _Passthrough())
+    return exited.exit_code
 
 
 async def logs(
-    state_dir: Path | None, name: str, number: int | None, since: tuple[int, int] | None, *, follow: bool, as_json: bool
-) -> int:
-    """Print what is kept of a command's output; with `follow`, go on until it ends. The command is never held up."""
-    async with open_engine(state_dir) as engine:
-        sandbox = await engine.get(name)
-        info = _chosen(await sandbox.processes(), name, number)
-        reader = _LogReader(info, since, follow=follow, as_json=as_json)
-        if not reader.is_satisfied():
-            process = await sandbox.attach(
-                info.id,
-                stdout_offset=since[0] if since else None,
-                stderr_offset=since[1] if since else None,
-                lossless=False,
-            )
-            try:
-                async for event in process:
-                    await reader.take(event)
-                    if reader.is_satisfied():
-                        break
-            finally:
-                with anyio.CancelScope(shield=True):
-                    await process.detach()
-        reader.finish()
-    return 0
+    sandbox: Sandbox, info: ProcessInfo, since: tuple[int, int] | None, *, follow: bool, as_json: bool
+) -> None:
+    """Print the output that is kept of a command; with `follow`, continue until it ends. The command never waits."""
+    reader = _LogReader(info, since, follow=follow, as_json=as_json)
+    if not reader.is_satisfied():
+        process = await sandbox.attach(
+            info.id,
+            stdout_offset=since[0] if since else None,
+            stderr_offset=since[1] if since else None,
+            lossless=False,
+        )
+        try:
+            async for event in process:
+                await reader.take(event)
+                if reader.is_satisfied():
+                    break
+        finally:
+            with anyio.CancelScope(shield=True):
+                await process.detach()
+    reader.finish()
 
 
-async def cp(state_dir: Path | None, journey: CopySpec, *, user: str | None, as_json: bool) -> int:
-    """Copy a file or a directory, or one file from standard input or to standard output."""
-    async with open_engine(state_dir) as engine:
-        files = (await engine.get(journey.sandbox)).files
-        if journey.inward and journey.is_stream:
-            copied = await files.write_bytes(journey.inside, _stdin(), user=user)
-        elif journey.inward:
-            copied = await files.upload(Path(journey.here), journey.inside, user=user)
-        elif journey.is_stream:
-            copied = await _to_stdout(files, journey.inside, user)
-        else:
-            copied = await files.download(journey.inside, Path(journey.here), user=user)
-    if as_json:
-        ends = (journey.here, f"{journey.sandbox}:{journey.inside}")
-        source, target = ends if journey.inward else ends[::-1]
-        render.emit_json({"source": source, "target": target, "bytes": copied})
-    return 0
+async def run(sandbox: Sandbox, options: ExecOptions) -> int:
+    """Run a command with our streams and return its exit status. Leaving early, for any reason, kills its whole tree.
 
-
-async def _drive(sandbox: Sandbox, call: Call) -> int:
-    """Run the call in the sandbox with our streams. Leaving early, for whatever reason, kills its whole tree."""
-    sink = _Captured() if call.as_json else _Through()
+    Raises:
+        ExecTimeout: the command timed out; its tree is dead.
+        OutputClosed: our output is no longer read; its tree is dead.
+    """
+    sink = _Captured() if options.as_json else _Passthrough()
     process = await sandbox.spawn(
-        call.command,
-        env=_env(call),
-        cwd=call.cwd,
-        user=call.user,
-        stdin=call.stdin and terminal.stdin_offered(),
-        pty=_pty(call),
+        options.command,
+        env=_env(options),
+        cwd=options.cwd,
+        user=options.user,
+        stdin=options.stdin and terminal.stdin_offered(),
+        pty=_pty(options),
         keep=False,
     )
-    exited = await _connect(process, call, sink)
+    exited = await _connect(process, options, sink)
     if isinstance(sink, _Captured):
         result = sink.result(exited)
         render.emit_json({"sandbox": sandbox.name, "id": process.id, **result.model_dump(mode="json")})
     return exited.exit_code
 
 
-async def _connect(process: Process, call: Call, sink: _Through | _Captured) -> Exited:
+async def _connect(process: Process, options: ExecOptions, sink: _Passthrough | _Captured) -> Exited:
     """Pass input, output and window sizes until the main process ends.
 
     Raises:
-        ExecTimeout: its time was up; its tree is dead.
-        OutputClosed: nobody reads our output any more; its tree is dead.
+        ExecTimeout: the command timed out; its tree is dead.
+        OutputClosed: our output is no longer read; its tree is dead.
     """
     exited: Exited | None = None
     late = False
@@ -177,14 +126,14 @@ async def _connect(process: Process, call: Call, sink: _Through | _Captured) -> 
         late = True
         await process.kill()
 
-    with terminal.raw() if call.tty else nullcontext():
+    with terminal.raw() if options.tty else nullcontext():
         async with process, anyio.create_task_group() as tasks:
-            if process.stdin is not None and call.stdin and terminal.stdin_offered():
+            if process.stdin is not None and options.stdin and terminal.stdin_offered():
                 tasks.start_soon(_feed, process.stdin)
-            if call.tty:
+            if options.tty:
                 tasks.start_soon(_resize, process)
-            if call.timeout_s is not None:
-                tasks.start_soon(expire, call.timeout_s)
+            if options.timeout_s is not None:
+                tasks.start_soon(expire, options.timeout_s)
             async for event in process:
                 if isinstance(event, Output):
                     await sink.take(event)
@@ -195,14 +144,14 @@ async def _connect(process: Process, call: Call, sink: _Through | _Captured) -> 
         raise AssertionError("the events of a process ended without its end")
     if late:
         raise ExecTimeout(
-            f"the command did not end within {call.timeout_s:g} s; it and all that it started were killed",
+            f"the command did not end within {options.timeout_s:g} s; it and all that it started were killed",
             sink.result(exited, timed_out=True),
         )
     return exited
 
 
 async def _feed(stdin: ProcessInput) -> None:
-    """Pass our input on until it ends or the command no longer wants it."""
+    """Pass our input on until it ends or the command closes its end."""
     try:
         async for chunk in terminal.stdin_chunks():
             await stdin.send(chunk)
@@ -216,37 +165,25 @@ async def _resize(process: Process) -> None:
         await process.resize(rows, cols)
 
 
-async def _to_stdout(files: Files, path: str, user: str | None) -> int:
-    outlet = terminal.Outlet(terminal.STDOUT)
-    copied = 0
-    async for chunk in files.stream(path, user=user):
-        await outlet.write(chunk)
-        copied += len(chunk)
-    return copied
-
-
-async def _stdin() -> AsyncIterator[bytes]:
-    if terminal.stdin_offered():
-        async for chunk in terminal.stdin_chunks():
-            yield chunk
-
-
-class _Through:
-    """Output that goes on to our own streams as it comes."""
+class _Passthrough:
+    """Output that is written to our own streams as it comes."""
 
     def __init__(self) -> None:
-        self._outlets = {"stdout": terminal.Outlet(terminal.STDOUT), "stderr": terminal.Outlet(terminal.STDERR)}
+        self._writers = {
+            "stdout": terminal.OutputWriter(terminal.STDOUT),
+            "stderr": terminal.OutputWriter(terminal.STDERR),
+        }
 
     async def take(self, output: Output) -> None:
-        await self._outlets[output.stream].write(output.data)
+        await self._writers[output.stream].write(output.data)
 
     def result(self, exited: Exited, *, timed_out: bool = False) -> ExecResult:
-        """How the command ended. Its output has gone on and is not in it."""
+        """How the command ended, without its output, which has been written."""
         return to_result(exited, Collector(0), Collector(0), timed_out=timed_out)
 
 
 class _Captured:
-    """Output that is kept for one JSON object at the end, a beginning and an end of it if it is long."""
+    """Output that is kept for one JSON object at the end; of long output, its beginning and its end."""
 
     def __init__(self) -> None:
         self.stdout = Collector(CAPTURE_BYTES)
@@ -261,20 +198,20 @@ class _Captured:
 
 
 class _LogReader:
-    """What `logs` has seen so far, and whether that is what was asked for."""
+    """What `logs` has read so far, and whether that is all that was requested."""
 
     def __init__(self, info: ProcessInfo, since: tuple[int, int] | None, *, follow: bool, as_json: bool) -> None:
         self._info = info
         self._follow = follow
         self._lines = as_json and follow
         self._captured = _Captured() if as_json and not follow else None
-        self._through = _Through()
+        self._passthrough = _Passthrough()
         self._next = {"stdout": since[0] if since else 0, "stderr": since[1] if since else 0}
         self._start: dict[str, int] = {}
         self._ended = False
 
     def is_satisfied(self) -> bool:
-        """True when nothing is left to wait for: the end, or what had been printed when we came."""
+        """Whether all that was requested has been read: to the end, or what had been printed when we began."""
         if self._follow:
             return self._ended
         info = self._info
@@ -300,9 +237,9 @@ class _LogReader:
         elif self._captured is not None:
             await self._captured.take(event)
         else:
-            await self._through.take(event)
+            await self._passthrough.take(event)
 
-    def _skip(self, stream: Stream, offset: int) -> None:
+    def _skip(self, stream: Literal["stdout", "stderr"], offset: int) -> None:
         missing = offset - self._next[stream]
         self._next[stream] = max(offset, self._next[stream])
         if missing <= 0:
@@ -333,26 +270,13 @@ class _LogReader:
         )
 
 
-def _chosen(processes: Sequence[ProcessInfo], name: str, number: int | None) -> ProcessInfo:
-    """The command that `logs` is about: the one with this number, or the latest."""
-    if number is None:
-        if not processes:
-            raise InvalidRequest(f"no command has been started in {name} yet, so there is no output of one")
-        return max(processes, key=lambda info: info.id)
-    for info in processes:
-        if info.id == number:
-            return info
-    known = ", ".join(str(info.id) for info in processes[-8:]) or "there are none"
-    raise ProcessNotFound(f"no command of {name} has the number {number} (kept are: {known})", id=number)
-
-
-def _env(call: Call) -> dict[str, str]:
-    """The command's own variables. One with a terminal is told what kind it is."""
-    variables = dict(call.env)
-    if call.tty:
+def _env(options: ExecOptions) -> dict[str, str]:
+    """The command's own variables, with TERM if it has a terminal."""
+    variables = dict(options.env)
+    if options.tty:
         variables.setdefault("TERM", os.environ.get("TERM") or "xterm")
     return variables
 
 
-def _pty(call: Call) -> tuple[int, int] | None:
-    return terminal.terminal_size() if call.tty else None
+def _pty(options: ExecOptions) -> tuple[int, int] | None:
+    return terminal.terminal_size() if options.tty else None

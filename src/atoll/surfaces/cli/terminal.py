@@ -1,8 +1,8 @@
-"""The process's own ends: standard input and output, signals, and the terminal's modes.
+"""This process's own standard streams, signals and terminal modes.
 
-It knows descriptors, epoll and termios. It refuses to know sandboxes: it hands out bytes, sizes and cancellation,
-and `streaming` connects them to a command. Nothing here blocks the event loop where the kernel offers a way not to,
-because a loop that hangs in a write to a pager can answer neither a signal nor a time-out.
+Owns descriptors, epoll and termios. Nothing here blocks the event loop where the kernel offers a way not to, because a
+loop that hangs in a write to a pager can handle neither a signal nor a time-out. Not here: sandboxes (`streaming.py`
+connects a command to these streams).
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ STDIN, STDOUT, STDERR = 0, 1, 2
 
 
 class OutputClosed(Exception):
-    """Whoever read our output has gone. There is nobody left to tell."""
+    """Our output is no longer read, so no error can be shown either."""
 
 
-class Outlet:
+class OutputWriter:
     """Standard output or standard error, as bytes."""
 
     def __init__(self, fd: int) -> None:
         self._fd = _unblocked(fd, os.O_WRONLY)
-        # A socket cannot be opened anew, but each write to it can be told not to block.
+        # A socket cannot be reopened, but each write to it can be non-blocking.
         self._socket = socket.socket(fileno=os.dup(fd)) if stat.S_ISSOCK(os.fstat(fd).st_mode) else None
 
     async def write(self, data: bytes) -> None:
         """Write all of `data`, however slowly it is read.
 
         Raises:
-            OutputClosed: nobody reads it any more.
+            OutputClosed: it is no longer read.
         """
         rest = memoryview(data)
         while rest:
@@ -62,9 +62,9 @@ class Outlet:
 
 
 def stdin_offered() -> bool:
-    """Whether there is an input to pass on: false when it is closed, or a terminal that is another job's.
+    """Whether there is input to pass on: false if it is closed, or is a terminal that another job uses.
 
-    A job in the background that reads its terminal is stopped by the kernel; better that it reads nothing.
+    A job in the background that reads its terminal is stopped by the kernel; so it must not read.
     """
     try:
         os.fstat(STDIN)
@@ -104,14 +104,14 @@ async def stdin_chunks(fd: int = STDIN) -> AsyncIterator[bytes]:
 
 
 class Keyboard:
-    """The terminal on standard input, which its user edits lines on."""
+    """The terminal on standard input, line by line."""
 
     def __init__(self) -> None:
         self._fd = _unblocked(STDIN, os.O_RDONLY)
 
     async def read(self) -> str:
-        """What is typed next, to the end of a line, with all lines behind it that are there already: a text that was
-        pasted is one. Empty: the input has ended, or the terminal has gone."""
+        """What is typed next: a line, and further lines that are there already, so that pasted text is one answer.
+        Empty: the input has ended, or the terminal has hung up."""
         typed = b""
         while not typed.endswith(b"\n") or self._is_readable():
             await anyio.wait_readable(self._fd)
@@ -132,17 +132,17 @@ class Keyboard:
         return bool(select.select([self._fd], [], [], 0)[0])
 
     def forget(self) -> None:
-        """Drop what was typed before it was asked for."""
+        """Discard what has been typed and not yet read."""
         with suppress(termios.error):
             termios.tcflush(STDIN, termios.TCIFLUSH)
 
 
 def _unblocked(fd: int, access: int) -> int:
-    """Open `fd` anew without blocking, or return it as it is.
+    """Reopen `fd` without blocking, or return it as it is.
 
     `O_NONBLOCK` belongs to the open file, which we share with our parent and its other children, so it must not be
-    set on what we were handed. A pipe or a terminal can be opened again; a file cannot (its position would be lost),
-    but never blocks for long.
+    set on what we inherited. A pipe or a terminal can be reopened; a file cannot (its position would be lost), but
+    never blocks for long.
     """
     try:
         if stat.S_ISFIFO(os.fstat(fd).st_mode) or os.isatty(fd):
@@ -164,7 +164,7 @@ def terminal_size() -> tuple[int, int]:
     return 24, 80
 
 
-class _Mode:
+class _TerminalMode:
     """The mode of the terminal on standard input, and what it was before we changed it."""
 
     def __init__(self) -> None:
@@ -175,23 +175,23 @@ class _Mode:
         tty.setraw(STDIN, termios.TCSADRAIN)  # Not TCSAFLUSH: what was typed ahead is for the command.
 
     def renew(self) -> None:
-        """Set again what somebody else may have changed while we were stopped."""
+        """Set raw mode again: a shell may have changed it while we were stopped."""
         if self._before is not None:
             self.set_raw()
 
     def restore(self) -> None:
         before, self._before = self._before, None
         if before is not None:
-            with suppress(termios.error):  # The terminal has gone, and its mode with it.
+            with suppress(termios.error):  # The terminal has hung up.
                 termios.tcsetattr(STDIN, termios.TCSADRAIN, before)
 
 
-_mode = _Mode()
+_mode = _TerminalMode()
 
 
 @contextmanager
 def raw() -> Iterator[None]:
-    """Hand every key to the reader as it is typed. The terminal is what it was however the block is left.
+    """Raw mode: every key is read as it is typed. The old mode is restored however the block is left.
 
     Without a terminal on standard input this does nothing.
     """
@@ -206,7 +206,7 @@ def raw() -> Iterator[None]:
 
 
 async def size_changes() -> AsyncIterator[tuple[int, int]]:
-    """Yield rows and columns each time that the terminal gets another size.
+    """Yield rows and columns each time that the size of the terminal changes.
 
     After a stop (SIGSTOP, or a shell's own job control) the mode that `raw` had set is set again.
     """
@@ -222,7 +222,7 @@ _interruptible: list[anyio.CancelScope] = []
 
 @contextmanager
 def interruptible() -> Iterator[anyio.CancelScope]:
-    """What SIGINT cancels in place of all that `run` runs. Once it is being cancelled, the next one is for all."""
+    """A scope that SIGINT cancels instead of all of `run`. A second SIGINT, while it is cancelled, cancels all."""
     with anyio.CancelScope() as scope:
         _interruptible.append(scope)
         try:
@@ -234,7 +234,7 @@ def interruptible() -> Iterator[anyio.CancelScope]:
 def run(main: Callable[[], Awaitable[int]]) -> int:
     """Run `main` to its exit status. SIGINT, SIGTERM and SIGHUP cancel it and give 128+n once it has cleaned up.
 
-    A second signal ends the process at once. A signal that our parent made us ignore stays ignored (`nohup`).
+    A second signal ends the process at once. A signal that our parent set to be ignored stays ignored (`nohup`).
 
     Raises:
         whatever `main` raises, never wrapped in a group of one.
@@ -279,7 +279,7 @@ async def _under_signals(main: Callable[[], Awaitable[int]]) -> int:
 
 
 def _foremost(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The error of a group that tells most: a bug of ours before all, and a closed output before what it led to."""
+    """The most informative error of a group: first a bug of ours, then a closed output, then other errors."""
     from atoll.contract.errors import AtollError
 
     leaves: list[BaseException] = []

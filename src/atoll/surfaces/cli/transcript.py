@@ -1,11 +1,11 @@
-"""What an agent does, as it is shown: to people line by line, to programs as JSON.
+"""How the events of an agent are shown: to people line by line, to programs as JSON lines.
 
-Knows what of a call is worth a line, how long things are run on the way, and that whatever models and sandboxes say is
-hostile. Refuses to know where events come from and when a conversation ends (`agent`).
+Owns which part of a tool call is worth a line, and that text from models and sandboxes is hostile. Not here: where
+events come from and when a conversation ends (`conversation.py`, which uses this).
 
-What the model says goes to standard output, all else to standard error: a pipe gets the text alone. On a terminal, what
-runs stands at the bottom, with the time that it has taken. It is drawn here, and not with rich, which would hide the
-cursor and write from a thread that a stopped terminal holds up.
+The model's text goes to standard output, everything else to standard error: a pipe gets the text alone. On a terminal,
+running calls are at the bottom, with their elapsed time. They are drawn here and not with rich, which would hide the
+cursor and write from a thread that a stopped terminal blocks.
 """
 
 from __future__ import annotations
@@ -43,88 +43,88 @@ from atoll.tools.vocabularies import vocabulary_of
 _FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 _FRAME_S = 0.1
 _PIPE_COLUMNS = 240
-"""How long a line may be where it is not on a terminal."""
+"""The length of a line that is not on a terminal."""
 _LEAST = 8
-"""Columns for what a line is about, however narrow the terminal is."""
+"""The least columns for the text of a line, however narrow the terminal is."""
 _TAIL = 3
 _FAILED_TAIL = 8
-"""How many lines are shown of what a call gave."""
+"""How many lines of a call's result are shown."""
 _LOOKED_AT = 16_000
 _LONGEST = 1000
-"""How much is kept of what a line says: it is measured each time that it is drawn."""
+"""How many characters of a line are kept: its width is measured each time that it is drawn."""
 _SEQUENCE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -/]*[0-~])")
 _LAST_S = 1.0
-"""How long a terminal that is stopped may hold up the end."""
+"""How long a stopped terminal may delay the end."""
 
 
 @dataclass(frozen=True)
-class Spent:
-    """What a turn has taken, that of children included."""
+class TurnUsage:
+    """What a turn used, that of child sessions included."""
 
     steps: int
     tokens: Tokens
     duration_s: float
 
 
-class Shown(Protocol):
-    """Where a conversation is told. Nothing of it fails because of what it is told."""
+class Display(Protocol):
+    """Shows a conversation. No method fails because of an event's content."""
 
     async def begin(self) -> None:
-        """The model is being asked."""
+        """A request to the model begins."""
 
     async def take(self, event: AgentEvent) -> None: ...
 
     def take_child(self, event: TaskEvent) -> None:
-        """Something happened in a child session. It is told soon, and before what comes to `take` after it."""
+        """An event of a child session. It is shown soon, and before events that `take` gets later."""
 
-    async def end(self, answer: Answer | None, spent: Spent) -> None:
-        """A turn is over; without an answer, it was cut short."""
+    async def end(self, answer: Answer | None, spent: TurnUsage) -> None:
+        """A turn has ended; without an answer, it was interrupted."""
 
     async def say(self, text: str) -> None:
-        """Tell the person something, with no newline at its end. `text` has to be harmless."""
+        """Write `text` for the user, with no newline at its end. It must not contain control characters."""
 
     def aside(self) -> Any:
-        """A context in which nothing is told but by `say`."""
+        """A context in which only `say` writes."""
 
     async def keep_up(self) -> None:
-        """Tell what comes by itself, until cancelled."""
+        """Show events that come between calls of `take`, until cancelled."""
 
     async def close(self) -> None: ...
 
 
 @asynccontextmanager
-async def opened(shown: Shown) -> AsyncIterator[None]:
-    """While it is open, what happens is shown as it does; afterwards the terminal is as before."""
-    handler = _Log(shown.take_child)
+async def opened(display: Display) -> AsyncIterator[None]:
+    """While it is open, events are shown as they come; afterwards the terminal is as before."""
+    handler = _LogHandler(display.take_child)
     logging.getLogger("atoll").addHandler(handler)
     try:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(shown.keep_up)
+            tasks.start_soon(display.keep_up)
             yield
             tasks.cancel_scope.cancel()
     finally:
         logging.getLogger("atoll").removeHandler(handler)
         with anyio.move_on_after(_LAST_S, shield=True):
-            await shown.close()
+            await display.close()
 
 
-class _Log(logging.Handler):
-    """What is logged, told as a remark: it would tear the lines that are being drawn."""
+class _LogHandler(logging.Handler):
+    """Log records as events: written directly, they would break the lines that are being drawn."""
 
-    def __init__(self, tell: Callable[[TaskEvent], None]) -> None:
+    def __init__(self, take: Callable[[TaskEvent], None]) -> None:
         super().__init__(logging.WARNING)
-        self._tell = tell
+        self._take = take
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._tell(TaskEvent(task="", kind="log", data={"text": self.format(record)}))
+        self._take(TaskEvent(task="", kind="log", data={"text": self.format(record)}))
 
 
-class _Told:
-    """What both have: one writer at a time, and events that could not wait."""
+class _EventWriter:
+    """What both displays share: one writer at a time, and a queue for events of child sessions."""
 
     def __init__(self) -> None:
-        self._out = terminal.Outlet(terminal.STDOUT)
-        self._err = terminal.Outlet(terminal.STDERR)
+        self._out = terminal.OutputWriter(terminal.STDOUT)
+        self._err = terminal.OutputWriter(terminal.STDERR)
         self._lock = anyio.Lock()
         self._queued: deque[TaskEvent] = deque()
         self._woken = anyio.Event()
@@ -140,8 +140,8 @@ class _Told:
 # ---------------------------------------------------------------------------------------------------------- programs
 
 
-class Lines(_Told):
-    """Every event as a line of JSON on standard output."""
+class JsonLines(_EventWriter):
+    """Events as JSON lines on standard output."""
 
     async def begin(self) -> None:
         pass
@@ -151,13 +151,13 @@ class Lines(_Told):
             await self._catch_up()
             await self._emit(event.model_dump(mode="json"))
 
-    async def end(self, answer: Answer | None, spent: Spent) -> None:
+    async def end(self, answer: Answer | None, spent: TurnUsage) -> None:
         async with self._lock:
             await self._catch_up()
             if answer is not None:
                 total = spent.tokens.model_dump(mode="json")
-                told = {"type": "answer", "text": answer.text, "ended": answer.ended, "steps": answer.steps}
-                await self._emit({**told, "tokens": total, "duration_s": spent.duration_s})
+                value = {"type": "answer", "text": answer.text, "ended": answer.ended, "steps": answer.steps}
+                await self._emit({**value, "tokens": total, "duration_s": spent.duration_s})
 
     @asynccontextmanager
     async def aside(self) -> AsyncIterator[None]:
@@ -190,29 +190,29 @@ class Lines(_Told):
 
 
 @dataclass
-class _Call:
-    """A call that has not ended."""
+class _PendingCall:
+    """A tool call that has not ended."""
 
     words: str
-    """The tool, and the sandbox that it is about."""
+    """The tool, and the sandbox that it works on."""
     about: str
-    """What else is worth knowing of it."""
-    child: _Child | None = None
+    """The most informative arguments."""
+    child: _ChildSession | None = None
     began: float = field(default_factory=time.monotonic)
 
 
 @dataclass
-class _Child:
+class _ChildSession:
     """A child session."""
 
     id: str
     depth: int
     said: str = ""
-    """Of a line that has not ended."""
+    """The text of a line that has not ended."""
 
 
-class Screen(_Told):
-    """Every event as something to read."""
+class Screen(_EventWriter):
+    """Events as lines to read."""
 
     def __init__(self, tools: ToolSet, model: str) -> None:
         super().__init__()
@@ -220,14 +220,14 @@ class Screen(_Told):
         self._model = _harmless(model)
         self._draws = os.isatty(terminal.STDERR) and os.environ.get("TERM") != "dumb"
         self._is_one = self._draws and os.isatty(terminal.STDOUT)
-        """Text and all else stand on the same terminal."""
-        self._open: terminal.Outlet | None = None
-        """Where a line has begun and not ended."""
+        """Text and everything else are on the same terminal."""
+        self._open: terminal.OutputWriter | None = None
+        """The stream on which a line has begun and not ended."""
         self._drawn = 0
-        """Lines at the bottom that are going to be drawn over."""
+        """The number of lines at the bottom that are drawn again."""
         self._asked_at: float | None = None
-        self._calls: dict[tuple[str, str], _Call] = {}
-        self._children: dict[str, _Child] = {}
+        self._calls: dict[tuple[str, str], _PendingCall] = {}
+        self._children: dict[str, _ChildSession] = {}
 
     async def begin(self) -> None:
         self._asked_at = time.monotonic()
@@ -246,10 +246,10 @@ class Screen(_Told):
                     await self._event(event, None)
             self._woken.set()
 
-    async def _event(self, event: AgentEvent, child: _Child | None) -> None:
+    async def _event(self, event: AgentEvent, child: _ChildSession | None) -> None:
         match event:
             case ToolCallEvent():
-                call = _Call(*_named(event, None if child else self._tools), child)
+                call = _PendingCall(*_named(event, None if child else self._tools), child)
                 self._calls[_key(event, child)] = call
                 self._asked_at = None
                 if not self._draws:
@@ -257,29 +257,29 @@ class Screen(_Told):
             case ToolResultEvent():
                 await self._result(event, child)
             case RetryEvent(reason=reason, wait_s=wait_s):
-                again = f"↻ the answer broke off, and is asked for again in {wait_s:g} s: {_harmless(reason)}"
+                again = f"↻ the answer broke off; retrying in {wait_s:g} s: {_harmless(reason)}"
                 await self._print(self._styled(again, render.DIM, child))
             case UsageEvent():
                 await self._end_line()
                 self._asked_at = None
 
-    async def _result(self, event: ToolResultEvent, child: _Child | None) -> None:
-        call = self._calls.pop(_key(event, child), None) or _Call(_harmless(event.tool), "", child)
+    async def _result(self, event: ToolResultEvent, child: _ChildSession | None) -> None:
+        call = self._calls.pop(_key(event, child), None) or _PendingCall(_harmless(event.tool), "", child)
         failed, fact, lines = _outcome(event.result)
         mark = render.styled("✗", render.RED) if failed else render.styled("✓", render.GREEN)
         shown = [self._line(mark, call, ", ".join(filter(None, (fact, render.human_seconds(event.duration_s)))))]
         room = max(self._columns() - len(self._margin(child)) - 2, _LEAST)
-        if event.result.is_error:  # The end of an error says what would help: it is not shortened.
+        if event.result.is_error:  # The end of an error says how to fix it: it is not shortened.
             pieces = [piece for line in lines for piece in textwrap.wrap(line, room)]
             shown += [self._styled(f"  {piece}", render.RED, child) for piece in pieces]
         else:
-            room = _PIPE_COLUMNS if "url" in (event.result.structured or {}) else room  # half an address is none
+            room = _PIPE_COLUMNS if "url" in (event.result.structured or {}) else room  # half a URL is useless
             shown += [self._styled(f"  {render.shortened(line, room)}", render.DIM, child) for line in lines]
         await self._print("\n".join(shown))
         if child is None and not any(call.child is None for call in self._calls.values()):
             self._asked_at = time.monotonic()
 
-    async def end(self, answer: Answer | None, spent: Spent) -> None:
+    async def end(self, answer: Answer | None, spent: TurnUsage) -> None:
         async with self._lock:
             await self._catch_up()
             await self._end_line()
@@ -288,9 +288,9 @@ class Screen(_Told):
             for call in left.values():
                 await self._print(self._line(render.styled("✗", render.RED), call, "cut off"))
             if answer is not None and answer.ended != "done":
-                why = {"length": "the answer is cut: it reached the most that the model may say at once"}
-                told = why.get(answer.ended, "the provider withheld the rest of the answer")
-                await self._print(render.styled(told, render.RED))
+                why = {"length": "the answer is truncated: it reached the limit of output tokens"}
+                reason = why.get(answer.ended, "the answer is truncated: the provider withheld the rest")
+                await self._print(render.styled(reason, render.RED))
             if spent.steps:
                 steps = f"{spent.steps} step{'' if spent.steps == 1 else 's'}"
                 tokens = f"{spent.tokens.input:,} tokens in, {spent.tokens.output:,} out"
@@ -305,7 +305,7 @@ class Screen(_Told):
             await self.say(self._erased())
             yield
             now = time.monotonic()
-            for call in self._calls.values():  # they waited too
+            for call in self._calls.values():  # their time stood still meanwhile
                 call.began = now
             self._woken.set()
 
@@ -328,41 +328,41 @@ class Screen(_Told):
 
     async def _catch_up(self) -> None:
         while self._queued:
-            told = self._queued.popleft()
-            if told.kind == "log":
-                await self._print(_harmless(str(told.data["text"]), lines=True))
+            event = self._queued.popleft()
+            if event.kind == "log":
+                await self._print(_harmless(str(event.data["text"]), lines=True))
                 continue
-            child = self._children.setdefault(told.task, _Child(told.task, int(told.data.get("depth", 2))))
-            await self._child(told, child)
+            child = self._children.setdefault(event.task, _ChildSession(event.task, int(event.data.get("depth", 2))))
+            await self._child(event, child)
 
-    async def _child(self, told: TaskEvent, child: _Child) -> None:
-        if told.kind == "text":
-            *whole, child.said = (child.said + _harmless(str(told.data["text"]), lines=True)).split("\n")
+    async def _child(self, event: TaskEvent, child: _ChildSession) -> None:
+        if event.kind == "text":
+            *whole, child.said = (child.said + _harmless(str(event.data["text"]), lines=True)).split("\n")
             await self._child_said(whole, child)
             return
         await self._child_said([child.said], child)
         child.said = ""
-        if told.kind == "started":
-            about = f"{told.data['role']} in {told.data['cwd']}"
+        if event.kind == "started":
+            about = f"{event.data['role']} in {event.data['cwd']}"
             await self._print(self._styled(_harmless(about), render.DIM, child))
-        elif told.kind == "ended":
+        elif event.kind == "ended":
             del self._children[child.id]
             for key in [key for key, call in self._calls.items() if call.child is child]:
                 del self._calls[key]
-            if told.data["status"] != "completed":
-                await self._print(self._styled(_harmless(str(told.data["status"])), render.RED, child))
-        elif told.kind in _CHILD_EVENTS:
-            data = {name: value for name, value in told.data.items() if name != "depth"}
-            await self._event(_CHILD_EVENTS[told.kind].model_validate(data), child)
+            if event.data["status"] != "completed":
+                await self._print(self._styled(_harmless(str(event.data["status"])), render.RED, child))
+        elif event.kind in _CHILD_EVENTS:
+            data = {name: value for name, value in event.data.items() if name != "depth"}
+            await self._event(_CHILD_EVENTS[event.kind].model_validate(data), child)
 
-    async def _child_said(self, lines: list[str], child: _Child) -> None:
+    async def _child_said(self, lines: list[str], child: _ChildSession) -> None:
         for line in lines:
             if line.strip():
                 await self._print(self._styled(line, render.DIM, child))
 
     # -------------------------------------------------------------------------------------------------- writing
 
-    async def _stream(self, outlet: terminal.Outlet, text: str, style: str | None = None) -> None:
+    async def _stream(self, outlet: terminal.OutputWriter, text: str, style: str | None = None) -> None:
         """Write a piece of text as it comes."""
         if outlet is not self._open:
             await self._end_line()
@@ -379,17 +379,17 @@ class Screen(_Told):
             await outlet.write(b"\n")
 
     async def _print(self, text: str) -> None:
-        """Write lines for good, above what is being drawn."""
+        """Write permanent lines, above those that are being drawn."""
         await self._end_line()
         await self.say(f"{self._erased()}{text}\n{self._redrawn()}")
 
-    def _styled(self, text: str, style: str, child: _Child | None = None) -> str:
+    def _styled(self, text: str, style: str, child: _ChildSession | None = None) -> str:
         return self._margin(child) + render.styled(text, style)
 
-    def _margin(self, child: _Child | None) -> str:
+    def _margin(self, child: _ChildSession | None) -> str:
         return "  " if child is None else "  " * child.depth + _harmless(child.id.removeprefix("task-")) + " "
 
-    def _line(self, mark: str, call: _Call, tail: str = "") -> str:
+    def _line(self, mark: str, call: _PendingCall, tail: str = "") -> str:
         margin = self._margin(call.child)
         room = self._columns() - len(margin) - 2 - (len(tail) + 2 if tail else 0)
         body = render.shortened("  ".join(filter(None, (call.words, call.about))), max(room, _LEAST))
@@ -406,20 +406,20 @@ class Screen(_Told):
     # -------------------------------------------------------------------------------------------------- drawing
 
     def _live(self) -> bool:
-        """Whether something stands at the bottom that moves."""
+        """Whether there are lines at the bottom that are drawn again."""
         if not self._draws or (self._open is not None and self._is_one) or self._open is self._err:
             return False
         return bool(self._calls) or self._asked_at is not None
 
     def _redrawn(self) -> str:
-        """What draws the bottom anew, line over line, so that nothing flickers."""
+        """What draws the bottom again, line over line, so that nothing flickers."""
         if not self._live():
             return self._erased()
         now = time.monotonic()
         frame = _FRAMES[int(now / _FRAME_S) % len(_FRAMES)]
         lines = [self._line(frame, call, _elapsed(now - call.began)) for call in self._calls.values()]
         if self._asked_at is not None and not lines:
-            waiting = _Call(self._model, "")
+            waiting = _PendingCall(self._model, "")
             lines = [render.styled(self._line(frame, waiting, _elapsed(now - self._asked_at)), render.DIM)]
         most = max(terminal.terminal_size()[0] - 1, 1)
         if len(lines) > most:
@@ -447,8 +447,8 @@ _CHILD_EVENTS: Mapping[str, Any] = {
 }
 
 
-def _key(event: ToolCallEvent | ToolResultEvent, child: _Child | None) -> tuple[str, str]:
-    """Some servers count calls anew in each conversation: a child's may be called as its parent's."""
+def _key(event: ToolCallEvent | ToolResultEvent, child: _ChildSession | None) -> tuple[str, str]:
+    """Some servers number calls from the start in each conversation: a child's call may have its parent's id."""
     return ("" if child is None else child.id, event.id)
 
 
@@ -460,7 +460,7 @@ def _elapsed(seconds: float) -> str:
 
 
 def _named(event: ToolCallEvent, tools: ToolSet | None) -> tuple[str, str]:
-    """What a call is called, and what it is about."""
+    """The name of a call with its sandbox, and its most informative arguments."""
     tool = _harmless(event.tool)
     if isinstance(event.input, str):
         return tool, _first_line(event.input)
@@ -472,7 +472,7 @@ def _named(event: ToolCallEvent, tools: ToolSet | None) -> tuple[str, str]:
     template = None if vocabulary is None else vocabulary.transcripts.get(event.tool)
     if template is None:
         return words, _first_line(str(given.get("path", "")))
-    # Only names of ours are looked up: the arguments are no template.
+    # Only names of ours are looked up: the arguments are not a template.
     about = re.sub(r"\{(\w+)\}", lambda found: str(shown.get(found[1], "")), template)
     return words, _first_line(about)
 
@@ -485,7 +485,7 @@ def _with_defaults(name: str, given: Mapping[str, Any], tools: ToolSet | None) -
 
 
 def _outcome(result: ToolResult) -> tuple[bool, str, list[str]]:
-    """Whether a call failed, a fact for its line, and some lines of what it gave."""
+    """Whether a call failed, a fact for its line, and some lines of its result."""
     data = result.structured or {}
     if result.is_error:
         return True, "", _last_lines(result.text, _FAILED_TAIL)
@@ -507,7 +507,7 @@ def _fact(data: Mapping[str, Any]) -> str:
         if isinstance(found, list):
             return f"{len(found)} {_harmless(name)}"
     if data.get("created") is False:
-        return "was there"
+        return "existed already"
     return ""
 
 
@@ -522,5 +522,5 @@ def _first_line(text: str) -> str:
 
 
 def _harmless(text: str, *, lines: bool = False) -> str:
-    """`text` without what steers a terminal: known sequences are left out, all else is written out."""
+    """`text` without control characters: known escape sequences are removed, all others are escaped."""
     return render.printable(_SEQUENCE.sub("", text), lines=lines)

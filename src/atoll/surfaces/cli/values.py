@@ -1,8 +1,8 @@
-"""How words on the command line become values: sizes, durations, assignments, places, offsets.
+"""Parsers for values on the command line: sizes, durations, variables, secrets, paths of a copy, offsets.
 
-It knows what people type and says what would have been right when it is wrong. It refuses to know typer, sandboxes
-and what the values are for. Everything raises `InvalidRequest`, and nothing here imports more than the errors, so
-that `atoll --help` may import it.
+All of them raise `InvalidRequest`, whose message says what would have been right. Not here: typer and the options
+(`options.py`, `sandbox_options.py`), what the values are used for. Imports nothing heavy, because `atoll --help`
+imports it.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _PLACE = re.compile(r"([a-z0-9][a-z0-9_.-]{0,62}):(.*)", re.DOTALL)
 
 
 def size(text: str) -> int:
-    """Return the bytes that `text` stands for: `512m`, `1.5g`, `1GiB`, `4096`. Units are powers of 1024.
+    """Return the number of bytes that `text` means: `512m`, `1.5g`, `1GiB`, `4096`. Units are powers of 1024.
 
     Raises:
-        InvalidRequest: it is not a size, or not a size above 0.
+        InvalidRequest: it is not a size, or is below one byte.
     """
     found = _SIZE.fullmatch(text)
     if not found:
@@ -46,10 +46,10 @@ def size(text: str) -> int:
 
 
 def duration(text: str) -> float:
-    """Return the seconds that `text` stands for: `30`, `30s`, `500ms`, `5m`, `1m30s`, `2h`.
+    """Return the number of seconds that `text` means: `30`, `30s`, `500ms`, `5m`, `1m30s`, `2h`.
 
     Raises:
-        InvalidRequest: it is not a duration, or not one above 0.
+        InvalidRequest: it is not a duration, or is 0.
     """
     word = text.strip().lower()
     if _NUMBER.fullmatch(word):
@@ -61,60 +61,61 @@ def duration(text: str) -> float:
             f"{text!r} is not a duration; write seconds (30) or numbers with ms, s, m, h or d (500ms, 5m, 1m30s)"
         )
     if not 0 < seconds < math.inf:
-        raise InvalidRequest(f"{text!r} is not longer than nothing; leave it out for no limit")
+        raise InvalidRequest(f"{text!r} is not a duration above 0; leave out the option for no limit")
     return seconds
 
 
 def environment(words: Sequence[str]) -> dict[str, str]:
-    """Return the variables that `K=V` words set. `K` alone takes its value from our own environment.
+    """Return the variables that `K=V` words set. `K` alone takes its value from our environment.
 
     Raises:
-        InvalidRequest: a word has no name, or names a variable that is not set here.
+        InvalidRequest: a word has no name, or names a variable that is not set in our environment.
     """
     variables: dict[str, str] = {}
     for word in words:
         name, equals, value = word.partition("=")
         if not name:
-            raise InvalidRequest(f"{word!r} has no name; write NAME=VALUE, or NAME to pass on its value from here")
+            raise InvalidRequest(
+                f"{word!r} has no name; write NAME=VALUE, or NAME to pass the value from our environment"
+            )
         if not equals:
             inherited = os.environ.get(name)
             if inherited is None:
-                raise InvalidRequest(f"the variable {name} is not set here; write {name}=VALUE")
+                raise InvalidRequest(f"the environment variable {name} is not set; write {name}=VALUE")
             value = inherited
         variables[name] = value
     return variables
 
 
 @dataclass(frozen=True)
-class SecretWord:
-    """A secret as it was asked for on the command line, which never holds its value."""
+class SecretSource:
+    """A secret as the command line names it: where its value is, never the value."""
 
     name: str
     source: str
-    """Where its value is: a variable of ours, `file:PATH`, or `-` for standard input."""
+    """Where its value is: an environment variable of ours, `file:PATH`, or `-` for standard input."""
     hosts: tuple[str, ...] = ()
     header: str | None = None
 
 
-def secret(word: str) -> SecretWord:
-    """Return what `NAME[=SOURCE]@HOST[,HOST...][:HEADER]` says.
+def secret(word: str) -> SecretSource:
+    """Parse `NAME[=SOURCE]@HOST[,HOST...][:HEADER]`.
 
     Raises:
-        InvalidRequest: it says something else, which is not repeated: it may be a value.
+        InvalidRequest: it has another form. The message does not repeat it: it may be a value.
     """
     source, _, rest = word.rpartition("@")
     found = _HOSTS.fullmatch(rest)
     if not source or not found:
         raise InvalidRequest(
-            "a secret does not say which hosts it is for; write NAME@HOST, NAME=VARIABLE@HOST,HOST "
-            "or NAME=file:PATH@HOST:HEADER"
+            "a secret has no hosts; write NAME@HOST, NAME=VARIABLE@HOST,HOST or NAME=file:PATH@HOST:HEADER"
         )
     plain = secret_variable(source)
-    return SecretWord(plain.name, plain.source, tuple(found[1].split(",")), found[2])
+    return SecretSource(plain.name, plain.source, tuple(found[1].split(",")), found[2])
 
 
-def secret_variable(word: str) -> SecretWord:
-    """Return what `NAME[=SOURCE]` says.
+def secret_variable(word: str) -> SecretSource:
+    """Parse `NAME[=SOURCE]`.
 
     Raises:
         InvalidRequest: it has no name, or no source after the `=`.
@@ -122,14 +123,14 @@ def secret_variable(word: str) -> SecretWord:
     name, equals, source = word.partition("=")
     if not name or (equals and not source):
         raise InvalidRequest("a secret needs a name, and after '=' a variable, file:PATH or '-': NAME=VARIABLE")
-    return SecretWord(name, source or name)
+    return SecretSource(name, source or name)
 
 
-def secret_value(word: SecretWord) -> str:
-    """Return the value of a secret, without the newline at its end, from where it is.
+def secret_value(word: SecretSource) -> str:
+    """Read the value of a secret, without the newline at its end.
 
     Raises:
-        InvalidRequest: it is not there. The message does not repeat the source: it may be a value given by mistake.
+        InvalidRequest: the source has no value. The message does not repeat it: it may be a value by mistake.
     """
     if word.source == "-":
         return sys.stdin.read().removesuffix("\n")
@@ -137,13 +138,13 @@ def secret_value(word: SecretWord) -> str:
         try:
             return Path(word.source.removeprefix("file:")).read_text().removesuffix("\n")
         except (OSError, UnicodeDecodeError) as error:
-            why = getattr(error, "strerror", None) or "it is no text"
-            raise InvalidRequest(f"the file with the secret {word.name} cannot be read: {why}") from None
+            why = getattr(error, "strerror", None) or "it is not text"
+            raise InvalidRequest(f"cannot read the file of secret {word.name}: {why}") from None
     value = os.environ.get(word.source)
     if value is None:
         raise InvalidRequest(
-            f"the variable that is to hold the secret {word.name} is not set here; name one that is, "
-            "file:PATH, or '-' for standard input. Values are never given on the command line"
+            f"the environment variable of secret {word.name} is not set; name one that is set, "
+            "file:PATH, or '-' for standard input. Do not write the value on the command line"
         )
     return value
 
@@ -154,7 +155,7 @@ class CopySpec:
 
     sandbox: str
     inside: str
-    """The path in the sandbox; a relative one is taken from the user's home."""
+    """The path in the sandbox; a relative one begins in the user's home directory."""
     here: str
     """The path on this machine; `-` is standard input or output."""
     inward: bool
@@ -165,20 +166,20 @@ class CopySpec:
         return self.here == "-"
 
 
-def journey(source: str, target: str) -> CopySpec:
-    """Return the copy that two places describe: `NAME:PATH` is in a sandbox, all else is here.
+def copy_spec(source: str, target: str) -> CopySpec:
+    """Parse the two paths of a copy: `NAME:PATH` is in a sandbox, every other path is on this machine.
 
-    A path of this machine that holds a colon is written so that no name can precede it: `./a:b`.
+    A path on this machine that contains a colon is written `./a:b`.
 
     Raises:
         InvalidRequest: not exactly one of them is in a sandbox, or one is empty.
     """
     if not source or not target:
-        raise InvalidRequest("a path is empty; write a path of this machine, or NAME:PATH for one in a sandbox")
+        raise InvalidRequest("a path is empty; write a path on this machine, or NAME:PATH for one in a sandbox")
     start, end = _PLACE.fullmatch(source), _PLACE.fullmatch(target)
     if start and end:
         raise InvalidRequest(
-            f"{source} and {target} are both in sandboxes; copy to this machine first, and from here to the other"
+            f"{source} and {target} are both in sandboxes; copy to this machine first, then to the other sandbox"
         )
     if start:
         return CopySpec(start[1], start[2] or ".", target, inward=False)
@@ -188,10 +189,10 @@ def journey(source: str, target: str) -> CopySpec:
 
 
 def offsets(text: str) -> tuple[int, int]:
-    """Return where stdout and stderr begin: `4096` is for both, `4096,0` for each.
+    """Parse the offsets of stdout and stderr: `4096` is for both, `4096,0` for each.
 
     Raises:
-        InvalidRequest: it is neither.
+        InvalidRequest: it has another form.
     """
     parts = text.split(",")
     if len(parts) > 2 or not all(part.strip().isascii() and part.strip().isdigit() for part in parts):

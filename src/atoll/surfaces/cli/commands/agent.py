@@ -1,0 +1,104 @@
+"""`agent`: a conversation with a model that works in sandboxes.
+
+Not here: the turns (`conversation.py`), how they are shown (`transcript.py`), how a model is called (`agents/`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from atoll.contract.errors import InvalidRequest
+from atoll.surfaces.cli.command import AtollCommand, CommandContext, Work, command_module
+from atoll.surfaces.cli.options import ToolsOption
+from atoll.surfaces.cli.sandbox_options import SANDBOX
+
+commands = command_module()
+
+
+class _AgentCommand(AtollCommand):
+    resources = SANDBOX
+    json_help = "Print each event as a line of JSON, also errors."
+
+
+@commands.command(cls=_AgentCommand)
+def agent(
+    context: CommandContext,
+    prompt: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="PROMPT",
+            help="The prompt; - reads standard input.  [default: standard input, or a conversation on a terminal]",
+            show_default=False,
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            metavar="MODEL",
+            help="anthropic:NAME, bedrock:NAME, openai:NAME or script:FILE.  [default: $ATOLL_MODEL, else one of "
+            "Anthropic's]",
+        ),
+    ] = None,
+    tools: ToolsOption = "agent",
+    instructions: Annotated[
+        str | None,
+        typer.Option("--instructions", metavar="TEXT", help="The system prompt; @FILE reads it from a file."),
+    ] = None,
+    steps: Annotated[
+        int,
+        typer.Option("--steps", metavar="N", help="Limit of requests to the model in a turn.", show_default=True),
+    ] = 50,
+    tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--tokens", metavar="N", help="Limit of tokens, those of child sessions included.  [default: no limit]"
+        ),
+    ] = None,
+    session: Annotated[
+        str | None,
+        typer.Option(
+            "--session",
+            metavar="NAME",
+            help="Keep the sandboxes for the next time.  [default: destroy them at the end]",
+        ),
+    ] = None,
+    history: Annotated[
+        Path | None,
+        typer.Option("--history", metavar="FILE", help="Continue the conversation in this file, and save it there."),
+    ] = None,
+    ask: Annotated[bool, typer.Option("--ask", help="Ask before each tool call that may destroy something.")] = False,
+) -> Work:
+    """Let a model work in sandboxes of its own, and watch it.
+
+    The model's text goes to standard output, everything else to standard error. Without PROMPT, on a terminal, this is
+    a conversation: Ctrl-C ends a turn and what runs in it, an empty line ends the conversation.
+
+    \b
+    atoll agent "How fast is this machine's disk?"
+    atoll agent --tools coding --session fix --history fix.json --ask "Make the tests pass"
+    """
+    sandbox = context.sandbox_options()
+    try:
+        import atoll.agents  # noqa: F401
+    except ImportError as error:
+        raise InvalidRequest(str(error)) from error
+    from atoll.surfaces.cli import conversation
+
+    options = conversation.AgentOptions(
+        prompt=prompt,
+        model=model,
+        tools=tools,
+        instructions=instructions,
+        steps=steps,
+        tokens=tokens,
+        session=session,
+        history=history,
+        ask=ask,
+        as_json=context.as_json,
+    )
+    plan = conversation.plan(options, stdin_is_taken=sandbox.reads_stdin)
+    return conversation.converse(context.open_engine(), sandbox, plan)

@@ -1,0 +1,242 @@
+"""`run`, `exec`, `shell` and `logs`: commands in a sandbox, and their output.
+
+Not here: how a command's streams are connected to this process's, and when it is killed (`streaming.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from atoll.contract.errors import InvalidRequest, ProcessNotFound
+from atoll.surfaces.cli import ENGINE_FAILED, render, values
+from atoll.surfaces.cli.command import AtollCommand, CommandContext, CommandLast, NameThenCommand, Work, command_module
+from atoll.surfaces.cli.options import (
+    CommandArgument,
+    CwdOption,
+    EnvOption,
+    NameArgument,
+    ShellLineOption,
+    StdinOption,
+    TimeoutOption,
+    TtyOption,
+    UserOption,
+)
+from atoll.surfaces.cli.sandbox_options import SANDBOX, SandboxOptions, create_sandbox
+
+if TYPE_CHECKING:
+    from atoll.contract.model import ProcessInfo
+    from atoll.surfaces.cli.streaming import ExecOptions
+
+commands = command_module()
+
+
+class _RunCommand(CommandLast):
+    resources = SANDBOX
+    failed_status = ENGINE_FAILED
+
+
+class _ExecCommand(NameThenCommand):
+    failed_status = ENGINE_FAILED
+
+
+class _ShellCommand(NameThenCommand):
+    failed_status = ENGINE_FAILED
+    has_json = False
+
+
+@commands.command(cls=_RunCommand)
+def run(
+    context: CommandContext,
+    command: CommandArgument = None,
+    line: ShellLineOption = None,
+    cwd: CwdOption = None,
+    timeout: TimeoutOption = None,
+    tty: TtyOption = False,
+    stdin: StdinOption = True,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the sandbox when the command has ended.")] = False,
+    name: Annotated[
+        str | None, typer.Option("--name", metavar="NAME", help="The sandbox's name.  [default: generated]")
+    ] = None,
+) -> Work:
+    """Run a command in a new sandbox.
+
+    The sandbox is destroyed when the command has ended, unless --keep is given. Input, output and exit status are those
+    of the command. Ctrl-C and SIGTERM kill the command and all its processes. The exit status is 124 after a time-out
+    and 125 after an error of Atoll.
+
+    \b
+    atoll run -- python3 -c 'print(1)'
+    atoll run -c 'echo $HOME | tr a-z A-Z'
+    """
+    words = _command(command, line)
+    sandbox = context.sandbox_options()
+    from atoll.surfaces.cli.streaming import ExecOptions
+
+    options = ExecOptions(command=words, cwd=cwd, timeout_s=timeout, tty=tty, stdin=stdin, as_json=context.as_json)
+    return _run(context, sandbox, options, name=name, keep=keep)
+
+
+async def _run(
+    context: CommandContext, sandbox_options: SandboxOptions, options: ExecOptions, *, name: str | None, keep: bool
+) -> int:
+    from atoll.surfaces.cli import streaming
+
+    async with context.open_engine() as engine, AsyncExitStack() as stack:
+        sandbox = await create_sandbox(engine, sandbox_options, name, ephemeral=not keep)
+        if keep:
+            if name is None:
+                render.note(f"the sandbox is kept as {sandbox.name}")
+        else:
+            await stack.enter_async_context(sandbox)
+        return await streaming.run(sandbox, options)
+
+
+@commands.command(cls=_ExecCommand)
+def exec(
+    context: CommandContext,
+    name: NameArgument,
+    command: CommandArgument = None,
+    line: ShellLineOption = None,
+    env: EnvOption = None,
+    user: UserOption = None,
+    cwd: CwdOption = None,
+    timeout: TimeoutOption = None,
+    tty: TtyOption = False,
+    stdin: StdinOption = True,
+    detach: Annotated[
+        bool, typer.Option("--detach", "-d", help="Leave the command running and print its number.")
+    ] = False,
+) -> Work:
+    """Run a command in a sandbox.
+
+    Input, output and exit status are those of the command. Ctrl-C and SIGTERM kill the command and all its processes.
+    The exit status is 124 after a time-out and 125 after an error of Atoll.
+
+    \b
+    atoll exec box -- make -j4
+    atoll exec box --user root -c 'apt-get update && apt-get install -y jq'
+    atoll exec box --detach -- python3 -m http.server
+    """
+    words = _command(command, line)
+    variables = values.environment(env or [])
+    if detach and timeout is not None:
+        raise InvalidRequest("--timeout and --detach cannot be combined: a detached command has no time-out")
+    from atoll.surfaces.cli.streaming import ExecOptions
+
+    options = ExecOptions(
+        command=words,
+        env=variables,
+        user=user,
+        cwd=cwd,
+        timeout_s=timeout,
+        tty=tty,
+        stdin=stdin,
+        as_json=context.as_json,
+    )
+    return _detach(context, name, options) if detach else _exec(context, name, options)
+
+
+async def _exec(context: CommandContext, name: str, options: ExecOptions) -> int:
+    from atoll.surfaces.cli import streaming
+
+    async with context.open_engine() as engine:
+        return await streaming.run(await engine.get(name), options)
+
+
+async def _detach(context: CommandContext, name: str, options: ExecOptions) -> int:
+    """Start a command, leave it running, and print its number."""
+    from atoll.surfaces.cli import streaming
+
+    async with context.open_engine() as engine:
+        process = await streaming.detach(await engine.get(name), options)
+    return context.answer({"sandbox": name, "id": process.id, "pid": process.pid}, str(process.id))
+
+
+def _command(words: list[str] | None, line: str | None) -> str | list[str]:
+    """The words of a command or a shell line: exactly one of them is given."""
+    if words and line is not None:
+        raise InvalidRequest(f"both a shell line (-c) and a command ({words[0]}) were given; give one of them")
+    if line is not None:
+        return line
+    if not words:
+        raise InvalidRequest("no command was given; write it after --, or a shell line after -c")
+    return words
+
+
+@commands.command(cls=_ShellCommand)
+def shell(
+    context: CommandContext,
+    name: NameArgument,
+    command: CommandArgument = None,
+    env: EnvOption = None,
+    user: UserOption = None,
+    cwd: CwdOption = None,
+) -> Work:
+    """Open a shell in a sandbox, on this terminal. COMMAND is run instead, if given."""
+    variables = values.environment(env or [])
+    from atoll.surfaces.cli.streaming import ExecOptions
+
+    options = ExecOptions(command=command or "", env=variables, user=user, cwd=cwd, tty=True)
+    return _shell(context, name, options)
+
+
+async def _shell(context: CommandContext, name: str, options: ExecOptions) -> int:
+    from atoll.surfaces.cli import streaming
+
+    async with context.open_engine() as engine:
+        return await streaming.shell(await engine.get(name), options)
+
+
+@commands.command(cls=AtollCommand)
+def logs(
+    context: CommandContext,
+    name: NameArgument,
+    number: Annotated[
+        int | None,
+        typer.Argument(
+            metavar="ID",
+            help="The command's number, as `atoll ps` shows it.  [default: the latest]",
+            show_default=False,
+        ),
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue until the command ends.")] = False,
+    since: Annotated[
+        str | None,
+        typer.Option(
+            "--since-offset",
+            metavar="BYTES",
+            help="Begin at this offset: one number for both streams, or STDOUT,STDERR.",
+        ),
+    ] = None,
+) -> Work:
+    """Print the kept output of a command."""
+    return _logs(context, name, number, None if since is None else values.offsets(since), follow=follow)
+
+
+async def _logs(
+    context: CommandContext, name: str, number: int | None, since: tuple[int, int] | None, *, follow: bool
+) -> int:
+    from atoll.surfaces.cli import streaming
+
+    async with context.open_engine() as engine:
+        sandbox = await engine.get(name)
+        info = _chosen(await sandbox.processes(), name, number)
+        await streaming.logs(sandbox, info, since, follow=follow, as_json=context.as_json)
+    return 0
+
+
+def _chosen(processes: Sequence[ProcessInfo], name: str, number: int | None) -> ProcessInfo:
+    """The command whose output is printed: the one with this number, or the latest."""
+    if number is None:
+        if not processes:
+            raise InvalidRequest(f"no command has been started in sandbox {name!r}, so there is no output")
+        return max(processes, key=lambda info: info.id)
+    for info in processes:
+        if info.id == number:
+            return info
+    known = ", ".join(str(info.id) for info in processes[-8:]) or "none"
+    raise ProcessNotFound(f"sandbox {name!r} has no command with number {number}; it has: {known}", id=number)

@@ -1,0 +1,92 @@
+"""`images ls`, `pull`, `rm` and `import`: the images that sandboxes are created from.
+
+Not here: registries, layers and formats (`runtime/images/`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from atoll.surfaces.cli import render
+from atoll.surfaces.cli.command import AtollCommand, AtollGroup, CommandContext, command_module, help_without_command
+from atoll.surfaces.cli.options import ReferenceArgument
+
+commands = command_module(
+    name="images",
+    cls=AtollGroup,
+    help="Pull, import, list and remove images.",
+    callback=help_without_command,
+    invoke_without_command=True,
+)
+
+
+@commands.command(cls=AtollCommand)
+async def ls(
+    context: CommandContext,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print references only.")] = False,
+) -> int:
+    """List the images on this machine."""
+    async with context.open_engine() as engine:
+        found = engine.images.list()
+    if context.as_json:
+        render.emit_json([image.model_dump(mode="json") for image in found])
+    elif quiet:
+        for image in found:
+            render.say(image.reference)
+    elif not found:
+        render.note("no images; `atoll images pull REF` pulls one")
+    else:
+        rows = [
+            (
+                image.reference,
+                image.digest.removeprefix("sha256:")[:12],
+                render.human_bytes(image.size_bytes),
+                render.ago(image.pulled_at),
+            )
+            for image in found
+        ]
+        render.table(("REFERENCE", "DIGEST", "SIZE", "PULLED"), rows, flex=0)
+    return 0
+
+
+@commands.command(cls=AtollCommand)
+async def pull(context: CommandContext, reference: ReferenceArgument) -> int:
+    """Pull an image from a registry, before a sandbox needs it."""
+    async with context.open_engine() as engine:
+        with render.ProgressBars() as bars:
+            image = await engine.images.pull(reference, progress=bars)
+    return context.answer(image.model_dump(mode="json"), image.reference)
+
+
+@commands.command(cls=AtollCommand)
+async def rm(
+    context: CommandContext,
+    references: Annotated[list[str], typer.Argument(metavar="REF", help="The images.", show_default=False)],
+) -> int:
+    """Remove images that no sandbox uses."""
+    async with context.open_engine() as engine:
+        for reference in references:
+            await engine.images.remove(reference)
+            if not context.as_json:
+                render.say(reference)
+    if context.as_json:
+        render.emit_json({"removed": references})
+    return 0
+
+
+@commands.command("import", cls=AtollCommand)
+async def import_(
+    context: CommandContext,
+    source: Annotated[
+        Path, typer.Argument(metavar="FILE", help="A tar of a root file system, or a saved image.", show_default=False)
+    ],
+    reference: ReferenceArgument,
+) -> int:
+    """Make an image from a file."""
+    async with context.open_engine() as engine:
+        with render.ProgressBars() as bars:
+            image = await engine.images.import_(source, reference, progress=bars)
+    return context.answer(image.model_dump(mode="json"), image.reference)

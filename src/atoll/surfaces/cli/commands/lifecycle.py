@@ -1,0 +1,143 @@
+"""`sleep`, `wake`, `pause`, `resume`, `warm` and `gc`: the lifecycle of sandboxes, warm pools, garbage collection.
+
+Not here: `create` and `rm` (`sandboxes.py`), checkpoints (`checkpoints.py`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from atoll.contract.errors import InvalidRequest
+from atoll.surfaces.cli import render
+from atoll.surfaces.cli.command import AtollCommand, CommandContext, Work, command_module
+from atoll.surfaces.cli.options import NameArgument
+from atoll.surfaces.cli.sandbox_options import TEMPLATE, SandboxOptions, limits, runtime_name
+
+if TYPE_CHECKING:
+    from atoll.contract.model import Limits
+    from atoll.runtime.engine import Engine
+
+commands = command_module()
+
+
+class _TemplateCommand(AtollCommand):
+    resources = TEMPLATE
+
+
+@commands.command(cls=AtollCommand)
+async def sleep(
+    context: CommandContext,
+    name: NameArgument,
+    shutdown: Annotated[
+        bool, typer.Option("--shutdown", help="Sleep until `atoll wake`; using the sandbox is an error until then.")
+    ] = False,
+) -> int:
+    """Put a sandbox to sleep on disk, until it is next used.
+
+    Its files stay. With runsc its processes are saved and continue when it wakes; with other runtimes they end. `atoll
+    pause` keeps processes in memory.
+    """
+    async with context.open_engine() as engine:
+        await (engine.shutdown(name) if shutdown else engine.sleep(name))
+        return await _show_status(context, engine, name)
+
+
+@commands.command(cls=AtollCommand)
+async def wake(context: CommandContext, name: NameArgument) -> int:
+    """Start a sandbox that sleeps, was shut down, or has ended."""
+    async with context.open_engine() as engine:
+        await engine.wake(name)
+    return context.answer({"name": name, "status": "running"}, f"{name} is running")
+
+
+@commands.command(cls=AtollCommand)
+async def pause(context: CommandContext, name: NameArgument) -> int:
+    """Freeze the processes of a sandbox in memory.
+
+    They continue when the sandbox is next used, or with `atoll resume`.
+    """
+    async with context.open_engine() as engine:
+        await engine.pause(name)
+        return await _show_status(context, engine, name)
+
+
+@commands.command(cls=AtollCommand)
+async def resume(context: CommandContext, name: NameArgument) -> int:
+    """Let the processes of a paused sandbox continue."""
+    async with context.open_engine() as engine:
+        await engine.resume(name)
+        return await _show_status(context, engine, name)
+
+
+async def _show_status(context: CommandContext, engine: Engine, name: str) -> int:
+    (info,) = [info for info in await engine.list() if info.name == name]
+    return context.answer({"name": name, "status": info.status}, f"{name} is {info.status}")
+
+
+@commands.command(cls=_TemplateCommand)
+def warm(
+    context: CommandContext,
+    count: Annotated[
+        int | None,
+        typer.Option(
+            "--count",
+            "-n",
+            metavar="N",
+            help="The size of the warm pool; 0 removes it.  [default: show the warm pools]",
+        ),
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="With --count 0: remove all warm pools.")] = False,
+) -> Work:
+    """Show warm pools, or keep one.
+
+    A warm pool keeps sandboxes ready, so that `create` and `run` do not wait for one to start. It has one template:
+    image, runtime and limits. A sandbox that is created with the same ones is claimed from the pool, and the pool is
+    refilled.
+
+    \b
+    atoll warm --image python:3.12 --count 4
+    """
+    if every and count != 0:
+        raise InvalidRequest("--all needs --count 0, and removes all warm pools")
+    return _warm(context, context.sandbox_options(), count, every=every)
+
+
+async def _warm(context: CommandContext, template: SandboxOptions, count: int | None, *, every: bool) -> int:
+    async with context.open_engine() as engine:
+        if every:
+            for pool in await engine.warm_pools():
+                await engine.warm(0, image=pool.image, limits=pool.limits, runtime=pool.runtime)
+        elif count is not None:
+            runtime = runtime_name(template.runtime)
+            await engine.warm(count, image=template.image, limits=limits(template), runtime=runtime)
+        pools = await engine.warm_pools()
+    if context.as_json:
+        render.emit_json([pool.model_dump(mode="json") for pool in pools])
+    elif not pools:
+        render.note("no warm pools; `atoll warm --count N` keeps sandboxes ready")
+    else:
+        rows = [
+            (f"{pool.ready} of {pool.count}", pool.runtime, _limits_text(pool.limits), pool.image) for pool in pools
+        ]
+        render.table(("READY", "RUNTIME", "LIMITS", "IMAGE"), rows, flex=3)
+    return 0
+
+
+def _limits_text(limits: Limits) -> str:
+    texts = [
+        limits.memory_bytes and render.human_bytes(limits.memory_bytes),
+        limits.cpus and f"{limits.cpus:g} cores",
+        limits.pids and f"{limits.pids} processes",
+        limits.open_files and f"{limits.open_files} open files",
+    ]
+    return ", ".join(text for text in texts if text) or "none"
+
+
+@commands.command(cls=AtollCommand)
+async def gc(context: CommandContext) -> int:
+    """Remove unreferenced layers. Interrupted operations are finished or undone."""
+    async with context.open_engine() as engine:
+        freed = await engine.gc()
+    return context.answer({"freed": freed}, f"removed {len(freed)}" if freed else "nothing to remove")

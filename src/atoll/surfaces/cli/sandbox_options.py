@@ -1,0 +1,222 @@
+"""The options that describe a sandbox: how they are written, and how the engine is given them.
+
+Owns the resource options (`--image`, `--memory`, `--env`, `--allow`, `--secret` and so on). The signature of
+`sandbox_options` declares them for every command; a command class (`command.py`) names those that it takes. Not here:
+how a single value is written (`values.py`), what the engine does with the values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
+
+import typer
+
+from atoll.contract.errors import InvalidRequest
+from atoll.surfaces.cli import render, values
+from atoll.surfaces.cli.options import EnvOption, UserOption
+
+if TYPE_CHECKING:
+    from atoll.contract.model import Limits, RuntimeName
+    from atoll.contract.network import NetworkPolicy
+    from atoll.runtime.engine import Engine
+    from atoll.runtime.sandbox import Sandbox
+
+LIMITS = ("memory", "cpus", "pids", "open_files", "disk")
+TEMPLATE = ("image", "runtime", *LIMITS)
+"""What a warm pool keeps sandboxes of."""
+SANDBOX = (*TEMPLATE, "env", "allow", "secret", "secret_env", "user")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SandboxOptions:
+    """A sandbox as the command line describes it. None: the engine's default."""
+
+    image: str | None = None
+    runtime: str | None = None
+    memory_bytes: int | None = None
+    cpus: float | None = None
+    pids: int | None = None
+    open_files: int | None = None
+    disk_bytes: int | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    user: str | None = None
+    network: NetworkPolicy | None = None
+    secrets: Sequence[values.SecretSource] = ()
+    secret_env: Sequence[values.SecretSource] = ()
+
+    @property
+    def reads_stdin(self) -> bool:
+        """Whether the value of a secret is read from standard input."""
+        return any(secret.source == "-" for secret in (*self.secrets, *self.secret_env))
+
+
+def sandbox_options(
+    *,
+    image: Annotated[
+        str | None,
+        typer.Option(
+            "--image",
+            metavar="REF",
+            help="The image: host, dir:PATH, tar:PATH, or a reference to a registry such as python:3.12."
+            "  [default: $ATOLL_IMAGE, else host]",
+        ),
+    ] = None,
+    runtime: Annotated[
+        str | None,
+        typer.Option(
+            "--runtime",
+            metavar="NAME",
+            help="The runtime: crun, runc or runsc.  [default: $ATOLL_RUNTIME, else the fastest]",
+        ),
+    ] = None,
+    memory: Annotated[
+        int | None,
+        typer.Option("--memory", "-m", metavar="SIZE", parser=values.size, help="Limit of memory: 512m, 1.5g."),
+    ] = None,
+    cpus: Annotated[float | None, typer.Option("--cpus", metavar="N", help="Limit of processor cores: 1.5.")] = None,
+    pids: Annotated[int | None, typer.Option("--pids", metavar="N", help="Limit of processes and threads.")] = None,
+    open_files: Annotated[
+        int | None, typer.Option("--open-files", metavar="N", help="Limit of open files per process.")
+    ] = None,
+    disk: Annotated[
+        int | None,
+        typer.Option(
+            "--disk", metavar="SIZE", parser=values.size, help="Quota: limit of what it writes to disk: 512m, 10g."
+        ),
+    ] = None,
+    env: EnvOption = None,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow",
+            metavar="RULE",
+            help="Allow egress to example.com, *.example.com:443, 10.0.0.0/8:5432 or registries. Repeatable."
+            "  [default: no egress]",
+        ),
+    ] = None,
+    secret: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--secret",
+            metavar="NAME[=FROM]@HOST",
+            help="A secret that stays outside the sandbox and is injected into requests to these hosts only: "
+            "NAME=FROM@HOST,HOST:HEADER. FROM is an environment variable of ours, file:PATH, or - for standard input. "
+            "Repeatable.  [default: FROM is NAME, HEADER is authorization]",
+        ),
+    ] = None,
+    secret_env: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--secret-env",
+            metavar="NAME[=FROM]",
+            help="An environment variable that is never shown outside the sandbox; FROM as for --secret. Repeatable.",
+        ),
+    ] = None,
+    user: UserOption = None,
+) -> SandboxOptions:
+    """Declare the resource options, and build one object from their values.
+
+    Raises:
+        InvalidRequest: an option has a wrong value, or two secrets are read from standard input.
+    """
+    options = SandboxOptions(
+        image=image,
+        runtime=runtime,
+        memory_bytes=memory,
+        cpus=cpus,
+        pids=pids,
+        open_files=open_files,
+        disk_bytes=disk,
+        env=values.environment(env or []),
+        user=user,
+        network=network_policy(allow or []),
+        secrets=tuple(map(values.secret, secret or [])),
+        secret_env=tuple(map(values.secret_variable, secret_env or [])),
+    )
+    if [each.source for each in (*options.secrets, *options.secret_env)].count("-") > 1:
+        raise InvalidRequest("two secrets are read from standard input; only one can be")
+    return options
+
+
+def network_policy(allow: Sequence[str]) -> NetworkPolicy | None:
+    """The policy that `--allow` options state. None: there are none, and the engine's default holds.
+
+    Raises:
+        InvalidRequest: one is not a rule.
+    """
+    if not allow:
+        return None
+    from atoll.contract.network import NetworkPolicy, parse_rule
+
+    for rule in allow:
+        parse_rule(rule)
+    return NetworkPolicy(allow=allow)
+
+
+def engine_arguments(options: SandboxOptions) -> dict[str, Any]:
+    """The arguments of `Engine.create` and `Engine.pool`.
+
+    Raises:
+        InvalidRequest: a limit is out of range, there is no such runtime, or a secret has no value.
+    """
+    from atoll.contract.secret import Secret
+
+    return {
+        "image": options.image,
+        "limits": limits(options),
+        "env": options.env,
+        "secrets": {
+            each.name: Secret(values.secret_value(each), hosts=each.hosts, header=each.header or "authorization")
+            for each in options.secrets
+        },
+        "secret_env": {each.name: values.secret_value(each) for each in options.secret_env},
+        "user": options.user or "user",
+        "runtime": runtime_name(options.runtime),
+        "network": options.network,
+    }
+
+
+async def create_sandbox(engine: Engine, options: SandboxOptions, name: str | None, *, ephemeral: bool) -> Sandbox:
+    """Create the sandbox, and show progress on standard error while its image is pulled.
+
+    Raises:
+        InvalidRequest: as `engine_arguments`.
+    """
+    with render.ProgressBars() as bars:
+        return await engine.create(name, **engine_arguments(options), ephemeral=ephemeral, progress=bars)
+
+
+def limits(options: SandboxOptions) -> Limits:
+    """Raises:
+    InvalidRequest: a limit is out of range.
+    """
+    from pydantic import ValidationError
+
+    from atoll.contract.model import Limits
+
+    names = {
+        "memory_bytes": "--memory",
+        "cpus": "--cpus",
+        "pids": "--pids",
+        "open_files": "--open-files",
+        "disk_bytes": "--disk",
+    }
+    try:
+        return Limits(**{name: getattr(options, name) for name in names})
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        reason = wrong["msg"].replace("Input should be", "it must be")
+        raise InvalidRequest(f"{names[str(wrong['loc'][0])]} is {wrong['input']}, but {reason}") from None
+
+
+def runtime_name(name: str | None) -> RuntimeName | None:
+    """Raises:
+    InvalidRequest: there is no runtime of this name.
+    """
+    from atoll.contract.model import RuntimeName
+
+    if name is not None and name not in get_args(RuntimeName):
+        raise InvalidRequest(f"{name!r} is not a runtime; the runtimes are {', '.join(get_args(RuntimeName))}")
+    return cast("RuntimeName | None", name)
