@@ -178,7 +178,7 @@ async def test_forks_and_what_was_restored_have_the_policy_that_holds_now(box: S
     (narrow,) = await box.fork(names=["narrow-fork"], checkpoint="wide")
     async with narrow:
         assert not await fetches(narrow)
-        assert "missing: example.com:80" in (await narrow.exec(FETCH)).stdout
+        assert "add the rule example.com:80" in (await narrow.exec(FETCH)).stdout
     await engine.delete_checkpoint("wide", sandbox=box.name)
 
 

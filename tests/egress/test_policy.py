@@ -134,6 +134,48 @@ def test_python_thinks_no_address_private_that_we_think_public(address: IPv4Addr
         assert unmap_ipv4(address).is_global or address in ip_network("64:ff9b::/96")
 
 
+STRICTER = {
+    "168.63.129.16/32": "Azure's metadata service has a public address",
+    "192.0.0.0/24": "protocol assignments; some are global, none is a server",
+    "192.88.99.0/24": "6to4 relays, deprecated",
+    "224.0.0.0/4": "multicast; Python calls most of it global",
+    "::/96": "IPv4-compatible addresses, deprecated: ::127.0.0.1",
+    "64:ff9b:1::/48": "NAT64 of the local network: leads to IPv4 addresses of any kind",
+    "2001::/23": "Teredo, ORCHID and other assignments; Teredo leads to IPv4 addresses of any kind",
+    "2002::/16": "6to4: leads to IPv4 addresses of any kind",
+    "3fff::/20": "documentation, since RFC 9637; unknown to older Pythons",
+    "5f00::/16": "segment routing, since RFC 9602; unknown to older Pythons",
+    "fec0::/10": "site-local, deprecated, but still routed on private networks",
+    "ff00::/8": "multicast; Python calls some of it global",
+}
+"""Blocks that are special here though `ipaddress.is_global` of some Python is true for addresses in them, and why."""
+
+
+def test_the_special_addresses_are_those_that_are_not_global_in_python_and_the_intended_differences() -> None:
+    stricter = [ip_network(block) for block in STRICTER]
+    blocks = [*stricter, *(block for block, _ in SPECIAL)]
+    edges = {
+        type(block[0])(number)
+        for block in blocks
+        for number in (int(block[0]) - 1, int(block[0]), int(block[-1]), int(block[-1]) + 1)
+        if 0 <= number < 2**block.max_prefixlen
+    }
+    for address in map(unmap_ipv4, edges):
+        is_public = special(address) is None
+        assert is_public == address.is_global or any(address in block for block in stricter), address
+    for block in stricter:
+        assert special(block[0]) is not None, f"{block} is not special"
+        assert special(block[-1]) is not None, f"{block} is not special"
+
+
+@given(SPECIAL_ADDRESSES)
+def test_an_address_that_is_special_here_and_global_in_python_is_an_intended_difference(
+    address: IPv4Address | IPv6Address,
+) -> None:
+    if unmap_ipv4(address).is_global:
+        assert any(address in ip_network(block) for block in STRICTER)
+
+
 @pytest.mark.parametrize(
     ("address", "kind"),
     [

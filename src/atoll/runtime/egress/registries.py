@@ -15,7 +15,8 @@ import logging
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from ast import literal_eval
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from shutil import which
@@ -34,14 +35,14 @@ CACHE_S = 60.0
 """How long the answers of the tools are cached: asking them takes a second."""
 _TOOL_TIMEOUT_S = 30
 _PORTS = {"http": 80, "https": 443}
-_PIP = """
+# `pip config list` has all that is configured, but not pip's default index, nor the second host on which that index has
+# its files. No pip command says the latter, and neither host is to be named here, so pip's own module is asked.
+_PIP_DEFAULTS = """
 import json
-from pip._internal.configuration import Configuration
 from pip._internal.models.index import PyPI
-settings = Configuration(isolated=False)
-settings.load()
-print(json.dumps({"settings": dict(settings.items()), "index": PyPI.simple_url, "files": PyPI.file_storage_domain}))
+print(json.dumps({"index": PyPI.simple_url, "files": PyPI.file_storage_domain}))
 """
+_PIP_SETTING = re.compile(r"""^([^\s.]+)\.(\S+?)=('.*'|".*")$""", re.MULTILINE)
 _log = logging.getLogger(__name__)
 
 
@@ -127,19 +128,19 @@ def _output(arguments: list[str]) -> str | None:
 def pip() -> Iterator[_ToolConfig]:
     """pip's files and PIP_ variables, merged by pip itself; without any, pip's default index."""
     for python in dict.fromkeys(filter(None, (which("python3"), sys.executable))):
-        said = _output([python, "-c", _PIP])
-        if said is None:
+        listed = _output([python, "-m", "pip", "config", "list", "-vvv"])  # loud: a setting may make pip quiet
+        if listed is None:
             continue
-        told = json.loads(said)
-        settings = _pip_settings(told["settings"])
-        index = _remote(settings.get("index-url", told["index"]))
+        settings = _pip_settings(listed)
+        defaults = json.loads(_output([python, "-c", _PIP_DEFAULTS]) or "{}")
+        index = _remote(settings.get("index-url", defaults.get("index")))
         extra = _remotes(settings.get("extra-index-url", "").split())
         found = _ToolConfig(urls=[*extra])
         if index is not None:
             found.urls.append(index)
             found.env["PIP_INDEX_URL"] = urlunsplit(index)
-            if index.hostname == urlsplit(told["index"]).hostname:
-                found.urls.append(urlsplit(f"{index.scheme}://{told['files']}"))
+            if defaults and index.hostname == urlsplit(defaults["index"]).hostname:
+                found.urls.append(urlsplit(f"{index.scheme}://{defaults['files']}"))
         if extra:
             found.env["PIP_EXTRA_INDEX_URL"] = " ".join(map(urlunsplit, extra))
         if trusted := settings.get("trusted-host", "").split():
@@ -149,14 +150,13 @@ def pip() -> Iterator[_ToolConfig]:
         return
 
 
-def _pip_settings(told: Mapping[str, str]) -> dict[str, str]:
+def _pip_settings(listed: str) -> dict[str, str]:
     """Settings by name. Those for `install` override global ones, and variables override both."""
     settings: dict[str, str] = {}
     for section in ("global", "install", ":env:"):
-        for key, value in told.items():
-            where, _, name = key.partition(".")
+        for where, name, value in _PIP_SETTING.findall(listed):
             if where == section:
-                settings[name] = value
+                settings[name] = str(literal_eval(value))
     return settings
 
 

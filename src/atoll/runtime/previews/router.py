@@ -417,8 +417,8 @@ async def _wait_listening(exposed: _ExposedPort, wait_s: float) -> None:
             await anyio.sleep(pause_s)
             pause_s = min(pause_s * 2, longest_s)
     raise PortRefused(
-        f"timed out after {wait_s:g} s: nothing listens on port {exposed.preview.port} of {exposed.name!r}; "
-        "start a server, or expose the port without wait_s"
+        f"nothing listened on port {exposed.preview.port} of {exposed.name!r} within {wait_s:g} s; start a server, "
+        "or expose the port without wait_s"
     )
 
 
