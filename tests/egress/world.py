@@ -95,7 +95,7 @@ async def mirror(stream: ByteStream) -> None:
 
 @asynccontextmanager
 async def on_loopback(engine: Engine) -> AsyncIterator[World]:
-    """What all sandboxes of a runtime find outside: `example.com`, which answers HTTP on port 80 and echoes on 443."""
+    """The network of all sandboxes of an engine: `example.com`, which answers HTTP on port 80 and echoes on 443."""
     world = World()
     async with serving(mirror) as web, serving(echo) as tls:
         world.name("example.com", [SITE])

@@ -1,4 +1,4 @@
-"""The way out of a sandbox whose guest lies, and whose policy cannot be read."""
+"""The egress server of a sandbox whose guest is hostile, and whose policy cannot be read."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Place:
-    """A directory with a policy in it, and the way out that reads it there."""
+    """A directory with a policy in it, and the egress server that reads it."""
 
     def __init__(self, tasks: TaskGroup, directory: Path) -> None:
         self.tasks = tasks

@@ -1,8 +1,8 @@
 """The preview proxy: HTTP/1.1 between a client on the host and a server inside, one client connection at a time.
 
 Owns exchanges, upgrades to WebSocket, connections that are reused, and how large and how slow each side may be. Not
-here: which preview a request is for and who may open it (`router.py`, a `Router`), and the rules for framing and
-hop-by-hop headers (`../http1.py`). Used by `router.py`.
+here: which preview a request is for and whether its token is valid (`router.py`, a `Router`), and the rules for framing
+and hop-by-hop headers (`../http1.py`). Used by `router.py`.
 
 h11 parses and writes both sides, so a message that can be read in two ways never reaches the other side as it came. A
 server inside is as hostile as a client: nothing is buffered beyond a bound, a response that is not HTTP is a 502, and

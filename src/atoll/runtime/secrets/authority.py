@@ -62,7 +62,7 @@ class Authority(Frozen):
 
     @property
     def openssl_name(self) -> str:
-        """The file name that OpenSSL looks for in a directory of certificates: a hash of the subject less its header."""
+        """The file name that OpenSSL looks for in a certificate directory: a hash of the subject without its header."""
         from cryptography import x509
 
         subject = x509.load_pem_x509_certificate(self.certificate.encode()).subject.public_bytes()
