@@ -218,16 +218,18 @@ async def exchange(
         while True:
             try:
                 event = await client.next_event()
-            except (h11.RemoteProtocolError, *DISCONNECTED) as error:
-                status = getattr(error, "error_status_hint", 400)
-                failure = ExchangeFailure(status, f"malformed HTTP request: {error}")
-                group.cancel_scope.cancel()
-                return
+            except h11.RemoteProtocolError as error:
+                failure = ExchangeFailure(error.error_status_hint, f"malformed HTTP request: {error}")
+                break
+            except DISCONNECTED:
+                failure = ExchangeFailure(400, "the client closed the connection")
+                break
             is_data = isinstance(event, h11.Data)
             with contextlib.suppress(h11.LocalProtocolError, *DISCONNECTED):
                 await server.send(event if is_data or trailers else h11.EndOfMessage())
             if not is_data:
                 return
+        group.cancel_scope.cancel()
 
     async with anyio.create_task_group() as group:
         group.start_soon(upload)
