@@ -15,7 +15,7 @@ import pytest
 from anyio.abc import ByteStream
 
 from atoll.contract.network import NetworkPolicy
-from atoll.runtime.egress import server as outlet
+from atoll.runtime.egress import server as egress_server
 from atoll.runtime.engine import Engine
 from atoll.runtime.sandbox import Sandbox
 from atoll.testing.waiting import eventually
@@ -118,7 +118,7 @@ async def test_who_reads_nothing_makes_the_host_hold_nothing(box: Sandbox, world
 async def test_a_program_that_takes_the_port_loses_its_own_way_out_and_gains_nothing(
     box: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outlet, "_TAKEN_OVER_S", 0.2)
+    monkeypatch.setattr(egress_server, "_HANDOVER_TIMEOUT_S", 0.2)
     await box.set_network(None)
     async with running(box, *PYTHON, SQUAT, user="root"):
         await box.set_network(NetworkPolicy(allow="example.com"))

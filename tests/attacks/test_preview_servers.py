@@ -29,6 +29,7 @@ NO_ANSWER = {
     "a status that is none": b"HTTP/1.1 20 OK\r\n\r\n",
     "a status too long": b"HTTP/1.1 2000 OK\r\n\r\n",
     "both lengths": HEAD + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "chunks in HTTP/1.0": b"HTTP/1.0 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
     "two lengths": HEAD + b"Content-Length: 2\r\nContent-Length: 5\r\n\r\nokokok",
     "a negative length": HEAD + b"Content-Length: -5\r\n\r\n",
     "a coding that is none": HEAD + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
@@ -45,7 +46,7 @@ async def test_what_is_no_answer_is_said_to_be_none(prey: Sandbox) -> None:
         async with serving(prey, ending(answer)) as inside:
             said = await ask(inside.preview)
             assert said.status == 502, (attack, said.status, said.body)
-            assert b"gave no proper answer" in said.body, attack
+            assert b"sent a malformed HTTP response" in said.body, attack
 
 
 @pytest.mark.parametrize("line", [b"X", b"X: x\r\n", b"HTTP/1.1 102 Processing\r\n\r\n"])

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from atoll.runtime.previews import proxy, router as ports
+from atoll.runtime.previews import proxy, router
 from atoll.runtime.sandbox import Sandbox
 from tests.attacks.wire import OK, Inside, ending, saying, serving
 from tests.http_client import host_of, say
@@ -58,8 +58,18 @@ async def test_what_can_be_read_in_two_ways_is_refused_and_nothing_of_it_arrives
     for attack, (first, lines, body) in REFUSED.items():
         said = await say(inside.preview, inside.request(first, *lines, body=body + HIDDEN))
         assert said[9:12] in (b"400", b"501"), (attack, said)
+        assert b"Malformed HTTP request: " in said, (attack, said)
         assert said.count(b"HTTP/1.1 ") == 1, (attack, said)
     assert inside.all == b""
+
+
+async def test_a_message_with_both_lengths_is_refused_with_the_reason(inside: Inside) -> None:
+    lines = ("Content-Length: 4", "Transfer-Encoding: chunked")
+    said = await say(inside.preview, inside.request("POST / HTTP/1.1", *lines, body=b"0\r\n\r\n" + HIDDEN))
+    assert b"ambiguous framing: it has both Transfer-Encoding and Content-Length" in said
+    said = await say(inside.preview, inside.request("HEAD / HTTP/1.1", *lines, body=b"0\r\n\r\n" + HIDDEN))
+    assert said[9:12] == b"400"
+    assert said.endswith(b"\r\n\r\n"), "a response to HEAD has no body"
 
 
 @pytest.mark.parametrize(
@@ -138,10 +148,10 @@ async def test_heads_that_are_too_large_or_too_slow_are_refused(
     large = await say(inside.preview, inside.request("GET / HTTP/1.1", f"X: {'x' * 300_000}"))
     many = await say(inside.preview, inside.request("GET / HTTP/1.1", *["X: x"] * 12_000))
     assert (large[9:12], many[9:12]) == (b"431", b"431")
-    monkeypatch.setattr(proxy, "HEAD_S", 0.1)
-    monkeypatch.setattr(proxy, "FIRST_S", 0.1)
-    monkeypatch.setattr(proxy, "IDLE_S", 0.1)
-    monkeypatch.setattr(proxy, "STALL_S", 0.1)
+    monkeypatch.setattr(proxy, "HEAD_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(proxy, "FIRST_BYTE_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(proxy, "IDLE_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(proxy, "STALL_TIMEOUT_S", 0.1)
     assert (await say(inside.preview, inside.request()[:-2]))[9:12] == b"408"
     assert await say(inside.preview, b"") == b""
     slow = inside.request("POST / HTTP/1.1", "Content-Length: 100", body=b"begun")
@@ -152,7 +162,7 @@ async def test_heads_that_are_too_large_or_too_slow_are_refused(
 async def test_a_preview_takes_no_more_at_once_than_it_may(
     inside: Inside, prey: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ports, "MOST_EXCHANGES", 0)
+    monkeypatch.setattr(router, "MAX_EXCHANGES", 0)
     assert (await say(inside.preview, inside.request("GET / HTTP/1.1", "Connection: close")))[9:12] == b"503"
     assert inside.all == b""
 

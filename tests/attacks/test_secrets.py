@@ -62,7 +62,7 @@ async def scene(engine: Engine, tmp_path_factory: pytest.TempPathFactory, anyio_
             world.name(name, [address])
         world.servers = {(API, 443): api.port, (OTHER, 443): other.port, (PLAIN, 80): plain.port}
         world.servers |= {(API, 80): also_plain.port, (OTHER, 80): also_plain.port}
-        engine.egress_servers.outside = world.outside
+        engine.egress_servers.connector = world.connector
         engine.egress_servers.trust = authority.client_context()
         sandbox = await engine.create(
             network=NetworkPolicy(allow=["*.test", API]),
@@ -71,7 +71,7 @@ async def scene(engine: Engine, tmp_path_factory: pytest.TempPathFactory, anyio_
         stack.push_async_callback(sandbox.destroy)
         placeholder = (await sandbox.exec(["printenv", "API_KEY"])).stdout.strip().encode()
         yield Scene(sandbox, placeholder, api, other, plain, also_plain)
-        engine.egress_servers.outside = None
+        engine.egress_servers.connector = None
         del engine.egress_servers.trust
 
 
@@ -167,7 +167,7 @@ async def test_a_host_that_cannot_prove_itself_is_sent_nothing(scene: Scene, eng
 
     engine.egress_servers.trust = ssl.create_default_context()
     try:
-        assert "has not proved that it is" in await run(scene, f"{CURL} -k https://api.test/ {BEARER}")
+        assert "the certificate of api.test is not valid: " in await run(scene, f"{CURL} -k https://api.test/ {BEARER}")
     finally:
         engine.egress_servers.trust = trusted
     assert scene.api.raw == b""

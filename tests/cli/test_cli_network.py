@@ -40,13 +40,13 @@ def fetch(port: int) -> str:
 def test_a_command_reaches_what_it_is_allowed_and_is_told_what_else_it_would_need(atoll: Atoll, port: int) -> None:
     assert atoll.text("run", "--allow", f"127.0.0.1:{port}", "-c", fetch(port)) == "reached\n"
     said = atoll.text("run", "--allow", "example.com", "-c", fetch(port))
-    assert said.endswith(f"the rule that is missing: 127.0.0.1:{port}\n")
+    assert said.endswith(f"to allow it, add the rule 127.0.0.1:{port}\n")
 
 
 def test_a_policy_is_shown_and_changed_and_what_it_did_can_be_read(atoll: Atoll, port: int) -> None:
     name = atoll.create("--allow", "Example.com:443")
     assert atoll.text("network", name) == "example.com:443\n"
-    assert "the rule that is missing" in atoll.text("exec", name, "-c", fetch(port))
+    assert "to allow it, add the rule" in atoll.text("exec", name, "-c", fetch(port))
     atoll("network", name, "--allow", f"127.0.0.1:{port}", "--remove", "example.com:443")
     assert atoll.json("network", name, "--json")["network"] == {"allow": [f"127.0.0.1:{port}"]}
     assert atoll.text("exec", name, "-c", fetch(port)) == "reached\n"

@@ -11,7 +11,7 @@ import pytest
 import atoll
 from atoll import Engine, NetworkPolicy, Sandbox
 from atoll.contract.model import RuntimeName
-from atoll.runtime.egress import server as outlet
+from atoll.runtime.egress import server as egress_server
 from atoll.testing.inside import client, until_running
 from atoll.testing.waiting import eventually
 from tests.egress.world import SITE, World, mirror, on_loopback, serving
@@ -50,7 +50,7 @@ async def test_what_is_allowed_leaves_and_what_is_not_is_told_which_rule_is_miss
     said = await box.exec(
         "curl -sS http://other.test/; curl -sS https://other.test/; curl -sS -x '' http://example.com/"
     )
-    assert "the rule that is missing: other.test:80" in said.stdout
+    assert "to allow it, add the rule other.test:80" in said.stdout
     assert "CONNECT tunnel failed, response 403" in said.stderr
     assert "resolve host: example.com" in said.stderr, "without the proxy there is no way out"
     socks = "curl -sS --socks5-hostname 127.0.0.1:1023 http://example.com/hello"
@@ -98,15 +98,15 @@ async def test_a_policy_changes_live_for_commands_that_start_and_connections_tha
 async def test_when_the_process_that_serves_is_killed_another_that_is_connected_takes_over(
     state_dir: Path, runtime_name: RuntimeName, box: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outlet, "_LOOK_S", 0.1)
+    monkeypatch.setattr(egress_server, "_WATCH_INTERVAL_S", 0.1)
     body = """
-from atoll.runtime.egress import server as outlet
+from atoll.runtime.egress import server as egress_server
 from tests.egress.world import World
 world = World()
 world.name("example.com", ["93.184.216.34"])
 world.servers = {("*", 80): int(sys.argv[4])}
-engine.outlets.outside = world.outside
-outlet._LOOK_S = 0.1
+engine.egress_servers.connector = world.connector
+egress_server._WATCH_INTERVAL_S = 0.1
 sandbox = await engine.get(sys.argv[3])
 await sandbox.connect()
 say("connected")
@@ -137,7 +137,7 @@ async def test_while_nobody_is_connected_nothing_leaves_and_who_comes_next_serve
     settings = atoll.Settings(runtime=runtime_name)
     async with atoll.open(state_dir, settings=settings) as first:
         sandbox = await first.create("left-alone", network=NetworkPolicy(allow="example.com"))
-        first.egress_servers.outside = world.outside
+        first.egress_servers.connector = world.connector
         await sandbox.spawn(WORK)
         await until_running(sandbox, "curl")
     async with await engine.get("left-alone") as found:
@@ -178,7 +178,7 @@ async def test_forks_and_what_was_restored_have_the_policy_that_holds_now(box: S
     (narrow,) = await box.fork(names=["narrow-fork"], checkpoint="wide")
     async with narrow:
         assert not await fetches(narrow)
-        assert "missing: example.com:80" in (await narrow.exec(FETCH)).stdout
+        assert "add the rule example.com:80" in (await narrow.exec(FETCH)).stdout
     await engine.delete_checkpoint("wide", sandbox=box.name)
 
 

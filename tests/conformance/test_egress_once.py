@@ -82,7 +82,7 @@ cd .. && git clone -q --bare work repo.git && git -C repo.git update-server-info
                 assert "403" in refused.stderr
                 (record, *_) = await box.audit()
                 assert record.reason is not None
-                assert record.reason.endswith(f"the rule that is missing: 127.0.0.1:{port}")
+                assert record.reason.endswith(f"to allow it, add the rule 127.0.0.1:{port}")
                 await box.set_network(NetworkPolicy(allow=["git.test", f"127.0.0.1:{port}"]))
                 done = await box.exec(clone)
                 assert done.stdout == "hello\n", done.stderr
@@ -128,7 +128,7 @@ async def test_packages_are_installed_from_the_indexes_that_this_machine_is_conf
         await eventually(told, "each connection has ended, and what it brought is written down")
         # Nothing else is allowed by that.
         refused = await box.exec("curl -sS http://example.com/")
-        assert "the rule that is missing: example.com:80" in refused.stdout
+        assert "to allow it, add the rule example.com:80" in refused.stdout
 
 
 async def test_packages_that_are_not_allowed_fail_with_the_rule_that_is_missing(
@@ -138,7 +138,7 @@ async def test_packages_that_are_not_allowed_fail_with_the_rule_that_is_missing(
         refused = await box.exec(PIP, timeout_s=50)
         assert refused.exit_code != 0
         assert "403 Forbidden" in refused.stderr
-        assert "the rule that is missing: " in refused.stderr
+        assert "to allow it, add the rule " in refused.stderr
         refused = await box.exec(NPM, timeout_s=50)
         assert refused.exit_code != 0
         assert "403" in refused.stderr

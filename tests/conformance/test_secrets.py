@@ -137,7 +137,7 @@ async def test_whoever_takes_a_sandbox_up_has_its_secrets_if_they_have_the_key(
     assert stat.S_IMODE((state_dir / "key").stat().st_mode) == 0o600
     another = atoll.Settings(runtime=runtime_name, secrets_key=SecretStr("another key than that of the directory"))
     async with atoll.open(state_dir, settings=another) as other:
-        with pytest.raises(SandboxError, match="sealed with another key") as refused:
+        with pytest.raises(SandboxError, match="encrypted with another key") as refused:
             await other.get(keeper.name)
         assert "ATOLL_SECRETS_KEY" in str(refused.value.hint)
         assert keeper.name in [info.name for info in await other.list()]

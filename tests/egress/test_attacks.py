@@ -15,7 +15,8 @@ import pytest
 from anyio.abc import ByteStream
 
 from atoll.contract.network import Address
-from atoll.runtime.egress import proxy as egress
+from atoll.runtime import http1
+from atoll.runtime.egress import proxy as egress_proxy
 from tests.egress.world import SITE, Proxied, World, everything, proxied, serving
 
 OPEN = ("*", "0.0.0.0/0", "::/0")
@@ -61,7 +62,9 @@ async def test_a_name_that_turns_to_another_address_is_looked_up_once_and_dialle
         assert await proxy.socks("rebind.test", 443) == 0
         assert (world.looked_up, world.dialled) == (["rebind.test"], [f"{SITE} 443"])
         said = await proxy.tunnel("rebind.test:443")  # a second wish is looked up anew, and judged anew
-        assert said.startswith(b"HTTP/1.1 403 Forbidden: rebind.test is at 127.0.0.1: 127.0.0.1 is a loopback address")
+        assert said.startswith(
+            b"HTTP/1.1 403 Forbidden: rebind.test resolves to 127.0.0.1: 127.0.0.1 is a loopback address"
+        )
         assert world.dialled == [f"{SITE} 443"]
 
 
@@ -171,22 +174,70 @@ async def test_requests_that_are_malformed_or_ambiguous_are_refused(world: World
     assert world.dialled == []
 
 
-async def test_a_body_cannot_be_smuggled_as_a_second_request(world: World, tmp_path: Path) -> None:
-    smuggled = b"GET http://evil.test/ HTTP/1.1\r\nHost: x\r\n\r\n"
-    both = (
-        b"POST http://example.com/ HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n"
-        b"Connection: close\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(smuggled), smuggled)
-    )
+SMUGGLED = b"GET http://evil.test/ HTTP/1.1\r\nHost: x\r\n\r\n"
+BOTH = b"has both Transfer-Encoding and Content-Length"
+AMBIGUOUS = [
+    pytest.param(b"1.1", b"Content-Length: 4\r\nTransfer-Encoding: chunked", BOTH, id="both lengths"),
+    pytest.param(b"1.1", b"Transfer-Encoding: chunked\r\nContent-Length: 4", BOTH, id="both, the other way round"),
+    pytest.param(b"1.1", b"Content-Length: 4\r\nContent-Length: 5", b"", id="two lengths"),
+    pytest.param(b"1.1", b"Content-Length: 4, 5", b"", id="two lengths in one"),
+    pytest.param(b"1.1", b"Transfer-Encoding: chunked, identity", b"", id="two codings"),
+    pytest.param(b"1.0", b"Transfer-Encoding: chunked", b"HTTP/1.0 does not have", id="chunks in HTTP/1.0"),
+]
+
+
+@pytest.mark.parametrize(("version", "lines", "reason"), AMBIGUOUS)
+async def test_a_body_cannot_be_smuggled_as_a_second_request(
+    world: World, tmp_path: Path, version: bytes, lines: bytes, reason: bytes
+) -> None:
+    head = b"POST http://example.com/ HTTP/%s\r\nHost: x\r\n%s\r\n\r\n" % (version, lines)
     async with proxied(world, tmp_path, *OPEN) as proxy:
-        answer = (await proxy.say(both)).lower()
-        assert b"content-length: 4" not in answer
+        answer = await proxy.say(head + b"%x\r\n%s\r\n0\r\n\r\n" % (len(SMUGGLED), SMUGGLED))
+        assert answer.startswith((b"HTTP/1.1 400 Bad Request: malformed HTTP request: ", b"HTTP/1.1 501 "))
+        assert reason in answer
+        assert answer.count(b"HTTP/1.1 ") == 1
+        assert [(record.host, record.verdict) for record in proxy.records()] == [("", "denied")]
+    assert world.looked_up == world.dialled == []
+
+
+@pytest.mark.parametrize(("version", "lines", "reason"), AMBIGUOUS)
+async def test_a_response_that_is_ambiguous_does_not_reach_the_client(
+    world: World, tmp_path: Path, version: bytes, lines: bytes, reason: bytes
+) -> None:
+    async def ambiguous(stream: ByteStream) -> None:
+        await stream.receive()
+        await stream.send(b"HTTP/%s 200 OK\r\n%s\r\n\r\n4\r\nbody\r\n0\r\n\r\n" % (version, lines))
+
+    async with serving(ambiguous) as port, proxied(world, tmp_path, *OPEN) as proxy:
+        world.servers[("*", 8080)] = port
+        answer = await proxy.get("http://example.com:8080/")
+        assert answer.startswith(b"HTTP/1.1 502 Bad Gateway: example.com:8080 sent ")
+        assert reason in answer
+        assert b"body" not in answer
+        assert [record.verdict for record in proxy.records()] == ["failed"]
+
+
+@pytest.mark.parametrize("body", [b"4\r\nbodyX\r\n0\r\n\r\n", b"-1\r\n" + SMUGGLED, b"f" * 40 + b"\r\n", b"4\r\nbo"])
+async def test_a_malformed_body_is_the_clients_fault_and_ends_the_exchange(
+    world: World, tmp_path: Path, body: bytes
+) -> None:
+    async def silent(stream: ByteStream) -> None:
+        with suppress(anyio.BrokenResourceError):
+            await everything(stream)
+
+    head = b"POST http://example.com:8080/ HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    async with serving(silent) as port, proxied(world, tmp_path, *OPEN) as proxy:
+        world.servers[("*", 8080)] = port
+        client = Whole(head + body)
+        assert await proxy.proxy.serve(client)
+        assert client.answer.startswith(b"HTTP/1.1 400 Bad Request: malformed HTTP request: ")
         assert [record.host for record in proxy.records()] == ["example.com"]
 
 
 async def test_endless_headers_are_cut_off(world: World, tmp_path: Path) -> None:
     async with proxied(world, tmp_path, *OPEN) as proxy, await proxy.connect() as stream:
         await stream.send(b"GET http://example.com/ HTTP/1.1\r\nHost: x\r\n")
-        await stream.send(b"X-Header: y\r\n" * (egress.HEAD_BYTES // 8))
+        await stream.send(b"X-Header: y\r\n" * (http1.MAX_HEAD_BYTES // 8))
         assert (await stream.receive()).startswith(b"HTTP/1.1 431 ")
         assert [record.verdict for record in proxy.records()] == ["denied"]
     assert world.looked_up == []
@@ -195,7 +246,7 @@ async def test_endless_headers_are_cut_off(world: World, tmp_path: Path) -> None
 async def test_a_head_that_comes_at_once_is_bounded_as_one_that_comes_bit_by_bit(world: World, tmp_path: Path) -> None:
     beginning = b"GET http://example.com/ HTTP/1.1\r\nHost: x\r\nX: "
     async with proxied(world, tmp_path, *OPEN) as proxy:
-        whole = Whole(beginning + b"y" * egress.HEAD_BYTES + b"\r\n\r\n")
+        whole = Whole(beginning + b"y" * http1.MAX_HEAD_BYTES + b"\r\n\r\n")
         assert await proxy.proxy.serve(whole)
         assert whole.answer.startswith(b"HTTP/1.1 431 ")
         assert [record.verdict for record in proxy.records()] == ["denied"]
@@ -207,7 +258,7 @@ async def test_nonsense_takes_no_more_of_the_records_than_anything_else(world: W
         await proxy.say(b"GET http://example.com/ HTTP/1.1\r\nHost: x\r\n\x1b" + b"y" * 50_000 + b"\r\n\r\n")
         (record,) = proxy.records()
     assert record.reason is not None
-    assert record.reason.startswith("that is no HTTP: ")
+    assert record.reason.startswith("malformed HTTP request: ")
     assert record.reason.isprintable()
     assert len(record.reason) <= 400
 
@@ -263,7 +314,7 @@ async def test_a_redirect_to_a_private_address_is_another_request_and_refused(wo
 async def test_who_is_slow_to_say_what_it_wants_is_let_go(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(egress, "HEAD_S", 0.05)
+    monkeypatch.setattr(egress_proxy, "HEAD_TIMEOUT_S", 0.05)
     async with proxied(world, tmp_path, *OPEN) as proxy:
         for beginning in (b"", b"GET http://exa", b"\x05\x01\x00\x05\x01"):
             async with await proxy.connect() as stream:
@@ -285,15 +336,15 @@ async def test_names_that_nobody_answers_take_so_many_threads_and_no_more_until_
         answered.wait(60)
         return [ip_address(SITE)]
 
-    monkeypatch.setattr(egress, "RESOLVE_S", 0.1)
-    world.outside = egress.Outside(resolve=late, dial=world.outside.dial)
+    monkeypatch.setattr(egress_proxy, "DNS_TIMEOUT_S", 0.1)
+    world.connector = egress_proxy.Connector(resolve=late, dial=world.connector.dial)
     async with proxied(world, tmp_path, "*") as proxy:
         async with anyio.create_task_group() as group:
             for number in range(20):
                 group.start_soon(proxy.tunnel, f"n{number}.test:443")
         assert len(asked) == 8
         assert {record.verdict for record in proxy.records()} == {"failed"}
-        monkeypatch.setattr(egress, "RESOLVE_S", 20.0)
+        monkeypatch.setattr(egress_proxy, "DNS_TIMEOUT_S", 20.0)
         answered.set()
         assert await proxy.socks("example.com", 443) == 0
 

@@ -21,7 +21,7 @@ def record(id: str, **fields: object) -> AuditRecord:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(audit, "LIMIT_BYTES", 4096)
+    monkeypatch.setattr(audit, "MAX_FILE_BYTES", 4096)
     return 4096
 
 
@@ -68,7 +68,7 @@ def test_a_record_that_ended_replaces_the_one_that_began_and_a_torn_line_is_pass
 async def test_records_are_followed_into_the_next_file(
     tmp_path: Path, small: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(audit, "_LOOK_S", 0.001)
+    monkeypatch.setattr(audit, "_POLL_INTERVAL_S", 0.001)
     trail = audit.AuditLog(tmp_path)
     trail.write(record("0"))
     following = audit.follow(tmp_path)

@@ -14,10 +14,10 @@ from anyio.abc import ByteStream
 
 from atoll.contract.network import Address, Indexes
 from atoll.contract.secret import Secret
-from atoll.runtime.egress.proxy import Dial, Outside, TunnelHandler
-from atoll.runtime.http1 import Headers
+from atoll.runtime.egress.proxy import Connector
+from atoll.runtime.http1 import Dial, Headers, TunnelHandler
 from atoll.runtime.secrets.injection import Scrubber, SecretInjector
-from atoll.runtime.secrets.vault import Contents
+from atoll.runtime.secrets.vault import SandboxSecrets
 from atoll.testing.waiting import eventually
 from tests.egress.world import SITE, World, everything, proxied, serving
 from tests.origin import origin
@@ -59,7 +59,7 @@ async def test_each_request_on_one_connection_is_decided_by_itself(world: World,
                 seen += await stream.receive()
             assert seen.startswith(b"HTTP/1.1 200 ")
         await stream.send(request.format("other.test").encode())
-        assert (await everything(stream)).startswith(b"HTTP/1.1 403 Forbidden: other.test:80 is not allowed")
+        assert (await everything(stream)).startswith(b"HTTP/1.1 403 Forbidden: no rule allows other.test:80; ")
         assert [record.verdict for record in proxy.records()] == ["allowed", "allowed", "denied"]
     assert world.looked_up == ["example.com"] * 2
 
@@ -118,8 +118,8 @@ async def test_a_denied_connection_names_the_rule_that_is_missing_and_is_not_loo
     async with proxied(world, tmp_path, "example.com:443") as proxy:
         said = await proxy.tunnel("secret-data.attacker.test:443")
         assert said.startswith(b"HTTP/1.1 403 Forbidden: ")
-        assert b"the rule that is missing: secret-data.attacker.test:443" in said.splitlines()[0]
-        assert b"the rule that is missing: example.com:80" in await proxy.get("http://example.com/")
+        assert b"to allow it, add the rule secret-data.attacker.test:443" in said.splitlines()[0]
+        assert b"to allow it, add the rule example.com:80" in await proxy.get("http://example.com/")
         assert world.looked_up == world.dialled == []
         assert [(r.verdict, r.host, r.port, r.address, r.sent_bytes) for r in proxy.records()] == [
             ("denied", "secret-data.attacker.test", 443, None, 0),
@@ -129,18 +129,20 @@ async def test_a_denied_connection_names_the_rule_that_is_missing_and_is_not_loo
 
 async def test_a_connection_that_does_not_come_about_is_told_and_written_down(world: World, tmp_path: Path) -> None:
     async with proxied(world, tmp_path, "*") as proxy:
-        assert b"HTTP/1.1 502 Bad Gateway: it is not known where gone.test is" in await proxy.tunnel("gone.test:443")
-        assert b"cannot be connected to: Connection refused" in await proxy.tunnel("example.com:444")
+        assert b"HTTP/1.1 502 Bad Gateway: cannot resolve gone.test: " in await proxy.tunnel("gone.test:443")
+        assert b"cannot connect to example.com:444 at 93.184.216.34: Connection refused" in await proxy.tunnel(
+            "example.com:444"
+        )
         assert [(r.verdict, r.address) for r in proxy.records()] == [("failed", None), ("failed", SITE)]
 
 
 async def test_names_are_resolved_and_addresses_dialled_as_this_machine_does(world: World, tmp_path: Path) -> None:
     port = world.servers[("*", 443)]
-    world.outside = Outside()
+    world.connector = Connector()
     async with proxied(world, tmp_path, "localhost", f"127.0.0.1:{port}", "127.0.0.1:9") as proxy:
         assert await proxy.socks("localhost", port) == 0
         assert await proxy.socks("127.0.0.1", port) == 0
-        assert b"127.0.0.1 cannot be connected to: Connection refused" in await proxy.tunnel("127.0.0.1:9")
+        assert b"cannot connect to 127.0.0.1:9 at 127.0.0.1: Connection refused" in await proxy.tunnel("127.0.0.1:9")
         assert await proxy.socks("127.0.0.1", 9) == 5
 
 
@@ -179,11 +181,11 @@ async def test_an_address_is_not_dialled_any_more_when_the_policy_changes_before
         proxy.allow("two.test")
         return await there.dial(address, port)
 
-    there, world.outside = world.outside, Outside(world.outside.resolve, dial)
+    there, world.connector = world.connector, Connector(world.connector.resolve, dial)
     async with proxied(world, tmp_path, "two.test", "10.0.0.5") as proxy:
         said = await proxy.tunnel("two.test:443")
         (record,) = proxy.records()
-    assert said.startswith(b"HTTP/1.1 403 Forbidden: two.test is at 10.0.0.5")
+    assert said.startswith(b"HTTP/1.1 403 Forbidden: two.test resolves to 10.0.0.5")
     assert world.dialled == [f"{SITE} 443"]
     assert (record.verdict, record.address) == ("denied", "10.0.0.5")
 
@@ -215,7 +217,9 @@ async def test_a_server_that_breaks_off_is_not_taken_for_one_that_ended(world: W
                     seen += chunk
             assert seen.endswith(b"half")
             assert b"content-length: 1000" in seen.lower()
-        assert (await proxy.get("http://example.com:82/")).startswith(b"HTTP/1.1 502 Bad Gateway: example.com:82 gave")
+        assert (await proxy.get("http://example.com:82/")).startswith(
+            b"HTTP/1.1 502 Bad Gateway: example.com:82 sent no complete HTTP response"
+        )
 
 
 async def test_indexes_may_be_at_private_addresses_and_nobody_else_there(world: World, tmp_path: Path) -> None:
@@ -249,7 +253,7 @@ class Taking:
 
 
 async def test_an_allowed_connection_can_be_taken_over_and_a_denied_one_not(world: World, tmp_path: Path) -> None:
-    async with proxied(world, tmp_path, "example.com", intercept=Taking()) as proxy:
+    async with proxied(world, tmp_path, "example.com", interceptor=Taking()) as proxy:
         async with await proxy.connect() as stream:
             await stream.send(b"CONNECT example.com:443 HTTP/1.1\r\nHost: x\r\n\r\n")
             assert (await stream.receive()).startswith(b"HTTP/1.1 200 ")
@@ -267,12 +271,12 @@ async def test_an_allowed_connection_can_be_taken_over_and_a_denied_one_not(worl
 
 async def test_a_secret_that_goes_without_tls_does_not_come_back(world: World, tmp_path: Path) -> None:
     value = "sk-live-4f9a0c77d1"
-    contents = Contents.of({"KEY": Secret(value, hosts=["http://example.com"])})
-    assert contents is not None
-    placeholder = contents.secrets["KEY"].placeholder
+    secrets = SandboxSecrets.of({"KEY": Secret(value, hosts=["http://example.com"])})
+    assert secrets is not None
+    placeholder = secrets.secrets["KEY"].placeholder
     basic, real = (base64.b64encode(f"user:{each}".encode()).decode() for each in (placeholder, value))
-    intercept = SecretInjector(contents, ssl.create_default_context)
-    async with origin(None) as site, proxied(world, tmp_path, "example.com", intercept=intercept) as proxy:
+    interceptor = SecretInjector(secrets, ssl.create_default_context)
+    async with origin(None) as site, proxied(world, tmp_path, "example.com", interceptor=interceptor) as proxy:
         world.servers[(SITE, 80)] = site.port
         for path in ("echo", "pieces", "reason"):
             for sent, shown in ((f"Bearer {placeholder}", value), (f"Basic {basic}", real)):
@@ -296,9 +300,9 @@ async def test_an_answer_that_cannot_be_read_without_a_secret_is_none(world: Wor
         await stream.receive()
         await stream.send(b"HTTP/1.1 200 OK\r\nContent-Length: 12345678\r\n\r\n")
 
-    contents = Contents.of({"PIN": Secret("12345678", hosts=["http://example.com"])})
-    assert contents is not None
-    intercept = SecretInjector(contents, ssl.create_default_context)
-    async with serving(handle) as site, proxied(world, tmp_path, "example.com", intercept=intercept) as proxy:
+    secrets = SandboxSecrets.of({"PIN": Secret("12345678", hosts=["http://example.com"])})
+    assert secrets is not None
+    interceptor = SecretInjector(secrets, ssl.create_default_context)
+    async with serving(handle) as site, proxied(world, tmp_path, "example.com", interceptor=interceptor) as proxy:
         world.servers[(SITE, 80)] = site
         assert (await proxy.get("http://example.com/")).startswith(b"HTTP/1.1 502 ")

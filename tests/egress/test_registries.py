@@ -54,6 +54,23 @@ def test_indexes_of_pip_are_told_without_passwords_and_without_those_on_disk(
     assert found.env["PIP_INDEX_URL"] == "https://variable.test/simple"
 
 
+def test_settings_of_pip_are_read_in_several_lines_with_quotes_and_when_pip_is_to_be_quiet(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    settings = tmp_path / "pip.conf"
+    settings.write_text(
+        "[global]\nquiet = 2\nindex-url = https://index.test/it's\nextra-index-url =\n    http://one.test/a\n"
+        '    http://two.test/"b"\n[download]\nindex-url = https://other.test/\n[install]\nindex-url = https://install.test/'
+    )
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(settings))
+    (found,) = registries.pip()
+    assert found.env["PIP_INDEX_URL"] == "https://install.test/"
+    assert found.env["PIP_EXTRA_INDEX_URL"] == 'http://one.test/a http://two.test/"b"'
+    monkeypatch.setenv("PIP_INDEX_URL", "https://variable.test/it's")
+    (found,) = registries.pip()
+    assert found.env["PIP_INDEX_URL"] == "https://variable.test/it's"
+
+
 def test_without_settings_pip_says_which_index_it_has_and_it_is_not_written_here() -> None:
     (found,) = registries.pip()
     hosts = {str(url.hostname) for url in found.urls}

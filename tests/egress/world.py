@@ -17,8 +17,8 @@ from anyio.abc import ByteStream, SocketAttribute
 from atoll import Engine
 from atoll.contract.network import Address, AuditRecord, Indexes, NetworkPolicy
 from atoll.runtime.egress import audit
-from atoll.runtime.egress.policy import Gate
-from atoll.runtime.egress.proxy import Intercept, Outside, Proxy
+from atoll.runtime.egress.policy import PolicyEvaluator
+from atoll.runtime.egress.proxy import Connector, EgressProxy, Interceptor
 
 SITE = "93.184.216.34"
 """A public address. Nothing is ever sent there."""
@@ -33,7 +33,7 @@ class World:
         """The port on this machine's loopback behind an address and a port. The address `*` is any."""
         self.looked_up: list[str] = []
         self.dialled: list[str] = []
-        self.outside = Outside(resolve=self._resolve, dial=self._dial)
+        self.connector = Connector(resolve=self._resolve, dial=self._dial)
 
     def name(self, name: str, *answers: Sequence[str]) -> None:
         self.names[name] = [list(answer) for answer in answers]
@@ -95,14 +95,14 @@ async def mirror(stream: ByteStream) -> None:
 
 @asynccontextmanager
 async def on_loopback(engine: Engine) -> AsyncIterator[World]:
-    """What all sandboxes of a runtime find outside: `example.com`, which answers HTTP on port 80 and echoes on 443."""
+    """The network of all sandboxes of an engine: `example.com`, which answers HTTP on port 80 and echoes on 443."""
     world = World()
     async with serving(mirror) as web, serving(echo) as tls:
         world.name("example.com", [SITE])
         world.servers = {("*", 80): web, ("*", 443): tls}
-        engine.egress_servers.outside = world.outside
+        engine.egress_servers.connector = world.connector
         yield world
-        engine.egress_servers.outside = None
+        engine.egress_servers.connector = None
 
 
 class Proxied:
@@ -111,14 +111,14 @@ class Proxied:
     def __init__(self, port: int, directory: Path) -> None:
         self.port = port
         self._directory = directory
-        self.gate = Gate()
-        self.proxy: Proxy
+        self.evaluator = PolicyEvaluator()
+        self.proxy: EgressProxy
 
     def records(self) -> list[AuditRecord]:
         return audit.read(self._directory)
 
     def allow(self, *rules: str, indexes: Indexes | None = None) -> None:
-        self.gate = Gate(NetworkPolicy(allow=rules), indexes)
+        self.evaluator = PolicyEvaluator(NetworkPolicy(allow=rules), indexes)
         self.proxy.recheck()
 
     async def connect(self) -> ByteStream:
@@ -150,9 +150,9 @@ class Proxied:
 
 @asynccontextmanager
 async def proxied(
-    world: World, directory: Path, *rules: str, indexes: Indexes | None = None, intercept: Intercept | None = None
+    world: World, directory: Path, *rules: str, indexes: Indexes | None = None, interceptor: Interceptor | None = None
 ) -> AsyncIterator[Proxied]:
-    trail = audit.AuditLog(directory)
+    audit_log = audit.AuditLog(directory)
 
     async def handle(stream: ByteStream) -> None:
         if await made.proxy.serve(stream):
@@ -161,7 +161,7 @@ async def proxied(
 
     async with serving(handle) as port:
         made = Proxied(port, directory)
-        made.proxy = Proxy("box", lambda: made.gate, trail, world.outside, intercept)
+        made.proxy = EgressProxy("box", lambda: made.evaluator, audit_log, world.connector, interceptor)
         made.allow(*rules, indexes=indexes)
         yield made
-    trail.close()
+    audit_log.close()

@@ -11,37 +11,37 @@ import pytest
 from pydantic import SecretStr
 
 from atoll import InvalidRequest, SandboxError, Secret, Settings
-from atoll.runtime.secrets.vault import Contents, Vault
+from atoll.runtime.secrets.vault import SandboxSecrets, Vault
 
 VALUE = "sk-live-4f9a0c77d1"
 
 
 @pytest.fixture(scope="module")
-def contents() -> Contents:
-    contents = Contents.of({"KEY": Secret(VALUE, hosts=["api.test"])}, {"TOKEN": "a token"})
-    assert contents is not None
-    return contents
+def secrets() -> SandboxSecrets:
+    secrets = SandboxSecrets.of({"KEY": Secret(VALUE, hosts=["api.test"])}, {"TOKEN": "a token"})
+    assert secrets is not None
+    return secrets
 
 
-def test_what_was_sealed_is_opened_with_the_same_key_by_whoever_has_it(tmp_path: Path, contents: Contents) -> None:
-    sealed = Vault(tmp_path, None).seal(contents)
-    assert Vault(tmp_path, None).open(sealed) == contents
+def test_what_was_sealed_is_opened_with_the_same_key_by_whoever_has_it(tmp_path: Path, secrets: SandboxSecrets) -> None:
+    sealed = Vault(tmp_path, None).seal(secrets)
+    assert Vault(tmp_path, None).open(sealed) == secrets
     assert VALUE.encode() not in base64.b64decode(sealed)
     assert stat.S_IMODE((tmp_path / "key").stat().st_mode) == 0o600
     assert [path.name for path in tmp_path.iterdir()] == ["key"]
 
 
-def test_a_key_that_is_given_leaves_none_on_disk(tmp_path: Path, contents: Contents) -> None:
+def test_a_key_that_is_given_leaves_none_on_disk(tmp_path: Path, secrets: SandboxSecrets) -> None:
     given = Vault(tmp_path, SecretStr("x" * 40))
-    assert given.open(given.seal(contents)) == contents
+    assert given.open(given.seal(secrets)) == secrets
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(SandboxError, match="another key"):
-        Vault(tmp_path, SecretStr("y" * 40)).open(given.seal(contents))
+        Vault(tmp_path, SecretStr("y" * 40)).open(given.seal(secrets))
 
 
-def test_what_was_changed_is_not_opened(tmp_path: Path, contents: Contents) -> None:
+def test_what_was_changed_is_not_opened(tmp_path: Path, secrets: SandboxSecrets) -> None:
     vault = Vault(tmp_path, None)
-    data = base64.b64decode(vault.seal(contents))
+    data = base64.b64decode(vault.seal(secrets))
     for wrong in (data[:-1], data[:20] + bytes([data[20] ^ 1]) + data[21:], b"", b"x" * 11):
         with pytest.raises(SandboxError, match="changed"):
             vault.open(base64.b64encode(wrong).decode())
@@ -49,22 +49,22 @@ def test_what_was_changed_is_not_opened(tmp_path: Path, contents: Contents) -> N
         vault.open("no base64 at all")
 
 
-def test_several_that_need_a_key_at_once_get_the_same(tmp_path: Path, contents: Contents) -> None:
+def test_several_that_need_a_key_at_once_get_the_same(tmp_path: Path, secrets: SandboxSecrets) -> None:
     with ThreadPoolExecutor(8) as pool:
-        sealed = list(pool.map(lambda _: Vault(tmp_path, None).seal(contents), range(16)))
-    assert all(Vault(tmp_path, None).open(each) == contents for each in sealed)
+        sealed = list(pool.map(lambda _: Vault(tmp_path, None).seal(secrets), range(16)))
+    assert all(Vault(tmp_path, None).open(each) == secrets for each in sealed)
     assert [path.name for path in tmp_path.iterdir()] == ["key"]
 
 
-def test_a_key_that_others_can_read_or_that_is_none_is_not_used(tmp_path: Path, contents: Contents) -> None:
+def test_a_key_that_others_can_read_or_that_is_none_is_not_used(tmp_path: Path, secrets: SandboxSecrets) -> None:
     (tmp_path / "key").write_text("k" * 43)
     (tmp_path / "key").chmod(0o640)
-    with pytest.raises(InvalidRequest, match="read by others"):
-        Vault(tmp_path, None).seal(contents)
+    with pytest.raises(InvalidRequest, match="readable by other users"):
+        Vault(tmp_path, None).seal(secrets)
     (tmp_path / "key").write_text("")
     (tmp_path / "key").chmod(0o600)
-    with pytest.raises(InvalidRequest, match="not one that Atoll has made"):
-        Vault(tmp_path, None).seal(contents)
+    with pytest.raises(InvalidRequest, match="not created by Atoll"):
+        Vault(tmp_path, None).seal(secrets)
 
 
 def test_a_key_from_the_environment_is_long_and_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -187,11 +187,11 @@ async def online(host: Engine, repository: int) -> AsyncIterator[SandboxPool]:
     world.name("git.example.com", [SITE])
     world.name("elsewhere.example.com", [SITE])
     world.servers = {("*", 80): repository}
-    host.egress_servers.outside = world.outside
+    host.egress_servers.connector = world.connector
     async with host.pool("online", network=atoll.NetworkPolicy(allow=["git.example.com"])) as pool:
         yield pool
         await pool.aclose()
-    host.egress_servers.outside = None
+    host.egress_servers.connector = None
 
 
 @pytest.mark.proves("sprite_create.repoUrl", "sprite_create->directory")

@@ -1,7 +1,7 @@
-"""What may leave a sandbox, as it is written down, and what did: rules, policies and audit records.
+"""Network policies and audit records, as they are written: rules, policies and what became of connections.
 
-Knows how a rule is written. Refuses to know what a rule permits (`runtime/egress/policy.py`), what stands behind a preset
-(`runtime/egress/registries.py`), and connections.
+Owns the written form of a rule. Not here: what a rule allows (`runtime/egress/policy.py`), what a preset expands to
+(`runtime/egress/registries.py`), and connections (`runtime/egress/proxy.py`). Used by all layers above.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ from pydantic import AfterValidator, BaseModel, ConfigDict
 from atoll.contract.errors import InvalidRequest
 
 REGISTRIES = "registries"
-"""The preset: the package indexes that this machine is configured for."""
+"""The preset for the package indexes that this machine is configured for."""
+PRESETS = frozenset({REGISTRIES})
+"""Names that are written as a rule and stand for several."""
 ANY = "*"
 RULE_RULE = (
     "a name (example.com), any name below one (*.example.com), any host (*), an address or a range (192.0.2.7, "
-    "10.0.0.0/8, fd00::/8), each with :PORT or :LOW-HIGH after it if it is for some ports alone ([fd00::1]:443), "
-    f"and {REGISTRIES}"
+    "10.0.0.0/8, fd00::/8), each with an optional :PORT or :LOW-HIGH ([fd00::1]:443), "
+    f"or the preset {REGISTRIES}"
 )
 MAX_RULES = 1000
 ALL_PORTS = (1, 65535)
@@ -43,45 +45,49 @@ def read_name(text: str) -> str:
     """A host's name as it is compared: lower case, no dot at the end.
 
     Raises:
-        ValueError: it is none. What ends in a number is not: resolvers take `0177.1` or `2130706433` for an address.
+        ValueError: it is not a name. One that ends in a number is not: resolvers read `0177.1` or `2130706433` as an
+            address.
     """
     name = text.lower().removesuffix(".")
     labels = name.split(".")
     if not name.isascii() or len(name) > 253 or not all(_LABEL.fullmatch(label) for label in labels):
-        raise ValueError("it is neither a name nor an address")
+        raise ValueError("it is neither a host name nor an IP address")
     if _LOOKS_LIKE_A_NUMBER.fullmatch(labels[-1]):
-        raise ValueError("it ends in a number and is no address in the usual form, such as 192.0.2.7")
+        raise ValueError("it ends in a number but is not an IP address such as 192.0.2.7")
     return name
 
 
 def read_host(text: str) -> str | Address:
-    """A host as a client names it: an address, an IPv4 one inside IPv6 being itself, or a name.
+    """A host as a client writes it: an address, where an IPv4-mapped IPv6 address is the IPv4 one, or a name.
 
     Raises:
         ValueError: it is neither.
     """
     if _ADDRESS_CHARACTERS.fullmatch(text.lower()):
         try:
-            return plain(ip_address(text))
+            return unmap_ipv4(ip_address(text))
         except ValueError:
             pass
     return read_name(text)
 
 
-def plain(address: Address) -> Address:
-    """`::ffff:192.0.2.7` is 192.0.2.7: the kernel connects to that one."""
+def unmap_ipv4(address: Address) -> Address:
+    """`::ffff:192.0.2.7` as 192.0.2.7, which is what the kernel connects to."""
     return getattr(address, "ipv4_mapped", None) or address
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One thing that is allowed: hosts by their names, or addresses; on all ports or some."""
+    """What one rule allows: hosts by name, addresses, or a preset; on all ports or some. Exactly one of the three is
+    set."""
 
     name: str | None = None
     """`example.com`, `*.example.com` or `*`."""
     network: Network | None = None
     ports: tuple[int, int] = ALL_PORTS
     """The first and the last."""
+    preset: str | None = None
+    """One of `PRESETS`, always on the ports that the preset says."""
 
     def __str__(self) -> str:
         if self.network is not None:
@@ -89,15 +95,11 @@ class Rule:
             host = str(self.network.network_address if single else self.network)
             host = f"[{host}]" if self.network.version == 6 and self.ports != ALL_PORTS else host
         else:
-            host = self.name or REGISTRIES
+            host = self.name or self.preset or ""
         low, high = self.ports
         if self.ports == ALL_PORTS:
             return host
         return f"{host}:{low}" if low == high else f"{host}:{low}-{high}"
-
-    @property
-    def is_preset(self) -> bool:
-        return self.name is None and self.network is None
 
     def covers_port(self, port: int) -> bool:
         return self.ports[0] <= port <= self.ports[1]
@@ -113,26 +115,26 @@ class Rule:
 
 @lru_cache(maxsize=4096)
 def parse_rule(text: str) -> Rule:
-    """The rule that `text` stands for.
+    """The rule that `text` is the written form of.
 
     Raises:
-        InvalidRequest: it stands for none; the message says what could.
+        InvalidRequest: it is not a rule; the message says how one is written.
     """
     try:
         return _parse(text.strip())
     except ValueError as error:
-        raise InvalidRequest(f"{text!r} is not a rule for the network: {error}; a rule is {RULE_RULE}") from None
+        raise InvalidRequest(f"{text!r} is not a network rule: {error}; a rule is {RULE_RULE}") from None
 
 
 def _parse(text: str) -> Rule:
-    if text == REGISTRIES:
-        return Rule()
+    if text in PRESETS:
+        return Rule(preset=text)
     if "://" in text:
-        raise ValueError("it is a URL, and rules are about hosts and ports")
+        raise ValueError("it is a URL, but rules are for hosts and ports")
     if text.startswith("["):
         host, bracket, rest = text[1:].partition("]")
         if not bracket or (rest and not rest.startswith(":")):
-            raise ValueError("what begins with [ is an IPv6 address or range up to ]")
+            raise ValueError("brackets must enclose an IPv6 address or range")
         return Rule(network=_network(host), ports=_ports(rest[1:]) if rest else ALL_PORTS)
     if text.count(":") > 1:
         return Rule(network=_network(text))
@@ -145,7 +147,7 @@ def _parse(text: str) -> Rule:
 
 def _network(text: str) -> Network:
     if "%" in text:
-        raise ValueError("an address with an interface (%) means nothing outside this machine")
+        raise ValueError("an address with an interface (%) is valid on one machine only")
     network = ip_network(text)
     if network.version == 6 and network.subnet_of(_MAPPED):
         return ip_network((int(network.network_address) & 0xFFFF_FFFF, network.prefixlen - 96))
@@ -161,14 +163,14 @@ def _pattern(text: str) -> str:
     wild = text.startswith("*.")
     name = text[2:] if wild else text
     if "*" in name:
-        raise ValueError("* stands for everything, or with a dot for all below a name: *.example.com")
+        raise ValueError("* is any host, and *.example.com any name below one; it cannot be elsewhere")
     if not name.isascii():
         import idna
 
         try:
             name = idna.encode(name, uts46=True).decode()
         except idna.IDNAError as error:
-            raise ValueError(f"its name cannot be looked up: {error}") from None
+            raise ValueError(f"it is not a valid internationalised name: {error}") from None
     return ("*." if wild else "") + read_name(name)
 
 
@@ -177,32 +179,32 @@ def _ports(text: str) -> tuple[int, int]:
     low = int(found[1]) if found else 0
     high = int(found[2] or low) if found else 0
     if not 1 <= low <= high <= 65535:
-        raise ValueError(f"{text!r} is not a port from 1 to 65535, nor LOW-HIGH")
+        raise ValueError(f"{text!r} is neither a port from 1 to 65535 nor a range LOW-HIGH")
     return low, high
 
 
 def _check_rules(rules: Sequence[str] | str) -> tuple[str, ...]:
     texts = [rules] if isinstance(rules, str) else rules
     if len(texts) > MAX_RULES:
-        raise InvalidRequest(f"{len(texts)} rules are too many; a policy may have {MAX_RULES}")
+        raise InvalidRequest(f"the policy has {len(texts)} rules; the limit is {MAX_RULES}")
     return tuple(dict.fromkeys(str(parse_rule(text)) for text in texts))
 
 
 class NetworkPolicy(BaseModel):
-    """What may leave a sandbox. What no rule allows is refused."""
+    """The network connections that a sandbox may make. What no rule allows is refused."""
 
     model_config = _STRICT
 
     allow: Annotated[Sequence[str] | str, AfterValidator(_check_rules)] = ()
-    """The rules, one or several, as `parse_rule` reads them. Empty: nothing leaves, and who tries is told so."""
+    """The rules, one or several, as `parse_rule` reads them. Empty: every connection is refused, with the reason."""
 
     @property
     def rules(self) -> tuple[Rule, ...]:
         return tuple(parse_rule(rule) for rule in self.allow)
 
     @property
-    def has_preset(self) -> bool:
-        return any(rule.is_preset for rule in self.rules)
+    def presets(self) -> frozenset[str]:
+        return frozenset(rule.preset for rule in self.rules if rule.preset is not None)
 
 
 class Indexes(BaseModel):
@@ -211,11 +213,11 @@ class Indexes(BaseModel):
     model_config = _STRICT
 
     allow: tuple[str, ...]
-    """Their hosts and ports, as rules. These may be at private addresses: this machine was told to go there."""
+    """Their hosts and ports, as rules. They may have private addresses: this machine is configured to use them."""
     env: dict[str, str]
-    """What tells pip and npm inside of them. Without user names and passwords."""
+    """The variables that configure pip and npm inside. Without user names and passwords."""
     certificates: dict[str, str]
-    """Whom they are to trust: the path of the file inside, and that on this machine."""
+    """CA bundles for them: the path of the file inside, and that on this machine."""
 
     @property
     def rules(self) -> tuple[Rule, ...]:
@@ -223,26 +225,26 @@ class Indexes(BaseModel):
 
 
 class AuditRecord(BaseModel):
-    """A connection that something in a sandbox wanted to make; with plain HTTP, a request."""
+    """A connection that a program in a sandbox asked for; with plain HTTP, a request."""
 
-    model_config = ConfigDict(**_STRICT, defer_build=True)  # most who import this never make one
+    model_config = ConfigDict(**_STRICT, defer_build=True)  # most programs that import this never create one
 
     id: str
     time: datetime
     sandbox: str
-    """Its name then."""
+    """Its name at that time."""
     protocol: Literal["http", "connect", "socks"]
     host: str
-    """As it was asked for, at most 255 characters of it. Anything may be in here: who asked is not trusted."""
+    """As the client wrote it, at most 255 characters. It may contain anything: the client is not trusted."""
     port: int | None = None
-    """Unset: what was said was no request."""
+    """Unset: the request was malformed."""
     address: str | None = None
-    """The address that was connected to, or refused. Unset: the name was not looked up, or has none."""
+    """The address that was connected to, or refused. Unset: the name was not resolved, or has no address."""
     verdict: Literal["allowed", "denied", "failed"]
-    """`failed`: it was allowed, and no connection came about."""
+    """`failed`: it was allowed, but the connection or the exchange failed."""
     reason: str | None = None
-    """Why it was denied, failed, or cut. Unset: it was none of these."""
+    """Why it was denied, failed, or cut by a change of the policy. Unset: none of these."""
     sent_bytes: int = 0
     received_bytes: int = 0
     ended: datetime | None = None
-    """Unset: it is open, or who served it died before it ended. What it carried until then is not known."""
+    """Unset: it is open, or the process that served it died; then its byte counts are not known."""

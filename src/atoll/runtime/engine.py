@@ -44,7 +44,7 @@ from atoll.contract.model import (
     WarmPool,
     check_name,
 )
-from atoll.contract.network import AuditRecord, Indexes, NetworkPolicy
+from atoll.contract.network import REGISTRIES, AuditRecord, Indexes, NetworkPolicy
 from atoll.contract.secret import Secret
 from atoll.drivers import oci
 from atoll.runtime.egress import audit
@@ -57,7 +57,7 @@ from atoll.runtime.lifecycle.warm_pool import MAX_WARM, SandboxTemplate, WarmPoo
 from atoll.runtime.sandbox import Sandbox
 from atoll.runtime.secrets import ca_bundle
 from atoll.runtime.secrets.authority import Authority
-from atoll.runtime.secrets.vault import Contents, Vault
+from atoll.runtime.secrets.vault import SandboxSecrets, Vault
 from atoll.runtime.state import loop_storage
 from atoll.runtime.state.checkpoints import CheckpointRecord, Checkpoints
 from atoll.runtime.state.layers import Layers, ResolvedSpec
@@ -212,7 +212,7 @@ class Engine:
             Unenforceable: a limit cannot be kept here.
             LaunchFailed: it did not start.
         """
-        kept = Contents.of(secrets or {}, secret_env or {}, env or {})
+        kept = SandboxSecrets.of(secrets or {}, secret_env or {}, env or {})
         spec = validate_spec(
             name=f"sandbox-{token_hex(4)}" if name is None else name,
             image=image or self._settings.image,
@@ -246,7 +246,7 @@ class Engine:
         limits: Limits,
         env: Mapping[str, str],
         progress: ProgressCallback | None,
-        kept: Contents | None = None,
+        kept: SandboxSecrets | None = None,
     ) -> ResolvedSpec:
         found = await self.images.resolve(image, progress=progress)
         return ResolvedSpec(
@@ -430,11 +430,13 @@ class Engine:
         id = manifest.id
         self._current[id] = manifest
         egress = EgressServer(self.egress_servers, self._store.directory(id), partial(self._spec_of, id))
-        secret = self._vault.open(manifest.encrypted_secrets) if manifest.encrypted_secrets is not None else Contents()
+        secret = (
+            self._vault.open(manifest.encrypted_secrets) if manifest.encrypted_secrets is not None else SandboxSecrets()
+        )
         if secret.secrets:
             from atoll.runtime.secrets.injection import SecretInjector
 
-            egress.intercept = SecretInjector(secret, lambda: self.egress_servers.trust)
+            egress.interceptor = SecretInjector(secret, lambda: self.egress_servers.trust)
         sandbox = Sandbox(
             self._info(manifest),
             partial(self._connect, id),
@@ -677,13 +679,13 @@ class Engine:
 
     async def _indexes(self, policy: NetworkPolicy | None) -> Indexes | None:
         """What the preset stands for now. Asking the tools takes a second, so it is known for a while."""
-        if policy is None or not policy.has_preset:
+        if policy is None or REGISTRIES not in policy.presets:
             return None
         from atoll.runtime.egress import registries
 
         async with self._asking_tools:
             if self._known_indexes is None or self._known_indexes[1] < anyio.current_time():
-                self._known_indexes = await registries.find(), anyio.current_time() + registries.KNOWN_FOR_S
+                self._known_indexes = await registries.find(), anyio.current_time() + registries.CACHE_S
             return self._known_indexes[0]
 
     # ---- checkpoints ----

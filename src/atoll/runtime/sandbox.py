@@ -470,7 +470,7 @@ class Sandbox:
     async def apply_policy(self) -> None:
         """Do at once what the policy says that holds now."""
         if self._egress is not None:
-            await self._egress.follow()
+            await self._egress.apply_policy()
 
     @property
     def is_served_here(self) -> bool:
@@ -610,7 +610,7 @@ class Sandbox:
         quiet: bool = False,
     ) -> Command:
         if self._egress is not None:
-            await self._egress.follow()
+            await self._egress.apply_policy()
             if (told := self._egress.env()) != self._told:
                 self._told, self._environment = told, Environment({**told, **self._env})
         return Command(

@@ -1,1 +1,1 @@
-"""Connections that leave a sandbox: policy, proxy, audit log."""
+"""Egress: network policy, proxy, the process that serves it, and the audit log."""

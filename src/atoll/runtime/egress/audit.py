@@ -1,11 +1,11 @@
-"""What left a sandbox and what was kept from it, on disk: one line of JSON each, in the sandbox's directory.
+"""The audit log of a sandbox's egress: allowed, denied and failed attempts, one line of JSON each, in its directory.
 
-Knows how records are written, bounded and read again. Refuses to know what a connection is. One process at a time
-writes, the one that serves the sandbox (`outlet.py`); any may read.
+Owns how records are written, bounded and read. Not here: what is recorded (`proxy.py`). One process at a time writes,
+the one that serves the sandbox (`server.py`); any process may read.
 
-A connection that is allowed is written down before its first byte, and once more, with the same id, when it has ended:
-whoever is killed in between has not hidden it. What was written is the kernel's from then on, so it survives the death
-of this process, though not always that of the machine.
+An allowed connection is recorded before its first byte is sent, and again, with the same id, when it has ended: killing
+the writer in between does not hide it. What was written survives the death of this process, though not always a crash
+of the machine.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from pydantic import ValidationError
 
 from atoll.contract.network import AuditRecord
 
-LIMIT_BYTES = 4 * 1024 * 1024
-"""Of one file. There are two at most, so a sandbox's records take up twice as much, and the last 4 MiB are there."""
+MAX_FILE_BYTES = 4 * 1024 * 1024
+"""Of one file. There are at most two, so the records of a sandbox take twice as much, and the last 4 MiB are kept."""
 CURRENT, EARLIER = "audit.jsonl", "audit.1.jsonl"
-_LOOK_S = 0.1
+_POLL_INTERVAL_S = 0.1
 
 
 class AuditLog:
-    """The records of one sandbox, for the one who writes them."""
+    """Writes the records of one sandbox."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -38,22 +38,22 @@ class AuditLog:
         """Add a record.
 
         Raises:
-            OSError: there is no room, or the sandbox is gone.
+            OSError: the disk is full, or the sandbox is destroyed.
         """
         line = record.model_dump_json(exclude_none=True).encode() + b"\n"
         size = os.fstat(self._fd).st_size
-        if size + len(line) > LIMIT_BYTES:
-            self._begin_anew()
+        if size + len(line) > MAX_FILE_BYTES:
+            self._rotate()
             size = 0
-        if os.write(self._fd, line) < len(line):  # of a disk that is full, what is left of it is written
+        if os.write(self._fd, line) < len(line):  # a full disk takes a part of it
             os.ftruncate(self._fd, size)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def close(self) -> None:
         os.close(self._fd)
 
-    def _begin_anew(self) -> None:
-        with contextlib.suppress(FileNotFoundError):  # it was moved before, and then the new one could not be opened
+    def _rotate(self) -> None:
+        with contextlib.suppress(FileNotFoundError):  # an earlier rotation moved it and could not open the new one
             os.replace(self._directory / CURRENT, self._directory / EARLIER)
         fresh = self._open()
         self.close()
@@ -65,7 +65,7 @@ class AuditLog:
 
 
 def read(directory: Path) -> list[AuditRecord]:
-    """The records that are kept, the oldest first; of one that was written twice, what was written last."""
+    """The records that are kept, the oldest first; of two with the same id, the later one."""
     found: dict[str, AuditRecord] = {}
     for name in (EARLIER, CURRENT):
         with contextlib.suppress(FileNotFoundError):
@@ -75,17 +75,17 @@ def read(directory: Path) -> list[AuditRecord]:
 
 
 async def follow(directory: Path) -> AsyncIterator[AuditRecord]:
-    """The latest records, and then those that come, as they are written: of an allowed connection, one when it begins
-    and one with the same id when it has ended. Until the sandbox is destroyed."""
+    """The latest records, and then new ones as they are written: of an allowed connection, one when it begins and one
+    with the same id when it has ended. Until the sandbox is destroyed."""
     tail = _Tail(directory / CURRENT)
     while directory.exists():
         for record in tail.read():
             yield record
-        await anyio.sleep(_LOOK_S)
+        await anyio.sleep(_POLL_INTERVAL_S)
 
 
 class _Tail:
-    """What is added to a file, and to the one that takes its place."""
+    """Reads what is appended to a file, and to its successor after a rotation."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -98,7 +98,7 @@ class _Tail:
             if inode != self._file:
                 self._file, self._offset = inode, 0
             file.seek(self._offset)
-            whole, newline, _ = file.read(LIMIT_BYTES).rpartition(b"\n")
+            whole, newline, _ = file.read(MAX_FILE_BYTES).rpartition(b"\n")
             self._offset += len(whole) + len(newline)
             return list(_records(whole))
         return []
@@ -106,5 +106,5 @@ class _Tail:
 
 def _records(data: bytes) -> Iterator[AuditRecord]:
     for line in data.splitlines():
-        with contextlib.suppress(ValidationError):  # cut short by whatever killed its writer
+        with contextlib.suppress(ValidationError):  # incomplete, as its writer was killed
             yield AuditRecord.model_validate_json(line)

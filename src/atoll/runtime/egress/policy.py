@@ -1,11 +1,13 @@
-"""Whether a sandbox may connect to a host: rules against names and addresses, and nothing else.
+"""The evaluation of a network policy: whether a sandbox may connect to a host, by its rules.
 
-Knows which addresses are not the public internet, and what it takes for each to be reached. Refuses to know how a name
-becomes addresses and how one connects (`egress.py`), and how rules are written (`contract/network.py`).
+Owns which addresses are not on the public internet, and which rules allow them. Not here: DNS lookups and connections
+(`proxy.py`), how rules are written (`contract/network.py`), and the policy that is in force (`server.py`). Used by
+`proxy.py` and `server.py`.
 
-A name needs a rule that covers it before it is looked up: a lookup is a message to whoever runs that name's server.
-Then every address that it has is judged. A public one is fine. One that is not needs a rule that names it: an address,
-or a range that lies in the same special block, so that `0.0.0.0/0` is the internet and not this machine's neighbours.
+A name needs a rule that covers it before it is resolved: a DNS lookup is a message to the name's own server. Then every
+address of the name is checked. A public one is allowed. A special one (private, loopback, metadata …) needs a rule for
+that address, or for a range inside the same special block, so that `0.0.0.0/0` is the internet and not this machine's
+own network.
 """
 
 from __future__ import annotations
@@ -14,10 +16,20 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv6Address, IPv6Network, ip_network
 
-from atoll.contract.network import ANY, Address, Indexes, Network, NetworkPolicy, Rule, plain, read_host
+from atoll.contract.network import (
+    ANY,
+    REGISTRIES,
+    Address,
+    Indexes,
+    Network,
+    NetworkPolicy,
+    Rule,
+    read_host,
+    unmap_ipv4,
+)
 
 _BLOCKS: tuple[tuple[str, str], ...] = (
-    # Where clouds hand credentials to who asks. Each has to be named by itself.
+    # Metadata services, which give out the credentials of a cloud machine. Each needs a rule of its own.
     ("169.254.169.254/32", "metadata"),
     ("169.254.170.2/32", "metadata"),
     ("169.254.170.23/32", "metadata"),
@@ -60,18 +72,19 @@ _BLOCKS: tuple[tuple[str, str], ...] = (
     ("ff00::/8", "multicast"),
 )
 SPECIAL: tuple[tuple[Network, str], ...] = tuple((ip_network(block), kind) for block, kind in _BLOCKS)
-"""Addresses that are not of the public internet, and what they are. The first that holds an address is what counts."""
+"""Blocks of addresses that are not on the public internet, and their kinds. The first match counts."""
 
 _SPANS = tuple((block.version, int(block[0]), int(block[-1]), block, kind) for block, kind in SPECIAL)
 _NAT64 = IPv6Network("64:ff9b::/96")
 _NOT_FOR_INDEXES = frozenset({"metadata", "link-local", "unspecified", "broadcast", "multicast"})
-"""Where no package index can be, whatever its name resolves to."""
+"""Kinds of addresses that a package index never has: the preset does not allow them."""
 
 
 def special(address: Address) -> tuple[Network, str] | None:
-    """The block of special addresses that `address` is in, and what these are. None: it is a public one."""
+    """The special block that contains `address`, and its kind. None: the address is public."""
     if isinstance(address, IPv6Address) and address in _NAT64:
-        address = plain(IPv6Address((0xFFFF << 32) | (int(address) & 0xFFFF_FFFF)))  # who translates goes there
+        # A NAT64 gateway connects to the IPv4 address.
+        address = unmap_ipv4(IPv6Address((0xFFFF << 32) | (int(address) & 0xFFFF_FFFF)))
     version, number = address.version, int(address)
     for of, first, last, block, kind in _SPANS:
         if of == version and first <= number <= last:
@@ -85,67 +98,69 @@ class Refusal:
 
     reason: str
     missing: str
-    """The rule that would have allowed it."""
+    """A rule that would allow it."""
     address: Address | None = None
 
     def __str__(self) -> str:
-        return f"{self.reason}; the rule that is missing: {self.missing}"
+        return f"{self.reason}; to allow it, add the rule {self.missing}"
 
 
-class Gate:
-    """A policy, ready to decide. Without one, nothing passes."""
+class PolicyEvaluator:
+    """Decides by one policy. Without a policy nothing is allowed."""
 
     def __init__(self, policy: NetworkPolicy | None = None, indexes: Indexes | None = None) -> None:
         self._rules: Sequence[Rule] = policy.rules if policy else ()
-        self._own: Sequence[Rule] = indexes.rules if indexes and policy and policy.has_preset else ()
+        self._index_rules: Sequence[Rule] = indexes.rules if indexes and policy and REGISTRIES in policy.presets else ()
 
-    def asked(self, host: str | Address, port: int) -> Refusal | None:
-        """Why `host` may not even be looked up. None: it may; `among` says which of its addresses may be used."""
+    def check_host(self, host: str | Address, port: int) -> Refusal | None:
+        """Why `host` must not even be resolved. None: it may be; `allowed_addresses` checks each of its addresses."""
         if isinstance(host, str):
-            if self._names(self._rules, host, port) or self._names(self._own, host, port):
+            if self._covers_name(self._rules, host, port) or self._covers_name(self._index_rules, host, port):
                 return None
-            return Refusal(f"{host}:{port} is not allowed", str(Rule(name=host, ports=(port, port))))
-        return self._judge(host, port, named=False, by_indexes=_covers(self._own, host, port))
+            return Refusal(f"no rule allows {host}:{port}", str(Rule(name=host, ports=(port, port))))
+        return self._check_address(host, port, named=False, by_indexes=_covers(self._index_rules, host, port))
 
-    def among(self, host: str | Address, port: int, addresses: Iterable[Address]) -> list[Address] | Refusal:
-        """Those of a host's addresses that may be connected to, in their order. A `Refusal`: none of them."""
-        if (refusal := self.asked(host, port)) is not None:
+    def allowed_addresses(
+        self, host: str | Address, port: int, addresses: Iterable[Address]
+    ) -> list[Address] | Refusal:
+        """The addresses of a host that are allowed, in the same order. A `Refusal`: none is."""
+        if (refusal := self.check_host(host, port)) is not None:
             return refusal
         if not isinstance(host, str):
             return [host]
-        named, by_indexes = self._names(self._rules, host, port), self._names(self._own, host, port)
+        named, by_indexes = self._covers_name(self._rules, host, port), self._covers_name(self._index_rules, host, port)
         good = []
-        for address in dict.fromkeys(map(plain, addresses)):
-            judged = self._judge(address, port, named=named, by_indexes=by_indexes)
-            if judged is None:
+        for address in dict.fromkeys(map(unmap_ipv4, addresses)):
+            refused = self._check_address(address, port, named=named, by_indexes=by_indexes)
+            if refused is None:
                 good.append(address)
             elif refusal is None:
-                refusal = Refusal(f"{host} is at {address}: {judged.reason}", judged.missing, address)
+                refusal = Refusal(f"{host} resolves to {address}: {refused.reason}", refused.missing, address)
         return good or refusal or Refusal(f"{host} has no address", str(Rule(name=host, ports=(port, port))))
 
-    def _judge(self, address: Address, port: int, *, named: bool, by_indexes: bool) -> Refusal | None:
-        """`named` says that a rule covers the name that it came from, `by_indexes` that one of the indexes' does."""
+    def _check_address(self, address: Address, port: int, *, named: bool, by_indexes: bool) -> Refusal | None:
+        """`named`: a rule covers the name of the host. `by_indexes`: one of the package indexes' rules does."""
         block = special(address)
         if block is None:
-            if named or by_indexes or self._any(port) or _covers(self._rules, address, port):
+            if named or by_indexes or self._allows_any(port) or _covers(self._rules, address, port):
                 return None
-            return Refusal(f"{_shown(address)}:{port} is not allowed", _naming(address, port), address)
+            return Refusal(f"no rule allows {_shown(address)}:{port}", _rule_for(address, port), address)
         if by_indexes and block[1] not in _NOT_FOR_INDEXES:
             return None
         for rule in self._rules:
             if rule.covers_port(port) and rule.covers_address(address) and _within(rule.network, block[0]):
                 return None
         return Refusal(
-            f"{address} is a {block[1]} address, which has to be named by a rule of its own",
-            _naming(address, port),
+            f"{address} is a {block[1]} address, which only a rule for that address allows",
+            _rule_for(address, port),
             address,
         )
 
-    def _any(self, port: int) -> bool:
+    def _allows_any(self, port: int) -> bool:
         return any(rule.name == ANY and rule.covers_port(port) for rule in self._rules)
 
     @staticmethod
-    def _names(rules: Iterable[Rule], name: str, port: int) -> bool:
+    def _covers_name(rules: Iterable[Rule], name: str, port: int) -> bool:
         return any(rule.covers_name(name) and rule.covers_port(port) for rule in rules)
 
 
@@ -154,7 +169,7 @@ def _covers(rules: Iterable[Rule], address: Address, port: int) -> bool:
 
 
 def _within(network: Network | None, block: Network) -> bool:
-    # Of an address that NAT64 hides, the block is IPv4's, and the rule that names it may be of either kind.
+    # For a NAT64 address the block is an IPv4 one, and the rule may be written in either version.
     if network is None:
         return False
     if network.version == block.version:
@@ -162,7 +177,7 @@ def _within(network: Network | None, block: Network) -> bool:
     return network.version == 6 and network.prefixlen >= 96 + block.prefixlen
 
 
-def _naming(address: Address, port: int) -> str:
+def _rule_for(address: Address, port: int) -> str:
     return str(Rule(network=ip_network(address), ports=(port, port)))
 
 
@@ -171,10 +186,10 @@ def _shown(address: Address) -> str:
 
 
 def read_target(host: str, port: int) -> tuple[str | Address, int]:
-    """A host and a port as a client names them.
+    """A host and a port as a client writes them.
 
     Raises:
-        ValueError: that is no host, or no port.
+        ValueError: the host or the port is not valid.
     """
     if not 1 <= port <= 65535:
         raise ValueError(f"{port} is not a port from 1 to 65535")

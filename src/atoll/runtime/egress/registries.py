@@ -1,10 +1,10 @@
-"""The package indexes that this machine is configured for: what the preset `registries` stands for.
+"""The package indexes that this machine is configured for: what the preset `registries` expands to.
 
-Knows where pip, npm and apt keep their settings, and asks the tools themselves where only they know what holds when
-nothing is set: no index is named here. Refuses to know policies and sandboxes.
+Owns where pip, npm and apt have their settings; asks the tools themselves for their defaults, so that no index is named
+here. Not here: policies (`policy.py`) and sandboxes. Used by the engine, when a policy with the preset is set.
 
-Nothing that is secret is handed on: user names and passwords in the addresses of indexes are left out, so an index that
-asks for them does not answer inside. Indexes in the machine's own file system are left out too.
+No secret is passed on: user names and passwords in the URLs of indexes are removed, so an index that requires them does
+not respond inside. Indexes in the machine's own file system are left out too.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import logging
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from ast import literal_eval
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from shutil import which
@@ -29,32 +30,32 @@ from atoll.contract.network import Indexes, Rule, parse_rule, read_host
 from atoll.settings import program_environment
 
 CERTIFICATES = "/etc/atoll/certificates"
-"""The directory, inside, for whom the indexes are trusted by."""
-KNOWN_FOR_S = 60.0
-"""How long an answer of the tools holds: asking them takes a second."""
-_PATIENCE_S = 30
+"""The directory inside for the CA bundles of the indexes."""
+CACHE_S = 60.0
+"""How long the answers of the tools are cached: asking them takes a second."""
+_TOOL_TIMEOUT_S = 30
 _PORTS = {"http": 80, "https": 443}
-_PIP = """
+# `pip config list` has all that is configured, but not pip's default index, nor the second host on which that index has
+# its files. No pip command says the latter, and neither host is to be named here, so pip's own module is asked.
+_PIP_DEFAULTS = """
 import json
-from pip._internal.configuration import Configuration
 from pip._internal.models.index import PyPI
-settings = Configuration(isolated=False)
-settings.load()
-print(json.dumps({"settings": dict(settings.items()), "index": PyPI.simple_url, "files": PyPI.file_storage_domain}))
+print(json.dumps({"index": PyPI.simple_url, "files": PyPI.file_storage_domain}))
 """
+_PIP_SETTING = re.compile(r"""^([^\s.]+)\.(\S+?)=('.*'|".*")$""", re.MULTILINE)
 _log = logging.getLogger(__name__)
 
 
 @dataclass
-class _Found:
-    """What one tool is configured for."""
+class _ToolConfig:
+    """The indexes that one tool is configured for."""
 
     urls: list[SplitResult] = field(default_factory=list)
     env: dict[str, str] = field(default_factory=dict)
     certificates: dict[str, str] = field(default_factory=dict)
 
     def trust(self, tool: str, bundle: object, variable: str) -> None:
-        """Hand a file of certificates to a tool inside."""
+        """Pass a CA bundle to a tool inside."""
         if isinstance(bundle, str) and bundle and Path(bundle).is_file():
             inside = f"{CERTIFICATES}/{tool}.pem"
             self.certificates[inside] = bundle
@@ -62,24 +63,24 @@ class _Found:
 
 
 async def find() -> Indexes:
-    """What this machine is configured for now.
+    """The indexes that this machine is configured for now.
 
     Raises:
-        Unenforceable: it is configured for none.
+        Unenforceable: there are none.
     """
-    found: list[_Found] = []
+    found: list[_ToolConfig] = []
 
-    async def look(tool: Iterator[_Found]) -> None:
+    async def collect(tool: Iterator[_ToolConfig]) -> None:
         found.extend(await anyio.to_thread.run_sync(lambda: list(tool)))
 
     async with anyio.create_task_group() as group:
         for tool in (pip(), npm(), apt()):
-            group.start_soon(look, tool)
+            group.start_soon(collect, tool)
     rules = {_rule(url) for each in found for url in each.urls}
     if not rules:
         raise Unenforceable(
-            "this machine is configured for no package index, so 'registries' stands for nothing; name hosts instead",
-            hint="pip config list; npm config list; /etc/apt/sources.list.d",
+            "this machine is configured for no package index, so the preset 'registries' is empty; name hosts instead",
+            hint="check pip config list, npm config list and /etc/apt/sources.list.d",
         )
     env = {name: value for each in found for name, value in each.env.items()}
     certificates = {inside: here for each in found for inside, here in each.certificates.items()}
@@ -92,7 +93,7 @@ def _rule(url: SplitResult) -> Rule:
 
 
 def _remote(text: object) -> SplitResult | None:
-    """An address of an index on the network, without user name and password. None: it is no such address."""
+    """The URL of an index on the network, without user name and password. None: it is not one."""
     with contextlib.suppress(ValueError, InvalidRequest):
         url = urlsplit(str(text).strip())
         if url.scheme in _PORTS and url.hostname:
@@ -113,33 +114,33 @@ def _output(arguments: list[str]) -> str | None:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=_PATIENCE_S,
+            timeout=_TOOL_TIMEOUT_S,
             check=True,
             cwd="/",
             env=program_environment(),
         )
     except (OSError, subprocess.SubprocessError) as error:
-        _log.info("%s did not say what it is configured for: %s", arguments[0], error)
+        _log.info("cannot read the configuration of %s: %s", arguments[0], error)
         return None
     return done.stdout
 
 
-def pip() -> Iterator[_Found]:
-    """pip's files and PIP_ variables, as pip itself puts them together; without any, the index that it comes with."""
+def pip() -> Iterator[_ToolConfig]:
+    """pip's files and PIP_ variables, merged by pip itself; without any, pip's default index."""
     for python in dict.fromkeys(filter(None, (which("python3"), sys.executable))):
-        said = _output([python, "-c", _PIP])
-        if said is None:
+        listed = _output([python, "-m", "pip", "config", "list", "-vvv"])  # loud: a setting may make pip quiet
+        if listed is None:
             continue
-        told = json.loads(said)
-        settings = _pip_settings(told["settings"])
-        index = _remote(settings.get("index-url", told["index"]))
+        settings = _pip_settings(listed)
+        defaults = json.loads(_output([python, "-c", _PIP_DEFAULTS]) or "{}")
+        index = _remote(settings.get("index-url", defaults.get("index")))
         extra = _remotes(settings.get("extra-index-url", "").split())
-        found = _Found(urls=[*extra])
+        found = _ToolConfig(urls=[*extra])
         if index is not None:
             found.urls.append(index)
             found.env["PIP_INDEX_URL"] = urlunsplit(index)
-            if index.hostname == urlsplit(told["index"]).hostname:
-                found.urls.append(urlsplit(f"{index.scheme}://{told['files']}"))
+            if defaults and index.hostname == urlsplit(defaults["index"]).hostname:
+                found.urls.append(urlsplit(f"{index.scheme}://{defaults['files']}"))
         if extra:
             found.env["PIP_EXTRA_INDEX_URL"] = " ".join(map(urlunsplit, extra))
         if trusted := settings.get("trusted-host", "").split():
@@ -149,41 +150,40 @@ def pip() -> Iterator[_Found]:
         return
 
 
-def _pip_settings(told: Mapping[str, str]) -> dict[str, str]:
-    """Settings by their names. Those for `install` go before those for all, and variables before both."""
+def _pip_settings(listed: str) -> dict[str, str]:
+    """Settings by name. Those for `install` override global ones, and variables override both."""
     settings: dict[str, str] = {}
     for section in ("global", "install", ":env:"):
-        for key, value in told.items():
-            where, _, name = key.partition(".")
+        for where, name, value in _PIP_SETTING.findall(listed):
             if where == section:
-                settings[name] = value
+                settings[name] = str(literal_eval(value))
     return settings
 
 
-def npm() -> Iterator[_Found]:
-    """npm's files and variables, as npm itself puts them together."""
+def npm() -> Iterator[_ToolConfig]:
+    """npm's files and variables, merged by npm itself."""
     program = which("npm")
     said = _output([program, "config", "list", "--long"]) if program else None
     if said is None:
         return
-    # Its JSON leaves scopes out. What holds is a line of its own; what is overridden is commented out.
+    # Its JSON leaves scopes out. A setting in force is a line of its own; an overridden one is commented out.
     settings: dict[str, object] = {}
     for key, value in re.findall(r"^([^;\s]\S*) = (.+)$", said, flags=re.MULTILINE):
         with contextlib.suppress(ValueError):
             settings[key] = json.loads(value)
-    found = _Found()
+    found = _ToolConfig()
     if registry := _remote(settings.get("registry")):
         found.urls.append(registry)
         found.env["npm_config_registry"] = urlunsplit(registry)
     for key, value in settings.items():
         if key.startswith("@") and key.endswith(":registry") and (scoped := _remote(value)):
-            found.urls.append(scoped)  # npm reads which scope it is for from files alone
+            found.urls.append(scoped)  # npm reads its scope from files only
     found.trust("npm", settings.get("cafile"), "npm_config_cafile")
     yield found
 
 
-def apt(root: Path = Path("/etc/apt")) -> Iterator[_Found]:
-    """The sources of apt, in its old form of lines and its new one of paragraphs."""
+def apt(root: Path = Path("/etc/apt")) -> Iterator[_ToolConfig]:
+    """The sources of apt, in the one-line and in the deb822 format."""
     texts: list[object] = []
     for path in [root / "sources.list", *sorted((root / "sources.list.d").glob("*"))]:
         with contextlib.suppress(OSError, UnicodeDecodeError):
@@ -193,7 +193,7 @@ def apt(root: Path = Path("/etc/apt")) -> Iterator[_Found]:
             elif path.suffix == ".sources":
                 texts += _uris(text)
     if urls := _remotes(texts):
-        yield _Found(urls=urls)
+        yield _ToolConfig(urls=urls)
 
 
 def _uris(text: str) -> Iterator[str]:

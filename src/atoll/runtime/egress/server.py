@@ -1,16 +1,16 @@
-"""Who serves what leaves a sandbox, and by which policy.
+"""The egress server of a sandbox: which process serves its connections to the network, and by which policy.
 
-Knows the port inside on which the proxy listens, that one process at a time serves a sandbox, where the policy that
-holds now is read, and what commands inside are told of it. Refuses to know what passes (`policy.py`) and how
-(`egress.py`).
+Owns the port inside on which the proxy listens, that one process at a time serves a sandbox, reading the current
+policy, and the variables that commands inside get. Not here: what is allowed (`policy.py`) and how it passes
+(`proxy.py`). Used by the engine and `Sandbox`.
 
 There is no daemon. Of the processes that are connected to a sandbox with a policy, the one that holds `egress.lock` in
-the sandbox's directory listens inside. When it goes, whatever ended it, the kernel lets go of the lock and the keeper
-closes the port; another that is connected looks once a second and takes over. While nobody is connected, connections
-inside are refused.
+the sandbox's directory listens inside. When it ends, in whatever way, the kernel releases the lock and the keeper
+closes the port; each other connected process tries once a second, and one of them serves from then on. While no process
+is connected, connections inside are refused.
 
-The policy is the manifest's, and it is looked at for each decision: whichever process changes it, and whoever serves,
-the next connection is decided by what is written there.
+The policy is in the manifest, which is checked for each decision: a change by any process holds from the next
+connection on.
 """
 
 from __future__ import annotations
@@ -32,29 +32,29 @@ from atoll.contract.errors import AtollError, PortRefused, SandboxError
 from atoll.contract.model import SandboxSpec
 from atoll.drivers.locks import try_lock
 from atoll.runtime.egress.audit import AuditLog
-from atoll.runtime.egress.policy import Gate
+from atoll.runtime.egress.policy import PolicyEvaluator
 from atoll.runtime.guest.connection import Link
 from atoll.runtime.guest.files import Files
 from atoll.runtime.guest.stream import Connection
 
 if TYPE_CHECKING:
-    # Imported where something is served: most of what opens a runtime need not wait for a parser of HTTP.
-    from atoll.runtime.egress.proxy import Intercept, Outside, Proxy
+    # Imported where something is served: most processes that open an engine never need an HTTP parser.
+    from atoll.runtime.egress.proxy import Connector, EgressProxy, Interceptor
 
 PORT = 1023
-"""Where the proxy is, inside, and always the same: processes that were told go on after a wake, a restore or a fork.
-IANA reserves it, and of those inside only root could take it."""
+"""The proxy's port inside. Always the same, so that processes can still use it after a wake, a restore or a fork. IANA
+reserves it, and only root inside could listen on it."""
 LOCK = "egress.lock"
 MAX_CONNECTIONS = 128
-"""Of one sandbox at a time. Further ones wait inside."""
-_LOOK_S = 1.0
-_LISTEN_S = 5.0
-_TAKEN_OVER_S = 1.0
-"""How long the port may still be held by who served before."""
+"""Of one sandbox at the same time. Further ones wait inside."""
+_WATCH_INTERVAL_S = 1.0
+_LISTEN_TIMEOUT_S = 5.0
+_HANDOVER_TIMEOUT_S = 1.0
+"""How long the previous server may still hold the port."""
 _URL = f"http://127.0.0.1:{PORT}"
 _NAMES = ("http_proxy", "https_proxy", "ftp_proxy", "all_proxy")
-# SOCKS is spoken on the same port, but it is not named here: some HTTP clients refuse to start when all_proxy is
-# something that they lack a package for, though they would never use it.
+# The same port serves SOCKS, but no variable says so: some HTTP clients refuse to start when all_proxy is a SOCKS URL
+# and they lack the package for it, even if they would never use it.
 PROXY_ENV: Mapping[str, str] = {
     **{name: _URL for each in _NAMES for name in (each, each.upper())},
     **dict.fromkeys(("no_proxy", "NO_PROXY"), "localhost,127.0.0.1,::1"),
@@ -62,90 +62,90 @@ PROXY_ENV: Mapping[str, str] = {
 _log = logging.getLogger(__name__)
 
 
-class Listening(Protocol):
-    """Listens inside over one connection to the guest: `sandbox.listening`."""
+class Listen(Protocol):
+    """Listens inside over one connection to the guest: `sandbox._listening_aside`."""
 
     def __call__(self, link: Link, port: int) -> contextlib.AbstractAsyncContextManager[AsyncIterator[Connection]]: ...
 
 
 class EgressServers:
-    """What all sandboxes of a runtime share on the way out."""
+    """What the egress servers of all sandboxes of an engine share."""
 
     def __init__(self, tasks: anyio.abc.TaskGroup) -> None:
         self.tasks = tasks
-        self.outside: Outside | None = None
-        """How names are resolved and connections made, if not in this machine's way."""
-        most = max(16, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
-        self.connections = anyio.Semaphore(most)
-        """Each takes a descriptor of this process: the rest are for previews, files and whoever embeds it."""
-        self.share = min(MAX_CONNECTIONS, most // 4)
-        self._followed: set[EgressServer] = set()
-        self._watching = False
+        self.connector: Connector | None = None
+        """How names are resolved and connections made. Unset: by this machine's resolver and network."""
+        limit = max(16, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
+        self.connections = anyio.Semaphore(limit)
+        """Each takes a descriptor of this process, which needs others for previews, files and the embedding program."""
+        self.share = min(MAX_CONNECTIONS, limit // 4)
+        self._watched: set[EgressServer] = set()
+        self._watch_running = False
 
     @cached_property
     def trust(self) -> ssl.SSLContext:
-        """By whom servers are known to be who they say, when a connection ends here: those that this machine trusts."""
+        """Verifies servers to which secrets are sent: by the certificate authorities that this machine trusts."""
         context = ssl.create_default_context()
         context.set_alpn_protocols(["http/1.1"])
         return context
 
-    def follow(self, egress: EgressServer) -> None:
-        """Look after a sandbox that is connected, until it is not."""
-        self._followed.add(egress)
-        if not self._watching:
-            self._watching = True
+    def watch(self, egress: EgressServer) -> None:
+        """Serve a sandbox whenever no other process does, as long as it is connected."""
+        self._watched.add(egress)
+        if not self._watch_running:
+            self._watch_running = True
             self.tasks.start_soon(self._watch)
 
     async def _watch(self) -> None:
-        while self._followed:
-            await anyio.sleep(_LOOK_S)
-            for egress in list(self._followed):
+        while self._watched:
+            await anyio.sleep(_WATCH_INTERVAL_S)
+            for egress in list(self._watched):
                 try:
                     if not egress.is_connected:
-                        self._followed.discard(egress)
+                        self._watched.discard(egress)
                     elif egress.wants_serving():
-                        self.tasks.start_soon(egress.attend)
-                except Exception:  # noqa: BLE001 - what is wrong with one sandbox ends neither the watch nor the runtime
-                    _log.exception("a sandbox could not be looked after; it is tried again")
-        self._watching = False
+                        self.tasks.start_soon(egress.try_serve)
+                except Exception:  # noqa: BLE001 - a failing sandbox must end neither the watch nor the engine
+                    _log.exception("checking the egress of a sandbox failed; trying again")
+        self._watch_running = False
 
 
 class EgressServer:
-    """The way out of one sandbox, as this process sees it."""
+    """The egress of one sandbox, as this process serves it."""
 
     def __init__(self, egress_servers: EgressServers, directory: Path, spec: Callable[[], SandboxSpec | None]) -> None:
-        self.intercept: Intercept | None = None
+        self.interceptor: Interceptor | None = None
         self._servers = egress_servers
         self._directory = directory
         self._manifest = str(directory / "manifest.json")
         self._read_spec = spec
         self._seen: tuple[int, int] | None = None
         self._spec: SandboxSpec | None = None
-        self._gate = Gate()
+        self._evaluator = PolicyEvaluator()
         self._link: Link | None = None
-        self._listening: Listening | None = None
+        self._listen_inside: Listen | None = None
         self._serving: anyio.CancelScope | None = None
-        self._over = anyio.Event()
-        self._complaint = ""
-        self._proxy: Proxy | None = None
+        self._ended = anyio.Event()
+        self._last_warning = ""
+        self._proxy: EgressProxy | None = None
 
     # ------------------------------------------------------------------------------------------------ the policy
 
-    def gate(self) -> Gate:
-        """The policy that holds now."""
-        self.look()
-        return self._gate
+    def evaluator(self) -> PolicyEvaluator:
+        """The evaluator of the current policy."""
+        self.reload_policy()
+        return self._evaluator
 
     def env(self) -> Mapping[str, str]:
-        """What commands are told, so that they find the way out. Nothing, if there is none."""
+        """The variables for commands inside: the proxy and the package indexes. Empty without a policy."""
         if self._spec is None or self._spec.network is None:
             return {}
         return {**PROXY_ENV, **(self._spec.indexes.env if self._spec.indexes else {})}
 
-    def look(self) -> bool:
-        """See what the manifest says. Returns whether it says something else than before.
+    def reload_policy(self) -> bool:
+        """Read the policy in the manifest, if that was written. Returns whether the policy has changed.
 
-        While it cannot be read, nothing leaves, and each look tries again.
+        While it cannot be read, no connection is allowed, and each call tries again.
         """
         try:
             seen = self._version()
@@ -153,12 +153,12 @@ class EgressServer:
                 return False
             spec, self._seen = self._read_spec(), seen
         except (SandboxError, OSError) as error:
-            self._complain("its policy cannot be read", error)
+            self._warn_once("its network policy cannot be read", error)
             spec, self._seen = None, None
         before, self._spec = self._spec, spec
         if _rules(before) == _rules(spec):
             return False
-        self._gate = Gate(spec.network, spec.indexes) if spec else Gate()
+        self._evaluator = PolicyEvaluator(spec.network, spec.indexes) if spec else PolicyEvaluator()
         if self._proxy is not None:
             self._proxy.recheck()
         if self._serving is not None and not self._has_policy:
@@ -166,19 +166,19 @@ class EgressServer:
         return True
 
     def _version(self) -> tuple[int, int]:
-        """What is another one whenever the manifest is written."""
+        """Differs whenever the manifest has been written."""
         try:
             stat = os.stat(self._manifest)
         except FileNotFoundError:
             return 0, 0
         return stat.st_ino, stat.st_mtime_ns
 
-    def _complain(self, what: str, error: Exception) -> None:
-        """Say why nothing leaves for now, once for each reason."""
+    def _warn_once(self, what: str, error: Exception) -> None:
+        """Log why there is no egress, once for each reason."""
         text = f"{what}: {error}"
-        if text != self._complaint:
-            self._complaint = text
-            _log.warning("nothing leaves %s for now; it is tried again: %s", self._directory.name, text)
+        if text != self._last_warning:
+            self._last_warning = text
+            _log.warning("no egress from %s; trying again: %s", self._directory.name, text)
 
     @property
     def _has_policy(self) -> bool:
@@ -192,73 +192,75 @@ class EgressServer:
 
     @property
     def is_served(self) -> bool:
-        """Whether it is served from here."""
+        """Whether this process serves it."""
         return self._proxy is not None
 
     def wants_serving(self) -> bool:
-        """Whether it is connected, has a policy, and is not served from here."""
-        self.look()
+        """Whether it is connected and has a policy, and this process does not serve it."""
+        self.reload_policy()
         return self.is_connected and self._has_policy and self._serving is None
 
-    async def connected(self, link: Link, listening: Listening) -> None:
-        """There is a connection to the sandbox. When this returns it is served, by this process or another."""
-        if self._serving is not None:  # over the connection before, which is lost
+    async def connected(self, link: Link, listen: Listen) -> None:
+        """The sandbox is connected. When this returns it is served, by this process or another."""
+        if self._serving is not None:  # over the previous connection, which is lost
             self._serving.cancel()
-            await self._over.wait()
-        self._link, self._listening = link, listening
-        self._servers.follow(self)
+            await self._ended.wait()
+        self._link, self._listen_inside = link, listen
+        self._servers.watch(self)
         if self.wants_serving():
             await self._prepare(link)
-            await self.attend()
+            await self.try_serve()
 
-    async def follow(self) -> None:
-        """Do what the policy says that holds now, before a command is started that is told of it."""
-        if self.look() and self._link is not None and self.is_connected:
+    async def apply_policy(self) -> None:
+        """Apply the current policy before a command is started, whose variables depend on it."""
+        if self.reload_policy() and self._link is not None and self.is_connected:
             await self._prepare(self._link)
-            await self.attend()
+            await self.try_serve()
 
     async def _prepare(self, link: Link) -> None:
-        """Put inside by whom the package indexes are trusted, unless it is there."""
+        """Copy the CA bundles of the package indexes into the sandbox, unless they are there."""
         files = Files(link.open, "root")
         certificates = self._spec.indexes.certificates if self._spec and self._spec.indexes else {}
         for inside, here in certificates.items():
             try:
-                with anyio.fail_after(_LISTEN_S):
+                with anyio.fail_after(_LISTEN_TIMEOUT_S):
                     if not await files.exists(inside):
                         await files.write_bytes(inside, await anyio.Path(here).read_bytes())
             except (AtollError, OSError):
-                _log.warning("%s could not be put into %s", here, self._directory.name, exc_info=True)
+                _log.warning("cannot copy %s into %s", here, self._directory.name, exc_info=True)
 
-    async def attend(self) -> None:
-        """Serve the sandbox from now on, unless another process does or it cannot be."""
+    async def try_serve(self) -> None:
+        """Serve the sandbox from now on, if no other process does. A failure is logged."""
         if self._serving is not None and self._serving.cancel_called:
-            await self._over.wait()  # by the policy before, which is over
-        if not self.wants_serving() or self._link is None or self._listening is None:
+            await self._ended.wait()  # by the previous policy
+        if not self.wants_serving() or self._link is None or self._listen_inside is None:
             return
-        scope, self._over = anyio.CancelScope(), anyio.Event()
+        scope, self._ended = anyio.CancelScope(), anyio.Event()
         self._serving = scope
         try:
-            await self._servers.tasks.start(self._serve, scope, self._link, self._listening)
-        except Exception as error:  # noqa: BLE001 - a connection that ends meanwhile raises this and that
-            self._complain("it cannot be served", error)
+            await self._servers.tasks.start(self._serve, scope, self._link, self._listen_inside)
+        except Exception as error:  # noqa: BLE001 - a connection that ends meanwhile raises several types
+            self._warn_once("its egress cannot be served", error)
 
     async def _serve(
-        self, scope: anyio.CancelScope, link: Link, listening: Listening, *, task_status: anyio.abc.TaskStatus[None]
+        self, scope: anyio.CancelScope, link: Link, listen: Listen, *, task_status: anyio.abc.TaskStatus[None]
     ) -> None:
-        from atoll.runtime.egress.proxy import Outside, Proxy
+        from atoll.runtime.egress.proxy import Connector, EgressProxy
 
         started = False
         try:
-            with scope, self._alone() as alone:
-                if alone and self._spec is not None:
+            with scope, self._lock() as locked:
+                if locked and self._spec is not None:
                     async with contextlib.AsyncExitStack() as stack:
-                        with anyio.fail_after(_LISTEN_S):
-                            listener = await self._listen(stack, link, listening)
-                        trail = AuditLog(self._directory)
-                        stack.callback(trail.close)
-                        outside = self._servers.outside or Outside()
-                        self._proxy = Proxy(self._spec.name, self.gate, trail, outside, self.intercept)
-                        self._complaint = ""
+                        with anyio.fail_after(_LISTEN_TIMEOUT_S):
+                            listener = await self._listen(stack, link, listen)
+                        audit_log = AuditLog(self._directory)
+                        stack.callback(audit_log.close)
+                        connector = self._servers.connector or Connector()
+                        self._proxy = EgressProxy(
+                            self._spec.name, self.evaluator, audit_log, connector, self.interceptor
+                        )
+                        self._last_warning = ""
                         started = True
                         task_status.started()
                         await self._accept(listener, self._proxy)
@@ -267,35 +269,33 @@ class EgressServer:
         except Exception as error:
             if not started:
                 raise
-            self._complain("it is not served any more", error)  # it ends neither others nor the runtime
+            self._warn_once("serving its egress failed", error)  # must not end other sandboxes or the engine
         finally:
             self._serving = self._proxy = None
-            self._over.set()
+            self._ended.set()
 
     @contextlib.contextmanager
-    def _alone(self) -> Iterator[bool]:
-        """Whether this process is the one that serves, for as long as the context lasts."""
+    def _lock(self) -> Iterator[bool]:
+        """Whether this process holds the lock, as long as the context lasts: then it serves."""
         fd = os.open(self._directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             yield try_lock(fd)
         finally:
             os.close(fd)
 
-    async def _listen(
-        self, stack: contextlib.AsyncExitStack, link: Link, listening: Listening
-    ) -> AsyncIterator[Connection]:
-        until = anyio.current_time() + _TAKEN_OVER_S
+    async def _listen(self, stack: contextlib.AsyncExitStack, link: Link, listen: Listen) -> AsyncIterator[Connection]:
+        until = anyio.current_time() + _HANDOVER_TIMEOUT_S
         while True:
             try:
-                return await stack.enter_async_context(listening(link, PORT))
+                return await stack.enter_async_context(listen(link, PORT))
             except PortRefused:
-                # Who served before is gone, and the guest may be about to hear of it.
+                # The previous server has ended, and the guest may not know yet.
                 if anyio.current_time() > until:
                     raise
                 await anyio.sleep(0.02)
 
-    async def _accept(self, listener: AsyncIterator[Connection], proxy: Proxy) -> None:
-        """Serve each connection from inside, until there is no connection to the sandbox any more."""
+    async def _accept(self, listener: AsyncIterator[Connection], proxy: EgressProxy) -> None:
+        """Serve each connection from inside, until the connection to the sandbox is lost."""
         from atoll.runtime.egress.proxy import LINGER_S
 
         slots = anyio.Semaphore(self._servers.share)
@@ -306,8 +306,8 @@ class EgressServer:
                     orderly = await proxy.serve(connection)
                 if orderly:
                     await connection.finish(LINGER_S)
-            except Exception:  # noqa: BLE001 - whatever a client brings about ends its connection, never this process
-                _log.exception("a connection out of %s failed", self._directory.name)
+            except Exception:  # noqa: BLE001 - a client can break its own connection, never this process
+                _log.exception("serving an egress connection of %s failed; this is a bug", self._directory.name)
             finally:
                 connection.abort()
                 slots.release()
@@ -321,5 +321,5 @@ class EgressServer:
 
 
 def _rules(spec: SandboxSpec | None) -> tuple[object, object]:
-    """What of a sandbox decides what may leave it."""
+    """What the policy of a sandbox consists of."""
     return (spec.network, spec.indexes) if spec else (None, None)

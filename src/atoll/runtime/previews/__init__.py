@@ -1,1 +1,1 @@
-"""Ports of a sandbox as URLs for browsers and other clients."""
+"""Previews: ports of a sandbox as URLs for browsers and other clients."""

@@ -1,14 +1,13 @@
-"""What a preview shows when no server inside answers: a small page, or its words alone for who asks for no HTML.
+"""The page that a preview shows when no server inside responds: HTML, or plain text for a client that wants no HTML.
 
-Knows how it looks. Refuses to know why it is shown. Nothing in it is fetched from anywhere, and every word that is not
-ours is escaped.
+Owns how it looks. Not here: when it is shown (`router.py`). It loads nothing, and all text is escaped.
 """
 
 from __future__ import annotations
 
 import html as markup
 
-from atoll.runtime.previews.proxy import Answer
+from atoll.runtime.previews.proxy import PreviewResponse
 
 _PAGE = """<!doctype html>
 <html lang="en">
@@ -48,8 +47,8 @@ a {{ color: var(--sea); text-underline-offset: .2em; }}
 _AGAIN = '<a href="">Try again</a>'
 
 
-def page(status: int, title: str, text: str, *, html: bool) -> Answer:
-    """An answer of ours, which nobody may keep, embed scripts in, or take for something else."""
+def page(status: int, title: str, text: str, *, html: bool) -> PreviewResponse:
+    """A page as a response that is not cached, runs no scripts and is not sniffed as another type."""
     if html:
         again = _AGAIN if status >= 500 else ""
         body = _PAGE.format(title=markup.escape(title), text=markup.escape(text), status=status, again=again)
@@ -63,4 +62,4 @@ def page(status: int, title: str, text: str, *, html: bool) -> Answer:
         (b"Referrer-Policy", b"no-referrer"),
         (b"X-Content-Type-Options", b"nosniff"),
     ]
-    return Answer(status, headers, body.encode("utf-8", "replace"))
+    return PreviewResponse(status, headers, body.encode("utf-8", "replace"))

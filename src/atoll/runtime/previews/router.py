@@ -1,11 +1,11 @@
-"""Previews: servers inside sandboxes that clients of the host can reach, by a name and a token.
+"""Previews: ports inside sandboxes as URLs for clients on the host, by a name and a token.
 
-Knows which ports are exposed, under which names, who may come in, and what the server inside is told of the client.
-Refuses to know how requests and responses travel (`proxy.py` below) and how a sandbox is dialled or woken
-(`sandbox.py`). A preview lives in this process and ends with it; nothing of it is written down.
+Owns which ports are exposed, under which names, the check of tokens, and the headers that a server inside gets. Not
+here: how requests and responses pass (`proxy.py`), and how a sandbox is connected to or woken (`sandbox.py`). Used by
+the engine and `Sandbox.expose`. A preview exists in this process and ends with it; nothing of it is on disk.
 
-Who has no valid token learns nothing: for a name that is not there, a port that is not exposed and a token that is
-wrong the answer is the same 404, byte for byte.
+A client without a valid token learns nothing: for an unknown name, a port that is not exposed and a wrong token the
+response is the same 404, byte for byte.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import socket
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from http import HTTPStatus
 
 import anyio
 import anyio.lowlevel
@@ -28,31 +29,31 @@ from anyio.abc import TaskGroup
 from atoll.contract.errors import AtollError, InvalidRequest, PortRefused, SandboxAsleep
 from atoll.contract.model import Preview
 from atoll.runtime.guest.stream import Connection
-from atoll.runtime.http1 import Headers, strip_hop_by_hop
+from atoll.runtime.http1 import Headers, one_line, strip_hop_by_hop
 from atoll.runtime.previews.pages import page
-from atoll.runtime.previews.proxy import Answer, header, serve
+from atoll.runtime.previews.proxy import PreviewResponse, header, serve
 
 PARAMETER = "atoll_token"
 """The query parameter that carries the token when a preview is first opened."""
 HEADER = "Atoll-Token"
-"""The header that may carry it instead."""
+"""The header that may carry the token instead."""
 MAX_CONNECTIONS = 512
-"""Connections of clients at once. More wait to be accepted."""
+"""Client connections at the same time. More wait to be accepted."""
 MAX_EXCHANGES = 256
-"""Requests and WebSockets under way at once, per preview."""
+"""Requests and WebSockets at the same time, per preview."""
 
 _COOKIE = b"atoll-preview-"
 _PREFIX = "/preview/"
 _HOST = re.compile(rb"([0-9]+-[a-z0-9_-]+)\.localhost(?::[0-9]+)?")
-_LABEL_LENGTH = 63
+_MAX_LABEL_CHARS = 63
 _LOOPBACK = {
     "localhost": "127.0.0.1",
     "127.0.0.1": "127.0.0.1",
-    "0.0.0.0": "127.0.0.1",  # noqa: S104 - if it is asked for
+    "0.0.0.0": "127.0.0.1",  # noqa: S104 - only if it is configured
     "::1": "::1",
     "::": "::1",
 }
-"""Where names below `.localhost` lead to a listener, and how it is reached on this machine."""
+"""Listen addresses that names below `.localhost` resolve to, and the address for clients on this machine."""
 _PROBE_S = (0.01, 0.25)
 _SAME_PORT_TRIES = 32
 _BACKLOG = 256
@@ -60,39 +61,39 @@ _OURS = frozenset(
     b"host content-length cookie referer via forwarded x-forwarded-for x-forwarded-host x-forwarded-proto "
     b"x-forwarded-port x-forwarded-prefix x-real-ip atoll-token".split()
 )
-"""Headers of a request that are not passed on as they came, also when they are written with '_' for '-'."""
-_NO_ROOM = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+"""Headers of a request that are replaced or removed, also when they are written with '_' for '-'."""
+_OUT_OF_RESOURCES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _log = logging.getLogger(__name__)
 
-Dial = Callable[[int, str], Awaitable[Connection]]
+DialPort = Callable[[int, str], Awaitable[Connection]]
 
 
 def label_of(name: str, port: int) -> str:
-    """What a preview is called in a host name: one label, whatever the sandbox's name.
+    """The name of a preview in a host name: one label for any name of a sandbox.
 
-    One, because browsers keep the cookies of two hosts apart only if they differ in the label before `localhost`.
+    One, because browsers separate the cookies of two hosts only if they differ in the label before `localhost`.
     """
     return f"{port}-" + name.replace("_", "_u").replace(".", "__")
 
 
 @dataclass(eq=False)
-class _Exposed:
-    """A port that can be reached from outside."""
+class _ExposedPort:
+    """A port inside that is exposed, and its preview."""
 
     sandbox_id: str
     name: str
-    dial: Dial
+    dial: DialPort
     preview: Preview
-    under_way: set[anyio.CancelScope] = field(default_factory=set)
+    exchanges: set[anyio.CancelScope] = field(default_factory=set)
 
     def __str__(self) -> str:
         return f"{self.name}:{self.preview.port}"
 
     async def connect(self) -> Connection:
-        """Connect to whoever listens, on either address that `localhost` has. Wakes the sandbox.
+        """Connect to the server, on either address of `localhost`. Wakes the sandbox.
 
         Raises:
-            PortRefused: nobody does.
+            PortRefused: no server listens.
         """
         try:
             return await self.dial(self.preview.port, "127.0.0.1")
@@ -101,20 +102,20 @@ class _Exposed:
 
 
 class Previews:
-    """The previews of one runtime, and the address on which they are served."""
+    """The previews of one engine, and the address on which they are served."""
 
     def __init__(self, tasks: TaskGroup, listen: tuple[str, int]) -> None:
         self._tasks = tasks
         self._listen = listen
         self._port: int | None = None
-        self._exposed: dict[str, _Exposed] = {}
-        self._room = anyio.Semaphore(MAX_CONNECTIONS)
-        self._nothing = secrets.token_urlsafe(24)
+        self._exposed: dict[str, _ExposedPort] = {}
+        self._slots = anyio.Semaphore(MAX_CONNECTIONS)
+        self._unknown_token = secrets.token_urlsafe(24)
 
-    async def expose(self, sandbox_id: str, name: str, port: int, dial: Dial, *, wait_s: float) -> Preview:
+    async def expose(self, sandbox_id: str, name: str, port: int, dial: DialPort, *, wait_s: float) -> Preview:
         """See `Sandbox.expose`."""
         if not 1 <= port <= 65535:
-            raise InvalidRequest(f"the port is {port}; it may be 1 to 65535")
+            raise InvalidRequest(f"the port is {port}; it must be 1 to 65535")
         if not wait_s >= 0:
             raise InvalidRequest(f"wait_s is {wait_s}; it must be 0 or more")
         label = label_of(name, port)
@@ -124,13 +125,13 @@ class Previews:
             self._end(label)
             token = secrets.token_urlsafe(24)
             preview = self._preview(name, port, label, token, listening)
-            exposed = _Exposed(sandbox_id, name, dial, preview)
+            exposed = _ExposedPort(sandbox_id, name, dial, preview)
         if wait_s > 0:
-            await _until_listening(exposed, wait_s)
+            await _wait_listening(exposed, wait_s)
         return self._exposed.setdefault(label, exposed).preview
 
     def unexpose(self, sandbox_id: str, port: int | None = None) -> None:
-        """End a preview, or all of a sandbox, and what is under way on it."""
+        """End a preview, or all previews of a sandbox, and their exchanges."""
         for label, exposed in list(self._exposed.items()):
             if exposed.sandbox_id == sandbox_id and port in (None, exposed.preview.port):
                 self._end(label)
@@ -142,7 +143,7 @@ class Previews:
     def _end(self, label: str) -> None:
         exposed = self._exposed.pop(label, None)
         if exposed is not None:
-            for scope in list(exposed.under_way):
+            for scope in list(exposed.exchanges):
                 scope.cancel()
 
     def _preview(self, name: str, port: int, label: str, token: str, listening: int) -> Preview:
@@ -151,14 +152,14 @@ class Previews:
         here = f"[{here}]" if ":" in here else here
         by_path = f"http://{here}:{listening}{_PREFIX}{label}/?{PARAMETER}={token}"
         by_host = f"http://{label}.localhost:{listening}/?{PARAMETER}={token}"
-        # What cannot be a host name, or would name a loopback that is not listened on, has its path alone.
-        url = by_host if address in _LOOPBACK and len(label) <= _LABEL_LENGTH else by_path
+        # Only a path, if the label is too long for a host name or `.localhost` does not resolve to the listen address.
+        url = by_host if address in _LOOPBACK and len(label) <= _MAX_LABEL_CHARS else by_path
         return Preview(sandbox=name, port=port, url=url, path_url=by_path, token=token)
 
     # --------------------------------------------------------------------------------------------- listening
 
     async def _listening(self) -> int:
-        """The port on which clients are served, from the first call on."""
+        """The port on which previews are served. The first call begins to listen."""
         if self._port is None:
             listeners = _listen(*self._listen)
             self._port = _port_of(listeners[0])
@@ -170,49 +171,51 @@ class Previews:
     async def _accept(self, listener: socket.socket) -> None:
         with listener:
             while True:
-                await self._room.acquire()
+                await self._slots.acquire()
                 try:
                     client, address = await _next_client(listener)
                 except BaseException:
-                    self._room.release()
+                    self._slots.release()
                     raise
                 self._tasks.start_soon(self._serve, client, address)
 
     async def _serve(self, client: socket.socket, address: str) -> None:
         try:
-            await serve(client, _Door(self, address))
-        except Exception:  # noqa: BLE001 - a bug that a client finds must not end the runtime and everybody's work
-            _log.exception("a connection to a preview ended with an error of ours")
+            await serve(client, _PreviewAuth(self, address))
+        except Exception:  # noqa: BLE001 - a bug that a client triggers must not end the engine
+            _log.exception("serving a preview connection failed; this is a bug")
         finally:
-            self._room.release()
+            self._slots.release()
 
-    # ---------------------------------------------------------------------------------------- who may come in
+    # ------------------------------------------------------------------------------------------------- tokens
 
-    def find(self, label: str, offered: Iterable[bytes]) -> _Exposed | None:
-        """The preview of this name, if one of the tokens that are offered is its own."""
+    def find(self, label: str, offered: Iterable[bytes]) -> _ExposedPort | None:
+        """The preview of this name, if one of the offered tokens is valid. Takes the same time for an unknown name."""
         exposed = self._exposed.get(label)
-        wanted = (exposed.preview.token if exposed else self._nothing).encode()
+        wanted = (exposed.preview.token if exposed else self._unknown_token).encode()
         right = [hmac.compare_digest(wanted, token) for token in offered]
         return exposed if any(right) else None
 
     @property
     def cookie(self) -> bytes:
-        """Cookies do not know ports, so the name does: two programs may serve previews of the same name."""
+        """Contains the port, as all ports of a host share their cookies: two engines may serve the same name."""
         return b"%s%d" % (_COOKIE, self._port or 0)
 
 
-class _Door:
-    """Where a client comes in: finds the preview that a request is for, and takes the token from it."""
+class _PreviewAuth:
+    """Finds the preview that a request is for, checks its token and removes it: the proxy's `Router`."""
 
     def __init__(self, previews: Previews, peer: str) -> None:
         self._previews = previews
         self._peer = peer
 
-    def refuse(self, status: int, reason: str) -> Answer:
-        answer = page(status, "This request cannot be served", f"It was refused: {reason[:200]}.", html=False)
-        return Answer(answer.status, [*answer.headers, _CLOSE], answer.body)
+    def refuse(self, status: int, reason: str) -> PreviewResponse:
+        refusal = page(
+            status, HTTPStatus(status).phrase, f"Malformed HTTP request: {one_line(reason)[:200]}.", html=False
+        )
+        return PreviewResponse(refusal.status, [*refusal.headers, _CLOSE], refusal.body)
 
-    def admit(self, request: h11.Request) -> _Admitted | Answer:
+    def route(self, request: h11.Request) -> _PreviewUpstream | PreviewResponse:
         host = header(request.headers, b"host")
         named = _HOST.fullmatch(host.lower())
         path, mark, query = request.target.partition(b"?")
@@ -223,13 +226,13 @@ class _Door:
             label, _, rest = path[len(_PREFIX) :].decode("ascii", "replace").partition("/")
             prefix, path = f"{_PREFIX}{label}".encode(), f"/{rest}".encode()
         else:
-            return _nothing_here(request)
+            return _not_found(request)
         query, in_query = _without_token(query)
         cookies, in_cookies = self._cookies(request, prefix)
         in_header = [value for name, value in request.headers if name == HEADER.lower().encode()]
         exposed = self._previews.find(label, [*in_query, *in_header, *in_cookies])
         if exposed is None:
-            return _nothing_here(request)
+            return _not_found(request)
         target = path + (mark + query if query else b"")
         cookie = None
         if in_query:
@@ -239,20 +242,21 @@ class _Door:
                 prefix,
             )
             if _is_navigation(request):
-                # The address that stays in the browser, in its history and in what it tells other sites has no token.
+                # A URL without the token: it must not be in the browser's history, nor in the Referer for other sites.
                 origin = b"" if prefix else b"http://" + host
                 where = origin + prefix + target
-                return Answer(303, [(b"Location", where), (b"Set-Cookie", cookie), *_PRIVATE])
-        if len(exposed.under_way) >= MAX_EXCHANGES:
-            text = f"{MAX_EXCHANGES} requests are under way to {exposed} already. Try again when some have ended."
-            return page(503, "Too many requests at once", text, html=_wants_html(request))
+                return PreviewResponse(303, [(b"Location", where), (b"Set-Cookie", cookie), *_PRIVATE])
+        if len(exposed.exchanges) >= MAX_EXCHANGES:
+            text = f"{exposed} has {MAX_EXCHANGES} requests in progress, which is the limit. Try again later."
+            return page(503, "Too many requests", text, html=_wants_html(request))
         headers = self._headers(request, host or f"localhost:{exposed.preview.port}".encode(), prefix, cookies)
-        return _Admitted(exposed, target, headers, prefix, cookie, html=_wants_html(request))
+        return _PreviewUpstream(exposed, target, headers, prefix, cookie, html=_wants_html(request))
 
     def _cookies(self, request: h11.Request, prefix: bytes) -> tuple[bytes, list[bytes]]:
-        """The cookies that are the server's, and the tokens among the others.
+        """The cookies for the server, and the tokens among the others.
 
-        Below a path, only those that it set itself: a browser sends what any program on the same address has set.
+        For a preview below a path only cookies that its server has set: a browser sends the cookies of all servers at
+        the same address.
         """
         kept, tokens = [], []
         for name, value in request.headers:
@@ -293,10 +297,10 @@ class _Door:
 
 
 @dataclass
-class _Admitted:
-    """A request that may pass to its server."""
+class _PreviewUpstream:
+    """A request with a valid token, and the server that it is for: the proxy's `Upstream`."""
 
-    server: _Exposed
+    server: _ExposedPort
     target: bytes
     headers: Headers
     """`Host` first."""
@@ -308,15 +312,15 @@ class _Admitted:
         return await self.server.connect()
 
     @contextmanager
-    def entered(self) -> Iterator[anyio.CancelScope]:
+    def track(self) -> Iterator[anyio.CancelScope]:
         with anyio.CancelScope() as scope:
-            self.server.under_way.add(scope)
+            self.server.exchanges.add(scope)
             try:
                 yield scope
             finally:
-                self.server.under_way.discard(scope)
+                self.server.exchanges.discard(scope)
 
-    def returned(self, headers: Headers) -> Headers:
+    def rewrite_response(self, headers: Headers) -> Headers:
         if self.prefix:
             headers = [self._below_prefix(name, value) for name, value in headers if name.lower() != _SCOPE]
         if self.cookie is not None:
@@ -332,31 +336,31 @@ class _Admitted:
                 return name, self.prefix + path
         return name, value
 
-    def explain(self, error: AtollError | str) -> Answer:
+    def error_response(self, error: AtollError | str) -> PreviewResponse:
         port, name = self.server.preview.port, self.server.name
         if isinstance(error, PortRefused):
             title = f"Nothing listens on port {port}"
-            text = f"The sandbox {name} runs, but no program in it listens there. Start one, then try again."
+            text = f"The sandbox {name} is running, but no program in it listens on this port. Start one and try again."
         elif isinstance(error, SandboxAsleep):
-            title, text = f"The sandbox {name} was shut down", f"{error.message}."
+            title, text = f"The sandbox {name} is shut down", f"{error.message}."
         elif isinstance(error, AtollError):
-            title, text = f"The sandbox {name} does not answer", f"{error.message}."
+            title, text = f"The sandbox {name} does not respond", f"{error.message}."
         else:
-            title = f"Port {port} gave no proper answer"
-            text = f"What the program that listens there said is not HTTP: {error[:200]}."
+            title = f"Port {port} sent a malformed HTTP response"
+            text = f"The server that listens on it does not speak valid HTTP: {error[:200]}."
         return page(503 if isinstance(error, SandboxAsleep) else 502, title, text, html=self.html)
 
 
 _SCOPE = b"service-worker-allowed"
-"""Below a path, a script must not come to stand before the pages of others."""
+"""Removed below a path: a service worker must not control the pages of other previews."""
 _CLOSE = (b"Connection", b"close")
 _PRIVATE: Headers = [(b"Cache-Control", b"no-store"), (b"Referrer-Policy", b"no-referrer")]
 
 
-def _nothing_here(request: h11.Request) -> Answer:
-    text = "If you were given an address, open it whole, as it is: it may have been cut short, or its time is over."
-    answer = page(404, "There is nothing here", text, html=_wants_html(request))
-    return Answer(answer.status, [*answer.headers, _CLOSE], answer.body)  # who has no token does not stay
+def _not_found(request: h11.Request) -> PreviewResponse:
+    text = "No preview has this URL, or its token is missing or not valid. Open the complete URL that you were given."
+    response = page(404, "Preview not found", text, html=_wants_html(request))
+    return PreviewResponse(response.status, [*response.headers, _CLOSE], response.body)  # no connection without a token
 
 
 def _wants_html(request: h11.Request) -> bool:
@@ -364,13 +368,13 @@ def _wants_html(request: h11.Request) -> bool:
 
 
 def _is_navigation(request: h11.Request) -> bool:
-    """Whether a person opens a page, who keeps cookies. A program such as curl does not, and needs no redirect."""
+    """Whether a browser opens a page, and keeps cookies. A program such as curl does not, and needs no redirect."""
     mode = header(request.headers, b"sec-fetch-mode")
     return request.method == b"GET" and (mode == b"navigate" if mode else _wants_html(request))
 
 
 def _without_token(query: bytes) -> tuple[bytes, list[bytes]]:
-    """A query without our parameter, otherwise as it was, and the tokens that it held."""
+    """A query without the token parameter, otherwise unchanged, and its tokens."""
     ours = PARAMETER.encode() + b"="
     parts = query.split(b"&")
     return (
@@ -380,12 +384,12 @@ def _without_token(query: bytes) -> tuple[bytes, list[bytes]]:
 
 
 def _mark(prefix: bytes) -> bytes:
-    """How the names of cookies begin that a server below a path has set."""
+    """The prefix of the names of cookies that a server below a path has set."""
     return prefix.rpartition(b"/")[2] + b"~"
 
 
 def _cookie_below(cookie: bytes, prefix: bytes) -> bytes:
-    """A cookie that a server sets, for its own path alone."""
+    """A cookie that a server sets, limited to its own path."""
     first, *attributes = cookie.split(b";")
     path, kept = b"/", []
     for attribute in attributes:
@@ -397,11 +401,11 @@ def _cookie_below(cookie: bytes, prefix: bytes) -> bytes:
     return b"; ".join([_mark(prefix) + first.strip(), *kept, b"Path=" + prefix + path])
 
 
-async def _until_listening(exposed: _Exposed, wait_s: float) -> None:
-    """Wait until something listens.
+async def _wait_listening(exposed: _ExposedPort, wait_s: float) -> None:
+    """Wait until a server listens.
 
     Raises:
-        PortRefused: nothing does within `wait_s`.
+        PortRefused: none does within `wait_s`.
     """
     pause_s, longest_s = _PROBE_S
     with anyio.move_on_after(wait_s):
@@ -419,10 +423,11 @@ async def _until_listening(exposed: _Exposed, wait_s: float) -> None:
 
 
 def _listen(address: str, port: int) -> list[socket.socket]:
-    """Listen on an address, or on all that `localhost` has: else somebody else could, and be taken for us.
+    """Listen on an address, or on all addresses of `localhost`: another program could listen on the other one, and get
+    the requests.
 
     Raises:
-        InvalidRequest: it cannot be listened on.
+        InvalidRequest: listening failed.
     """
     addresses = ("127.0.0.1", "::1") if address == "localhost" else (address,)
     tries = _SAME_PORT_TRIES
@@ -440,11 +445,11 @@ def _listen(address: str, port: int) -> list[socket.socket]:
             for listener in listeners:
                 listener.close()
             tries -= 1
-            if port == 0 and listeners and tries:  # the port is free on one of both only
+            if port == 0 and listeners and tries:  # the port is free on one of the addresses only
                 continue
             raise InvalidRequest(
-                f"previews cannot be served on {address}:{port}: {error.strerror}; "
-                "name another address with ATOLL_PREVIEW_LISTEN=ADDRESS:PORT, where port 0 is any that is free"
+                f"cannot listen on {address}:{port} for previews: {error.strerror}; "
+                "set another address with ATOLL_PREVIEW_LISTEN=ADDRESS:PORT, where port 0 is any free port"
             ) from error
 
 
@@ -467,7 +472,7 @@ async def _next_client(listener: socket.socket) -> tuple[socket.socket, str]:
         except BlockingIOError:
             continue
         except OSError as error:
-            if error.errno in _NO_ROOM:  # until some are closed again
+            if error.errno in _OUT_OF_RESOURCES:  # try again when some connections are closed
                 await anyio.sleep(0.1)
             continue
         return client, str(address[0])

@@ -1,1 +1,1 @@
-"""Secret values, which stay outside of sandboxes."""
+"""Secrets: the vault, injection into requests, certificate authorities and CA bundles."""

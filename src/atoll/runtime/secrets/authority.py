@@ -1,12 +1,12 @@
-"""A certificate authority of a sandbox's own, for the hosts that its secrets are for and for nothing else.
+"""The certificate authority of one sandbox: for the hosts of its secrets, and for nothing else.
 
-Knows certificates: how the authority is made, how it vouches for a host for some days, and under what name its
-certificate is looked for inside. Refuses to know who trusts it (`trust.py`), where its key is kept (`vault.py`) and
-what is done with a connection that was terminated (`intercept.py`).
+Owns certificates: how the authority is created, how it signs a certificate for a host for some days, and the file name
+that OpenSSL looks for. Not here: how programs inside come to trust it (`ca_bundle.py`), where its key is stored
+(`vault.py`), and what is done with a terminated connection (`injection.py`).
 
-The authority's certificate names the hosts that it may vouch for, and says that whoever does not understand that must
-not believe it (a critical name constraint): somebody who had its key could pretend to be those hosts, to this sandbox
-and its forks, and nothing else to nobody else.
+The authority's certificate names the hosts that it may sign for, in a critical name constraint: software that does not
+understand it must reject the certificate. With a stolen key one could impersonate those hosts, to this sandbox and its
+forks, and nothing else.
 """
 
 from __future__ import annotations
@@ -29,31 +29,31 @@ if TYPE_CHECKING:
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric import ec
 
-_LASTS = timedelta(days=3650)
-"""As long as a sandbox may be kept: what it trusts is in the memory of processes that go on for ever."""
-_LEAF_LASTS = timedelta(days=7)
-_EARLIER = timedelta(days=1)
-"""How long before it was made a certificate counts: clocks are never quite the same."""
+_AUTHORITY_LIFETIME = timedelta(days=3650)
+"""As long as a sandbox may exist: its processes keep in memory what they trust."""
+_LEAF_LIFETIME = timedelta(days=7)
+_CLOCK_SKEW = timedelta(days=1)
+"""How long before it was issued a certificate is valid: clocks differ."""
 
 
 class Authority(Frozen):
     certificate: str
-    """PEM. No secret: it is what the inside trusts."""
+    """PEM. Not secret: programs inside trust it."""
     key: str = Field(repr=False)
     """PEM. Never inside."""
 
     @classmethod
     def make(cls, hosts: Iterable[str]) -> Authority:
-        """A new one that can vouch for `hosts`, and for names below them."""
+        """A new one that can sign for `hosts`, and for names below them."""
         from cryptography import x509
 
         key = _new_key()
-        # In small letters, as OpenSSL makes a name before it hashes it: see `trusted_as`.
+        # In lower case, as OpenSSL converts a name before it hashes it: see `openssl_name`.
         name = _name(f"atoll sandbox {secrets.token_hex(4)}")
         permitted = [x509.DNSName(host) for host in sorted(set(hosts))]
         excluded = [x509.IPAddress(ip_network(every)) for every in ("0.0.0.0/0", "::/0")]
         certificate = (
-            _certificate(name, key.public_key(), issuer=name, authority=key.public_key(), lasts=_LASTS)
+            _certificate(name, key.public_key(), issuer=name, authority=key.public_key(), lasts=_AUTHORITY_LIFETIME)
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
             .add_extension(_usage(sign_certificates=True), critical=True)
             .add_extension(x509.NameConstraints(permitted, excluded), critical=True)
@@ -61,8 +61,8 @@ class Authority(Frozen):
         return cls(certificate=_signed(certificate, key), key=_key_pem(key))
 
     @property
-    def trusted_as(self) -> str:
-        """The name that OpenSSL looks for in a directory of certificates: a hash of the subject without its header."""
+    def openssl_name(self) -> str:
+        """The file name that OpenSSL looks for in a certificate directory: a hash of the subject without its header."""
         from cryptography import x509
 
         subject = x509.load_pem_x509_certificate(self.certificate.encode()).subject.public_bytes()
@@ -71,21 +71,21 @@ class Authority(Frozen):
 
 
 class Issuer:
-    """Vouches for hosts, each for some days at a time, as long as this process lives."""
+    """Signs certificates for hosts, each for some days, as long as this process lives."""
 
     def __init__(self, authority: Authority) -> None:
         self._authority = authority
         self._contexts: dict[str, tuple[ssl.SSLContext, datetime]] = {}
 
     def context(self, host: str) -> ssl.SSLContext:
-        """With it this process is `host`, to whoever trusts the authority and asks for no other host."""
+        """The TLS context of a server that is `host`, for clients that trust the authority and ask for that host."""
         context, until = self._contexts.get(host, (None, now()))
         if context is None or now() >= until:
-            context = _server_context(host, *self._vouch(host))
-            self._contexts[host] = context, now() + _LEAF_LASTS / 2
+            context = _server_context(host, *self._issue(host))
+            self._contexts[host] = context, now() + _LEAF_LIFETIME / 2
         return context
 
-    def _vouch(self, host: str) -> tuple[str, str]:
+    def _issue(self, host: str) -> tuple[str, str]:
         from cryptography import x509
         from cryptography.hazmat.primitives.serialization import load_pem_private_key
         from cryptography.x509.oid import ExtendedKeyUsageOID
@@ -99,7 +99,7 @@ class Issuer:
                 key.public_key(),
                 issuer=authority.subject,
                 authority=signer.public_key(),
-                lasts=_LEAF_LASTS,
+                lasts=_LEAF_LIFETIME,
             )
             .add_extension(x509.SubjectAlternativeName([x509.DNSName(host)]), critical=True)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
@@ -114,7 +114,7 @@ def _server_context(host: str, certificate: str, key: str) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_RENEGOTIATION
     context.set_alpn_protocols(["http/1.1"])
-    # It is read from a file, and the key is to be in none.
+    # OpenSSL reads a file, and the key must not be on disk.
     fd = os.memfd_create("atoll", os.MFD_CLOEXEC)
     try:
         os.write(fd, (certificate + key).encode())
@@ -162,7 +162,7 @@ def _certificate(
         .issuer_name(issuer)
         .public_key(key)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now() - _EARLIER)
+        .not_valid_before(now() - _CLOCK_SKEW)
         .not_valid_after(now() + lasts)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority), critical=False)

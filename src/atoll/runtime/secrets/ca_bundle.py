@@ -1,11 +1,11 @@
-"""How the inside comes to trust an authority that only its own sandbox has.
+"""CA bundles: how programs inside come to trust the certificate authority of their own sandbox.
 
-Knows where distributions keep the certificates that they trust, and which variables tell programs of it. Refuses to
-know what the authority vouches for (`authority.py`).
+Owns where distributions have their CA bundles, and the variables that point programs to one. Not here: what the
+authority signs (`authority.py`). Used by the engine, when a sandbox with secrets is created or claimed.
 
-What is written are ordinary files in the sandbox's own layer, so they are there after a fork, a restore and a wake; and
-one of them where `update-ca-certificates` looks for more, so that it does not undo it. What the image trusts stays
-trusted. An image with no bundle gets this machine's: some programs trust nothing but what the variables name.
+What is written are ordinary files in the sandbox's own layer, so they are there after a fork, a restore and a wake; one
+of them is where `update-ca-certificates` looks for more certificates, so that it does not undo this. What the image
+trusts stays trusted. An image without a bundle gets this machine's: some programs trust only what the variables name.
 """
 
 from __future__ import annotations
@@ -19,48 +19,48 @@ from atoll.runtime.guest.files import Files
 from atoll.runtime.secrets.authority import Authority
 
 BUNDLE = "/etc/ssl/certs/ca-certificates.crt"
-"""Where Debian, Ubuntu, Alpine, Arch and distroless images have it. Where it is missing, it is made."""
-_OTHERS = (
+"""The path in Debian, Ubuntu, Alpine, Arch and distroless images. Created where it is missing."""
+_OTHER_BUNDLES = (
     "/etc/pki/tls/certs/ca-bundle.crt",
     "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
     "/etc/ssl/ca-bundle.pem",
     "/etc/ssl/cert.pem",
 )
-"""Where others have it, the first of which is what such an image trusts."""
-_LOCAL = "/usr/local/share/ca-certificates/atoll.crt"
-_LIMIT_BYTES = 16 * 1024 * 1024
-_TOLD = (
+"""The paths in other images. The first that exists is what the image trusts."""
+_LOCAL_CERTIFICATE = "/usr/local/share/ca-certificates/atoll.crt"
+_MAX_BUNDLE_BYTES = 16 * 1024 * 1024
+_VARIABLE_NAMES = (
     *("SSL_CERT_FILE", "CURL_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "GIT_SSL_CAINFO", "NODE_EXTRA_CA_CERTS"),
     *("AWS_CA_BUNDLE", "CARGO_HTTP_CAINFO", "DENO_CERT", "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH"),
 )
-# Not PIP_CERT: pip takes REQUESTS_CA_BUNDLE, and that one may be what an index of this machine's is trusted by.
+# Not PIP_CERT: pip reads REQUESTS_CA_BUNDLE, and PIP_CERT may be the bundle for a package index of this machine.
 
-VARIABLES = dict.fromkeys(_TOLD, BUNDLE)
-"""What programs are told that do not look there by themselves."""
+VARIABLES = dict.fromkeys(_VARIABLE_NAMES, BUNDLE)
+"""For programs that do not use the bundle by default."""
 
 
 async def install(files: Files, authority: Authority | None) -> None:
-    """Have the programs of a sandbox trust `authority`, if there is one, besides what they trust already.
+    """Make programs of a sandbox trust `authority`, if there is one, in addition to what they trust already.
 
     Raises:
-        FileError: the image is such that it cannot be written.
-        InvalidRequest: one of its bundles is too large to be one.
+        FileError: a bundle cannot be written in this image.
+        InvalidRequest: a bundle of the image is too large.
     """
     if authority is None:
         return
     certificate = authority.certificate.encode()
     trusted = None
-    for path in (BUNDLE, *_OTHERS):
+    for path in (BUNDLE, *_OTHER_BUNDLES):
         content = await _read(files, path)
         if content is None:
             continue
         trusted = trusted or content
-        if certificate not in content:  # it may be another name of one that was written already
+        if certificate not in content:  # it may be a link to one that was written already
             await _write(files, path, _joined(content, certificate))
     if not await files.exists(BUNDLE, user="root"):
-        await _write(files, BUNDLE, _joined(trusted or _machines_own(), certificate))
-    await _write(files, _LOCAL, certificate)
-    await _write(files, f"/etc/ssl/certs/{authority.trusted_as}", certificate)
+        await _write(files, BUNDLE, _joined(trusted or _host_bundle(), certificate))
+    await _write(files, _LOCAL_CERTIFICATE, certificate)
+    await _write(files, f"/etc/ssl/certs/{authority.openssl_name}", certificate)
 
 
 def _joined(bundle: bytes, certificate: bytes) -> bytes:
@@ -69,11 +69,13 @@ def _joined(bundle: bytes, certificate: bytes) -> bytes:
 
 async def _read(files: Files, path: str) -> bytes | None:
     try:
-        content = await files.read_bytes(path, limit=_LIMIT_BYTES + 1, user="root")
+        content = await files.read_bytes(path, limit=_MAX_BUNDLE_BYTES + 1, user="root")
     except (PathNotFound, PathNotDirectory):
         return None
-    if len(content) > _LIMIT_BYTES:
-        raise InvalidRequest(f"{path} in the image is too large to be a bundle of certificates; secrets need one")
+    if len(content) > _MAX_BUNDLE_BYTES:
+        raise InvalidRequest(
+            f"{path} in the image is larger than {_MAX_BUNDLE_BYTES} bytes, so it is not a CA bundle; secrets need one"
+        )
     return content
 
 
@@ -81,9 +83,9 @@ async def _write(files: Files, path: str, content: bytes) -> None:
     await files.write_bytes(path, content, parents=True, mode=0o644, user="root")
 
 
-def _machines_own() -> bytes:
+def _host_bundle() -> bytes:
     place = ssl.get_default_verify_paths().cafile
-    for path in (BUNDLE, *_OTHERS, *([place] if place else [])):
+    for path in (BUNDLE, *_OTHER_BUNDLES, *([place] if place else [])):
         with contextlib.suppress(OSError):
             return Path(path).read_bytes()
     return b""

@@ -1,18 +1,18 @@
-"""How a secret gets from outside to the hosts that it is for, and nowhere else.
+"""Secret injection: a secret's value goes into requests to its own hosts, and nowhere else.
 
-Knows HTTP/1.1 as a man in the middle: which requests may have a secret, where in them it stands, and what must not come
-back. Refuses to know who may connect where (`egress.py`, which hands over connections that it has allowed), how values
-are kept (`vault.py`) and certificates (`authority.py`).
+Owns HTTP/1.1 as a man in the middle: which requests may have a secret, in which header it is put, and what is removed
+from responses. Not here: which connections are allowed (`egress/proxy.py`, whose `Interceptor` this is), how values are
+stored (`vault.py`), certificates (`authority.py`), and HTTP/1.1 itself (`../http1.py`). Used by the engine.
 
-A connection to a secret's host is terminated here, and a second one is made to the real host, whose certificate is
-checked as by any client of this machine. Both speak HTTP/1.1, and requests pass one by one: each has to be for that
-very host, and in each the placeholder is replaced in the one header that it belongs in. All else is passed on as it
-came: a placeholder in a path, a body or another header is only a placeholder. What is read is written anew by the same
-library, so that both ends agree on where a message ends.
+A TLS connection to a secret's host is terminated here, and a second one is made to the real host, whose certificate is
+verified as by any client of this machine. Both speak HTTP/1.1, and requests pass one by one: each has to be for exactly
+that host, and in each the placeholder is replaced in the one header that it belongs in. Everything else passes
+unchanged: a placeholder in a path, a body or another header stays a placeholder. h11 parses and writes every message,
+so both ends agree on where it ends; ambiguous framing is refused.
 
-What comes back, without TLS too, is searched for the values, which are overwritten with asterisks. That is a net and
-not a wall: a host that answers with the secret in another form (compressed, encoded, cut in pieces) tells it to the
-sandbox. Secrets are for hosts that do not.
+Responses, without TLS too, are searched for the values, which are overwritten with asterisks. This is best effort: a
+host that responds with the secret in another form (compressed, encoded, in pieces) gives it to the sandbox. Use secrets
+only for hosts that do not.
 """
 
 from __future__ import annotations
@@ -33,52 +33,47 @@ from anyio.abc import ByteStream
 
 from atoll.contract.errors import AtollError, InvalidRequest
 from atoll.contract.secret import PLAIN_HTTP
+from atoll.runtime.http1 import DISCONNECTED, Dial, Headers, Http1Peer, TunnelHandler, exchange, join
 from atoll.runtime.secrets.authority import Issuer
-from atoll.runtime.secrets.vault import Contents, Kept
+from atoll.runtime.secrets.vault import SandboxSecrets, StoredSecret
 
 if TYPE_CHECKING:
     from anyio.streams.tls import TLSStream
 
-Headers = Sequence[tuple[bytes, bytes]]
-Dial = Callable[[], Awaitable[ByteStream]]
-TunnelHandler = Callable[[ByteStream, str, int, Dial], Awaitable[None]]
-
-_HEAD_LIMIT_BYTES = 64 * 1024
 _CHUNK_BYTES = 64 * 1024
-_HANDSHAKE_S = 30.0
-_IDLE_S = 300.0
-"""How long a connection may wait for its next request."""
-_PARTING_S = 2.0
+_HANDSHAKE_TIMEOUT_S = 30.0
+_IDLE_TIMEOUT_S = 300.0
+"""Between two requests on one connection."""
+_CLOSE_TIMEOUT_S = 2.0
 _TLS_HANDSHAKE = b"\x16"
-_GONE = (anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream, OSError)
 _log = logging.getLogger(__name__)
 
 
-# ---- what is replaced, and where ----
+# ---- replacing placeholders ----
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
-    """One placeholder in one header."""
+class InjectionRule:
+    """Replace one placeholder in one header."""
 
     header: bytes
     placeholder: bytes
     value: bytes = field(repr=False)
 
 
-def rules(secrets: Iterable[Kept], host: str) -> list[Rule]:
-    """What may be replaced on the way to `host`, which stands as in `Secret.hosts`."""
+def rules(secrets: Iterable[StoredSecret], host: str) -> list[InjectionRule]:
+    """The rules for requests to `host`, which is written as in `Secret.hosts`."""
     return [
-        Rule(kept.header.encode(), kept.placeholder.encode(), kept.value.encode())
-        for kept in secrets
-        if host.lower() in kept.hosts
+        InjectionRule(secret.header.encode(), secret.placeholder.encode(), secret.value.encode())
+        for secret in secrets
+        if host.lower() in secret.hosts
     ]
 
 
-def substitute(rules: Iterable[Rule], headers: Headers) -> list[tuple[bytes, bytes]]:
+def substitute(rules: Iterable[InjectionRule], headers: Headers) -> Headers:
     """`headers` with values in place of placeholders, once in each header that a rule names, and nowhere else.
 
-    The user and password of basic authentication are looked at decoded.
+    The user and password of basic authentication are decoded, replaced and encoded again.
     """
     filled = []
     for name, content in headers:
@@ -89,7 +84,7 @@ def substitute(rules: Iterable[Rule], headers: Headers) -> list[tuple[bytes, byt
     return filled
 
 
-def _fill(rule: Rule, content: bytes) -> bytes:
+def _fill(rule: InjectionRule, content: bytes) -> bytes:
     if _is_basic(content):
         scheme, _, token = content.partition(b" ")
         with contextlib.suppress(binascii.Error):
@@ -104,37 +99,37 @@ def _is_basic(content: bytes) -> bool:
 
 
 def _encoded(headers: Headers, filled: Headers) -> set[bytes]:
-    """Values that were encoded as they were filled in: a host that says what it was sent says them so."""
+    """Values that were encoded when they were filled in: a host that echoes a request echoes them in this form."""
     pairs = (new for (_, old), (_, new) in zip(headers, filled, strict=True) if new != old)
     return {new.partition(b" ")[2] for new in pairs if _is_basic(new)}
 
 
-def _uncompressed(headers: Headers) -> list[tuple[bytes, bytes]]:
-    """`headers` that ask for an answer which can be searched."""
+def _uncompressed(headers: Headers) -> Headers:
+    """`headers` that ask for a response without compression, which can be searched."""
     return [*_without(b"accept-encoding", headers), (b"Accept-Encoding", b"identity")]
 
 
-def _without(dropped: bytes, headers: Headers) -> list[tuple[bytes, bytes]]:
+def _without(dropped: bytes, headers: Headers) -> Headers:
     return [pair for pair in headers if pair[0].lower() != dropped]
 
 
 class Scrubber:
-    """Overwrites what must not come back, also where it comes in pieces. What passes stays as long as it was."""
+    """Overwrites values in responses with asterisks, also where they come in pieces. Lengths stay the same."""
 
     def __init__(self, values: Iterable[bytes]) -> None:
         self._values = tuple(values)
         self._held = b""
         self._shown = b""
-        """What is held, as it would be passed on."""
+        """The bytes that are held back, as they would be sent."""
 
     def all(self, data: bytes) -> bytes:
         return self._overwritten(data, data)
 
-    def pairs(self, headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    def pairs(self, headers: Iterable[tuple[bytes, bytes]]) -> Headers:
         return [(self.all(name), self.all(content)) for name, content in headers]
 
     def feed(self, data: bytes) -> bytes:
-        """What can be passed on now. What may be the beginning of a value is held until more is known."""
+        """The bytes that can be sent now. The possible beginning of a value is held back until more has come."""
         came = self._held + data
         shown = self._overwritten(came, self._shown + data)
         cut = min((self._begins(value, came) for value in self._values), default=len(came))
@@ -146,8 +141,8 @@ class Scrubber:
         return shown
 
     def _overwritten(self, came: bytes, shown: bytes) -> bytes:
-        """`shown` with asterisks wherever a value is in `came`, in which nothing was overwritten: a longer value may
-        have a shorter one in it, and would not be known without that."""
+        """`shown` with asterisks wherever a value is in `came`, in which nothing is overwritten: a longer value may
+        contain a shorter one, and would not be found once that is overwritten."""
         result = bytearray(shown)
         for value in self._values:
             at = came.find(value)
@@ -158,7 +153,7 @@ class Scrubber:
 
     @staticmethod
     def _begins(value: bytes, data: bytes) -> int:
-        """Where, at the end of `data`, `value` may begin. Its length: nowhere."""
+        """The index at the end of `data` where `value` may begin. The length of `data`: nowhere."""
         at = data.find(value[:1], max(0, len(data) - len(value) + 1))
         while at >= 0 and not value.startswith(data[at:]):
             at = data.find(value[:1], at + 1)
@@ -169,89 +164,91 @@ class Scrubber:
 
 
 class SecretInjector:
-    """The secrets of one sandbox on their way. `trust` says which servers are who they say."""
+    """Injects the secrets of one sandbox: an `Interceptor` of its egress proxy. `trust` gives the TLS context that
+    verifies servers."""
 
-    def __init__(self, contents: Contents, trust: Callable[[], ssl.SSLContext]) -> None:
-        self._secrets = tuple(contents.secrets.values())
-        self._values = frozenset(kept.value.encode() for kept in self._secrets)
-        self._issuer = Issuer(contents.authority) if contents.authority else None
+    def __init__(self, secrets: SandboxSecrets, trust: Callable[[], ssl.SSLContext]) -> None:
+        self._secrets = tuple(secrets.secrets.values())
+        self._values = frozenset(secret.value.encode() for secret in self._secrets)
+        self._issuer = Issuer(secrets.authority) if secrets.authority else None
         self._trust = trust
 
-    def tunnel_handler(self, host: str, port: int) -> TunnelHandler | None:  # noqa: ARG002 - a host is itself on every port
-        """Who takes over connections to `host`. None: nobody does, and they are passed on untouched."""
+    def tunnel_handler(self, host: str, port: int) -> TunnelHandler | None:  # noqa: ARG002 - a secret's host is on every port
+        """The handler of tunnels to `host`. None: no secret is for it, and the bytes pass unchanged."""
         return self.intercept if rules(self._secrets, host) else None
 
-    def rewrite(self, method: bytes, host: str, headers: Headers) -> tuple[list[tuple[bytes, bytes]], Scrubber | None]:
-        """The headers of a request that goes to `host` without TLS, and what its answer has to pass, if anything.
+    def rewrite(self, method: bytes, host: str, headers: Headers) -> tuple[Headers, Scrubber | None]:
+        """The headers of a request to `host` without TLS as they are sent, and the filter for its response, if any.
 
         Raises:
-            InvalidRequest: it asks for a secret that is for this host, but not without TLS, or for having one back.
+            InvalidRequest: it asks for a secret that is for this host only with TLS, or asks to have one echoed.
         """
         plain = rules(self._secrets, PLAIN_HTTP + host)
         if plain:
             headers = _uncompressed(headers)
         filled = substitute(plain, headers)
         if filled != headers and method == b"TRACE":
-            raise InvalidRequest(f"a secret for {host} is not sent with TRACE, which asks for having it back; use GET")
+            raise InvalidRequest(f"a secret for {host} is not sent with TRACE, which echoes the request; use GET")
         if substitute(rules(self._secrets, host), filled) != filled:
             raise InvalidRequest(
                 f"a secret for {host} is not sent without TLS; use https, "
-                f"or give the secret the host '{PLAIN_HTTP}{host}'"
+                f"or add the host '{PLAIN_HTTP}{host}' to the secret"
             )
         return filled, Scrubber(self._values | _encoded(headers, filled)) if plain else None
 
     async def intercept(self, client: ByteStream, host: str, port: int, dial: Dial) -> None:
-        """Take over a connection from inside to `host`, until there is nothing more to say on it.
+        """Serve a tunnel from inside to `host`, to its end.
 
-        `dial` makes one to the real host. What does not begin as TLS is passed on as it is: in it, a placeholder stays
-        one. `client` is the caller's to close.
+        `dial` connects to the real host. A connection that does not begin with a TLS handshake passes unchanged: a
+        placeholder in it stays a placeholder. The caller closes `client`.
         """
         host = host.lower()
-        with contextlib.suppress(*_GONE):
-            begun = _Begun(client, await client.receive(_CHUNK_BYTES))
-            if begun.first[:1] == _TLS_HANDSHAKE and self._issuer is not None:
-                await self._terminate(begun, self._issuer.context(host), host, port, dial)
+        with contextlib.suppress(*DISCONNECTED):
+            stream = _PrefixedStream(client, await client.receive(_CHUNK_BYTES))
+            if stream.first[:1] == _TLS_HANDSHAKE and self._issuer is not None:
+                await self._terminate(stream, self._issuer.context(host), host, port, dial)
             else:
                 async with await dial() as server:
-                    await _join(begun, server)
+                    await join(stream, server)
 
     async def _terminate(self, client: ByteStream, as_host: ssl.SSLContext, host: str, port: int, dial: Dial) -> None:
         from anyio.streams.tls import TLSStream
 
         try:
-            with anyio.fail_after(_HANDSHAKE_S):
+            with anyio.fail_after(_HANDSHAKE_TIMEOUT_S):
                 inner = await TLSStream.wrap(client, server_side=True, ssl_context=as_host, standard_compatible=False)
         except (ssl.SSLError, TimeoutError) as error:
-            _log.info("a connection from inside to %s did not come about: %s", host, error)
+            _log.info("TLS handshake of a client inside for %s failed: %s", host, error)
             return
-        conversation = _Conversation(inner, host, port, rules(self._secrets, host), self._values)
-        await conversation.hold(partial(self._reach, host, dial))
+        connection = _InterceptedConnection(inner, host, port, rules(self._secrets, host), self._values)
+        await connection.serve(partial(self._connect, host, dial))
 
-    async def _reach(self, host: str, dial: Dial) -> ByteStream:
-        """A connection to the real host, which has proved that it is."""
+    async def _connect(self, host: str, dial: Dial) -> ByteStream:
+        """A TLS connection to the real host, whose certificate is verified."""
         from anyio.streams.tls import TLSStream
 
         try:
-            with anyio.fail_after(_HANDSHAKE_S):
+            with anyio.fail_after(_HANDSHAKE_TIMEOUT_S):
                 stream = await dial()
         except (AtollError, OSError, anyio.BrokenResourceError) as error:
-            raise _Refused(502, f"{host} cannot be reached") from error
+            raise _InjectionRefused(502, f"cannot connect to {host}") from error
         try:
-            with anyio.fail_after(_HANDSHAKE_S):
+            with anyio.fail_after(_HANDSHAKE_TIMEOUT_S):
                 return await TLSStream.wrap(
-                    _Begun(stream, b""), hostname=host, ssl_context=self._trust(), standard_compatible=False
+                    _PrefixedStream(stream, b""), hostname=host, ssl_context=self._trust(), standard_compatible=False
                 )
         except BaseException as error:
             await anyio.aclose_forcefully(stream)
             if isinstance(error, ssl.SSLCertVerificationError):
-                raise _Refused(502, f"{host} has not proved that it is: {error.verify_message}") from error
-            if isinstance(error, _GONE):
-                raise _Refused(502, f"{host} does not speak TLS as it should") from error
+                text = f"the certificate of {host} is not valid: {error.verify_message}"
+                raise _InjectionRefused(502, text) from error
+            if isinstance(error, DISCONNECTED):
+                raise _InjectionRefused(502, f"TLS handshake with {host} failed") from error
             raise
 
 
-class _Refused(Exception):
-    """A request that gets an answer of ours."""
+class _InjectionRefused(Exception):
+    """A request that is answered here, with an error."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
@@ -259,87 +256,62 @@ class _Refused(Exception):
         self.text = text
 
 
-class _Peer:
-    """One end of a conversation in HTTP/1.1."""
-
-    def __init__(self, stream: ByteStream, role: type[h11.CLIENT | h11.SERVER]) -> None:
-        self.stream = stream
-        self.http = h11.Connection(role, max_incomplete_event_size=_HEAD_LIMIT_BYTES)
-
-    async def next(self) -> h11.Event:
-        while (event := self.http.next_event()) is h11.NEED_DATA:
-            try:
-                data = await self.stream.receive(_CHUNK_BYTES)
-            except anyio.EndOfStream:
-                data = b""
-            self.http.receive_data(data)
-        if not isinstance(event, h11.Event):
-            raise h11.RemoteProtocolError("more came than was asked for")
-        return event
-
-    async def send(self, event: h11.Event) -> None:
-        data = self.http.send(event)
-        if data:
-            await self.stream.send(data)
-
-    @property
-    def is_done(self) -> bool:
-        return self.http.our_state is h11.DONE and self.http.their_state is h11.DONE
-
-
-class _Conversation:
-    """Requests from inside over one connection, one after another, and their answers."""
+class _InterceptedConnection:
+    """Requests from inside over one connection, one after another, and their responses."""
 
     def __init__(
-        self, client: TLSStream, host: str, port: int, rules: Sequence[Rule], values: frozenset[bytes]
+        self, client: TLSStream, host: str, port: int, rules: Sequence[InjectionRule], values: frozenset[bytes]
     ) -> None:
-        self._inner = client
-        self._client = _Peer(client, h11.SERVER)
-        self._server: _Peer | None = None
+        self._tls = client
+        self._client = Http1Peer(client, h11.SERVER)
+        self._server: Http1Peer | None = None
         self._host = host
         self._port = port
         self._rules = rules
         self._values = values
         self._scrubbed = values
-        """What must not come back from the present request."""
+        """What is overwritten in the response to the present request."""
         self._cut_short = False
 
-    async def hold(self, reach: Callable[[], Awaitable[ByteStream]]) -> None:
+    async def serve(self, connect: Callable[[], Awaitable[ByteStream]]) -> None:
         try:
-            while await self._exchange(reach):
+            while await self._exchange(connect):
                 pass
-        except _Refused as refusal:
-            _log.info("a request from inside to %s was refused: %s", self._host, refusal.text)
-            await self._answer(refusal)
+        except _InjectionRefused as refused:
+            _log.info("a request from inside to %s was refused: %s", self._host, refused.text)
+            with contextlib.suppress(*DISCONNECTED):
+                await self._client.refuse(refused.status, refused.text)
         finally:
             if self._server is not None:
                 await anyio.aclose_forcefully(self._server.stream)
         if not self._cut_short:
-            await self._part()
+            await self._close_tls()
 
-    async def _exchange(self, reach: Callable[[], Awaitable[ByteStream]]) -> bool:
-        """One request and its answer. Returns whether there may be another."""
+    async def _exchange(self, connect: Callable[[], Awaitable[ByteStream]]) -> bool:
+        """One request and its response. Returns whether there may be another."""
         request = await self._next_request()
         if request is None:
             return False
         headers = self._check(request)
         if self._server is None:
-            self._server = _Peer(await reach(), h11.CLIENT)
+            self._server = Http1Peer(await connect(), h11.CLIENT)
         client, server = self._client, self._server
-        failed = False
-        async with anyio.create_task_group() as tasks:
-            try:
-                await server.send(h11.Request(method=request.method, target=request.target, headers=headers))
-                tasks.start_soon(self._upload, server, tasks.cancel_scope)
-                await self._download(server)
-            except (h11.ProtocolError, *_GONE):
-                failed = True
-            tasks.cancel_scope.cancel()
+        scrubber = Scrubber(self._scrubbed)
+
+        def rewrite(head: h11.InformationalResponse | h11.Response) -> h11.Event:
+            headers, reason = scrubber.pairs(head.headers.raw_items()), scrubber.all(head.reason)
+            return type(head)(status_code=head.status_code, headers=headers, reason=reason)
+
+        try:
+            await server.send(h11.Request(method=request.method, target=request.target, headers=headers))
+        except (h11.ProtocolError, *DISCONNECTED):
+            raise _InjectionRefused(502, f"{self._host} closed the connection") from None
+        failure = await exchange(client, server, self._host, rewrite, scrubber, trailers=True)
         if client.http.our_state is h11.SWITCHED_PROTOCOL:
             await self._switched(server)
-        elif failed and client.http.our_state is h11.SEND_RESPONSE:
-            raise _Refused(502, f"{self._host} closed the connection, or did not answer as HTTP/1.1 wants it")
-        self._cut_short = failed
+        elif failure and client.can_respond:
+            raise _InjectionRefused(failure.status, failure.reason)
+        self._cut_short = failure is not None
         if not (client.is_done and server.is_done):
             return False
         client.http.start_next_cycle()
@@ -347,43 +319,44 @@ class _Conversation:
         return True
 
     async def _next_request(self) -> h11.Request | None:
-        """None: there is none, or the host has closed the connection: a request would only be lost."""
+        """None: the client has closed the connection, or the host has, where a request would be lost."""
         found: h11.Event | h11.RemoteProtocolError | None = None
 
-        async def watch(server: _Peer) -> None:
-            with contextlib.suppress(*_GONE):
+        async def watch(server: Http1Peer) -> None:
+            with contextlib.suppress(*DISCONNECTED):
                 await server.stream.receive(1)
             tasks.cancel_scope.cancel()
 
         async with anyio.create_task_group() as tasks:
-            tasks.cancel_scope.deadline = anyio.current_time() + _IDLE_S
+            tasks.cancel_scope.deadline = anyio.current_time() + _IDLE_TIMEOUT_S
             if self._server is not None:
                 tasks.start_soon(watch, self._server)
             try:
-                found = await self._client.next()
+                found = await self._client.next_event()
             except h11.RemoteProtocolError as error:
                 found = error
-            except _GONE:
+            except DISCONNECTED:
                 pass
             tasks.cancel_scope.cancel()
         if isinstance(found, h11.RemoteProtocolError):
-            raise _Refused(
-                found.error_status_hint, "what came is no request in HTTP/1.1, which is all that is spoken here"
-            )
+            text = f"malformed HTTP request: {found}; only HTTP/1.1 is supported here"
+            raise _InjectionRefused(found.error_status_hint, text)
         return found if isinstance(found, h11.Request) else None
 
-    def _check(self, request: h11.Request) -> list[tuple[bytes, bytes]]:
-        """The headers that a request goes on with: it is for this host and nobody else, and reads the same to all."""
+    def _check(self, request: h11.Request) -> Headers:
+        """The headers with which a request is sent: it is for this host and no other.
+
+        Raises:
+            _InjectionRefused: it is not.
+        """
         fields: dict[bytes, list[bytes]] = {}
         for name, content in request.headers:
             fields.setdefault(name, []).append(content)
         names = (self._host.encode(), f"{self._host}:{self._port}".encode())
         if [name.lower() in names for name in fields.get(b"host", [])] != [True]:
-            raise _Refused(421, f"this connection is to {self._host}, and the request is for another host")
+            raise _InjectionRefused(421, f"this connection is to {self._host}, but the request is for another host")
         if request.method in (b"CONNECT", b"TRACE") or not (request.target[:1] == b"/" or request.target == b"*"):
-            raise _Refused(400, "a request here names a path, and neither CONNECT nor TRACE")
-        if b"transfer-encoding" in fields and b"content-length" in fields:
-            raise _Refused(400, "the request has two lengths")
+            raise _InjectionRefused(400, "the request target must be a path; CONNECT and TRACE are not supported")
         headers = _uncompressed(request.headers.raw_items())
         filled = substitute(self._rules, headers)
         self._scrubbed = self._values | _encoded(headers, filled)
@@ -391,71 +364,27 @@ class _Conversation:
             return filled
         upgrades = b",".join(fields.get(b"upgrade", [b"websocket"])).lower().split(b",")
         if any(protocol.strip() != b"websocket" for protocol in upgrades):
-            raise _Refused(400, "with a secret, a request can change to the protocol websocket alone")
-        return _without(b"sec-websocket-extensions", filled)  # which would compress what comes back
+            raise _InjectionRefused(400, "a request with a secret can be upgraded to websocket only")
+        return _without(b"sec-websocket-extensions", filled)  # they would compress what comes back
 
-    async def _upload(self, server: _Peer, scope: anyio.CancelScope) -> None:
-        """The request's body. A host that does not want all of it may have answered already."""
-        while True:
-            try:
-                event = await self._client.next()
-            except (h11.RemoteProtocolError, *_GONE):
-                scope.cancel()
-                return
-            with contextlib.suppress(h11.LocalProtocolError, *_GONE):
-                await server.send(event)
-            if not isinstance(event, h11.Data):
-                return
-
-    async def _download(self, server: _Peer) -> None:
-        scrubber = Scrubber(self._scrubbed)
-        while True:
-            event = await server.next()
-            if isinstance(event, h11.InformationalResponse | h11.Response):
-                headers = scrubber.pairs(event.headers.raw_items())
-                reason, kind = scrubber.all(event.reason), type(event)
-                await self._client.send(kind(status_code=event.status_code, headers=headers, reason=reason))
-                if event.status_code == 101:
-                    return
-            elif isinstance(event, h11.Data):
-                if data := scrubber.feed(bytes(event.data)):
-                    await self._client.send(h11.Data(data=data))
-            elif isinstance(event, h11.EndOfMessage):
-                if data := scrubber.end():
-                    await self._client.send(h11.Data(data=data))
-                await self._client.send(h11.EndOfMessage(headers=scrubber.pairs(event.headers.raw_items())))
-                return
-            else:
-                raise h11.RemoteProtocolError("the connection was closed")
-
-    async def _switched(self, server: _Peer) -> None:
-        """Both have agreed on another protocol. In what comes from here on, a placeholder stays one."""
+    async def _switched(self, server: Http1Peer) -> None:
+        """After an upgrade bytes pass in both directions. A placeholder in them stays a placeholder."""
         scrubber = Scrubber(self._scrubbed)
         early, late = self._client.http.trailing_data[0], server.http.trailing_data[0]
         if early:
             await server.stream.send(early)
         if late := scrubber.feed(late):
             await self._client.stream.send(late)
-        await _join(self._client.stream, server.stream, scrubber)
+        await join(self._client.stream, server.stream, scrubber)
 
-    async def _answer(self, refusal: _Refused) -> None:
-        if self._client.http.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
-            return
-        text = f"atoll: {refusal.text}\n".encode()
-        headers = [("Content-Type", "text/plain"), ("Content-Length", str(len(text))), ("Connection", "close")]
-        with contextlib.suppress(h11.LocalProtocolError, *_GONE):
-            await self._client.send(h11.Response(status_code=refusal.status, headers=headers))
-            await self._client.send(h11.Data(data=text))
-            await self._client.send(h11.EndOfMessage())
-
-    async def _part(self) -> None:
-        """Say that this was all: who hears of an end by TLS knows that nobody cut it short."""
-        with anyio.move_on_after(_PARTING_S), contextlib.suppress(*_GONE):
-            await self._inner.unwrap()
+    async def _close_tls(self) -> None:
+        """Close TLS in order, so that the client knows that nothing was cut off."""
+        with anyio.move_on_after(_CLOSE_TIMEOUT_S), contextlib.suppress(*DISCONNECTED):
+            await self._tls.unwrap()
 
 
-class _Begun(ByteStream):
-    """A stream of which some was read already. Who sends waits for who sends: TLS does so in both directions."""
+class _PrefixedStream(ByteStream):
+    """A stream of which `first` was read already. Sends are serialised: TLS sends while it receives, too."""
 
     def __init__(self, stream: ByteStream, first: bytes) -> None:
         self.first = first
@@ -477,28 +406,3 @@ class _Begun(ByteStream):
 
     async def aclose(self) -> None:
         await self._stream.aclose()
-
-
-async def _join(client: ByteStream, server: ByteStream, scrubber: Scrubber | None = None) -> None:
-    """Pass on what comes from either until both have said all, or one is gone."""
-
-    async def carry(source: ByteStream, target: ByteStream, scrubber: Scrubber | None) -> None:
-        try:
-            while True:
-                data = await source.receive(_CHUNK_BYTES)
-                if data := scrubber.feed(data) if scrubber else data:
-                    await target.send(data)
-        except anyio.EndOfStream:
-            with contextlib.suppress(*_GONE):
-                if scrubber and (rest := scrubber.end()):
-                    await target.send(rest)
-                with contextlib.suppress(NotImplementedError):  # TLS has no such thing, and ends altogether
-                    await target.send_eof()
-                    return
-        except _GONE:
-            pass
-        tasks.cancel_scope.cancel()
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(carry, client, server, None)
-        await carry(server, client, scrubber)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import ssl
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import anyio
@@ -19,8 +19,8 @@ from anyio.streams.tls import TLSStream
 from atoll import InvalidRequest
 from atoll.contract.secret import Secret
 from atoll.runtime.secrets.authority import Authority, Issuer
-from atoll.runtime.secrets.injection import Rule, Scrubber, SecretInjector, rules, substitute
-from atoll.runtime.secrets.vault import Contents
+from atoll.runtime.secrets.injection import InjectionRule, Scrubber, SecretInjector, rules, substitute
+from atoll.runtime.secrets.vault import SandboxSecrets
 from tests.origin import Origin, TestAuthority, origin
 
 VALUE = "sk-live-4f9a0c77d1"
@@ -33,15 +33,15 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> TestAuthority:
 
 
 @pytest.fixture(scope="module")
-def contents() -> Contents:
-    contents = Contents.of({"API_KEY": Secret(VALUE, hosts=[HOST, "http://plain.test"])})
-    assert contents is not None
-    return contents
+def secrets() -> SandboxSecrets:
+    secrets = SandboxSecrets.of({"API_KEY": Secret(VALUE, hosts=[HOST, "http://plain.test"])})
+    assert secrets is not None
+    return secrets
 
 
 @pytest.fixture(scope="module")
-def placeholder(contents: Contents) -> str:
-    return contents.secrets["API_KEY"].placeholder
+def placeholder(secrets: SandboxSecrets) -> str:
+    return secrets.secrets["API_KEY"].placeholder
 
 
 class Client:
@@ -80,12 +80,12 @@ class Client:
 
 
 class Inside:
-    """Connections as they come from inside: to an interceptor, which dials a server on loopback."""
+    """Connections as they come from inside: to a secret injector, which dials a server on loopback."""
 
-    def __init__(self, contents: Contents, world: TestAuthority) -> None:
-        self.contents = contents
+    def __init__(self, secrets: SandboxSecrets, world: TestAuthority) -> None:
+        self.secrets = secrets
         self.served: Origin | None = None
-        self.interceptor = SecretInjector(contents, world.client_context)
+        self.injector = SecretInjector(secrets, world.client_context)
 
     @asynccontextmanager
     async def raw(self, port: int, host: str = HOST) -> AsyncIterator[SocketStream]:
@@ -96,7 +96,7 @@ class Inside:
 
         async def handle(stream: SocketStream) -> None:
             async with stream:
-                await self.interceptor.intercept(stream, host, 443, dial)
+                await self.injector.intercept(stream, host, 443, dial)
             ended.set()
 
         async with (
@@ -117,15 +117,15 @@ class Inside:
             yield Client(inner)
 
     def trust(self) -> ssl.SSLContext:
-        assert self.contents.authority is not None
-        trust = ssl.create_default_context(cadata=self.contents.authority.certificate)
+        assert self.secrets.authority is not None
+        trust = ssl.create_default_context(cadata=self.secrets.authority.certificate)
         trust.set_alpn_protocols(["h2", "http/1.1"])
         return trust
 
 
 @pytest.fixture
-def inside(contents: Contents, world: TestAuthority) -> Inside:
-    return Inside(contents, world)
+def inside(secrets: SandboxSecrets, world: TestAuthority) -> Inside:
+    return Inside(secrets, world)
 
 
 @pytest.fixture
@@ -138,7 +138,7 @@ async def served(world: TestAuthority) -> AsyncIterator[Origin]:
 
 
 def test_a_placeholder_is_replaced_in_its_header_and_nowhere_else() -> None:
-    rule = Rule(b"authorization", b"PH", b"value")
+    rule = InjectionRule(b"authorization", b"PH", b"value")
     headers = [(b"Authorization", b"Bearer PH"), (b"X-Other", b"PH"), (b"authorization", b"PH PH"), (b"Cookie", b"PH")]
     assert substitute([rule], headers) == [
         (b"Authorization", b"Bearer value"),
@@ -149,30 +149,30 @@ def test_a_placeholder_is_replaced_in_its_header_and_nowhere_else() -> None:
 
 
 def test_basic_authentication_is_looked_at_decoded() -> None:
-    rule = Rule(b"authorization", b"PH", b"value")
+    rule = InjectionRule(b"authorization", b"PH", b"value")
     (filled,) = substitute([rule], [(b"Authorization", b"Basic " + base64.b64encode(b"user:PH"))])
     assert filled == (b"Authorization", b"Basic " + base64.b64encode(b"user:value"))
     broken = [(b"Authorization", b"Basic !!!"), (b"Authorization", b"Basic")]
     assert substitute([rule], broken) == broken
 
 
-def test_a_host_is_for_itself_alone(contents: Contents) -> None:
-    secrets = contents.secrets.values()
-    assert len(rules(secrets, HOST)) == 1
-    assert len(rules(secrets, HOST.upper())) == 1
+def test_a_host_is_for_itself_alone(secrets: SandboxSecrets) -> None:
+    stored = secrets.secrets.values()
+    assert len(rules(stored, HOST)) == 1
+    assert len(rules(stored, HOST.upper())) == 1
     for other in ("test", f"x.{HOST}", f"{HOST}.evil.test", f"{HOST}.", "plain.test", "127.0.0.1", ""):
-        assert rules(secrets, other) == []
+        assert rules(stored, other) == []
 
 
 def test_without_tls_a_secret_goes_only_where_that_was_said(inside: Inside, placeholder: str) -> None:
     headers = [(b"Authorization", f"Bearer {placeholder}".encode())]
-    filled, scrubber = inside.interceptor.rewrite(b"GET", "plain.test", headers)
+    filled, scrubber = inside.injector.rewrite(b"GET", "plain.test", headers)
     assert filled == [(b"Authorization", f"Bearer {VALUE}".encode()), (b"Accept-Encoding", b"identity")]
     assert scrubber is not None
-    assert inside.interceptor.rewrite(b"GET", "other.test", headers) == (headers, None)
-    assert inside.interceptor.tunnel_handler("plain.test", 80) is None
+    assert inside.injector.rewrite(b"GET", "other.test", headers) == (headers, None)
+    assert inside.injector.tunnel_handler("plain.test", 80) is None
     with pytest.raises(InvalidRequest, match="not sent without TLS") as refused:
-        inside.interceptor.rewrite(b"GET", HOST, headers)
+        inside.injector.rewrite(b"GET", HOST, headers)
     assert VALUE not in str(refused.value)
 
 
@@ -260,6 +260,63 @@ async def test_every_request_of_a_connection_has_to_be_for_its_host(
     assert VALUE.encode() not in served.raw
 
 
+AMBIGUOUS = [
+    pytest.param("1.1", ["Content-Length: 5", "Transfer-Encoding: chunked"], b"both", id="both lengths"),
+    pytest.param("1.1", ["Transfer-Encoding: chunked", "Content-Length: 5"], b"both", id="both, the other way round"),
+    pytest.param("1.1", ["Content-Length: 4", "Content-Length: 5"], b"", id="two lengths"),
+    pytest.param("1.1", ["Transfer-Encoding: chunked, identity"], b"", id="two codings"),
+    pytest.param("1.0", ["Transfer-Encoding: chunked"], b"HTTP/1.0 does not have", id="chunks in HTTP/1.0"),
+]
+
+
+@pytest.mark.parametrize(("version", "lines", "reason"), AMBIGUOUS)
+async def test_a_request_that_is_ambiguous_is_refused_and_nothing_of_it_arrives(
+    inside: Inside, served: Origin, placeholder: str, version: str, lines: list[str], reason: bytes
+) -> None:
+    async with inside.client(served.port) as client:
+        head = (f"POST / HTTP/{version}", f"Host: {HOST}", f"Authorization: {placeholder}")
+        said = await client.ask(*head, *lines, body=b"0\r\n\r\n")
+        assert said.startswith((b"HTTP/1.1 400 Bad Request: malformed HTTP request: ", b"HTTP/1.1 501 "))
+        assert reason in said
+    assert served.connections == 0
+
+
+@pytest.mark.parametrize(("version", "lines", "reason"), AMBIGUOUS)
+async def test_a_response_that_is_ambiguous_does_not_reach_the_client(
+    inside: Inside, world: TestAuthority, placeholder: str, version: str, lines: list[str], reason: bytes
+) -> None:
+    async def handle(stream: SocketStream) -> None:
+        context = world.server_context(HOST)
+        async with await TLSStream.wrap(
+            stream, server_side=True, ssl_context=context, standard_compatible=False
+        ) as tls:
+            await tls.receive()
+            head = "\r\n".join([f"HTTP/{version} 200 OK", *lines, f"X-Secret: {VALUE}", "", ""])
+            await tls.send(head.encode() + b"4\r\nbody\r\n0\r\n\r\n")
+            with suppress(anyio.EndOfStream, anyio.BrokenResourceError):
+                await tls.receive()
+
+    async with (
+        await anyio.create_tcp_listener(local_host="127.0.0.1") as listener,
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(listener.serve, handle)
+        async with inside.client(listener.extra(anyio.abc.SocketAttribute.local_port)) as client:
+            said = await client.ask("GET / HTTP/1.1", f"Host: {HOST}", f"Authorization: {placeholder}")
+        tasks.cancel_scope.cancel()
+    assert said.startswith(b"HTTP/1.1 502 Bad Gateway: api.test sent ")
+    assert reason in said
+    assert b"body" not in said
+    assert VALUE.encode() not in said
+
+
+async def test_a_malformed_body_is_the_clients_fault(inside: Inside, served: Origin) -> None:
+    async with inside.client(served.port) as client:
+        chunked = ("POST / HTTP/1.1", f"Host: {HOST}", "Transfer-Encoding: chunked")
+        said = await client.ask(*chunked, body=b"4\r\nbodyX\r\n0\r\n\r\n")
+        assert said.startswith(b"HTTP/1.1 400 Bad Request: malformed HTTP request: ")
+
+
 async def test_pipelined_requests_are_answered_one_by_one_each_with_its_value(
     inside: Inside, served: Origin, placeholder: str
 ) -> None:
@@ -288,7 +345,7 @@ async def test_a_server_that_is_not_the_host_is_sent_nothing(
         async with origin(context) as impostor, inside.client(impostor.port) as client:
             said = await client.ask("GET / HTTP/1.1", f"Host: {HOST}", f"Authorization: {placeholder}")
             assert said.startswith(b"HTTP/1.1 502")
-            assert b"has not proved that it is" in said
+            assert b"the certificate of api.test is not valid: " in said
             assert impostor.raw == b""
 
 
@@ -327,7 +384,7 @@ async def test_a_redirect_is_the_clients_to_follow_and_the_value_does_not(
     assert b"https://other.test/caught" in said
     assert VALUE.encode() not in said
     assert len(served.asked) == 1
-    assert inside.interceptor.tunnel_handler("other.test", 443) is None
+    assert inside.injector.tunnel_handler("other.test", 443) is None
 
 
 async def test_after_an_upgrade_bytes_pass_and_placeholders_stay(
@@ -364,7 +421,7 @@ async def test_with_a_secret_nothing_but_a_websocket_can_be_changed_to(
         async with inside.client(served.port) as client:
             said = await client.ask(*lines, *(f"Upgrade: {protocol}" for protocol in upgrade))
             assert said.startswith(b"HTTP/1.1 400")
-            assert b"websocket alone" in said
+            assert b"websocket only" in said
     assert served.raw == b""
 
 
@@ -404,7 +461,7 @@ async def test_a_host_that_cannot_be_reached_is_said_so(inside: Inside) -> None:
     async with inside.client(port) as client:
         said = await client.ask("GET / HTTP/1.1", f"Host: {HOST}")
         assert b"502" in said
-        assert b"api.test cannot be reached" in said
+        assert b"cannot connect to api.test" in said
 
 
 async def test_a_host_that_goes_away_takes_the_connection_with_it(inside: Inside, served: Origin) -> None:
@@ -448,7 +505,7 @@ def test_who_has_the_authoritys_key_can_still_be_nobody_else() -> None:
             handshake(trust, issuer.context(host), host)
 
 
-def test_secrets_and_keys_do_not_show(contents: Contents) -> None:
-    shown = f"{contents!r} {contents} {contents.authority!r} {Secret(VALUE, hosts=[HOST])!r}"
+def test_secrets_and_keys_do_not_show(secrets: SandboxSecrets) -> None:
+    shown = f"{secrets!r} {secrets} {secrets.authority!r} {Secret(VALUE, hosts=[HOST])!r}"
     assert VALUE not in shown
     assert "PRIVATE KEY" not in shown

@@ -1,4 +1,4 @@
-"""The way out of a sandbox whose guest lies, and whose policy cannot be read."""
+"""The egress server of a sandbox whose guest is hostile, and whose policy cannot be read."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from atoll.contract.errors import GuestProtocolError
 from atoll.contract.model import SandboxSpec
 from atoll.contract.network import NetworkPolicy
 from atoll.contract.protocol import EventKind, FrameType, Op, Tag
-from atoll.runtime.egress import server as outlet_module
+from atoll.runtime.egress import server as egress_server
 from atoll.runtime.egress.server import PORT, EgressServer, EgressServers
 from atoll.runtime.guest.connection import Link
-from atoll.runtime.previews import router as ports
+from atoll.runtime.previews import router
 from atoll.runtime.sandbox import _listening_aside
 from atoll.testing.waiting import eventually
 from tests.runtime.peer import Heard, Peer
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Place:
-    """A directory with a policy in it, and the way out that reads it there."""
+    """A directory with a policy in it, and the egress server that reads it."""
 
     def __init__(self, tasks: TaskGroup, directory: Path) -> None:
         self.tasks = tasks
@@ -51,7 +51,7 @@ class Place:
         fresh.replace(self._manifest)
 
     def allows(self, name: str) -> bool:
-        return self.egress.gate().asked(name, 443) is None
+        return self.egress.evaluator().check_host(name, 443) is None
 
 
 @pytest.fixture
@@ -152,11 +152,11 @@ async def test_a_policy_that_cannot_be_read_for_a_while_lets_nothing_pass_meanwh
 async def test_who_cannot_read_a_policy_stops_serving_and_goes_on_when_it_can(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outlet_module, "_LOOK_S", 0.01)
+    monkeypatch.setattr(egress_server, "_WATCH_INTERVAL_S", 0.01)
     link, guest = await connected(place, Guest)
     place.allow("example.org")
     with descriptors(3):
-        place.egress.look()
+        place.egress.reload_policy()
     await eventually(lambda: guest.connections == 2, "it is served again")
     assert place.allows("example.org")
     await guest.leave(link)
@@ -165,13 +165,13 @@ async def test_who_cannot_read_a_policy_stops_serving_and_goes_on_when_it_can(
 async def test_an_error_that_nobody_expects_ends_neither_the_watch_nor_the_runtime(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outlet_module, "_LOOK_S", 0.01)
+    monkeypatch.setattr(egress_server, "_WATCH_INTERVAL_S", 0.01)
     link, guest = await connected(place, Guest)
     place.write("no manifest")
     tried = place.reads + 2
     await eventually(lambda: place.reads >= tried, "it is looked at again")
     with pytest.raises(ValueError, match="validation error"):
-        place.egress.gate()
+        place.egress.evaluator()
     place.allow("example.org")
     assert place.allows("example.org")
     await guest.leave(link)
@@ -180,4 +180,4 @@ async def test_an_error_that_nobody_expects_ends_neither_the_watch_nor_the_runti
 async def test_what_leaves_and_what_is_previewed_do_not_take_all_descriptors(place: Place) -> None:
     with descriptors(1024):
         egress_servers = EgressServers(place.tasks)
-    assert egress_servers.connections.value + ports.MAX_CONNECTIONS <= 1024 - 256
+    assert egress_servers.connections.value + router.MAX_CONNECTIONS <= 1024 - 256
