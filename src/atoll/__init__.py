@@ -63,7 +63,6 @@ if TYPE_CHECKING:
     )
     from atoll.contract.model import (
         Checkpoint as Checkpoint,
-        Event as Event,
         ExecBytes as ExecBytes,
         ExecResult as ExecResult,
         Exited as Exited,
@@ -76,6 +75,7 @@ if TYPE_CHECKING:
         Match as Match,
         Output as Output,
         Preview as Preview,
+        ProcessEvent as ProcessEvent,
         ProcessInfo as ProcessInfo,
         SandboxInfo as SandboxInfo,
         StorageInfo as StorageInfo,
@@ -120,8 +120,8 @@ _HOMES = {
         SandboxNotFound ScriptFailed Unenforceable
     """,
     "atoll.contract.model": """
-        Checkpoint Event ExecBytes ExecResult Exited ExportResult FileChange FileEntry FileStat Gap Limits
-        Match Output Preview ProcessInfo SandboxInfo StorageInfo SystemProcess Truncation Usage WarmPool
+        Checkpoint ExecBytes ExecResult Exited ExportResult FileChange FileEntry FileStat Gap Limits
+        Match Output Preview ProcessEvent ProcessInfo SandboxInfo StorageInfo SystemProcess Truncation Usage WarmPool
     """,
     "atoll.contract.network": "AuditRecord NetworkPolicy",
     "atoll.contract.secret": "Secret",

@@ -318,7 +318,7 @@ class Exited(Frozen):
     stderr_total: int
 
 
-Event = Output | Gap | Exited
+ProcessEvent = Output | Gap | Exited
 
 
 class ProcessInfo(Frozen):

@@ -25,6 +25,7 @@ from atoll.contract.errors import (
     PermissionDenied,
 )
 from atoll.contract.model import FileEntry, Frozen
+from atoll.runtime.guest.exec_request import shell_line
 from atoll.runtime.sandbox import Sandbox
 from atoll.runtime.sandbox_pool import SandboxPool
 from atoll.tools.tool import Hints, Input, Result, Tool, ToolResult, ToolSet, readable, report
@@ -55,7 +56,7 @@ DEPTH = 3
 """How many sessions may stand below each other, the first one included."""
 
 # stderr where stdout is, so that a model sees both in the order in which they were written.
-IN_BASH = 'if command -v bash >/dev/null 2>&1; then exec bash -c "$0" 2>&1; else exec sh -c "$0" 2>&1; fi'
+IN_BASH = shell_line('-c "$0" 2>&1')
 _LIMITS = f"{LINES} lines or {BYTES // 1024} KB"
 
 

@@ -33,9 +33,9 @@ from atoll.contract.model import SandboxSpec
 from atoll.drivers.locks import try_lock
 from atoll.runtime.egress.audit import AuditLog
 from atoll.runtime.egress.policy import Gate
-from atoll.runtime.guest.connection import Link
+from atoll.runtime.guest.connection import GuestConnection
 from atoll.runtime.guest.files import Files
-from atoll.runtime.guest.stream import Connection
+from atoll.runtime.guest.ports import PortConnection
 
 if TYPE_CHECKING:
     # Imported where something is served: most of what opens a runtime need not wait for a parser of HTTP.
@@ -63,9 +63,11 @@ _log = logging.getLogger(__name__)
 
 
 class Listening(Protocol):
-    """Listens inside over one connection to the guest: `sandbox.listening`."""
+    """Listens inside over one connection to the guest: `ports.listen_idle`."""
 
-    def __call__(self, link: Link, port: int) -> contextlib.AbstractAsyncContextManager[AsyncIterator[Connection]]: ...
+    def __call__(
+        self, connection: GuestConnection, port: int
+    ) -> contextlib.AbstractAsyncContextManager[AsyncIterator[PortConnection]]: ...
 
 
 class EgressServers:
@@ -122,7 +124,7 @@ class EgressServer:
         self._seen: tuple[int, int] | None = None
         self._spec: SandboxSpec | None = None
         self._gate = Gate()
-        self._link: Link | None = None
+        self._link: GuestConnection | None = None
         self._listening: Listening | None = None
         self._serving: anyio.CancelScope | None = None
         self._over = anyio.Event()
@@ -200,7 +202,7 @@ class EgressServer:
         self.look()
         return self.is_connected and self._has_policy and self._serving is None
 
-    async def connected(self, link: Link, listening: Listening) -> None:
+    async def connected(self, link: GuestConnection, listening: Listening) -> None:
         """There is a connection to the sandbox. When this returns it is served, by this process or another."""
         if self._serving is not None:  # over the connection before, which is lost
             self._serving.cancel()
@@ -217,7 +219,7 @@ class EgressServer:
             await self._prepare(self._link)
             await self.attend()
 
-    async def _prepare(self, link: Link) -> None:
+    async def _prepare(self, link: GuestConnection) -> None:
         """Put inside by whom the package indexes are trusted, unless it is there."""
         files = Files(link.open, "root")
         certificates = self._spec.indexes.certificates if self._spec and self._spec.indexes else {}
@@ -243,7 +245,12 @@ class EgressServer:
             self._complain("it cannot be served", error)
 
     async def _serve(
-        self, scope: anyio.CancelScope, link: Link, listening: Listening, *, task_status: anyio.abc.TaskStatus[None]
+        self,
+        scope: anyio.CancelScope,
+        link: GuestConnection,
+        listening: Listening,
+        *,
+        task_status: anyio.abc.TaskStatus[None],
     ) -> None:
         from atoll.runtime.egress.proxy import Outside, Proxy
 
@@ -282,8 +289,8 @@ class EgressServer:
             os.close(fd)
 
     async def _listen(
-        self, stack: contextlib.AsyncExitStack, link: Link, listening: Listening
-    ) -> AsyncIterator[Connection]:
+        self, stack: contextlib.AsyncExitStack, link: GuestConnection, listening: Listening
+    ) -> AsyncIterator[PortConnection]:
         until = anyio.current_time() + _TAKEN_OVER_S
         while True:
             try:
@@ -294,13 +301,13 @@ class EgressServer:
                     raise
                 await anyio.sleep(0.02)
 
-    async def _accept(self, listener: AsyncIterator[Connection], proxy: Proxy) -> None:
+    async def _accept(self, listener: AsyncIterator[PortConnection], proxy: Proxy) -> None:
         """Serve each connection from inside, until there is no connection to the sandbox any more."""
         from atoll.runtime.egress.proxy import LINGER_S
 
         slots = anyio.Semaphore(self._servers.share)
 
-        async def one(connection: Connection) -> None:
+        async def one(connection: PortConnection) -> None:
             try:
                 async with self._servers.connections:
                     orderly = await proxy.serve(connection)

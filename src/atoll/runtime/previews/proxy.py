@@ -26,7 +26,7 @@ import anyio
 import h11
 
 from atoll.contract.errors import AtollError
-from atoll.runtime.guest.stream import Connection
+from atoll.runtime.guest.ports import PortConnection
 from atoll.runtime.http1 import Headers, strip_hop_by_hop
 
 HEAD_BYTES = 64 * 1024
@@ -72,7 +72,7 @@ class Passage(Protocol):
     def server(self) -> object:
         """Which server it is. Connections are kept for requests to the same one."""
 
-    async def dial(self) -> Connection: ...
+    async def dial(self) -> PortConnection: ...
 
     def returned(self, headers: Headers) -> Headers:
         """The headers of a response, for the client."""
@@ -214,7 +214,7 @@ class Client:
 class _Server:
     """A connection to a server inside."""
 
-    def __init__(self, stream: Connection, whose: object) -> None:
+    def __init__(self, stream: PortConnection, whose: object) -> None:
         self.http = h11.Connection(h11.CLIENT, max_incomplete_event_size=HEAD_BYTES)
         self.whose = whose
         self.stream = stream

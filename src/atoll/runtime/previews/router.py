@@ -27,7 +27,7 @@ from anyio.abc import TaskGroup
 
 from atoll.contract.errors import AtollError, InvalidRequest, PortRefused, SandboxAsleep
 from atoll.contract.model import Preview
-from atoll.runtime.guest.stream import Connection
+from atoll.runtime.guest.ports import PortConnection
 from atoll.runtime.http1 import Headers, strip_hop_by_hop
 from atoll.runtime.previews.pages import page
 from atoll.runtime.previews.proxy import Answer, header, serve
@@ -64,7 +64,7 @@ _OURS = frozenset(
 _NO_ROOM = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _log = logging.getLogger(__name__)
 
-Dial = Callable[[int, str], Awaitable[Connection]]
+Dial = Callable[[int, str], Awaitable[PortConnection]]
 
 
 def label_of(name: str, port: int) -> str:
@@ -88,7 +88,7 @@ class _Exposed:
     def __str__(self) -> str:
         return f"{self.name}:{self.preview.port}"
 
-    async def connect(self) -> Connection:
+    async def connect(self) -> PortConnection:
         """Connect to whoever listens, on either address that `localhost` has. Wakes the sandbox.
 
         Raises:
@@ -304,7 +304,7 @@ class _Admitted:
     cookie: bytes | None
     html: bool
 
-    async def dial(self) -> Connection:
+    async def dial(self) -> PortConnection:
         return await self.server.connect()
 
     @contextmanager
