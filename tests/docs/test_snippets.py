@@ -65,7 +65,7 @@ async def test_the_documentation_is_true(page: str, section: str, state: Path, t
     for text, name in re.findall(r"```toml\n(# (\S+)\n.*?)```", (ROOT / page).read_text(), flags=re.DOTALL):
         (here / name).write_text(text)
     async with atoll.open(state) as engine, await engine.create("guide") as box:
-        names: dict[str, object] = {"atoll": atoll, "runtime": engine, "box": box, "here": here}
+        names: dict[str, object] = {"atoll": atoll, "engine": engine, "box": box, "here": here}
         for snippet in sections(page)[section]:
             code = compile(snippet, f"{page}, {section}", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
             assert isinstance(code, CodeType)
@@ -77,14 +77,14 @@ async def test_the_documentation_is_true(page: str, section: str, state: Path, t
 def test_public_names_are_exactly_these() -> None:
     """The public API is pinned: adding or removing a name is a decision, with a line in the changelog."""
     names = """
-    Agent Answer ArchiveRefused AtollError AuditRecord Budget BudgetSpent CallerError CannotSave Capabilities
-    Checkpoint CheckpointNotFound Children Cut DiskFull Event ExecBytes ExecResult ExecTimeout Exited Exported
-    FileChange FileEntry FileError FileStat Files Finding Gap GuestProtocolError History ImageStore
-    ImageUnavailable InvalidRequest LaunchFailed Limits Match ModelFailed ModelUnavailable NetworkPolicy Output
-    PathDenied PathExists PathIsDirectory PathNotDirectory PathNotFound PortRefused Preview Process ProcessInfo
-    ProcessNotFound Role Runtime RuntimeUnavailable Sandbox SandboxAsleep SandboxDied SandboxError SandboxExists
-    SandboxInfo SandboxNotFound ScriptFailed Secret Settings Shelf StorageInfo SystemProcess Tokens Tool
-    ToolResult ToolSet Unenforceable Usage generate_text open
+    Agent Answer ArchiveRefused AtollError AuditRecord Budget BudgetSpent CallerError Capabilities Checkpoint
+    CheckpointNotFound Children Diagnostic DiskFull Engine ExecBytes ExecResult ExecTimeout Exited ExportResult
+    FileChange FileEntry FileError FileStat Files Gap GuestProtocolError History ImageStore ImageUnavailable
+    InvalidRequest LaunchFailed Limits Match ModelFailed ModelUnavailable NetworkPolicy NotCheckpointable Output
+    PathExists PathIsDirectory PathNotDirectory PathNotFound PermissionDenied PortRefused Preview Process
+    ProcessEvent ProcessInfo ProcessNotFound Role RuntimeUnavailable Sandbox SandboxAsleep SandboxDied SandboxError
+    SandboxExists SandboxInfo SandboxNotFound ScriptFailed Secret Settings StorageInfo SystemProcess Tokens Tool
+    ToolResult ToolSet Truncation Unenforceable Usage WarmPool generate_text open
 """.split()
     assert sorted(atoll.__all__) == sorted(names)
     for name in names:

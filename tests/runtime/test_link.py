@@ -580,7 +580,7 @@ async def test_tiny_pieces_that_nobody_reads_are_joined(scripted: Sandbox, wire:
 async def test_a_list_without_end_is_refused(
     scripted: Sandbox, wire: Wire, host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files_module, "ENTRY_LIMIT", 100)
+    monkeypatch.setattr(files_module, "MAX_ENTRIES", 100)
 
     async def answer() -> None:
         peer = await wire.peer()
@@ -626,7 +626,7 @@ async def test_reading_more_than_was_asked_for_is_a_violation(scripted: Sandbox,
 async def test_a_file_that_is_too_large_to_hold_is_refused(
     scripted: Sandbox, wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files_module, "READ_LIMIT_BYTES", 1000)
+    monkeypatch.setattr(files_module, "MAX_READ_BYTES", 1000)
 
     async def answer() -> None:
         peer = await wire.peer()

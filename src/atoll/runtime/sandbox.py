@@ -146,7 +146,7 @@ class Sandbox:
 
         Raises:
             ExecTimeout: it did not end within `timeout_s`; `result` holds its output until then.
-            PathNotFound, PathNotDirectory, PathDenied: `cwd` cannot be used.
+            PathNotFound, PathNotDirectory, PermissionDenied: `cwd` cannot be used.
             SandboxError: how it ended is not known.
         """
         request = ExecRequest(
@@ -207,7 +207,7 @@ class Sandbox:
         two-way byte streams, at descriptors 3 and up of the process. If this is cancelled, nothing of the command runs.
 
         Raises:
-            PathNotFound, PathNotDirectory, PathDenied: `cwd` cannot be used.
+            PathNotFound, PathNotDirectory, PermissionDenied: `cwd` cannot be used.
         """
         request = ExecRequest(
             command,
@@ -239,7 +239,7 @@ class Sandbox:
         """A terminal with a login shell (bash where there is one, else sh) or `command`. It ends with its handle.
 
         Raises:
-            PathNotFound, PathNotDirectory, PathDenied: `cwd` cannot be used.
+            PathNotFound, PathNotDirectory, PermissionDenied: `cwd` cannot be used.
         """
         return await self.spawn(
             LOGIN_SHELL if command is None else command, env=env, cwd=cwd, user=user, pty=(rows, cols), keep=False
