@@ -4,7 +4,7 @@
         box = await engine.create("demo")
         result = await box.exec("echo hello from $(hostname)")
 
-The names below are the public API. They are loaded when first used, so that `import atoll` costs next to nothing.
+The names below are the public API. Each is loaded when it is first used, so that `import atoll` takes almost no time.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# The imports above, for who runs the code: a test compares the two.
+# The imports above once more, for the interpreter. `tests/runtime/test_names.py` compares the two.
 _HOMES = {
     "atoll.agents.children": "Children Role",
     "atoll.agents.history": "History",

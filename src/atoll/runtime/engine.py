@@ -111,13 +111,7 @@ class Engine:
         self._drivers: dict[RuntimeName, oci.OciDriver] | None = None
         self._layers = Layers(store.state_dir)
         self._checkpoints = Checkpoints(store.state_dir)
-        self._lifecycle = Lifecycle(
-            store,
-            self._layers,
-            self._checkpoints,
-            self._choose,
-            self._epoll_waiters,
-        )
+        self._lifecycle = Lifecycle(store, self._layers, self._checkpoints, self._choose, self._epoll_waiters)
         self.storage = loop_storage.LoopStorage(store.state_dir, self._layers, self._lifecycle.collect)
         self.leases = SessionLeases(
             store.state_dir,
