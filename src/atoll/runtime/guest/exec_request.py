@@ -54,16 +54,22 @@ def _encode_env(env: Mapping[str, str]) -> bytes:
 class ExecRequest:
     """A command to be run or started: the one object from the public methods of `Sandbox` to the guest.
 
-    To add an option (`nice`, say): a field here with what unset means, its tag in `encode` (a new tag also in
-    `frames.py`, `guest/protocol.h` and `guest/proc.c`), and the keyword of the public methods that offer it:
-    `Sandbox.exec`, `exec_bytes`, `spawn`, `shell`. Nothing in between names options one by one. Not a pydantic model:
-    it is made for every command, and checked in `encode`.
+    To add an option (`nice`, say):
+
+    1. a field here, with a docstring that says what unset means;
+    2. its tag in `encode`; a new tag also in the protocol's list (`frames.py`, `guest/protocol.h`) and in
+       `read_request` of `guest/proc.c`;
+    3. the keyword of the public methods that offer it: `Sandbox.exec`, `exec_bytes`, `spawn`, `shell`; and, for the
+       command line, the option of `atoll exec` and `atoll run`.
+
+    Nothing in between names options one by one. Not a pydantic model: it is made for every command, whose overhead is
+    counted in microseconds, and `encode` checks it.
     """
 
     command: str | Sequence[str]
     """A string is a line for the shell, a sequence a program and its arguments."""
     user: str
-    """Who it runs as. The public methods put the sandbox's own user here where none is given."""
+    """The user that it runs as. The public methods put the sandbox's own user here where none is given."""
     env: Mapping[str, str] | None = None
     """Variables on top of the sandbox's environment. Unset or empty: none."""
     cwd: str | None = None

@@ -22,7 +22,7 @@ from atoll.contract.errors import (
     SandboxDied,
 )
 from atoll.contract.model import Output
-from atoll.runtime.guest import connection as link_module, files as files_module
+from atoll.runtime.guest import connection as connection_module, files as files_module
 from atoll.runtime.guest.connection import GuestConnection
 from atoll.runtime.guest.frames import (
     INITIAL_CREDIT,
@@ -165,7 +165,7 @@ async def test_any_byte_stream_will_do(host: Host, wire: Wire) -> None:
 async def test_a_handshake_that_times_out_is_a_failed_launch(
     host: Host, wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(link_module, "HANDSHAKE_S", 0.05)
+    monkeypatch.setattr(connection_module, "HANDSHAKE_S", 0.05)
     wire.greets = False
     assert isinstance(await raised(host.sandbox(wire.connect).connect), LaunchFailed)
 
@@ -524,15 +524,15 @@ async def test_a_write_that_ends_before_all_was_sent_is_a_violation(scripted: Sa
 
 async def test_cancelling_a_sender_tears_no_frame(host: Host, wire: Wire) -> None:
     """The peer does not read while senders come and go, then finds whole frames only."""
-    link = GuestConnection(await wire.connect(), "the sandbox")
+    connection = GuestConnection(await wire.connect(), "the sandbox")
     peer = await wire.peer()
-    await link.handshake()
-    host.tasks.start_soon(link.run)
+    await connection.handshake()
+    host.tasks.start_soon(connection.run)
     cancelled = 0
     opened = 0
     for _ in range(60):
         with anyio.move_on_after(0.002) as scope:
-            stream = await link.open(Op.WRITE, b"", receive=(), send=(0,))
+            stream = await connection.open(Op.WRITE, b"", receive=(), send=(0,))
             opened += 1
             try:
                 await stream.send(bytes(2 * INITIAL_CREDIT))

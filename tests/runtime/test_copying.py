@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from atoll.contract.errors import AtollError, InvalidRequest, PermissionDenied, SandboxError
-from atoll.runtime.guest import copying as transfer
+from atoll.runtime.guest import copying
 from atoll.runtime.guest.copying import TarUnpacker
 
 
@@ -146,7 +146,7 @@ def test_more_than_the_limit_is_refused_before_it_is_written(unpack: Callable[..
 
 
 def test_too_many_entries_are_refused(unpack: Callable[..., int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer, "MAX_DOWNLOAD_ENTRIES", 10)
+    monkeypatch.setattr(copying, "MAX_DOWNLOAD_ENTRIES", 10)
     with pytest.raises(InvalidRequest):
         unpack(archive(*(entry(f"f{i}") for i in range(11))))
 
