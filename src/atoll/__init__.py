@@ -4,7 +4,7 @@
         box = await engine.create("demo")
         result = await box.exec("echo hello from $(hostname)")
 
-The names below are the public API. They are loaded when first used, so that `import atoll` costs next to nothing.
+The names below are the public API. Each is loaded when it is first used, so that `import atoll` takes almost no time.
 """
 
 from __future__ import annotations
@@ -63,7 +63,6 @@ if TYPE_CHECKING:
     )
     from atoll.contract.model import (
         Checkpoint as Checkpoint,
-        Event as Event,
         ExecBytes as ExecBytes,
         ExecResult as ExecResult,
         Exited as Exited,
@@ -76,6 +75,7 @@ if TYPE_CHECKING:
         Match as Match,
         Output as Output,
         Preview as Preview,
+        ProcessEvent as ProcessEvent,
         ProcessInfo as ProcessInfo,
         SandboxInfo as SandboxInfo,
         StorageInfo as StorageInfo,
@@ -106,7 +106,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# The imports above, for who runs the code: a test compares the two.
+# The imports above once more, for the interpreter. `tests/runtime/test_names.py` compares the two.
 _HOMES = {
     "atoll.agents.children": "Children Role",
     "atoll.agents.history": "History",
@@ -120,8 +120,8 @@ _HOMES = {
         SandboxNotFound ScriptFailed Unenforceable
     """,
     "atoll.contract.model": """
-        Checkpoint Event ExecBytes ExecResult Exited ExportResult FileChange FileEntry FileStat Gap Limits
-        Match Output Preview ProcessInfo SandboxInfo StorageInfo SystemProcess Truncation Usage WarmPool
+        Checkpoint ExecBytes ExecResult Exited ExportResult FileChange FileEntry FileStat Gap Limits
+        Match Output Preview ProcessEvent ProcessInfo SandboxInfo StorageInfo SystemProcess Truncation Usage WarmPool
     """,
     "atoll.contract.network": "AuditRecord NetworkPolicy",
     "atoll.contract.secret": "Secret",

@@ -1,7 +1,13 @@
-"""What the operator decides. The one module that reads the environment.
+"""The operator's settings. The one module that reads Atoll's own variables.
 
 Every setting can be given in code as `atoll.open(settings=Settings(…))` or as a variable with the prefix `ATOLL_`,
-`ATOLL_STATE_DIR` for `state_dir`.
+`ATOLL_STATE_DIR` for `state_dir`. Below the settings, nothing of Atoll depends on the environment, except for variables
+that are not Atoll's own and are read where they are used:
+
+    PATH                        drivers: where the runtimes are
+    TERM, NO_COLOR              surfaces/cli: what the terminal of the command line can show, and the TERM of `-t`
+    the NAME of --env NAME      surfaces/cli/values.py: a variable that the caller passes on by name
+    the NAME of --secret …      surfaces/cli/values.py: the variable that holds a secret's value
 """
 
 from __future__ import annotations
@@ -18,23 +24,25 @@ from atoll.contract.errors import InvalidRequest
 from atoll.contract.model import Frozen, RuntimeName
 
 SHORTEST_KEY = 32
-"""Of the key that secrets are sealed with, in characters."""
+"""Of the key that encrypts secrets, in characters."""
 SHORTEST_TOKEN = 16
-"""Of what lets a client in, in characters."""
+"""Of the token that clients send, in characters."""
 _PREFIX = "ATOLL_"
 
 
 def program_environment() -> dict[str, str]:
-    """Our environment, for a program that is not Atoll: without what is Atoll's alone, of which one is a key. Many such
-    programs read what others made."""
+    """Our environment without Atoll's own variables, for a program that Atoll starts on this machine.
+
+    One of them is the key that encrypts secrets, and many such programs read files that a sandbox or a registry made.
+    """
     return {name: value for name, value in os.environ.items() if not name.startswith(_PREFIX)}
 
 
 def where_to_listen(value: str) -> tuple[str, int]:
-    """The address, or `localhost`, and the port that are meant.
+    """The address, or `localhost`, and the port of `ADDRESS:PORT`.
 
     Raises:
-        ValueError: they are none.
+        ValueError: it is not of this form.
     """
     address, _, port = value.rpartition(":")
     known = address == "localhost"
@@ -42,7 +50,7 @@ def where_to_listen(value: str) -> tuple[str, int]:
         known = known or bool(ipaddress.ip_address(address.strip("[]")))
     if not known or not port.isdecimal() or int(port) > 65535:
         raise ValueError(
-            "an address and a port are needed, such as localhost:8000 or 0.0.0.0:8000; port 0 is any that is free"
+            "give an address and a port, such as localhost:8000 or 0.0.0.0:8000; port 0 is any that is free"
         )
     return address.strip("[]"), int(port)
 
@@ -64,23 +72,23 @@ class Settings(Frozen):
     runtime: RuntimeName | None = None
     """The runtime of sandboxes that do not name one. Unset: the fastest that works on this machine."""
     secrets_key: SecretStr | None = Field(default=None, min_length=SHORTEST_KEY)
-    """What secrets are sealed with on disk: 32 characters or more, at random. Unset: the file `key` in the state
+    """The key that encrypts secrets on disk: 32 characters or more, at random. Unset: the file `key` in the state
     directory, which is made when it is first needed."""
     model: str = "anthropic:claude-sonnet-5-5"
     """The model of agents that do not name one."""
     preview_listen: PreviewListen = "localhost:0"
-    """Where exposed ports are served: an address, or `localhost` for both of loopback, and a port, where 0 is any that
-    is free: so any number of programs can each serve their own."""
+    """The address of previews: an address, or `localhost` for both loopback addresses, and a port. Port 0 is any that
+    is free, so that any number of programs can each serve their own."""
     mcp_token: SecretStr | None = Field(default=None, min_length=SHORTEST_TOKEN)
-    """What clients of an MCP server over HTTP have to send: 16 characters or more, at random. Unset: it is not asked
-    for, and nobody but this machine is served."""
+    """The token that clients of an MCP server over HTTP must send: 16 characters or more, at random. Unset: no token is
+    required, and the server accepts clients of this machine only."""
 
     @classmethod
     def from_environment(cls) -> Settings:
-        """The settings that the environment holds.
+        """The settings in the environment.
 
         Raises:
-            InvalidRequest: a variable's value is not one that the setting can have.
+            InvalidRequest: the value of a variable is not allowed.
         """
         variables = {name: _PREFIX + name.upper() for name in cls.model_fields}
         given = {name: os.environ[variable] for name, variable in variables.items() if variable in os.environ}

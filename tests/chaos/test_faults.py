@@ -251,11 +251,11 @@ async def test_a_runtime_that_hangs_holds_up_nothing_for_ever(
             with anyio.move_on_after(0.2) as scope:
                 await call()
             assert scope.cancelled_caught
-        for module, bound in ((link, "GREETING_S"), (keeper_client, "_START_S")):
+        for module, bound in ((link, "HANDSHAKE_S"), (keeper_client, "_START_S")):
             assert getattr(module, bound) <= 40
             monkeypatch.setattr(module, bound, 0.5)
         for call in calls:
-            with pytest.raises(atoll.LaunchFailed, match=r"hello within|does not answer"):
+            with pytest.raises(atoll.LaunchFailed, match=r"handshake timed out|does not answer"):
                 await call()
         assert [(info.name, info.status) for info in await broken.list()] == [("kept", "sleeping")]
         monkeypatch.undo()

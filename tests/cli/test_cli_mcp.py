@@ -24,7 +24,7 @@ def test_what_others_could_reach_needs_a_token(atoll: Atoll) -> None:
 
 
 def test_an_empty_name_is_no_name_for_a_session(atoll: Atoll) -> None:
-    assert b"'' is not a session's id" in atoll("mcp", "--session", "", status=1).stderr
+    assert b"'' is not a session id" in atoll("mcp", "--session", "", status=1).stderr
 
 
 def test_on_a_terminal_it_says_whom_it_waits_for(atoll: Atoll) -> None:

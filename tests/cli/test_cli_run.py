@@ -140,7 +140,7 @@ def test_a_reader_that_leaves_ends_the_command_quietly(atoll: Atoll) -> None:
 def test_a_time_out_kills_the_tree_and_is_status_124(atoll: Atoll) -> None:
     done = atoll("run", "--timeout", "700ms", "-c", "echo so far; sleep 1000 & sleep 1000", status=124)
     assert done.stdout == b"so far\n"
-    assert done.stderr.startswith(b"error: the command did not end within 0.7 s")
+    assert done.stderr.startswith(b"error: the command timed out after 0.7 s")
 
 
 def test_a_time_out_in_json_has_the_error_and_what_was_printed(atoll: Atoll) -> None:

@@ -99,7 +99,7 @@ NPM = "npm install --no-audit --no-fund --fetch-retries=0 --prefix lib left-pad"
 async def indexes(engine: Engine) -> NetworkPolicy:
     """The preset, where this machine reaches its own index."""
     policy = NetworkPolicy(allow="registries")
-    found = await engine._indexes(policy)
+    found = await engine._provisioner.find_indexes(policy)
     assert found is not None
     host, _, port = found.allow[-1].rpartition(":")
     try:

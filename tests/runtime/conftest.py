@@ -20,6 +20,7 @@ import pytest
 from anyio.abc import ByteStream, TaskGroup, UNIXSocketStream
 
 from atoll.contract.model import Limits, SandboxInfo, Usage
+from atoll.runtime.engine import Engine
 from atoll.runtime.sandbox import Sandbox
 from tests.runtime.peer import Peer
 
@@ -31,12 +32,41 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
+class Owner:
+    """A `SandboxOwner` whose connections a test provides."""
+
+    def __init__(self, host: Host, connect: Callable[[], Awaitable[ByteStream]]) -> None:
+        self.tasks = host.tasks
+        self._host = host
+        self._connect = connect
+
+    @property
+    def engine(self) -> Engine:
+        raise AssertionError("these sandboxes are not an engine's")
+
+    async def connect(self, id: str) -> ByteStream:
+        return await self._connect()
+
+    def oom_kills(self, id: str) -> int | None:
+        return self._host.oom_kills
+
+    async def usage(self, id: str) -> Usage:
+        return Usage(memory_bytes=1, memory_peak_bytes=2, cpu_s=3, pids=4, disk_bytes=5, oom_kills=6)
+
+    async def destroy(self, info: SandboxInfo) -> None:
+        self._host.destroyed += 1
+
+    async def stop(self, id: str) -> None:
+        self._host.stopped += 1
+
+
 class Host:
-    """Makes sandboxes over connections that a test provides, and says what was asked of their owner."""
+    """Makes sandboxes over connections that a test provides, and counts what was asked of their owner."""
 
     def __init__(self, tasks: TaskGroup) -> None:
         self.tasks = tasks
         self.destroyed = 0
+        self.stopped = 0
         self.oom_kills: int | None = 0
 
     def sandbox(
@@ -52,22 +82,7 @@ class Host:
             user=user,
             created_at=datetime.now(UTC),
         )
-
-        async def usage() -> Usage:
-            return Usage(memory_bytes=1, memory_peak_bytes=2, cpu_s=3, pids=4, disk_bytes=5, oom_kills=6)
-
-        async def destroy() -> None:
-            self.destroyed += 1
-
-        return Sandbox(
-            info,
-            connect,
-            self.tasks,
-            env=env or {},
-            oom_kills=lambda: self.oom_kills,
-            usage=usage,
-            destroy=destroy,
-        )
+        return Sandbox(info, Owner(self, connect), env=env or {})
 
 
 @pytest.fixture
@@ -87,8 +102,11 @@ class Wire:
         stack.callback(self._receive.close)
         self.connections = 0
         self.greets = True
+        self.ended = False
 
     async def connect(self) -> ByteStream:
+        if self.ended:
+            raise ConnectionRefusedError("the keeper has ended")
         self.connections += 1
         ours, theirs = socket.socketpair()
         peer = Peer(await UNIXSocketStream.from_socket(theirs))

@@ -19,9 +19,9 @@ from atoll.contract.network import NetworkPolicy
 from atoll.contract.protocol import EventKind, FrameType, Op, Tag
 from atoll.runtime.egress import server as egress_server
 from atoll.runtime.egress.server import PORT, EgressServer, EgressServers
-from atoll.runtime.guest.connection import Link
+from atoll.runtime.guest.connection import GuestConnection
+from atoll.runtime.guest.ports import listen_idle
 from atoll.runtime.previews import router
-from atoll.runtime.sandbox import _listening_aside
 from atoll.testing.waiting import eventually
 from tests.runtime.peer import Heard, Peer
 
@@ -85,7 +85,7 @@ class Guest:
                 await self.answer(await self.peer.hear())
         self._ended.set()
 
-    async def leave(self, link: Link) -> None:
+    async def leave(self, link: GuestConnection) -> None:
         """Have the host hang up, hear it, and close: anyio cannot close under somebody who has just heard something."""
         link.close()
         await eventually(self._ended.is_set, "the guest hears that the host has hung up")
@@ -116,15 +116,15 @@ class Liar(Guest):
             await self.peer.end(heard.stream, (Tag.ERRNO, 5000), (Tag.MESSAGE, b"x"))
 
 
-async def connected(place: Place, kind: type[Guest]) -> tuple[Link, Guest]:
+async def connected(place: Place, kind: type[Guest]) -> tuple[GuestConnection, Guest]:
     ours, theirs = socket.socketpair()
     guest = kind(Peer(await UNIXSocketStream.from_socket(theirs)))
-    link = Link(await UNIXSocketStream.from_socket(ours), "one")
+    link = GuestConnection(await UNIXSocketStream.from_socket(ours), "one")
     await guest.peer.hello()
-    await link.greet()
+    await link.handshake()
     place.tasks.start_soon(link.run)
     place.tasks.start_soon(guest.run)
-    await place.egress.connected(link, _listening_aside)
+    await place.egress.connected(link, listen_idle)
     assert place.egress.is_served
     return link, guest
 

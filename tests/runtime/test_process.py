@@ -111,7 +111,7 @@ async def test_a_command_that_did_not_run_is_an_error_and_has_no_exit_code(
 
     error = await fail(scripted, wire, answer, cwd="/x", user="nobody-here")
     assert type(error) is kind
-    assert host.destroyed == 0
+    assert host.destroyed == host.stopped == 0
 
 
 @pytest.mark.parametrize("ending", ["signal", "shell"])

@@ -1,37 +1,38 @@
 """Every error that Atoll raises on purpose.
 
     AtollError
-    ├── CallerError                 what was asked cannot be done as asked; ask differently
+    ├── CallerError                 the request cannot be fulfilled; change it
     │   ├── InvalidRequest          (ValueError)        an argument is wrong
     │   ├── SandboxNotFound         (LookupError)       no sandbox has this name
     │   ├── SandboxExists           (FileExistsError)   the name is taken
-    │   ├── SandboxAsleep                               it was shut down, and wakes only when it is told to
-    │   ├── CheckpointNotFound      (LookupError)       no checkpoint has this id or name
+    │   ├── SandboxAsleep                               it was shut down; only `wake` starts it
+    │   ├── NotCheckpointable                           the runtime cannot save its processes; they go on
+    │   ├── CheckpointNotFound      (LookupError)       no checkpoint has this id or label
     │   ├── ProcessNotFound         (LookupError)       no such process is known in the sandbox
-    │   ├── ImageUnavailable        (LookupError)       the image cannot be had
-    │   ├── ArchiveRefused          (ValueError)        a file is no sandbox that may be imported
-    │   ├── RuntimeUnavailable                          no runtime on this machine can do it
-    │   └── Unenforceable                               a limit or a promise that this machine cannot keep
+    │   ├── ImageUnavailable        (LookupError)       the image cannot be fetched or read
+    │   ├── ArchiveRefused          (ValueError)        the file is not an archive that can be imported
+    │   ├── RuntimeUnavailable                          the runtime, or any, is not on this machine
+    │   └── Unenforceable                               this machine cannot enforce a limit or a guarantee
     ├── SandboxError                the sandbox failed; nothing in it can be trusted to have happened
     │   ├── LaunchFailed                                it did not start
-    │   ├── SandboxDied             (ConnectionError)   it ended, by itself or by force
-    │   └── GuestProtocolError      (ConnectionError)   it broke the protocol and was ended
-    ├── ExecTimeout                 (TimeoutError)      the command ran too long; its tree is dead, its output kept
-    ├── ModelFailed                 a model could not be asked, or gave no answer that can be used
-    │   ├── ModelUnavailable        (ConnectionError)   for now; later it may work
-    │   └── ScriptFailed                                a scripted model was not shown what its script expects
-    ├── BudgetSpent                 an agent used up its steps or tokens; what it did until then is kept
+    │   ├── SandboxDied             (ConnectionError)   it ended, or the connection to it was lost
+    │   └── GuestProtocolError      (ConnectionError)   it broke the protocol and was stopped
+    ├── ExecTimeout                 (TimeoutError)      the command timed out; its process tree is killed
+    ├── ModelFailed                 the model request failed, or its answer is unusable
+    │   ├── ModelUnavailable        (ConnectionError)   temporarily; it may be retried
+    │   └── ScriptFailed                                a scripted model got another input than its script
+    ├── BudgetSpent                 an agent used up its steps or tokens; its history is kept
     ├── PortRefused                 (ConnectionRefusedError)  nothing listens there, inside
     └── FileError                   (OSError)           a file operation inside failed
         ├── PathNotFound            (FileNotFoundError)
         ├── PathExists              (FileExistsError)
         ├── PathIsDirectory         (IsADirectoryError)
         ├── PathNotDirectory        (NotADirectoryError)
-        ├── PathDenied              (PermissionError)
-        └── DiskFull                                    no space, or a quota is used up
+        ├── PermissionDenied        (PermissionError)
+        └── DiskFull                                    no space, or the quota is used up
 
 `message` says what was wrong, what is allowed and how to fix it, and is safe for a model and a remote caller.
-`hint` is for whoever runs the machine: commands, paths, logs.
+`hint` is for the operator of the machine: commands, paths, logs. A test compares the tree with the classes.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 
 
 class AtollError(Exception):
-    """The root of all errors of ours. `code` is stable; surfaces and programs may switch on it."""
+    """The root of all errors of Atoll. `code` is stable; surfaces and programs may switch on it."""
 
     code: ClassVar[str] = "error"
     retryable: ClassVar[bool] = False
@@ -60,12 +61,12 @@ class AtollError(Exception):
         return self.message
 
     def to_dict(self) -> dict[str, object]:
-        """What a surface may show: the code, the message and the details; the hint is the operator's."""
+        """What a surface may show: the code, the message and the details. Not the hint, which is for the operator."""
         return {"code": self.code, "message": self.message, "retryable": self.retryable, "details": dict(self.details)}
 
 
 class CallerError(AtollError):
-    """What was asked cannot be done as asked."""
+    """The request cannot be fulfilled as it is."""
 
     code = "caller_error"
 
@@ -96,9 +97,9 @@ class SandboxAsleep(CallerError):
 
 
 class NotCheckpointable(CallerError):
-    """Its processes cannot be written to disk as they are. They go on."""
+    """The runtime cannot save the processes of the sandbox to disk. They go on."""
 
-    code = "cannot_save"
+    code = "not_checkpointable"
 
 
 class CheckpointNotFound(CallerError, LookupError):
@@ -119,7 +120,7 @@ class ImageUnavailable(CallerError, LookupError):
 
 class ArchiveRefused(CallerError, ValueError):
     """`details["reason"]` is one of `malformed`, `truncated`, `checksum`, `version`, `unsafe`, `too_large`, `disk_full`
-    and `image`, which says that the image here has not the directories that it needs."""
+    and `image`: the image on this machine lacks directories that the archive needs."""
 
     code = "archive_refused"
 
@@ -133,7 +134,7 @@ class Unenforceable(CallerError):
 
 
 class SandboxError(AtollError):
-    """The sandbox failed. This is never how a command's own failure is told: that is a value, an exit code."""
+    """The sandbox failed. A command's own failure never raises this: it is a value, the exit code."""
 
     code = "sandbox_error"
 
@@ -151,9 +152,9 @@ class GuestProtocolError(SandboxError, ConnectionError):
 
 
 class ExecTimeout(AtollError, TimeoutError):
-    """Raised when a command did not end in time. Its whole process tree has been killed.
+    """The command timed out. Its whole process tree has been killed.
 
-    `result` holds what it printed until then, with `timed_out=True`.
+    `result` holds its output until then, with `timed_out=True`.
     """
 
     code = "exec_timeout"
@@ -177,7 +178,7 @@ class ScriptFailed(ModelFailed):
 
 
 class BudgetSpent(AtollError):
-    """The run can go on with its history and a larger budget."""
+    """The agent used up its budget. The run can continue with its history and a larger budget."""
 
     code = "budget_spent"
 
@@ -187,7 +188,7 @@ class PortRefused(AtollError, ConnectionRefusedError):
 
 
 class FileError(AtollError, OSError):
-    """A file operation inside the sandbox failed; `errno` is the kernel's, `path` the one that was asked for."""
+    """A file operation inside the sandbox failed; `errno` is the kernel's, `path` the requested one."""
 
     code = "file_error"
 
@@ -214,7 +215,7 @@ class PathNotDirectory(FileError, NotADirectoryError):
 
 
 class PermissionDenied(FileError, PermissionError):
-    code = "path_denied"
+    code = "permission_denied"
 
 
 class DiskFull(FileError):
@@ -233,4 +234,4 @@ FILE_ERRORS: Mapping[int, type[FileError]] = {
     errno.ENOSPC: DiskFull,
     errno.EDQUOT: DiskFull,
 }
-"""The closed table from an errno that a guest sends to the error that a caller sees."""
+"""From an errno that a guest sends to the error that the caller gets. Any other errno is a plain `FileError`."""

@@ -1,6 +1,8 @@
-"""The data of the runtime: what a caller hands in and what it gets back. No behaviour, no machine.
+"""The data of the public API: what a caller passes in and gets back.
 
-Every model is frozen and refuses unknown fields. The docstring under a field says what unset means.
+Owns the models, and the rules for names and environment variables. Every model is frozen and refuses unknown fields;
+the docstring under a field says what unset means. Not here: network policies (`network.py`), secrets (`secret.py`),
+errors (`errors.py`), and any behaviour. Used by every layer.
 """
 
 from __future__ import annotations
@@ -25,10 +27,10 @@ FileKind = Literal["file", "directory", "symlink", "fifo", "socket", "char_devic
 
 
 def check_name(name: str) -> str:
-    """Return `name` if a sandbox may be called so.
+    """Return `name` if it is allowed for a sandbox or a checkpoint.
 
     Raises:
-        InvalidRequest: it may not; the message says what is allowed.
+        InvalidRequest: it is not; the message says what is allowed.
     """
     if not _NAME.fullmatch(name):
         raise InvalidRequest(f"{name!r} is not a name for a sandbox; allowed are {NAME_RULE}", name=name)
@@ -36,7 +38,7 @@ def check_name(name: str) -> str:
 
 
 def check_env(env: dict[str, str]) -> dict[str, str]:
-    """Return `env` if a process can be given it.
+    """Return `env` if a process can have it.
 
     Raises:
         InvalidRequest: a name is not one that shells accept, or a value holds a NUL.
@@ -72,12 +74,12 @@ class Limits(Frozen):
     open_files: int | None = Field(default=None, ge=16, le=1_048_576)
     """Open files per process. Unset: the machine's own."""
     disk_bytes: int | None = Field(default=None, ge=16 * 1024 * 1024)
-    """What it writes on top of its image and of the checkpoint that it stands on. Beyond it, writing fails as on a full
-    disk, for this sandbox alone. Unset: no limit but the room that there is."""
+    """The quota of its active layer: what it writes on top of its image and its checkpoint. Beyond it, writing fails as
+    on a full disk, for this sandbox alone. Unset: no limit but the free space."""
 
 
 class SandboxSpec(Frozen):
-    """What a sandbox is made from. Kept in its manifest for as long as it lives."""
+    """What was requested for a sandbox. Kept in its manifest for as long as it exists."""
 
     name: Name
     image: str = "host"
@@ -86,17 +88,17 @@ class SandboxSpec(Frozen):
     env: Env = Field(default_factory=dict)
     """For every command in it. A command's own `env` goes on top."""
     user: str = "user"
-    """Who commands run as when they do not say: `user` (uid 1000, home /home/user), `root`, or another of the image."""
+    """The user of commands that name none: `user` (uid 1000, home /home/user), `root`, or another of the image."""
     runtime: RuntimeName | None = None
     """Unset: the fastest that works on this machine."""
     ephemeral: bool = False
-    """True: it ends when the last client that uses it leaves, however that one ends."""
+    """True: it ends when its last client disconnects, however that client ends."""
     pause_after_s: float | None = Field(default=None, gt=0, le=1_000_000)
-    """How long it may be unused before its processes stand still. Unset: for ever. Using it wakes it."""
+    """How long it may be unused before it is paused. Unset: for ever. Using it resumes it."""
     network: NetworkPolicy | None = None
-    """What may leave it. Unset: nothing, and there is no proxy inside that could refuse it."""
+    """The policy of its egress. Unset: no connection leaves it, and no proxy listens inside."""
     indexes: Indexes | None = None
-    """What the preset `registries` stood for when `network` was set. Unset: it is not in there."""
+    """The package indexes that the preset `registries` meant when `network` was set. Unset: `network` has no preset."""
 
 
 class SandboxInfo(Frozen):
@@ -114,102 +116,102 @@ class SandboxInfo(Frozen):
     user: str
     created_at: datetime
     last_used_at: datetime | None = None
-    """When something was last asked of it. Unset: it has not been used since it was made."""
+    """When it was last used. Unset: it has not been used since it was created."""
     pid: int | None = None
     """The guest's process on the host. Unset when none runs."""
     network: NetworkPolicy | None = None
-    """What may leave it. Unset: nothing."""
+    """The policy of its egress. Unset: no connection leaves it."""
 
 
 class WarmPool(Frozen):
-    """Sandboxes of one kind that wait to be taken."""
+    """A warm pool: sandboxes of one template that are ready to be claimed."""
 
     image: str
     runtime: RuntimeName
     limits: Limits
     """The limits in force, with defaults filled in."""
     count: int
-    """How many are to wait."""
+    """How many are to be ready."""
     ready: int
-    """How many do."""
+    """How many are ready now."""
 
 
 class Checkpoint(Frozen):
-    """A sandbox as it once was, to go back to or to make others of."""
+    """A sandbox as it was at one moment, to restore it or to fork others from."""
 
     id: str
     name: str | None = None
-    """What it was called. Unset: nothing; it goes by its id."""
+    """Its label. Unset: it has none, and is named by its id."""
     sandbox: str
-    """The name of the sandbox that it was made of."""
+    """The name of its sandbox."""
     created_at: datetime
     size_bytes: int | None = None
-    """What was written since its parent. Unset where that has not been counted yet."""
+    """What was written since its parent. Unset: not measured yet."""
     parent: str | None = None
-    """The checkpoint that the sandbox was at before. Unset: none."""
+    """The previous checkpoint of the sandbox. Unset: there is none."""
     with_memory: bool
-    """True: its running processes are part of it. False: its files are."""
+    """True: it holds files and running processes. False: it holds files."""
     runtime: RuntimeName
     image: str
 
 
 class StorageInfo(Frozen):
-    """What the layers of a state directory stand on."""
+    """The file system that holds the layers of a state directory."""
 
     path: Path
-    """Where they are."""
+    """The directory of the layers."""
     filesystem: str
     total_bytes: int
     free_bytes: int
     reflinks: bool
     """Copies of files share their data."""
     snapshots: bool
-    """A running sandbox is copied at once, whatever it has written."""
+    """The files of a running sandbox are copied in constant time, however much it has written."""
     disk_limit: bool
     """`Limits.disk_bytes` can be enforced."""
     lack: str | None = None
-    """Why it cannot."""
+    """Why it cannot. Unset: it can."""
     fix: str | None = None
-    """The command that mends that."""
+    """The command that fixes it. Unset: it can, or there is none."""
     image: Path | None = None
-    """The file that holds it, made by `init`. Unset: it is a file system of the machine's."""
+    """The file that holds the file system, made by `init`. Unset: it is a file system of the machine."""
 
 
 class ExportResult(Frozen):
-    """What was written to a file."""
+    """What `export` wrote to a file."""
 
     sandbox: str
     checkpoint: str | None = None
-    """The name of the checkpoint that it is. Unset: it has none, or it is the sandbox as it was at that moment."""
+    """The label of the exported checkpoint. Unset: it has none, or the sandbox was exported as it was then."""
     image: str
-    """What it stands on, which is not in the file."""
+    """Its image, which is not in the file."""
     image_digest: str
     layers: int
     entries: int
-    """Files, directories and the like, those that were deleted from the image too."""
+    """Files, directories and other entries, including deletions from the image."""
     size_bytes: int | None = None
-    """Of the file. Unset where it was not given by its path."""
+    """Of the file. Unset: the target was an open file, not a path."""
     without_processes: bool
-    """True: it had processes that could have gone on, and they are not in the file: files travel, processes do not."""
+    """True: the checkpoint held processes, which are not in the file: only files are exported."""
 
 
 class Preview(Frozen):
-    """A port of a sandbox that clients of the host can reach. It belongs to the process that serves it."""
+    """A port of a sandbox that clients of the host can reach. It ends with the process that serves it."""
 
     sandbox: str
     port: int
-    """Inside."""
+    """The port inside."""
     url: str
-    """To be opened in a browser, or with any other client: `http://PORT-NAME.localhost:…/` with the token in its query.
-    As `path_url` where that cannot be a host name."""
+    """For a browser or any other client: `http://PORT-NAME.localhost:…/` with the token in its query. The same as
+    `path_url` where the sandbox's name cannot be part of a host name."""
     path_url: str
     """The same for clients that do not resolve names below `.localhost`: `http://127.0.0.1:…/preview/PORT-NAME/`."""
     token: str
-    """What lets a client in, in the query parameter `atoll_token` or the header `Atoll-Token`. Whoever has it may."""
+    """Grants access, in the query parameter `atoll_token` or the header `Atoll-Token`, to any client that has it."""
 
 
 class Truncation(Frozen):
-    """What a limit on output left out: bytes `start` up to, not including, `end` of `total`."""
+    """The bytes that a limit on output left out: `start` up to, not including, `end` of `total`."""
 
     start: int
     end: int
@@ -224,13 +226,13 @@ class ExecOutcome(Frozen):
     """How a command ended."""
 
     exit_code: int
-    """As a shell says it: 128+n after signal n."""
+    """As a shell reports it: 128+n after signal n."""
     signal: int | None = None
     """The signal that ended the main process. Unset: it exited by itself."""
     duration_s: float
     timed_out: bool = False
     out_of_memory: bool = False
-    """True when the kernel ended the command because the sandbox's memory limit was reached."""
+    """True: the kernel killed the command because the sandbox reached its memory limit."""
     stdout_cut: Truncation | None = None
     stderr_cut: Truncation | None = None
 
@@ -240,9 +242,9 @@ class ExecOutcome(Frozen):
 
 
 class ExecResult(ExecOutcome):
-    """A command's end and its output as text: UTF-8, a wrong byte becoming U+FFFD.
+    """How a command ended, and its output as text: UTF-8, with U+FFFD for an invalid byte.
 
-    Where `stdout_cut` is set, `stdout` is the head, one line that says what was left out, and the tail.
+    Where `stdout_cut` is set, `stdout` is the head, one line that says how much was left out, and the tail.
     """
 
     stdout: str
@@ -250,7 +252,7 @@ class ExecResult(ExecOutcome):
 
 
 class ExecBytes(ExecOutcome):
-    """A command's end and its output as it came. Where `stdout_cut` is set, `stdout` is head and tail, joined."""
+    """How a command ended, and its output as bytes. Where `stdout_cut` is set, `stdout` is head and tail, joined."""
 
     stdout: bytes
     stderr: bytes
@@ -265,12 +267,12 @@ class FileStat(Frozen):
     gid: int
     mtime: datetime
     target: str | None = None
-    """Where a symlink points to. Unset for all else."""
+    """The target of a symlink. Unset: it is not a symlink."""
 
 
 class FileEntry(FileStat):
     name: str
-    """Relative to what was listed or globbed. Bytes that are not UTF-8 are kept as surrogates."""
+    """Relative to the listed or globbed directory. Bytes that are not UTF-8 are kept as surrogates."""
 
 
 class Match(Frozen):
@@ -284,16 +286,16 @@ class Match(Frozen):
 
 
 class FileChange(Frozen):
-    """Something that `watch` saw. `lost` means that the kernel dropped events: look at the tree again."""
+    """A change that `watch` saw. `lost` means that the kernel dropped events: read the tree again."""
 
     change: Literal["created", "modified", "deleted", "moved_from", "moved_to", "attributes", "lost"]
     path: str
-    """Relative to what is watched."""
+    """Relative to the watched path."""
     kind: FileKind | None = None
 
 
 class Output(Frozen):
-    """Bytes that a process wrote. `offset` counts what the process wrote to this stream before."""
+    """Bytes that a process wrote. `offset` is how many it wrote to this stream before."""
 
     stream: Literal["stdout", "stderr"]
     data: bytes
@@ -301,7 +303,7 @@ class Output(Frozen):
 
 
 class Gap(Frozen):
-    """Output that is no longer kept: the stream goes on at `offset`."""
+    """Output that is no longer kept: the stream continues at `offset`."""
 
     stream: Literal["stdout", "stderr"]
     offset: int
@@ -318,14 +320,14 @@ class Exited(Frozen):
     stderr_total: int
 
 
-Event = Output | Gap | Exited
+ProcessEvent = Output | Gap | Exited
 
 
 class ProcessInfo(Frozen):
-    """A command that was started through the API, running or ended lately."""
+    """A command that was started through the API, running or recently ended."""
 
     id: int
-    """What `attach` and `atoll logs` take. Never used twice in one sandbox."""
+    """The argument of `attach` and `atoll logs`. Never used twice in one sandbox."""
     pid: int
     command: str
     uid: int
@@ -353,7 +355,7 @@ class SystemProcess(Frozen):
 
 
 class Usage(Frozen):
-    """What a sandbox uses now. A number that the machine cannot tell is unset."""
+    """What a sandbox uses now. A number that the machine does not report is unset."""
 
     memory_bytes: int | None
     memory_peak_bytes: int | None
@@ -362,4 +364,4 @@ class Usage(Frozen):
     disk_bytes: int
     """What it has written on top of its image."""
     oom_kills: int | None
-    """How many of its processes the kernel has ended for memory."""
+    """How many of its processes the kernel has killed for memory."""

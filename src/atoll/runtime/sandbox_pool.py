@@ -1,10 +1,11 @@
-"""The sandboxes of one session: they come to life when first used, and sleep when nobody uses them.
+"""A sandbox pool: the sandboxes of one session, created when first used and put to sleep when unused.
 
-Knows which names belong to a session, and for how long each may be unused. Refuses to know how a sandbox is made,
-sleeps or wakes (`host.py`, `life.py`).
+Owns which names belong to a session, and for how long each sandbox may be unused. Not here: how a sandbox is created,
+sleeps or wakes (`engine.py`, `lifecycle/`), and how many processes have a session open (`state/leases.py`). Used by
+`Engine.pool`, `tools/` and `surfaces/mcp/`.
 
-A session's sandbox `name` is the runtime's sandbox `session.name`. Sessions have no dot in them, so none can be taken
-for another's.
+The sandbox `name` of a session is the engine's sandbox `session.name`. Session ids have no dot in them, so the
+sandboxes of two sessions cannot have the same name.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ DEFAULT = "default"
 SLEEP_AFTER_S = 600.0
 SESSION_RULE = "1 to 32 characters: lower-case letters, digits, '-' and '_', beginning with a letter or a digit"
 _SESSION = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
-_LONGEST_NAME = 30
-_LONGEST_S = 1e8
-_LOOKS = 4
-"""How often within the time that a sandbox may be unused somebody looks."""
-_LEAST_S = 0.05
-"""How long is waited between two looks, at least."""
+_MAX_NAME_CHARACTERS = 30
+_MAX_SLEEP_AFTER_S = 1e8
+_CHECKS = 4
+"""How often `reap` looks for unused sandboxes within the shortest time that one may be unused."""
+_MIN_CHECK_S = 0.05
+"""The shortest time between two checks."""
 _log = logging.getLogger(__name__)
 
 
@@ -51,19 +52,19 @@ class PooledSandbox(Frozen):
     status: Status
     created_at: datetime
     last_used_at: datetime | None
-    """When something was last asked of it. Unset: it has not been used since it was made."""
+    """When it was last used. Unset: it has not been used since it was created."""
 
 
 class SandboxPool:
-    """Named sandboxes of one session. `Engine.pool` gives one, as a context: while it is open, the unused go to sleep.
+    """Named sandboxes of one session. `Engine.pool` opens one: while it is open, unused sandboxes go to sleep.
 
-    What the pool is given holds for all of them, unless `get` says otherwise of one. They stay when the context ends:
-    the session's next pool, here or in another process, finds them.
+    The pool's options are those of every sandbox, unless `get` or `create` override them for one. The sandboxes stay
+    when the pool is closed: the session's next pool, in this process or another, finds them.
     """
 
     def __init__(
         self,
-        host: Engine,
+        engine: Engine,
         session_id: str,
         *,
         image: str | None = None,
@@ -78,15 +79,15 @@ class SandboxPool:
         sleep_after_s: float | None = SLEEP_AFTER_S,
     ) -> None:
         if not _SESSION.fullmatch(session_id):
-            raise InvalidRequest(f"{session_id!r} is not a session's id; allowed are {SESSION_RULE}")
+            raise InvalidRequest(f"{session_id!r} is not a session id; allowed are {SESSION_RULE}")
         self.session_id = session_id
-        self.image = image or host.default_image
-        """Of sandboxes that do not name one."""
+        self.image = image or engine.default_image
+        """The image of sandboxes that do not name one."""
         self.sleep_after_s = _check_sleep(sleep_after_s)
         self._sleep_after_s: dict[str, float | None] = {}
-        """Of those that are to be treated otherwise."""
-        self._told = anyio.Event()
-        self._engine = host
+        """By name, for the sandboxes with a time of their own."""
+        self._times_changed = anyio.Event()
+        self._engine = engine
         self._making: dict[str, anyio.Lock] = {}
         self._options: dict[str, object] = {
             "image": image,
@@ -101,15 +102,15 @@ class SandboxPool:
         }
 
     async def get(self, name: str = DEFAULT, **options: object) -> Sandbox:
-        """The sandbox of this name, made now if it is not there. However many ask at once, one is made.
+        """The sandbox of this name, created now if it does not exist. Concurrent calls create one.
 
-        `options` are those of `Engine.create`, over the pool's own; they count only when the sandbox is made.
+        `options` are those of `Engine.create`, over the pool's own; they are used only when the sandbox is created.
 
         Raises:
             InvalidRequest: the name is not allowed, or an option is wrong.
             and what `Engine.create` raises.
         """
-        full = self._full(name)
+        full = self._full_name(name)
         making = self._making.setdefault(name, anyio.Lock())
         if not making.locked():
             with contextlib.suppress(SandboxNotFound):
@@ -123,13 +124,13 @@ class SandboxPool:
                 return await self._engine.get(full)
 
     async def create(self, name: str, **options: object) -> Sandbox:
-        """Make a sandbox. `options` as for `get`.
+        """Create a sandbox. `options` as for `get`.
 
         Raises:
             SandboxExists: the session has one of this name.
             and what `Engine.create` raises.
         """
-        full = self._full(name)
+        full = self._full_name(name)
         async with self._making.setdefault(name, anyio.Lock()):
             try:
                 return await self._make(full, options)
@@ -137,12 +138,12 @@ class SandboxPool:
                 raise SandboxExists(name) from None
 
     async def find(self, name: str = DEFAULT) -> Sandbox:
-        """The sandbox of this name, which is there.
+        """The existing sandbox of this name.
 
         Raises:
             SandboxNotFound: the session has none of this name.
         """
-        full = self._full(name)
+        full = self._full_name(name)
         try:
             return await self._engine.get(full)
         except SandboxNotFound:
@@ -155,7 +156,7 @@ class SandboxPool:
             SandboxNotFound, CheckpointNotFound: there is none.
             SandboxExists: the session has one of this name.
         """
-        full = self._full(name)
+        full = self._full_name(name)
         found = await self.find(source)
         try:
             (made,) = await found.fork(checkpoint=checkpoint, names=[full])
@@ -176,14 +177,14 @@ class SandboxPool:
         return SandboxNotFound(name, [each.name for each in await self.list()])
 
     def sleep_after(self, name: str, seconds: float | None) -> None:
-        """How long this sandbox may be unused, other than the rest; None is for ever. It holds for this pool.
+        """Set how long this sandbox may be unused in this pool, instead of the pool's time; None: for ever.
 
         Raises:
             InvalidRequest: the time is not above 0.
         """
-        self._full(name)
+        self._full_name(name)
         self._sleep_after_s[name] = _check_sleep(seconds)
-        self._told.set()
+        self._times_changed.set()
 
     async def list(self) -> list[PooledSandbox]:
         """The session's sandboxes, by name."""
@@ -206,7 +207,7 @@ class SandboxPool:
         Raises:
             SandboxNotFound: there is none of this name.
         """
-        full = self._full(name)
+        full = self._full_name(name)
         try:
             await self._engine.destroy(full)
         except SandboxNotFound:
@@ -220,7 +221,7 @@ class SandboxPool:
                 await self.destroy(each.name)
 
     async def sleep(self) -> None:
-        """Put all sandboxes of the session to sleep that nobody uses in this moment."""
+        """Put the sandboxes of the session to sleep that are not in use at this moment."""
         for each in await self.list():
             if each.status in ("running", "paused"):
                 await self._sleep_unused(each.name, 0)
@@ -233,25 +234,25 @@ class SandboxPool:
         except (AtollError, OSError):
             _log.exception("the unused sandbox %s could not be put to sleep", name)
 
-    def _full(self, name: str) -> str:
+    def _full_name(self, name: str) -> str:
         check_name(name)
-        if len(name) > _LONGEST_NAME:
+        if len(name) > _MAX_NAME_CHARACTERS:
             raise InvalidRequest(
-                f"{name!r} is too long for a name in a session; it may have {_LONGEST_NAME} characters"
+                f"{name!r} is too long for a sandbox of a session; its name may have {_MAX_NAME_CHARACTERS} characters"
             )
         return f"{self.session_id}.{name}"
 
     async def reap(self) -> None:
-        """Put to sleep what has been unused for too long, for ever."""
+        """Put sandboxes to sleep that have been unused for too long. Runs until it is cancelled."""
         while True:
-            self._told = anyio.Event()
+            self._times_changed = anyio.Event()
             times = [each for each in (self.sleep_after_s, *self._sleep_after_s.values()) if each is not None]
-            with anyio.move_on_after(max(min(times) / _LOOKS, _LEAST_S) if times else None):
-                await self._told.wait()
+            with anyio.move_on_after(max(min(times) / _CHECKS, _MIN_CHECK_S) if times else None):
+                await self._times_changed.wait()
             try:
                 names = [each.name for each in await self.list() if each.status in ("running", "paused")]
             except (AtollError, OSError):
-                _log.exception("the sandboxes of the session %s could not be looked at", self.session_id)
+                _log.exception("the sandboxes of session %s could not be listed", self.session_id)
                 continue
             for name in names:
                 seconds = self._sleep_after_s.get(name, self.sleep_after_s)
@@ -260,8 +261,8 @@ class SandboxPool:
 
 
 def _check_sleep(seconds: float | None) -> float | None:
-    if seconds is not None and not 0 < seconds <= _LONGEST_S:
+    if seconds is not None and not 0 < seconds <= _MAX_SLEEP_AFTER_S:
         raise InvalidRequest(
-            f"sleep_after_s is {seconds}; it must be above 0 and at most {_LONGEST_S:g}, or None for never"
+            f"sleep_after_s is {seconds}; it must be above 0 and at most {_MAX_SLEEP_AFTER_S:g}, or None for never"
         )
     return seconds

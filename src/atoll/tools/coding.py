@@ -23,6 +23,7 @@ from atoll.contract.errors import (
     PermissionDenied,
 )
 from atoll.contract.model import FileEntry
+from atoll.runtime.guest.exec_request import shell_line
 from atoll.runtime.sandbox import Sandbox
 from atoll.runtime.sandbox_pool import SandboxPool
 from atoll.tools.tasks import Tasks, task_tool
@@ -51,8 +52,8 @@ MAX_MATCHES = 1000
 MAX_SCAN_BYTES = 1024**3
 """How much of a file is read to find a line."""
 
-# bash, or sh if there is none. stderr goes to stdout, so that a model sees both in the order of writing.
-BASH_WRAPPER = 'if command -v bash >/dev/null 2>&1; then exec bash -c "$0" 2>&1; else exec sh -c "$0" 2>&1; fi'
+# stderr goes to stdout, so that a model sees both in the order of writing.
+BASH_WRAPPER = shell_line('-c "$0" 2>&1')
 _LIMITS_TEXT = f"{MAX_SHOWN_LINES} lines or {MAX_SHOWN_BYTES // 1024} KB"
 
 

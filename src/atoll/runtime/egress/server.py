@@ -33,9 +33,9 @@ from atoll.contract.model import SandboxSpec
 from atoll.drivers.locks import try_lock
 from atoll.runtime.egress.audit import AuditLog
 from atoll.runtime.egress.policy import PolicyEvaluator
-from atoll.runtime.guest.connection import Link
+from atoll.runtime.guest.connection import GuestConnection
 from atoll.runtime.guest.files import Files
-from atoll.runtime.guest.stream import Connection
+from atoll.runtime.guest.ports import PortConnection
 
 if TYPE_CHECKING:
     # Imported where something is served: most processes that open an engine never need an HTTP parser.
@@ -63,9 +63,11 @@ _log = logging.getLogger(__name__)
 
 
 class Listen(Protocol):
-    """Listens inside over one connection to the guest: `sandbox._listening_aside`."""
+    """Listens inside over one connection to the guest: `ports.listen_idle`."""
 
-    def __call__(self, link: Link, port: int) -> contextlib.AbstractAsyncContextManager[AsyncIterator[Connection]]: ...
+    def __call__(
+        self, connection: GuestConnection, port: int
+    ) -> contextlib.AbstractAsyncContextManager[AsyncIterator[PortConnection]]: ...
 
 
 class EgressServers:
@@ -122,7 +124,7 @@ class EgressServer:
         self._seen: tuple[int, int] | None = None
         self._spec: SandboxSpec | None = None
         self._evaluator = PolicyEvaluator()
-        self._link: Link | None = None
+        self._link: GuestConnection | None = None
         self._listen_inside: Listen | None = None
         self._serving: anyio.CancelScope | None = None
         self._ended = anyio.Event()
@@ -200,7 +202,7 @@ class EgressServer:
         self.reload_policy()
         return self.is_connected and self._has_policy and self._serving is None
 
-    async def connected(self, link: Link, listen: Listen) -> None:
+    async def connected(self, link: GuestConnection, listen: Listen) -> None:
         """The sandbox is connected. When this returns it is served, by this process or another."""
         if self._serving is not None:  # over the previous connection, which is lost
             self._serving.cancel()
@@ -217,7 +219,7 @@ class EgressServer:
             await self._prepare(self._link)
             await self.try_serve()
 
-    async def _prepare(self, link: Link) -> None:
+    async def _prepare(self, link: GuestConnection) -> None:
         """Copy the CA bundles of the package indexes into the sandbox, unless they are there."""
         files = Files(link.open, "root")
         certificates = self._spec.indexes.certificates if self._spec and self._spec.indexes else {}
@@ -243,7 +245,12 @@ class EgressServer:
             self._warn_once("its egress cannot be served", error)
 
     async def _serve(
-        self, scope: anyio.CancelScope, link: Link, listen: Listen, *, task_status: anyio.abc.TaskStatus[None]
+        self,
+        scope: anyio.CancelScope,
+        link: GuestConnection,
+        listen: Listen,
+        *,
+        task_status: anyio.abc.TaskStatus[None],
     ) -> None:
         from atoll.runtime.egress.proxy import Connector, EgressProxy
 
@@ -283,7 +290,9 @@ class EgressServer:
         finally:
             os.close(fd)
 
-    async def _listen(self, stack: contextlib.AsyncExitStack, link: Link, listen: Listen) -> AsyncIterator[Connection]:
+    async def _listen(
+        self, stack: contextlib.AsyncExitStack, link: GuestConnection, listen: Listen
+    ) -> AsyncIterator[PortConnection]:
         until = anyio.current_time() + _HANDOVER_TIMEOUT_S
         while True:
             try:
@@ -294,13 +303,13 @@ class EgressServer:
                     raise
                 await anyio.sleep(0.02)
 
-    async def _accept(self, listener: AsyncIterator[Connection], proxy: EgressProxy) -> None:
+    async def _accept(self, listener: AsyncIterator[PortConnection], proxy: EgressProxy) -> None:
         """Serve each connection from inside, until the connection to the sandbox is lost."""
         from atoll.runtime.egress.proxy import LINGER_S
 
         slots = anyio.Semaphore(self._servers.share)
 
-        async def one(connection: Connection) -> None:
+        async def one(connection: PortConnection) -> None:
             try:
                 async with self._servers.connections:
                     orderly = await proxy.serve(connection)

@@ -1,1 +1,1 @@
-"""Speak to a guest: frames, streams, and the operations on processes, files and ports."""
+"""The protocol of the guest: frames, streams, and the operations on processes, files and ports."""

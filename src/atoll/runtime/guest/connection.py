@@ -1,8 +1,11 @@
 """One connection to a guest, with many streams on it.
 
-Knows the greeting, stream numbers, the queue of what is to be sent, and the end of the connection. Refuses to know
-what flows on a stream (`stream.py`) and how frames are written (`wire.py` below). A guest that breaks a rule fails the
-link: everything under way on it raises `GuestProtocolError`.
+Owns the handshake, stream numbers, the send queue, and the end of the connection. A guest that breaks a rule fails the
+connection: every operation on it raises `GuestProtocolError`. Not here: what flows on a stream (`stream.py`), how
+frames are encoded (`frames.py`), and when to connect (`sandbox.py`). Used by `sandbox.py`, `connections.py` and
+`egress/`.
+
+It needs asyncio: what comes is read in the event loop's own callback (see `_receive_eagerly`).
 """
 
 from __future__ import annotations
@@ -33,20 +36,20 @@ from atoll.contract.protocol import (
 from atoll.runtime.guest.frames import FrameReader, decode_credit
 from atoll.runtime.guest.stream import WINDOW, Failure, Sink, Stream
 
-GREETING_S = 30.0
+HANDSHAKE_S = 30.0
 
 _RECEIVE_BYTES = 512 * 1024
 _buffers: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, memoryview] = weakref.WeakKeyDictionary()
 _BATCH_BYTES = 256 * 1024
 _HIGH_WATER_BYTES = 1024 * 1024
-_EVENT_BYTES = 4096  # far above any; what nobody has taken is kept
-_LAST_NUMBER = 2**20 - 1  # the keeper has the other bits for itself
+_MAX_EVENT_BYTES = 4096  # far above any real one; unread events are kept in memory
+_MAX_STREAM_NUMBER = 2**20 - 1  # the keeper uses the other bits itself
 _DATA = int(FrameType.DATA)
 _CONNECTS = frozenset({Op.DIAL, Op.ACCEPT})  # nothing is sent before there is a connection
 
 
 class OpenStream(Protocol):
-    """Starts an operation on a link that works: `Link.open`, with the connecting before it."""
+    """Starts an operation: `GuestConnection.open`, or a function that connects first and then calls it."""
 
     async def __call__(
         self,
@@ -55,26 +58,24 @@ class OpenStream(Protocol):
         *,
         receive: Iterable[int] = (1,),
         send: Iterable[int] = (),
-        apart: Iterable[int] = (),
+        dedicated: Iterable[int] = (),
         sink: Sink | None = None,
     ) -> Stream: ...
 
 
-class Link:
-    """A connection to a guest, through its keeper. Many streams at once, none of which can hold up another.
+class GuestConnection:
+    """A connection to a guest, through its keeper. Many streams at once, none of which can block another.
 
-    `greet` comes first, then `run` in a task of its own; `open` may be called from then on. When `run` returns,
+    `handshake` comes first, then `run` in a task of its own; `open` may be called from then on. When `run` returns,
     `failure` says why.
     """
 
     def __init__(self, stream: ByteStream, name: str) -> None:
         self.failure: Failure | None = None
-        self.gone = False
-        """True: the keeper said that the sandbox has ended; no other connection will find it alive."""
         self._stream = stream
         self._name = name
         self._reader = FrameReader()
-        self._greeted = False
+        self._ready = False
         self._streams: dict[int, Stream] = {}
         self._number = 0
         self._queue: deque[bytes | memoryview] = deque()
@@ -82,28 +83,32 @@ class Link:
         self._work = anyio.Event()
         self._room: anyio.Event | None = None
         self._sending = False
-        # On a Unix socket, what can be sent at once is, without a round through the event loop.
+        # A Unix socket is written to directly, without a round through the event loop.
         self._socket: socket.socket | None = None
         if isinstance(stream, UNIXSocketStream):
             self._socket = stream.extra(SocketAttribute.raw_socket)  # noqa: S610
         self._scope: anyio.CancelScope | None = None
 
-    async def greet(self) -> None:
-        """Wait for the guest's HELLO. Closes the connection if it does not come.
+    async def handshake(self) -> None:
+        """Wait for the guest's HELLO. Closes the connection if it does not come within `HANDSHAKE_S`.
 
         Raises:
-            LaunchFailed: the sandbox did not start, with what was said about it.
+            LaunchFailed: the sandbox did not start; the message holds the reason.
             SandboxDied: it has ended, or the connection broke.
-            GuestProtocolError: it said something else.
+            GuestProtocolError: it sent another frame.
         """
         try:
-            with anyio.move_on_after(GREETING_S):
-                while not self._greeted and self.failure is None:
+            with anyio.move_on_after(HANDSHAKE_S):
+                while not self._ready and self.failure is None:
                     await self._receive()
-            if not self._greeted:
-                self.fail(Failure(LaunchFailed, f"{self._name} did not say hello within {GREETING_S:g} s"))
+            if not self._ready:
+                self.fail(
+                    Failure(
+                        LaunchFailed, f"{self._name} did not start: the handshake timed out after {HANDSHAKE_S:g} s"
+                    )
+                )
         except anyio.get_cancelled_exc_class():
-            self.fail(Failure(SandboxDied, f"connection lost to {self._name}: it was given up"))
+            self.fail(Failure(SandboxDied, f"connection lost to {self._name}: the handshake was cancelled"))
             raise
         finally:
             if self.failure is not None:
@@ -113,13 +118,13 @@ class Link:
             raise self.failure.error()
 
     async def run(self) -> None:
-        """Serve the streams until the connection ends or `fail` is called; then everything on it has failed."""
+        """Serve the streams until the connection ends or `fail` is called; then all its streams have failed."""
         try:
             async with anyio.create_task_group() as group:
                 self._scope = group.cancel_scope
                 group.start_soon(self._write)
-                if self.failure is None and self._socket is not None and (loop := _asyncio_loop()) is not None:
-                    await self._receive_eagerly(self._socket, loop)
+                if self.failure is None and self._socket is not None:
+                    await self._receive_eagerly(self._socket, asyncio.get_running_loop())
                 while self.failure is None:
                     await self._receive()
                 group.cancel_scope.cancel()
@@ -129,11 +134,11 @@ class Link:
                 await anyio.aclose_forcefully(self._stream)
 
     def close(self) -> None:
-        """End the link from this side, and with it what runs on it and is not kept."""
+        """End the connection from this side. Commands on it that are not kept are killed."""
         self.fail(Failure(SandboxDied, f"connection lost to {self._name}: it was closed on this side"))
 
     def fail(self, failure: Failure) -> None:
-        """End the link for this reason. The first reason stays."""
+        """End the connection for this reason. The first reason stays."""
         if self.failure is not None:
             return
         self.failure = failure
@@ -154,19 +159,19 @@ class Link:
         *,
         receive: Iterable[int] = (1,),
         send: Iterable[int] = (),
-        apart: Iterable[int] = (),
+        dedicated: Iterable[int] = (),
         sink: Sink | None = None,
         window: int = WINDOW,
     ) -> Stream:
         """Start an operation.
 
-        `receive` are the channels that `Stream.next` reads, or that `sink` is called for; `apart` those that
+        `receive` are the channels that `Stream.next` reads, or that `sink` is called for; `dedicated` those that
         `Stream.receive` reads one by one; `send` those that may be sent on. `sink` is called as bytes come, so it
-        must be quick and must not raise anything but `GuestProtocolError`.
+        must be quick and may raise only `GuestProtocolError`.
 
         Raises:
-            InvalidRequest: the fields are too many for one frame.
-            SandboxError: the link has failed.
+            InvalidRequest: the fields do not fit into one frame.
+            SandboxError: the connection has failed.
         """
         payload = encode_fields(((Tag.OP, op), (Tag.WINDOW, window))) + fields
         if len(payload) > MAX_PAYLOAD:
@@ -179,21 +184,21 @@ class Link:
             raise self.failure.error()
         number = self._number
         while True:
-            number = number % _LAST_NUMBER + 1
+            number = number % _MAX_STREAM_NUMBER + 1
             if number not in self._streams:
                 break
         self._number = number
-        stream = Stream(self, number, window, receive=receive, send=send, apart=apart, sink=sink)
+        stream = Stream(self, number, window, receive=receive, send=send, dedicated=dedicated, sink=sink)
         self._streams[number] = stream
         frame = encode_frame(FrameType.OPEN, number, payload)
         if stream.sends and op not in _CONNECTS:
-            self.post(frame)  # and so goes out together with what is sent next
+            self.post(frame)  # and so is sent together with the data that follows
         else:
             self.post_now(frame)
         return stream
 
     def post(self, *parts: bytes | memoryview) -> None:
-        """Queue whole frames to be sent, in order. Once queued they are sent, whoever is cancelled."""
+        """Queue whole frames to be sent, in order. Once queued they are sent, even if the caller is cancelled."""
         if self.failure is not None:
             return
         self._queue.extend(parts)
@@ -201,7 +206,7 @@ class Link:
         self._work.set()
 
     def post_now(self, *parts: bytes | memoryview) -> None:
-        """`post`, but what can be sent at once is."""
+        """`post`, but as much as the socket accepts is sent at once."""
         if self._socket is None or self._queue or self._sending or self.failure is not None:
             self.post(*parts)
             return
@@ -210,14 +215,14 @@ class Link:
         except BlockingIOError:
             sent = 0
         except OSError:
-            return  # who reads says why the link ended
+            return  # the reader finds out why the connection ended
         for part in parts:
             if sent < len(part):
                 self.post(memoryview(part)[sent:])
             sent = max(0, sent - len(part))
 
     async def drained(self) -> None:
-        """Wait until little enough is queued that more may be. Returns also when the link fails."""
+        """Wait until the queue is below its high-water mark. Returns also when the connection fails."""
         while self._queued_bytes > _HIGH_WATER_BYTES:
             if self._room is None:
                 self._room = anyio.Event()
@@ -240,7 +245,7 @@ class Link:
             try:
                 await self._stream.send(b"".join(parts))
             except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
-                # The last words of the other side may still be unread. Who reads says why the link ended.
+                # The last frames of the other side may still be unread: the reader finds out why the connection ended.
                 return
             self._sending = False
             self._queued_bytes -= size
@@ -257,12 +262,12 @@ class Link:
             self._take(chunk)
 
     async def _receive_eagerly(self, connection: socket.socket, loop: asyncio.AbstractEventLoop) -> None:
-        """Take what comes in the event loop's own callback, until `fail` ends it.
+        """Read in the event loop's own callback, until `fail` ends it.
 
         A task that waits for the socket costs two system calls and two rounds of the loop each time. That is as much
-        as all else that the host does for a short command.
+        as everything else that this process does for a short command.
         """
-        # One for all links of a loop: what is in it is taken before the callback returns.
+        # One for all connections of a loop: the callback consumes its content before it returns.
         buffer = _buffers.get(loop) or _buffers.setdefault(loop, memoryview(bytearray(_RECEIVE_BYTES)))
 
         def on_readable() -> None:
@@ -298,7 +303,7 @@ class Link:
         )
 
     def _dispatch(self, kind: int, channel: int, number: int, payload: bytes) -> None:
-        if number and self._greeted:
+        if number and self._ready:
             stream = self._streams.get(number)
             if stream is None:
                 if self.failure is not None:
@@ -313,7 +318,7 @@ class Link:
             elif kind == FrameType.EOF:
                 stream.on_eof(channel)
             elif kind == FrameType.EVENT:
-                if len(payload) > _EVENT_BYTES:
+                if len(payload) > _MAX_EVENT_BYTES:
                     raise GuestProtocolError(f"the guest sent an event of {len(payload)} bytes")
                 stream.on_event(decode_fields(payload))
             elif kind == FrameType.END:
@@ -322,26 +327,18 @@ class Link:
                 stream.on_end(result)
             return
         if kind == FrameType.GONE:
-            self.gone = self.failure is None
             self.fail(_gone(decode_fields(payload), self._name))
-        elif kind == FrameType.HELLO and not self._greeted:
+        elif kind == FrameType.HELLO and not self._ready:
             version = decode_fields(payload).integer(Tag.VERSION)
             if version != PROTOCOL_VERSION:
                 raise GuestProtocolError(f"the guest speaks version {version} of the protocol, not {PROTOCOL_VERSION}")
-            self._greeted = True
-        elif kind == FrameType.FAILED and not self._greeted:
+            self._ready = True
+        elif kind == FrameType.FAILED and not self._ready:
             fields = decode_fields(payload)
             reason = fields.text(Tag.MESSAGE, 8192).strip() or os.strerror(fields.within(Tag.ERRNO, 1, 4095))
             self.fail(Failure(LaunchFailed, f"{self._name} did not start: {reason}"))
         else:
-            raise GuestProtocolError(f"the guest sent a frame of type {kind} when it must not")
-
-
-def _asyncio_loop() -> asyncio.AbstractEventLoop | None:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None  # trio
+            raise GuestProtocolError(f"the guest sent a frame of type {kind}, which is not allowed here")
 
 
 def _gone(fields: Fields, name: str) -> Failure:
@@ -352,4 +349,4 @@ def _gone(fields: Fields, name: str) -> Failure:
         message = f"its first process was ended by signal {fields.integer(Tag.SIGNAL)}"
     elif not message and Tag.EXIT_CODE in fields:
         message = f"its first process exited with status {fields.integer(Tag.EXIT_CODE)}"
-    return Failure(SandboxDied, f"{name} has ended: {message or 'it did not say why'}")
+    return Failure(SandboxDied, f"{name} has ended: {message or 'no reason was given'}")

@@ -1,8 +1,8 @@
 """Copies between this machine's files and a sandbox's.
 
-Knows tar, and how to unpack one that a hostile sandbox made: names are taken apart and walked one directory at a time
-without following a symlink, into a directory of our own that is renamed into place at the end. Refuses to know the
-protocol: it uses `Files` like everyone else. Local work is done in threads, in pieces, with bounded memory.
+Owns how a tar is packed, and how one from a hostile sandbox is unpacked: each name is split and walked one directory at
+a time without following a symlink, into a new directory that is renamed into place at the end. Local work is done in
+threads, in chunks, with bounded memory. Not here: the protocol (it uses `Files` like any caller). Used by `files.py`.
 
 `tarfile` is not used to read: it keeps headers of any size in memory, and its filters had holes in several releases.
 """
@@ -29,14 +29,14 @@ from atoll.runtime import pax
 if TYPE_CHECKING:
     from atoll.runtime.guest.files import Files
 
-DOWNLOAD_LIMIT_BYTES = 16 * 1024**3
-"""What one download may write here unless it says otherwise. A sparse file inside has any size it likes."""
-ENTRY_LIMIT = 1_000_000
+MAX_DOWNLOAD_BYTES = 16 * 1024**3
+"""What one download may write unless `limit_bytes` is given. A sparse file inside can have any size."""
+MAX_DOWNLOAD_ENTRIES = 1_000_000
 """Files and directories of one download."""
 
 _BLOCK = 512
 _PIECE_BYTES = 1024 * 1024
-_EXTENSION_LIMIT_BYTES = 64 * 1024
+_MAX_EXTENSION_BYTES = 64 * 1024
 _OCTAL = re.compile(rb" *([0-7]{1,12})[ \0]*")
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -46,7 +46,7 @@ _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 async def upload(files: Files, local: Path, path: str, user: str | None) -> int:
-    """What `Files.upload` says."""
+    """See `Files.upload`."""
     status = local.stat()
     target = path
     try:
@@ -58,7 +58,7 @@ async def upload(files: Files, local: Path, path: str, user: str | None) -> int:
     if stat.S_ISDIR(status.st_mode):
         return await files.tar_in(target, _in_thread(_pack(local)), user=user)
     if not stat.S_ISREG(status.st_mode):
-        raise InvalidRequest(f"{local}: neither a file nor a directory")
+        raise InvalidRequest(f"{local}: is neither a file nor a directory")
     return await files.write_bytes(target, _in_thread(_read(local)), mode=status.st_mode & 0o777, user=user)
 
 
@@ -68,7 +68,7 @@ async def _in_thread(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
 
 
 def _own_name(path: Path) -> str:
-    """The last part of a path. Empty where that is no name, and the contents are meant."""
+    """The last part of a path. Empty for `..` and `/`: then the contents are copied."""
     return "" if path.name in {"", ".."} else path.name
 
 
@@ -79,7 +79,7 @@ def _read(path: Path) -> Iterator[bytes]:
 
 
 def _pack(root: Path) -> Iterator[bytes]:
-    """A tar of what is in `root`, in pieces. What is neither a file, a directory nor a symlink is left out."""
+    """A tar of the contents of `root`, in chunks. Only files, directories and symlinks are included."""
     pending: list[bytes] = []
     size = 0
     for part in _pack_below(root, ""):
@@ -108,7 +108,7 @@ def _pack_below(directory: Path, prefix: str) -> Iterator[bytes]:
 
 
 def _pack_file(path: Path, arcname: str) -> Iterator[bytes]:
-    # Between lstat and open it may have become something else; O_NONBLOCK does not wait for a pipe's other end.
+    # It may have been replaced between lstat and open; O_NONBLOCK does not wait for the other end of a pipe.
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(fd, "rb", buffering=0) as file:
         status = os.fstat(fd)
@@ -139,7 +139,7 @@ def _header(name: str, status: os.stat_result, kind: bytes, *, size: int = 0, li
 
 
 async def download(files: Files, path: str, local: Path, user: str | None, limit_bytes: int) -> int:
-    """What `Files.download` says."""
+    """See `Files.download`."""
     status = await files.stat(path, user=user)
     target = local
     if local.is_dir() and (name := _own_name(Path(path))):
@@ -153,7 +153,7 @@ async def download(files: Files, path: str, local: Path, user: str | None, limit
     elif status.kind == "file":
         copy = _download_file(files, path, part, status.mode, user, limit_bytes)
     else:
-        raise InvalidRequest(f"{path}: a {status.kind}, neither a file nor a directory")
+        raise InvalidRequest(f"{path}: is a {status.kind}, neither a file nor a directory")
     try:
         size = await copy
         await anyio.to_thread.run_sync(_place, part, target)
@@ -178,7 +178,7 @@ async def _download_file(files: Files, path: str, part: Path, mode: int, user: s
 
 
 async def _download_directory(files: Files, path: str, part: Path, user: str | None, limit_bytes: int) -> int:
-    with Unpacker(part, path, limit_bytes) as unpacker:
+    with TarUnpacker(part, path, limit_bytes) as unpacker:
         async for piece in files.tar_out(path, inside=True, user=user):
             await anyio.to_thread.run_sync(unpacker.feed, piece)
         unpacker.finish()
@@ -196,7 +196,7 @@ def _write_all(fd: int, data: bytes | memoryview) -> None:
 
 
 def _place(part: Path, target: Path) -> None:
-    """Move what has arrived to where it belongs. Symlinks that stand there are replaced or refused, never followed."""
+    """Move what was copied to its place. Symlinks at the target are replaced or refused, never followed."""
     try:
         there = stat.S_IFMT(target.lstat().st_mode)
     except FileNotFoundError:
@@ -206,7 +206,7 @@ def _place(part: Path, target: Path) -> None:
         part.replace(target)
         return
     if there != stat.S_IFDIR:
-        raise NotADirectoryError(errno.ENOTDIR, "a directory cannot replace what is there", os.fspath(target))
+        raise NotADirectoryError(errno.ENOTDIR, "a directory cannot replace a file", os.fspath(target))
     with os.scandir(part) as entries:
         names = [entry.name for entry in entries]
     for name in names:
@@ -222,11 +222,11 @@ def _discard(part: Path) -> None:
         shutil.rmtree(part)
 
 
-class Unpacker:
-    """Unpacks a tar that is fed to it into a directory, which must be new and nobody else's.
+class TarUnpacker:
+    """Unpacks a tar that is fed to it into a directory, which must be new and writable by no one else.
 
-    Nothing is written outside of it, whatever the tar holds. It takes what the guest makes (ustar with pax extensions:
-    files, directories, symlinks, hard links) and refuses everything else.
+    Nothing is written outside of it, whatever the tar holds. It accepts what the guest makes (ustar with pax
+    extensions: files, directories, symlinks, hard links) and refuses everything else.
     """
 
     def __init__(self, root: Path, what: str, limit_bytes: int) -> None:
@@ -246,7 +246,7 @@ class Unpacker:
         self._pax: dict[bytes, bytes] = {}
         self._zeros = 0
 
-    def __enter__(self) -> Unpacker:
+    def __enter__(self) -> TarUnpacker:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -257,7 +257,7 @@ class Unpacker:
         """Unpack the next bytes.
 
         Raises:
-            PathDenied: an entry would lead outside, or is of a kind that is refused.
+            PermissionDenied: an entry would lead outside, or is of a type that is refused.
             InvalidRequest: it is more than the limit.
             SandboxError: it is not a tar.
             OSError: it cannot be written here.
@@ -283,10 +283,10 @@ class Unpacker:
             view = view[len(piece) :]
 
     def finish(self) -> None:
-        """Say that no more comes.
+        """Check that the tar is complete.
 
         Raises:
-            SandboxError: there should be more.
+            SandboxError: it is not.
         """
         if self._zeros < 2 or self._buffer or self._extension:
             raise _malformed("it ends too early")
@@ -308,19 +308,19 @@ class Unpacker:
         elif not any(block):
             self._zeros += 1
         elif self._zeros:
-            raise _malformed("something follows its end")
+            raise _malformed("data follows its end")
         else:
             self._take_header(block)
 
     def _take_header(self, block: bytes) -> None:
         if block[257:263] != b"ustar\0":
-            raise _malformed("a header is of another format")
+            raise _malformed("a header is not ustar")
         if _octal(block[148:156]) != sum(block) - sum(block[148:156]) + 8 * 0x20:
             raise _malformed("a header's checksum is wrong")
         kind, size = block[156:157], _octal(block[124:136])
         if kind in {b"x", b"g"}:
-            if not 0 < size <= _EXTENSION_LIMIT_BYTES:
-                raise _malformed(f"an extension has {size} bytes")
+            if not 0 < size <= _MAX_EXTENSION_BYTES:
+                raise _malformed(f"an extension has {size} bytes; it may have 1 to {_MAX_EXTENSION_BYTES}")
             self._extension = kind, size
             self._wanted = size + -size % _BLOCK
             return
@@ -334,10 +334,10 @@ class Unpacker:
             except pax.MalformedPax as error:
                 raise _malformed(str(error)) from None
         self._entries += 1
-        if self._entries > ENTRY_LIMIT:
-            raise InvalidRequest(f"{self._what}: more than {ENTRY_LIMIT} files and directories; download less")
+        if self._entries > MAX_DOWNLOAD_ENTRIES:
+            raise InvalidRequest(f"{self._what}: more than {MAX_DOWNLOAD_ENTRIES} files and directories; download less")
         if kind not in {b"0", b"\0"} and size:
-            raise _malformed("something that is no file has contents")
+            raise _malformed("an entry that is not a file has contents")
         self._make(kind, parts, link, size, _octal(block[100:108]) & 0o777)
 
     def _make(self, kind: bytes, parts: tuple[bytes, ...], link: bytes, size: int, mode: int) -> None:
@@ -364,30 +364,30 @@ class Unpacker:
             else:
                 raise self._refused(parts, f"is of type {kind!r}")
         except FileExistsError:
-            raise self._refused(parts, "comes twice") from None
+            raise self._refused(parts, "is in the archive twice") from None
 
     def _make_directory(self, parent: int, parts: tuple[bytes, ...], mode: int) -> None:
         try:
             os.mkdir(parts[-1], mode | 0o700, dir_fd=parent)
         except FileExistsError:
             if not stat.S_ISDIR(os.stat(parts[-1], dir_fd=parent, follow_symlinks=False).st_mode):
-                raise self._refused(parts, "comes twice") from None
+                raise self._refused(parts, "is in the archive twice") from None
 
     def _make_link(self, parent: int, name: bytes, source: tuple[bytes, ...]) -> None:
         if not source:
-            raise self._refused(source, "is linked to, and is no file")
+            raise self._refused(source, "is the target of a hard link, and is not a file")
         fd = self._walk(source[:-1])
         try:
             if not stat.S_ISREG(os.stat(source[-1], dir_fd=fd, follow_symlinks=False).st_mode):
-                raise self._refused(source, "is linked to, and is no file")
+                raise self._refused(source, "is the target of a hard link, and is not a file")
             os.link(source[-1], name, src_dir_fd=fd, dst_dir_fd=parent, follow_symlinks=False)
         except FileNotFoundError:
-            raise self._refused(source, "is linked to, and has not come") from None
+            raise self._refused(source, "is the target of a hard link, and is not in the archive before it") from None
         finally:
             os.close(fd)
 
     def _enter(self, parts: tuple[bytes, ...]) -> int:
-        """The directory `parts`, open, made if need be. The last one is kept for the next entry."""
+        """The directory `parts`, open, made if it is missing. The last one is kept open for the next entry."""
         if self._parent[0] != parts:
             fd = self._walk(parts)
             if self._parent[1] != self._root:
@@ -404,8 +404,10 @@ class Unpacker:
                 except FileNotFoundError:
                     os.mkdir(part, 0o755, dir_fd=fd)
                     below = os.open(part, _DIRECTORY, dir_fd=fd)
-            except NotADirectoryError:  # what O_NOFOLLOW with O_DIRECTORY says of a symlink too
-                raise self._refused(parts[:depth], "is no directory, but something is to be put into it") from None
+            except NotADirectoryError:  # O_NOFOLLOW with O_DIRECTORY gives this for a symlink too
+                raise self._refused(
+                    parts[:depth], "is not a directory, and the archive has an entry below it"
+                ) from None
             finally:
                 os.close(fd)
             fd = below
@@ -418,7 +420,7 @@ class Unpacker:
         return parts
 
     def _inner_target(self, parts: tuple[bytes, ...], target: bytes) -> bytes:
-        """`target` if a symlink at `parts` cannot lead outside with it, through whatever other symlinks.
+        """`target` if a symlink at `parts` cannot lead outside with it, also through other symlinks.
 
         All `..` must come first: they are then taken from real directories, of which there are enough above. What
         follows only goes down, through symlinks that were checked in the same way.
@@ -443,7 +445,7 @@ def _malformed(why: str) -> SandboxError:
 def _octal(field: bytes) -> int:
     match = _OCTAL.fullmatch(field)
     if match is None:
-        raise _malformed("a number is none")
+        raise _malformed("a number is malformed")
     return int(match[1], 8)
 
 

@@ -1,9 +1,9 @@
 """Files inside a sandbox.
 
-Knows the file operations of the protocol, what their results mean, and how an errno from inside becomes an error
-that helps. Refuses to know connections (`link.py` and `stream.py` below), commands, and the file system of the host
-(`transfer.py` beside it). Every operation runs as a user of the sandbox, in a process of its own, so permissions are
-the kernel's to decide and no file system inside can hold up anything else.
+Owns the file operations of the protocol, what their results mean, and which error an errno from inside becomes. Every
+operation runs as a user of the sandbox, in a process of its own, so the kernel decides permissions and a hanging file
+system inside blocks nothing else. Not here: connections (`connection.py`, `stream.py`), commands (`process.py`), and
+the file system of the host (`copying.py`). Used by `sandbox.py`, `egress/` and `secrets/`.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from atoll.contract.errors import (
 )
 from atoll.contract.model import FileChange, FileEntry, FileKind, FileStat, Match
 from atoll.contract.protocol import Change, Fields, FileType, Op, Problem, Tag, encode_fields
-from atoll.runtime.guest import copying as transfer
+from atoll.runtime.guest import copying
 from atoll.runtime.guest.connection import OpenStream
 from atoll.runtime.guest.frames import name_user
 from atoll.runtime.guest.stream import ResultLimit, Stream
 
-READ_LIMIT_BYTES = 256 * 1024 * 1024
-"""What `read_bytes` gives back at most."""
-ENTRY_LIMIT = 1_000_000
-"""Entries, matches and the like that one call gives back at most."""
+MAX_READ_BYTES = 256 * 1024 * 1024
+"""The largest result of `read_bytes`."""
+MAX_ENTRIES = 1_000_000
+"""Entries or matches that one call returns at most."""
 
 AnyPath = str | os.PathLike[str]
-_Found = TypeVar("_Found")
+_Parsed = TypeVar("_Parsed")
 
 
-class _Attributes(TypedDict):
+class _FileAttributes(TypedDict):
     kind: FileKind
     size: int
     mode: int
@@ -81,14 +81,14 @@ _ADVICE: dict[tuple[Op, int], str] = {
     (Op.WRITE, errno.ENOENT): "write with parents=True to make its directory",
     (Op.LIST, errno.ENOTDIR): "use stat or read",
     (Op.MKDIR, errno.ENOENT): "use parents=True to make the directories above it",
-    (Op.MKDIR, errno.EEXIST): "remove it first, or use parents=True if a directory that is there will do",
-    (Op.REMOVE, errno.EISDIR): "use recursive=True to remove it with all that is in it",
-    (Op.REMOVE, errno.ENOTEMPTY): "use recursive=True to remove it with all that is in it",
+    (Op.MKDIR, errno.EEXIST): "remove it first, or use parents=True to accept an existing directory",
+    (Op.REMOVE, errno.EISDIR): "use recursive=True to remove it with its contents",
+    (Op.REMOVE, errno.ENOTEMPTY): "use recursive=True to remove it with its contents",
     (Op.RENAME, errno.ENOENT): "the source must exist, and the target's directory too, or use parents=True",
     (Op.RENAME, errno.EXDEV): "the target is on another file system; copy it and remove the source",
     (Op.SYMLINK, errno.EEXIST): "remove it first",
     (Op.TAR_IN, errno.EXDEV): "an entry of the archive would be written outside of it",
-    (Op.TAR_IN, errno.EPERM): "the archive holds a device, or something that may not be replaced",
+    (Op.TAR_IN, errno.EPERM): "the archive holds a device, or would replace an entry that may not be replaced",
 }
 
 
@@ -96,11 +96,11 @@ class Files:
     """The files of a sandbox.
 
     A relative path is taken from the user's home. `user=None` is the sandbox's own user. Paths are text; bytes in
-    them that are not UTF-8 stand as surrogates, as everywhere in Python. All methods raise, besides what they say:
+    them that are not UTF-8 are surrogates, as everywhere in Python. All methods raise, besides what they say:
 
     Raises:
-        PathNotFound, PathExists, PathIsDirectory, PathNotDirectory, PathDenied, DiskFull, FileError: the kernel
-            inside said no; `errno` and `path` say what and where.
+        PathNotFound, PathExists, PathIsDirectory, PathNotDirectory, PermissionDenied, DiskFull, FileError: the kernel
+            inside refused it; `errno` and `path` say why and where.
         InvalidRequest: an argument is wrong, or there is no such user.
         SandboxDied, GuestProtocolError: the sandbox is gone.
     """
@@ -119,21 +119,21 @@ class Files:
         Raises:
             InvalidRequest: it would be more than 256 MiB at once; `stream` has no such limit.
         """
-        ask = READ_LIMIT_BYTES + 1 if limit is None else min(limit, READ_LIMIT_BYTES + 1)
+        ask = MAX_READ_BYTES + 1 if limit is None else min(limit, MAX_READ_BYTES + 1)
         fields = self._read_fields(path, offset, ask, user)
         buffer = io.BytesIO()
 
         def sink(_channel: int, data: bytes) -> None:
             if buffer.tell() + len(data) > ask:
-                raise GuestProtocolError("the guest sent more of a file than was asked for")
+                raise GuestProtocolError("the guest sent more of a file than was requested")
             buffer.write(data)
 
         async with await self._open(Op.READ, fields, sink=sink) as stream:
             await stream.ended()
             self._check(stream, Op.READ, path, user)
-        if buffer.tell() > READ_LIMIT_BYTES:
+        if buffer.tell() > MAX_READ_BYTES:
             raise InvalidRequest(
-                f"{os.fspath(path)}: more than {READ_LIMIT_BYTES} bytes; read it in parts with offset and limit, "
+                f"{os.fspath(path)}: more than {MAX_READ_BYTES} bytes; read it in parts with offset and limit, "
                 "or use stream"
             )
         return buffer.getvalue()
@@ -154,12 +154,12 @@ class Files:
                 f"{os.fspath(path)}: not {encoding} text (byte {error.start}); use read_bytes, or errors='replace'"
             ) from None
         except LookupError:
-            raise InvalidRequest(f"there is no encoding {encoding!r} or no error handler {errors!r}") from None
+            raise InvalidRequest(f"the encoding {encoding!r} or the error handler {errors!r} does not exist") from None
 
     async def stream(
         self, path: AnyPath, *, offset: int = 0, limit: int | None = None, user: str | None = None
     ) -> AsyncGenerator[bytes, None]:
-        """The bytes of a regular file of any size, in pieces, with bounded memory."""
+        """The bytes of a regular file of any size, in chunks, with bounded memory."""
         fields = self._read_fields(path, offset, limit, user)
         async with await self._open(Op.READ, fields) as stream:
             while (data := await stream.next_bytes()) is not None:
@@ -180,9 +180,9 @@ class Files:
     ) -> int:
         """Write a regular file and return its size now.
 
-        With `atomic`, nothing of the write is seen until all of it is on the disk; if it fails, is cancelled or the
-        sandbox dies, the file is as it was. Appending is not atomic. With `parents`, missing directories are made;
-        with `exclusive`, a file that is there is refused. `mode` unset: 0644 for a new file, unchanged for an old one.
+        With `atomic`, the write is visible when all of it is on the disk; if it fails, is cancelled or the sandbox
+        dies, the file is as it was. Appending is not atomic. With `parents`, missing directories are made; with
+        `exclusive`, an existing file is refused. `mode` unset: 0644 for a new file, unchanged for an old one.
         """
         fields = self._fields(
             user,
@@ -194,7 +194,7 @@ class Files:
             (Tag.EXCLUSIVE, _flag(exclusive)),
         )
         async with await self._open(Op.WRITE, fields, receive=(), send=(0,)) as stream:
-            result = await self._pour(stream, data, Op.WRITE, path, user)
+            result = await self._send(stream, data, Op.WRITE, path, user)
             with stream.fail_on_violation():
                 return result.count(Tag.SIZE)
 
@@ -221,7 +221,7 @@ class Files:
         except UnicodeEncodeError as error:
             raise InvalidRequest(f"the text cannot be written as {encoding} (character {error.start})") from None
         except LookupError:
-            raise InvalidRequest(f"there is no encoding {encoding!r}") from None
+            raise InvalidRequest(f"the encoding {encoding!r} does not exist") from None
         return await self.write_bytes(
             path, data, mode=mode, append=append, atomic=atomic, parents=parents, exclusive=exclusive, user=user
         )
@@ -229,13 +229,13 @@ class Files:
     # --------------------------------------------------------------------------------------------------- names
 
     async def stat(self, path: AnyPath, *, follow: bool = True, user: str | None = None) -> FileStat:
-        """What stands at `path`; with `follow`, what a symlink there leads to."""
+        """The attributes of `path`; with `follow`, those of a symlink's target."""
         result, stream = await self._call(Op.STAT, path, user, (Tag.FOLLOW, int(follow)))
         with stream.fail_on_violation():
             return _stat(result)
 
     async def exists(self, path: AnyPath, *, user: str | None = None) -> bool:
-        """Whether something stands at `path`. A symlink that leads nowhere does not count."""
+        """Whether `path` exists. A symlink without a target does not count."""
         try:
             await self.stat(path, user=user)
         except (PathNotFound, PathNotDirectory):
@@ -243,7 +243,7 @@ class Files:
         return True
 
     async def list(self, path: AnyPath = ".", *, user: str | None = None) -> builtins.list[FileEntry]:
-        """What is in a directory, in no particular order, without `.` and `..`. Symlinks are not followed.
+        """The entries of a directory, in no particular order, without `.` and `..`. Symlinks are not followed.
 
         Raises:
             InvalidRequest: there are more than a million entries.
@@ -254,21 +254,21 @@ class Files:
     async def mkdir(
         self, path: AnyPath, *, parents: bool = True, mode: int | None = None, user: str | None = None
     ) -> None:
-        """Make a directory; with `parents`, also those above it, and one that is there already is fine."""
+        """Make a directory; with `parents`, also those above it, and an existing one is accepted."""
         await self._call(Op.MKDIR, path, user, (Tag.PARENTS, _flag(parents)), (Tag.MODE, check_mode(mode)))
 
     async def remove(
         self, path: AnyPath, *, recursive: bool = False, missing_ok: bool = False, user: str | None = None
     ) -> None:
-        """Remove a file, a symlink (never what it leads to) or an empty directory; with `recursive`, a full one."""
+        """Remove a file, a symlink (never its target) or an empty directory; with `recursive`, any directory."""
         await self._call(Op.REMOVE, path, user, (Tag.RECURSIVE, _flag(recursive)), (Tag.MISSING_OK, _flag(missing_ok)))
 
     async def rename(self, source: AnyPath, target: AnyPath, *, parents: bool = False, user: str | None = None) -> None:
-        """Rename `source` to `target`, at once; a file or an empty directory that is there is replaced."""
+        """Rename `source` to `target`, atomically; an existing file or empty directory is replaced."""
         await self._call(Op.RENAME, source, user, (Tag.TO, check_path(target)), (Tag.PARENTS, _flag(parents)))
 
     async def symlink(self, path: AnyPath, target: AnyPath, *, user: str | None = None) -> None:
-        """Make a symlink at `path` that leads to `target`, which need not exist."""
+        """Make a symlink at `path` to `target`, which need not exist."""
         await self._call(Op.SYMLINK, path, user, (Tag.TARGET, check_path(target)))
 
     async def chmod(self, path: AnyPath, mode: int, *, user: str | None = None) -> None:
@@ -286,14 +286,14 @@ class Files:
         limit: int = 10_000,
         user: str | None = None,
     ) -> builtins.list[FileEntry]:
-        """What matches below `cwd`, named relative to it, sorted by bytes within each directory.
+        """The entries that match below `cwd`, relative to it, sorted by bytes within each directory.
 
         `*`, `?` and `[…]` match within a name, `**` any number of directories, `{a,b}` either. A name that begins
-        with a dot matches only a pattern that does, or with `hidden`. At most `limit` entries come back: as many as
-        that mean that there may be more.
+        with a dot matches only a pattern that does, or with `hidden`. At most `limit` entries are returned; if there
+        are exactly as many, there may be more.
         """
         return await self._find(
-            Op.GLOB, cwd, user, limit, (Tag.PATTERN, pattern), (Tag.HIDDEN, _flag(hidden)), read=_entry
+            Op.GLOB, cwd, user, limit, (Tag.PATTERN, pattern), (Tag.HIDDEN, _flag(hidden)), parse=_entry
         )
 
     async def grep(
@@ -309,14 +309,14 @@ class Files:
     ) -> builtins.list[Match]:
         """Lines that match a POSIX extended regular expression, in a file or in all files below a directory.
 
-        `include` is a glob on the file's name. Binary files are passed over. Paths are relative to `path`, or `path`
-        itself where that is a file. At most `limit` matches come back: as many as that mean that there may be more.
+        `include` is a glob on the file's name. Binary files are skipped. Paths are relative to `path`, or `path` itself
+        where that is a file. At most `limit` matches are returned; if there are exactly as many, there may be more.
 
         Raises:
-            InvalidRequest: the pattern is not one.
+            InvalidRequest: the pattern is not a regular expression.
         """
 
-        def read(record: Fields) -> Match:
+        def parse(record: Fields) -> Match:
             return Match(
                 path=record.path(Tag.NAME) or os.fspath(path),
                 line=record.count(Tag.LINE),
@@ -332,16 +332,16 @@ class Files:
             (Tag.IGNORE_CASE, _flag(ignore_case)),
             (Tag.INCLUDE, include),
             (Tag.HIDDEN, _flag(hidden)),
-            read=read,
+            parse=parse,
         )
 
     @asynccontextmanager
     async def watch(
         self, path: AnyPath = ".", *, recursive: bool = True, user: str | None = None
     ) -> AsyncIterator[AsyncIterator[FileChange]]:
-        """What changes at or below `path`. Whatever happens after entry is seen.
+        """The changes at or below `path` from the entry of the context on.
 
-        Whoever reads slowly is told `lost` once when the kernel had to drop something: look at the tree again then.
+        A slow reader gets `lost` once when the kernel had to drop events: read the tree again then.
         """
         fields = self._fields(user, (Tag.PATH, check_path(path)), (Tag.RECURSIVE, _flag(recursive)))
         async with await self._open(Op.WATCH, fields) as stream:
@@ -354,9 +354,9 @@ class Files:
     async def tar_out(
         self, path: AnyPath, *, inside: bool = False, user: str | None = None
     ) -> AsyncGenerator[bytes, None]:
-        """A pax tar of a file or a directory; with `inside`, of what is in it. Sockets, pipes and devices are left out.
+        """A pax tar of a file or a directory; with `inside`, of its contents. Sockets, pipes and devices are left out.
 
-        What reads it must treat it as hostile: the sandbox made it. `download` does.
+        Its reader must treat it as hostile, because the sandbox made it. `download` does.
         """
         fields = self._fields(user, (Tag.PATH, check_path(path)), (Tag.INSIDE, _flag(inside)))
         async with await self._open(Op.TAR_OUT, fields) as stream:
@@ -370,24 +370,24 @@ class Files:
         Nothing is written outside of it. What was unpacked before an error stays.
 
         Raises:
-            PathDenied: an entry would lead outside, or is a device.
+            PermissionDenied: an entry would lead outside, or is a device.
         """
         fields = self._fields(user, (Tag.PATH, check_path(path)))
         async with await self._open(Op.TAR_IN, fields, receive=(), send=(0,)) as stream:
-            result = await self._pour(stream, chunks, Op.TAR_IN, path, user)
+            result = await self._send(stream, chunks, Op.TAR_IN, path, user)
             with stream.fail_on_violation():
                 return result.count(Tag.SIZE)
 
     async def upload(self, local: Path | str, path: AnyPath, *, user: str | None = None) -> int:
         """Copy a file or a directory of this machine into the sandbox, as `cp -r` does. Returns the bytes of files.
 
-        Into a directory that is there (or a path that ends with `/`), under its own name; else it becomes `path`.
+        Into an existing directory (or a path that ends with `/`), under its own name; else as `path`.
         Symlinks below a directory are copied as symlinks; sockets, pipes and devices are left out.
 
         Raises:
             OSError: a local file cannot be read.
         """
-        return await transfer.upload(self, Path(local), os.fspath(path), user)
+        return await copying.upload(self, Path(local), os.fspath(path), user)
 
     async def download(
         self,
@@ -395,23 +395,22 @@ class Files:
         local: Path | str,
         *,
         user: str | None = None,
-        limit_bytes: int = transfer.DOWNLOAD_LIMIT_BYTES,
+        limit_bytes: int = copying.MAX_DOWNLOAD_BYTES,
     ) -> int:
         """Copy a file or a directory of the sandbox to this machine, as `cp -r` does. Returns the bytes of files.
 
-        Into a directory that is there, under its own name; else it becomes `local`. Nothing the sandbox sends leads
-        to a write outside of that: no absolute names, no `..`, no way through symlinks; set-id bits are dropped and
-        everything belongs to the caller. A file, or a directory that was not there, appears at once when all of it
-        has arrived.
+        Into an existing directory, under its own name; else as `local`. Nothing that the sandbox sends is written
+        outside of that: no absolute names, no `..`, no path through symlinks; set-id bits are dropped and everything
+        belongs to the caller. A file, or a new directory, appears when all of it has arrived.
 
         Raises:
-            PathDenied: a symlink leads outside of what is copied.
+            PermissionDenied: a symlink leads outside of what is copied.
             InvalidRequest: there is more than `limit_bytes`.
             OSError: a local file cannot be written.
         """
-        return await transfer.download(self, os.fspath(path), Path(local), user, limit_bytes)
+        return await copying.download(self, os.fspath(path), Path(local), user, limit_bytes)
 
-    # ------------------------------------------------------------------------------------------------ the wire
+    # ---------------------------------------------------------------------------------------------- the protocol
 
     def _fields(self, user: str | None, *fields: tuple[Tag, int | str | None]) -> bytes:
         return encode_fields(((Tag.USER, name_user(self._user if user is None else user)), *fields))
@@ -430,7 +429,7 @@ class Files:
         self._check(stream, op, path, user)
         return result, stream
 
-    async def _pour(
+    async def _send(
         self,
         stream: Stream,
         data: bytes | bytearray | memoryview | AsyncIterable[bytes],
@@ -454,7 +453,7 @@ class Files:
         self._check(stream, op, path, user)
         if not complete:
             with stream.fail_on_violation():
-                raise GuestProtocolError("the guest said that a file was written before all of it was sent")
+                raise GuestProtocolError("the guest reported a file as written before all of it was sent")
         return result
 
     async def _find(
@@ -464,12 +463,12 @@ class Files:
         user: str | None,
         limit: int,
         *fields: tuple[Tag, int | str | None],
-        read: Callable[[Fields], _Found],
-    ) -> builtins.list[_Found]:
-        if not 1 <= limit <= ENTRY_LIMIT:
-            raise InvalidRequest(f"limit is {limit}; it may be 1 to {ENTRY_LIMIT}")
+        parse: Callable[[Fields], _Parsed],
+    ) -> builtins.list[_Parsed]:
+        if not 1 <= limit <= MAX_ENTRIES:
+            raise InvalidRequest(f"limit is {limit}; it may be 1 to {MAX_ENTRIES}")
         payload = self._fields(user, (Tag.PATH, check_path(path)), (Tag.LIMIT, limit), *fields)
-        return await self._gather(op, payload, path, user, read, "use a smaller limit", expected=limit)
+        return await self._gather(op, payload, path, user, parse, "use a smaller limit", expected=limit)
 
     async def _gather(
         self,
@@ -477,18 +476,18 @@ class Files:
         payload: bytes,
         path: AnyPath,
         user: str | None,
-        read: Callable[[Fields], _Found],
+        parse: Callable[[Fields], _Parsed],
         advice: str,
         *,
-        expected: int = ENTRY_LIMIT + 1,
-    ) -> builtins.list[_Found]:
+        expected: int = MAX_ENTRIES + 1,
+    ) -> builtins.list[_Parsed]:
         async with await self._open(op, payload) as stream:
             try:
-                found = await stream.collect(read, min(expected, ENTRY_LIMIT))
+                found = await stream.collect(parse, min(expected, MAX_ENTRIES))
             except ResultLimit as error:
-                if expected <= ENTRY_LIMIT and error.limit == expected:
+                if expected <= MAX_ENTRIES and error.limit == expected:
                     with stream.fail_on_violation():
-                        raise GuestProtocolError("the guest found more than it was asked for") from None
+                        raise GuestProtocolError("the guest returned more results than the limit") from None
                 raise InvalidRequest(f"{os.fspath(path)}: {error}; {advice}") from None
             self._check(stream, op, path, user)
         return found
@@ -504,7 +503,7 @@ class _Changes:
     def __init__(self, check: Callable[[], None], stream: Stream) -> None:
         self._check = check
         self._stream = stream
-        self._waiting: deque[FileChange] = deque()
+        self._unread: deque[FileChange] = deque()
 
     async def ready(self) -> None:
         records = await self._stream.next_records()
@@ -512,28 +511,28 @@ class _Changes:
             self._check()
         with self._stream.fail_on_violation():
             if not records or records[0].integer(Tag.CHANGE) != Change.READY:
-                raise GuestProtocolError("the guest did not say that a watch is ready")
-            self._waiting.extend(map(_change, records[1:]))
+                raise GuestProtocolError("the guest did not report that a watch is ready")
+            self._unread.extend(map(_change, records[1:]))
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> FileChange:
-        while not self._waiting:
+        while not self._unread:
             records = await self._stream.next_records()
             if records is None:
                 self._check()
                 raise StopAsyncIteration
             with self._stream.fail_on_violation():
-                self._waiting.extend(map(_change, records))
-        return self._waiting.popleft()
+                self._unread.extend(map(_change, records))
+        return self._unread.popleft()
 
 
 # --------------------------------------------------------------------------------------------------- requests in
 
 
 def check_path(path: AnyPath) -> str:
-    """Return `path` as text if it can be one.
+    """Return `path` as text if it is allowed.
 
     Raises:
         InvalidRequest: it is empty.
@@ -545,10 +544,10 @@ def check_path(path: AnyPath) -> str:
 
 
 def check_mode(mode: int | None) -> int | None:
-    """Return `mode` if those can be permission bits.
+    """Return `mode` if it is allowed.
 
     Raises:
-        InvalidRequest: they cannot.
+        InvalidRequest: it is not.
     """
     if mode is not None and not 0 <= mode <= 0o7777:
         raise InvalidRequest(f"mode is {mode:#o}; it may be 0 to 0o7777")
@@ -577,7 +576,7 @@ def _entry(record: Fields) -> FileEntry:
     return FileEntry(name=record.path(Tag.NAME), **_attributes(record))
 
 
-def _attributes(record: Fields) -> _Attributes:
+def _attributes(record: Fields) -> _FileAttributes:
     return {
         "kind": _kind(record),
         "size": record.count(Tag.SIZE),
@@ -592,7 +591,7 @@ def _attributes(record: Fields) -> _Attributes:
 def _change(record: Fields) -> FileChange:
     change = _CHANGES.get(record.integer(Tag.CHANGE))
     if change is None:
-        raise GuestProtocolError(f"the guest saw a change of kind {record.integer(Tag.CHANGE)}")
+        raise GuestProtocolError(f"the guest sent a change of kind {record.integer(Tag.CHANGE)}")
     return FileChange(
         change=change,
         path=record.path(Tag.NAME) if Tag.NAME in record else "",
@@ -604,7 +603,7 @@ def _error(op: Op, problem: Problem, path: str, user: str) -> AtollError:
     if problem.no_such_user:
         return InvalidRequest(f"there is no user {user!r} in the sandbox")
     if op is Op.GREP and problem.number == errno.EINVAL:
-        return InvalidRequest(f"the pattern cannot be used: {problem.about or problem.words}")
+        return InvalidRequest(f"the pattern is not a regular expression: {problem.about or problem.words}")
     number = problem.number
     text = f"{path}: {problem.words}"
     if problem.about and problem.about != path:

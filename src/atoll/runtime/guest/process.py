@@ -1,21 +1,21 @@
-"""Commands in a sandbox: how one is asked for, how its output is collected, and the handle of one that runs.
+"""Commands in a sandbox: the run to the end, the collected output, and the handle of a running process.
 
-Knows the fields of SPAWN and ATTACH, what END of a process means, and how much output is kept. Refuses to know
-connections (`link.py` and `stream.py` below) and which sandbox it is in (`sandbox.py` above). No exit code is made up
-here: a command whose end the guest did not report raises.
+Owns the operations SPAWN, ATTACH, SIGNAL, PROCS and PS of the protocol, what END of a process means, the
+time limit of a command, and how much output is kept. No exit code is invented here: a command whose end the guest did
+not report raises. Not here: what is asked for (`exec_request.py`), connections (`connection.py`, `stream.py`) and which
+sandbox a command runs in (`sandbox.py`). Used by `sandbox.py`, `connections.py` and `surfaces/cli/`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import codecs
 import contextlib
 import errno
-import math
 import signal as signals
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from types import TracebackType
-from typing import Literal, Self
+from typing import Literal, Self, TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -27,13 +27,23 @@ from atoll.contract.errors import (
     ExecTimeout,
     GuestProtocolError,
     InvalidRequest,
+    ProcessNotFound,
     SandboxDied,
     SandboxError,
 )
-from atoll.contract.model import Event, ExecBytes, ExecResult, Exited, Gap, Output, Truncation, check_env
+from atoll.contract.model import (
+    ExecBytes,
+    ExecResult,
+    Exited,
+    Gap,
+    Output,
+    ProcessEvent,
+    ProcessInfo,
+    SystemProcess,
+    Truncation,
+)
 from atoll.contract.protocol import (
     FIRST_CHANNEL,
-    MAX_CHANNELS,
     Action,
     EventKind,
     Fields,
@@ -43,136 +53,96 @@ from atoll.contract.protocol import (
     encode_fields,
 )
 from atoll.runtime.guest.connection import OpenStream
-from atoll.runtime.guest.frames import name_user
-from atoll.runtime.guest.stream import Connection, Stream
+from atoll.runtime.guest.exec_request import (
+    Environment,
+    ExecRequest,
+    check_signal,
+    check_size,
+    check_timeout,
+)
+from atoll.runtime.guest.stream import ChannelStream, ResultLimit, Stream
 
-DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-DEFAULT_TERM = "xterm-256color"
 KILL_S = 10.0
-"""How long a command that was killed may take to be gone."""
+"""How long a killed command may take to end."""
+MAX_PROCESSES = 1_000_000
+"""Processes that one call lists."""
 
 STDOUT, STDERR = 1, 2
 _NAMES: dict[int, Literal["stdout", "stderr"]] = {STDOUT: "stdout", STDERR: "stderr"}
+_KILL_TREE = ((Tag.ACTION, Action.SIGNAL), (Tag.SIGNAL, signals.SIGKILL), (Tag.TREE, 1))
+_Parsed = TypeVar("_Parsed")
 
 
-# ------------------------------------------------------------------------------------------------------- asking
-
-
-class Environment:
-    """What every command in a sandbox finds in its environment, ready to be sent."""
-
-    def __init__(self, env: Mapping[str, str]) -> None:
-        self._env = {"PATH": DEFAULT_PATH, "LANG": "C.UTF-8"} | check_env(dict(env))
-        self._encoded = _encode_env(self._env)
-
-    def encode(self, env: Mapping[str, str] | None, *, terminal: bool) -> bytes:
-        """The fields for a command with `env` of its own on top.
-
-        Raises:
-            InvalidRequest: a name or a value of `env` cannot be given to a process.
-        """
-        if not env and not terminal:
-            return self._encoded
-        merged = self._env | check_env(dict(env or {}))
-        if terminal:
-            merged.setdefault("TERM", DEFAULT_TERM)
-        return _encode_env(merged)
-
-
-def _encode_env(env: Mapping[str, str]) -> bytes:
-    return encode_fields((Tag.ENV, f"{key}={value}") for key, value in env.items())
-
-
-@dataclass(frozen=True, slots=True)
-class Command:
-    """A process to be started. A string is a line for the shell, a sequence a program and its arguments."""
-
-    command: str | Sequence[str]
-    env: bytes
-    """As `Environment.encode` gives it."""
-    user: str
-    cwd: str | None = None
-    """None: the user's home."""
-    stdin: bool = False
-    pty: tuple[int, int] | None = None
-    """Rows and columns of a terminal."""
-    keep: bool = False
-    """True: it outlives the stream that started it."""
-    channels: int = 0
-    quiet: bool = False
-    """True: nobody waits to hear that it has started."""
-
-    def encode(self) -> bytes:
-        """The fields of SPAWN.
-
-        Raises:
-            InvalidRequest: there is no command, it holds a NUL, or a number is out of range.
-        """
-        if not 0 <= self.channels <= MAX_CHANNELS:
-            raise InvalidRequest(f"channels is {self.channels}; a process may have 0 to {MAX_CHANNELS}")
-        fields: list[tuple[Tag, int | str | None]] = [
-            (Tag.USER, name_user(self.user)),
-            (Tag.CWD, self.cwd),
-            (Tag.STDIN, 1 if self.stdin else None),
-            (Tag.KEEP, 1 if self.keep else None),
-            (Tag.QUIET, 1 if self.quiet else None),
-            (Tag.CHANNELS, self.channels or None),
-        ]
-        if self.pty is not None:
-            rows, cols = check_size(*self.pty)
-            fields += [(Tag.PTY_ROWS, rows), (Tag.PTY_COLS, cols)]
-        if isinstance(self.command, str):
-            if not self.command.strip():
-                raise InvalidRequest("the command is empty; give a line for the shell, or a list of arguments")
-            fields.append((Tag.SHELL, self.command))
-        else:
-            if not self.command or not self.command[0]:
-                raise InvalidRequest("the command is empty; its first argument must name a program")
-            fields += [(Tag.ARGV, argument) for argument in self.command]
-        return encode_fields(fields) + self.env
-
-
-def check_size(rows: int, cols: int) -> tuple[int, int]:
-    """Return the size of a terminal if there can be one.
-
-    Raises:
-        InvalidRequest: there cannot.
-    """
-    if not (1 <= rows <= 65535 and 1 <= cols <= 65535):
-        raise InvalidRequest(f"a terminal of {rows} rows and {cols} columns cannot be; both may be 1 to 65535")
-    return rows, cols
-
-
-# ----------------------------------------------------------------------------------------------------- its end
+# ---------------------------------------------------------------------------------------------------------- the end
 
 
 class OomWatch:
-    """Tells whether the kernel has ended a process for memory since this was made."""
+    """Whether the kernel has killed a process of the sandbox for memory since this was made."""
 
     def __init__(self, kills: Callable[[], int | None]) -> None:
         self._kills = kills
-        # None: the machine cannot tell, or the sandbox sleeps, and nothing has ended in it since it will have woken.
+        # None: the machine has no counter, or the sandbox sleeps and its counter will start at 0.
         self._before = kills() or 0
 
     def caused(self, exited: Exited) -> bool:
-        """Whether memory is why the process ended so. A shell says 137 of a child that was killed."""
+        """Whether the process ended because of it. A shell exits with 137 when its child was killed."""
         if exited.exit_code != 128 + signals.SIGKILL:
             return False
         now = self._kills()
         return now is not None and now > self._before
 
 
-def read_end(result: Fields, command: str | Sequence[str], cwd: str | None, user: str) -> tuple[Exited, bool]:
+class TimeLimit:
+    """Kills a command's process tree when its time is over. A context around the wait for its end.
+
+    The one place that enforces a time-out and makes `ExecTimeout`: `run` uses it, and the command line's `exec`, which
+    passes output on while the command runs, uses it through `Process.time_limit`.
+    """
+
+    __slots__ = ("_on_expiry", "_stream", "_timer", "expired", "timeout_s")
+
+    def __init__(self, stream: Stream, timeout_s: float | None, on_expiry: Callable[[], None] | None = None) -> None:
+        self.timeout_s = check_timeout(timeout_s)
+        self.expired = False
+        """True: the command had not ended in time, and the order to kill it was sent."""
+        self._stream = stream
+        self._on_expiry = on_expiry
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __enter__(self) -> Self:
+        if self.timeout_s is not None:
+            self._timer = asyncio.get_running_loop().call_later(self.timeout_s, self._expire)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _expire(self) -> None:
+        if self._stream.result is None:
+            self.expired = True
+            if self._on_expiry is not None:
+                self._on_expiry()
+            self._stream.control(*_KILL_TREE)
+
+    def error(self, result: ExecResult) -> ExecTimeout:
+        """The error of a command that was killed, with its output until then."""
+        return ExecTimeout(
+            f"the command timed out after {self.timeout_s:g} s; it and all that it started have been killed", result
+        )
+
+
+def read_end(result: Fields, request: ExecRequest) -> tuple[Exited, bool]:
     """How a process ended, and whether the host had asked for it.
 
     Raises:
         InvalidRequest: the request was wrong, or there is no such user.
         FileError: the working directory cannot be used.
         SandboxError: how it ended is not known.
-        GuestProtocolError: END of a process says something else.
+        GuestProtocolError: END is malformed.
     """
     if problem := result.problem():
-        raise _start_error(problem, command, cwd, user)
+        raise _start_error(problem, request)
     signal = result.within(Tag.SIGNAL, 1, 64) if Tag.SIGNAL in result else None
     exited = Exited(
         exit_code=128 + signal if signal is not None else result.within(Tag.EXIT_CODE, 0, 255),
@@ -184,18 +154,19 @@ def read_end(result: Fields, command: str | Sequence[str], cwd: str | None, user
     return exited, result.flag(Tag.KILLED)
 
 
-def _start_error(problem: Problem, command: str | Sequence[str], cwd: str | None, user: str) -> AtollError:
+def _start_error(problem: Problem, request: ExecRequest) -> AtollError:
+    command, cwd, user = request.command, request.cwd, request.user
     what = command if isinstance(command, str) else " ".join(command)
     what = what if len(what) <= 80 else what[:77] + "..."
     number = problem.number
     if number == errno.ECHILD:
-        return SandboxError(f"{what!r} was lost: what watched over it was killed, so how it ended is not known")
+        return SandboxError(f"{what!r} was lost: its supervisor was killed, so how it ended is not known")
     if number == errno.ECANCELED:
-        return SandboxError(f"{what!r} was given up before it ended, so how it ended is not known")
+        return SandboxError(f"{what!r} was cancelled before it ended, so how it ended is not known")
     if problem.no_such_user:
         return InvalidRequest(f"there is no user {user!r} in the sandbox")
     if number in FILE_ERRORS and cwd is not None:
-        return FILE_ERRORS[number](f"{cwd}: not a directory to work in: {problem.words}", number=number, path=cwd)
+        return FILE_ERRORS[number](f"{cwd}: cannot be the working directory: {problem.words}", number=number, path=cwd)
     if number == errno.EINVAL:
         return InvalidRequest(f"{what!r} cannot be started as {user!r}: {problem.reason}")
     return SandboxError(f"{what!r} could not be started: {problem.reason}")
@@ -205,7 +176,7 @@ def _start_error(problem: Problem, command: str | Sequence[str], cwd: str | None
 
 
 class Collector:
-    """Keeps the head and the tail of an output of any length: no more than `limit_bytes` are given back."""
+    """Keeps the head and the tail of an output of any length, at most `limit_bytes` together."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.total = 0
@@ -235,7 +206,7 @@ class Collector:
         return head, tail, Truncation(start=len(head), end=len(head) + left_out, total=self.total)
 
     def text(self) -> tuple[str, Truncation | None]:
-        """The same as text. No character is torn at the cut; `Truncation` says what is missing from the text."""
+        """The same as text. No character is split at the cut; `Truncation` says which bytes the text lacks."""
         head, tail, cut = self.finish()
         if cut is None:
             return (head + tail).decode("utf-8", "replace"), None
@@ -250,73 +221,57 @@ class Collector:
         return f"{first}\n{line}\n{tail[skip:].decode('utf-8', 'replace')}", cut
 
 
-# ------------------------------------------------------------------------------------------------- run to its end
+# --------------------------------------------------------------------------------------------------- run to the end
 
 
 async def run(
-    opener: OpenStream,
-    command: Command,
-    *,
-    stdin: bytes | None,
-    timeout_s: float | None,
-    output_limit_bytes: int,
-    oom: Callable[[], int | None],
-    on_output: Callable[[bytes], None] | None = None,
+    opener: OpenStream, request: ExecRequest, environment: Environment, oom_kills: Callable[[], int | None]
 ) -> tuple[Exited, Collector, Collector]:
-    """Run a command to its end and collect its output. When it returns or raises, nothing of it runs.
+    """Run a command to its end and collect its output. When it raises, nothing of the command runs.
 
     Raises:
         ExecTimeout: it did not end in time.
-        and what `read_end` and the link raise.
+        and what `read_end` and the connection raise.
     """
-    if timeout_s is not None and not (timeout_s > 0 and math.isfinite(timeout_s)):
-        raise InvalidRequest(f"timeout_s is {timeout_s}; it must be above 0, or None for no limit")
-    if output_limit_bytes < 0:
-        raise InvalidRequest(f"output_limit_bytes is {output_limit_bytes}; it must not be negative")
-    out, err = Collector(output_limit_bytes), Collector(output_limit_bytes)
+    fields = request.encode(environment, no_started_event=True)
+    limit_bytes, on_output, stdin = request.output_limit_bytes, request.on_output, request.stdin
+    out, err = Collector(limit_bytes), Collector(limit_bytes)
 
     def sink(channel: int, data: bytes) -> None:
         (out if channel == STDOUT else err).add(data)
         if on_output is not None:
             on_output(data)
 
-    fields = command.encode()
-    watch = OomWatch(oom)
-    stream = await opener(Op.SPAWN, fields, receive=(STDOUT, STDERR), send=(0,) if stdin is not None else (), sink=sink)
-    timed_out, ended = False, False
+    watch = OomWatch(oom_kills)
+    send = () if stdin is False else (0,)
+    stream = await opener(Op.SPAWN, fields, receive=(STDOUT, STDERR), send=send, sink=sink)
+    limit = TimeLimit(stream, request.timeout_s)
+    ended = False
     try:
         async with stream:
-            with anyio.move_on_after(timeout_s):
-                if stdin is not None:
+            with anyio.move_on_after(None if limit.timeout_s is None else limit.timeout_s + KILL_S), limit:
+                if not isinstance(stdin, bool):
                     await _feed(stream, stdin)
                 await stream.ended()
-                ended = True
+                ended = not limit.expired
             if stream.result is None:
-                timed_out = True
-                stream.control((Tag.ACTION, Action.SIGNAL), (Tag.SIGNAL, signals.SIGKILL), (Tag.TREE, 1))
-                with anyio.move_on_after(KILL_S):
-                    await stream.ended()
-            if stream.result is None:
-                raise SandboxError(f"the command ran into its time limit of {timeout_s:g} s and could not be killed")
+                raise SandboxError(f"the command timed out after {limit.timeout_s:g} s and could not be killed")
             with stream.fail_on_violation():
-                exited, killed = read_end(stream.result, command.command, command.cwd, command.user)
+                exited, killed = read_end(stream.result, request)
     finally:
         if not ended:
             await wait_tree_exit(opener, stream)
-    if timed_out:
-        raise ExecTimeout(
-            f"the command did not end within {timeout_s:g} s; it and all that it started have been killed",
-            to_result(exited, out, err, timed_out=True),
-        )
+    if limit.expired:
+        raise limit.error(to_result(exited, out, err, timed_out=True))
     if not killed and watch.caused(exited):
         exited = exited.model_copy(update={"out_of_memory": True})
     return exited, out, err
 
 
 async def wait_tree_exit(opener: OpenStream, stream: Stream) -> None:
-    """Wait until nothing is left of a process that was killed, whatever is cancelled meanwhile.
+    """Wait until the process tree of a killed command is empty, shielded from cancellation.
 
-    END tells of the main process alone. An order to kill the tree is answered when that is empty.
+    END reports the main process alone. An order to kill the tree is answered when the tree is empty.
     """
     if stream.result is None or Tag.PROC not in stream.result:
         return
@@ -332,7 +287,7 @@ async def _feed(stream: Stream, stdin: bytes) -> None:
     try:
         await stream.send(stdin)
     except anyio.BrokenResourceError:
-        return  # it ended without reading all of it, as any program may
+        return  # it ended without reading all of its input, as any program may
     stream.send_eof()
 
 
@@ -354,7 +309,7 @@ def to_result(exited: Exited, out: Collector, err: Collector, *, timed_out: bool
 
 
 def to_bytes(exited: Exited, out: Collector, err: Collector) -> ExecBytes:
-    """The outcome of a command, with its output as it came."""
+    """The outcome of a command, with its output as bytes."""
     out_head, out_tail, stdout_cut = out.finish()
     err_head, err_tail, stderr_cut = err.finish()
     return ExecBytes(
@@ -369,7 +324,176 @@ def to_bytes(exited: Exited, out: Collector, err: Collector) -> ExecBytes:
     )
 
 
-# ----------------------------------------------------------------------------------------------- while it runs
+# ------------------------------------------------------------------------------------------------ start and attach
+
+
+async def spawn(opener: OpenStream, request: ExecRequest, environment: Environment, watch: OomWatch) -> Process:
+    """Start a command. If this fails or is cancelled, nothing of the command runs.
+
+    Raises:
+        what `read_end` and the connection raise.
+    """
+    channels = range(FIRST_CHANNEL, FIRST_CHANNEL + request.channels)
+    stream = await opener(
+        Op.SPAWN,
+        request.encode(environment),
+        receive=(STDOUT, STDERR),
+        send=(*(() if request.stdin is False and request.pty is None else (0,)), *channels),
+        dedicated=channels,
+    )
+    try:
+        return await _started(opener, stream, request, watch)
+    except BaseException:
+        stream.control(*_KILL_TREE)
+        await stream.abandon()
+        await wait_tree_exit(opener, stream)
+        raise
+
+
+async def attach(
+    opener: OpenStream,
+    process_id: int,
+    *,
+    stdout_offset: int | None,
+    stderr_offset: int | None,
+    stdin: bool,
+    lossless: bool,
+    user: str,
+    watch: OomWatch,
+) -> Process:
+    """A handle of a process that was spawned before. See `Sandbox.attach`."""
+    for offset in (stdout_offset, stderr_offset):
+        if offset is not None and offset < 0:
+            raise InvalidRequest(f"an offset is {offset}; it must not be negative")
+    fields = encode_fields(
+        (
+            (Tag.PROC, process_id),
+            (Tag.OUT_OFFSET, stdout_offset or 0),
+            (Tag.ERR_OFFSET, stderr_offset or 0),
+            (Tag.LOSSLESS, 1 if lossless else None),
+            (Tag.STDIN, 1 if stdin else None),
+        )
+    )
+    request = ExecRequest(f"process {process_id}", user=user, stdin=stdin, keep=True)
+    stream = await opener(Op.ATTACH, fields, receive=(STDOUT, STDERR), send=(0,) if stdin else ())
+    try:
+        offsets = (stdout_offset, stderr_offset)
+        return await _started(opener, stream, request, watch, attached_to=process_id, offsets=offsets)
+    except BaseException:
+        await stream.abandon()
+        raise
+
+
+async def _started(
+    opener: OpenStream,
+    stream: Stream,
+    request: ExecRequest,
+    watch: OomWatch,
+    *,
+    attached_to: int | None = None,
+    offsets: tuple[int | None, int | None] = (0, 0),
+) -> Process:
+    """The handle, once the guest has reported the start. If it reports an end instead, the reason is raised."""
+    event = await stream.next_event(EventKind.STARTED)
+    with stream.fail_on_violation():
+        if event is not None:
+            return Process(opener, stream, event, request, watch, offsets=offsets)
+        result = await stream.ended()
+        problem = result.problem()
+        if attached_to is not None and problem is not None and problem.number == errno.ESRCH:
+            raise _no_process(attached_to)
+        if attached_to is not None and problem is not None and problem.number == errno.EBUSY:
+            raise InvalidRequest(
+                f"another client writes to the stdin of process {attached_to}; attach without stdin to read along"
+            )
+        read_end(result, request)
+        raise GuestProtocolError("the guest reported the end of a process without its start")
+
+
+async def send_signal(opener: OpenStream, process_id: int, signal: int, *, tree: bool) -> None:
+    """Send a signal to a spawned process, with `tree` to every process that it started as well.
+
+    Raises:
+        ProcessNotFound: no such process is known, or it has ended.
+    """
+    fields = encode_fields(((Tag.PROC, process_id), (Tag.SIGNAL, check_signal(signal)), (Tag.TREE, int(tree))))
+    async with await opener(Op.SIGNAL, fields, receive=()) as stream:
+        await stream.ended()
+    if problem := stream.problem():
+        if problem.number == errno.ESRCH:
+            raise _no_process(process_id)
+        raise SandboxError(f"signal {signal} could not be sent to process {process_id}: {problem.reason}")
+
+
+def _no_process(process_id: int) -> ProcessNotFound:
+    return ProcessNotFound(f"no process {process_id} is known; `processes` lists those that are")
+
+
+# ------------------------------------------------------------------------------------------------------------ lists
+
+
+async def list_processes(opener: OpenStream, sandbox: str) -> list[ProcessInfo]:
+    """The commands that were started through the API. `sandbox` is the name for error messages."""
+    return await _list(opener, sandbox, Op.PROCS, _process_info)
+
+
+async def list_system_processes(opener: OpenStream, sandbox: str) -> list[SystemProcess]:
+    """All processes in the sandbox."""
+    return await _list(opener, sandbox, Op.PS, _system_process)
+
+
+async def list_epoll_waiters(opener: OpenStream, sandbox: str) -> list[SystemProcess]:
+    """The processes that have a TCP socket and may wait for it with epoll. Does not count as use of the sandbox."""
+    return await _list(opener, sandbox, Op.PS, _system_process, encode_fields(((Tag.WAITING, 1), (Tag.IDLE, 1))))
+
+
+async def _list(
+    opener: OpenStream, sandbox: str, op: Op, parse: Callable[[Fields], _Parsed], fields: bytes = b""
+) -> list[_Parsed]:
+    async with await opener(op, fields) as stream:
+        try:
+            found = await stream.collect(parse, MAX_PROCESSES)
+        except ResultLimit as error:
+            raise SandboxError(f"the processes of sandbox {sandbox!r} cannot be listed: {error}") from None
+    if problem := stream.problem():
+        raise SandboxError(f"the processes of sandbox {sandbox!r} cannot be listed: {problem.reason}")
+    return found
+
+
+def _process_info(record: Fields) -> ProcessInfo:
+    exit_code = None
+    if Tag.SIGNAL in record:
+        exit_code = 128 + record.within(Tag.SIGNAL, 1, 64)
+    elif Tag.EXIT_CODE in record:
+        exit_code = record.within(Tag.EXIT_CODE, 0, 255)
+    return ProcessInfo(
+        id=record.count(Tag.PROC),
+        pid=record.count(Tag.PID),
+        command=record.text(Tag.COMMAND),
+        uid=record.count(Tag.UID),
+        started_at=record.time_us(Tag.STARTED_US),
+        ended_at=record.time_us(Tag.ENDED_US) if Tag.ENDED_US in record else None,
+        exit_code=exit_code,
+        stdout_total=record.count(Tag.OUT_TOTAL),
+        stderr_total=record.count(Tag.ERR_TOTAL),
+        live=record.flag(Tag.LIVE),
+    )
+
+
+def _system_process(record: Fields) -> SystemProcess:
+    return SystemProcess(
+        pid=record.count(Tag.PID),
+        ppid=record.count(Tag.PPID),
+        uid=record.count(Tag.UID),
+        state=record.text(Tag.STATE, 1),
+        command=record.text(Tag.COMMAND),
+        rss_bytes=record.count(Tag.RSS_BYTES),
+        cpu_s=record.count(Tag.CPU_US) / 1e6,
+        started_at=record.time_us(Tag.STARTED_US),
+    )
+
+
+# ------------------------------------------------------------------------------------------------ while it runs
 
 
 class ProcessInput(ByteSendStream):
@@ -389,7 +513,7 @@ class ProcessInput(ByteSendStream):
         await self._stream.send(item)
 
     async def aclose(self) -> None:
-        """Say that no more comes: the process reads an end of file. The second time it does nothing."""
+        """Close it: the process reads an end of file. Does nothing the second time."""
         self._stream.send_eof()
         await anyio.lowlevel.checkpoint()
 
@@ -398,9 +522,9 @@ class Process:
     """A command that was started or attached to.
 
     An async iterator of what happens to it, in order: `Output`, `Gap` where output is missing, and `Exited` last.
-    Whoever iterates slowly slows the process down, and nothing is lost; a process whose output nobody reads stands
-    still once a megabyte waits. As a context manager it leaves as it was asked for: one that is kept is detached from
-    and runs on, any other is killed with all that it started.
+    A slow reader slows the process down, and nothing is lost; a process whose output is not read blocks once a
+    megabyte is buffered. At the end of its context, a process that is kept is detached from and runs on; any other is
+    killed with all that it started.
     """
 
     def __init__(
@@ -408,38 +532,41 @@ class Process:
         opener: OpenStream,
         stream: Stream,
         started: Fields,
-        command: Command,
+        request: ExecRequest,
         watch: OomWatch,
         *,
         offsets: tuple[int | None, int | None] = (0, 0),
     ) -> None:
         self.id = started.within(Tag.PROC, 1, 2**53)
-        """What `attach` takes. Never used twice in one sandbox."""
+        """The argument of `attach`. Never used twice in one sandbox."""
         self.pid = started.within(Tag.PID, 1, 2**31)
         """The main process, as the sandbox numbers it."""
-        self.stdin: ProcessInput | None = ProcessInput(stream) if command.stdin or command.pty else None
-        """None: its input is empty, or was not asked for."""
+        self.stdin: ProcessInput | None = (
+            ProcessInput(stream) if request.stdin is not False or request.pty is not None else None
+        )
+        """None: its input is empty, or was not requested."""
         self._opener = opener
         self._stream = stream
-        self._command = command
+        self._request = request
         self._watch = watch
-        # An offset that was not asked for is the oldest that is kept: the first gap only says where that is.
-        self._silent = {channel for channel, offset in zip((STDOUT, STDERR), offsets, strict=True) if offset is None}
+        # An offset that is unset means the oldest output that is kept: the first gap only reports where that is.
+        self._gap_expected = {
+            channel for channel, offset in zip((STDOUT, STDERR), offsets, strict=True) if offset is None
+        }
         self._offsets = {channel: offset or 0 for channel, offset in zip((STDOUT, STDERR), offsets, strict=True)}
         self._exited: Exited | None = None
-        self._told = False
+        self._exit_returned = False
         self._detached = False
         self._killed = False
         self._channels = [
-            Connection(stream, receive=FIRST_CHANNEL + i, send=FIRST_CHANNEL + i, owner=False)
-            for i in range(command.channels)
+            ChannelStream(stream, receive=FIRST_CHANNEL + i, send=FIRST_CHANNEL + i) for i in range(request.channels)
         ]
-        self._untaken = set(range(command.channels))
+        self._unused_channels = set(range(request.channels))
 
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> Event:
+    async def __anext__(self) -> ProcessEvent:
         """The next event; `Exited` is the last.
 
         Raises:
@@ -448,15 +575,15 @@ class Process:
             anyio.ClosedResourceError: it was detached from.
         """
         with self._stream.fail_on_violation():
-            while not self._told:
+            while not self._exit_returned:
                 event = await self._next()
                 if event is not None:
-                    self._told = isinstance(event, Exited)
+                    self._exit_returned = isinstance(event, Exited)
                     return event
         raise StopAsyncIteration
 
     async def wait(self) -> Exited:
-        """Wait for the end of the main process. Output that nobody has read yet is dropped.
+        """Wait for the end of the main process. Unread output is dropped.
 
         Raises:
             SandboxDied, GuestProtocolError: the sandbox is gone.
@@ -471,21 +598,21 @@ class Process:
     def channel(self, i: int) -> ByteStream:
         """Extra channel `i`: what the process finds at descriptor 3+i.
 
-        The end of the process waits until what it wrote there has been read. A channel that has not been taken by the
-        time somebody waits for output or for the end is nobody's: what comes on it is dropped.
+        The end of the process is reported when what it wrote there has been read. Get it before output or the end is
+        awaited: from then on, what comes on the other channels is dropped.
 
         Raises:
             InvalidRequest: it was not started with so many.
         """
         if not 0 <= i < len(self._channels):
             raise InvalidRequest(f"the process has {len(self._channels)} extra channels; there is no number {i}")
-        self._untaken.discard(i)
+        self._unused_channels.discard(i)
         return self._channels[i]
 
     async def signal(self, signal: int, *, tree: bool = False) -> None:
-        """Send a signal to the main process, or to every process that it started as well.
+        """Send a signal to the main process, with `tree` to every process that it started as well.
 
-        Returns when the signal is on its way. Does nothing if the process has ended.
+        Returns when the order is sent. Does nothing if the process has ended.
 
         Raises:
             InvalidRequest: there is no such signal.
@@ -496,36 +623,49 @@ class Process:
         await anyio.lowlevel.checkpoint()
 
     async def kill(self) -> None:
-        """Kill it with all that it started. Returns when that is on its way; `wait` says when it has happened."""
+        """Kill it with all that it started. Returns when the order is sent; `wait` returns when it has ended."""
         await self.signal(signals.SIGKILL, tree=True)
 
-    async def resize(self, rows: int, cols: int) -> None:
-        """Tell the process that its terminal has another size now.
+    def time_limit(self, timeout_s: float | None) -> TimeLimit:
+        """A context in which the process is killed with all that it started if it has not ended after so long.
+
+        Go on reading to its end, then raise `TimeLimit.error` if `TimeLimit.expired`. None: no limit.
 
         Raises:
-            InvalidRequest: it has no terminal, or there is no such size.
+            InvalidRequest: the time is not above 0.
+        """
+        return TimeLimit(self._stream, timeout_s, self._mark_killed)
+
+    def _mark_killed(self) -> None:
+        self._killed = True
+
+    async def resize(self, rows: int, cols: int) -> None:
+        """Change the size of its terminal.
+
+        Raises:
+            InvalidRequest: it has no terminal, or the size is not allowed.
         """
         check_size(rows, cols)
-        if self._command.pty is None:
+        if self._request.pty is None:
             raise InvalidRequest("the process has no terminal; spawn it with pty=(rows, cols)")
         self._stream.control((Tag.ACTION, Action.RESIZE), (Tag.PTY_ROWS, rows), (Tag.PTY_COLS, cols))
         await anyio.lowlevel.checkpoint()
 
     async def detach(self) -> None:
-        """Leave it running. `Sandbox.attach` takes it up again. Does nothing if it has ended.
+        """Leave it running. `Sandbox.attach` gives a new handle. Does nothing if it has ended.
 
         Raises:
             InvalidRequest: it was spawned with `keep=False`.
         """
-        if not self._command.keep:
+        if not self._request.keep:
             raise InvalidRequest("the process was spawned with keep=False and cannot outlive this handle; kill it")
         if self._exited is None:
             self._detached = True
             await self._stream.abandon()
 
     async def aclose(self) -> None:
-        """Detach if it is kept, else kill it with all that it started and wait until it is gone, at most 10 s."""
-        if self._command.keep:
+        """Detach if it is kept, else kill it with all that it started and wait until it has ended, at most 10 s."""
+        if self._request.keep:
             await self.detach()
         elif self._exited is None:
             self._detached = True
@@ -540,11 +680,11 @@ class Process:
     ) -> None:
         await self.aclose()
 
-    async def _next(self) -> Event | None:
+    async def _next(self) -> ProcessEvent | None:
         if self._exited is not None:
             return self._exited
-        while self._untaken:
-            self._stream.discard(FIRST_CHANNEL + self._untaken.pop())
+        while self._unused_channels:
+            self._stream.discard(FIRST_CHANNEL + self._unused_channels.pop())
         item = None if self._detached else await self._stream.next()
         if self._detached:
             raise anyio.ClosedResourceError
@@ -552,13 +692,13 @@ class Process:
             channel, data = item
             offset = self._offsets[channel]
             self._offsets[channel] = offset + len(data)
-            self._silent.discard(channel)
+            self._gap_expected.discard(channel)
             return Output(stream=_NAMES[channel], data=data, offset=offset)
         if item is not None:
             return self._gap(item)
         if self._stream.result is None:
-            raise SandboxDied("the process was given up")
-        exited, killed = read_end(self._stream.result, self._command.command, self._command.cwd, self._command.user)
+            raise SandboxDied("the handle of the process was abandoned")
+        exited, killed = read_end(self._stream.result, self._request)
         if not killed and not self._killed and self._watch.caused(exited):
             exited = exited.model_copy(update={"out_of_memory": True})
         self._exited = exited
@@ -566,21 +706,10 @@ class Process:
 
     def _gap(self, event: Fields) -> Gap | None:
         if event.integer(Tag.EVENT) != EventKind.GAP:
-            raise GuestProtocolError("the guest sent an event that no running process has")
+            raise GuestProtocolError("the guest sent an event that a running process does not have")
         channel = event.within(Tag.CHANNEL, STDOUT, STDERR)
         offset = event.count(Tag.OFFSET)
-        silent = channel in self._silent
-        self._silent.discard(channel)
+        expected = channel in self._gap_expected
+        self._gap_expected.discard(channel)
         self._offsets[channel] = offset
-        return None if silent else Gap(stream=_NAMES[channel], offset=offset)
-
-
-def check_signal(signal: int) -> int:
-    """Return `signal` if there is such a one.
-
-    Raises:
-        InvalidRequest: there is not.
-    """
-    if not 1 <= signal <= 64:
-        raise InvalidRequest(f"there is no signal {signal}; they are numbered 1 to 64")
-    return signal
+        return None if expected else Gap(stream=_NAMES[channel], offset=offset)

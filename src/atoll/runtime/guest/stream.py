@@ -1,10 +1,11 @@
-"""One operation on a connection to a guest, from OPEN to END, and how much of it may be under way.
+"""A stream: one operation on a connection to a guest, from OPEN to END, with its flow control.
 
-Knows channels, credit, events and the end of a stream. Refuses to know the connection (`link.py`, which hands it the
-frames and sends its own) and what the operation means (`process.py`, `files.py` and `sandbox.py` above).
+Owns channels, credit, events and the end of a stream. Not here: the connection, which passes on received frames and
+sends those of its streams (`connection.py`), and what an operation means (`process.py`, `files.py`, `ports.py`). Used
+by those four.
 
 What a guest can make the host hold is bounded: per channel by the window that the host granted, per stream by
-`EVENT_LIMIT` events, and the number of pieces by `BACKLOG`.
+`MAX_EVENTS` events, and the number of chunks by `MAX_CHUNKS`.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ from atoll.contract.protocol import (
 from atoll.runtime.guest.frames import RecordReader, encode_credit
 
 WINDOW = 1024 * 1024
-"""Bytes of a channel that may be under way to the host."""
-EVENT_LIMIT = 1024
-"""Events of a stream that nobody has taken yet; the protocol's own bound."""
-BACKLOG = 1024
-"""Pieces of a stream that nobody has taken yet. Above it they are joined, and the order between channels gives way."""
-COLLECT_BYTES = 256 * 1024 * 1024
-"""Records that `Stream.collect` takes."""
+"""Bytes of a channel that the guest may send before the host has consumed them."""
+MAX_EVENTS = 1024
+"""Unread events of a stream; the protocol's own bound."""
+MAX_CHUNKS = 1024
+"""Unread chunks of a stream. Above it chunks are joined, and the order between channels is lost."""
+MAX_COLLECT_BYTES = 256 * 1024 * 1024
+"""Records that `Stream.collect` accepts."""
 ABANDON_S = 10.0
 
 _JOIN_BYTES = 16 * 1024
@@ -50,11 +51,11 @@ _MOST_CREDIT = 2**40
 _EVENT_KINDS = frozenset(map(int, EventKind))
 
 Sink = Callable[[int, bytes], None]
-T = TypeVar("T")
+_Parsed = TypeVar("_Parsed")
 
 
 class ResultLimit(Exception):
-    """More results than a caller is given at once. Never leaves the runtime: who asked says what would help."""
+    """More results than one call returns. Internal: the caller of `collect` raises an error that says what helps."""
 
     def __init__(self, limit: int, message: str) -> None:
         super().__init__(message)
@@ -63,7 +64,7 @@ class ResultLimit(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a link or a sandbox is of no use any more. Everyone who waits gets an error of their own."""
+    """Why a connection or a sandbox has failed. Each waiting task gets an error object of its own."""
 
     kind: type[SandboxError]
     message: str
@@ -73,7 +74,7 @@ class Failure:
 
 
 class Transport(Protocol):
-    """What a stream needs of the link that it is on."""
+    """What a stream needs of its connection (`GuestConnection`)."""
 
     @property
     def failure(self) -> Failure | None: ...
@@ -98,7 +99,7 @@ class Chunk:
 
 
 class _Inbox:
-    """What has come and was not taken, in order. Small neighbours of one channel are joined."""
+    """Unread chunks and events, in order. Small adjacent chunks of one channel are joined."""
 
     __slots__ = ("_last", "items")
 
@@ -110,7 +111,7 @@ class _Inbox:
         items = self.items
         last = self._last.get(channel) if items else None
         if last is not None and (
-            len(items) >= BACKLOG or (items[-1] is last and len(last.data) + len(data) <= _JOIN_BYTES)
+            len(items) >= MAX_CHUNKS or (items[-1] is last and len(last.data) + len(data) <= _JOIN_BYTES)
         ):
             if isinstance(last.data, bytes):
                 last.data = bytearray(last.data)
@@ -121,7 +122,7 @@ class _Inbox:
         self._last[channel] = chunk
 
     def put_event(self, event: Fields) -> None:
-        # What comes after an event must not be joined with what came before it.
+        # A chunk after an event must not be joined with one before it.
         self._last.clear()
         self.items.append(event)
 
@@ -158,47 +159,47 @@ class _Outgoing:
 
 
 class Stream:
-    """One operation on a link, from OPEN to END.
+    """One operation on a connection, from OPEN to END.
 
     As a context manager it leaves nothing behind: if the stream has not ended by then, it is abandoned.
     """
 
     def __init__(
         self,
-        link: Transport,
+        transport: Transport,
         number: int,
         window: int,
         *,
         receive: Iterable[int],
         send: Iterable[int],
-        apart: Iterable[int],
+        dedicated: Iterable[int],
         sink: Sink | None,
     ) -> None:
         self.number = number
         self.result: Fields | None = None
-        """What END said. None until then."""
+        """The fields of END. None until it is received."""
         self.taken_bytes = 0
-        """What `next` has given out so far."""
-        self._link = link
+        """Bytes that `next` has returned so far."""
+        self._transport = transport
         self._window = window
         self._inbox = _Inbox()
         self._events = 0
         self._records = RecordReader()
         self._incoming = {channel: _Incoming(window, self._inbox) for channel in receive}
-        self._incoming |= {channel: _Incoming(window, _Inbox()) for channel in apart}
+        self._incoming |= {channel: _Incoming(window, _Inbox()) for channel in dedicated}
         self._outgoing = {channel: _Outgoing() for channel in send}
         self.sends = bool(self._outgoing)
         self._sink = sink
         self._abandoned = False
         self._change: anyio.Event | None = None
 
-    # ------------------------------------------------------------------------------------------ for those who use it
+    # ------------------------------------------------------------------------------------------- for the operation
 
     async def next(self) -> tuple[int, bytes] | Fields | None:
-        """The next bytes of a channel, or event, in the order in which they came. None when the stream has ended.
+        """The next bytes of a channel, or event, in the order of arrival. None when the stream has ended.
 
         Raises:
-            SandboxError: the link failed before END came.
+            SandboxError: the connection failed before END.
         """
         while not self._inbox.items:
             if self.result is not None:
@@ -216,33 +217,33 @@ class Stream:
         """The event that must come next. None when the stream has ended instead.
 
         Raises:
-            SandboxError: the link failed, or something else came (`GuestProtocolError`).
+            SandboxError: the connection failed, or another event or data came (`GuestProtocolError`).
         """
         item = await self.next()
         if item is None:
             return None
         with self.fail_on_violation():
             if isinstance(item, tuple) or item.integer(Tag.EVENT) != expected:
-                raise GuestProtocolError(f"the guest did not say {expected.name} when it had to")
+                raise GuestProtocolError(f"the guest did not send the event {expected.name} when it had to")
         return item
 
     async def next_bytes(self) -> bytes | None:
         """The next bytes of a stream that has one channel and no events. None when it has ended.
 
         Raises:
-            SandboxError: the link failed, or an event came (`GuestProtocolError`).
+            SandboxError: the connection failed, or an event came (`GuestProtocolError`).
         """
         item = await self.next()
         if isinstance(item, Fields):
             with self.fail_on_violation():
-                raise GuestProtocolError("the guest sent an event where only bytes can be")
+                raise GuestProtocolError("the guest sent an event where only data is allowed")
         return None if item is None else item[1]
 
     async def next_records(self) -> list[Fields] | None:
         """The next records of a stream that has only those, one or more. None when it has ended.
 
         Raises:
-            SandboxError: the link failed, or a record is malformed (`GuestProtocolError`).
+            SandboxError: the connection failed, or a record is malformed (`GuestProtocolError`).
         """
         while (data := await self.next_bytes()) is not None:
             with self.fail_on_violation():
@@ -253,29 +254,29 @@ class Stream:
                 self._records.finish()
         return None
 
-    async def collect(self, read: Callable[[Fields], T], limit: int) -> list[T]:
-        """What `read` makes of all records of a stream.
+    async def collect(self, parse: Callable[[Fields], _Parsed], limit: int) -> list[_Parsed]:
+        """All records of a stream, each parsed by `parse`.
 
         Raises:
-            TooMuch: there are more than `limit`, or more than `COLLECT_BYTES` of them.
-            SandboxError: the link failed, or `read` found a record wrong (`GuestProtocolError`).
+            ResultLimit: there are more than `limit`, or more than `MAX_COLLECT_BYTES` of them.
+            SandboxError: the connection failed, or `parse` refused a record (`GuestProtocolError`).
         """
-        found: list[T] = []
+        found: list[_Parsed] = []
         while (records := await self.next_records()) is not None:
             with self.fail_on_violation():
-                found += map(read, records)
+                found += map(parse, records)
             if len(found) > limit:
                 raise ResultLimit(limit, f"more than {limit} entries")
-            if self.taken_bytes > COLLECT_BYTES:
-                raise ResultLimit(COLLECT_BYTES, f"more than {COLLECT_BYTES} bytes of entries")
+            if self.taken_bytes > MAX_COLLECT_BYTES:
+                raise ResultLimit(MAX_COLLECT_BYTES, f"more than {MAX_COLLECT_BYTES} bytes of entries")
         return found
 
     async def receive(self, channel: int) -> bytes:
-        """The next bytes of a channel that stands apart.
+        """The next bytes of a dedicated channel.
 
         Raises:
             anyio.EndOfStream: no more will come.
-            SandboxError: the link failed.
+            SandboxError: the connection failed.
         """
         incoming = self._incoming[channel]
         while not incoming.inbox.items:
@@ -289,23 +290,23 @@ class Stream:
         return item[1]
 
     async def ended(self) -> Fields:
-        """What END says, once it has come. Takes nothing from the channels: use a sink, or read them to the end.
+        """The fields of END, once it has come. Reads nothing from the channels: use a sink, or read them to the end.
 
         Raises:
-            SandboxError: the link failed before.
+            SandboxError: the connection failed before END.
         """
         while self.result is None:
             await self._changed()
         return self.result
 
     def is_quiet(self, channel: int) -> bool:
-        """Whether a channel that stands apart has brought nothing that was not taken, and can bring more."""
+        """Whether a dedicated channel has no unread bytes and is still open."""
         incoming = self._incoming[channel]
-        ended = incoming.eof or self._abandoned or self.result is not None or self._link.failure is not None
+        ended = incoming.eof or self._abandoned or self.result is not None or self._transport.failure is not None
         return not ended and not incoming.inbox.items
 
     def problem(self) -> Problem | None:
-        """What END says went wrong. None: nothing did, or it has not come.
+        """The problem that END reports. None: there is none, or END has not come.
 
         Raises:
             GuestProtocolError: END is malformed.
@@ -314,12 +315,12 @@ class Stream:
             return None if self.result is None else self.result.problem()
 
     async def send(self, data: bytes | bytearray | memoryview, channel: int = 0) -> None:
-        """Send bytes as credit allows. When it returns, they are on their way; `data` may be changed.
+        """Send bytes as credit allows. When it returns, all are queued or sent; `data` may be changed.
 
         Raises:
-            anyio.BrokenResourceError: the stream has ended; nobody will read them.
+            anyio.BrokenResourceError: the stream has ended; they will not be read.
             anyio.ClosedResourceError: `send_eof` was called, or the stream was abandoned.
-            SandboxError: the link failed.
+            SandboxError: the connection failed.
         """
         view = memoryview(data if isinstance(data, bytes) else bytes(data))
         outgoing = self._outgoing[channel]
@@ -330,31 +331,31 @@ class Stream:
                 raise anyio.ClosedResourceError
             if self.result is not None:
                 raise anyio.BrokenResourceError
-            if self._link.failure is not None:
-                raise self._link.failure.error()
+            if self._transport.failure is not None:
+                raise self._transport.failure.error()
             piece = view[: min(outgoing.credit, MAX_PAYLOAD)]
             outgoing.credit -= len(piece)
             view = view[len(piece) :]
-            self._link.post_now(encode_header(FrameType.DATA, self.number, len(piece), channel), piece)
-            await self._link.drained()
+            self._transport.post_now(encode_header(FrameType.DATA, self.number, len(piece), channel), piece)
+            await self._transport.drained()
 
     def send_eof(self, channel: int = 0) -> None:
-        """Say that no more is sent on a channel. The second time it does nothing."""
+        """Send EOF on a channel. Does nothing the second time."""
         outgoing = self._outgoing[channel]
         if outgoing.closed:
             return
         outgoing.closed = True
         if self.result is None and not self._abandoned:
-            self._link.post(encode_frame(FrameType.EOF, self.number, channel=channel))
+            self._transport.post(encode_frame(FrameType.EOF, self.number, channel=channel))
         self._wake()
 
     def control(self, *fields: tuple[Tag, int]) -> None:
         """Send a CONTROL frame, unless the stream has ended."""
         if self.result is None:
-            self._link.post(encode_frame(FrameType.CONTROL, self.number, encode_fields(fields)))
+            self._transport.post(encode_frame(FrameType.CONTROL, self.number, encode_fields(fields)))
 
     def discard(self, channel: int) -> None:
-        """Drop what a channel that stands apart holds and still brings, so that nothing waits for it to be read."""
+        """Drop what a dedicated channel holds and still receives, so that the guest does not wait for credit."""
         incoming = self._incoming[channel]
         incoming.discard = True
         while incoming.inbox.items:
@@ -363,31 +364,31 @@ class Stream:
                 self._consume(incoming, *item)
 
     def reset(self) -> None:
-        """Abandon the stream. What it still brings is dropped; its END comes later."""
+        """Abandon the stream. What it still receives is dropped; its END comes later."""
         if self.result is None and not self._abandoned:
             self._abandoned = True
-            self._link.post(encode_frame(FrameType.RESET, self.number))
+            self._transport.post(encode_frame(FrameType.RESET, self.number))
             self._inbox.items.clear()
             self._wake()
 
     async def abandon(self, within_s: float = ABANDON_S) -> bool:
-        """`reset`, and wait for END whatever is cancelled meanwhile, but no longer than `within_s`.
+        """`reset`, and wait for END, shielded from cancellation, but no longer than `within_s`.
 
-        True when END has come or the link is gone.
+        True when END has come or the connection has failed.
         """
         self.reset()
         with anyio.move_on_after(within_s, shield=True):
-            while self.result is None and self._link.failure is None:
+            while self.result is None and self._transport.failure is None:
                 await self._changed()
-        return self.result is not None or self._link.failure is not None
+        return self.result is not None or self._transport.failure is not None
 
     @contextlib.contextmanager
     def fail_on_violation(self) -> Iterator[None]:
-        """What is found wrong inside with what the guest sent fails the link for all."""
+        """A `GuestProtocolError` raised inside fails the connection, and so all its streams."""
         try:
             yield
         except GuestProtocolError as violation:
-            self._link.fail(Failure(GuestProtocolError, violation.message))
+            self._transport.fail(Failure(GuestProtocolError, violation.message))
             raise
 
     async def __aenter__(self) -> Self:
@@ -396,11 +397,11 @@ class Stream:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.result is None and self._link.failure is None:
+        if self.result is None and self._transport.failure is None:
             await self.abandon()
 
     async def _changed(self) -> None:
-        failure = self._link.failure
+        failure = self._transport.failure
         if failure is not None:
             raise failure.error()
         if self._change is None:
@@ -416,10 +417,10 @@ class Stream:
         incoming.consumed += len(data)
         if incoming.consumed * 2 >= self._window and self.result is None and not self._abandoned and not incoming.eof:
             incoming.credit += incoming.consumed
-            self._link.post(encode_credit(self.number, channel, incoming.consumed))
+            self._transport.post(encode_credit(self.number, channel, incoming.consumed))
             incoming.consumed = 0
 
-    # ------------------------------------------------------------------------------------------------- for the link
+    # ------------------------------------------------------------------------------------------- for the connection
 
     def on_data(self, channel: int, data: bytes) -> None:
         incoming = self._incoming.get(channel)
@@ -427,7 +428,7 @@ class Stream:
             raise GuestProtocolError(f"the guest sent data on channel {channel}, which is not open")
         incoming.credit -= len(data)
         if incoming.credit < 0:
-            raise GuestProtocolError(f"the guest sent {-incoming.credit} bytes more than it was given credit for")
+            raise GuestProtocolError(f"the guest sent {-incoming.credit} bytes more than its credit")
         if self._abandoned:
             return
         if incoming.discard:
@@ -449,7 +450,7 @@ class Stream:
     def on_credit(self, channel: int, amount: int) -> None:
         outgoing = self._outgoing.get(channel)
         if outgoing is None or outgoing.credit + amount > _MOST_CREDIT:
-            raise GuestProtocolError(f"the guest gave credit for channel {channel}, which it cannot")
+            raise GuestProtocolError(f"the guest gave credit for channel {channel}, which is not open or has too much")
         outgoing.credit += amount
         self._wake()
 
@@ -460,12 +461,12 @@ class Stream:
         if self._abandoned:
             return
         self._events += 1
-        if self._events > EVENT_LIMIT and kind == EventKind.ACCEPTED:
-            # Of connections that nobody took, the oldest have been closed again by then.
+        if self._events > MAX_EVENTS and kind == EventKind.ACCEPTED:
+            # The guest has closed the oldest unaccepted connections by then.
             self._inbox.items.popleft()
             self._events -= 1
-        if self._events > EVENT_LIMIT:
-            raise GuestProtocolError(f"the guest sent more than {EVENT_LIMIT} events that nobody had taken")
+        if self._events > MAX_EVENTS:
+            raise GuestProtocolError(f"the guest sent more than {MAX_EVENTS} events that were not read")
         self._inbox.put_event(event)
         self._wake()
 
@@ -477,18 +478,16 @@ class Stream:
         self._wake()
 
 
-class Connection(ByteStream):
-    """Two channels of a stream as a byte stream.
+class ChannelStream(ByteStream):
+    """One channel in each direction as a byte stream: an extra channel of a process, or a port (`ports.py`).
 
-    `aclose` of one that owns its stream abandons it: what was sent and not yet taken by the other side may be lost.
-    To be sure that all arrived, `send_eof` and receive to the end first.
+    Closing it leaves the operation running: what still comes on its channel is dropped.
     """
 
-    def __init__(self, stream: Stream, *, receive: int, send: int, owner: bool) -> None:
+    def __init__(self, stream: Stream, *, receive: int, send: int) -> None:
         self._stream = stream
         self._receive_channel = receive
         self._send_channel = send
-        self._owner = owner
         self._rest = b""
         self._closed = False
 
@@ -503,53 +502,29 @@ class Connection(ByteStream):
             raise anyio.ClosedResourceError
         if not self._rest:
             try:
-                try:
-                    self._rest = await self._stream.receive(self._receive_channel)
-                except anyio.EndOfStream:
-                    if self._owner and self._stream.problem() is not None:
-                        raise anyio.BrokenResourceError from None
-                    raise
-            except SandboxError as error:  # also of an END that is malformed, which has failed the link for all
+                self._rest = await self._next()
+            except SandboxError as error:  # also of a malformed END, which has failed the connection for all streams
                 raise anyio.BrokenResourceError from error
         data, self._rest = self._rest[:max_bytes], self._rest[max_bytes:]
         return data
 
+    async def _next(self) -> bytes:
+        return await self._stream.receive(self._receive_channel)
+
     async def send(self, item: bytes) -> None:
-        """Send all of it, as fast as the other side takes it.
+        """Send all of it, as fast as the other side reads it.
 
         Raises:
-            anyio.BrokenResourceError: nobody reads any more, or the sandbox is gone (its error is the cause).
+            anyio.BrokenResourceError: the other side reads no more, or the sandbox is gone (its error is the cause).
         """
         try:
             await self._stream.send(item, self._send_channel)
         except SandboxError as error:
             raise anyio.BrokenResourceError from error
 
-    def is_quiet(self) -> bool:
-        """Whether it is open both ways as far as is known here, and nothing has come that was not received."""
-        return not self._closed and not self._rest and self._stream.is_quiet(self._receive_channel)
-
     async def send_eof(self) -> None:
-        """Say that no more will be sent. Receiving goes on."""
+        """Send no more. Receiving goes on."""
         self._stream.send_eof(self._send_channel)
-
-    async def finish(self, within_s: float) -> None:
-        """Close it once the other side has taken all that was sent and has closed its own direction, or after so long.
-
-        What the other side still sends is dropped.
-        """
-        with anyio.move_on_after(within_s):
-            try:
-                await self.send_eof()
-                while True:
-                    await self.receive()
-            except anyio.EndOfStream:
-                if self._owner:
-                    with contextlib.suppress(SandboxError):
-                        await self._stream.ended()
-            except (anyio.BrokenResourceError, anyio.ClosedResourceError):
-                pass
-        await self.aclose()
 
     async def aclose(self) -> None:
         """Close both directions."""
@@ -557,10 +532,7 @@ class Connection(ByteStream):
         await anyio.lowlevel.checkpoint()
 
     def abort(self) -> None:
-        """`aclose`, for who cannot wait."""
+        """`aclose`, for a caller that cannot await."""
         self._closed = True
         self._stream.send_eof(self._send_channel)
-        if self._owner:
-            self._stream.reset()
-        else:
-            self._stream.discard(self._receive_channel)
+        self._stream.discard(self._receive_channel)

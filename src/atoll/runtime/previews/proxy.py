@@ -27,7 +27,7 @@ import anyio
 import h11
 
 from atoll.contract.errors import AtollError
-from atoll.runtime.guest.stream import Connection
+from atoll.runtime.guest.ports import PortConnection
 from atoll.runtime.http1 import CHUNK_BYTES, DISCONNECTED, MAX_HEAD_BYTES, Headers, check_head, strip_hop_by_hop
 
 HEAD_TIMEOUT_S = 15.0
@@ -41,7 +41,7 @@ STALL_TIMEOUT_S = 120.0
 MAX_INFORMATIONAL_RESPONSES = 16
 """Responses with a status of 1xx to one request."""
 
-_MAX_READ_AMAX_HEAD_BYTES = 1024 * 1024
+_MAX_READ_AHEAD_BYTES = 1024 * 1024
 _MAX_PIECES = 64
 """Pieces of a message that are sent together."""
 _LINGER_S = 2.0
@@ -70,7 +70,7 @@ class Upstream(Protocol):
     def server(self) -> object:
         """Identifies the server. Connections are reused for requests to the same one."""
 
-    async def dial(self) -> Connection: ...
+    async def dial(self) -> PortConnection: ...
 
     def rewrite_response(self, headers: Headers) -> Headers:
         """The headers of a response, for the client."""
@@ -167,7 +167,7 @@ class ClientSocket:
             self._ended = True
             if self._exchange is not None:
                 self._exchange.cancel()
-        if not data or self._size >= _MAX_READ_AMAX_HEAD_BYTES:
+        if not data or self._size >= _MAX_READ_AHEAD_BYTES:
             self._stop_reading()
         if self._received is not None:
             self._received.set()
@@ -182,7 +182,7 @@ class ClientSocket:
             self._received = None
         data = self._held.popleft()
         self._size -= len(data)
-        if self._size < _MAX_READ_AMAX_HEAD_BYTES // 2:
+        if self._size < _MAX_READ_AHEAD_BYTES // 2:
             self._start_reading()
         return data
 
@@ -213,7 +213,7 @@ class ClientSocket:
 class _UpstreamConnection:
     """A connection to a server inside."""
 
-    def __init__(self, stream: Connection, server: object) -> None:
+    def __init__(self, stream: PortConnection, server: object) -> None:
         self.http = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD_BYTES)
         self.server = server
         self.stream = stream
@@ -347,7 +347,7 @@ class _ClientConnection:
             (name, value) for name, value in request.headers if name in (b"content-length", b"transfer-encoding")
         ]
         if upgrades:
-            framing += [(b"Connection", b"Upgrade"), (b"Upgrade", b"websocket")]
+            framing += [(b"PortConnection", b"Upgrade"), (b"Upgrade", b"websocket")]
         head = h11.Request(method=request.method, target=upstream.target, headers=[*upstream.headers, *framing])
         if type(first) is not h11.EndOfMessage:
             server = await self._connect(upstream)
@@ -483,7 +483,7 @@ class _ClientConnection:
     async def _tunnel(self, server: _UpstreamConnection, event: h11.InformationalResponse, upstream: Upstream) -> None:
         """After a 101 pass bytes in both directions, until one side closes."""
         headers = upstream.rewrite_response(strip_hop_by_hop(event.headers.raw_items()))
-        headers += [(b"Connection", b"Upgrade"), (b"Upgrade", b"websocket")]
+        headers += [(b"PortConnection", b"Upgrade"), (b"Upgrade", b"websocket")]
         head = self._http.send(h11.InformationalResponse(status_code=101, headers=headers))
         await self._send([head, server.http.trailing_data[0]])
         self._client.allow_half_close()
@@ -517,7 +517,7 @@ class _ClientConnection:
             with suppress(h11.RemoteProtocolError):
                 self._http.next_event()
         if self._http.their_state in (h11.SEND_BODY, h11.ERROR):  # the client is still sending, and has to stop
-            headers.append((b"Connection", b"close"))
+            headers.append((b"PortConnection", b"close"))
         reason = HTTPStatus(response.status).phrase.encode()
         out = [self._http.send(h11.Response(status_code=response.status, headers=headers, reason=reason))]
         if self._method != b"HEAD":

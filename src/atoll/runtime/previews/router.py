@@ -28,7 +28,7 @@ from anyio.abc import TaskGroup
 
 from atoll.contract.errors import AtollError, InvalidRequest, PortRefused, SandboxAsleep
 from atoll.contract.model import Preview
-from atoll.runtime.guest.stream import Connection
+from atoll.runtime.guest.ports import PortConnection
 from atoll.runtime.http1 import Headers, one_line, strip_hop_by_hop
 from atoll.runtime.previews.pages import page
 from atoll.runtime.previews.proxy import PreviewResponse, header, serve
@@ -65,7 +65,7 @@ _OURS = frozenset(
 _OUT_OF_RESOURCES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _log = logging.getLogger(__name__)
 
-DialPort = Callable[[int, str], Awaitable[Connection]]
+DialPort = Callable[[int, str], Awaitable[PortConnection]]
 
 
 def label_of(name: str, port: int) -> str:
@@ -89,7 +89,7 @@ class _ExposedPort:
     def __str__(self) -> str:
         return f"{self.name}:{self.preview.port}"
 
-    async def connect(self) -> Connection:
+    async def connect(self) -> PortConnection:
         """Connect to the server, on either address of `localhost`. Wakes the sandbox.
 
         Raises:
@@ -308,7 +308,7 @@ class _PreviewUpstream:
     cookie: bytes | None
     html: bool
 
-    async def dial(self) -> Connection:
+    async def dial(self) -> PortConnection:
         return await self.server.connect()
 
     @contextmanager
@@ -353,7 +353,7 @@ class _PreviewUpstream:
 
 _SCOPE = b"service-worker-allowed"
 """Removed below a path: a service worker must not control the pages of other previews."""
-_CLOSE = (b"Connection", b"close")
+_CLOSE = (b"PortConnection", b"close")
 _PRIVATE: Headers = [(b"Cache-Control", b"no-store"), (b"Referrer-Policy", b"no-referrer")]
 
 

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Literal
 
 import anyio
 
-from atoll.contract.errors import ExecTimeout
 from atoll.contract.model import ExecResult, Exited, Gap, Output, ProcessInfo
 from atoll.runtime.guest.process import Collector, to_result
 from atoll.surfaces.cli import render, terminal
@@ -118,35 +117,24 @@ async def _connect(process: Process, options: ExecOptions, sink: _Passthrough | 
         OutputClosed: our output is no longer read; its tree is dead.
     """
     exited: Exited | None = None
-    late = False
-
-    async def expire(timeout_s: float) -> None:
-        nonlocal late
-        await anyio.sleep(timeout_s)
-        late = True
-        await process.kill()
-
+    limit = process.time_limit(options.timeout_s)
     with terminal.raw() if options.tty else nullcontext():
         async with process, anyio.create_task_group() as tasks:
             if process.stdin is not None and options.stdin and terminal.stdin_offered():
                 tasks.start_soon(_feed, process.stdin)
             if options.tty:
                 tasks.start_soon(_resize, process)
-            if options.timeout_s is not None:
-                tasks.start_soon(expire, options.timeout_s)
-            async for event in process:
-                if isinstance(event, Output):
-                    await sink.take(event)
-                elif isinstance(event, Exited):
-                    exited = event
+            with limit:
+                async for event in process:
+                    if isinstance(event, Output):
+                        await sink.take(event)
+                    elif isinstance(event, Exited):
+                        exited = event
             tasks.cancel_scope.cancel()
     if exited is None:
         raise AssertionError("the events of a process ended without its end")
-    if late:
-        raise ExecTimeout(
-            f"the command did not end within {options.timeout_s:g} s; it and all that it started were killed",
-            sink.result(exited, timed_out=True),
-        )
+    if limit.expired:
+        raise limit.error(sink.result(exited, timed_out=True))
     return exited
 
 

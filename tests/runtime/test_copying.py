@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from atoll.contract.errors import AtollError, InvalidRequest, PermissionDenied, SandboxError
 from atoll.runtime.guest import copying
-from atoll.runtime.guest.copying import Unpacker
+from atoll.runtime.guest.copying import TarUnpacker
 
 
 def entry(
@@ -43,7 +43,7 @@ def root(tmp_path: Path) -> Path:
 @pytest.fixture
 def unpack(root: Path) -> Callable[..., int]:
     def unpack(data: bytes, *, piece: int = 10_000, limit_bytes: int = 10**9) -> int:
-        with Unpacker(root, "what", limit_bytes) as unpacker:
+        with TarUnpacker(root, "what", limit_bytes) as unpacker:
             for start in range(0, len(data), piece):
                 unpacker.feed(data[start : start + piece])
             unpacker.finish()
@@ -146,7 +146,7 @@ def test_more_than_the_limit_is_refused_before_it_is_written(unpack: Callable[..
 
 
 def test_too_many_entries_are_refused(unpack: Callable[..., int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copying, "ENTRY_LIMIT", 10)
+    monkeypatch.setattr(copying, "MAX_DOWNLOAD_ENTRIES", 10)
     with pytest.raises(InvalidRequest):
         unpack(archive(*(entry(f"f{i}") for i in range(11))))
 
@@ -216,7 +216,7 @@ def test_a_tar_that_was_tampered_with_is_unpacked_or_refused(
             good[start : start + 512] = resum(good[start : start + 512])
     around = tmp_path_factory.mktemp("around")
     (around / "root").mkdir()
-    with contextlib.suppress(AtollError, OSError), Unpacker(around / "root", "what", 10**6) as unpacker:
+    with contextlib.suppress(AtollError, OSError), TarUnpacker(around / "root", "what", 10**6) as unpacker:
         unpacker.feed(bytes(good))
         unpacker.finish()
     assert os.listdir(around) == ["root"]

@@ -33,9 +33,9 @@ from atoll.contract.protocol import (
     Tag,
     encode_frame,
 )
-from atoll.runtime.guest import connection as link_module, files as files_module
-from atoll.runtime.guest.connection import Link
-from atoll.runtime.guest.stream import BACKLOG, EVENT_LIMIT, WINDOW
+from atoll.runtime.guest import connection as connection_module, files as files_module
+from atoll.runtime.guest.connection import GuestConnection
+from atoll.runtime.guest.stream import MAX_CHUNKS, MAX_EVENTS, WINDOW
 from atoll.runtime.sandbox import Sandbox
 from atoll.testing.waiting import eventually
 from tests.runtime.conftest import Host, Wire
@@ -111,7 +111,7 @@ async def test_a_sandbox_that_did_not_start_says_why_every_time(host: Host, wire
         b"SSH-2.0-OpenSSH_9.2\r\n",
     ],
 )
-async def test_whoever_greets_wrongly_is_destroyed(host: Host, wire: Wire, greeting: bytes) -> None:
+async def test_a_wrong_handshake_stops_the_guest(host: Host, wire: Wire, greeting: bytes) -> None:
     wire.greets = False
     sandbox = host.sandbox(wire.connect)
     async with anyio.create_task_group() as group:
@@ -121,7 +121,7 @@ async def test_whoever_greets_wrongly_is_destroyed(host: Host, wire: Wire, greet
 
         group.start_soon(greet)
         assert isinstance(await raised(sandbox.connect), GuestProtocolError)
-    assert host.destroyed == 1
+    assert host.stopped == 1
 
 
 async def test_a_sandbox_that_is_destroyed_while_a_call_connects_is_not_used(host: Host, wire: Wire) -> None:
@@ -162,8 +162,10 @@ async def test_any_byte_stream_will_do(host: Host, wire: Wire) -> None:
         assert isinstance(await raised(lambda: sandbox.exec("true")), SandboxDied)
 
 
-async def test_whoever_does_not_greet_is_given_up(host: Host, wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link_module, "GREETING_S", 0.05)
+async def test_a_handshake_that_times_out_is_a_failed_launch(
+    host: Host, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection_module, "HANDSHAKE_S", 0.05)
     wire.greets = False
     assert isinstance(await raised(host.sandbox(wire.connect).connect), LaunchFailed)
 
@@ -192,7 +194,7 @@ async def test_after_a_lost_connection_the_next_call_connects_again(scripted: Sa
         assert isinstance(error, SandboxDied)
         assert "connection lost" in error.message
         assert (await scripted.exec("true")).exit_code == 3
-    assert host.destroyed == 0
+    assert host.destroyed == host.stopped == 0
 
 
 async def test_closing_leaves_the_sandbox_and_the_next_call_connects_again(scripted: Sandbox, wire: Wire) -> None:
@@ -212,6 +214,7 @@ async def test_a_sandbox_that_dies_raises_and_never_returns_output(scripted: San
         peer = await wire.peer()
         opened = await peer.hear(FrameType.OPEN)
         await peer.data(opened.stream, 1, b"all is well\n")
+        wire.ended = True
         await peer.say(FrameType.GONE, 0, fields=((Tag.SIGNAL, 9), (Tag.MESSAGE, b"killed by signal 9")))
         await peer.aclose()
 
@@ -222,7 +225,7 @@ async def test_a_sandbox_that_dies_raises_and_never_returns_output(scripted: San
     assert "killed by signal 9" in error.message
     assert isinstance(await raised(lambda: scripted.files.read_bytes("x")), SandboxDied)
     assert wire.connections == 1
-    assert host.destroyed == 0
+    assert host.destroyed == host.stopped == 0
 
 
 async def test_a_guest_that_the_keeper_ended_broke_the_protocol(scripted: Sandbox, wire: Wire, host: Host) -> None:
@@ -237,7 +240,7 @@ async def test_a_guest_that_the_keeper_ended_broke_the_protocol(scripted: Sandbo
     assert isinstance(error, GuestProtocolError)
     assert "more data than was asked for" in error.message
     assert isinstance(await raised(lambda: scripted.exec("true")), GuestProtocolError)
-    assert host.destroyed == 0
+    assert host.destroyed == host.stopped == 0
 
 
 async def test_destroying_ends_calls_under_way_and_refuses_later_ones(
@@ -296,7 +299,7 @@ VIOLATIONS = {
 
 
 @pytest.mark.parametrize("violation", VIOLATIONS.values(), ids=VIOLATIONS.keys())
-async def test_a_guest_that_breaks_a_rule_is_destroyed_and_all_calls_raise(
+async def test_a_guest_that_breaks_a_rule_is_stopped_and_all_calls_raise(
     scripted: Sandbox, wire: Wire, host: Host, violation: bytes
 ) -> None:
     errors: list[AtollError] = []
@@ -304,7 +307,7 @@ async def test_a_guest_that_breaks_a_rule_is_destroyed_and_all_calls_raise(
     async def first() -> None:
         process = await scripted.spawn("first")
         # Nothing is read before, so that no credit is given back.
-        await eventually(lambda: host.destroyed, "the sandbox is destroyed")
+        await eventually(lambda: host.stopped, "the sandbox is stopped")
         await raised(process.wait)
 
     async def second() -> None:
@@ -322,7 +325,7 @@ async def test_a_guest_that_breaks_a_rule_is_destroyed_and_all_calls_raise(
         await peer.hears_the_end()
     assert isinstance(errors[0], GuestProtocolError)
     assert isinstance(await raised(lambda: scripted.files.stat("x")), GuestProtocolError)
-    assert host.destroyed == 1
+    assert host.stopped == 1
     assert wire.connections == 1
 
 
@@ -348,7 +351,7 @@ async def test_an_end_that_says_nothing_is_no_exit_code(
     async with anyio.create_task_group() as group:
         group.start_soon(answer)
         assert isinstance(await raised(lambda: scripted.exec("true")), GuestProtocolError)
-    assert host.destroyed == 1
+    assert host.stopped == 1
 
 
 async def test_a_flood_of_events_is_a_violation(scripted: Sandbox, wire: Wire, host: Host) -> None:
@@ -358,12 +361,12 @@ async def test_a_flood_of_events_is_a_violation(scripted: Sandbox, wire: Wire, h
             peer = await wire.peer()
             opened = await peer.hear(FrameType.OPEN)
             gap = struct.pack("<HIqHIqHIq", Tag.EVENT, 8, EventKind.GAP, Tag.CHANNEL, 8, 1, Tag.OFFSET, 8, 0)
-            await peer.say_raw(encode_frame(FrameType.EVENT, opened.stream, gap) * (EVENT_LIMIT + 1))
+            await peer.say_raw(encode_frame(FrameType.EVENT, opened.stream, gap) * (MAX_EVENTS + 1))
             await peer.hears_the_end()
 
         group.start_soon(flood)
         assert isinstance(await raised(lambda: scripted.exec("true")), GuestProtocolError)
-    assert host.destroyed == 1
+    assert host.stopped == 1
 
 
 @pytest.mark.parametrize(
@@ -397,7 +400,7 @@ async def test_a_record_that_is_none_destroys_the_sandbox(
     async with anyio.create_task_group() as group:
         group.start_soon(answer)
         assert isinstance(await raised(scripted.files.list), GuestProtocolError)
-    await eventually(lambda: host.destroyed == 1, "the sandbox is destroyed")
+    await eventually(lambda: host.stopped == 1, "the sandbox is stopped")
 
 
 async def test_what_is_wrong_with_one_sandbox_is_not_blamed_on_another(host: Host, wire: Wire) -> None:
@@ -419,7 +422,7 @@ async def test_what_is_wrong_with_one_sandbox_is_not_blamed_on_another(host: Hos
         group.start_soon(answer)
         assert isinstance(await raised(lambda: sandbox.files.write_bytes("x", broken_source())), GuestProtocolError)
         assert (await sandbox.exec("true")).ok
-    assert host.destroyed == 0
+    assert host.destroyed == host.stopped == 0
 
 
 # -------------------------------------------------------------------------------------------------------- flow control
@@ -521,15 +524,15 @@ async def test_a_write_that_ends_before_all_was_sent_is_a_violation(scripted: Sa
 
 async def test_cancelling_a_sender_tears_no_frame(host: Host, wire: Wire) -> None:
     """The peer does not read while senders come and go, then finds whole frames only."""
-    link = Link(await wire.connect(), "the sandbox")
+    connection = GuestConnection(await wire.connect(), "the sandbox")
     peer = await wire.peer()
-    await link.greet()
-    host.tasks.start_soon(link.run)
+    await connection.handshake()
+    host.tasks.start_soon(connection.run)
     cancelled = 0
     opened = 0
     for _ in range(60):
         with anyio.move_on_after(0.002) as scope:
-            stream = await link.open(Op.WRITE, b"", receive=(), send=(0,))
+            stream = await connection.open(Op.WRITE, b"", receive=(), send=(0,))
             opened += 1
             try:
                 await stream.send(bytes(2 * INITIAL_CREDIT))
@@ -560,7 +563,7 @@ async def test_tiny_pieces_that_nobody_reads_are_joined(scripted: Sandbox, wire:
         await eventually(lambda: process._stream.result is not None, "all has come")
         events = [event async for event in process]
     outputs = [event for event in events if isinstance(event, Output)]
-    assert len(outputs) <= BACKLOG
+    assert len(outputs) <= MAX_CHUNKS
     assert b"".join(event.data for event in outputs if event.stream == "stdout") == b"o" * 20_000
     assert b"".join(event.data for event in outputs if event.stream == "stderr") == b"e" * 20_000
     for name in ("stdout", "stderr"):
@@ -577,7 +580,7 @@ async def test_tiny_pieces_that_nobody_reads_are_joined(scripted: Sandbox, wire:
 async def test_a_list_without_end_is_refused(
     scripted: Sandbox, wire: Wire, host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files_module, "ENTRY_LIMIT", 100)
+    monkeypatch.setattr(files_module, "MAX_ENTRIES", 100)
 
     async def answer() -> None:
         peer = await wire.peer()
@@ -592,7 +595,7 @@ async def test_a_list_without_end_is_refused(
         error = await raised(scripted.files.list)
     assert isinstance(error, InvalidRequest)
     assert "more than 100 entries" in error.message
-    assert host.destroyed == 0
+    assert host.destroyed == host.stopped == 0
 
 
 async def test_finding_more_than_was_asked_for_is_a_violation(scripted: Sandbox, wire: Wire) -> None:
@@ -623,7 +626,7 @@ async def test_reading_more_than_was_asked_for_is_a_violation(scripted: Sandbox,
 async def test_a_file_that_is_too_large_to_hold_is_refused(
     scripted: Sandbox, wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files_module, "READ_LIMIT_BYTES", 1000)
+    monkeypatch.setattr(files_module, "MAX_READ_BYTES", 1000)
 
     async def answer() -> None:
         peer = await wire.peer()
@@ -745,7 +748,7 @@ async def test_a_listener_passes_over_connections_that_were_closed_again(scripte
 
 
 async def test_connections_that_nobody_takes_do_not_pile_up(scripted: Sandbox, wire: Wire, host: Host) -> None:
-    last = EVENT_LIMIT + 100
+    last = MAX_EVENTS + 100
 
     async def answer() -> None:
         peer = await wire.peer()
@@ -768,7 +771,7 @@ async def test_connections_that_nobody_takes_do_not_pile_up(scripted: Sandbox, w
         async with scripted.listen() as listener:
             assert (await scripted.exec("true")).ok
             await (await anext(listener)).aclose()
-    assert host.destroyed == 0
+    assert host.destroyed == host.stopped == 0
 
 
 async def test_a_reader_that_stops_early_abandons_the_stream(scripted: Sandbox, wire: Wire) -> None:

@@ -1,0 +1,285 @@
+"""The sandboxes that this process has open, and its connections to their guests.
+
+Owns the open handles (`Sandbox`), the manifest with which each was last connected, how a keeper's socket is reached,
+and the end: a guest that broke the protocol is stopped, and a sandbox that is removed is disconnected first.
+`Connections` is the `SandboxOwner` of every handle.
+
+Not here: how a sandbox is created (`provisioning.py`), how it starts, sleeps and wakes (`lifecycle/`), and what is sent
+over a connection (`guest/`). Used by `engine.py` and `provisioning.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import anyio
+import anyio.abc
+
+from atoll.contract.driver import Driver
+from atoll.contract.errors import AtollError, GuestProtocolError, SandboxDied, SandboxError, SandboxNotFound
+from atoll.contract.model import RuntimeName, SandboxInfo, SandboxSpec, SystemProcess, Usage
+from atoll.runtime.egress.server import EgressServer, EgressServers
+from atoll.runtime.guest.connection import GuestConnection
+from atoll.runtime.guest.process import list_epoll_waiters
+from atoll.runtime.lifecycle.lifecycle import Lifecycle
+from atoll.runtime.sandbox import Sandbox
+from atoll.runtime.secrets.vault import SandboxSecrets, Vault
+from atoll.runtime.state.checkpoints import CheckpointRecord
+from atoll.runtime.state.layers import Layers
+from atoll.runtime.state.status import describe, ending
+from atoll.runtime.state.store import Manifest, StateStore
+
+if TYPE_CHECKING:
+    from atoll.runtime.engine import Engine
+    from atoll.runtime.previews.router import Previews
+
+_MAX_LAUNCHES = 8
+"""Sandboxes that this process starts at once. With more, each start takes longer and none ends earlier."""
+_log = logging.getLogger(__name__)
+
+
+class Connections:
+    """The open sandboxes of one engine, by id. Implements `SandboxOwner`."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        store: StateStore,
+        layers: Layers,
+        lifecycle: Lifecycle,
+        vault: Vault,
+        tasks: anyio.abc.TaskGroup,
+        *,
+        choose: Callable[[RuntimeName | None], Driver],
+        preview_address: tuple[str, int],
+    ) -> None:
+        self.engine = engine
+        self.tasks = tasks
+        self.launches = anyio.CapacityLimiter(_MAX_LAUNCHES)
+        """Held by each operation that starts a sandbox: create, wake and restore."""
+        self.egress_servers = EgressServers(tasks)
+        self._store = store
+        self._layers = layers
+        self._lifecycle = lifecycle
+        self._vault = vault
+        self._choose = choose
+        self._preview_address = preview_address
+        self._previews: Previews | None = None
+        self._sandboxes: dict[str, Sandbox] = {}
+        self._manifests: dict[str, Manifest] = {}
+        """The manifest of each open sandbox, as it was when a connection was last made."""
+        self._creating: set[str] = set()
+
+    @property
+    def previews(self) -> Previews:
+        """The ports of sandboxes that this process exposes. It listens once the first port is exposed."""
+        if self._previews is None:
+            from atoll.runtime.previews.router import Previews
+
+            self._previews = Previews(self.tasks, self._preview_address)
+        return self._previews
+
+    # ---- handles ----
+
+    def find(self, id: str) -> Sandbox | None:
+        """The handle of a sandbox, if it is open here."""
+        return self._sandboxes.get(id)
+
+    def open(self, manifest: Manifest) -> Sandbox:
+        """A new handle for the sandbox of a manifest. It connects when it is first used.
+
+        Raises:
+            RuntimeUnavailable: the runtime of the sandbox is not on this machine.
+        """
+        id = manifest.id
+        self._choose(manifest.runtime)
+        self._manifests[id] = manifest
+        egress = EgressServer(self.egress_servers, self._store.directory(id), partial(self.spec, id))
+        secret = (
+            self._vault.open(manifest.encrypted_secrets) if manifest.encrypted_secrets is not None else SandboxSecrets()
+        )
+        if secret.secrets:
+            from atoll.runtime.secrets.injection import SecretInjector
+
+            egress.interceptor = SecretInjector(secret, lambda: self.egress_servers.trust)
+        sandbox = Sandbox(self.info(manifest), self, env={**manifest.env, **secret.env}, egress=egress)
+        self._sandboxes[id] = sandbox
+        return sandbox
+
+    def info(self, manifest: Manifest) -> SandboxInfo:
+        """The sandbox of a manifest as `Engine.list` shows it."""
+        return describe(manifest, self._store.directory(manifest.id), self.engine.drivers().get(manifest.runtime))
+
+    def spec(self, id: str) -> SandboxSpec | None:
+        """The spec in the manifest as it is on disk now. None: the sandbox was removed."""
+        manifest = self._store.read(id)
+        return manifest.spec if manifest else None
+
+    @contextlib.contextmanager
+    def creating(self, id: str) -> Iterator[None]:
+        """This process creates or binds the sandbox: its connections neither wake it nor wait for its lock."""
+        self._creating.add(id)
+        try:
+            yield
+        finally:
+            self._creating.discard(id)
+
+    def release(self, id: str) -> None:
+        """Close the handle of a sandbox that another process may claim from now on."""
+        self._manifests.pop(id, None)
+        sandbox = self._sandboxes.pop(id, None)
+        if sandbox is not None:
+            sandbox.disconnect()
+
+    async def disconnect(self, id: str) -> None:
+        """Close the connection to a run that has ended, without waiting for the keeper to report the end."""
+        if id in self._sandboxes:
+            await self._sandboxes[id].aclose()
+
+    async def checkpoint(self, id: str, label: str | None, *, keep: bool = True) -> CheckpointRecord:
+        """Make a checkpoint. If the runtime replaced the processes for it, connect to the new run where needed."""
+        served = id in self._sandboxes and self._sandboxes[id].is_served_here
+        record = await self._lifecycle.checkpoint(id, label, keep=keep)
+        if record.checkpoint.with_memory:
+            await self.disconnect(id)
+            if served and id in self._sandboxes:  # its processes continue, and so must their egress
+                with contextlib.suppress(SandboxError):
+                    await self._sandboxes[id].connect()
+        return record
+
+    # ---- SandboxOwner: what a handle asks for ----
+
+    async def connect(self, id: str) -> anyio.abc.ByteStream:
+        """A connection to the sandbox's keeper. A sleeping sandbox is woken.
+
+        Raises:
+            SandboxDied: the sandbox was destroyed, or has ended.
+            SandboxAsleep: it was shut down.
+        """
+        manifest = self._manifests[id] if id in self._creating else self._store.read(id)
+        if manifest is None:
+            raise SandboxDied("the sandbox was destroyed")
+        if manifest.state != "running" and id not in self._creating:
+            async with self.launches:
+                manifest = await self._lifecycle.wake(id, asked=False)
+        try:
+            return await self._reach(manifest)
+        except OSError:
+            if id in self._creating:
+                raise
+        # It has ended, or another operation on it is in progress: `wake` waits for that one.
+        reason = ending(self._store.directory(id)) or "its keeper does not answer"
+        async with self.launches:
+            try:
+                manifest = await self._lifecycle.wake(id, asked=False)
+            except SandboxDied as error:
+                raise SandboxDied(
+                    f"the sandbox {manifest.spec.name!r} has ended: {reason}; wake it, or destroy it"
+                ) from error
+        return await self._reach(manifest)
+
+    def oom_kills(self, id: str) -> int | None:
+        manifest = self._manifests.get(id)
+        return self._choose(manifest.runtime).oom_kills(manifest.run_id) if manifest else None
+
+    async def usage(self, id: str) -> Usage:
+        manifest = self._store.read(id)
+        if manifest is None:
+            raise SandboxDied("the sandbox was destroyed")
+        driver = self._choose(manifest.runtime)
+        return await driver.usage(manifest.run_id, self._layers.path(manifest.active_layer))
+
+    async def destroy(self, info: SandboxInfo) -> None:
+        await self.remove(info.id, info.name, self._choose(info.runtime))
+
+    async def stop(self, id: str) -> None:
+        """End the processes of a guest that broke the protocol. The sandbox keeps its files; its status is `error`.
+
+        A failure is logged, not raised: the caller is about to raise `GuestProtocolError`.
+        """
+        if id in self._creating:
+            return  # its creation fails, and removes it
+        manifest = self._manifests[id]
+        with anyio.CancelScope(shield=True):
+            try:
+                await self._choose(manifest.runtime).stop(manifest.run_id, self._store.directory(id))
+            except (AtollError, OSError):
+                _log.exception("sandbox %s broke the protocol and could not be stopped", id)
+
+    # ---- guests ----
+
+    async def _reach(self, manifest: Manifest) -> anyio.abc.ByteStream:
+        self._manifests[manifest.id] = manifest
+        try:
+            fd = os.open(self._store.directory(manifest.id), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise SandboxNotFound(manifest.spec.name, self._store.names()) from None
+        try:
+            return await anyio.connect_unix(f"/proc/self/fd/{fd}/sock")
+        finally:
+            os.close(fd)
+
+    async def epoll_waiters(self, manifest: Manifest) -> Sequence[SystemProcess]:
+        """The processes that may wait for a TCP socket with epoll, in a sandbox on which the caller holds the lock.
+
+        Asked over a connection of its own: the task that makes the shared one may be waiting for the caller's lock.
+
+        Raises:
+            SandboxError: the guest cannot be reached, or broke the protocol.
+        """
+        name = f"sandbox {manifest.spec.name!r}"
+        try:
+            stream = await self._reach(manifest)
+        except OSError as error:
+            if isinstance(error, AtollError):
+                raise
+            raise SandboxDied(f"{name} cannot be reached: {error}") from error
+        connection = GuestConnection(stream, name)
+        try:
+            await connection.handshake()
+            self.tasks.start_soon(connection.run)
+            return await list_epoll_waiters(connection.open, name)
+        except GuestProtocolError:
+            await self.stop(manifest.id)
+            raise
+        finally:
+            connection.close()
+
+    # ---- removal ----
+
+    async def remove(
+        self,
+        id: str,
+        name: str | None,
+        driver: Driver | None,
+        *,
+        locked: bool = False,
+        abandoned: bool = False,
+        held: bool = False,
+    ) -> None:
+        """End a sandbox and remove all of it: previews, handle, processes, files, name.
+
+        `driver` None: every driver of this machine is asked. `locked` and `abandoned` are those of
+        `StateStore.removing`. With `held`, the caller holds the layers and they are not collected.
+        """
+        sandbox = None if abandoned else self._sandboxes.pop(id, None)
+        if self._previews is not None:
+            self._previews.unexpose(id)
+        async with self._store.removing(id, name, locked=locked, abandoned=abandoned) as directory:
+            sandbox = sandbox or self._sandboxes.pop(id, None)
+            manifest = self._store.read(id)
+            run_id, more = (
+                (manifest.run_id, [self._layers.path(manifest.active_layer)]) if manifest else (f"{id}.1", [])
+            )
+            for each in [driver] if driver else list(self.engine.drivers().values()):
+                await each.destroy(run_id, directory, *more)
+        self._manifests.pop(id, None)
+        if sandbox is not None:
+            await sandbox.aclose()
+        if manifest is not None and manifest.layers and not (locked or held):
+            await self._lifecycle.remove_unreferenced(timeout_s=1)

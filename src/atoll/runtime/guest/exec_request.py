@@ -1,0 +1,155 @@
+"""The request for a command: its options, their limits, and how they are encoded for the guest.
+
+Owns `ExecRequest`, the one object from the public methods to the guest, and the environment that every command of a
+sandbox gets. Not here: running it (`process.py`). Used by `sandbox.py` and `process.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from atoll.contract.errors import InvalidRequest
+from atoll.contract.model import check_env
+from atoll.contract.protocol import MAX_CHANNELS, Tag, encode_fields
+
+DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+DEFAULT_TERM = "xterm-256color"
+OUTPUT_LIMIT_BYTES = 16 * 1024 * 1024
+"""Output that is kept of each stream, unless the request says otherwise."""
+
+
+def shell_line(arguments: str) -> str:
+    """A shell line that becomes bash with these arguments, or sh where the image has no bash."""
+    return f"if command -v bash >/dev/null 2>&1; then exec bash {arguments}; else exec sh {arguments}; fi"
+
+
+class Environment:
+    """The environment that every command of a sandbox gets, encoded once."""
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        self._env = {"PATH": DEFAULT_PATH, "LANG": "C.UTF-8"} | check_env(dict(env))
+        self._encoded = _encode_env(self._env)
+
+    def encode(self, env: Mapping[str, str] | None, *, terminal: bool) -> bytes:
+        """The fields for a command with its own `env` on top; with `terminal`, TERM is set.
+
+        Raises:
+            InvalidRequest: a name or a value of `env` cannot be given to a process.
+        """
+        if not env and not terminal:
+            return self._encoded
+        merged = self._env | check_env(dict(env or {}))
+        if terminal:
+            merged.setdefault("TERM", DEFAULT_TERM)
+        return _encode_env(merged)
+
+
+def _encode_env(env: Mapping[str, str]) -> bytes:
+    return encode_fields((Tag.ENV, f"{key}={value}") for key, value in env.items())
+
+
+@dataclass(frozen=True, slots=True)
+class ExecRequest:
+    """A command to be run or started: the one object from the public methods of `Sandbox` to the guest.
+
+    To add an option (`nice`, say):
+
+    1. a field here, with a docstring that says what unset means;
+    2. its tag in `encode`; a new tag also in the protocol's list (`frames.py`, `guest/protocol.h`) and in
+       `read_request` of `guest/proc.c`;
+    3. the keyword of the public methods that offer it: `Sandbox.exec`, `exec_bytes`, `spawn`, `shell`; and, for the
+       command line, the option of `atoll exec` and `atoll run`.
+
+    Nothing in between names options one by one. Not a pydantic model: it is made for every command, whose overhead is
+    counted in microseconds, and `encode` checks it.
+    """
+
+    command: str | Sequence[str]
+    """A string is a line for the shell, a sequence a program and its arguments."""
+    user: str
+    """The user that it runs as. The public methods put the sandbox's own user here where none is given."""
+    env: Mapping[str, str] | None = None
+    """Variables on top of the sandbox's environment. Unset or empty: none."""
+    cwd: str | None = None
+    """The working directory. Unset: the user's home."""
+    stdin: bytes | bool = False
+    """Bytes: these, then end of file. True: what is sent through `Process.stdin`. False: stdin is empty."""
+    pty: tuple[int, int] | None = None
+    """Rows and columns of a terminal; stdin is then open. Unset: no terminal."""
+    keep: bool = False
+    """True: it outlives the stream, the connection and the program that started it. False: it is killed with them."""
+    channels: int = 0
+    """Two-way byte streams at descriptors 3 and up. 0: none."""
+    timeout_s: float | None = None
+    """`run` kills its process tree after so long. Unset: no limit."""
+    output_limit_bytes: int = OUTPUT_LIMIT_BYTES
+    """What `run` keeps of each of stdout and stderr, head and tail."""
+    on_output: Callable[[bytes], None] | None = None
+    """Called by `run` with each chunk of either stream. Unset: output is only collected."""
+
+    def encode(self, environment: Environment, *, no_started_event: bool = False) -> bytes:
+        """The fields of SPAWN. With `no_started_event`, the guest does not report that it has started.
+
+        Raises:
+            InvalidRequest: there is no command, it holds a NUL, or a number is out of range.
+        """
+        if not 0 <= self.channels <= MAX_CHANNELS:
+            raise InvalidRequest(f"channels is {self.channels}; a process may have 0 to {MAX_CHANNELS}")
+        check_timeout(self.timeout_s)
+        if self.output_limit_bytes < 0:
+            raise InvalidRequest(f"output_limit_bytes is {self.output_limit_bytes}; it must not be negative")
+        fields: list[tuple[Tag, int | str | None]] = [
+            (Tag.USER, name_user(self.user)),
+            (Tag.CWD, self.cwd),
+            (Tag.STDIN, None if self.stdin is False else 1),
+            (Tag.KEEP, 1 if self.keep else None),
+            (Tag.QUIET, 1 if no_started_event else None),
+            (Tag.CHANNELS, self.channels or None),
+        ]
+        if self.pty is not None:
+            rows, cols = check_size(*self.pty)
+            fields += [(Tag.PTY_ROWS, rows), (Tag.PTY_COLS, cols)]
+        if isinstance(self.command, str):
+            if not self.command.strip():
+                raise InvalidRequest("the command is empty; give a line for the shell, or a list of arguments")
+            fields.append((Tag.SHELL, self.command))
+        else:
+            if not self.command or not self.command[0]:
+                raise InvalidRequest("the command is empty; its first argument must name a program")
+            fields += [(Tag.ARGV, argument) for argument in self.command]
+        return encode_fields(fields) + environment.encode(self.env, terminal=self.pty is not None)
+
+
+def check_timeout(timeout_s: float | None) -> float | None:
+    """Return the time-out if it is allowed.
+
+    Raises:
+        InvalidRequest: it is not above 0.
+    """
+    if timeout_s is not None and not (timeout_s > 0 and math.isfinite(timeout_s)):
+        raise InvalidRequest(f"timeout_s is {timeout_s}; it must be above 0, or None for no limit")
+    return timeout_s
+
+
+def check_size(rows: int, cols: int) -> tuple[int, int]:
+    """Return the size of a terminal if it is allowed.
+
+    Raises:
+        InvalidRequest: it is not.
+    """
+    if not (1 <= rows <= 65535 and 1 <= cols <= 65535):
+        raise InvalidRequest(f"a terminal has {rows} rows and {cols} columns; both may be 1 to 65535")
+    return rows, cols
+
+
+def check_signal(signal: int) -> int:
+    """Return `signal` if the kernel has it.
+
+    Raises:
+        InvalidRequest: it does not.
+    """
+    if not 1 <= signal <= 64:
+        raise InvalidRequest(f"signal {signal} does not exist; signals are numbered 1 to 64")
+    return signal

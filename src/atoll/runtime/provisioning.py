@@ -1,0 +1,353 @@
+"""How a sandbox comes into being: created, claimed from a warm pool, forked from a checkpoint, or imported.
+
+Owns the order of the steps from a spec to a sandbox that answers, and their undoing: when a step fails or is cancelled,
+nothing of the sandbox is left. Owns the warm pools' callbacks too: what a template resolves to, how a warm sandbox is
+created and removed.
+
+Not here: what the public arguments mean (`engine.py`), how a sandbox starts (`lifecycle/`), how its guest is reached
+and how it is removed (`connections.py`), how many warm sandboxes there are (`lifecycle/warm_pool.py`). Used by
+`engine.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from secrets import token_hex
+from typing import TYPE_CHECKING
+
+import anyio
+import anyio.abc
+
+from atoll.contract.driver import Driver, ProcessImage
+from atoll.contract.errors import AtollError, SandboxError, SandboxExists, SandboxNotFound
+from atoll.contract.model import Limits, RuntimeName, SandboxSpec, check_name
+from atoll.contract.network import REGISTRIES, Indexes, NetworkPolicy
+from atoll.runtime.connections import Connections
+from atoll.runtime.images.fetch import ProgressCallback
+from atoll.runtime.images.store import ImageStore
+from atoll.runtime.lifecycle.lifecycle import Lifecycle
+from atoll.runtime.lifecycle.warm_pool import SandboxTemplate, WarmPools
+from atoll.runtime.sandbox import Sandbox
+from atoll.runtime.secrets import ca_bundle
+from atoll.runtime.secrets.authority import Authority
+from atoll.runtime.secrets.vault import SandboxSecrets, Vault
+from atoll.runtime.state.checkpoints import CheckpointRecord, Checkpoints
+from atoll.runtime.state.layers import Layers, ResolvedSpec
+from atoll.runtime.state.spec import validate_spec, with_defaults
+from atoll.runtime.state.store import Claimed, Manifest, StateStore, new_id, now
+
+if TYPE_CHECKING:
+    from atoll.runtime.archive.export import ArchiveFile
+
+_log = logging.getLogger(__name__)
+
+
+class Provisioner:
+    """Creates the sandboxes of one engine. `free_names` removes what still holds a name and is abandoned."""
+
+    def __init__(
+        self,
+        store: StateStore,
+        layers: Layers,
+        checkpoints: Checkpoints,
+        lifecycle: Lifecycle,
+        vault: Vault,
+        images: ImageStore,
+        connections: Connections,
+        *,
+        choose: Callable[[RuntimeName | None], Driver],
+        free_names: Callable[[], Awaitable[object]],
+    ) -> None:
+        self._store = store
+        self._layers = layers
+        self._checkpoints = checkpoints
+        self._lifecycle = lifecycle
+        self._vault = vault
+        self._images = images
+        self._connections = connections
+        self._choose = choose
+        self._free_names = free_names
+        self._finding_indexes = anyio.Lock()
+        self._indexes: tuple[Indexes, float] | None = None
+        self.warm_pools = WarmPools(
+            store,
+            connections.tasks,
+            resolved=self._resolve_template,
+            make=self._create_warm,
+            remove=self._destroy_claimed,
+        )
+
+    # ---- a new sandbox ----
+
+    async def create(
+        self, spec: SandboxSpec, secrets: SandboxSecrets | None, progress: ProgressCallback | None
+    ) -> Sandbox:
+        """A sandbox as `spec` says: a warm one that is claimed, or a new one."""
+        driver = self._choose(spec.runtime)
+        await self._require_free(spec.name)
+        limits = with_defaults(spec.limits, driver)
+        resolved = await self._resolve_base(spec.image, limits, spec.env, progress, secrets)
+        authority = secrets.authority if secrets else None
+        return await self._claim_warm(spec, driver, resolved, authority) or await self._make(
+            spec, driver, resolved, authority=authority
+        )
+
+    async def find_indexes(self, policy: NetworkPolicy | None) -> Indexes | None:
+        """The package indexes that the preset `registries` of a policy means now. None: the policy has no preset.
+
+        pip and npm are asked for their configuration, which takes a second, so the answer is cached for a while.
+        """
+        if policy is None or REGISTRIES not in policy.presets:
+            return None
+        from atoll.runtime.egress import registries
+
+        async with self._finding_indexes:
+            if self._indexes is None or self._indexes[1] < anyio.current_time():
+                self._indexes = await registries.find(), anyio.current_time() + registries.CACHE_S
+            return self._indexes[0]
+
+    async def _require_free(self, name: str) -> None:
+        """Raise `SandboxExists` at once if the name is taken, unless an abandoned sandbox holds it."""
+        if self._store.name_taken(name):
+            await self._free_names()
+            if self._store.name_taken(name):
+                raise SandboxExists(name)
+
+    async def _resolve_base(
+        self,
+        image: str,
+        limits: Limits,
+        env: Mapping[str, str],
+        progress: ProgressCallback | None,
+        secrets: SandboxSecrets | None = None,
+    ) -> ResolvedSpec:
+        found = await self._images.resolve(image, progress=progress)
+        return ResolvedSpec(
+            limits=limits,
+            env={**found.env, **(secrets.variables() if secrets else {}), **env},
+            image_digest=found.digest,
+            base=found.filesystems,
+            encrypted_secrets=self._vault.seal(secrets) if secrets else None,
+        )
+
+    async def _make(
+        self,
+        spec: SandboxSpec,
+        driver: Driver,
+        resolved: ResolvedSpec,
+        *,
+        memory: ProcessImage | None = None,
+        checkpoint: str | None = None,
+        warm_pool: str | None = None,
+        group: str | None = None,
+        authority: Authority | None = None,
+    ) -> Sandbox:
+        """A new sandbox, with the processes in `memory`, and with `checkpoint` recorded as its parent.
+
+        With `warm_pool` it is put into that pool, without a name. A sandbox of a `group` exists once the group is
+        complete. `authority` is a certificate authority that it has to trust and does not trust yet.
+        """
+        id = new_id()
+        async with self._connections.launches, self._layers.lock():
+            with self._store.creating(id, group):
+                with self._connections.creating(id):
+                    try:
+                        if warm_pool is None:
+                            self._store.claim_name(spec.name, id)
+                        else:
+                            self._store.mark_creating(id)
+                        manifest = Manifest(
+                            id=id,
+                            spec=spec,
+                            runtime=driver.name,
+                            active_layer=self._layers.new(),
+                            id_slot=self._store.claim_ids(id),
+                            created_at=now(),
+                            checkpoint=checkpoint,
+                            **resolved.resolved(),
+                        )
+                        self._store.write(manifest)
+                        await self._lifecycle.start(manifest, driver, memory)
+                        sandbox = self._connections.open(manifest)
+                        await sandbox.connect()
+                        await ca_bundle.install(sandbox.files, authority)
+                    except BaseException:
+                        with anyio.CancelScope(shield=True):
+                            await self._connections.remove(id, spec.name, driver, locked=True)
+                        raise
+                if warm_pool is not None:
+                    self._connections.release(id)
+                    self._store.mark_ready(id, warm_pool)
+                elif group is None:
+                    self._store.commit(id, ephemeral=spec.ephemeral)
+        sandbox.info = self._connections.info(manifest)
+        return sandbox
+
+    # ---- warm sandboxes ----
+
+    async def _resolve_template(self, template: SandboxTemplate) -> tuple[Driver, ResolvedSpec]:
+        return self._choose(template.runtime), await self._resolve_base(template.image, template.limits, {}, None)
+
+    async def _create_warm(self, template: SandboxTemplate, driver: Driver, resolved: ResolvedSpec) -> None:
+        spec = validate_spec(
+            name=f"waiting-{token_hex(4)}", image=template.image, limits=template.limits, runtime=template.runtime
+        )
+        await self._make(spec, driver, resolved, warm_pool=template.key)
+
+    async def _destroy_claimed(self, claimed: Claimed) -> None:
+        driver = self._choose(claimed.manifest.runtime) if claimed.manifest else None
+        await self._connections.remove(claimed.id, None, driver, locked=True)
+
+    async def _claim_warm(
+        self, spec: SandboxSpec, driver: Driver, resolved: ResolvedSpec, authority: Authority | None
+    ) -> Sandbox | None:
+        """Claim a warm sandbox and bind it to `spec`. None: none fits."""
+        key = SandboxTemplate(image=spec.image, runtime=driver.name, limits=resolved.limits).key
+        with self._store.claim(key, partial(self.warm_pools.fits, driver=driver, resolved=resolved)) as claimed:
+            self.warm_pools.refill(key)
+            if claimed is None or claimed.manifest is None:
+                return None
+            given = {
+                "spec": spec,
+                "env": resolved.env,
+                "encrypted_secrets": resolved.encrypted_secrets,
+                "created_at": now(),
+            }
+            manifest = claimed.manifest.model_copy(update=given)
+            try:
+                sandbox = await self._bind(manifest, driver)
+                await ca_bundle.install(sandbox.files, authority)
+            except BaseException as error:
+                with anyio.CancelScope(shield=True):
+                    await self._connections.remove(claimed.id, spec.name, driver, locked=True)
+                if not isinstance(error, SandboxError):
+                    raise
+                _log.warning("a warm sandbox could not be bound; a new one is created instead", exc_info=True)
+                return None
+            self._store.commit(claimed.id, ephemeral=spec.ephemeral)
+        sandbox.info = sandbox.info.model_copy(update={"status": "running"})
+        return sandbox
+
+    async def _bind(self, manifest: Manifest, driver: Driver) -> Sandbox:
+        """Give a claimed warm sandbox the name, hostname, environment and policy of its new manifest."""
+        spec, directory = manifest.spec, self._store.directory(manifest.id)
+        with self._connections.creating(manifest.id):
+            async with driver.setting_hostname(manifest.run_id, directory, spec.name, manifest.id_base):
+                self._store.write(manifest)
+                self._store.claim_name(spec.name, manifest.id)
+                sandbox = self._connections.open(manifest)
+                await sandbox.connect()
+            if spec.ephemeral or spec.pause_after_s is not None:
+                await driver.reconfigure(directory, ephemeral=spec.ephemeral, pause_after_s=spec.pause_after_s)
+        return sandbox
+
+    # ---- forks ----
+
+    @contextlib.asynccontextmanager
+    async def snapshot(self, name: str, checkpoint: str | None) -> AsyncIterator[CheckpointRecord]:
+        """A sandbox at a checkpoint, or as it is now. Its layers are not removed while the context lasts."""
+        id = self._store.lookup(name)
+        try:
+            async with self._layers.lock():
+                if checkpoint is not None:
+                    yield self._checkpoints.find(checkpoint, name)
+                else:
+                    yield await self._connections.checkpoint(id, None, keep=False)
+        finally:
+            with anyio.CancelScope(shield=True), contextlib.suppress(AtollError):
+                await self._lifecycle.remove_unreferenced(timeout_s=1)
+
+    async def fork(self, source: str, checkpoint: str | None, names: Sequence[str]) -> list[Sandbox]:
+        """One sandbox for each name, from `source` at a checkpoint or as it is now. All of them, or none."""
+        async with self.snapshot(source, checkpoint) as record:
+            policy = record.spec
+            # The policy is the present one of the sandbox whose files and secrets these are, not that of back then.
+            with contextlib.suppress(SandboxNotFound):
+                policy = self._connections.spec(self._store.lookup(record.checkpoint.sandbox)) or policy
+            parent = record.checkpoint.id if checkpoint is not None else record.checkpoint.parent
+            return await self._fork(record, names, policy=policy, parent=parent)
+
+    async def _fork(
+        self, record: CheckpointRecord, names: Sequence[str], *, policy: SandboxSpec, parent: str | None
+    ) -> list[Sandbox]:
+        driver = self._choose(record.checkpoint.runtime)
+        memory = self._checkpoints.memory(record)
+        made: list[Sandbox] = []
+        failures: list[AtollError] = []
+
+        async def one(name: str, group: str) -> None:
+            changes = {"name": name, "ephemeral": False, "network": policy.network, "indexes": policy.indexes}
+            spec = validate_spec(**{**record.spec.model_dump(), **changes})
+            try:
+                made.append(await self._make(spec, driver, record, memory=memory, checkpoint=parent, group=group))
+            except AtollError as error:
+                failures.append(error)
+
+        with self._store.create_group() as group:
+            complete = False
+            try:
+                async with anyio.create_task_group() as tasks:
+                    for name in names:
+                        tasks.start_soon(one, name, group)
+                complete = not failures
+            finally:
+                if not complete:
+                    with anyio.CancelScope(shield=True):
+                        for sandbox in made:
+                            await self._connections.remove(sandbox.id, sandbox.name, driver, held=True)
+            if failures:
+                raise failures[0]
+        return sorted(made, key=lambda sandbox: list(names).index(sandbox.name))
+
+    # ---- archives ----
+
+    async def import_archive(
+        self,
+        source: ArchiveFile,
+        name: str | None,
+        *,
+        image: str | None,
+        limits: Limits | None,
+        runtime: RuntimeName | None,
+        limit_bytes: int | None,
+        progress: ProgressCallback | None,
+    ) -> Sandbox:
+        """A sandbox from an archive that `export` wrote. `runtime` None: the archive's. See `Engine.import_`."""
+        from atoll.runtime.archive import export as exporting
+
+        if name is not None:
+            check_name(name)
+        any_driver = self._choose(runtime)
+        async with (
+            self._layers.lock(),
+            exporting.opened(source, self._layers, any_driver, limit_bytes=limit_bytes, progress=progress) as archive,
+        ):
+            contents = archive.contents
+            driver = self._choose(runtime or contents.runtime)
+            if limits is None:
+                limits = exporting.allowed(contents.limits, with_defaults(Limits(), driver))
+            reference, base = image or contents.image.reference, None
+            if image is None and reference != "host":
+                reference, base = exporting.find_base_image(self._images, contents.image)
+            spec = validate_spec(
+                name=contents.name if name is None else name,
+                image=reference,
+                limits=limits,
+                env=contents.env,
+                user=contents.user,
+                runtime=runtime or contents.runtime,
+                pause_after_s=contents.pause_after_s,
+            )
+            await self._require_free(spec.name)
+            base = base or await self._images.resolve(reference, progress=progress)
+            resolved = ResolvedSpec(
+                limits=with_defaults(limits, driver),
+                env={**base.env, **spec.env},
+                image_digest=base.digest,
+                base=base.filesystems,
+                layers=await archive.unpack(base.filesystems),
+            )
+            return await self._make(spec, driver, resolved)
