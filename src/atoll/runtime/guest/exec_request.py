@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from atoll.contract.errors import InvalidRequest
 from atoll.contract.model import check_env
 from atoll.contract.protocol import MAX_CHANNELS, Tag, encode_fields
+from atoll.runtime.guest.frames import name_user
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 DEFAULT_TERM = "xterm-256color"
