@@ -14,6 +14,17 @@ from tests.cli.driving import Atoll
 
 
 @pytest.fixture(scope="session")
+def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
+    """A nursery that has imported every command."""
+    from atoll.surfaces.cli.app import MODULES
+
+    modules = ("streaming", "terminal", "conversation", "app", *(f"commands.{name}" for name in MODULES))
+    nursery = Nursery(tmp_path_factory.mktemp("nursery"), *(f"atoll.surfaces.cli.{name}" for name in modules))
+    yield nursery
+    nursery.close()
+
+
+@pytest.fixture(scope="session")
 def state_dir(
     tmp_path_factory: pytest.TempPathFactory, give_host_image: Callable[[Path], Path], nursery: Nursery
 ) -> Iterator[Path]:

@@ -34,7 +34,8 @@ async def host(nothing_left: None, state_dir: Path) -> AsyncIterator[Engine]:
 
 @pytest.fixture(scope="session")
 def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
-    nursery = Nursery(tmp_path_factory.mktemp("nursery"), "atoll.surfaces.mcp.session", "atoll.surfaces.mcp.stdio")
+    modules = ("cli.app", "cli.terminal", "cli.commands.mcp", "mcp.session", "mcp.stdio")
+    nursery = Nursery(tmp_path_factory.mktemp("nursery"), *(f"atoll.surfaces.{name}" for name in modules))
     yield nursery
     nursery.close()
 

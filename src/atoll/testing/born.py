@@ -1,6 +1,6 @@
-"""Stands for a copy of the nursery: hands on what it was started with, and ends as the copy does.
+"""The client of the nursery: sends it what this process was started with, and exits as the copy exits.
 
-Imports nothing that it need not: its own start is all that it costs.
+Imports as little as possible: a test pays for the start of this program.
 """
 
 import _socket

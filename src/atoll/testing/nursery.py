@@ -1,11 +1,14 @@
-"""Programs that use Atoll without the start of Python: a process that has imported it and makes copies of itself.
+"""A fork server: a process that has imported Atoll and forks a copy of itself for each program that a test starts.
 
-A command line spends a third of a second with importing and a fraction of that with what it was asked for, and the
-tests run hundreds of them. `born.py` is started in its place, hands its standard streams, arguments, environment and
-working directory to the nursery, and ends as the copy ends that the nursery made for it. The copy does what the command
-line does, or runs the code that follows `-c`, and leaves by the interpreter's own way out. What it cannot show is how
-the interpreter starts. A signal for what was started does not reach the copy, unless it kills: tests about signals
-start the program itself, or send them to the copy.
+A start of the command line spends a third of a second on imports and a fraction of that on the command, and the tests
+start hundreds. They start `born.py` instead. It sends its standard streams, arguments, environment and working directory
+to the nursery, and exits with the status of the copy that the nursery forked for it. The copy runs the command line, or
+the code after `-c`, and exits through the interpreter's normal shutdown.
+
+Not covered: how the interpreter starts. A signal to `born.py` does not reach the copy, unless it kills: tests of signals
+start the program itself, or signal the copy.
+
+Used by `plugin.py` for the suite's clients, and by the repository's tests of the command line and of MCP.
 """
 
 from __future__ import annotations
@@ -23,20 +26,21 @@ import sys
 import time
 from pathlib import Path
 
-MODULES = ("streaming", "terminal", "conversation")
+_MODULES = ("asyncio", "atoll.runtime.engine")
 _BORN = Path(__file__).with_name("born.py")
 _STREAMS = 3
 
 
 class Nursery:
-    """The process that has all imported, and these modules `besides`, as the tests see it. It ends when they do."""
+    """The fork server, as the tests see it. It imports the engine and `modules`, and exits with the tests."""
 
-    def __init__(self, directory: Path, *besides: str) -> None:
+    def __init__(self, directory: Path, *modules: str) -> None:
         place = directory / "nursery"
-        command = [sys.executable, "-m", __name__, str(place), *besides]
+        command = [sys.executable, "-m", __name__, str(place), *modules]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE)
         while not place.exists():
-            assert self._process.poll() is None, "the nursery did not start"
+            status = self._process.poll()
+            assert status is None, f"the nursery exited with {status} before it listened; stderr says why"
             time.sleep(0.01)
         self.program = [sys.executable, "-I", "-S", str(_BORN), str(place)]
 
@@ -47,12 +51,12 @@ class Nursery:
 
 
 def _serve(place: str) -> list[str]:
-    """Make copies until standard input ends. Returns in each copy, with its arguments."""
+    """Fork copies until standard input ends. Returns in each copy, with its arguments."""
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(place + ".new")
     listener.listen()
     os.rename(place + ".new", place)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # The copies' parents are waited for by nobody.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no process waits for the copies' parents
     while True:
         ready, _, _ = select.select([listener.fileno(), 0], [], [])
         if 0 in ready:
@@ -76,7 +80,7 @@ def _serve(place: str) -> list[str]:
     os.environ.clear()
     os.environ.update(env)
     os.chdir(cwd)
-    sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 - for as long as this process is
+    sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 - open until this process exits
     sys.stdout = _text(1, line_buffering=os.isatty(1))
     sys.stderr = _text(2, line_buffering=True)
     return list(arguments)
@@ -87,9 +91,9 @@ def _text(fd: int, *, line_buffering: bool) -> io.TextIOWrapper:
 
 
 def _tell_end(caller: socket.socket, copy: int) -> None:
-    """Wait for the copy, or for whoever wanted it to go away, and say how it ended."""
+    """Send the copy's exit status when it exits; kill it when its `born.py` disconnects."""
     gone, ended = select.poll(), os.pidfd_open(copy)
-    gone.register(caller, 0)  # Its end of writing is no news; that it hung up is.
+    gone.register(caller, 0)  # no event for the end of its writing, one for its disconnect
     gone.register(ended, select.POLLIN)
     if ended not in dict(gone.poll()):
         os.kill(copy, signal.SIGKILL)
@@ -99,17 +103,14 @@ def _tell_end(caller: socket.socket, copy: int) -> None:
 
 
 if __name__ == "__main__":
-    from atoll.surfaces import cli
-    from atoll.surfaces.cli import app, commands
-
-    for _name in (*(f"{cli.__name__}.{_name}" for _name in MODULES), "atoll.runtime.engine", "asyncio", *sys.argv[2:]):
+    for _name in (*_MODULES, *sys.argv[2:]):
         importlib.import_module(_name)
-    for _name in app.MODULES:
-        importlib.import_module(f"{commands.__name__}.{_name}")
     gc.collect()
     gc.freeze()
     _arguments = _serve(sys.argv[1])
     if _arguments[:1] != ["-c"]:
+        from atoll.surfaces import cli
+
         sys.exit(cli.main(_arguments))
     _, _code, *_rest = _arguments
     sys.argv = ["-c", *_rest]
