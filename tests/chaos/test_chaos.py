@@ -23,11 +23,11 @@ import pytest
 import atoll
 from atoll.drivers.oci import find_drivers
 from atoll.testing.leaks import Ledger
-from atoll.testing.plugin import TOLD
 from atoll.testing.waiting import eventually
 from tests.chaos.model import GLOBS, MARKER, Broken, Expected, Files, Model, Processes, Sandbox, State
 from tests.chaos.orphans import orphans
 from tests.chaos.worker import FEWEST_CHECKPOINTS, FEWEST_SANDBOXES, KINDS, MOST_SANDBOXES, Order, Victims
+from tests.conftest import REPORTED
 
 KILLS = int(os.environ.get("ATOLL_CHAOS_KILLS", "100"))
 SEED = os.environ.get("ATOLL_CHAOS_SEED") or secrets.token_hex(4)
@@ -317,4 +317,4 @@ def test_a_host_that_is_killed_at_any_moment_loses_nothing_and_leaves_nothing(
         anyio.run(run)
     finally:
         victims.close()
-    record_property(TOLD, f"seed {SEED}, {KILLS} kills, {time.monotonic() - began:.0f} s, {chaos.told()}")
+    record_property(REPORTED, f"seed {SEED}, {KILLS} kills, {time.monotonic() - began:.0f} s, {chaos.told()}")

@@ -20,8 +20,8 @@ from pathlib import Path
 
 import pytest
 
-from atoll.testing.plugin import TOLD
 from atoll.testing.waiting import wait_until
+from tests.conftest import REPORTED
 
 ROOT = Path(__file__).resolve().parents[2]
 BOUND_S = 240
@@ -130,7 +130,7 @@ def test_the_core_of_the_suite_holds_for_an_ordinary_user(
     assert not left, f"processes of the user live on:\n{left}"
     for line in done.stdout.splitlines():
         if line == summary or line.startswith("SKIPPED "):
-            record_property(TOLD, line)
+            record_property(REPORTED, line)
 
 
 def test_the_tools_that_this_needs_are_there() -> None:

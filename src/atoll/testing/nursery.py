@@ -1,12 +1,12 @@
 """A fork server: a process that has imported Atoll and forks a copy of itself for each program that a test starts.
 
 A start of the command line spends a third of a second on imports and a fraction of that on the command, and the tests
-start hundreds. They start `born.py` instead. It sends its standard streams, arguments, environment and working directory
-to the nursery, and exits with the status of the copy that the nursery forked for it. The copy runs the command line, or
-the code after `-c`, and exits through the interpreter's normal shutdown.
+start hundreds. They start `born.py` instead. It sends its standard streams, arguments, environment and working
+directory to the nursery, and exits with the status of the copy that the nursery forked for it. The copy runs the
+command line, or the code after `-c`, and exits through the interpreter's normal shutdown.
 
-Not covered: how the interpreter starts. A signal to `born.py` does not reach the copy, unless it kills: tests of signals
-start the program itself, or signal the copy.
+Not covered: how the interpreter starts. A signal to `born.py` does not reach the copy, unless it kills: tests of
+signals start the program itself, or signal the copy.
 
 Used by `plugin.py` for the suite's clients, and by the repository's tests of the command line and of MCP.
 """

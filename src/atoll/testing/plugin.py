@@ -5,8 +5,11 @@ crun, runc and runsc, or for each `--atoll-runtime NAME` of the command line. A 
 machine skips its tests; with `ATOLL_STRICT=1` or `CI=true` it fails them. State directories belong to one test
 process, so several may run side by side.
 
-Used by `atoll.testing.conformance` and by the tests of this repository. What the suite knows about the inside of a
-sandbox is in `inside.py`, what must not be left behind in `leaks.py`.
+Needs no setting of pytest and no other plugin than anyio's. Every asynchronous test of a run that loads this plugin is
+cancelled after `TEST_BOUND_S`.
+
+Used by `atoll.testing.conformance` and by the tests of this repository. Not here: what tests do in sandboxes
+(`inside.py`), how leaks are found (`leaks.py`).
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import zlib
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -39,16 +43,14 @@ if TYPE_CHECKING:
 RUNTIMES: tuple[RuntimeName, ...] = ("crun", "runc", "runsc")
 """The runtimes that tests run with when none is named."""
 STRICT = os.environ.get("ATOLL_STRICT") == "1" or os.environ.get("CI") == "true"
+"""A runtime that is missing fails its tests instead of skipping them."""
 TEST_BOUND_S = 60
-TOLD = "told"
-"""The name of a test's property that is shown at the end, though the test passed."""
-_CHECKED_FOR_LEAKS = {"conformance", "attacks"}
 
-# The tests start Python some thousand times. Where bytecode is not to be kept, each would compile all of Atoll anew.
+# The tests start Python some thousand times. Without bytecode on disk, each start would compile all of Atoll.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
-# Who is started in the background ignores what a terminal sends, and so does all that it starts: what is tested is
-# started as from a terminal.
+# A shell starts background jobs with these signals ignored, and their children inherit that. The programs under test
+# are started as from a terminal.
 for _number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
     if signal.getsignal(_number) == signal.SIG_IGN:
         signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL)
@@ -64,14 +66,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "core: what also runs as an ordinary user, with and without a range of ids")
-    config.addinivalue_line("markers", "proves(*fields): the fields of tools' schemas that a test is about")
-    config.addinivalue_line("markers", "rootless: only means something as an ordinary user")
-    config.addinivalue_line("markers", "runtimes(*names): long, and the same with the others")
+    config.addinivalue_line("markers", "core: also runs as an ordinary user, with and without a range of user ids")
+    config.addinivalue_line("markers", "rootless: runs as an ordinary user only")
+    config.addinivalue_line("markers", "runtimes(*names): runs with these runtimes only; others would give the same")
 
 
 def pytest_collection_finish() -> None:
-    """What was imported stays to the end: nobody has to look through it again and again for garbage."""
+    """Keep imported modules out of garbage collection: they live until the end."""
     gc.freeze()
 
 
@@ -96,18 +97,20 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("runtime_name", names, indirect=True, scope="session")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_pycollect_makeitem(collector: pytest.Module | pytest.Class, name: str, obj: object) -> None:
-    """Put the leak check around every test of the directories that are about running sandboxes."""
-    if _CHECKED_FOR_LEAKS & set(collector.path.parts) and collector.istestfunction(obj, name):
-        pytest.mark.usefixtures("_clients_are_born", "leak_check")(obj)
+def check_for_leaks(collector: pytest.Module | pytest.Class, name: str, obj: object) -> None:
+    """Put the leak check around a test function, and let its clients be forked by the nursery.
+
+    A `conftest.py` calls this in `pytest_pycollect_makeitem`, for the tests of its directory.
+    """
+    if collector.istestfunction(obj, name):
+        pytest.mark.usefixtures("_clients_from_nursery", "leak_check")(obj)
         if inspect.iscoroutinefunction(obj):  # also where the setting `anyio_mode` is not `auto`
             pytest.mark.usefixtures("anyio_backend")(obj)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> None:
-    """Bound every asynchronous test: one that hangs is cancelled and fails, and those after it run as ever."""
+    """Bound every asynchronous test: a test that hangs is cancelled and fails, and the tests after it run."""
     test = pyfuncitem.obj
     if not inspect.iscoroutinefunction(test):
         return
@@ -118,16 +121,6 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> None:
             await test(**arguments)
 
     pyfuncitem.obj = bounded
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Show what tests have to tell: what a run within a run passed over must not go unseen."""
-    for report in terminalreporter.getreports("passed"):
-        lines = [value for name, value in report.user_properties if name == TOLD]
-        if lines and report.when == "call":
-            terminalreporter.section(report.nodeid.partition("::")[2], sep="-")
-            for line in lines:
-                terminalreporter.line(str(line))
 
 
 # ---------------------------------------------------------------------------------------------------- state directories
@@ -142,7 +135,7 @@ def ledger() -> Iterator[Ledger]:
 
 @pytest.fixture(scope="session")
 def host_images(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An image store that holds the host image, built once for all processes of a run and kept for the next run."""
+    """An image store that holds the host image, built once for all processes of a run and cached for the next run."""
     from atoll.runtime.images.store import ImageStore
 
     if (cache := getattr(pytestconfig, "cache", None)) is not None:
@@ -157,8 +150,8 @@ def host_images(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFa
 def give_host_image(host_images: Path) -> Callable[[Path], Path]:
     """Gives a new state directory the host image, and returns it.
 
-    Otherwise the first sandbox of each would wait for some fifteen thousand directories to be made, and its end for
-    them to be removed. A state directory that begins with nothing is for `test_cli_sandboxes.py`.
+    Otherwise the first sandbox of each would wait until some 15,000 directories are created, and the end of the test
+    until they are removed.
     """
 
     def give(state_dir: Path) -> Path:
@@ -174,7 +167,7 @@ def give_host_image(host_images: Path) -> Callable[[Path], Path]:
 
 @pytest.fixture(scope="session")
 def make_state_dir(ledger: Ledger, give_host_image: Callable[[Path], Path]) -> Iterator[Callable[[], Path]]:
-    """Makes state directories that the leak check looks after. At the end each must be free of sandboxes."""
+    """Makes state directories that the leak check watches. At the end each must be free of sandboxes."""
     made: list[Path] = []
 
     def make() -> Path:
@@ -191,33 +184,39 @@ def make_state_dir(ledger: Ledger, give_host_image: Callable[[Path], Path]) -> I
         shutil.rmtree(path, ignore_errors=bool(left))
     if left:
         shown = [*left[:20], f"and {len(left) - 20} more"] if len(left) > 20 else left
-        pytest.fail("left at the end of all tests:\n  " + "\n  ".join(shown), pytrace=False)
+        pytest.fail("leaked by the tests of this process:\n  " + "\n  ".join(shown), pytrace=False)
 
 
 @pytest.fixture(scope="session")
 def state_dir(make_state_dir: Callable[[], Path]) -> Path:
-    """The state directory of this test process. Images in it are made once; each module finds it without sandboxes."""
+    """The state directory of this test process. It has the host image; each module finds it without sandboxes."""
     return make_state_dir()
 
 
 @pytest.fixture(scope="module")
 async def host(state_dir: Path) -> AsyncIterator[Engine]:
-    """A runtime whose sandboxes are made with the fastest there is."""
+    """An open engine that uses the fastest runtime of this machine."""
     import atoll
 
     async with atoll.open(state_dir) as engine:
         yield engine
 
 
-# ------------------------------------------------------------------------------------------------- programs beside us
+# ------------------------------------------------------------------------------------------------------ other processes
 
 
 @pytest.fixture(scope="session")
 def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
-    """Where programs that use Atoll are started from without importing it each time."""
+    """Forks the programs that tests start, so that they need not import Atoll each time."""
     nursery = Nursery(tmp_path_factory.mktemp("nursery"))
     yield nursery
     nursery.close()
+
+
+@pytest.fixture(scope="session")
+def _clients_from_nursery(nursery: Nursery) -> None:
+    """Clients (`inside.client`) are forked by the nursery."""
+    inside.python = nursery.program
 
 
 # ------------------------------------------------------------------------------------------------------------ sandboxes
@@ -225,7 +224,7 @@ def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
 
 @pytest.fixture(scope="session")
 def runtime_name(request: pytest.FixtureRequest, state_dir: Path) -> RuntimeName:
-    """crun, runc and runsc in turn."""
+    """Each runtime in turn."""
     from atoll.drivers.oci import find_drivers
 
     name: RuntimeName = request.param
@@ -239,12 +238,12 @@ def runtime_name(request: pytest.FixtureRequest, state_dir: Path) -> RuntimeName
 
 @pytest.fixture(scope="module")
 async def engine(runtime_name: RuntimeName, state_dir: Path) -> AsyncIterator[Engine]:
-    """An open runtime whose sandboxes are made with `runtime_name` unless they say otherwise."""
+    """An open engine that creates sandboxes with `runtime_name` unless they name another."""
     import atoll
 
     async with atoll.open(state_dir, settings=atoll.Settings(runtime=runtime_name)) as engine:
         yield engine
-        # A test that failed half-way must not fail those after it. One that leaves something behind has failed already.
+        # A test that failed half-way must not fail the tests after it. A test that leaked has failed already.
         for info in await engine.list():
             with suppress(LookupError):
                 await engine.destroy(info.name)
@@ -253,7 +252,7 @@ async def engine(runtime_name: RuntimeName, state_dir: Path) -> AsyncIterator[En
 
 @pytest.fixture(scope="module")
 async def shared(engine: Engine) -> AsyncIterator[Sandbox]:
-    """One sandbox for all tests of a module that leave no trace in it."""
+    """One sandbox for all tests of a module that restore what they change in it."""
     async with await engine.create() as sandbox:
         yield sandbox
 
@@ -283,7 +282,7 @@ async def _fresh(engine: Engine) -> AsyncIterator[Sandbox]:
 
 
 class LeakCheck:
-    """The machine as it was when the test began."""
+    """Compares the machine with what it was when the test began."""
 
     def __init__(self, ledger: Ledger, before: Snapshot) -> None:
         self._ledger = ledger
@@ -293,30 +292,24 @@ class LeakCheck:
         """Wait until the machine is as it was, within a bound.
 
         Raises:
-            AssertionError: it is not; the message says what is there too much or too little.
+            AssertionError: it is not; the message lists what was added (+) and what is missing (-).
         """
         lines = await self._ledger.settled(self._before)
-        assert not lines, "not as it was when the test began:\n  " + "\n  ".join(lines)
+        assert not lines, "leaked (+) or lost (-) by this test:\n  " + "\n  ".join(lines)
 
 
 @pytest.fixture
 async def leak_check(anyio_backend: str, ledger: Ledger) -> AsyncIterator[LeakCheck]:
     """Fails the test that leaves a process, a mount, a cgroup, a directory or a descriptor behind.
 
-    Set up before the test's own sandboxes and after its module's, so that it sees the former go.
+    Set up after the sandboxes of the module and before those of the test, so that only the latter have to be gone.
     """
     check = LeakCheck(ledger, ledger.look())
     yield check
     await check.back_to_start()
 
 
-# ------------------------------------------------------------------------------------------------ what this machine is
-
-
-@pytest.fixture(scope="session")
-def _clients_are_born(nursery: Nursery) -> None:
-    """Other host processes of the tests come from the nursery."""
-    inside.python = nursery.program
+# ------------------------------------------------------------------------------------------------------ the environment
 
 
 @pytest.fixture
@@ -326,7 +319,7 @@ def capabilities(engine: Engine, runtime_name: RuntimeName) -> Capabilities:
 
 @pytest.fixture(scope="session")
 def single_id() -> bool:
-    """Whether all users inside are one: an ordinary user without a range in /etc/subuid has only one id to map."""
+    """Whether all users inside share one host id: an ordinary user without a range in /etc/subuid has only one."""
     from atoll.drivers.machine import read_machine
 
     machine = read_machine()
@@ -341,15 +334,15 @@ def user_id(single_id: bool) -> int:
 
 @pytest.fixture
 def as_root() -> None:
-    """For tests that look at what only the host's root can see or do."""
+    """For tests that need root on the host."""
     if os.geteuid() != 0:
         pytest.skip("needs root on the host")
 
 
 @pytest.fixture
 async def here(shared: Sandbox, request: pytest.FixtureRequest) -> AsyncIterator[str]:
-    """A directory of the test's own in the shared sandbox, relative to the user's home."""
-    name = f"test-{abs(hash(request.node.name))}"
+    """A directory for this test in the shared sandbox, relative to the user's home."""
+    name = f"test-{zlib.crc32(request.node.name.encode())}"
     await shared.files.mkdir(name)
     yield name
     await shared.files.remove(f"/home/user/{name}", recursive=True, user="root")

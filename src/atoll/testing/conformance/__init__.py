@@ -1,1 +1,1 @@
-"""What every driver has to keep, as tests. `atoll.testing` says how to run them."""
+"""The contract of every driver, as tests. `atoll.testing` says how to run them."""

@@ -1,21 +1,21 @@
-"""What outlives what, per runtime: the guide's table, row by row, against the runtimes themselves."""
+"""What survives a pause, a sleep, a shutdown, an exit, a restore, a fork and the death of the host process.
+
+Files always do. Whether processes do depends on the driver's `Capabilities`.
+"""
 
 from __future__ import annotations
 
-import itertools
 import os
 import signal
 from collections.abc import Awaitable, Callable
-from pathlib import Path
+from typing import Literal, NamedTuple
 
 import pytest
 
-from atoll import Engine, Sandbox
-from atoll.contract.model import RuntimeName
+from atoll import Capabilities, Engine, Sandbox
 from atoll.testing.inside import client
 from atoll.testing.waiting import eventually
 
-GUIDE = Path(__file__).parents[2] / "docs/guide.md"
 MAKE = """
 sandbox = await engine.create("orphan")
 await sandbox.exec(sys.argv[3])
@@ -23,14 +23,6 @@ await (await sandbox.spawn(sys.argv[4])).detach()
 os.kill(os.getpid(), 9)
 """
 WRITE, RUN = "echo content > file", "exec sleep 31536042"
-
-
-def table() -> dict[str, dict[str, str]]:
-    """The guide's table: what happened, the runtime, what is kept."""
-    lines = itertools.dropwhile(lambda line: not line.startswith("| after "), GUIDE.read_text().splitlines())
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in itertools.takewhile(bool, lines)]
-    (_, *runtimes), _, *rest = rows
-    return {what: dict(zip(runtimes, kept, strict=True)) for what, *kept in rest}
 
 
 async def pause(engine: Engine, sandbox: Sandbox) -> Sandbox:
@@ -56,7 +48,7 @@ async def end(engine: Engine, sandbox: Sandbox) -> Sandbox:
     async def ended() -> bool:
         return any(info.status == "error" for info in await engine.list())
 
-    await eventually(ended, "it is seen to have ended")
+    await eventually(ended, "the sandbox is listed with the status error")
     return await engine.wake(sandbox.name)
 
 
@@ -83,34 +75,47 @@ async def kill_host(engine: Engine, sandbox: Sandbox) -> Sandbox:
     return await engine.get("orphan")
 
 
-HAPPENINGS: dict[str, Callable[[Engine, Sandbox], Awaitable[Sandbox]]] = {
-    "pause": pause,
-    "sleep": sleep,
-    "shutdown": shutdown,
-    "its own exit": end,
-    "restore": restore,
-    "fork": fork,
-    "fork of a sleeping sandbox": fork_sleeping,
-    "the host process is killed": kill_host,
+class Event(NamedTuple):
+    """Something that happens to a sandbox. `happen` returns the sandbox to look into afterwards."""
+
+    happen: Callable[[Engine, Sandbox], Awaitable[Sandbox]]
+    processes: Literal["kept", "kept in a memory checkpoint", "lost"]
+    freezes: bool = False
+    """It needs `Capabilities.freeze`."""
+
+    def kept(self, capabilities: Capabilities) -> str:
+        """What is kept, as the guide's table says it."""
+        processes = self.processes == "kept" or (self.processes != "lost" and capabilities.memory_checkpoint)
+        return "files, processes" if processes else "files"
+
+
+EVENTS = {
+    "pause": Event(pause, "kept", freezes=True),
+    "sleep": Event(sleep, "kept in a memory checkpoint"),
+    "shutdown": Event(shutdown, "kept in a memory checkpoint"),
+    "its own exit": Event(end, "lost"),
+    "restore": Event(restore, "kept in a memory checkpoint", freezes=True),
+    "fork": Event(fork, "kept in a memory checkpoint", freezes=True),
+    "fork of a sleeping sandbox": Event(fork_sleeping, "kept in a memory checkpoint"),
+    "the host process is killed": Event(kill_host, "kept"),
 }
 
 
-def test_the_table_has_a_row_for_each() -> None:
-    assert table().keys() == HAPPENINGS.keys()
-
-
-@pytest.mark.parametrize("what", HAPPENINGS)
-async def test_what_the_guide_says_is_kept_and_no_more(
-    engine: Engine, runtime_name: RuntimeName, as_root: None, what: str
+@pytest.mark.parametrize("name", EVENTS)
+async def test_files_are_kept_and_processes_where_the_driver_declares_it(
+    engine: Engine, capabilities: Capabilities, as_root: None, name: str
 ) -> None:
+    event = EVENTS[name]
+    if event.freezes and not capabilities.freeze:
+        pytest.skip("the driver declares that it cannot freeze a sandbox")
     async with await engine.create("kept") as sandbox:
         await sandbox.exec(WRITE)
         await (await sandbox.spawn(RUN)).detach()
-        after = await HAPPENINGS[what](engine, sandbox)
+        after = await event.happen(engine, sandbox)
         found = await after.exec("cat file")
         kept = ["files"] if found.stdout == "content\n" else []
         if any("sleep 31536042" in process.command for process in await after.ps()):
             kept.append("processes")
-        assert ", ".join(kept) == table()[what][runtime_name]
+        assert ", ".join(kept) == event.kept(capabilities)
         if after.name != sandbox.name:
             await after.destroy()
