@@ -301,9 +301,7 @@ class Engine:
         status = self._connections.info(manifest).status if manifest else "error"
         if status not in ("running", "paused"):
             raise InvalidRequest(f"sandbox {name!r} is not paused, its status is {status}; wake it instead", name=name)
-        woken = await self.wake(name)
-        await woken.processes()  # The keeper thaws it at the first request; a connection alone is not one.
-        return woken
+        return await self.wake(name)
 
     async def sleep(self, name: str) -> None:
         """Put a sandbox to sleep on disk, until it is next used.
@@ -378,7 +376,9 @@ class Engine:
                 scope.cancel()
 
     async def wake(self, name: str) -> Sandbox:
-        """Start a sandbox that sleeps, was shut down, or has ended. Does nothing to one that runs.
+        """Start a sandbox that sleeps, was shut down, or has ended, and resume a paused one.
+
+        Does nothing to one that runs.
 
         Raises:
             SandboxNotFound: there is none of this name.
@@ -388,7 +388,7 @@ class Engine:
         async with self._connections.launches:
             await self._lifecycle.wake(sandbox.id, asked=True)
         sandbox.forget_failure()
-        await sandbox.connect()
+        await sandbox.processes()  # The keeper resumes a paused one at the first request; a connection is not one.
         return sandbox
 
     # ---- the network ----

@@ -9,7 +9,7 @@ after the operation, "-" that nothing changes, an error name that the operation 
 
     status        use           pause   resume          sleep     shutdown  wake     checkpoint        restore
     running       -             paused  -               sleeping  shutdown  -        -                 running
-    paused        running       -       - (1)           sleeping  shutdown  - (1)    - or running (2)  running
+    paused        running       -       running         sleeping  shutdown  running  - or running (1)  running
     sleeping      running       -       InvalidRequest  -         shutdown  running  -                 running
     shutdown      SandboxAsleep -       InvalidRequest  sleeping  -         running  -                 running
     error         SandboxDied   -       InvalidRequest  sleeping  shutdown  running  -                 running
@@ -20,8 +20,7 @@ running sandbox by itself. A running or paused sandbox whose guest or keeper end
 sleeping or shut down. An ephemeral sandbox cannot sleep, shut down or be restored (InvalidRequest). Processes survive
 `sleep`, `shutdown` and `checkpoint` with drivers that can save them (`memory_checkpoint`); there, `sleep` and
 `checkpoint` raise `NotCheckpointable`, and change nothing, if saving would lose them.
-(1) It stays paused until its next use, which resumes it. (2) With a driver that saves processes, a checkpoint restarts
-them: the sandbox runs then.
+(1) With a driver that saves processes, a checkpoint restarts them: the sandbox runs then.
 
 What the manifest says in each status:
 

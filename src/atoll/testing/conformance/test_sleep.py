@@ -43,7 +43,7 @@ async def counted(sandbox: Sandbox) -> int:
     return await eventually(number, "it counts")
 
 
-# ---- cold ----
+# ---- asleep ----
 
 
 @pytest.mark.core
@@ -350,7 +350,7 @@ async def test_one_that_has_ended_can_be_woken(engine: Engine) -> None:
         assert await sandbox.files.read_text("kept") == "yes"
 
 
-# ---- warm ----
+# ---- paused ----
 
 
 async def test_a_warm_sandbox_stands_still_until_it_is_used(engine: Engine, capabilities: Capabilities) -> None:
@@ -378,6 +378,21 @@ async def test_a_warm_sandbox_stands_still_until_it_is_used(engine: Engine, capa
             return await counted(sandbox) > seen
 
         await eventually(further, "it goes on where it was")
+
+
+async def test_a_paused_sandbox_resumes_and_only_a_paused_one_does(engine: Engine, capabilities: Capabilities) -> None:
+    async with await engine.create("resumed") as sandbox:
+        if capabilities.freeze:
+            for resume in (sandbox.resume, sandbox.wake):
+                await sandbox.pause()
+                assert await status(engine, "resumed") == "paused"
+                await resume()
+                assert await status(engine, "resumed") == "running"
+        await sandbox.resume()  # of one that runs: nothing
+        await sandbox.sleep()
+        with pytest.raises(InvalidRequest, match="its status is sleeping; wake it"):
+            await sandbox.resume()
+        assert await status(engine, "resumed") == "sleeping"
 
 
 async def test_an_unused_sandbox_pauses_by_itself_and_one_in_use_does_not(
