@@ -1,8 +1,9 @@
 """Pax records, the key-value pairs of a tar's extension headers: one strict parser, and the encoder.
 
 Owns the syntax, "LENGTH KEY=VALUE\\n" with LENGTH counting the whole record. Not here: which keys mean what, and the
-bound on how many bytes of them are read. Used for archives that a sandbox or a stranger wrote: by `guest/copying.py`,
-and by `archive/worker.py`, which runs without the package. So it imports nothing but the standard library.
+bound on how many bytes of them are read. Used for archives that a sandbox or an unknown author wrote: by
+`guest/copying.py`, and by `archive/worker.py`, which runs without the package. So it imports nothing but the standard
+library.
 
 `tarfile` is not used for either: it reads headers of any size, keeps the last of two records with one key, and writes a
 value that is not UTF-8, such as an access control list, only with a `hdrcharset` record that changes all others.

@@ -1,4 +1,7 @@
-"""What the suite does in and to sandboxes again and again."""
+"""What tests do in and to sandboxes: wait for processes, read streams, measure memory, start other host processes.
+
+Used by the suite and by this repository's tests. Not here: fixtures (`plugin.py`), leaks (`leaks.py`).
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
 
 
 async def running(sandbox: Sandbox, marker: str) -> list[SystemProcess]:
-    """Processes inside whose command holds `marker`, dead ones that wait for their parent aside."""
+    """Processes inside whose command contains `marker`, zombies excluded."""
     return [process for process in await sandbox.ps() if marker in process.command and process.state != "Z"]
 
 
@@ -40,14 +43,14 @@ async def wait_tree_exit(sandbox: Sandbox, marker: str) -> None:
 
 
 async def output_of(process: Process, stream: str = "stdout") -> bytes:
-    """All that a process writes to one stream, to its end."""
+    """All that a process writes to one stream."""
     from atoll import Output
 
     return b"".join([event.data async for event in process if isinstance(event, Output) and event.stream == stream])
 
 
 async def collect(process: Process, into: list[Output]) -> None:
-    """Put each piece of output into a list, which also holds what came before an error."""
+    """Append each piece of output to a list, which also holds what came before an error."""
     from atoll import Output
 
     async for event in process:
@@ -66,7 +69,7 @@ async def read_until(process: Process, text: bytes) -> bytes:
                 seen += event.data
                 if text in seen:
                     return seen
-    raise AssertionError(f"it ended without {text!r}; there came {seen!r}")
+    raise AssertionError(f"the process exited without writing {text!r}; it wrote {seen!r}")
 
 
 def contiguous(events: list[Output]) -> bool:
@@ -78,7 +81,7 @@ def contiguous(events: list[Output]) -> bool:
 
 
 class Peak:
-    """The most memory that a process had resident since this was made, above what it had then."""
+    """By how much a process's peak resident memory has exceeded what it had when this was created."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
@@ -93,7 +96,7 @@ class Peak:
         for line in Path(f"/proc/{self._pid}/status").read_text().splitlines():
             if line.startswith(key + ":"):
                 return int(line.split()[1]) * 1024
-        raise AssertionError(f"{self._pid} has no {key}")
+        raise AssertionError(f"/proc/{self._pid}/status has no {key}")
 
 
 def keeper_pid(state_dir: Path, sandbox: Sandbox) -> int:
@@ -115,7 +118,7 @@ def _unix_sockets() -> Iterator[tuple[int, str]]:
 
 @contextmanager
 def connections_made() -> Iterator[list[int]]:
-    """The descriptors of connections to keepers that come into being inside."""
+    """The descriptors of connections to keepers that are opened in the context."""
     before = {link for _, link in _unix_sockets()}
     made: list[int] = []
     yield made
@@ -123,7 +126,7 @@ def connections_made() -> Iterator[list[int]]:
 
 
 def cut(fd: int) -> None:
-    """Break a connection under whoever uses it."""
+    """Break a connection that is in use."""
     with socket.socket(fileno=os.dup(fd)) as copy:
         copy.shutdown(socket.SHUT_RDWR)
 
@@ -131,7 +134,7 @@ def cut(fd: int) -> None:
 # ---- other host processes ----
 
 python = [sys.executable]
-"""What clients are started with. Given a nursery, all that they need is imported already."""
+"""The command that runs a client's Python code. With a nursery, Atoll is already imported there."""
 _PRELUDE = """
 import os, sys
 import anyio, atoll
@@ -153,18 +156,18 @@ class Client:
         self._process = process
         self._rest = b""
         self.pid = 0
-        """Of the process that uses Atoll: who was started may only stand for it."""
+        """The process that uses Atoll. What was started may be the nursery's `born.py`, which has another pid."""
         self.stdin = process.stdin
 
     async def line(self) -> str:
-        """The next line that it says."""
+        """The next line of its output."""
         assert self._process.stdout is not None
         with anyio.fail_after(30):
             while b"\n" not in self._rest:
                 try:
                     self._rest += await self._process.stdout.receive()
                 except anyio.EndOfStream:
-                    raise AssertionError(f"the client ended; {await self._errors()}") from None
+                    raise AssertionError(f"the client exited; its stderr: {await self._errors()}") from None
         line, self._rest = self._rest.split(b"\n", 1)
         return line.decode()
 
@@ -172,7 +175,7 @@ class Client:
         os.kill(self.pid, number)
 
     async def ends(self) -> int:
-        """Its exit status, once it has ended by itself."""
+        """Wait until it exits, and return its exit status."""
         with anyio.fail_after(30):
             return await self._process.wait()
 
@@ -189,7 +192,7 @@ class Client:
 async def client(
     state_dir: Path, runtime_name: str, body: str, *arguments: str, env: Mapping[str, str] | None = None
 ) -> AsyncIterator[Client]:
-    """A Python process that runs `body` with an open `runtime`. It is killed at the end, if it still lives."""
+    """A Python process that runs `body` with an open `engine`. It is killed at the end if it still runs."""
     lines = [f"        {line}" for line in body.strip().splitlines()]
     program = _PRELUDE + "\n".join(lines) + "\n\nanyio.run(main)\n"
     started = python if env is None else [sys.executable]  # some of the environment is read when Atoll is imported

@@ -1,9 +1,8 @@
-"""What must not outlive a test: the processes, mounts, cgroups, directories and descriptors of its sandboxes.
+"""Finds leaks: processes, mounts, cgroups, directories and descriptors of sandboxes that outlive a test.
 
-Knows where each of these can be seen and which of them are ours, though other tests run beside it on the same machine:
-processes and mounts by the state directory or the sandbox's id in them, cgroups by the id. Every id that was ever used
-below a watched state directory is known, whichever process used it: the kernel tells (inotify). Refuses to know the
-API: it looks at the machine only.
+Other tests may run on the same machine. Processes and mounts are recognised by the state directory or the sandbox's id
+in them, cgroups by the id. Every id that was ever used below a watched state directory is known, whichever process used
+it, through inotify. This looks at the machine only and does not use the API. Not here: when it is asked (`plugin.py`).
 """
 
 from __future__ import annotations
@@ -23,24 +22,12 @@ from pathlib import Path
 import anyio
 
 BOUND_S = 10.0
-"""How long what ends by itself may take to be gone."""
+"""How long processes and directories that go by themselves may take."""
 
 _CGROUPS = Path("/sys/fs/cgroup")
-_KEPT = (
-    *(
-        "sandboxes",
-        "names",
-        "ids",
-        "uncommitted",
-        "warm",
-        "groups",
-        "in-progress",
-        "temporary-leases",
-        "leases",
-        "warm-pools",
-    ),
-    *("layers", "checkpoints"),
-    *("run/crun", "run/runc", "run/runsc"),
+_WATCHED: tuple[str, ...] = (
+    *("sandboxes", "names", "ids", "uncommitted", "warm", "groups", "in-progress", "temporary-leases", "leases"),
+    *("warm-pools", "layers", "checkpoints"),
 )
 _ELSEWHERE = ("/run", "/tmp", "/dev/shm")
 _IN_CREATE, _IN_MOVED_TO = 0x100, 0x80
@@ -52,16 +39,16 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The machine at one moment, as far as it is ours."""
+    """The machine at one moment, as far as it belongs to watched state directories."""
 
     pids: frozenset[int]
-    """All that there were: a process of ours that is not among them is a new one."""
+    """All processes. One that is not among them is new."""
     things: Counter[str]
-    """Everything else, each as a line for people to read."""
+    """Everything else, each as a readable line."""
 
 
 class Ledger:
-    """The state directories of this test process, and what stands on the machine because of them."""
+    """The state directories of this test process, and what exists on the machine because of them."""
 
     def __init__(self) -> None:
         self._notes = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -75,7 +62,7 @@ class Ledger:
         os.close(self._notes)
 
     def watch(self, state_dir: Path) -> None:
-        """Look after a state directory. Nothing may have been made in it yet."""
+        """Watch a state directory. It must have no sandboxes yet."""
         sandboxes = state_dir / "sandboxes"
         sandboxes.mkdir(mode=0o700, parents=True, exist_ok=True)
         watch = libc.inotify_add_watch(self._notes, os.fsencode(sandboxes), _IN_CREATE | _IN_MOVED_TO)
@@ -97,7 +84,7 @@ class Ledger:
         return Snapshot(frozenset(_pids()), things)
 
     def difference(self, before: Snapshot) -> list[str]:
-        """What is there now and was not `before`, or the other way round, a line each. Nothing: all is as it was."""
+        """What was added (+) and removed (-) since `before`, a line each. Empty: the machine is as it was."""
         now = self.look()
         lines = [f"+ {thing}" for thing in (now.things - before.things).elements()]
         lines += [f"- {thing}" for thing in (before.things - now.things).elements()]
@@ -105,7 +92,7 @@ class Ledger:
         return sorted(lines)
 
     async def settled(self, before: Snapshot, *, bound_s: float = BOUND_S) -> list[str]:
-        """`difference`, once it is nothing or `bound_s` have passed."""
+        """`difference`, once it is empty or `bound_s` have passed."""
         deadline = time.monotonic() + bound_s
         pause_s = 0.001
         while (lines := self.difference(before)) and time.monotonic() < deadline:
@@ -114,7 +101,7 @@ class Ledger:
         return lines
 
     def all_of(self, state_dir: Path) -> list[str]:
-        """Everything that stands because of a state directory, a line each; images and empty directories aside."""
+        """Everything that exists because of a state directory, a line each, except images and empty directories."""
         ids = self._known_ids()
         mine = [line for line in self._directories() if str(state_dir) in line]
         mine += [line for line in self._mounts(ids) if str(state_dir) in line]
@@ -122,7 +109,7 @@ class Ledger:
         return mine + list(self._cgroups({id for id, of in self._ids.items() if of == str(state_dir)}))
 
     def end_processes_of(self, state_dir: Path) -> None:
-        """Kill what still runs because of a state directory, so that a test that failed does not burden the machine."""
+        """Kill the processes of a state directory, so that a failed test leaves none running."""
         for line in self._processes(_pids()):
             if str(state_dir) in line:
                 with suppress(ProcessLookupError):
@@ -138,18 +125,18 @@ class Ledger:
                 while at < len(events):
                     watch, _, _, length = _EVENT.unpack_from(events, at)
                     name = events[at + _EVENT.size : at + _EVENT.size + length].rstrip(b"\0")
-                    if name:  # none: a watched directory has gone, or its file system
+                    if name:  # empty: a watched directory or its file system was removed
                         self._ids[os.fsdecode(name)] = self._watches[watch]
                     at += _EVENT.size + length
         return self._ids.keys()
 
     def _directories(self) -> Iterator[str]:
         for state_dir in self._state_dirs:
-            for kept in _KEPT:
-                with suppress(FileNotFoundError):
-                    for name in os.listdir(f"{state_dir}/{kept}"):
-                        yield f"directory entry {state_dir}/{kept}/{name}"
-        # Runtimes put sockets and locks of their own elsewhere.
+            runtimes = [f"run/{name}" for name in _entries(f"{state_dir}/run")]
+            for directory in (*_WATCHED, *runtimes):
+                for name in _entries(f"{state_dir}/{directory}"):
+                    yield f"directory entry {state_dir}/{directory}/{name}"
+        # Runtimes also create sockets and locks in other places.
         for place in _ELSEWHERE:
             for name in os.listdir(place):
                 if "atoll-" in name and any(id in name for id in self._ids):
@@ -168,7 +155,7 @@ class Ledger:
                 yield f"mount {line}"
 
     def _processes(self, pids: Set[int]) -> Iterator[str]:
-        """Those of `pids` that are ours: by their command line, their cgroup or as children."""
+        """Those of `pids` that belong to us: by their command line or cgroup, or as our children."""
         ids = self._known_ids()
         for pid in sorted(pids):
             with suppress(FileNotFoundError, ProcessLookupError, PermissionError):
@@ -196,7 +183,7 @@ class Ledger:
                     yield f"process {pid} ({state}) {command[:300] or stat.split(')')[0]}"
 
     def _is_alive(self, cgroup: str) -> bool:
-        """Whether the sandbox of this cgroup still is one."""
+        """Whether the sandbox of this cgroup still exists."""
         name = cgroup.rpartition("/atoll/")[2].split("\n")[0].partition(".")[0]
         return any(os.path.exists(f"{state_dir}/sandboxes/{name}/manifest.json") for state_dir in self._state_dirs)
 
@@ -204,6 +191,13 @@ class Ledger:
         return any(state_dir in text for state_dir in self._state_dirs) or (
             "atoll-" in text and any(id in text for id in ids)
         )
+
+
+def _entries(directory: str) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except FileNotFoundError:
+        return []
 
 
 def _pids() -> set[int]:

@@ -1,4 +1,4 @@
-"""How tests wait: for a condition, with a bound. Never for a time."""
+"""How tests wait: for a condition, with a bound, never for a fixed time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, TypeVar, overload
 import anyio
 
 BOUND_S = 20.0
-"""Far above what anything takes, so that only what never comes runs into it."""
+"""Far above what any condition takes, so that only one that never holds reaches it."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.05
 
 T = TypeVar("T")
@@ -34,13 +34,13 @@ async def eventually(condition: Callable[[], Any], what: str, *, bound_s: float 
         if value:
             return value
         if time.monotonic() > deadline:
-            raise AssertionError(f"not within {bound_s:g} s: {what}; the last answer was {value!r}")
+            raise AssertionError(f"timed out after {bound_s:g} s: {what}; the last value was {value!r}")
         await anyio.sleep(pause_s)
         pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
 
 
 def wait_until(condition: Callable[[], bool], what: str, bound_s: float = BOUND_S) -> None:
-    """`eventually`, for who is not asynchronous.
+    """`eventually`, for synchronous tests.
 
     Raises:
         AssertionError: it was never true within `bound_s`.
@@ -49,6 +49,6 @@ def wait_until(condition: Callable[[], bool], what: str, bound_s: float = BOUND_
     pause_s = _FIRST_PAUSE_S
     while not condition():
         if time.monotonic() > deadline:
-            raise AssertionError(f"not within {bound_s:g} s: {what}")
+            raise AssertionError(f"timed out after {bound_s:g} s: {what}")
         time.sleep(pause_s)
         pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)

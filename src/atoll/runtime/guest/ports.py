@@ -1,7 +1,7 @@
 """Ports inside a sandbox: connect to one, or listen on one.
 
 Owns the operations DIAL, LISTEN and ACCEPT of the protocol and the byte connection that they give. Not here: how bytes
-travel (`stream.py`, `connection.py`), which clients of the host may reach a port (`previews/`), and what leaves through
+travel (`stream.py`, `connection.py`), which clients of the host may reach a port (`previews/`), and the proxy behind
 the egress port (`egress/`). Used by `sandbox.py`, `previews/` and `egress/`.
 """
 

@@ -113,8 +113,8 @@ def generate(root: Path, layer: Path, *, rootless: bool) -> None:
         _write(etc / "resolv.conf", RESOLV_CONF.encode())
         shell = "/bin/bash" if _is_program(root, "bin/bash") else "/bin/sh"
         user = f"user:x:1000:1000:user:/home/user:{shell}\n"
-        nobody = "nobody:x:65534:65534:nobody:/nonexistent:/sbin/nologin\n"
-        _add_account(root, etc / "passwd", "etc/passwd", user, f"root:x:0:0:root:/root:{shell}\n{nobody}")
+        overflow = "nobody:x:65534:65534:nobody:/nonexistent:/sbin/nologin\n"
+        _add_account(root, etc / "passwd", "etc/passwd", user, f"root:x:0:0:root:/root:{shell}\n{overflow}")
         _add_account(root, etc / "group", "etc/group", "user:x:1000:\n", "root:x:0:\nnogroup:x:65534:\n")
     home = _cover(root, layer, "home", rootless=rootless)
     if home is not None and find(root, "home/user") is None:

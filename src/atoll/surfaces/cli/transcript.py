@@ -362,21 +362,21 @@ class Screen(_EventWriter):
 
     # -------------------------------------------------------------------------------------------------- writing
 
-    async def _stream(self, outlet: terminal.OutputWriter, text: str, style: str | None = None) -> None:
+    async def _stream(self, writer: terminal.OutputWriter, text: str, style: str | None = None) -> None:
         """Write a piece of text as it comes."""
-        if outlet is not self._open:
+        if writer is not self._open:
             await self._end_line()
         self._asked_at = None
         await self.say(self._erased())
         if not text:
             return
-        await outlet.write((render.styled(text, style) if style else text).encode())
-        self._open = None if text.endswith("\n") else outlet
+        await writer.write((render.styled(text, style) if style else text).encode())
+        self._open = None if text.endswith("\n") else writer
 
     async def _end_line(self) -> None:
         if self._open is not None:
-            outlet, self._open = self._open, None
-            await outlet.write(b"\n")
+            writer, self._open = self._open, None
+            await writer.write(b"\n")
 
     async def _print(self, text: str) -> None:
         """Write permanent lines, above those that are being drawn."""

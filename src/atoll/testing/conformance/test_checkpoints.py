@@ -154,7 +154,7 @@ async def test_a_running_sandbox_is_copied_only_if_it_can_be_frozen(engine: Engi
     await clean(engine)
 
 
-async def test_many_checkpoints_stand_on_each_other(
+async def test_many_checkpoints_share_their_layers(
     engine: Engine, runtime_name: RuntimeName, as_root: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     last = 5 if runtime_name == "runsc" else 11
@@ -256,7 +256,9 @@ async def test_forks_are_made_all_or_none(engine: Engine, as_root: None, leak_ch
 # ---- what there is, and what goes ----
 
 
-async def test_deleting_frees_what_nobody_else_needs(engine: Engine, as_root: None, leak_check: LeakCheck) -> None:
+async def test_deleting_frees_layers_that_nothing_else_needs(
+    engine: Engine, as_root: None, leak_check: LeakCheck
+) -> None:
     sandbox = await engine.create("freed")
     layers = engine.state_dir / "layers"
     await sandbox.exec("head -c 1000000 /dev/urandom > big")
@@ -277,7 +279,7 @@ async def test_deleting_frees_what_nobody_else_needs(engine: Engine, as_root: No
 
 async def test_what_is_not_there_is_told(engine: Engine) -> None:
     with pytest.raises(SandboxNotFound):
-        await engine.checkpoint("nobody")
+        await engine.checkpoint("no-such-sandbox")
     with pytest.raises(CheckpointNotFound, match="there are none"):
         await engine.delete_checkpoint("cp-000000000000")
     async with await engine.create("here") as sandbox:

@@ -125,7 +125,7 @@ async def test_exec_returns_when_its_main_process_ends_though_a_child_holds_stdo
     with anyio.fail_after(20):
         result = await shared.exec("sleep 31536000 & echo done")
     assert (result.stdout, result.exit_code) == ("done\n", 0)
-    # It goes on: a command that ended by itself has killed nobody.
+    # The child still runs: a command that exits by itself kills no other process.
     await until_running(shared, "sleep 31536000")
     [left] = [process for process in await shared.processes() if process.live and "31536000" in process.command]
     assert left.exit_code == 0
@@ -421,13 +421,13 @@ async def test_a_command_that_floods_does_not_hold_up_others(shared: Sandbox) ->
 
 @pytest.fixture(scope="module")
 async def with_env(engine: Engine) -> AsyncIterator[Sandbox]:
-    async with await engine.create(env={"KEPT": "from the sandbox", "CHANGED": "before"}) as sandbox:
+    async with await engine.create(env={"FIXED": "from the sandbox", "CHANGED": "before"}) as sandbox:
         yield sandbox
 
 
 @pytest.mark.core
 async def test_a_commands_environment_goes_on_top_of_the_sandboxs(with_env: Sandbox) -> None:
-    line = 'echo "$KEPT/$CHANGED/$OWN"'
+    line = 'echo "$FIXED/$CHANGED/$OWN"'
     assert (await with_env.exec(line)).stdout == "from the sandbox/before/\n"
     result = await with_env.exec(line, env={"CHANGED": "after\n=", "OWN": "mine"})
     assert result.stdout == "from the sandbox/after\n=/mine\n"
@@ -493,8 +493,8 @@ async def test_commands_run_as_user_and_as_root_on_request(shared: Sandbox, sing
 
 
 async def test_a_user_who_does_not_exist_is_an_invalid_request(shared: Sandbox) -> None:
-    with pytest.raises(InvalidRequest, match="nobody-of-this-name"):
-        await shared.exec("echo ran", user="nobody-of-this-name")
+    with pytest.raises(InvalidRequest, match="no-such-user"):
+        await shared.exec("echo ran", user="no-such-user")
 
 
 # ---- a sandbox that dies ----

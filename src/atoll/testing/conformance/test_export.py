@@ -196,7 +196,9 @@ async def test_one_that_sleeps_travels_without_waking(engine: Engine, tmp_path: 
                 assert said.stderr.count("No such file") == 1
 
 
-async def test_whoever_is_killed_leaves_nothing(anywhere: Engine, tmp_path: Path, leak_check: LeakCheck) -> None:
+async def test_a_process_that_is_killed_while_exporting_leaves_nothing(
+    anywhere: Engine, tmp_path: Path, leak_check: LeakCheck
+) -> None:
     async with await anywhere.create("source") as sandbox:
         await sandbox.exec("head -c 5000000 /dev/urandom > noise")
         await sandbox.sleep()
@@ -256,7 +258,7 @@ async def test_a_file_is_there_when_it_is_whole(anywhere: Engine, tmp_path: Path
         async with await anywhere.import_(file, "copy", progress=lambda *told: heard.append(told)):
             assert all(done <= size == total for _, done, total in heard)
     with pytest.raises(SandboxNotFound):
-        await anywhere.export("nobody", file)
+        await anywhere.export("no-such-sandbox", file)
     with pytest.raises(FileNotFoundError):
         await anywhere.import_(tmp_path / "none")
 
@@ -284,6 +286,6 @@ async def test_the_image_has_to_be_there_and_is_known_by_its_digest(
         async with await other.import_(tmp_path / "file") as copy:
             assert copy.info.image.endswith("team/plain:1")
             assert (await copy.exec([*cat, "/etc/mine", "/etc/base"])).stdout == "text"
-        # Whoever imports it may say what it is to stand on, and answers for that.
+        # The caller may choose another image, and is responsible for it.
         async with await other.import_(tmp_path / "file", image="host") as copy:
             assert (await copy.exec("cat /etc/mine; ls /etc/base")).stdout == "text"

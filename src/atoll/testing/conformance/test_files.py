@@ -580,8 +580,8 @@ async def test_permissions_are_those_of_the_user(shared: Sandbox, here: str, sin
 
 
 async def test_files_of_a_user_who_does_not_exist_are_an_invalid_request(shared: Sandbox) -> None:
-    with pytest.raises(InvalidRequest, match="nobody-of-this-name"):
-        await shared.files.read_bytes("/etc/passwd", user="nobody-of-this-name")
+    with pytest.raises(InvalidRequest, match="no-such-user"):
+        await shared.files.read_bytes("/etc/passwd", user="no-such-user")
 
 
 async def test_what_the_kernel_makes_up_is_read_to_its_end(shared: Sandbox) -> None:

@@ -30,7 +30,7 @@ async def test_root_inside_may_change_the_system_and_the_host_does_not_see_it(sa
     result = await sandbox.exec("echo mine > /etc/own && rm /etc/shells && cat /etc/own", user="root")
     assert (result.stdout, result.exit_code) == ("mine\n", 0), result.stderr
     if os.geteuid() == 0:
-        # An ordinary user cannot hand out the host's own files: /usr belongs to nobody inside, and stays as it is.
+        # An ordinary user cannot map the owner of the host's files: inside, /usr belongs to `nobody` and is read-only.
         result = await sandbox.exec("echo mine > /usr/bin/own && rm /bin/true && cat /usr/bin/own", user="root")
         assert (result.stdout, result.exit_code) == ("mine\n", 0), result.stderr
         assert (await sandbox.exec(["/bin/true"])).exit_code == 127
@@ -52,13 +52,13 @@ async def test_the_user_may_not_change_the_system(shared: Sandbox, single_id: bo
 
 async def test_root_may_become_another_user_and_give_files_away(sandbox: Sandbox, single_id: bool) -> None:
     if single_id:
-        pytest.skip("with one id for all there is nobody else to become")
+        pytest.skip("with one id for all there is no other user to become")
     result = await sandbox.exec("touch f && chown 1000:1000 f && chmod 600 f && stat -c %u f", user="root")
     assert result.stdout == "1000\n", result.stderr
 
 
 @pytest.mark.core
-async def test_nobody_gains_privileges(shared: Sandbox) -> None:
+async def test_no_process_gains_privileges(shared: Sandbox) -> None:
     status = await shared.files.read_text("/proc/self/status")
     result = await shared.exec("grep NoNewPrivs /proc/self/status || true")
     assert "NoNewPrivs:\t1" in result.stdout or "NoNewPrivs" not in status
@@ -126,7 +126,7 @@ async def test_the_guest_cannot_be_killed_or_stopped_from_inside(sandbox: Sandbo
 
 
 @pytest.mark.core
-async def test_a_command_that_kills_whatever_it_can_is_never_given_an_exit_code_that_nobody_saw(
+async def test_a_command_that_kills_every_process_never_gets_an_invented_exit_code(
     sandbox: Sandbox, runtime_name: RuntimeName
 ) -> None:
     if runtime_name == "runsc":
@@ -171,7 +171,7 @@ async def bare(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Asyn
 
 @pytest.mark.core
 async def test_an_image_without_a_shell_works_as_far_as_it_can(bare: Sandbox) -> None:
-    result = await bare.exec("echo nobody home")
+    result = await bare.exec("echo ran")
     assert result.exit_code == 127
     assert "sh" in result.stderr
     assert await bare.files.read_text("/etc/motd") == "bare\n"
@@ -189,7 +189,7 @@ async def test_users_are_those_of_the_image(bare: Sandbox) -> None:
     assert await bare.files.exists("/home/agent/note", user="root")
     await bare.files.remove("note", user="agent")
     with pytest.raises(InvalidRequest):
-        await bare.files.read_text("note", user="nobody-of-this-name")
+        await bare.files.read_text("note", user="no-such-user")
 
 
 @pytest.mark.core

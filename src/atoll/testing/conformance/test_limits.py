@@ -60,7 +60,7 @@ async def test_the_limits_that_were_set_are_in_force_and_told(
         assert (await sandbox.exec("ulimit -n; ulimit -Hn")).stdout == "128\n128\n"
         assert sandbox.info.pid is not None
         assert str(sandbox.info.pid) in cgroup_value(sandbox, "memory/cgroup.procs", "cgroup.procs").split()
-        # The limits are read from the manifest by whoever comes next.
+        # The next process reads the limits from the manifest.
         [info] = [info for info in await engine.list() if info.name == sandbox.name]
         assert info.limits == limits
 
@@ -265,7 +265,7 @@ async def test_processor_time_and_processes_are_counted(
 
 
 async def test_memory_that_is_used_is_counted(sandbox: Sandbox, as_root: None) -> None:
-    # `tail` holds it all and cannot write it, as nobody reads.
+    # `tail` holds all of it in memory and cannot write it, as its output is not read.
     async with await sandbox.spawn("head -c 100000000 /dev/zero | tail -c 80000000 | sleep 31536904", keep=False):
 
         async def counted() -> bool:

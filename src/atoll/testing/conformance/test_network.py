@@ -80,7 +80,7 @@ async def test_programs_inside_reach_the_port_on_which_the_host_listens(shared: 
 
 
 @pytest.mark.core
-async def test_a_port_on_which_nobody_listens_is_refused(shared: Sandbox) -> None:
+async def test_a_port_without_a_listener_is_refused(shared: Sandbox) -> None:
     with pytest.raises(PortRefused) as caught:
         await shared.dial(59)
     assert isinstance(caught.value, ConnectionRefusedError)
@@ -158,12 +158,12 @@ async def test_a_hundred_connections_at_once_do_not_mix(shared: Sandbox) -> None
                 group.start_soon(one, port, number)
 
 
-async def test_a_receiver_that_does_not_read_stops_the_sender_and_nobody_else(shared: Sandbox) -> None:
+async def test_a_receiver_that_does_not_read_stops_its_sender_only(shared: Sandbox) -> None:
     peak = Peak(os.getpid())
     async with shared.listen() as listener, await shared.dial(listener.port) as near, await anext(listener):
         with anyio.move_on_after(1) as waiting:
             await near.send(bytes(128 * MIB))
-        assert waiting.cancelled_caught, "128 MiB went somewhere where nobody reads"
+        assert waiting.cancelled_caught, "128 MiB were sent to a receiver that does not read"
         assert (await shared.exec("echo fine")).stdout == "fine\n"
     assert peak.growth_bytes < (128 + 32) * MIB
 

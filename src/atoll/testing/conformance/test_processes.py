@@ -97,7 +97,7 @@ async def test_wait_passes_over_unread_output_of_any_size(shared: Sandbox) -> No
 async def test_a_reader_that_is_slow_slows_the_process_and_loses_nothing(
     sandbox: Sandbox, state_dir: Path, runtime_name: RuntimeName
 ) -> None:
-    """Nobody reads for as long as it takes the process to stand still. Everything arrives nevertheless."""
+    """The output is not read until the process blocks. All of it arrives nevertheless."""
     async with await sandbox.spawn("seq 1 3000000; echo complete >&2", keep=False) as process:
         peaks = {"this process": Peak(os.getpid())}
         if os.geteuid() == 0:
@@ -110,7 +110,7 @@ async def test_a_reader_that_is_slow_slows_the_process_and_loses_nothing(
             return 0 < before == written
 
         await eventually(stands_still, "the process stands still")
-        assert written < 8 * MIB, "what nobody reads is held somewhere"
+        assert written < 8 * MIB, "output that is not read was buffered without a bound"
         total = 0
         async for event in process:
             if isinstance(event, Output) and event.stream == "stdout":
@@ -202,7 +202,7 @@ async def test_a_signal_to_the_main_process_alone_spares_its_children(shared: Sa
         await process.signal(signal.SIGTERM)
         await process.wait()
         assert await running(shared, "sleep 31536702")
-    # Its main process has ended, so leaving kills nobody. What it left is found by its id.
+    # The main process has exited, so closing kills no process. Its children are found by its id.
     await shared.kill(process.id)
     await wait_tree_exit(shared, "sleep 31536702")
 
@@ -352,7 +352,7 @@ async def test_output_that_is_no_longer_kept_is_a_gap_and_then_the_newest(shared
         info = next(info for info in await shared.processes() if info.id == process.id)
         return info.exit_code is not None
 
-    await eventually(ended, "the process ends though nobody reads")
+    await eventually(ended, "the process exits though its output is not read")
     events = [event async for event in await shared.attach(process.id, stdout_offset=10, stderr_offset=0)]
     [gap] = [event for event in events if isinstance(event, Gap)]
     out = [event for event in events if isinstance(event, Output) and event.stream == "stdout"]
@@ -422,7 +422,7 @@ async def test_an_attached_reader_that_may_lose_never_blocks_the_process(shared:
     assert position == 14_888_896
 
 
-async def test_what_a_background_child_writes_after_the_end_reaches_those_who_attach(shared: Sandbox) -> None:
+async def test_output_of_a_background_child_after_the_exit_reaches_attached_clients(shared: Sandbox) -> None:
     await shared.exec(["mkfifo", "late"])
     process = await shared.spawn("(cat late; echo late) & echo early")
     assert await output_of(process) == b"early\n"
@@ -485,7 +485,7 @@ async def test_a_command_under_way_when_the_connection_breaks_raises_and_dies(en
             group.start_soon(one)
             await until_running(sandbox, "sleep 31536708")
             cut(made[0])
-        # The next call connects again; nobody can get the command's output any more, so it is dead.
+        # The next call connects again. No client can read the command's output any more, so it was killed.
         await wait_tree_exit(sandbox, "sleep 31536708")
         assert (await sandbox.exec("echo back")).stdout == "back\n"
 
@@ -606,7 +606,7 @@ async def test_a_channel_ends_when_the_process_closes_it(shared: Sandbox) -> Non
             assert b"".join([chunk async for chunk in process.channel(0)]) == b"last\n"
 
 
-async def test_a_channel_that_nobody_reads_holds_up_nothing_else(shared: Sandbox) -> None:
+async def test_a_channel_that_is_not_read_blocks_no_other_stream(shared: Sandbox) -> None:
     # More than there is room for is on its way before the process ends.
     line = "yes >&3 & sleep 0.5; echo still here"
     async with await shared.spawn(line, channels=1, keep=False) as process:

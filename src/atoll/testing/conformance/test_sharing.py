@@ -77,7 +77,7 @@ async with anyio.create_task_group() as group:
             await until_running(sandbox, "sleep 31538001")
             other.send_signal(signal.SIGKILL)
             assert await other.ends() == -signal.SIGKILL
-        # What it ran to its end is gone, for nobody can have its output. What is ours is untouched.
+        # Its own command was killed, as no client can read its output. Ours still runs.
         await wait_tree_exit(sandbox, "31538001")
         await wait_tree_exit(sandbox, "31538002")
         assert [process.pid for process in await running(sandbox, "sleep 31538003")] == [ours.pid]
@@ -143,7 +143,7 @@ await anyio.sleep_forever()
         assert await output_of(process) == b"begun\nadopted\n"
 
 
-async def test_a_process_that_is_stopped_holds_up_nobody_else(
+async def test_a_host_process_that_is_stopped_blocks_no_other(
     state_dir: Path, runtime_name: RuntimeName, sandbox: Sandbox
 ) -> None:
     body = """
@@ -296,8 +296,8 @@ async def test_a_sandbox_that_is_not_ephemeral_needs_no_client(
     state_dir: Path, runtime_name: RuntimeName, engine: Engine
 ) -> None:
     async with atoll.open(state_dir, settings=atoll.Settings(runtime=runtime_name)) as first:
-        sandbox = await first.create("needs-nobody")
+        sandbox = await first.create("needs-no-host")
     assert await engine.collect() == []
-    async with await engine.get("needs-nobody") as found:
+    async with await engine.get("needs-no-host") as found:
         assert (await found.exec("echo still here")).stdout == "still here\n"
         assert found.info.pid == sandbox.info.pid

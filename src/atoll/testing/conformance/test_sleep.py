@@ -72,7 +72,7 @@ async def test_a_cold_sandbox_has_no_process_and_wakes_with_its_files_when_it_is
 
 
 @pytest.mark.core
-async def test_many_who_use_it_wake_it_once(engine: Engine) -> None:
+async def test_many_clients_wake_it_once(engine: Engine) -> None:
     async with await engine.create() as sandbox:
         await sandbox.sleep()
         pids: list[str] = []
@@ -261,7 +261,7 @@ asyncio.run(serve())
 
 
 async def test_processes_that_a_save_would_lose_are_left_alone(engine: Engine, runtime_name: RuntimeName) -> None:
-    """gVisor of 2022 ends when it is to save a socket that somebody waits for with epoll."""
+    """gVisor of 2022 ends when it is to save a socket that a process waits for with epoll."""
     async with await engine.create("waiting") as sandbox:
         process = await sandbox.spawn(["python3", "-c", ECHO], keep=True)
         while not isinstance(await process.__anext__(), Output):
@@ -276,16 +276,16 @@ async def test_processes_that_a_save_would_lose_are_left_alone(engine: Engine, r
             with pytest.raises(NotCheckpointable, match=r"epoll.*\(python3 -c"):
                 await save()
         await connection.send(b"still here\n")
-        assert await connection.receive() == b"still here\n", "nobody was disturbed"
+        assert await connection.receive() == b"still here\n", "the server inside still runs"
         await connection.aclose()
-        # Who is merely not used sleeps in memory instead.
+        # An unused sandbox is paused in memory instead.
         while not await engine.sleep_unused("waiting", timedelta(0)):
             await anyio.sleep(0.01)
         assert await status(engine, "waiting") == "paused"
         connection = await sandbox.dial(8080)
         await connection.send(b"awake\n")
         assert await connection.receive() == b"awake\n"
-        # And nobody inside can keep it from being shut down.
+        # And no process inside can prevent a shutdown.
         await sandbox.shutdown()
         assert await status(engine, "waiting") == "shutdown"
         await sandbox.wake()
@@ -293,10 +293,10 @@ async def test_processes_that_a_save_would_lose_are_left_alone(engine: Engine, r
 
 
 @pytest.mark.runtimes("runsc")
-async def test_who_is_about_to_connect_does_not_keep_a_sandbox_from_saying_who_waits_in_it(
+async def test_a_client_that_is_connecting_does_not_block_the_question_for_epoll_waiters(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That one may be waiting for the sleep to end, and the sleep must not wait for that one."""
+    """The client may be waiting for the sleep to end, so the sleep must not wait for the client."""
     monkeypatch.setattr(lifecycle, "_ANSWER_S", 1000)
     async with await engine.create() as sandbox:
         await sandbox.aclose()
@@ -316,7 +316,7 @@ async def test_one_that_ends_with_its_clients_cannot_sleep(engine: Engine) -> No
 
 
 @pytest.mark.core
-async def test_one_that_was_shut_down_wakes_only_when_it_is_told_to(engine: Engine) -> None:
+async def test_a_sandbox_that_was_shut_down_wakes_only_by_wake(engine: Engine) -> None:
     async with await engine.create("closed") as sandbox:
         await sandbox.files.write_text("kept", "yes")
         await sandbox.shutdown()

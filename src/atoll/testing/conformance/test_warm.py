@@ -1,4 +1,4 @@
-"""Sandboxes that wait: a create takes one that is just what it asks for, nobody else gets it, and another is put up."""
+"""Warm pools: a create claims a warm sandbox that fits its spec, no other create gets it, and the pool is refilled."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ if TYPE_CHECKING:
 
 
 def waiting(engine: Engine) -> set[str]:
-    """The ids of those that wait; `-` before one that is being put up or taken."""
+    """The ids of the warm sandboxes; `-` before one that is being created or claimed."""
     names = os.listdir(engine.state_dir / "warm")
     return {name if name.startswith("-") else name.partition(".")[2] for name in names}
 
 
 async def ready(engine: Engine, count: int) -> set[str]:
-    """The ids of those that wait, once they are as many."""
+    """The ids of the warm sandboxes, once there are `count`."""
 
     async def full() -> bool:
         return [each.ready for each in await engine.warm_pools()] == [count]
 
-    await eventually(full, f"{count} wait")
+    await eventually(full, f"{count} warm sandboxes are ready")
     return waiting(engine)
 
 
 @asynccontextmanager
 async def warm(engine: Engine, count: int, **kind: object) -> AsyncIterator[set[str]]:
-    """So many wait, as long as the context lasts."""
+    """A warm pool of `count` sandboxes for as long as the context lasts."""
     try:
         shown = await engine.warm(count, **kind)  # type: ignore[arg-type]
         assert (shown.count, shown.ready) == (count, count)
@@ -58,18 +58,18 @@ async def warm(engine: Engine, count: int, **kind: object) -> AsyncIterator[set[
 
 
 async def look(sandbox: Sandbox) -> str:
-    """What can be seen inside, but for what is any sandbox's own."""
+    """What can be seen inside, except what differs between any two sandboxes."""
     line = "id; pwd; env | grep -v HOSTNAME | sort; ulimit -n; cat /etc/hosts /proc/1/cmdline; ls -aR /home /tmp /run"
     return (await sandbox.exec(line)).stdout
 
 
 @pytest.mark.core
-async def test_one_that_waited_cannot_be_told_from_a_new_one(engine: Engine, capabilities: Capabilities) -> None:
+async def test_a_claimed_sandbox_looks_like_a_new_one(engine: Engine, capabilities: Capabilities) -> None:
     limits = Limits(memory_bytes=64 << 20 if capabilities.memory_limit else None, open_files=64)
     options = {"limits": limits, "env": {"MODE": "test"}, "user": "root"}
     new = await engine.create("box-1", **options)  # type: ignore[arg-type]
     async with warm(engine, 2, limits=limits) as ids:
-        assert [info.name for info in await engine.list()] == ["box-1"], "those that wait are nobody's"
+        assert [info.name for info in await engine.list()] == ["box-1"], "warm sandboxes are not listed"
         before = datetime.now(UTC)
         with pytest.raises(SandboxExists):
             await engine.create("box-1", **options)  # type: ignore[arg-type]
@@ -83,7 +83,7 @@ async def test_one_that_waited_cannot_be_told_from_a_new_one(engine: Engine, cap
         assert len(await taken.ps()) == len(await new.ps())
         assert (await taken.exec("hostname; uname -n")).stdout == "box-2\nbox-2\n"
         assert await look(taken) == await look(new)
-        assert taken.id not in await ready(engine, 2), "another was put up"
+        assert taken.id not in await ready(engine, 2), "the pool was refilled"
         await new.destroy()
         if capabilities.memory_limit:
             fill = ["python3", "-c", "x = bytearray(200_000_000)"]
@@ -92,7 +92,7 @@ async def test_one_that_waited_cannot_be_told_from_a_new_one(engine: Engine, cap
             else:
                 with pytest.raises(SandboxDied):
                     await taken.exec(fill)
-        # From here on it is like any other: it sleeps, wakes with its name and files, and is destroyed.
+        # From here on it is like any other sandbox: it sleeps, wakes with its name and files, and is destroyed.
         if capabilities.process_oom:
             await taken.exec("echo 1 > /srv/kept")
             await taken.sleep()
@@ -101,7 +101,7 @@ async def test_one_that_waited_cannot_be_told_from_a_new_one(engine: Engine, cap
 
 
 @pytest.mark.core
-async def test_what_is_asked_for_otherwise_is_made_anew_or_given_to_one_that_waits(
+async def test_a_create_claims_a_warm_sandbox_only_where_the_spec_fits(
     engine: Engine, runtime_name: RuntimeName, capabilities: Capabilities
 ) -> None:
     with pytest.raises(InvalidRequest, match="0 to 1000"):
@@ -118,10 +118,10 @@ async def test_what_is_asked_for_otherwise_is_made_anew_or_given_to_one_that_wai
             async with await engine.create(pause_after_s=0.05) as pausing:
                 assert pausing.id in ids
 
-                async def stands_still() -> bool:
+                async def paused() -> bool:
                     return [info.status for info in await engine.list()] == ["paused"]
 
-                await eventually(stands_still, "it stands still by itself")
+                await eventually(paused, "it pauses by itself")
         ids = await ready(engine, 1)
         body = """
 async with atoll.open(sys.argv[1], settings=atoll.Settings(runtime=sys.argv[2])) as other:
@@ -140,10 +140,8 @@ async with atoll.open(sys.argv[1], settings=atoll.Settings(runtime=sys.argv[2]))
         await eventually(ended, "an ephemeral one ends with its last client")
 
 
-async def test_of_those_who_come_at_once_each_gets_one_of_its_own(engine: Engine, runtime_name: RuntimeName) -> None:
-    each, count = (
-        (10, 6) if runtime_name == "crun" else (2, 2)
-    )  # what differs between them is slow, and not in question
+async def test_of_many_creates_at_once_each_claims_its_own_sandbox(engine: Engine, runtime_name: RuntimeName) -> None:
+    each, count = (10, 6) if runtime_name == "crun" else (2, 2)  # the others are slower and claim in the same way
     body = f"""
 sys.stdin.readline()
 async def one(name):
@@ -164,10 +162,10 @@ async with anyio.create_task_group() as group:
         lines = [(await process.line()).split() for process in (left, right) for _ in range(each)]
         assert len({id for id, _, _ in lines}) == 2 * each
         assert all(name == hostname for _, name, hostname in lines)
-        assert ids <= {id for id, _, _ in lines}, "all that waited were taken"
+        assert ids <= {id for id, _, _ in lines}, "every warm sandbox was claimed"
         await left.succeeds()
         await right.succeeds()
-        assert not await ready(engine, count) & {id for id, _, _ in lines}, "who takes one puts up another"
+        assert not await ready(engine, count) & {id for id, _, _ in lines}, "the pool was refilled with new sandboxes"
         async with anyio.create_task_group() as group:
             for info in await engine.list():
                 group.start_soon(engine.destroy, info.name)
@@ -176,13 +174,13 @@ async with anyio.create_task_group() as group:
 KILLED = """
 import os, random, signal, sys
 import anyio, atoll
-import anyio._backends._asyncio, atoll.runtime.engine  # once for all that are killed
+import anyio._backends._asyncio, atoll.runtime.engine  # once for all children
 
 async def take(number, after_s):
     async with atoll.open(sys.argv[1], settings=atoll.Settings(runtime=sys.argv[2])) as engine:
-        signal.setitimer(signal.ITIMER_REAL, after_s)  # nobody handles it: it kills as SIGKILL does
+        signal.setitimer(signal.ITIMER_REAL, after_s)  # not handled: it kills as SIGKILL does
         box = await engine.create(f"victim-{number}")
-        os.write(1, f"{box.id} {box.name}\\n".encode())  # at once: half of a line tells nothing
+        os.write(1, f"{box.id} {box.name}\\n".encode())  # in one call, so that no half line is read
 
 chance = random.Random(int(sys.argv[3]))
 for number in range(int(sys.argv[4])):
@@ -195,7 +193,7 @@ for number in range(int(sys.argv[4])):
 """
 
 
-async def test_whoever_is_killed_while_it_takes_one_leaves_it_waiting_or_its_own_or_to_be_collected(
+async def test_a_process_that_is_killed_while_it_claims_leaves_the_sandbox_warm_or_claimed_or_collectable(
     engine: Engine, runtime_name: RuntimeName
 ) -> None:
     seed = random.randrange(2**32)
@@ -213,14 +211,14 @@ async def test_whoever_is_killed_while_it_takes_one_leaves_it_waiting_or_its_own
             await engine.gc()
             assert not {name for name in await ready(engine, count) if name.startswith("-")}
             names = {info.id: info.name for info in await engine.list()}
-            assert given.items() <= names.items(), "who was given one has it"
+            assert given.items() <= names.items(), "a claim that was reported is a claim"
             assert not names.keys() & waiting(engine)
             for name in names.values():
                 sandbox = await engine.get(name)
                 assert (await sandbox.exec("hostname")).stdout == f"{name}\n"
                 await sandbox.destroy()
             left = {*os.listdir(state / "sandboxes"), *os.listdir(state / "uncommitted")}
-            assert left == waiting(engine), "nothing else is left"
+            assert left == waiting(engine), "only warm sandboxes are left"
 
 
 @pytest.fixture
@@ -230,9 +228,7 @@ async def fastest(state_dir: Path) -> AsyncIterator[Engine]:
         yield engine
 
 
-async def test_what_has_ended_or_stands_on_another_image_is_not_given_to_anybody(
-    fastest: Engine, tmp_path: Path
-) -> None:
+async def test_a_dead_or_outdated_warm_sandbox_is_never_claimed(fastest: Engine, tmp_path: Path) -> None:
     engine = fastest
     root = tmp_path / "image"
     (root / "etc").mkdir(parents=True)
@@ -251,7 +247,7 @@ async def test_what_has_ended_or_stands_on_another_image_is_not_given_to_anybody
         async def replaced() -> bool:
             return [each.ready for each in await engine.warm_pools()] == [1] and not waiting(engine) & stale
 
-        await eventually(replaced, "the stale one is replaced")
+        await eventually(replaced, "the outdated sandbox is replaced")
         dead = waiting(engine)
         (id,) = dead
         os.kill(int((engine.state_dir / "sandboxes" / id / "keeper.lock").read_text()), signal.SIGKILL)
@@ -260,7 +256,7 @@ async def test_what_has_ended_or_stands_on_another_image_is_not_given_to_anybody
         assert not await ready(engine, 1) & dead
 
 
-async def test_creating_goes_on_when_none_can_be_put_up(
+async def test_create_works_while_the_pool_cannot_be_refilled(
     fastest: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = fastest
