@@ -215,10 +215,10 @@ def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
 @pytest.fixture(scope="session", params=RUNTIMES)
 def runtime_name(request: pytest.FixtureRequest, state_dir: Path) -> RuntimeName:
     """crun, runc and runsc in turn."""
-    from atoll.drivers.oci import find_drivers
+    from atoll.drivers import registry
 
     name: RuntimeName = request.param
-    if name not in find_drivers(state_dir):
+    if name not in registry.available(state_dir):
         message = f"{name} cannot be used on this machine; 'atoll doctor' says why"
         if STRICT:
             pytest.fail(message, pytrace=False)

@@ -25,7 +25,7 @@ from atoll import (
     SandboxNotFound,
 )
 from atoll.contract.model import RuntimeName
-from atoll.drivers.oci import find_program
+from atoll.drivers.machine import find_program
 from tests.conformance.inside import client, until_running
 from tests.conftest import LeakCheck
 from tests.waiting import eventually
@@ -123,7 +123,7 @@ async def test_an_image_that_cannot_be_had_leaves_nothing(
 
 async def test_a_runtime_that_is_not_known_is_an_invalid_request(engine: Engine) -> None:
     with pytest.raises((InvalidRequest, RuntimeUnavailable)):
-        await engine.create(runtime="qemu")  # type: ignore[arg-type]
+        await engine.create(runtime="qemu")
 
 
 async def test_a_sandbox_is_made_whole_or_not_at_all_when_it_does_not_start(

@@ -1,8 +1,11 @@
-"""How a sandbox is made to stand still, or is taken by somebody: by asking its keeper.
+"""The client of a running keeper. Implements `contract.driver.KeeperClient` for every driver here.
 
-Knows the frames that keeper and client exchange about it (PROTOCOL.md, "The keeper"). Refuses to know all others.
-The keeper is asked, and not the cgroup, because it alone knows when the sandbox is used again, and because it sees when
-whoever wanted the sandbox to stand still has died.
+Owns the frames that keeper and client exchange about freezing and reconfiguring (PROTOCOL.md, "The keeper"), and the
+files in a sandbox's directory that a keeper writes. Not here: all other frames (`runtime/guest/`), starting and ending
+a keeper (`keeper_command.py`).
+
+Freezing goes through the keeper and not straight to the cgroup, because only the keeper sees when the sandbox is used
+again, and when the process that requested the freeze has died.
 """
 
 from __future__ import annotations
@@ -11,13 +14,15 @@ import contextlib
 import os
 import struct
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
 import anyio
 import anyio.streams.buffered
 
-from atoll.contract.errors import LaunchFailed, SandboxDied, SandboxError
+from atoll.contract.errors import LaunchFailed, SandboxDied, SandboxError, Unenforceable
+from atoll.drivers.locks import is_held
 
 _HEADER = struct.Struct("<IBBHI")
 _FIELD = struct.Struct("<HIq")
@@ -26,40 +31,102 @@ _ERRNO, _MESSAGE, _ACTION, _PAUSE_MS, _KEEP = 4, 5, 9, 10, 27
 _ACTIONS = {"warm": 1, "hold": 2, "quiet": 4}
 _WITHIN_S = 20
 _START_S = 40
-"""Longer than a keeper gives its runtime, so that it can say what was wrong."""
+"""Longer than a keeper waits for its runtime, so that the keeper can report what went wrong."""
+
+
+class KeeperSocket:
+    """Keepers, reached through the socket `sock` in a sandbox's directory."""
+
+    def __init__(self, *, can_freeze: bool) -> None:
+        self._can_freeze = can_freeze
+
+    async def freeze(self, directory: Path) -> None:
+        self._require_freezer()
+        async with _freeze(directory, "warm"):
+            pass
+
+    @contextlib.asynccontextmanager
+    async def frozen(self, directory: Path) -> AsyncIterator[None]:
+        self._require_freezer()
+        async with _freeze(directory, "hold"):
+            yield
+
+    @contextlib.asynccontextmanager
+    async def quiet(self, directory: Path) -> AsyncIterator[None]:
+        """While the context lasts, no new frame reaches the guest, and it has received all earlier ones.
+
+        The processes run on.
+
+        Raises:
+            SandboxDied: the sandbox has ended.
+            SandboxError: the guest did not receive the frames in time.
+        """
+        async with _freeze(directory, "quiet"):
+            yield
+
+    def _require_freezer(self) -> None:
+        if not self._can_freeze:
+            raise Unenforceable(
+                "a sandbox cannot be frozen here: this runtime and this user have no cgroup; "
+                "put the sandbox to sleep, or run crun as root",
+                hint="atoll doctor",
+            )
+
+    async def reconfigure(self, directory: Path, *, ephemeral: bool, pause_after_s: float | None) -> None:
+        pause_ms = 0 if pause_after_s is None else max(1, round(pause_after_s * 1000))
+        async with _request(directory, _ADOPT, {_KEEP: int(not ephemeral), _PAUSE_MS: pause_ms}, _ADOPTED):
+            pass
+
+    def last_used(self, directory: Path) -> tuple[datetime | None, bool]:
+        try:
+            used_ms, streams = struct.unpack("<qq", (directory / "activity").read_bytes())
+        except (OSError, struct.error):
+            return None, False
+        return datetime.fromtimestamp(used_ms / 1000, UTC), streams > 0 and self.pid(directory) is not None
+
+    def pid(self, directory: Path) -> int | None:
+        """`Driver.pid`, for every driver that uses the keeper."""
+        # A number alone may belong to another process by now; not while the keeper lives that watches the process.
+        if not is_held(directory / "keeper.lock"):
+            return None
+        try:
+            if (directory / "ended").stat().st_size:  # its keeper is about to end too
+                return None
+            return int((directory / "pid").read_text())
+        except (OSError, ValueError):
+            return None
+
+    async def wait_ready(self, directory: Path) -> None:
+        """Wait until the guest has answered.
+
+        Raises:
+            LaunchFailed: it did not.
+        """
+        fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            async with await anyio.connect_unix(f"/proc/self/fd/{fd}/sock") as stream:
+                with anyio.fail_after(_START_S):
+                    await _receive(anyio.streams.buffered.BufferedByteReceiveStream(stream), _HELLO)
+        except (OSError, anyio.IncompleteRead, anyio.EndOfStream, anyio.BrokenResourceError) as error:
+            raise LaunchFailed(
+                "the sandbox was started and does not answer", hint=f"see {directory}/runtime.log"
+            ) from error
+        finally:
+            os.close(fd)
 
 
 @contextlib.asynccontextmanager
-async def frozen(directory: Path, how: Literal["warm", "hold", "quiet"]) -> AsyncIterator[None]:
-    """A sandbox that stands still: `warm`, until it is next used; on `hold`, as long as the context lasts.
-
-    A `quiet` one does not, but as long as the context lasts nothing new reaches it, and all that did has been taken.
-
-    Raises:
-        SandboxDied: it has ended.
-        SandboxError: its processes do not stand still.
-    """
-    async with _asked(directory, _FREEZE, {_ACTION: _ACTIONS[how]}, _FROZEN) as answer:
+async def _freeze(directory: Path, how: Literal["warm", "hold", "quiet"]) -> AsyncIterator[None]:
+    async with _request(directory, _FREEZE, {_ACTION: _ACTIONS[how]}, _FROZEN) as answer:
         tag, _, error_number = _FIELD.unpack(answer)
         if tag != _ERRNO or error_number:
-            raise SandboxError(f"the sandbox does not stand still: {os.strerror(error_number)}")
+            raise SandboxError(f"the sandbox could not be frozen: {os.strerror(error_number)}")
         yield
 
 
-async def adopt(directory: Path, *, ephemeral: bool, pause_after_s: float | None) -> None:
-    """Say anew what the keeper was told when it was started. An `ephemeral` one must have a client by now.
-
-    Raises:
-        SandboxDied: it has ended.
-    """
-    pause_ms = 0 if pause_after_s is None else max(1, round(pause_after_s * 1000))
-    async with _asked(directory, _ADOPT, {_KEEP: int(not ephemeral), _PAUSE_MS: pause_ms}, _ADOPTED):
-        pass
-
-
 @contextlib.asynccontextmanager
-async def _asked(directory: Path, kind: int, fields: dict[int, int], wanted: int) -> AsyncIterator[bytes]:
-    """What the keeper answers to a frame. The connection lasts as long as the context."""
+async def _request(directory: Path, kind: int, fields: dict[int, int], wanted: int) -> AsyncIterator[bytes]:
+    """Send the keeper a frame; the keeper's answer. The connection lasts as long as the context."""
     fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         stream = await anyio.connect_unix(f"/proc/self/fd/{fd}/sock")
@@ -78,25 +145,6 @@ async def _asked(directory: Path, kind: int, fields: dict[int, int], wanted: int
         except (anyio.IncompleteRead, anyio.EndOfStream, anyio.BrokenResourceError, TimeoutError) as error:
             raise SandboxDied("the sandbox has ended: its keeper does not answer") from error
         yield answer
-
-
-async def greeted(directory: Path) -> None:
-    """Wait until the guest has said that it is there.
-
-    Raises:
-        LaunchFailed: it is not.
-    """
-    fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        async with await anyio.connect_unix(f"/proc/self/fd/{fd}/sock") as stream:
-            with anyio.fail_after(_START_S):
-                await _receive(anyio.streams.buffered.BufferedByteReceiveStream(stream), _HELLO)
-    except (OSError, anyio.IncompleteRead, anyio.EndOfStream, anyio.BrokenResourceError) as error:
-        raise LaunchFailed(
-            "the sandbox was started and does not answer", hint=f"see {directory}/runtime.log"
-        ) from error
-    finally:
-        os.close(fd)
 
 
 async def _receive(keeper: anyio.streams.buffered.BufferedByteReceiveStream, wanted: int) -> bytes:

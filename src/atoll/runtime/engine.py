@@ -22,7 +22,7 @@ import anyio.abc
 import anyio.to_thread
 from pydantic import SecretStr
 
-from atoll.contract.driver import Diagnostic, Driver, ProcessImage
+from atoll.contract.driver import Diagnostic, Driver, LayerStore, ProcessImage
 from atoll.contract.errors import (
     AtollError,
     InvalidRequest,
@@ -46,7 +46,7 @@ from atoll.contract.model import (
 )
 from atoll.contract.network import AuditRecord, Indexes, NetworkPolicy
 from atoll.contract.secret import Secret
-from atoll.drivers import oci
+from atoll.drivers import registry
 from atoll.runtime.egress import audit
 from atoll.runtime.egress.server import EgressServer, EgressServers
 from atoll.runtime.images.store import ImageStore, Progress
@@ -89,6 +89,8 @@ async def open(state_dir: Path | str | None = None, *, settings: Settings | None
     settings = settings or Settings.from_environment()
     if state_dir is not None:
         settings = settings.model_copy(update={"state_dir": Path(state_dir)})
+    if settings.runtime is not None:
+        registry.check_name(settings.runtime, setting="ATOLL_RUNTIME")
     path = settings.resolve_state_dir()
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -119,10 +121,12 @@ class Engine:
         self._store = store
         self._settings = settings
         self._tasks = tasks
-        self._drivers: dict[RuntimeName, oci.OciDriver] | None = None
+        self._drivers: Mapping[RuntimeName, Driver] | None = None
         self._layers = Layers(store.state_dir)
         self._checkpoints = Checkpoints(store.state_dir)
-        self._lifecycle = Lifecycle(store, self._layers, self._checkpoints, self._choose, self._epoll_waiters)
+        self._lifecycle = Lifecycle(
+            store, self._layers, self._checkpoints, self._choose, self._any_layers, self._epoll_waiters
+        )
         self._vault = Vault(store.state_dir, settings.secrets_key)
         self._open: dict[str, Sandbox] = {}
         self._current: dict[str, Manifest] = {}
@@ -166,14 +170,14 @@ class Engine:
         return self._settings.image
 
     def drivers(self) -> Mapping[RuntimeName, Driver]:
-        """The runtimes that can be used on this machine, fastest first."""
+        """The runtimes that can be used on this machine, fastest first, then those that must be requested by name."""
         if self._drivers is None:
-            self._drivers = oci.find_drivers(self.state_dir)
+            self._drivers = registry.available(self.state_dir)
         return self._drivers
 
     def doctor(self) -> builtins.list[Diagnostic]:
-        """What this machine can do and, for each lack, the command that mends it."""
-        return oci.examine(self.state_dir)
+        """What this machine offers to isolation and, for everything that is missing, the command that fixes it."""
+        return registry.doctor(self.state_dir)
 
     # ---- making ----
 
@@ -400,7 +404,7 @@ class Engine:
                 sandbox = self._sandbox(manifest, driver)
                 await sandbox.connect()
             if spec.ephemeral or spec.pause_after_s is not None:
-                await driver.reconfigure(directory, ephemeral=spec.ephemeral, pause_after_s=spec.pause_after_s)
+                await driver.keeper.reconfigure(directory, ephemeral=spec.ephemeral, pause_after_s=spec.pause_after_s)
         finally:
             self._making.discard(manifest.id)
         return sandbox
@@ -414,16 +418,30 @@ class Engine:
 
     def _choose(self, wanted: RuntimeName | None) -> Driver:
         drivers = self.drivers()
-        if wanted is None and drivers:
-            return next(iter(drivers.values()))
         if wanted is not None and wanted in drivers:
             return drivers[wanted]
+        if wanted is not None:
+            registry.check_name(wanted)
+        for driver in drivers.values():
+            if wanted is None and driver.capabilities.chosen_by_default:
+                return driver
         have = ", ".join(drivers) or "none"
         asked = f"the runtime {wanted}" if wanted else "a container runtime"
+        by_name = f", or request {next(iter(drivers))} by name" if drivers and not wanted else ""
         raise RuntimeUnavailable(
-            f"{asked} cannot be used on this machine (usable: {have}); 'atoll doctor' says what is missing",
-            hint=f"apt-get install {wanted or 'crun'}",
+            f"{asked} cannot be used on this machine (usable: {have}); 'atoll doctor' says what is missing{by_name}",
+            hint=f"apt-get install {registry.package(wanted)}",
         )
+
+    def _imported_runtime(self, named: RuntimeName | None) -> RuntimeName | None:
+        """The runtime that a file asks for. None: nothing, or one that only a caller may ask for."""
+        driver = self.drivers().get(named) if named else None
+        return None if driver is not None and not driver.capabilities.chosen_by_default else named
+
+    def _any_layers(self) -> LayerStore:
+        """For work on layers that is the same whichever runtime wrote them."""
+        first = next(iter(self.drivers().values()), None)
+        return (first or self._choose(None)).layers
 
     def _sandbox(self, manifest: Manifest, driver: Driver) -> Sandbox:
         id = manifest.id
@@ -742,7 +760,7 @@ class Engine:
             contextlib.suppress(AtollError, OSError),
             self._store.in_progress(layer.name),
         ):
-            await self._choose(None).remove(layer)
+            await self._any_layers().remove(layer)
 
     async def fork(
         self, source: str, count: int = 1, *, checkpoint: str | None = None, names: Sequence[str] | None = None
@@ -884,7 +902,8 @@ class Engine:
             exporting.opened(source, self._layers, any_driver, limit_bytes=limit_bytes, progress=progress) as archive,
         ):
             contents = archive.contents
-            driver = self._choose(runtime or self._settings.runtime or contents.runtime)
+            runtime = runtime or self._settings.runtime or self._imported_runtime(contents.runtime)
+            driver = self._choose(runtime)
             if limits is None:
                 limits = exporting.allowed(contents.limits, with_defaults(Limits(), driver))
             reference, base = image or contents.image.reference, None
@@ -896,7 +915,7 @@ class Engine:
                 limits=limits,
                 env=contents.env,
                 user=contents.user,
-                runtime=runtime or self._settings.runtime or contents.runtime,
+                runtime=runtime,
                 pause_after_s=contents.pause_after_s,
             )
             await self._require_free(spec.name)
@@ -1006,8 +1025,12 @@ class Engine:
             run_id, more = (
                 (manifest.run_id, [self._layers.path(manifest.active_layer)]) if manifest else (f"{id}.1", [])
             )
-            for each in [driver] if driver else list(self.drivers().values()):
-                await each.destroy(run_id, directory, *more)
+            drivers = [driver] if driver else list(self.drivers().values())
+            with anyio.CancelScope(shield=True):
+                for each in drivers:
+                    await each.stop(run_id, directory)
+                if drivers:
+                    await drivers[0].layers.remove(directory, *more)
         self._current.pop(id, None)
         if sandbox is not None:
             await sandbox.aclose()

@@ -303,7 +303,7 @@ async def opened(
             with anyio.CancelScope(shield=True):
                 refusal = await _refusal(error, zstd) if isinstance(error, _Failed) else None
                 await programs.end()
-                await driver.remove(*made)
+                await driver.layers.remove(*made)
             if refusal is None:
                 raise
             raise refusal from None
@@ -512,7 +512,7 @@ class _Programs:
 
     async def start_worker(self, driver: Driver, verb: str, fd: int) -> _Worker:
         program = [sys.executable, "-I", "-S", "-X", "utf8", archive.__file__, verb, str(fd)]
-        return _Worker(await self._start(driver.in_userns(*program), subprocess.PIPE, subprocess.PIPE, fd))
+        return _Worker(await self._start(driver.layers.owner_command(*program), subprocess.PIPE, subprocess.PIPE, fd))
 
     async def start_zstd(self, options: list[str], stdin: int, stdout: int) -> anyio.abc.Process:
         try:

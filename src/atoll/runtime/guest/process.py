@@ -30,6 +30,7 @@ from atoll.contract.errors import (
     SandboxDied,
     SandboxError,
 )
+from atoll.contract.inside import DEFAULT_PATH
 from atoll.contract.model import Event, ExecBytes, ExecResult, Exited, Gap, Output, Truncation, check_env
 from atoll.runtime.guest.connection import OpenStream
 from atoll.runtime.guest.frames import (
@@ -46,7 +47,6 @@ from atoll.runtime.guest.frames import (
 )
 from atoll.runtime.guest.stream import Connection, Stream
 
-DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 DEFAULT_TERM = "xterm-256color"
 KILL_S = 10.0
 """How long a command that was killed may take to be gone."""

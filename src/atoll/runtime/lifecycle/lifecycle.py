@@ -33,7 +33,7 @@ from typing import Literal
 import anyio
 import anyio.to_thread
 
-from atoll.contract.driver import Driver, Launch, Layer, ProcessImage
+from atoll.contract.driver import Driver, Launch, Layer, LayerStore, ProcessImage
 from atoll.contract.errors import (
     CheckpointNotFound,
     InvalidRequest,
@@ -70,12 +70,14 @@ class Lifecycle:
         layers: Layers,
         checkpoints: Checkpoints,
         choose: Callable[[RuntimeName | None], Driver],
+        any_layers: Callable[[], LayerStore],
         waiting: Callable[[Manifest], Awaitable[Sequence[SystemProcess]]],
     ) -> None:
         self._store = store
         self._layers = layers
         self._checkpoints = checkpoints
         self._choose = choose
+        self._any_layers = any_layers
         self._waiting = waiting
         """Who in a sandbox waits for sockets, in a way that some runtimes cannot write to disk."""
 
@@ -159,7 +161,9 @@ class Lifecycle:
                     manifest = self._write(manifest, state="running", memory=None)
                 else:
                     await driver.stop(manifest.run_id, directory)
-                await driver.remove(*(path for path in directory.glob("memory-*") if path.name != manifest.memory))
+                await driver.layers.remove(
+                    *(path for path in directory.glob("memory-*") if path.name != manifest.memory)
+                )
         except SandboxDied:
             self._store.clear_in_progress(id)
 
@@ -167,7 +171,7 @@ class Lifecycle:
         """What was written of its processes is of no more use, unless it is a checkpoint's."""
         directory = self._store.directory(manifest.id)
         if manifest.memory is not None and (directory / manifest.memory).parent == directory:
-            await driver.remove(directory / manifest.memory)
+            await driver.layers.remove(directory / manifest.memory)
 
     async def _restart(
         self, manifest: Manifest, driver: Driver, saved: ProcessImage | None = None, **changes: object
@@ -259,7 +263,7 @@ class Lifecycle:
         Raises:
             CannotSave: the runtime would lose the processes in trying.
         """
-        if not driver.loses_waiting():
+        if driver.capabilities.saves_epoll_waiters:
             return
         waiting: Sequence[SystemProcess] = ()
         with contextlib.suppress(SandboxError), anyio.move_on_after(_ANSWER_S):  # who cannot say is taken at its best
@@ -288,7 +292,7 @@ class Lifecycle:
                 return False
 
             def unused() -> bool:
-                last, at_work = driver.last_used(directory)
+                last, at_work = driver.keeper.last_used(directory)
                 since = max(last or manifest.created_at, manifest.created_at)  # it may have waited before it was made
                 return not at_work and now() - since >= after
 
@@ -301,14 +305,14 @@ class Lifecycle:
                 if not driver.capabilities.freeze:
                     raise
                 stays = True
-            async with driver.frozen(directory) if driver.capabilities.freeze else contextlib.nullcontext():
+            async with driver.keeper.frozen(directory) if driver.capabilities.freeze else contextlib.nullcontext():
                 if not unused():
                     return False
                 if not saves and not stays:
                     await self._end(manifest, driver, "sleeping")
                     return True
             if stays:
-                await driver.freeze(directory)
+                await driver.keeper.freeze(directory)
             else:
                 await self._save(manifest, driver, lock, "sleeping")
             return True
@@ -319,7 +323,7 @@ class Lifecycle:
             manifest = self._read(id)
             driver = self._choose(manifest.runtime)
             if await self._runs(manifest, driver):
-                await driver.freeze(self._store.directory(id))
+                await driver.keeper.freeze(self._store.directory(id))
 
     async def set_network(self, id: str, policy: NetworkPolicy | None, indexes: Indexes | None) -> None:
         """Have another policy hold, from the moment in which the manifest says so."""
@@ -400,7 +404,7 @@ class Lifecycle:
         try:
             async with self._new_layer(driver) as layer:
                 stack = [Layer(path=self._layers.path(each.id), owner=each.owner) for each in manifest.layers]
-                await driver.merge(stack, self._layers.path(layer), manifest.id_base)
+                await driver.layers.merge(stack, self._layers.path(layer), manifest.id_base)
         except SandboxError as error:
             if len(manifest.layers) >= MAX_LAYERS:
                 raise
@@ -422,9 +426,11 @@ class Lifecycle:
 
     async def _copy_active(self, manifest: Manifest, driver: Driver) -> Manifest:
         """Make a layer of what the sandbox has written by now. What has not changed since the last is not copied."""
-        async with self._new_layer(driver) as layer, driver.frozen(self._store.directory(manifest.id)):
+        async with self._new_layer(driver) as layer, driver.keeper.frozen(self._store.directory(manifest.id)):
             earlier = self._layers.path(manifest.copied) if manifest.copied else None
-            await driver.copy(self._layers.path(manifest.active_layer), self._layers.path(layer), earlier=earlier)
+            await driver.layers.copy(
+                self._layers.path(manifest.active_layer), self._layers.path(layer), earlier=earlier
+            )
         return self._write(manifest, copied=layer)
 
     @contextlib.asynccontextmanager
@@ -435,7 +441,7 @@ class Lifecycle:
             yield layer
         except BaseException:
             with anyio.CancelScope(shield=True):
-                await driver.remove(self._layers.path(layer))
+                await driver.layers.remove(self._layers.path(layer))
             raise
 
     async def restore(self, id: str, record: CheckpointRecord) -> Path:
@@ -486,11 +492,11 @@ class Lifecycle:
         noted = self._checkpoints.directory(record.checkpoint.id) / "size"
         with contextlib.suppress(OSError, ValueError):
             return int(noted.read_text())
-        driver, size = self._choose(None), 0
+        layers, size = self._any_layers(), 0
         if record.layers and not self._is_like_its_parent(record):
-            size += await driver.size(self._layers.path(record.layers[0].id) / "upper")
+            size += await layers.size(self._layers.path(record.layers[0].id) / "upper")
         if (memory := self._checkpoints.memory(record)) is not None:
-            size += await driver.size(memory.path)
+            size += await layers.size(memory.path)
         with contextlib.suppress(OSError):
             noted.write_text(str(size))
         return size
@@ -522,5 +528,5 @@ class Lifecycle:
         # Whoever makes a layer names it before letting go of the store: nobody will name one of these again, and
         # nobody has to wait until they are gone.
         if unreferenced:
-            await self._choose(None).remove(*unreferenced)
+            await self._any_layers().remove(*unreferenced)
         return unreferenced

@@ -38,7 +38,7 @@ from atoll.contract.errors import InvalidRequest, RuntimeUnavailable, SandboxErr
 from atoll.contract.model import Frozen, StorageInfo
 from atoll.drivers import storage
 from atoll.drivers.locks import locked
-from atoll.drivers.oci import find_program
+from atoll.drivers.machine import find_program
 from atoll.runtime.state.layers import Layers
 from atoll.runtime.state.store import write_atomic
 from atoll.settings import program_environment
@@ -85,7 +85,7 @@ class LoopStorage:
     def look(self) -> StorageInfo:
         """What the layers stand on, and what that can do."""
         place = self._state_dir / "layers"
-        facts = storage.look(place, root=os.geteuid() == 0)
+        facts = storage.probe(place, root=os.geteuid() == 0)
         room = shutil.disk_usage(place)
         record = _read(self._state_dir)
         return StorageInfo(
@@ -96,7 +96,7 @@ class LoopStorage:
             reflinks=storage.shares_data(place),
             snapshots=facts.snapshots,
             disk_limit=facts.limits,
-            lack=facts.lack,
+            lack=facts.missing,
             fix=facts.fix,
             image=None if record is None else _image(self._state_dir),
         )
@@ -276,7 +276,7 @@ def _is_mounted(state_dir: Path) -> bool:
 def _is_ready(state_dir: Path, record: Record) -> bool:
     if not _is_mounted(state_dir):
         return False
-    return record.filesystem != "btrfs" or storage.look(state_dir / "layers", root=True).limits
+    return record.filesystem != "btrfs" or storage.probe(state_dir / "layers", root=True).limits
 
 
 def _mount(state_dir: Path, record: Record) -> None:

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast, get_args
+from typing import TYPE_CHECKING, Any
 
 from atoll.contract.errors import AtollError, InvalidRequest, SandboxNotFound
 from atoll.contract.model import Limits, ProcessInfo, RuntimeName, SandboxInfo, SystemProcess, Usage
 from atoll.contract.network import NetworkPolicy
 from atoll.contract.secret import Secret
+from atoll.drivers.registry import check_name
 from atoll.runtime.engine import open as open_engine
 from atoll.surfaces.cli import render, values
 
@@ -241,9 +242,9 @@ def _secret(word: values.SecretWord) -> Secret:
 
 
 def runtime_name(name: str | None) -> RuntimeName | None:
-    if name is not None and name not in get_args(RuntimeName):
-        raise InvalidRequest(f"{name!r} is not a runtime; there are {', '.join(get_args(RuntimeName))}")
-    return cast("RuntimeName | None", name)
+    if name is not None:
+        check_name(name)
+    return name
 
 
 def _limits_shown(limits: Limits) -> str:
