@@ -2,8 +2,8 @@
 
 Root does that in a thread that does nothing else: namespaces belong to a thread, and Python runs no signal handler in
 it, so it always returns to its own namespace. An ordinary user has to enter the user namespace too, which no
-thread of a process with several can; for them the keeper's program does the same (`keeper/naming.c`). Not here: gVisor, whose
-hostname the host's kernel does not know (`oci.py`).
+thread of a process with several can; for them the keeper's program does the same (`keeper/naming.c`). Not here:
+gVisor, whose hostname the host's kernel does not know (`oci.py`).
 """
 
 from __future__ import annotations

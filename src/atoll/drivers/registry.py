@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from atoll.contract.driver import Diagnostic, Driver
 from atoll.contract.errors import InvalidRequest
 from atoll.contract.model import RuntimeName
-from atoll.drivers import oci
+from atoll.drivers import bwrap, oci
 from atoll.drivers.doctor import examine
 from atoll.drivers.machine import Machine, read_machine
 
@@ -28,10 +28,13 @@ if TYPE_CHECKING:
 GROUP = "atoll.drivers"
 DriverFactory = Callable[[Path, Machine], Iterable[Driver]]
 
-_PACKAGES: Mapping[RuntimeName, str] = {traits.name: traits.package for traits in oci.RUNTIMES}
+_PACKAGES: Mapping[RuntimeName, str] = {
+    **{traits.name: traits.package for traits in oci.RUNTIMES},
+    bwrap.NAME: bwrap.PACKAGE,
+}
 """The built-in runtimes, and the Debian packages that install them."""
 BUILT_IN: tuple[RuntimeName, ...] = tuple(_PACKAGES)
-_FACTORIES: tuple[DriverFactory, ...] = (oci.drivers,)
+_FACTORIES: tuple[DriverFactory, ...] = (oci.drivers, bwrap.drivers)
 
 
 def available(state_dir: Path, machine: Machine | None = None) -> Mapping[RuntimeName, Driver]:

@@ -1,7 +1,7 @@
 /* The keeper: one small process on the host per sandbox. It starts the sandbox's runtime, then owns the stream to
  * its guest and shares it among clients, so that no program that uses a sandbox has to outlive another.
  *
- *   keeper start --dir D --top T --cover C --listen FD --lock FD [--file NAME PATH]… [--uid I O N]… [--gid I O N]… [--rootless] [--ephemeral]
+ *   keeper start --dir D --top T --cover C --listen FD --lock FD [--file NAME PATH]… [--uid I O N]… [--gid I O N]… [--rootless] [--ephemeral] [--foreground]
  *                [--confine ID] [--machine ID] [--freezer FILE FREEZE THAW FILE LINE] [--pause-after MS] [--disk BYTES] [--epoch N] [--cgroup DIR]… [--limit FILE VALUE]… [--overlay KEY TARGET COUNT (LAYER OWNER)…]… -- RUNTIME ARGUMENTS…
  *   keeper within [--uid I O N]… [--gid I O N]… [--rootless] -- COMMAND ARGUMENTS…
  *   keeper copy [--uid I O N]… [--gid I O N]… [--rootless] -- FROM TO [EARLIER]
@@ -9,6 +9,8 @@
  *   keeper name --owner ID -- PID HOSTNAME
  *
  * `--lock` is a file that whoever starts us has locked: as long as the keeper lives, it is, and its process id is in it.
+ * `--foreground`: the command, such as bwrap, does not leave the sandbox behind and end, but stays as its parent. It runs
+ * as root of the sandbox's user namespace, and is ended when the guest has spoken: the sandbox is then our own child.
  * `start` returns at once; who listens on the socket is told how it went. `within` runs a command where a runtime of
  * the same kind would run: in a private mount namespace and, rootless, in the user namespace that owns the files. `copy`
  * copies a layer there, `merge` makes one of several, the lowest first. `name` gives the sandbox of a process another
@@ -87,6 +89,8 @@ static struct plan parse(int argc, char **argv)
             plan.rootless = true;
         else if (!strcmp(arg, "--ephemeral"))
             plan.ephemeral = true;
+        else if (!strcmp(arg, "--foreground"))
+            plan.foreground = true;
         else if (!strcmp(arg, "--dir") && left)
             plan.dir = argv[++i];
         else if (!strcmp(arg, "--top") && left)
@@ -231,6 +235,32 @@ static void wait_for_runtime(const struct plan *plan, pid_t pid)
         fail_with_log(plan, EIO, "the runtime failed");
 }
 
+/* The first process of a sandbox whose runtime stays in the foreground. It has spoken when this returns. */
+static void take_over_child(const struct plan *plan, pid_t pid, int from_guest)
+{
+    int pidfd = (int)syscall(SYS_pidfd_open, pid, 0), status;
+    struct pollfd polls[] = {{.fd = from_guest, .events = POLLIN}, {.fd = pidfd, .events = POLLIN}};
+    if (pidfd < 0)
+        give_up("pidfd_open");
+    int ready = poll(polls, 2, RUNTIME_TIMEOUT_MS);
+    char path[64], text[32] = {0};
+    snprintf(path, sizeof path, "/proc/%d/task/%d/children", (int)pid, (int)pid);
+    int children = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t size = children < 0 ? -1 : read(children, text, sizeof text - 1);
+    kill(pid, SIGKILL);
+    waitpid(pid, &status, 0);
+    if (ready <= 0)
+        fail_with_log(plan, ETIMEDOUT, "the runtime did not finish in time");
+    if (polls[1].revents || size <= 0)
+        fail_with_log(plan, EIO, "the runtime failed");
+    int file = open_in(plan, "pid", O_WRONLY | O_CREAT | O_TRUNC);
+    if (dprintf(file, "%d\n", atoi(text)) < 0)
+        give_up("writing the process id");
+    close(file);
+    close(children);
+    close(pidfd);
+}
+
 static pid_t read_pid(const struct plan *plan)
 {
     char text[32] = {0};
@@ -298,7 +328,10 @@ static void start(const struct plan *plan)
     runtime = launch_runtime(plan);
     if (runtime < 0)
         give_up("fork");
-    wait_for_runtime(plan, runtime);
+    if (plan->foreground)
+        take_over_child(plan, runtime, ends.from_guest);
+    else
+        wait_for_runtime(plan, runtime);
     runtime = 0;
     set_limits(plan);
     open_freezer(plan, &ends);
