@@ -33,7 +33,7 @@ class Capabilities(Frozen):
     """Running processes can be saved to disk and resumed. False: a checkpoint holds files only."""
     saves_epoll_waiters: bool
     """`save` also works while a process waits for a TCP socket with `epoll`. False: it would fail and end the sandbox.
-    Means nothing without `memory_checkpoint`."""
+    True without `memory_checkpoint`, where nothing is saved."""
     freeze: bool
     """All processes of a sandbox can be frozen in memory at once."""
     disk_limit: bool

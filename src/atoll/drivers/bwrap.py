@@ -87,7 +87,7 @@ class BwrapDriver:
             id_range=self._machine.root,
             process_oom=True,
             memory_checkpoint=False,
-            saves_epoll_waiters=False,
+            saves_epoll_waiters=True,
             freeze=False,
             disk_limit=self.layers.can_limit,
             chosen_by_default=False,

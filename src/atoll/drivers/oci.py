@@ -139,7 +139,7 @@ class OciDriver:
             id_range=self._machine.root,
             process_oom=not hides,
             memory_checkpoint=saves,
-            saves_epoll_waiters=saves and self._saves_epoll_waiters,
+            saves_epoll_waiters=not saves or self._saves_epoll_waiters,
             freeze="memory" in controllers,
             disk_limit=self.layers.can_limit,
             chosen_by_default=True,
