@@ -2,7 +2,8 @@
 
 The container runtime is a parameter: a test that asks for `runtime_name`, or for anything made with it, runs once for
 each of crun, runc and runsc, and in the files of `BWRAP_FILES` for bwrap. One that is not installed is skipped, or
-fails the test where `ATOLL_STRICT=1` or `CI=true` is set. State directories belong to one test process, so that several may run side by side.
+fails the test where `ATOLL_STRICT=1` or `CI=true` is set. State directories belong to one test process, so that
+several may run side by side.
 """
 
 from __future__ import annotations

@@ -50,6 +50,20 @@ def as_root() -> None:
 
 
 @pytest.fixture
+def can_freeze(capabilities: Capabilities, runtime_name: RuntimeName) -> None:
+    """For tests of what needs a freezer: to pause, and to copy a sandbox while it runs."""
+    if not capabilities.freeze:
+        pytest.skip(f"{runtime_name} declares that it cannot freeze a sandbox here")
+
+
+@pytest.fixture
+def can_limit(capabilities: Capabilities, runtime_name: RuntimeName) -> None:
+    """For tests of limits on memory and CPU time, and of what is counted with them."""
+    if not capabilities.memory_limit:
+        pytest.skip(f"{runtime_name} declares that it cannot limit memory here")
+
+
+@pytest.fixture
 async def here(shared: Sandbox, request: pytest.FixtureRequest) -> AsyncIterator[str]:
     """A directory of the test's own in the shared sandbox, relative to the user's home."""
     name = f"test-{abs(hash(request.node.name))}"

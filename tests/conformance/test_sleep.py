@@ -122,6 +122,7 @@ async def test_a_sandbox_that_sleeps_can_be_destroyed(engine: Engine) -> None:
     assert "gone-in-its-sleep" not in {info.name for info in await engine.list()}
 
 
+@pytest.mark.usefixtures("can_limit")
 async def test_limits_hold_after_waking(engine: Engine, capabilities: Capabilities, as_root: None) -> None:
     async with await engine.create(limits=Limits(memory_bytes=64 << 20, open_files=64)) as sandbox:
         await sandbox.sleep()
@@ -380,6 +381,7 @@ async def test_a_warm_sandbox_stands_still_until_it_is_used(engine: Engine, capa
         await eventually(further, "it goes on where it was")
 
 
+@pytest.mark.usefixtures("can_freeze")
 async def test_an_unused_sandbox_pauses_by_itself_and_one_in_use_does_not(
     engine: Engine, capabilities: Capabilities, as_root: None
 ) -> None:
@@ -401,6 +403,7 @@ async def test_an_unused_sandbox_pauses_by_itself_and_one_in_use_does_not(
         await eventually(warm, "it pauses again")
 
 
+@pytest.mark.usefixtures("can_freeze")
 async def test_a_warm_sandbox_can_be_put_to_sleep_and_destroyed(
     engine: Engine, capabilities: Capabilities, as_root: None
 ) -> None:

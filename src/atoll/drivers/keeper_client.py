@@ -68,7 +68,7 @@ class KeeperSocket:
         if not self._can_freeze:
             raise Unenforceable(
                 "a sandbox cannot be frozen here: this runtime and this user have no cgroup; "
-                "put the sandbox to sleep, or run crun as root",
+                "put it to sleep, or run crun as root",
                 hint="atoll doctor",
             )
 
