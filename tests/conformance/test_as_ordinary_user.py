@@ -106,7 +106,13 @@ def run_as(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize(
     ("with_ids", "runtimes"),
-    [(True, "crun or (runc and (test_lifecycle or test_exec or test_limits or test_sharing))"), (False, "crun")],
+    [
+        (
+            True,
+            "crun or (bwrap and test_lifecycle) or (runc and (test_exec or test_lifecycle or test_limits or test_sharing))",
+        ),
+        (False, "crun or (bwrap and test_sleep)"),
+    ],
     ids=["with a range of ids", "with a single id"],
 )
 def test_the_core_of_the_suite_holds_for_an_ordinary_user(

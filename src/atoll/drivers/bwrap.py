@@ -120,7 +120,7 @@ class BwrapDriver:
             raise LaunchFailed("bwrap needs libseccomp to filter system calls", hint="apt-get install libseccomp2")
         path = directory / "seccomp.bpf"
         path.write_bytes(program)
-        path.chmod(0o444)
+        path.chmod(0o644)
         return path
 
     def _runtime(self, launch: Launch, cover: str) -> list[str]:

@@ -1,7 +1,7 @@
-"""Locks that end with whoever holds them, across processes.
+"""Lock files across processes. A lock ends with the process that holds it.
 
-Open file description locks: they belong to an open file, so a process can hand one on to another (the keeper) by
-inheritance, and others can look without taking. A file that is gone counts as not held.
+Open file description locks: they belong to an open file, so a process can pass one on to another (the keeper) by
+inheritance, and others can test a lock without taking it. A file that does not exist counts as not held.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _POLL_S = 0.002
 
 
 def try_lock(fd: int, *, shared: bool = False) -> bool:
-    """Lock the open file `fd` unless somebody else holds it, alone or together with others who share it.
+    """Lock the open file `fd`, exclusively or shared, unless another holder conflicts. False: it does.
 
     Closing every copy of `fd` unlocks.
     """
@@ -45,15 +45,15 @@ async def lock_within(fd: int, patience_s: float, *, shared: bool = False) -> bo
 
 @contextlib.asynccontextmanager
 async def locked(path: Path, patience_s: float, what: str) -> AsyncIterator[None]:
-    """Hold the lock file `path`, made if it is missing. `what` says what its holder is doing.
+    """Hold the lock file `path`, made if it is missing. `what` says what a holder does, such as "filling a warm pool".
 
     Raises:
-        SandboxError: somebody else holds it, for longer than `patience_s`.
+        SandboxError: another process held it for longer than `patience_s`.
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         if not await lock_within(fd, patience_s):
-            raise SandboxError(f"somebody else {what} and does not end", hint=str(path))
+            raise SandboxError(f"timed out after {patience_s:g} s waiting for another process ({what})", hint=str(path))
         yield
     finally:
         os.close(fd)

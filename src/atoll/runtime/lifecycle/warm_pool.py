@@ -225,7 +225,7 @@ class WarmPools:
         return claimed is not None
 
     def _exclusive(self) -> AbstractAsyncContextManager[None]:
-        return locked(self._lock, _PATIENCE_S, "fills the shelves")
+        return locked(self._lock, _PATIENCE_S, "filling the warm pools")
 
     # ---- refilling ----
 

@@ -261,7 +261,7 @@ def _sync(path: Path) -> None:
 
 
 def _locked(state_dir: Path) -> AbstractAsyncContextManager[None]:
-    return locked(state_dir / "storage.lock", _PATIENCE_S, "is at work on the storage")
+    return locked(state_dir / "storage.lock", _PATIENCE_S, "changing the storage")
 
 
 # ---- mounts ----
