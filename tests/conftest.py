@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 
 RUNTIMES = ("crun", "runc", "runsc", "bwrap")
 BWRAP_FILES = {
-    "attacks": "devices leaving_the_root mounting network proc_and_sys setuid system_calls user_ids",
+    "attacks": "devices host_files keeper_confinement kernel_information killing_the_guest leaving_the_root mounting "
+    "network proc_and_sys reaching_the_guest setuid system_calls traversal user_ids",
     "conformance": "checkpoints egress_once exec export files inside lifecycle limits network processes sharing sleep "
     "storage warm",
 }
