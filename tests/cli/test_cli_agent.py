@@ -305,7 +305,7 @@ def test_a_session_with_a_name_keeps_its_sandboxes(atoll: Atoll, script: Any) ->
         (["--ask"], "--ask needs a terminal"),
         (["--history", "/no/such/place/file"], "/no/such/place is not a writable directory"),
         (["--instructions", "@/no/such/file"], "cannot read the instructions from /no/such/file"),
-        (["--model", "nobody:x"], "'nobody:x' names no model"),
+        (["--model", "nobody:x"], "'nobody:x' is not the name of a model"),
         (["--model", "anthropic:x"], "set ANTHROPIC_API_KEY"),
         (["--secret-env", "A=-", "-"], "standard input, which holds a secret"),
     ],

@@ -347,7 +347,7 @@ class _ClientConnection:
             (name, value) for name, value in request.headers if name in (b"content-length", b"transfer-encoding")
         ]
         if upgrades:
-            framing += [(b"PortConnection", b"Upgrade"), (b"Upgrade", b"websocket")]
+            framing += [(b"Connection", b"Upgrade"), (b"Upgrade", b"websocket")]
         head = h11.Request(method=request.method, target=upstream.target, headers=[*upstream.headers, *framing])
         if type(first) is not h11.EndOfMessage:
             server = await self._connect(upstream)
@@ -483,7 +483,7 @@ class _ClientConnection:
     async def _tunnel(self, server: _UpstreamConnection, event: h11.InformationalResponse, upstream: Upstream) -> None:
         """After a 101 pass bytes in both directions, until one side closes."""
         headers = upstream.rewrite_response(strip_hop_by_hop(event.headers.raw_items()))
-        headers += [(b"PortConnection", b"Upgrade"), (b"Upgrade", b"websocket")]
+        headers += [(b"Connection", b"Upgrade"), (b"Upgrade", b"websocket")]
         head = self._http.send(h11.InformationalResponse(status_code=101, headers=headers))
         await self._send([head, server.http.trailing_data[0]])
         self._client.allow_half_close()
@@ -517,7 +517,7 @@ class _ClientConnection:
             with suppress(h11.RemoteProtocolError):
                 self._http.next_event()
         if self._http.their_state in (h11.SEND_BODY, h11.ERROR):  # the client is still sending, and has to stop
-            headers.append((b"PortConnection", b"close"))
+            headers.append((b"Connection", b"close"))
         reason = HTTPStatus(response.status).phrase.encode()
         out = [self._http.send(h11.Response(status_code=response.status, headers=headers, reason=reason))]
         if self._method != b"HEAD":

@@ -353,7 +353,7 @@ class _PreviewUpstream:
 
 _SCOPE = b"service-worker-allowed"
 """Removed below a path: a service worker must not control the pages of other previews."""
-_CLOSE = (b"PortConnection", b"close")
+_CLOSE = (b"Connection", b"close")
 _PRIVATE: Headers = [(b"Cache-Control", b"no-store"), (b"Referrer-Policy", b"no-referrer")]
 
 
