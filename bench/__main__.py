@@ -14,7 +14,7 @@ from pathlib import Path
 import anyio
 from rich.console import Console
 
-from atoll.drivers.oci import RUNTIMES
+from atoll.drivers import oci
 from bench import (
     checkpoints,
     commands,
@@ -38,6 +38,8 @@ from bench.lab import Lab, open_lab
 from bench.machine import describe
 from bench.render import markdown, show_machine, show_section, show_targets
 from bench.results import Report, Section
+
+RUNTIMES = tuple(traits.name for traits in oci.RUNTIMES)
 
 WIDTH = 140
 RESULTS = Path(__file__).parent / "RESULTS.md"

@@ -24,14 +24,14 @@ import pytest
 from atoll.contract.errors import AtollError, ExecTimeout, GuestProtocolError, SandboxError
 from atoll.contract.protocol import MAX_PAYLOAD, MAX_RECORD, FrameType, Tag, encode_fields, encode_frame
 from atoll.drivers import oci
-from atoll.drivers.oci import RUNTIMES
+from atoll.drivers.keeper_command import BIN
 from atoll.runtime.engine import Engine
 from atoll.runtime.guest import process
 from atoll.runtime.guest.stream import Stream
 from atoll.runtime.sandbox import Sandbox
 from atoll.testing.waiting import eventually
 
-FASTEST = pytest.mark.parametrize("runtime_name", RUNTIMES[:1], indirect=True, scope="session")
+FASTEST = pytest.mark.parametrize("runtime_name", ["crun"], indirect=True, scope="session")
 MIB = 1024 * 1024
 HELLO = encode_frame(FrameType.HELLO, 0, encode_fields([(Tag.VERSION, 1), (Tag.EPOCH, 0)]))
 Install = Callable[..., None]
@@ -79,13 +79,13 @@ def install(hostile_program: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     def put(*script: bytes) -> None:
         programs = tmp_path / "bin"
         if not programs.exists():
-            shutil.copytree(oci._BIN, programs)
+            shutil.copytree(BIN, programs)
         joined = b"".join(script)
         guest = programs / "guest"
         guest.unlink(missing_ok=True)
         guest.write_bytes(hostile_program + joined + struct.pack("<Q", len(joined)))
         guest.chmod(0o755)
-        monkeypatch.setattr(oci, "_BIN", programs)
+        monkeypatch.setattr(oci, "BIN", programs)
 
     return put
 

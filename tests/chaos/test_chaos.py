@@ -21,7 +21,7 @@ import anyio
 import pytest
 
 import atoll
-from atoll.drivers.oci import find_drivers
+from atoll.drivers import registry
 from atoll.testing.leaks import Ledger
 from atoll.testing.waiting import eventually
 from tests.chaos.model import GLOBS, MARKER, Broken, Expected, Files, Model, Processes, Sandbox, State
@@ -299,7 +299,9 @@ def test_a_host_that_is_killed_at_any_moment_loses_nothing_and_leaves_nothing(
             await chaos.check(whole=number % WHOLE_EVERY == 0 or number == KILLS)
 
     async def run() -> None:
-        runtimes = [str(name) for name in find_drivers(state_dir)]
+        runtimes = [
+            name for name, driver in registry.available(state_dir).items() if driver.capabilities.chosen_by_default
+        ]
         for number in range(1, KILLS + 1):
             order = chaos.order(number, runtimes)
             try:

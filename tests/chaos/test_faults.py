@@ -14,7 +14,7 @@ import pytest
 
 import atoll
 from atoll.contract.model import RuntimeName
-from atoll.drivers import keeper_client, oci
+from atoll.drivers import keeper_client, keeper_command, machine
 from atoll.runtime.guest import connection as link
 from atoll.testing.leaks import Ledger
 from atoll.testing.waiting import eventually
@@ -162,7 +162,7 @@ def with_fake(runtime_name: RuntimeName, state_dir: Path, tmp_path: Path, monkey
 
     @asynccontextmanager
     async def opened(kind: str, verbs: str) -> AsyncIterator[atoll.Engine]:
-        program = oci.find_program(runtime_name)
+        program = machine.find_program(runtime_name)
         fake = tmp_path / kind.replace(" ", "-") / runtime_name
         fake.parent.mkdir(exist_ok=True)
         words = FAKES[kind].format(program=program)
@@ -170,7 +170,8 @@ def with_fake(runtime_name: RuntimeName, state_dir: Path, tmp_path: Path, monkey
         fake.write_text(f'#!/bin/sh\ncase " $* " in {cases}) {words} ;; esac\nexec {program} "$@"\n')
         fake.chmod(0o755)
         with monkeypatch.context() as patch:
-            patch.setattr(oci, "_SEARCH", f"{fake.parent}:{oci._SEARCH}")
+            for module in (machine, keeper_command):
+                patch.setattr(module, "PROGRAM_PATH", f"{fake.parent}:{machine.PROGRAM_PATH}")
             async with atoll.open(state_dir, settings=atoll.Settings(runtime=runtime_name)) as engine:
                 engine.drivers()
                 yield engine

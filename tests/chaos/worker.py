@@ -290,7 +290,7 @@ class Worker:
     # ---- doing ----
 
     async def _do_create(self, number: int, box: str, runtime: str) -> None:
-        await self._engine.create(box, runtime=runtime)  # type: ignore[arg-type]
+        await self._engine.create(box, runtime=runtime)
         self._add(box, runtime)
 
     def _add(self, name: str, runtime: str) -> None:

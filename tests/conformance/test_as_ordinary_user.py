@@ -32,6 +32,9 @@ pytestmark = [
 ]
 
 
+RUNC_FILES = "test_lifecycle or test_exec or test_limits or test_sharing"
+
+
 @contextmanager
 def ordinary_user(*, with_ids: bool) -> Iterator[str]:
     """A user that exists only here."""
@@ -107,7 +110,10 @@ def run_as(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize(
     ("with_ids", "runtimes"),
-    [(True, "crun or (runc and (test_lifecycle or test_exec or test_limits or test_sharing))"), (False, "crun")],
+    [
+        (True, f"crun or (bwrap and test_lifecycle) or (runc and ({RUNC_FILES}))"),
+        (False, "crun or (bwrap and test_sleep)"),
+    ],
     ids=["with a range of ids", "with a single id"],
 )
 def test_the_core_of_the_suite_holds_for_an_ordinary_user(

@@ -350,7 +350,9 @@ async def test_a_sandbox_is_in_use_while_a_client_is_connected(engine: Engine, s
     preview = await sandbox.expose(PORT)
 
     async def unused() -> bool:
-        used, at_work = engine.drivers()[sandbox.info.runtime].last_used(engine.state_dir / "sandboxes" / sandbox.id)
+        used, at_work = engine.drivers()[sandbox.info.runtime].keeper.last_used(
+            engine.state_dir / "sandboxes" / sandbox.id
+        )
         return used is not None and not at_work
 
     await eventually(unused, "nobody uses it")

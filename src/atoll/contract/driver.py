@@ -1,8 +1,11 @@
-"""What isolation must offer: few verbs, written once per kind of isolation.
+"""The contract of a driver: what differs between kinds of isolation, and nothing else.
 
-A driver starts the guest in isolation, with its two ends on the sandbox's FIFOs, and ends it. It knows runtimes,
-namespaces, cgroups and mounts. It refuses to know commands, files, names, images' origins and the protocol.
-Above it stands `runtime/`, below it an OCI runtime.
+Three protocols. `Driver` starts the guest in isolation, with its standard streams on the sandbox's FIFOs, and stops it.
+`LayerStore` copies, merges and removes layers (containerd calls this a snapshotter). `KeeperClient` talks to a running
+keeper; every driver that starts its sandboxes through the keeper shares one implementation.
+
+Not here: commands, files, names, where images come from, the protocol of the guest. Used by `runtime/`; implemented in
+`drivers/`, or by another package that registers in the entry-point group `atoll.drivers` (`drivers/registry.py`).
 """
 
 from __future__ import annotations
@@ -17,57 +20,64 @@ from atoll.contract.model import Frozen, Limits, RuntimeName, Usage
 
 
 class Capabilities(Frozen):
-    """What a runtime on this machine can do. What is false is not offered and refused when asked for."""
+    """What a runtime on this machine can do. What is false is not offered, and refused when it is requested."""
 
     memory_limit: bool
     cpu_limit: bool
     pids_limit: bool
     id_range: bool
-    """Each sandbox has a range of host user ids of its own. False: one id of the host stands for all inside."""
+    """Each sandbox has its own range of host user ids. False: sandboxes share the ids of the user who runs Atoll."""
     process_oom: bool
     """Reaching the memory limit ends a process. False: it ends the sandbox."""
     memory_checkpoint: bool
+    """Running processes can be saved to disk and resumed. False: a checkpoint holds files only."""
+    saves_epoll_waiters: bool
+    """`save` also works while a process waits for a TCP socket with `epoll`. False: it would fail and end the sandbox.
+    True without `memory_checkpoint`, where nothing is saved."""
     freeze: bool
+    """All processes of a sandbox can be frozen in memory at once."""
     disk_limit: bool
-    """The file system that the layers stand on can bound what is written to one. `atoll storage` tells more."""
+    """The file system of the layers can limit what is written to one. `atoll storage` shows more."""
+    chosen_by_default: bool
+    """A sandbox that names no runtime may get this one. False: it is used only when it is requested by name."""
 
 
 class Diagnostic(Frozen):
-    """One thing that `doctor` looked at."""
+    """One fact that `atoll doctor` reports."""
 
     topic: str
     ok: bool
     detail: str
     fix: str | None = None
-    """The command that mends it. Unset when there is nothing to mend, or no command does."""
+    """The command that fixes it. Unset when nothing is wrong, or no command fixes it."""
 
 
 class Layer(Frozen):
-    """A directory that a sandbox sees and never changes."""
+    """A directory that a sandbox sees and never changes: a committed layer, or a part of an image."""
 
     path: Path
     owner: int | Literal["machine"] = 0
-    """The id on disk of what root inside is to own: 0 in an image, the first of its range in what a sandbox left.
-    `machine`: these are the machine's own directories; what belongs to anybody there belongs to nobody inside, so that
-    only what everybody may read can be read."""
+    """The id on disk that becomes root inside: 0 in an image, the first id of its range in a sandbox's layer.
+    `machine`: a directory of the machine itself; its owners do not exist inside, so that only world-readable files can
+    be read."""
 
 
 class Filesystem(Frozen):
-    """One overlay of a sandbox: `layers` read-only, the first on top, under a writable upper of its own."""
+    """One overlay of a sandbox: `layers`, read-only, the first on top, below a writable upper directory."""
 
     target: str
-    """Where it stands inside: `/`, or a directory below it such as `/usr`."""
+    """Where it is mounted inside: `/`, or a directory below it such as `/usr`."""
     key: str
     """Its directory below `upper/` and `work/`."""
     layers: tuple[Layer, ...]
 
 
 class ProcessImage(Frozen):
-    """What `save` wrote of a sandbox's processes."""
+    """The saved processes of a sandbox, as `Driver.save` wrote them."""
 
     path: Path
     hostname: str
-    """That they knew."""
+    """The hostname that the processes had when they were saved."""
 
 
 class Launch(Frozen):
@@ -76,30 +86,119 @@ class Launch(Frozen):
     id: str
     """Never used twice on a machine."""
     directory: Path
-    """The sandbox's own. The driver makes what it needs in it; `destroy` removes all of it."""
+    """The sandbox's own directory. The driver makes what it needs in it; the runtime removes all of it."""
     active_layer: Path
-    """The layer that it writes to. The driver makes `upper/` and `work/` in it where they are missing."""
+    """The layer that the sandbox writes to. The driver makes `upper/` and `work/` in it where they are missing."""
     hostname: str
     filesystems: tuple[Filesystem, ...]
     """`/` first."""
     limits: Limits
-    """Resolved: what is unset here is not limited."""
+    """With defaults filled in: what is unset here is not limited."""
     id_base: int
     """The first host user id of the sandbox's range, where `Capabilities.id_range` holds."""
     ephemeral: bool
     memory: ProcessImage | None = None
-    """The processes that are to go on. Unset: it begins with none."""
+    """The saved processes to resume. Unset: start with no process but the guest."""
     pause_after_s: float | None = None
-    """How long it may be unused before it is frozen. Unset: for ever."""
+    """How long the sandbox may be unused before it is frozen. Unset: it is never frozen by itself."""
     wait_ready: bool = False
-    """True: `launch` returns when the guest is there. Unset: whoever connects first is told whether it is."""
+    """True: `launch` returns when the guest has answered. False: it returns earlier, and the first client that connects
+    gets the error if the start failed."""
+
+
+class LayerStore(Protocol):
+    """Copies, merges, measures and removes layers, and whatever else sandboxes wrote.
+
+    All methods may be called from several host processes at once, for different paths.
+    """
+
+    async def copy(self, source: Path, target: Path, *, earlier: Path | None = None) -> None:
+        """Make `target` a layer with the contents of `source`, which nothing writes to meanwhile.
+
+        All attributes that overlayfs keeps are copied. `earlier` is an older copy of the same layer: files that have
+        not changed since may be shared with it. Where the file system has snapshots, this takes constant time.
+
+        Raises:
+            SandboxError: the copy is incomplete; the caller removes `target`.
+        """
+        ...
+
+    async def merge(self, layers: Sequence[Layer], target: Path, owner: int) -> None:
+        """Make `target` one layer that shows the same as `layers` do together, the first on top.
+
+        Files may be shared with `layers`. `owner` is the id on disk of root inside.
+
+        Raises:
+            SandboxError: the merge is incomplete; the caller removes `target`.
+        """
+        ...
+
+    async def remove(self, *paths: Path) -> None:
+        """Remove trees that sandboxes wrote. A path that does not exist is no error.
+
+        Raises:
+            SandboxError: removing took too long.
+        """
+        ...
+
+    async def size(self, path: Path) -> int:
+        """The bytes that a tree occupies on disk."""
+        ...
+
+    def owner_command(self, *command: str) -> list[str]:
+        """The command line that runs `command` as the owner of all files that sandboxes write.
+
+        As root the program runs as root, and ids are the host's. As an ordinary user it runs as root of the sandboxes'
+        user namespace, and ids are those inside. The started process becomes the program: a signal to it reaches it.
+        """
+        ...
+
+
+class KeeperClient(Protocol):
+    """Requests to the keeper of a running sandbox, which is found by the sandbox's directory.
+
+    The keeper is the process outside that holds the guest's stream (containerd: shim, Podman: conmon).
+    """
+
+    async def freeze(self, directory: Path) -> None:
+        """Freeze every process of the sandbox until it is next used. When this returns, none runs any more.
+
+        Raises:
+            Unenforceable: `Capabilities.freeze` is false.
+            SandboxDied: the sandbox has ended.
+            SandboxError: the processes could not be frozen.
+        """
+        ...
+
+    def frozen(self, directory: Path) -> AbstractAsyncContextManager[None]:
+        """As `freeze`, but requests of clients wait. The sandbox resumes when the context, or this process, ends.
+
+        Raises:
+            As `freeze`.
+        """
+        ...
+
+    async def reconfigure(self, directory: Path, *, ephemeral: bool, pause_after_s: float | None) -> None:
+        """Apply these options to a running sandbox. If `ephemeral`, a client must be connected.
+
+        Raises:
+            SandboxDied: the sandbox has ended.
+        """
+        ...
+
+    def last_used(self, directory: Path) -> tuple[datetime | None, bool]:
+        """When the sandbox was last started or used, to about a second, and whether an operation is running now.
+
+        None: it was never started.
+        """
+        ...
 
 
 class Driver(Protocol):
     """One runtime on this machine.
 
-    All methods may be called from several host processes at once for different sandboxes, and `destroy` also for
-    the same one.
+    All methods may be called from several host processes at once for different sandboxes, and `stop` also for the same
+    one.
     """
 
     @property
@@ -108,125 +207,71 @@ class Driver(Protocol):
     @property
     def capabilities(self) -> Capabilities: ...
 
-    async def launch(self, launch: Launch) -> None:
-        """Start the guest and its keeper. When it returns, `directory/sock` accepts clients.
+    @property
+    def layers(self) -> LayerStore: ...
 
-        The sandbox then lives on without the calling process. Cancelling leaves something that `destroy` removes.
+    @property
+    def keeper(self) -> KeeperClient: ...
+
+    async def launch(self, launch: Launch) -> None:
+        """Start the guest and its keeper. When this returns, `directory/sock` accepts clients.
+
+        The sandbox then outlives the calling process. If this is cancelled or fails, `stop` removes what was started.
 
         Raises:
-            LaunchFailed: the runtime said no, with what it said; or it said nothing for too long.
+            Unenforceable: a limit cannot be enforced here.
+            LaunchFailed: the keeper did not start. Without `wait_ready` and `memory`, an error of the runtime comes
+                later, to the first client that connects.
         """
         ...
 
     async def stop(self, id: str, directory: Path) -> None:
-        """End every process of the sandbox and free what it holds on the machine. `directory` stays.
+        """End every process of the sandbox and free its cgroups, mounts and locks. `directory` stays.
 
-        Works at any moment, on anything that `launch` may have left, and when there is nothing to do.
+        Works at any moment, after any interrupted `launch`, and when nothing runs.
+
+        Raises:
+            SandboxError: a process does not end.
         """
         ...
 
-    async def destroy(self, id: str, directory: Path, *more: Path) -> None:
-        """`stop`, and remove `directory` and what is in `more`."""
+    async def save(self, id: str, directory: Path, image: Path, *, lock: int) -> None:
+        """Write the sandbox's processes to the directory `image`, and end them. Requires `memory_checkpoint`.
+
+        The open file `lock` stays locked until no program works on that any more, even if the calling process dies.
+        Clients lose their connections. A process that lives as long as its connection ends when `image` is resumed.
+
+        Raises:
+            Unenforceable: `Capabilities.memory_checkpoint` is false.
+            SandboxError: the processes could not be saved.
+        """
         ...
 
     def setting_hostname(
         self, id: str, directory: Path, hostname: str, id_base: int
     ) -> AbstractAsyncContextManager[None]:
-        """Give a sandbox that runs another hostname, while the caller does something else. It has it at the end.
+        """Change the hostname of a running sandbox while the context's body runs. It is set when the context ends.
 
         Raises:
-            LaunchFailed: it could not be done, or the sandbox does not run.
+            LaunchFailed: the hostname could not be set, or the sandbox does not run.
         """
         ...
-
-    async def reconfigure(self, directory: Path, *, ephemeral: bool, pause_after_s: float | None) -> None:
-        """Have a sandbox that runs be from now on as if it had been launched so. An `ephemeral` one has a client.
-
-        Raises:
-            SandboxDied: it has ended.
-        """
-        ...
-
-    async def copy(self, source: Path, target: Path, *, earlier: Path | None = None) -> None:
-        """Make `target` a layer that holds what one does that nobody writes to meanwhile, with all of overlayfs's own.
-
-        `earlier` is a copy that was made of the same layer before: what has not changed since may be shared with it.
-        Where the file system can, it is a snapshot, and takes the same time whatever is in the layer.
-
-        Raises:
-            SandboxError: it could not be copied whole; what there is of `target` is the caller's to remove.
-        """
-        ...
-
-    async def merge(self, layers: Sequence[Layer], target: Path, owner: int) -> None:
-        """Make `target` a layer of what is seen of several sealed ones, the first on top. It may share files with them.
-
-        Raises:
-            SandboxError: as with `copy`.
-        """
-        ...
-
-    async def remove(self, *paths: Path) -> None:
-        """Remove trees that sandboxes have written."""
-        ...
-
-    def in_userns(self, *command: str) -> list[str]:
-        """The command line that runs a program as whoever may read, make and give away all that sandboxes write.
-
-        As root that is root, and ids are the host's. As an ordinary user it is root in the user namespace of sandboxes,
-        where ids are what they are inside. The program is the process that is started: to end that ends it.
-        """
-        ...
-
-    async def freeze(self, directory: Path) -> None:
-        """Have every process of the sandbox stand still until it is next used. When it returns, none runs any more.
-
-        Raises:
-            Unenforceable: `Capabilities.freeze` is false.
-            SandboxError: they do not stand still.
-        """
-        ...
-
-    def frozen(self, directory: Path) -> AbstractAsyncContextManager[None]:
-        """As `freeze`, but whoever uses it meanwhile waits. It goes on when the context, or this process, ends."""
-        ...
-
-    async def save(self, id: str, directory: Path, image: Path, *, lock: int) -> None:
-        """Write the sandbox's processes to the directory `image`, and end them. Only where `memory_checkpoint` holds.
-
-        The open file `lock` stays locked until no program is at that any more, also when the calling process dies.
-        Clients lose their connections. What is not kept alive beyond its connection ends when `image` goes on.
-
-        Raises:
-            SandboxError: it could not be done.
-        """
-        ...
-
-    def loses_waiting(self) -> bool:
-        """Whether `save` fails, and the sandbox ends, if a process waits for a TCP socket with `epoll`."""
-        ...
-
-    def last_used(self, directory: Path) -> tuple[datetime | None, bool]:
-        """When the sandbox was last started or asked something, to about a second.
-
-        None: it never was. Also whether it is at work on something now.
-        """
-        ...
-
-    def is_frozen(self, id: str) -> bool: ...
 
     def pid(self, directory: Path) -> int | None:
-        """The sandbox's process on the host, if it runs."""
+        """The host process id of the sandbox's first process. None: the sandbox does not run."""
         ...
 
-    async def size(self, path: Path) -> int:
-        """The bytes that a tree takes up."""
+    def is_frozen(self, id: str) -> bool:
+        """Whether the sandbox's processes are frozen. False where `Capabilities.freeze` is."""
         ...
 
     async def usage(self, id: str, active_layer: Path) -> Usage:
-        """What the sandbox uses now, writing to the layer `active_layer`."""
+        """What the sandbox uses now. A field is None where the machine does not account for it."""
         ...
 
     def oom_kills(self, id: str) -> int | None:
-        """How many processes of the sandbox the kernel has ended for memory. Cheap: called around each command."""
+        """How many processes of the sandbox the kernel has killed for lack of memory. None: not accounted for.
+
+        Cheap: called around each command.
+        """
         ...

@@ -22,7 +22,8 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 Status = Literal["provisioning", "running", "paused", "sleeping", "shutdown", "error"]
-RuntimeName = Literal["crun", "runc", "runsc"]
+RuntimeName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,31}$")]
+"""crun, runc, runsc, bwrap, or the name that a driver of another package registers (`drivers/registry.py`)."""
 FileKind = Literal["file", "directory", "symlink", "fifo", "socket", "char_device", "block_device"]
 
 

@@ -1,1 +1,6 @@
-"""How a sandbox is isolated. One module per kind; each implements `contract.driver.Driver`."""
+"""Isolation of sandboxes.
+
+`registry.py` lists the drivers; `oci.py` (crun, runc, runsc) and `bwrap.py` are them, and implement
+`contract.driver.Driver`. What they share: `bundle.py`, `cgroups.py`, `hostname.py`, `keeper_client.py`,
+`keeper_command.py`, `layer_store.py`, `locks.py`, `machine.py`, `seccomp.py`, `storage.py`, the program in `keeper/`.
+"""

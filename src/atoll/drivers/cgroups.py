@@ -1,7 +1,7 @@
-"""A sandbox's cgroup: made, limited, read and removed.
+"""Makes, limits, reads, freezes and removes the cgroup of a sandbox.
 
-Knows the files of cgroup v1 and v2. Refuses to know what runs in one. A sandbox's cgroup is `atoll/<id>`, in each v1
-hierarchy that matters or in the one of v2.
+Owns the files of cgroup v1 and v2. Not here: which processes are in one (`oci.py`, the keeper). A sandbox's cgroup is
+`atoll/<id>`, in each v1 hierarchy that is used, or in the one of v2.
 
 crun and runsc do not manage cgroups for us: the keeper's child *begins* in the cgroup and becomes the runtime there.
 Moving a process into a v1 cgroup from outside waits for an RCU grace period, some ten milliseconds, half of what a
@@ -26,8 +26,8 @@ from atoll.drivers.machine import CGROUP_ROOT, Machine
 _V1 = ("memory", "cpu", "cpuacct", "pids", "freezer")
 _V2 = ("memory", "cpu", "pids")
 _PERIOD_US = 100_000
-_LOOK_S = 0.002
-_KILL_LOOKS, _REMOVE_LOOKS = 1000, 5000
+_POLL_S = 0.002
+_KILL_POLLS, _REMOVE_POLLS = 1000, 5000
 
 
 class Cgroups:
@@ -46,14 +46,14 @@ class Cgroups:
         """Make the sandbox's cgroup. Returns the directories that its first process has to be in.
 
         Raises:
-            LaunchFailed: the machine did not let us.
+            LaunchFailed: the machine refused.
         """
         try:
             self._make_parents()
             for path in self.paths(id):
                 path.mkdir()
         except OSError as error:
-            raise LaunchFailed(f"a cgroup could not be made: {error}", hint="atoll doctor") from error
+            raise LaunchFailed(f"cannot make a cgroup: {error}", hint="atoll doctor") from error
         return self.paths(id)
 
     def _make_parents(self) -> None:
@@ -63,14 +63,14 @@ class Cgroups:
                 self._delegate(parent)
 
     def _delegate(self, parent: Path) -> None:
-        """v2: what a cgroup limits must be switched on in those above it."""
+        """v2: a controller must be enabled in the cgroups above the one that uses it."""
         if self._mode == "v2":
             wanted = " ".join(f"+{name}" for name in _V2 if name in self._machine.controllers)
             for above in (parent.parent, parent):
                 (above / "cgroup.subtree_control").write_text(wanted)
 
     def settings(self, id: str, limits: Limits) -> list[tuple[Path, str]]:
-        """What must be written to which file for `limits` to hold, in order."""
+        """Which value to write to which file for `limits` to be enforced, in order."""
         self._make_parents()
         v2 = self._mode == "v2"
         wanted: list[tuple[str, str, str, str | None]] = []
@@ -78,7 +78,7 @@ class Cgroups:
             size = str(limits.memory_bytes)
             wanted.append(("memory", "memory.limit_in_bytes", "memory.max", size))
             # No swap beyond the limit. v1 counts memory and swap together, v2 swap alone. The file is missing where
-            # the kernel does not account for swap, and then there is none to get around the limit with.
+            # the kernel does not account for swap; then there is no swap that could evade the limit.
             wanted.append(("memory", "memory.memsw.limit_in_bytes", "memory.swap.max", "0" if v2 else size))
         if limits.cpus is not None:
             quota = str(max(1000, int(limits.cpus * _PERIOD_US)))
@@ -93,7 +93,7 @@ class Cgroups:
         return settings
 
     def read(self, id: str, v1: str, v2: str, key: str | None = None) -> int | None:
-        """A number of the sandbox's cgroup: the file's own, or that behind `key`. None: the machine cannot tell."""
+        """A number from the sandbox's cgroup: the whole file, or the value of `key`. None: not accounted for here."""
         if self._mode == "none":
             return None
         path = f"{CGROUP_ROOT}/atoll/{id}/{v2}"
@@ -134,7 +134,7 @@ class Cgroups:
             return False
 
     def freezer(self, id: str) -> list[str]:
-        """How the keeper freezes it: the file to write to, what freezes, what thaws, the file that tells, its line."""
+        """For the keeper: the file to write, the values that freeze and thaw, the file to read, its line if frozen."""
         file = self._freezer(id)
         if self._mode == "v2":
             return [str(file), "1", "0", str(file.with_name("cgroup.events")), "frozen 1"]
@@ -146,32 +146,32 @@ class Cgroups:
                 self._freezer(id).write_text("0" if self._mode == "v2" else "THAWED")
 
     async def kill(self, id: str) -> None:
-        """End what runs in the sandbox's cgroup, and wait for that; not for ever. Fine when there is none."""
-        for _ in range(_KILL_LOOKS):
+        """Kill the processes in the sandbox's cgroup, and wait some seconds for their end. No cgroup is no error."""
+        for _ in range(_KILL_POLLS):
             if not any(_killed(path) for path in self.paths(id)):
                 return
-            await anyio.sleep(_LOOK_S)
+            await anyio.sleep(_POLL_S)
 
     async def remove(self, id: str) -> None:
-        """End what is left in the sandbox's cgroup and remove it. Fine when there is none.
+        """Kill what is left in the sandbox's cgroup and remove it. No cgroup is no error.
 
         Raises:
-            SandboxError: something in it does not end.
+            SandboxError: a process in it does not end.
         """
-        # runc makes one in every hierarchy, also in those that do not matter to us.
+        # runc makes one in every hierarchy, also in those that are not used here.
         everywhere = {*self.paths(id), *(CGROUP_ROOT.glob(f"*/atoll/{id}") if self._mode == "v1" else ())}
-        for _ in range(_REMOVE_LOOKS):
+        for _ in range(_REMOVE_POLLS):
             left = [path for path in everywhere if not _removed(path)]
             if not left:
                 return
             for path in left:
                 _killed(path)
-            await anyio.sleep(_LOOK_S)
+            await anyio.sleep(_POLL_S)
         raise SandboxError("processes of the sandbox do not end", hint=f"see cgroup.procs in {self.paths(id)}")
 
 
 def _killed(path: Path) -> bool:
-    """Whether anything was there to be killed."""
+    """Kill the processes in a cgroup. Whether there were any."""
     try:
         pids = (path / "cgroup.procs").read_text().split()
     except OSError:

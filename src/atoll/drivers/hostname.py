@@ -1,27 +1,78 @@
-"""Setting the hostname of a running sandbox as root, by entering its UTS namespace.
+"""Changes the hostname of a running sandbox by entering its UTS namespace.
 
-Owns how namespaces are entered and how their owner is checked. Run it in a thread that does nothing else: a thread has
-namespaces of its own, and Python runs no signal handler in it, so that it always returns to its own. An ordinary user
-must enter the user namespace too, which no thread can; for that case the keeper does the same (`keeper/hostname.c`).
+Root does that in a thread that does nothing else: namespaces belong to a thread, and Python runs no signal handler in
+it, so it always returns to its own namespace. An ordinary user has to enter the user namespace too, which no
+thread of a process with several can; for them the keeper's program does the same (`keeper/hostname.c`). Not here:
+gVisor, whose hostname the host's kernel does not know (`oci.py`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import os
 import struct
+import subprocess
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from pathlib import Path
+
+from atoll.contract.errors import LaunchFailed
+from atoll.drivers.keeper_client import KeeperSocket
+from atoll.drivers.keeper_command import BIN
+from atoll.drivers.machine import Machine
 
 _CLONE_NEWUTS = 0x0400_0000
 _NS_GET_USERNS, _NS_GET_OWNER_UID = 0xB701, 0xB704
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def set_hostname(pid: int | None, owner: int, hostname: str) -> str | None:
-    """Name the sandbox whose process is `pid`. Returns why that could not be done; None: it was.
+class Hostnames:
+    """Sets hostnames of sandboxes that the host's kernel runs."""
 
-    A process id may be another's by now, were it the host's own: only a namespace whose user namespace was made by the
-    host user `owner`, which is the sandbox's root, is touched.
+    def __init__(self, machine: Machine, keeper: KeeperSocket) -> None:
+        self._machine = machine
+        self._keeper = keeper
+
+    @contextlib.asynccontextmanager
+    async def setting(self, directory: Path, hostname: str, id_base: int) -> AsyncIterator[None]:
+        """As `Driver.setting_hostname`."""
+        error: str | None
+        if self._machine.root:
+            # Root can enter the namespace alone, which a thread does for itself: no process has to be started.
+            naming = self._thread.submit(set_hostname, self._keeper.pid(directory), id_base, hostname)
+            try:
+                yield
+            finally:
+                error = naming.result()  # finished by now
+        else:
+            child = self._start_child(directory, hostname)
+            try:
+                yield
+            finally:  # it takes a millisecond, and has ended by now or is about to
+                error = f"see {directory}/keeper.log" if child.wait() != 0 else None
+        if error is not None:
+            raise LaunchFailed(f"the sandbox's hostname could not be set: {error}")
+
+    @cached_property
+    def _thread(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(1, "atoll-hostname")
+
+    def _start_child(self, directory: Path, hostname: str) -> subprocess.Popen[bytes]:
+        pid = self._keeper.pid(directory)
+        words = [str(BIN / "keeper"), "hostname", "--owner", str(os.getuid()), "--", str(pid), hostname]
+        with open(directory / "keeper.log", "ab") as log:
+            # Without descriptors to close, Python starts it in the fastest way; ours are closed on exec.
+            return subprocess.Popen(words, stderr=log, env={}, close_fds=False)
+
+
+def set_hostname(pid: int | None, owner: int, hostname: str) -> str | None:
+    """Set the hostname of the sandbox whose process is `pid`. Returns the error; None: it was set.
+
+    A process id may belong to another process by now, even to one of the host: only a namespace whose user namespace
+    was made by the host user `owner`, which is the sandbox's root, is changed.
     """
     if pid is None:
         return "it has ended"

@@ -1,59 +1,126 @@
-"""What a driver asks a running sandbox's keeper: to freeze the sandbox, to change its options, whether it is ready.
+"""The client of a running keeper. Implements `contract.driver.KeeperClient` for every driver here.
 
 A keeper is the host process that owns one sandbox: what containerd calls a shim and Podman conmon. Owns the frames that
-only keeper and client exchange (`guest/PROTOCOL.md`, "The keeper"). Not here: the numbers (`contract/protocol.py`), all
-frames for the guest (`runtime/guest/connection.py`). Used by `oci.py`.
-The keeper freezes and not the driver, for two reasons: only the keeper sees when the sandbox is next used, and it sees
-when the client that holds the sandbox frozen dies.
+keeper and client exchange about freezing and reconfiguring (PROTOCOL.md, "The keeper"), and the files in a sandbox's
+directory that a keeper writes. Not here: the numbers (`contract/protocol.py`), all other frames (`runtime/guest/`),
+starting and ending a keeper (`keeper_command.py`).
+
+Freezing goes through the keeper and not straight to the cgroup, because only the keeper sees when the sandbox is used
+again, and when the process that requested the freeze has died.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import struct
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
 import anyio
 import anyio.streams.buffered
 
-from atoll.contract.errors import LaunchFailed, SandboxDied, SandboxError
+from atoll.contract.errors import LaunchFailed, SandboxDied, SandboxError, Unenforceable
 from atoll.contract.protocol import HEADER, FrameType, FreezeAction, Tag, decode_fields, encode_fields, encode_frame
+from atoll.drivers.locks import is_held
 
 _ACTIONS = {"pause": FreezeAction.PAUSE, "hold": FreezeAction.HOLD, "quiesce": FreezeAction.QUIESCE}
 _ANSWER_S = 20
 _START_S = 40
-"""Longer than a keeper gives its runtime, so that the keeper can report what failed."""
+"""Longer than a keeper waits for its runtime, so that the keeper can report what went wrong."""
+
+
+class KeeperSocket:
+    """Keepers, reached through the socket `sock` in a sandbox's directory."""
+
+    def __init__(self, *, can_freeze: bool) -> None:
+        self._can_freeze = can_freeze
+
+    async def freeze(self, directory: Path) -> None:
+        self._require_freezer()
+        async with _freeze(directory, "pause"):
+            pass
+
+    @contextlib.asynccontextmanager
+    async def frozen(self, directory: Path) -> AsyncIterator[None]:
+        self._require_freezer()
+        async with _freeze(directory, "hold"):
+            yield
+
+    @contextlib.asynccontextmanager
+    async def quiesced(self, directory: Path) -> AsyncIterator[None]:
+        """While the context lasts, no new frame reaches the guest, and it has received all earlier ones.
+
+        The processes run on.
+
+        Raises:
+            SandboxDied: the sandbox has ended.
+            SandboxError: the guest did not receive the frames in time.
+        """
+        async with _freeze(directory, "quiesce"):
+            yield
+
+    def _require_freezer(self) -> None:
+        if not self._can_freeze:
+            raise Unenforceable(
+                "a sandbox cannot be frozen here: this runtime and this user have no cgroup; "
+                "put it to sleep, or run crun as root",
+                hint="atoll doctor",
+            )
+
+    async def reconfigure(self, directory: Path, *, ephemeral: bool, pause_after_s: float | None) -> None:
+        pause_ms = 0 if pause_after_s is None else max(1, round(pause_after_s * 1000))
+        fields = encode_fields([(Tag.KEEP, int(not ephemeral)), (Tag.PAUSE_MS, pause_ms)])
+        async with _request(directory, FrameType.RECONFIGURE, fields, FrameType.RECONFIGURED):
+            pass
+
+    def last_used(self, directory: Path) -> tuple[datetime | None, bool]:
+        try:
+            used_ms, streams = struct.unpack("<qq", (directory / "activity").read_bytes())
+        except (OSError, struct.error):
+            return None, False
+        return datetime.fromtimestamp(used_ms / 1000, UTC), streams > 0 and self.pid(directory) is not None
+
+    def pid(self, directory: Path) -> int | None:
+        """`Driver.pid`, for every driver that uses the keeper."""
+        # A number alone may belong to another process by now; not while the keeper lives that watches the process.
+        if not is_held(directory / "keeper.lock"):
+            return None
+        try:
+            if (directory / "ended").stat().st_size:  # its keeper is about to end too
+                return None
+            return int((directory / "pid").read_text())
+        except (OSError, ValueError):
+            return None
+
+    async def wait_ready(self, directory: Path) -> None:
+        """Wait until the guest has answered.
+
+        Raises:
+            LaunchFailed: it did not.
+        """
+        fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            async with await anyio.connect_unix(f"/proc/self/fd/{fd}/sock") as stream:
+                with anyio.fail_after(_START_S):
+                    await _receive(anyio.streams.buffered.BufferedByteReceiveStream(stream), FrameType.HELLO)
+        except (OSError, anyio.IncompleteRead, anyio.EndOfStream, anyio.BrokenResourceError) as error:
+            raise LaunchFailed(
+                "the sandbox was started and does not answer", hint=f"see {directory}/runtime.log"
+            ) from error
+        finally:
+            os.close(fd)
 
 
 @contextlib.asynccontextmanager
-async def freezing(directory: Path, how: Literal["pause", "hold", "quiesce"]) -> AsyncIterator[None]:
-    """Freeze a sandbox: with `pause` until it is next used, with `hold` until the context ends.
-
-    `quiesce` does not freeze: the sandbox has read all earlier frames, and no new one reaches it within the context.
-
-    Raises:
-        SandboxDied: the sandbox has ended.
-        SandboxError: its processes could not be frozen.
-    """
+async def _freeze(directory: Path, how: Literal["pause", "hold", "quiesce"]) -> AsyncIterator[None]:
     fields = encode_fields([(Tag.ACTION, _ACTIONS[how])])
     async with _request(directory, FrameType.FREEZE, fields, FrameType.FROZEN) as answer:
         if error_number := decode_fields(answer).integer(Tag.ERRNO):
             raise SandboxError(f"the sandbox could not be frozen: {os.strerror(error_number)}")
         yield
-
-
-async def reconfigure(directory: Path, *, ephemeral: bool, pause_after_s: float | None) -> None:
-    """Replace the options that the keeper was started with. If `ephemeral`, a client must be connected.
-
-    Raises:
-        SandboxDied: the sandbox has ended.
-    """
-    pause_ms = 0 if pause_after_s is None else max(1, round(pause_after_s * 1000))
-    fields = encode_fields([(Tag.KEEP, int(not ephemeral)), (Tag.PAUSE_MS, pause_ms)])
-    async with _request(directory, FrameType.RECONFIGURE, fields, FrameType.RECONFIGURED):
-        pass
 
 
 @contextlib.asynccontextmanager
@@ -76,25 +143,6 @@ async def _request(directory: Path, kind: FrameType, payload: bytes, wanted: Fra
         except (anyio.IncompleteRead, anyio.EndOfStream, anyio.BrokenResourceError, TimeoutError) as error:
             raise SandboxDied("the sandbox has ended: its keeper does not answer") from error
         yield answer
-
-
-async def wait_ready(directory: Path) -> None:
-    """Wait until the guest has sent HELLO.
-
-    Raises:
-        LaunchFailed: it did not.
-    """
-    fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        async with await anyio.connect_unix(f"/proc/self/fd/{fd}/sock") as stream:
-            with anyio.fail_after(_START_S):
-                await _receive(anyio.streams.buffered.BufferedByteReceiveStream(stream), FrameType.HELLO)
-    except (OSError, anyio.IncompleteRead, anyio.EndOfStream, anyio.BrokenResourceError) as error:
-        raise LaunchFailed(
-            "the sandbox was started and does not answer", hint=f"see {directory}/runtime.log"
-        ) from error
-    finally:
-        os.close(fd)
 
 
 async def _receive(keeper: anyio.streams.buffered.BufferedByteReceiveStream, wanted: FrameType) -> bytes:

@@ -1,18 +1,27 @@
-"""What this machine offers to isolation, read once: kernel, user ids, cgroups.
+"""What this machine offers to isolation: kernel, user ids, cgroups, installed programs.
 
-Knows where Linux tells such things. Refuses to know runtimes and sandboxes.
+Owns where Linux reports these. Not here: runtimes (`oci.py`, `bwrap.py`), what is wrong with a machine (`doctor.py`).
+Every driver imports this module first, so it also refuses other systems than Linux.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
-import pwd
 import re
+import shutil
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+if sys.platform != "linux":
+    raise ImportError("Atoll's sandboxes need Linux; on other systems, run it in a Linux virtual machine")
+
+import pwd
+
+PROGRAM_PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/local/sbin", "/usr/sbin", "/sbin"])
+"""Where programs of the host are searched for. An ordinary user's PATH often lacks the last three."""
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 CgroupMode = Literal["v1", "v2", "none"]
 _TMPFS, _CGROUP2 = 0x01021994, 0x63677270
@@ -31,15 +40,25 @@ class Machine:
     cgroup_mode: CgroupMode
     """`v1` also stands for hybrid machines: the controllers that count are v1 there."""
     controllers: frozenset[str]
-    """Those of memory, cpu and pids whose limits we may set."""
+    """Those of memory, cpu and pids whose limits this user may set."""
     user_namespaces: bool
     subuids: IdRange | None
     subgids: IdRange | None
     """Ids that /etc/subuid and /etc/subgid give to this user. None for root, who needs none."""
 
     @property
+    def single_id(self) -> bool:
+        """Whether all users inside are one host user: an ordinary user without a range of ids has no others."""
+        return not self.root and not (self.subuids and self.subgids)
+
+    @property
     def id_mapped_overlay(self) -> bool:
         return self.root and self.kernel >= (5, 19)
+
+
+def find_program(name: str) -> str | None:
+    """The path of a program of the host. None: it is not installed."""
+    return shutil.which(name, path=PROGRAM_PATH)
 
 
 def filesystem_type(path: Path) -> int:
@@ -101,7 +120,7 @@ def _user_namespaces(root: bool) -> bool:
 
 
 def read_machine() -> Machine:
-    """Look at the machine. Takes well under a millisecond; the answer holds for the life of the process."""
+    """Read what the machine offers. Takes well under a millisecond; the answer holds for the life of the process."""
     root = os.geteuid() == 0
     mode, controllers = _cgroups(root)
     release = re.match(r"(\d+)\.(\d+)", os.uname().release)

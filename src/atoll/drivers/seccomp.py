@@ -1,13 +1,13 @@
-"""Which system calls a sandbox may make. An allowlist: what is not named here does not exist (ENOSYS).
+"""Which system calls a sandbox may make. An allowlist: every other call fails with ENOSYS.
 
-Knows Linux's system calls and why some are dangerous. Refuses to know how a filter is loaded: the OCI runtime does.
+Owns the list, and the program for the kernel that it compiles to. Not here: loading it, which the runtime does.
 
 Left out on purpose, apart from what only root of the machine may do anyway: making and joining namespaces, mounting,
 `bpf`, `perf_event_open`, `userfaultfd`, `io_uring_*`, kernel keyrings, file handles, `pidfd_getfd`, `kcmp`, and
 sockets of other families than Unix, IPv4, IPv6 and netlink. Each has been a way out of a container before.
 
-crun compiles the list anew for each container, which takes a third of a start. `compiled` does that once, with the
-same libseccomp, and crun takes the result.
+crun would compile the list for each container, which takes a third of a start. `compiled` does that once, with the same
+libseccomp; crun and bubblewrap take the result.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def profile() -> dict[str, Any]:
 
 
 def compiled(directory: Path) -> bytes | None:
-    """The profile as a program for the kernel, kept in `directory` once made. None: libseccomp cannot be used here."""
+    """The profile as a program for the kernel, cached in `directory`. None: libseccomp cannot be used here."""
     wanted = profile()
     digest = hashlib.sha256(json.dumps(wanted).encode() + os.uname().machine.encode()).hexdigest()[:16]
     path = directory / f"seccomp-{digest}.bpf"

@@ -1,11 +1,11 @@
-"""What the file system below the layers can do, and how it is asked to: snapshots, and limits on what is written.
+"""Snapshots and quotas of the file system that holds the layers.
 
-Knows the kinds of file systems and their calls: btrfs (a layer is a subvolume, a limit is a quota group's), project
-quotas (XFS, ext4), and all others, which can do neither. Refuses to know what layers are for, and how such a file
-system comes to be there (`runtime/state/loop_storage.py`).
+Owns the kinds of file systems and their system calls: btrfs (a layer is a subvolume, a limit belongs to its quota
+group), project quotas (XFS, ext4), and all others, which have neither. Not here: copying without snapshots
+(`layer_store.py`), and making such a file system (`runtime/state/loop_storage.py`).
 
-Only root's layers are subvolumes: nobody else may remove one. What is not a subvolume, on btrfs too, is an ordinary
-directory to every function here, so layers of both kinds may stand side by side.
+Only root's layers are subvolumes, because an ordinary user may not remove one. Everything else, also on btrfs, is an
+ordinary directory to every function here, so layers of both kinds can exist beside each other.
 """
 
 from __future__ import annotations
@@ -63,36 +63,36 @@ class Facts(NamedTuple):
 
     filesystem: str
     snapshots: bool
-    """A layer is copied at once, whatever is in it."""
+    """A layer is copied in constant time."""
     limits: bool
     """What is written to a layer can be limited."""
-    lack: str | None = None
-    """Why limits cannot be."""
+    missing: str | None = None
+    """Why limits cannot be enforced. Unset: they can be."""
     fix: str | None = None
-    """The command that mends it."""
+    """The command that fixes it."""
 
 
-def look(path: Path, *, root: bool) -> Facts:
-    """The file system that `path` stands on. Takes some microseconds."""
+def probe(path: Path, *, root: bool) -> Facts:
+    """What the file system of `path` offers. Takes some microseconds."""
     kind = filesystem_type(path)
     name = _NAMES.get(kind, f"{kind:#x}")
     snapshots = kind == _BTRFS and root
     if not root:
-        return Facts(name, snapshots, limits=False, lack="only root may set quotas", fix="run as root")
+        return Facts(name, snapshots, limits=False, missing="only root may set quotas", fix="run as root")
     if kind == _BTRFS:
         if _quota_groups(path) is not None:
             return Facts(name, snapshots, limits=True)
-        return Facts(name, snapshots, False, "quotas of this btrfs are not on", f"btrfs quota enable {path}")
+        return Facts(name, snapshots, False, "quotas of this btrfs are off", f"btrfs quota enable {path}")
     if kind in (_XFS, _EXT4) and _has_project_quotas(path):
         return Facts(name, snapshots, limits=True)
-    lack = f"the state directory stands on {name} without project quotas"
+    missing = f"the state directory is on {name} without project quotas"
     if kind not in (_XFS, _EXT4):
-        lack = f"the state directory stands on {name}, which has no quotas for directories"
-    return Facts(name, snapshots, False, lack, "atoll storage init --size 50G")
+        missing = f"the state directory is on {name}, which has no quotas for directories"
+    return Facts(name, snapshots, False, missing, "atoll storage init --size 50G")
 
 
 def shares_data(path: Path) -> bool:
-    """Whether files below the directory `path` can share what is in them (reflinks). Tries it."""
+    """Whether files in the directory `path` can share data (reflinks). Tries it."""
     with contextlib.ExitStack() as stack:
         try:
             one, other = (os.open(path, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600) for _ in range(2))
@@ -119,7 +119,7 @@ def make(path: Path) -> None:
 
 
 def snapshot(source: Path, target: Path) -> bool:
-    """Make `target` a layer that holds what `source` does now. False: this file system cannot, and nothing is done."""
+    """Make `target` a snapshot of the layer `source`. False: this file system has none, and nothing is done."""
     if not _is_subvolume(source):
         return False
     with _opened(target.parent) as parent, _opened(source) as origin:
@@ -130,7 +130,7 @@ def snapshot(source: Path, target: Path) -> bool:
 
 
 def remove(path: Path) -> bool:
-    """Remove a layer at once, whatever is in it. False: it is an ordinary directory, or it cannot be done."""
+    """Remove a layer in constant time. False: it is an ordinary directory, or removing failed."""
     if not _is_subvolume(path):
         return False
     try:
@@ -150,22 +150,22 @@ def remove(path: Path) -> bool:
 
 
 def prepare_quota(path: Path, *, root: bool) -> None:
-    """See to it that the keeper can bound what is written to the layer `path`. Until it does, there is no limit.
+    """Prepare the layer `path` for a limit on what is written to it. The limit holds once the keeper has set it.
 
     Raises:
-        Unenforceable: it cannot be bounded; the message says why and what to do.
+        Unenforceable: it cannot be limited; the message says why and how to fix it.
     """
-    facts = look(path, root=root)
+    facts = probe(path, root=root)
     if facts.limits and facts.filesystem == "btrfs" and _is_subvolume(path):
         _keep_accounting(path)
         _lift_group(path)
         return
     if facts.limits and facts.filesystem != "btrfs" and _give_project(path):
         return
-    lack = facts.lack or "what it has written so far has no quota"
+    missing = facts.missing or "the files that it already has are not under a quota"
     fix = facts.fix or "atoll fork NAME"
     raise Unenforceable(
-        f"a disk limit cannot be enforced here: {lack}; leave the limit out, or get it with: {fix}",
+        f"a disk limit cannot be enforced here: {missing}; leave the limit out, or run: {fix}",
         hint="atoll storage",
         limit="disk",
     )
@@ -175,9 +175,9 @@ def prepare_quota(path: Path, *, root: bool) -> None:
 
 
 def enable_quotas(path: Path) -> None:
-    """Have a btrfs count what each subvolume refers to.
+    """Turn on quota groups of a btrfs, which count what each subvolume refers to.
 
-    Not its simple quotas: they charge a sandbox for what it has deleted, as long as a checkpoint holds it.
+    Not its simple quotas: they charge a sandbox for files that it has deleted, as long as a checkpoint holds them.
     """
     if _quota_groups(path) is None:
         with _opened(path) as fd:
@@ -197,7 +197,7 @@ def _subvolume_id(fd: int) -> int:
 
 
 def _quota_groups(path: Path) -> Path | None:
-    """Where the kernel tells of the quota groups of the btrfs at `path`. None: quotas are off."""
+    """Where the kernel reports the quota groups of the btrfs at `path`. None: quotas are off."""
     with _opened(path) as fd:
         answer = _ask(fd, _FS_INFO, bytes(1024))
     id = answer[16:32].hex()
@@ -214,8 +214,7 @@ def _lift_group(path: Path) -> None:
 
 
 def _keep_accounting(path: Path) -> None:
-    """See to it that the kernel counts: it ceases to when a large shared tree is removed, unless it is told otherwise,
-    and then counts nothing until all is counted anew."""
+    """Keep the kernel's accounting on: by default it stops when a large shared tree is removed, until a rescan."""
     groups = _quota_groups(path)
     if groups is None:
         return
@@ -241,7 +240,7 @@ def _has_project_quotas(path: Path) -> bool:
 def _give_project(path: Path) -> bool:
     """Give the layer a project of its own, which all that is made in it inherits, without a limit.
 
-    False: there is something in it already that has none.
+    False: it already holds files without a project.
     """
     with _opened(path) as fd:
         flags, extent, _, project, shared_extent = _XATTR.unpack(_ask(fd, _GET_XATTR, bytes(_XATTR.size)))
@@ -266,7 +265,7 @@ def projects(paths: Iterable[Path]) -> list[int]:
 
 
 def release(path: Path, ended: Iterable[int]) -> None:
-    """No limit is to be left of projects that nothing on the file system of `path` has any more."""
+    """Remove the limits of projects that no layer on the file system of `path` uses any more."""
     for project in ended:
         with contextlib.suppress(OSError), _opened(path) as fd:
             _lift_project(fd, project)
@@ -274,10 +273,10 @@ def release(path: Path, ended: Iterable[int]) -> None:
 
 def _free_project(fd: int) -> int:
     while True:
-        project = secrets.randbelow(2**31 - 2**24) + 2**24  # those that people give are small
+        project = secrets.randbelow(2**31 - 2**24) + 2**24  # administrators use small numbers
         record = bytearray(_QUOTA.size)
         if _quotactl(fd, _Q_GET, project, record) != 0:
-            return project  # the kernel has never heard of it
+            return project  # unknown to the kernel
         _, _, _, _, hard, soft, _, _, used, files, *_ = _QUOTA.unpack(record)
         if not (hard or soft or used or files):
             return project
@@ -305,8 +304,8 @@ def _quotactl(fd: int, command: int, id: int, record: bytearray) -> int:
 
 
 def _ask(fd: int, request: int, record: bytes) -> bytes:
-    """Make an ioctl, and return the record as the kernel left it."""
-    answer = bytearray(record)  # what is not mutable may have 1024 bytes at most
+    """Make an ioctl, and return the record as the kernel changed it."""
+    answer = bytearray(record)  # an immutable one may have 1024 bytes at most
     fcntl.ioctl(fd, request, answer, True)
     return bytes(answer)
 

@@ -276,8 +276,12 @@ class Connections:
             run_id, more = (
                 (manifest.run_id, [self._layers.path(manifest.active_layer)]) if manifest else (f"{id}.1", [])
             )
-            for each in [driver] if driver else list(self.engine.drivers().values()):
-                await each.destroy(run_id, directory, *more)
+            drivers = [driver] if driver else list(self.engine.drivers().values())
+            with anyio.CancelScope(shield=True):
+                for each in drivers:
+                    await each.stop(run_id, directory)
+                if drivers:
+                    await drivers[0].layers.remove(directory, *more)
         self._manifests.pop(id, None)
         if sandbox is not None:
             await sandbox.aclose()

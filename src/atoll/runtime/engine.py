@@ -26,7 +26,7 @@ import anyio.abc
 import anyio.to_thread
 from pydantic import SecretStr
 
-from atoll.contract.driver import Diagnostic, Driver
+from atoll.contract.driver import Diagnostic, Driver, LayerStore
 from atoll.contract.errors import AtollError, InvalidRequest, RuntimeUnavailable, SandboxNotFound
 from atoll.contract.model import (
     Checkpoint,
@@ -40,7 +40,7 @@ from atoll.contract.model import (
 )
 from atoll.contract.network import AuditRecord, NetworkPolicy
 from atoll.contract.secret import Secret
-from atoll.drivers import oci
+from atoll.drivers import registry
 from atoll.runtime.connections import Connections
 from atoll.runtime.egress import audit
 from atoll.runtime.images.fetch import ProgressCallback
@@ -79,6 +79,8 @@ async def open(state_dir: Path | str | None = None, *, settings: Settings | None
     settings = settings or Settings.from_environment()
     if state_dir is not None:
         settings = settings.model_copy(update={"state_dir": Path(state_dir)})
+    if settings.runtime is not None:
+        registry.check_name(settings.runtime, setting="ATOLL_RUNTIME")
     path = settings.resolve_state_dir()
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -109,10 +111,12 @@ class Engine:
         self._store = store
         self._settings = settings
         self._tasks = tasks
-        self._drivers: dict[RuntimeName, oci.OciDriver] | None = None
+        self._drivers: Mapping[RuntimeName, Driver] | None = None
         self._layers = Layers(store.state_dir)
         self._checkpoints = Checkpoints(store.state_dir)
-        self._lifecycle = Lifecycle(store, self._layers, self._checkpoints, self._choose, self._epoll_waiters)
+        self._lifecycle = Lifecycle(
+            store, self._layers, self._checkpoints, self._choose, self._any_layers, self._epoll_waiters
+        )
         self.storage = loop_storage.LoopStorage(store.state_dir, self._layers, self._lifecycle.remove_unreferenced)
         self.leases = SessionLeases(
             store.state_dir,
@@ -172,27 +176,36 @@ class Engine:
         return self._settings.image
 
     def drivers(self) -> Mapping[RuntimeName, Driver]:
-        """The runtimes that can be used on this machine, fastest first."""
+        """The runtimes that can be used on this machine, fastest first, then those that must be requested by name."""
         if self._drivers is None:
-            self._drivers = oci.find_drivers(self.state_dir)
+            self._drivers = registry.available(self.state_dir)
         return self._drivers
 
     def doctor(self) -> builtins.list[Diagnostic]:
         """What this machine can do and, for each thing that it lacks, the command that fixes it."""
-        return oci.examine(self.state_dir)
+        return registry.doctor(self.state_dir)
 
     def _choose(self, wanted: RuntimeName | None) -> Driver:
         drivers = self.drivers()
-        if wanted is None and drivers:
-            return next(iter(drivers.values()))
         if wanted is not None and wanted in drivers:
             return drivers[wanted]
-        have = ", ".join(drivers) or "none"
-        asked = f"the runtime {wanted}" if wanted else "a container runtime"
+        if wanted is not None:
+            registry.check_name(wanted)
+        for driver in drivers.values():
+            if wanted is None and driver.capabilities.chosen_by_default:
+                return driver
+        usable = ", ".join(drivers) or "none"
+        what = f"the runtime {wanted}" if wanted else "a container runtime"
+        by_name = f", or request {next(iter(drivers))} by name" if drivers and not wanted else ""
         raise RuntimeUnavailable(
-            f"{asked} cannot be used on this machine (usable: {have}); 'atoll doctor' says what is missing",
-            hint=f"apt-get install {wanted or 'crun'}",
+            f"{what} cannot be used on this machine (usable: {usable}); 'atoll doctor' says what is missing{by_name}",
+            hint=f"apt-get install {registry.package(wanted)}",
         )
+
+    def _any_layers(self) -> LayerStore:
+        """For work on layers that is the same whichever runtime wrote them."""
+        first = next(iter(self.drivers().values()), None)
+        return (first or self._choose(None)).layers
 
     # ---- creating ----
 
@@ -478,7 +491,7 @@ class Engine:
             contextlib.suppress(AtollError, OSError),
             self._store.in_progress(layer.name),
         ):
-            await self._choose(None).remove(layer)
+            await self._any_layers().remove(layer)
 
     async def fork(
         self, source: str, count: int = 1, *, checkpoint: str | None = None, names: Sequence[str] | None = None

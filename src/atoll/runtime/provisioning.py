@@ -241,7 +241,7 @@ class Provisioner:
                 sandbox = self._connections.open(manifest)
                 await sandbox.connect()
             if spec.ephemeral or spec.pause_after_s is not None:
-                await driver.reconfigure(directory, ephemeral=spec.ephemeral, pause_after_s=spec.pause_after_s)
+                await driver.keeper.reconfigure(directory, ephemeral=spec.ephemeral, pause_after_s=spec.pause_after_s)
         return sandbox
 
     # ---- forks ----
@@ -326,7 +326,8 @@ class Provisioner:
             exporting.opened(source, self._layers, any_driver, limit_bytes=limit_bytes, progress=progress) as archive,
         ):
             contents = archive.contents
-            driver = self._choose(runtime or contents.runtime)
+            runtime = runtime or self._requested_runtime(contents.runtime)
+            driver = self._choose(runtime)
             if limits is None:
                 limits = exporting.allowed(contents.limits, with_defaults(Limits(), driver))
             reference, base = image or contents.image.reference, None
@@ -338,7 +339,7 @@ class Provisioner:
                 limits=limits,
                 env=contents.env,
                 user=contents.user,
-                runtime=runtime or contents.runtime,
+                runtime=runtime,
                 pause_after_s=contents.pause_after_s,
             )
             await self._require_free(spec.name)
@@ -351,3 +352,8 @@ class Provisioner:
                 layers=await archive.unpack(base.filesystems),
             )
             return await self._make(spec, driver, resolved)
+
+    def _requested_runtime(self, named: RuntimeName | None) -> RuntimeName | None:
+        """The runtime that an archive names. None: it names none, or one that only a caller may request."""
+        driver = self._connections.engine.drivers().get(named) if named else None
+        return None if driver is not None and not driver.capabilities.chosen_by_default else named

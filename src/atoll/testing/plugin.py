@@ -1,9 +1,9 @@
 """The pytest plugin of the conformance suite: engines, sandboxes, the leak check, and the choice of runtimes.
 
 The runtime is a parameter: a test that asks for `runtime_name`, or for a fixture made with it, runs once for each of
-crun, runc and runsc, or for each `--atoll-runtime NAME` of the command line. A runtime that cannot be used on this
-machine skips its tests; with `ATOLL_STRICT=1` or `CI=true` it fails them. State directories belong to one test
-process, so several may run side by side.
+crun, runc and runsc, and in the files of `BWRAP_FILES` for bwrap; or for each `--atoll-runtime NAME` of the command
+line. A runtime that cannot be used on this machine skips its tests; it fails them where it is named on the command line,
+and with `ATOLL_STRICT=1` or `CI=true`. State directories belong to one test process, so several may run side by side.
 
 Needs no setting of pytest and no other plugin than anyio's. Every asynchronous test of a run that loads this plugin is
 cancelled after `TEST_BOUND_S`.
@@ -40,8 +40,15 @@ if TYPE_CHECKING:
     from atoll import Capabilities, Engine, Sandbox
     from atoll.contract.model import RuntimeName
 
-RUNTIMES: tuple[RuntimeName, ...] = ("crun", "runc", "runsc")
+RUNTIMES: tuple[RuntimeName, ...] = ("crun", "runc", "runsc", "bwrap")
 """The runtimes that tests run with when none is named."""
+BWRAP_FILES = {
+    "attacks": "devices host_files keeper_confinement kernel_information killing_the_guest leaving_the_root mounting "
+    "network proc_and_sys reaching_the_guest setuid system_calls traversal user_ids",
+    "conformance": "checkpoints egress_once exec export files inside lifecycle limits network processes sharing sleep "
+    "storage warm",
+}
+"""Where bwrap is tested too, unless it is named: what the driver, and not the guest alone, decides."""
 STRICT = os.environ.get("ATOLL_STRICT") == "1" or os.environ.get("CI") == "true"
 """A runtime that is missing fails its tests instead of skipping them."""
 TEST_BOUND_S = 60
@@ -87,7 +94,12 @@ def _is_left_out(item: pytest.Item) -> bool:
     if os.geteuid() == 0 and item.get_closest_marker("rootless"):
         return True
     chosen = item.get_closest_marker("runtimes")
-    return chosen is not None and item.callspec.params["runtime_name"] not in chosen.args  # type: ignore[attr-defined]
+    callspec = getattr(item, "callspec", None)
+    runtime = callspec.params.get("runtime_name") if callspec is not None else None
+    files = BWRAP_FILES.get(item.path.parent.name, "").split()
+    if runtime == "bwrap" and not item.config.getoption("atoll_runtime"):
+        return item.path.stem.removeprefix("test_") not in files
+    return chosen is not None and runtime not in chosen.args
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -225,12 +237,13 @@ def _clients_from_nursery(nursery: Nursery) -> None:
 @pytest.fixture(scope="session")
 def runtime_name(request: pytest.FixtureRequest, state_dir: Path) -> RuntimeName:
     """Each runtime in turn."""
-    from atoll.drivers.oci import find_drivers
+    from atoll.drivers import registry
 
     name: RuntimeName = request.param
-    if name not in find_drivers(state_dir):
-        message = f"{name} cannot be used on this machine; 'atoll doctor' says why"
-        if STRICT:
+    usable = registry.available(state_dir)
+    if name not in usable:
+        message = f"{name} cannot be used on this machine, only {', '.join(usable)}; 'atoll doctor' says why"
+        if STRICT or request.config.getoption("atoll_runtime"):
             pytest.fail(message, pytrace=False)
         pytest.skip(message)
     return name
@@ -337,6 +350,20 @@ def as_root() -> None:
     """For tests that need root on the host."""
     if os.geteuid() != 0:
         pytest.skip("needs root on the host")
+
+
+@pytest.fixture
+def can_freeze(capabilities: Capabilities, runtime_name: RuntimeName) -> None:
+    """For tests of what needs a freezer: to pause, and to copy a sandbox while it runs."""
+    if not capabilities.freeze:
+        pytest.skip(f"{runtime_name} declares that it cannot freeze a sandbox here")
+
+
+@pytest.fixture
+def can_limit(capabilities: Capabilities, runtime_name: RuntimeName) -> None:
+    """For tests of limits on memory and CPU time, and of what is counted with them."""
+    if not capabilities.memory_limit:
+        pytest.skip(f"{runtime_name} declares that it cannot limit memory here")
 
 
 @pytest.fixture

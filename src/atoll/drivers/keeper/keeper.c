@@ -3,7 +3,7 @@
  *
  *   keeper start --dir D --active-layer L --cover C --listen FD --lock FD
  *                [--file NAME PATH]… [--uid I O N]… [--gid I O N]… [--rootless] [--ephemeral]
- *                [--confine ID] [--machine ID] [--freezer FILE FREEZE THAW FILE LINE] [--pause-after MS]
+ *                [--foreground] [--confine ID] [--machine ID] [--freezer FILE FREEZE THAW FILE LINE] [--pause-after MS]
  *                [--disk BYTES] [--epoch N] [--cgroup DIR]… [--limit FILE VALUE]…
  *                [--overlay KEY TARGET COUNT (LAYER OWNER)…]… -- RUNTIME ARGUMENTS…
  *   keeper nsexec [--uid I O N]… [--gid I O N]… [--rootless] -- COMMAND ARGUMENTS…
@@ -13,6 +13,9 @@
  *
  * `start` returns at once; clients on the socket learn the outcome (keeper.h draws the handshake). `--lock` is a file
  * that the driver has locked: the keeper holds the lock as long as it lives, and writes its process id into the file.
+ * `--foreground`: the command, such as bwrap, does not leave the sandbox behind and exit, but stays as its parent. It
+ * runs as root of the sandbox's user namespace, and is ended when the guest has spoken: the sandbox is then the keeper's
+ * own child.
  * `nsexec` runs a command in the namespaces in which a runtime would run: a private mount namespace and, rootless, the
  * user namespace that owns the files. `copy` copies a layer there, `merge` merges several into one, the lowest first.
  * `hostname` sets the hostname of the sandbox that a process belongs to.
@@ -89,6 +92,8 @@ static struct plan parse(int argc, char **argv)
             plan.rootless = true;
         else if (!strcmp(arg, "--ephemeral"))
             plan.ephemeral = true;
+        else if (!strcmp(arg, "--foreground"))
+            plan.foreground = true;
         else if (!strcmp(arg, "--dir") && left)
             plan.dir = argv[++i];
         else if (!strcmp(arg, "--active-layer") && left)
@@ -234,6 +239,32 @@ static void wait_for_runtime(const struct plan *plan, pid_t pid)
         fail_with_log(plan, EIO, "the runtime failed");
 }
 
+/* The first process of a sandbox whose runtime stays in the foreground. It has spoken when this returns. */
+static void take_over_child(const struct plan *plan, pid_t pid, int from_guest)
+{
+    int pidfd = (int)syscall(SYS_pidfd_open, pid, 0), status;
+    struct pollfd polls[] = {{.fd = from_guest, .events = POLLIN}, {.fd = pidfd, .events = POLLIN}};
+    if (pidfd < 0)
+        give_up("pidfd_open");
+    int ready = poll(polls, 2, RUNTIME_TIMEOUT_MS);
+    char path[64], text[32] = {0};
+    snprintf(path, sizeof path, "/proc/%d/task/%d/children", (int)pid, (int)pid);
+    int children = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t size = children < 0 ? -1 : read(children, text, sizeof text - 1);
+    kill(pid, SIGKILL);
+    waitpid(pid, &status, 0);
+    if (ready <= 0)
+        fail_with_log(plan, ETIMEDOUT, "the runtime did not finish in time");
+    if (polls[1].revents || size <= 0)
+        fail_with_log(plan, EIO, "the runtime failed");
+    int file = open_in(plan, "pid", O_WRONLY | O_CREAT | O_TRUNC);
+    if (dprintf(file, "%d\n", atoi(text)) < 0)
+        give_up("writing the process id");
+    close(file);
+    close(children);
+    close(pidfd);
+}
+
 static pid_t read_pid(const struct plan *plan)
 {
     char text[32] = {0};
@@ -302,7 +333,10 @@ static void start(const struct plan *plan)
     runtime = launch_runtime(plan);
     if (runtime < 0)
         give_up("fork");
-    wait_for_runtime(plan, runtime);
+    if (plan->foreground)
+        take_over_child(plan, runtime, ends.from_guest);
+    else
+        wait_for_runtime(plan, runtime);
     runtime = 0;
     set_limits(plan);
     open_freezer(plan, &ends);

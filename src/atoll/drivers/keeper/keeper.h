@@ -59,6 +59,7 @@ struct plan {
     int uid_count, gid_count;
     bool rootless;
     bool ephemeral;
+    bool foreground; /* the command stays, and its child is the sandbox's first process */
     struct overlay overlays[MAX_OVERLAYS];
     int overlay_count;
     const char *cgroups[MAX_CGROUPS]; /* the cgroups that the runtime is started in */

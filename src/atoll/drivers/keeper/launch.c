@@ -10,6 +10,7 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <grp.h>
 #include <linux/mount.h>
 #include <linux/sched.h>
 #include <sched.h>
@@ -219,16 +220,20 @@ static void hide_unified_cgroup(void)
         give_up("hiding the unified cgroup hierarchy");
 }
 
+static void become_root_of(int user_fd)
+{
+    if (setns(user_fd, CLONE_NEWUSER) < 0)
+        give_up("entering the user namespace");
+    if (setresgid(0, 0, 0) < 0 || setresuid(0, 0, 0) < 0)
+        give_up("becoming root in the user namespace");
+}
+
 /* Enters a new mount namespace and, without privilege, the user namespace that owns it. Returns the latter's fd. */
 static int private_namespaces(const struct plan *plan)
 {
     int user_fd = plan->uid_count ? make_user_namespace(plan) : -1;
-    if (plan->rootless) {
-        if (setns(user_fd, CLONE_NEWUSER) < 0)
-            give_up("entering the user namespace");
-        if (setresgid(0, 0, 0) < 0 || setresuid(0, 0, 0) < 0)
-            give_up("becoming root in the user namespace");
-    }
+    if (plan->rootless)
+        become_root_of(user_fd);
     if (unshare(CLONE_NEWNS) < 0)
         give_up("making a mount namespace");
     if (mount(NULL, "/", NULL, MS_SLAVE | MS_REC, NULL) < 0)
@@ -398,6 +403,11 @@ pid_t launch_runtime(const struct plan *plan)
         join_v1(plan->cgroups[i]);
     int user_fd = private_namespaces(plan);
     assemble(plan, user_fd);
+    if (plan->foreground && !plan->rootless) {
+        if (setgroups(0, NULL) < 0)
+            give_up("dropping groups");
+        become_root_of(user_fd);
+    }
     if (chdir("/") < 0 || dup2(in, STDIN_FILENO) < 0 || dup2(out, STDOUT_FILENO) < 0)
         give_up("preparing the descriptors");
     syscall(SYS_close_range, 3, ~0U, 0);

@@ -419,7 +419,7 @@ static bool take_freeze(struct client *c, const uint8_t *payload, uint32_t lengt
 }
 
 /* RECONFIGURE: replaces whether the sandbox ends with its last client, and when it is paused. Sent when a sandbox of
- * the paused pool is claimed. False: drop the client. */
+ * the warm pool is claimed. False: drop the client. */
 static bool take_reconfigure(struct client *c, const uint8_t *payload, uint32_t length)
 {
     int64_t keep = int_field(payload, length, TAG_KEEP, 1), pause_ms = int_field(payload, length, TAG_PAUSE_MS, 0);

@@ -318,7 +318,7 @@ async def opened(
             with anyio.CancelScope(shield=True):
                 refusal = await _refusal(error, zstd) if isinstance(error, _WorkerFailed) else None
                 await programs.end()
-                await driver.remove(*made)
+                await driver.layers.remove(*made)
             if refusal is None:
                 raise
             raise refusal from None
@@ -529,7 +529,7 @@ class _Programs:
 
     async def start_worker(self, driver: Driver, verb: str, fd: int) -> _Worker:
         program = [sys.executable, "-I", "-S", "-B", "-X", "utf8", worker.__file__, verb, str(fd)]
-        return _Worker(await self._start(driver.in_userns(*program), subprocess.PIPE, subprocess.PIPE, fd))
+        return _Worker(await self._start(driver.layers.owner_command(*program), subprocess.PIPE, subprocess.PIPE, fd))
 
     async def start_zstd(self, options: list[str], stdin: int, stdout: int) -> anyio.abc.Process:
         try:

@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from atoll.contract.errors import InvalidRequest
+from atoll.contract.inside import DEFAULT_PATH
 from atoll.contract.model import check_env
 from atoll.contract.protocol import MAX_CHANNELS, Tag, encode_fields
 from atoll.runtime.guest.frames import name_user
 
-DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 DEFAULT_TERM = "xterm-256color"
 OUTPUT_LIMIT_BYTES = 16 * 1024 * 1024
 """Output that is kept of each stream, unless the request says otherwise."""

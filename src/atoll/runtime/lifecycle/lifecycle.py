@@ -65,7 +65,7 @@ from typing import Literal
 import anyio
 import anyio.to_thread
 
-from atoll.contract.driver import Driver, Launch, Layer, ProcessImage
+from atoll.contract.driver import Driver, Launch, Layer, LayerStore, ProcessImage
 from atoll.contract.errors import (
     CheckpointNotFound,
     InvalidRequest,
@@ -103,12 +103,14 @@ class Lifecycle:
         layers: Layers,
         checkpoints: Checkpoints,
         choose: Callable[[RuntimeName | None], Driver],
+        any_layers: Callable[[], LayerStore],
         epoll_waiters: Callable[[Manifest], Awaitable[Sequence[SystemProcess]]],
     ) -> None:
         self._store = store
         self._layers = layers
         self._checkpoints = checkpoints
         self._choose = choose
+        self._any_layers = any_layers
         self._epoll_waiters = epoll_waiters
         """The processes in a sandbox that wait with epoll, which some versions of gVisor cannot save."""
 
@@ -196,7 +198,9 @@ class Lifecycle:
                     manifest = self._write(manifest, state="running", memory=None)
                 else:
                     await driver.stop(manifest.run_id, directory)
-                await driver.remove(*(path for path in directory.glob("memory-*") if path.name != manifest.memory))
+                await driver.layers.remove(
+                    *(path for path in directory.glob("memory-*") if path.name != manifest.memory)
+                )
         except SandboxDied:
             self._store.clear_in_progress(id)
 
@@ -204,7 +208,7 @@ class Lifecycle:
         """Remove the saved processes of a sandbox, unless they belong to a checkpoint."""
         directory = self._store.directory(manifest.id)
         if manifest.memory is not None and (directory / manifest.memory).parent == directory:
-            await driver.remove(directory / manifest.memory)
+            await driver.layers.remove(directory / manifest.memory)
 
     async def _restart(
         self, manifest: Manifest, driver: Driver, saved: ProcessImage | None = None, **changes: object
@@ -303,7 +307,7 @@ class Lifecycle:
         Raises:
             NotCheckpointable: the runtime would lose the processes.
         """
-        if not driver.loses_waiting():
+        if driver.capabilities.saves_epoll_waiters:
             return
         waiting: Sequence[SystemProcess] = ()
         with (
@@ -334,7 +338,7 @@ class Lifecycle:
                 return False
 
             def unused() -> bool:
-                last, in_use = driver.last_used(directory)
+                last, in_use = driver.keeper.last_used(directory)
                 since = max(last or manifest.created_at, manifest.created_at)  # it may have been warm before
                 return not in_use and now() - since >= after
 
@@ -347,14 +351,14 @@ class Lifecycle:
                 if not driver.capabilities.freeze:
                     raise
                 pauses = True
-            async with driver.frozen(directory) if driver.capabilities.freeze else contextlib.nullcontext():
+            async with driver.keeper.frozen(directory) if driver.capabilities.freeze else contextlib.nullcontext():
                 if not unused():
                     return False
                 if not saves and not pauses:
                     await self._end(manifest, driver, "sleeping")
                     return True
             if pauses:
-                await driver.freeze(directory)
+                await driver.keeper.freeze(directory)
             else:
                 await self._save(manifest, driver, lock, "sleeping")
             return True
@@ -365,7 +369,7 @@ class Lifecycle:
             manifest = self._read(id)
             driver = self._choose(manifest.runtime)
             if await self._runs(manifest, driver):
-                await driver.freeze(self._store.directory(id))
+                await driver.keeper.freeze(self._store.directory(id))
 
     async def set_network(self, id: str, policy: NetworkPolicy | None, indexes: Indexes | None) -> None:
         """Write another policy to the manifest, from where the process that serves its egress reads it."""
@@ -450,7 +454,7 @@ class Lifecycle:
         try:
             async with self._new_layer(driver) as layer:
                 stack = [Layer(path=self._layers.path(each.id), owner=each.owner) for each in manifest.layers]
-                await driver.merge(stack, self._layers.path(layer), manifest.id_base)
+                await driver.layers.merge(stack, self._layers.path(layer), manifest.id_base)
         except SandboxError as error:
             if len(manifest.layers) >= MAX_LAYERS:
                 raise
@@ -472,9 +476,11 @@ class Lifecycle:
 
     async def _copy_active(self, manifest: Manifest, driver: Driver) -> Manifest:
         """Copy the active layer of a running sandbox. Files that are as in the last copy share its data."""
-        async with self._new_layer(driver) as layer, driver.frozen(self._store.directory(manifest.id)):
+        async with self._new_layer(driver) as layer, driver.keeper.frozen(self._store.directory(manifest.id)):
             earlier = self._layers.path(manifest.copied) if manifest.copied else None
-            await driver.copy(self._layers.path(manifest.active_layer), self._layers.path(layer), earlier=earlier)
+            await driver.layers.copy(
+                self._layers.path(manifest.active_layer), self._layers.path(layer), earlier=earlier
+            )
         return self._write(manifest, copied=layer)
 
     @contextlib.asynccontextmanager
@@ -485,7 +491,7 @@ class Lifecycle:
             yield layer
         except BaseException:
             with anyio.CancelScope(shield=True):
-                await driver.remove(self._layers.path(layer))
+                await driver.layers.remove(self._layers.path(layer))
             raise
 
     async def restore(self, id: str, record: CheckpointRecord) -> Path:
@@ -541,11 +547,11 @@ class Lifecycle:
         cached = self._checkpoints.directory(record.checkpoint.id) / "size"
         with contextlib.suppress(OSError, ValueError):
             return int(cached.read_text())
-        driver, size = self._choose(None), 0
+        layers, size = self._any_layers(), 0
         if record.layers and not self._has_layers_of_parent(record):
-            size += await driver.size(self._layers.path(record.layers[0].id) / "upper")
+            size += await layers.size(self._layers.path(record.layers[0].id) / "upper")
         if (memory := self._checkpoints.memory(record)) is not None:
-            size += await driver.size(memory.path)
+            size += await layers.size(memory.path)
         with contextlib.suppress(OSError):
             cached.write_text(str(size))
         return size
@@ -578,5 +584,5 @@ class Lifecycle:
         # A process that creates a layer refers to it before it unlocks the layers. So nothing will ever refer to one of
         # these, and they can be removed without the lock.
         if unreferenced:
-            await self._choose(None).remove(*unreferenced)
+            await self._any_layers().remove(*unreferenced)
         return unreferenced

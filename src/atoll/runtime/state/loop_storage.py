@@ -37,7 +37,7 @@ from atoll.contract.errors import InvalidRequest, RuntimeUnavailable, SandboxErr
 from atoll.contract.model import StorageInfo
 from atoll.drivers import storage
 from atoll.drivers.locks import locked
-from atoll.drivers.oci import find_program
+from atoll.drivers.machine import find_program
 from atoll.runtime.state.layers import Layers
 from atoll.runtime.state.records import StoredRecord, read_record, sync, write_record
 from atoll.settings import program_environment
@@ -83,7 +83,7 @@ class LoopStorage:
     def look(self) -> StorageInfo:
         """The file system that the layers are on, and what it can do."""
         place = self._state_dir / "layers"
-        facts = storage.look(place, root=os.geteuid() == 0)
+        facts = storage.probe(place, root=os.geteuid() == 0)
         room = shutil.disk_usage(place)
         record = _read(self._state_dir)
         return StorageInfo(
@@ -94,7 +94,7 @@ class LoopStorage:
             reflinks=storage.shares_data(place),
             snapshots=facts.snapshots,
             disk_limit=facts.limits,
-            lack=facts.lack,
+            lack=facts.missing,
             fix=facts.fix,
             image=None if record is None else _image(self._state_dir),
         )
@@ -267,7 +267,7 @@ def _is_mounted(state_dir: Path) -> bool:
 def _is_ready(state_dir: Path, record: LoopStorageRecord) -> bool:
     if not _is_mounted(state_dir):
         return False
-    return record.filesystem != "btrfs" or storage.look(state_dir / "layers", root=True).limits
+    return record.filesystem != "btrfs" or storage.probe(state_dir / "layers", root=True).limits
 
 
 def _mount(state_dir: Path, record: LoopStorageRecord) -> None:

@@ -22,7 +22,7 @@ from atoll.runtime.state.store import Manifest
 def describe(manifest: Manifest, directory: Path, driver: Driver | None) -> SandboxInfo:
     """A sandbox as `list` shows it. Without a driver it cannot run: its runtime is not on this machine."""
     pid = driver.pid(directory) if driver else None
-    last_used = driver.last_used(directory)[0] if driver else None
+    last_used = driver.keeper.last_used(directory)[0] if driver else None
     status: Status = "running"
     reason = ending(directory)
     if is_held(directory / "busy.lock"):

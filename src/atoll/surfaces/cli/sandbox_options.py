@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -215,8 +215,8 @@ def runtime_name(name: str | None) -> RuntimeName | None:
     """Raises:
     InvalidRequest: there is no runtime of this name.
     """
-    from atoll.contract.model import RuntimeName
+    from atoll.drivers.registry import check_name
 
-    if name is not None and name not in get_args(RuntimeName):
-        raise InvalidRequest(f"{name!r} is not a runtime; the runtimes are {', '.join(get_args(RuntimeName))}")
-    return cast("RuntimeName | None", name)
+    if name is not None:
+        check_name(name)
+    return name

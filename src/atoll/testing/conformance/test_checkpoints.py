@@ -76,6 +76,8 @@ async def clean(engine: Engine) -> None:
 async def test_restore_brings_back_every_file_as_it_was(
     engine: Engine, capabilities: Capabilities, as_root: None, asleep: bool
 ) -> None:
+    if not asleep and not capabilities.freeze:
+        pytest.skip("a sandbox that cannot be frozen is not copied while it runs")
     async with await engine.create("past") as sandbox:
         await write(sandbox)
         assert await look(sandbox) == FOUND
@@ -126,6 +128,7 @@ async def test_a_checkpoint_of_one_that_sleeps_is_made_without_waking_it(
     await clean(engine)
 
 
+@pytest.mark.usefixtures("can_freeze")
 async def test_a_checkpoint_is_of_one_moment(engine: Engine, capabilities: Capabilities, as_root: None) -> None:
     """Two files that are always written in order never tell of a moment that there was not."""
     async with await engine.create("moment") as sandbox:
@@ -173,6 +176,7 @@ async def test_many_checkpoints_share_their_layers(
     await clean(engine)
 
 
+@pytest.mark.usefixtures("can_freeze")
 async def test_the_next_checkpoint_of_one_that_runs_has_what_changed_and_what_did_not(
     engine: Engine, as_root: None
 ) -> None:
@@ -198,6 +202,7 @@ async def test_the_next_checkpoint_of_one_that_runs_has_what_changed_and_what_di
 # ---- forks ----
 
 
+@pytest.mark.usefixtures("can_freeze")
 async def test_forks_begin_alike_and_share_nothing(engine: Engine, as_root: None) -> None:
     async with await engine.create("parent", env={"WHO": "parent"}) as sandbox:
         await write(sandbox)
@@ -224,6 +229,7 @@ async def test_forks_begin_alike_and_share_nothing(engine: Engine, as_root: None
     assert await engine.checkpoints() == []
 
 
+@pytest.mark.usefixtures("can_freeze")
 async def test_a_fork_is_made_of_a_checkpoint(engine: Engine, as_root: None) -> None:
     async with await engine.create("origin") as sandbox:
         await sandbox.files.write_text("f", "then")
@@ -241,6 +247,7 @@ async def test_a_fork_is_made_of_a_checkpoint(engine: Engine, as_root: None) -> 
         await again.destroy()
 
 
+@pytest.mark.usefixtures("can_freeze")
 async def test_forks_are_made_all_or_none(engine: Engine, as_root: None, leak_check: LeakCheck) -> None:
     async with await engine.create("whole") as sandbox, await engine.create("taken"):
         with pytest.raises(SandboxExists):
@@ -291,6 +298,7 @@ async def test_what_is_not_there_is_told(engine: Engine) -> None:
             await sandbox.checkpoint("Not A Label")
 
 
+@pytest.mark.usefixtures("can_freeze")
 async def test_a_checkpoint_is_seen_by_others_and_outlives_its_sandbox(
     engine: Engine, runtime_name: RuntimeName, as_root: None
 ) -> None:
@@ -314,6 +322,7 @@ await engine.delete_checkpoint(each.id)
     assert await engine.checkpoints() == []
 
 
+@pytest.mark.usefixtures("can_freeze")
 async def test_checkpoints_forks_and_sleep_at_once(engine: Engine, capabilities: Capabilities, as_root: None) -> None:
     async with await engine.create("busy") as sandbox:
         await sandbox.files.write_text("f", "text")

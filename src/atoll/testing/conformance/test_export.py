@@ -109,6 +109,7 @@ def layers_of(engine: Engine) -> Path:
     return engine.state_dir / "layers"
 
 
+@pytest.mark.usefixtures("can_freeze")
 async def test_every_file_arrives_on_another_machine_as_it_was(
     engine: Engine, runtime_name: RuntimeName, as_root: None, make_state_dir: Callable[[], Path], tmp_path: Path
 ) -> None:
@@ -158,6 +159,7 @@ async def test_every_file_arrives_on_another_machine_as_it_was(
         assert os.listdir(layers_of(other)) == []
 
 
+@pytest.mark.usefixtures("can_freeze")
 async def test_a_checkpoint_travels_without_its_processes(
     engine: Engine, capabilities: Capabilities, as_root: None
 ) -> None:

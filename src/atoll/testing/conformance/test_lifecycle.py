@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from atoll import (
     SandboxNotFound,
 )
 from atoll.contract.model import RuntimeName
-from atoll.drivers.oci import find_program
+from atoll.drivers.machine import find_program
 from atoll.testing.inside import client, until_running
 from atoll.testing.plugin import LeakCheck
 from atoll.testing.waiting import eventually
@@ -123,7 +124,7 @@ async def test_an_image_that_cannot_be_had_leaves_nothing(
 
 async def test_a_runtime_that_is_not_known_is_an_invalid_request(engine: Engine) -> None:
     with pytest.raises((InvalidRequest, RuntimeUnavailable)):
-        await engine.create(runtime="qemu")  # type: ignore[arg-type]
+        await engine.create(runtime="qemu")
 
 
 async def test_a_sandbox_is_made_whole_or_not_at_all_when_it_does_not_start(
@@ -170,20 +171,29 @@ FAKES = {
 }
 
 
+@pytest.fixture
+def open_path() -> Iterator[Path]:
+    """A directory for all user ids: some runtimes are started as a sandbox's root."""
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name)
+        path.chmod(0o777)
+        yield path
+
+
 def replace_run(runtime_name: RuntimeName, place: Path, command: str) -> dict[str, str]:
     """An environment in which starting a sandbox runs `command`; all else is the runtime's own."""
     program = find_program(runtime_name)
     fake = place / runtime_name
-    fake.write_text(f'#!/bin/sh\ncase " $* " in *" run "*) {command} ;; esac\nexec {program} "$@"\n')
+    fake.write_text(f'#!/bin/sh\ncase " $* " in *" run "*|*" --as-pid-1 "*) {command} ;; esac\nexec {program} "$@"\n')
     fake.chmod(0o755)
     return {"PATH": f"{place}:{os.environ['PATH']}"}
 
 
 @pytest.mark.parametrize("kind", FAKES)
 async def test_a_runtime_that_fails_leaves_nothing(
-    state_dir: Path, runtime_name: RuntimeName, tmp_path: Path, kind: str, leak_check: LeakCheck
+    state_dir: Path, runtime_name: RuntimeName, open_path: Path, kind: str, leak_check: LeakCheck
 ) -> None:
-    env = replace_run(runtime_name, tmp_path, FAKES[kind])
+    env = replace_run(runtime_name, open_path, FAKES[kind])
     body = """
 try:
     await engine.create("failing")
@@ -219,9 +229,9 @@ async def test_a_create_that_is_cancelled_leaves_nothing_whenever_it_was(
 
 
 async def test_a_create_that_is_cancelled_while_its_runtime_hangs_leaves_nothing(
-    state_dir: Path, runtime_name: RuntimeName, tmp_path: Path, leak_check: LeakCheck
+    state_dir: Path, runtime_name: RuntimeName, open_path: Path, leak_check: LeakCheck
 ) -> None:
-    env = replace_run(runtime_name, tmp_path, f"touch {tmp_path}/started; exec sleep 31537001")
+    env = replace_run(runtime_name, open_path, f"touch {open_path}/started; exec sleep 31537001")
     body = """
 with anyio.CancelScope() as scope:
     async with anyio.create_task_group() as group:
@@ -233,19 +243,19 @@ with anyio.CancelScope() as scope:
         await engine.create("hanging")
 say("cancelled" if scope.cancelled_caught else "created")
 """
-    async with client(state_dir, runtime_name, body, f"{tmp_path}/started", env=env) as other:
+    async with client(state_dir, runtime_name, body, f"{open_path}/started", env=env) as other:
         assert await other.line() == "cancelled"
         await other.succeeds()
     await leak_check.back_to_start()
 
 
 async def test_what_a_program_left_half_made_is_put_in_order_by_the_next(
-    state_dir: Path, engine: Engine, runtime_name: RuntimeName, tmp_path: Path, leak_check: LeakCheck
+    state_dir: Path, engine: Engine, runtime_name: RuntimeName, open_path: Path, leak_check: LeakCheck
 ) -> None:
-    env = replace_run(runtime_name, tmp_path, f"touch {tmp_path}/started; exec sleep 31537002")
+    env = replace_run(runtime_name, open_path, f"touch {open_path}/started; exec sleep 31537002")
     body = 'await engine.create("half")'
     async with client(state_dir, runtime_name, body, env=env) as other:
-        await eventually((tmp_path / "started").exists, "its runtime is at work")
+        await eventually((open_path / "started").exists, "its runtime is at work")
         other.send_signal(signal.SIGKILL)
         await other.ends()
     # The runtime at work is none that the next program can end: it gives up by itself, or its keeper is ended.
@@ -494,7 +504,7 @@ async def test_twenty_sandboxes_come_and_go_at_once(
 async def test_the_fastest_runtime_comes_first_and_is_the_default(
     state_dir: Path, runtime_name: RuntimeName, engine: Engine
 ) -> None:
-    order = [name for name in ("crun", "runc", "runsc") if name in engine.drivers()]
+    order = [name for name in ("crun", "runc", "runsc", "bwrap") if name in engine.drivers()]
     assert list(engine.drivers()) == order
     if runtime_name != order[0]:
         return

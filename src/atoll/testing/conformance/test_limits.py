@@ -42,6 +42,7 @@ async def test_the_defaults_are_in_force_and_told(shared: Sandbox, capabilities:
         assert cgroup_value(shared, "memory/memory.limit_in_bytes", "memory.max") == str(2048 * MIB)
 
 
+@pytest.mark.usefixtures("can_limit")
 async def test_the_limits_that_were_set_are_in_force_and_told(
     engine: Engine, capabilities: Capabilities, as_root: None
 ) -> None:
@@ -87,6 +88,7 @@ def test_a_limit_that_cannot_be_is_refused_when_it_is_written_down(wrong: dict[s
 # ---- memory ----
 
 
+@pytest.mark.usefixtures("can_limit")
 async def test_running_out_of_memory_ends_the_command_and_not_the_sandbox(
     engine: Engine, capabilities: Capabilities, as_root: None
 ) -> None:
@@ -118,6 +120,7 @@ async def test_running_out_of_memory_ends_the_command_and_not_the_sandbox(
         assert (result.exit_code, result.out_of_memory) == (137, False)
 
 
+@pytest.mark.usefixtures("can_limit")
 async def test_running_out_of_memory_in_one_sandbox_is_not_felt_in_another(
     engine: Engine, shared: Sandbox, capabilities: Capabilities, as_root: None
 ) -> None:
@@ -181,6 +184,7 @@ async def test_no_more_files_than_the_limit_can_be_open(engine: Engine) -> None:
                 group.start_soon(sandbox.exec, "true")
 
 
+@pytest.mark.usefixtures("can_limit")
 async def test_a_limit_on_processors_slows_a_loop_down(engine: Engine, as_root: None) -> None:
     loop = "i=0; while [ $i -lt 100000 ]; do i=$((i + 1)); done"
     async with await engine.create(limits=Limits(cpus=0.1)) as slow:
@@ -243,6 +247,7 @@ async def test_stat_says_what_the_sandbox_uses(sandbox: Sandbox, capabilities: C
     assert (await sandbox.stat()).disk_bytes < 5 * MIB
 
 
+@pytest.mark.usefixtures("can_limit")
 async def test_processor_time_and_processes_are_counted(
     sandbox: Sandbox, runtime_name: RuntimeName, as_root: None
 ) -> None:
@@ -264,6 +269,7 @@ async def test_processor_time_and_processes_are_counted(
     assert after.cpu_s > before.cpu_s + 0.02
 
 
+@pytest.mark.usefixtures("can_limit")
 async def test_memory_that_is_used_is_counted(sandbox: Sandbox, as_root: None) -> None:
     # `tail` holds all of it in memory and cannot write it, as its output is not read.
     async with await sandbox.spawn("head -c 100000000 /dev/zero | tail -c 80000000 | sleep 31536904", keep=False):

@@ -122,6 +122,7 @@ async def test_a_sandbox_that_sleeps_can_be_destroyed(engine: Engine) -> None:
     assert "gone-in-its-sleep" not in {info.name for info in await engine.list()}
 
 
+@pytest.mark.usefixtures("can_limit")
 async def test_limits_hold_after_waking(engine: Engine, capabilities: Capabilities, as_root: None) -> None:
     async with await engine.create(limits=Limits(memory_bytes=64 << 20, open_files=64)) as sandbox:
         await sandbox.sleep()
@@ -268,7 +269,7 @@ async def test_processes_that_a_save_would_lose_are_left_alone(engine: Engine, r
             pass
         await process.detach()
         connection = await sandbox.dial(8080)
-        if not engine.drivers()[runtime_name].loses_waiting():
+        if engine.drivers()[runtime_name].capabilities.saves_epoll_waiters:
             await sandbox.sleep()
             assert await status(engine, "waiting") == "sleeping"
             return
@@ -395,6 +396,7 @@ async def test_a_paused_sandbox_resumes_and_only_a_paused_one_does(engine: Engin
         assert await status(engine, "resumed") == "sleeping"
 
 
+@pytest.mark.usefixtures("can_freeze")
 async def test_an_unused_sandbox_pauses_by_itself_and_one_in_use_does_not(
     engine: Engine, capabilities: Capabilities, as_root: None
 ) -> None:
@@ -416,6 +418,7 @@ async def test_an_unused_sandbox_pauses_by_itself_and_one_in_use_does_not(
         await eventually(warm, "it pauses again")
 
 
+@pytest.mark.usefixtures("can_freeze")
 async def test_a_warm_sandbox_can_be_put_to_sleep_and_destroyed(
     engine: Engine, capabilities: Capabilities, as_root: None
 ) -> None:

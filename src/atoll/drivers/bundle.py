@@ -1,0 +1,121 @@
+"""The OCI configuration of a sandbox: `config.json` of a bundle, and what is common to all isolation here.
+
+Owns which capabilities the guest has, which paths of /proc and /sys are masked, which file systems are mounted inside,
+and the guest's own arguments. Not here: system calls (`seccomp.py`), the runtime's command line (`oci.py`), assembling
+the root file system (`keeper/launch.c`).
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+
+from atoll.contract.driver import Launch
+from atoll.contract.inside import DEFAULT_PATH, GUEST
+from atoll.drivers import seccomp
+from atoll.drivers.keeper_command import ID_COUNT, HostFile
+from atoll.drivers.machine import Machine
+
+CAPABILITIES = [
+    f"CAP_{name}"
+    for name in (
+        "CHOWN DAC_OVERRIDE FOWNER FSETID KILL NET_BIND_SERVICE SETFCAP SETGID SETPCAP SETUID SYS_CHROOT".split()
+    )
+]
+"""What the guest and a package manager need. Without SYS_PTRACE no process inside can trace the guest."""
+MASKED_PATHS = """
+/proc/acpi /proc/asound /proc/interrupts /proc/kcore /proc/keys /proc/latency_stats /proc/sched_debug /proc/scsi
+/proc/timer_list /proc/timer_stats /sys/devices/virtual/powercap /sys/firmware /sys/kernel/debug
+""".split()
+READ_ONLY_PATHS = "/proc/bus /proc/fs /proc/irq /proc/sys /proc/sysrq-trigger".split()
+GUEST_ENVIRONMENT = {"PATH": DEFAULT_PATH, "HOME": "/root"}
+"""With HOME given, a runtime does not look it up in the image's /etc/passwd."""
+
+
+def guest_command(launch: Launch, machine: Machine) -> list[str]:
+    """The command line of the guest, inside."""
+    user_ids = "0:0" if machine.single_id else "1000:1000"
+    command = [GUEST, "--home", f"{user_ids}:/home/user", "--user", f"user:{user_ids}:/home/user"]
+    if launch.limits.open_files is not None:
+        command += ["--open-files", str(launch.limits.open_files)]
+    return command
+
+
+def config(
+    launch: Launch,
+    machine: Machine,
+    *,
+    cover: str,
+    files: Sequence[HostFile],
+    cgroup: str | None,
+    own_user_namespace: bool,
+    seccomp_annotation: tuple[str, bytes] | None,
+) -> dict[str, object]:
+    """`config.json`.
+
+    `cgroup`: where the runtime puts the sandbox; None: it starts there. `own_user_namespace`: the runtime makes the
+    user namespace; else it joins the keeper's. `seccomp_annotation`: its key and the compiled filter, for a runtime
+    that takes one.
+    """
+    namespaces = [{"type": kind} for kind in ("pid", "network", "ipc", "uts", "mount")]
+    linux: dict[str, object] = {
+        "namespaces": namespaces,
+        "maskedPaths": MASKED_PATHS,
+        "readonlyPaths": READ_ONLY_PATHS,
+        "seccomp": seccomp.profile(),
+    }
+    if machine.root:
+        namespaces.append({"type": "user"} | ({} if own_user_namespace else {"path": f"{cover}/userns"}))
+        mapping = [{"containerID": 0, "hostID": launch.id_base, "size": ID_COUNT}]
+        linux |= {"uidMappings": mapping, "gidMappings": mapping}
+        if cgroup is not None:
+            linux["cgroupsPath"] = cgroup
+    if machine.cgroup_mode == "v2":
+        namespaces.append({"type": "cgroup"})
+    annotations = {}
+    if seccomp_annotation is not None:
+        key, program = seccomp_annotation
+        annotations[key] = base64.b64encode(program).decode()
+    return {
+        "ociVersion": "1.0.2",
+        "hostname": launch.hostname,
+        "annotations": annotations,
+        "process": {
+            "terminal": False,
+            "user": {"uid": 0, "gid": 0},
+            "args": guest_command(launch, machine),
+            "env": [f"{name}={value}" for name, value in GUEST_ENVIRONMENT.items()],
+            "cwd": "/",
+            "capabilities": dict.fromkeys(("bounding", "effective", "permitted"), CAPABILITIES),
+            "noNewPrivileges": True,
+        },
+        "root": {"path": f"{cover}/root", "readonly": False},
+        "mounts": _mounts(cover, files, machine.single_id),
+        "linux": linux,
+    }
+
+
+def _mounts(cover: str, files: Sequence[HostFile], single_id: bool) -> list[dict[str, object]]:
+    safe = ["nosuid", "noexec", "nodev"]
+    scratch = ["nosuid", "nodev", "mode=755", "size=64m"]
+    terminals = ["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620"]
+    return [
+        {"destination": "/proc", "type": "proc", "source": "proc", "options": safe},
+        {"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid", "mode=755", "size=64k"]},
+        {
+            "destination": "/dev/pts",
+            "type": "devpts",
+            "source": "devpts",
+            "options": terminals if single_id else [*terminals, "gid=5"],
+        },
+        {"destination": "/dev/shm", "type": "tmpfs", "source": "shm", "options": [*safe, "mode=1777", "size=64m"]},
+        {"destination": "/dev/mqueue", "type": "mqueue", "source": "mqueue", "options": safe},
+        {"destination": "/sys", "type": "sysfs", "source": "sysfs", "options": [*safe, "ro"]},
+        {"destination": "/run", "type": "tmpfs", "source": "tmpfs", "options": scratch},
+        *(_bind(f"{cover}/{file.name}", file.destination) for file in files),
+    ]
+
+
+def _bind(source: str, destination: str) -> dict[str, object]:
+    options = ["bind", "ro", "nosuid", "nodev"]
+    return {"destination": destination, "type": "bind", "source": source, "options": options}

@@ -1,0 +1,234 @@
+"""The driver for bubblewrap, for machines without an OCI runtime, as root or as an ordinary user. Used by name only.
+
+It starts the same guest through the same keeper, on the same layers, as `oci.py` does. A sandbox has user, mount, PID,
+network, IPC, UTS and cgroup namespaces; as root, its own range of user ids. Root inside has the same capabilities and
+the same filter of system calls, cannot gain privileges, and has loopback alone for a network.
+
+What it does not have, and why a sandbox never gets it without asking for it:
+- No cgroups: no limit on memory, CPU time or the number of processes, no accounting of them, no freezing. A fork bomb
+  or a full memory is the machine's. Processes are found by the guest's FIFO and end with the PID namespace.
+- No saved processes: a checkpoint holds files.
+- No /sys, which bubblewrap cannot mount: only an empty directory. /proc/sys, /proc/bus, /proc/fs and /proc/irq are the
+  host's, read-only (what depends on a namespace in them is shown for the sandbox's own).
+- The tmpfs of /dev has no limit on its size.
+
+Not here: the keeper's part (`keeper_command.py`; `--foreground` in `keeper/keeper.c`), layers (`layer_store.py`).
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager, suppress
+from pathlib import Path
+
+import anyio
+
+from atoll.contract.driver import Capabilities, Launch
+from atoll.contract.errors import LaunchFailed, SandboxError, Unenforceable
+from atoll.contract.inside import GUEST
+from atoll.contract.model import RuntimeName, Usage
+from atoll.drivers import bundle, seccomp, storage
+from atoll.drivers.hostname import Hostnames
+from atoll.drivers.keeper_client import KeeperSocket
+from atoll.drivers.keeper_command import BIN, HostFile, KeeperCommand
+from atoll.drivers.layer_store import OverlayLayers
+from atoll.drivers.machine import Machine, find_program
+from atoll.drivers.oci import check_limits
+
+NAME: RuntimeName = "bwrap"
+PACKAGE = "bubblewrap"
+_END_S = 10
+_FILTER_FD = 9
+_SMALL_TMPFS = ("--size", str(64 * 1024 * 1024))
+_MOUNTS = [
+    *("--proc", "/proc", "--dev", "/dev", "--mqueue", "/dev/mqueue"),
+    *("--perms", "1777", *_SMALL_TMPFS, "--tmpfs", "/dev/shm"),
+    *("--perms", "0755", *_SMALL_TMPFS, "--tmpfs", "/run"),
+    *("--perms", "0555", "--tmpfs", "/sys", "--remount-ro", "/sys"),
+]
+_NAMESPACES = "--unshare-pid --unshare-net --unshare-ipc --unshare-uts --unshare-cgroup-try --as-pid-1".split()
+_WITH_FILTER = f'filter=$1; shift; exec "$@" {_FILTER_FD}<"$filter"'
+"""bubblewrap takes the filter from a descriptor."""
+
+
+def drivers(state_dir: Path, machine: Machine) -> Iterator[BwrapDriver]:
+    """The driver, if bubblewrap is installed and this machine can use it."""
+    if not machine.user_namespaces or (machine.root and not machine.id_mapped_overlay):
+        return
+    program, setpriv = find_program(NAME), find_program("setpriv")
+    if program is not None and setpriv is not None:
+        yield BwrapDriver(program, setpriv, state_dir, machine)
+
+
+class BwrapDriver:
+    """Implements `contract.driver.Driver`."""
+
+    name = NAME
+
+    def __init__(self, program: str, setpriv: str, state_dir: Path, machine: Machine) -> None:
+        self._program = program
+        self._setpriv = setpriv
+        self._machine = machine
+        self._run_dir = state_dir / "run"
+        self._command = KeeperCommand(machine)
+        self.layers = OverlayLayers(state_dir, machine)
+        self.keeper = KeeperSocket(can_freeze=False)
+        self._hostnames = Hostnames(machine, self.keeper)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(
+            memory_limit=False,
+            cpu_limit=False,
+            pids_limit=False,
+            id_range=self._machine.root,
+            process_oom=True,
+            memory_checkpoint=False,
+            saves_epoll_waiters=True,
+            freeze=False,
+            disk_limit=self.layers.can_limit,
+            chosen_by_default=False,
+        )
+
+    # ---- starting ----
+
+    async def launch(self, launch: Launch) -> None:
+        check_limits(launch.limits, self.capabilities, self.name)
+        if launch.memory is not None:
+            raise LaunchFailed("bwrap cannot resume saved processes; use the runtime that saved them")
+        if launch.limits.disk_bytes is not None:
+            storage.prepare_quota(launch.active_layer, root=self._machine.root)
+        self._run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        cover = self._command.choose_cover(launch.directory, self._program, self._setpriv)
+        self._command.prepare(launch)
+        files = [
+            HostFile("guest", BIN / "guest", GUEST),
+            HostFile("filter", self._filter(launch.directory), ""),
+            HostFile(NAME, Path(self._program), ""),
+        ]
+        self._command.start(launch, cover, files, ["--foreground"], self._runtime(launch, cover))
+        if launch.wait_ready:
+            await self.keeper.wait_ready(launch.directory)
+
+    def _filter(self, directory: Path) -> Path:
+        """The compiled filter of system calls, in a file that root inside may read."""
+        program = seccomp.compiled(self._run_dir)
+        if program is None:
+            raise LaunchFailed("bwrap needs libseccomp to filter system calls", hint="apt-get install libseccomp2")
+        path = directory / "seccomp.bpf"
+        path.write_bytes(program)
+        path.chmod(0o644)
+        return path
+
+    def _runtime(self, launch: Launch, cover: str) -> list[str]:
+        """The command that the keeper starts, as root of the sandbox's user namespace."""
+        few = ",".join(f"+{name.removeprefix('CAP_').lower()}" for name in bundle.CAPABILITIES)
+        return [
+            *("/bin/sh", "-c", _WITH_FILTER, "sh", f"{cover}/filter"),
+            # bubblewrap leaves the bounding set as it is. Inheriting keeps for itself what the set lacks.
+            *(self._setpriv, "--inh-caps", "+all", self._setpriv, "--bounding-set", f"-all,{few}"),
+            *(f"{cover}/{NAME}", *_NAMESPACES, "--hostname", launch.hostname),
+            *("--bind", f"{cover}/root", "/", *_MOUNTS, "--ro-bind", f"{cover}/guest", GUEST),
+            *_hidden(),
+            *("--cap-drop", "ALL", *(word for name in bundle.CAPABILITIES for word in ("--cap-add", name))),
+            *(
+                "--clearenv",
+                *(w for name, value in bundle.GUEST_ENVIRONMENT.items() for w in ("--setenv", name, value)),
+            ),
+            *("--chdir", "/", "--seccomp", str(_FILTER_FD), "--", *bundle.guest_command(launch, self._machine)),
+        ]
+
+    def setting_hostname(
+        self, id: str, directory: Path, hostname: str, id_base: int
+    ) -> AbstractAsyncContextManager[None]:
+        return self._hostnames.setting(directory, hostname, id_base)
+
+    # ---- ending ----
+
+    async def stop(self, id: str, directory: Path) -> None:
+        with anyio.CancelScope(shield=True):
+            pid = self.pid(directory)
+            if pid is None:
+                # On SIGTERM, a keeper that is still starting the sandbox ends what it has started.
+                await self._command.end(directory, patience_s=0)
+            for each in _holders(directory) if pid is None else [pid]:
+                await _kill(each, directory)
+            await self._command.end(directory, patience_s=2)
+
+    async def save(self, id: str, directory: Path, image: Path, *, lock: int) -> None:
+        raise Unenforceable("bwrap cannot save running processes; use runsc as root")
+
+    # ---- reading ----
+
+    def pid(self, directory: Path) -> int | None:
+        return self.keeper.pid(directory)
+
+    def is_frozen(self, id: str) -> bool:
+        return False
+
+    def oom_kills(self, id: str) -> int | None:
+        return None
+
+    async def usage(self, id: str, active_layer: Path) -> Usage:
+        return Usage(
+            memory_bytes=None,
+            memory_peak_bytes=None,
+            cpu_s=None,
+            pids=None,
+            disk_bytes=await self.layers.size(active_layer / "upper"),
+            oom_kills=None,
+        )
+
+
+def _hidden() -> Iterator[str]:
+    """Mounts over what of /proc must not be read, or written. A path that this kernel lacks cannot be mounted over."""
+    for path in filter(os.path.exists, (path for path in bundle.MASKED_PATHS if path.startswith("/proc/"))):
+        if os.path.isdir(path):
+            yield from ("--perms", "0555", "--tmpfs", path, "--remount-ro", path)
+        else:
+            yield from ("--ro-bind", "/dev/null", path)
+    for path in filter(os.path.exists, bundle.READ_ONLY_PATHS):
+        yield from ("--ro-bind", path, path)
+
+
+def _holders(directory: Path) -> list[int]:
+    """The processes of a sandbox without a keeper: those that have its FIFO open."""
+    return [int(name) for name in os.listdir("/proc") if name.isdecimal() and _has_open(int(name), directory / "in")]
+
+
+def _has_open(pid: int, fifo: Path) -> bool:
+    with suppress(OSError):
+        wanted = fifo.stat()
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            with suppress(OSError):
+                seen = os.stat(f"/proc/{pid}/fd/{name}")
+                if (seen.st_dev, seen.st_ino) == (wanted.st_dev, wanted.st_ino):
+                    return True
+    return False
+
+
+async def _kill(pid: int, directory: Path) -> None:
+    """Kill a process of the sandbox, and wait for its end: with the first, all of its PID namespace have ended.
+
+    Raises:
+        SandboxError: it does not end.
+    """
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        if not _has_open(pid, directory / "in"):  # the number belongs to another process by now
+            return
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(process, signal.SIGKILL)
+        with anyio.move_on_after(_END_S):
+            while not select.select([process], [], [], 0)[0]:  # noqa: ASYNC110 - the process is not our child
+                await anyio.sleep(0.002)
+            return
+        raise SandboxError("a process of the sandbox does not end", hint=f"kill -9 {pid}")
+    finally:
+        os.close(process)

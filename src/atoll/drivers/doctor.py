@@ -1,0 +1,86 @@
+"""What this machine offers to isolation, as `atoll doctor` shows it: each fact with the command that fixes it.
+
+Owns the wording and the fixes. Not here: reading the machine (`machine.py`), which drivers exist (`registry.py`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from atoll.contract.driver import Diagnostic
+from atoll.drivers import storage
+from atoll.drivers.machine import Machine, find_program
+
+_USER_NAMESPACES = (
+    "sysctl -w user.max_user_namespaces=10000 kernel.unprivileged_userns_clone=1"
+    " kernel.apparmor_restrict_unprivileged_userns=0"
+)
+_ID_RANGE = "apt-get install uidmap && usermod --add-subuids 100000-165535 --add-subgids 100000-165535"
+
+
+def examine(state_dir: Path, machine: Machine, packages: Mapping[str, str]) -> list[Diagnostic]:
+    """What the machine offers. `packages` maps the program of each runtime to the Debian package that installs it."""
+    return [
+        *(_program(name, package) for name, package in packages.items()),
+        _kernel(machine),
+        _user_namespaces(machine),
+        _cgroups(machine),
+        _overlay(),
+        _ids(machine),
+        _disk_limits(state_dir, machine),
+    ]
+
+
+def _program(name: str, package: str) -> Diagnostic:
+    path = find_program(name)
+    fix = None if path else f"apt-get install {package}"
+    return Diagnostic(topic=name, ok=path is not None, detail=path or "not installed", fix=fix)
+
+
+def _kernel(machine: Machine) -> Diagnostic:
+    recent = machine.kernel >= (5, 19)
+    return Diagnostic(
+        topic="kernel",
+        ok=recent,
+        detail=f"Linux {'.'.join(map(str, machine.kernel))}" + ("" if recent else "; id-mapped overlays need 5.19"),
+        fix=None if recent else "install a newer kernel",
+    )
+
+
+def _user_namespaces(machine: Machine) -> Diagnostic:
+    allowed = machine.user_namespaces
+    detail = "this user may create them" if allowed else "this user may not create them"
+    fix = None if allowed else _USER_NAMESPACES
+    return Diagnostic(topic="user namespaces", ok=allowed, detail=detail, fix=fix)
+
+
+def _cgroups(machine: Machine) -> Diagnostic:
+    missing = sorted({"memory", "cpu", "pids"} - machine.controllers)
+    return Diagnostic(
+        topic="cgroups",
+        ok=not missing,
+        detail=f"{machine.cgroup_mode}; limits can be set on {', '.join(sorted(machine.controllers)) or 'nothing'}",
+        fix=None if not missing else "run as root for limits on " + ", ".join(missing),
+    )
+
+
+def _overlay() -> Diagnostic:
+    loaded = "overlay" in Path("/proc/filesystems").read_text().split()
+    fix = None if loaded else "modprobe overlay"
+    return Diagnostic(topic="overlay", ok=loaded, detail="in the kernel" if loaded else "not loaded", fix=fix)
+
+
+def _ids(machine: Machine) -> Diagnostic:
+    if machine.root:
+        return Diagnostic(topic="ids", ok=True, detail="each sandbox has its own range of user ids")
+    ranged = not machine.single_id and find_program("newuidmap") is not None
+    detail = "a range from /etc/subuid" if ranged else "one user id for all users inside"
+    return Diagnostic(topic="ids", ok=ranged, detail=detail, fix=None if ranged else f"{_ID_RANGE} {os.getuid()}")
+
+
+def _disk_limits(state_dir: Path, machine: Machine) -> Diagnostic:
+    facts = storage.probe(state_dir / "layers", root=machine.root)
+    detail = f"{facts.filesystem}; " + ("what a sandbox writes can be limited" if facts.limits else str(facts.missing))
+    return Diagnostic(topic="disk limits", ok=facts.limits, detail=detail, fix=facts.fix)

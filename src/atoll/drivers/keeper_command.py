@@ -1,0 +1,235 @@
+"""Starts and ends keepers: the command lines of the program `keeper`, and the files in a sandbox's directory.
+
+Owns what every driver that uses the keeper needs, whatever runtime the keeper then starts: the FIFOs, the directories
+of overlays, the mappings of user ids, the listening socket, the lock. Not here: requests to a running keeper
+(`keeper_client.py`), the runtime's own arguments (`oci.py`, `bwrap.py`), mounting (`keeper/launch.c`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import stat
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import anyio
+
+from atoll.contract.driver import Launch
+from atoll.contract.errors import LaunchFailed, SandboxError
+from atoll.drivers.locks import lock_within, try_lock
+from atoll.drivers.machine import PROGRAM_PATH, Machine
+
+BIN = Path(__file__).resolve().parent.parent / "_bin"
+"""Our own compiled programs: the guest, the keeper, and a library for old versions of gVisor."""
+ID_COUNT = 65535
+"""Ids of a sandbox's range that exist inside. The one after them is the keeper's: nothing inside can be it."""
+MACHINE_IDS = 0x0FFF_0000
+"""Host ids below all ranges, which no sandbox has: they own the files of the machine's own layers."""
+_COVERS = ("/mnt", "/media", "/srv", "/dev/shm")
+_RUN_FILES = ("in", "out", "sock", "pid", ".pid", "ended", "runtime.log", "keeper.log")
+"""Files of one run in a sandbox's directory; the next run makes them again. A killed runc leaves `.pid`."""
+
+
+class HostFile(NamedTuple):
+    """A file of the host that the runtime finds as `COVER/name`, and that appears inside, read-only."""
+
+    name: str
+    source: Path
+    destination: str
+
+
+class KeeperCommand:
+    """The program `keeper` on this machine."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+
+    def line(self, verb: str, *arguments: str) -> list[str]:
+        return [str(BIN / "keeper"), verb, *arguments, *([] if self._machine.root else ["--rootless"])]
+
+    def maps(self, id_base: int) -> list[str]:
+        """The options for a sandbox's mapping of user ids."""
+        machine = self._machine
+        if machine.root:
+            return [word for kind in ("--uid", "--gid") for word in (kind, "0", str(id_base), str(ID_COUNT))]
+        words = []
+        for kind, own, more in (
+            ("--uid", os.getuid(), machine.subuids),
+            ("--gid", os.getgid(), machine.subgids),
+        ):
+            words += [kind, "0", str(own), "1"]
+            if more is not None and not machine.single_id:
+                words += [kind, "1", str(more.start), str(ID_COUNT - 1)]
+        return words
+
+    def as_owner(self, *command: str) -> list[str]:
+        """The command line that runs a program where a runtime would run: see `LayerStore.owner_command`."""
+        return [*self.line("nsexec", *([] if self._machine.root else self.maps(0))), "--", *command]
+
+    async def run_as_owner(
+        self,
+        *command: str,
+        within_s: float = 60,
+        pass_fds: tuple[int, ...] = (),
+        env: Mapping[str, str] | None = None,
+    ) -> subprocess.CompletedProcess[bytes]:
+        """Run a program as `as_owner` does, and wait for it.
+
+        Raises:
+            SandboxError: it did not end in time.
+        """
+        try:
+            with anyio.fail_after(within_s):
+                full_env = {"PATH": PROGRAM_PATH} | dict(env or {})
+                return await anyio.run_process(self.as_owner(*command), check=False, env=full_env, pass_fds=pass_fds)
+        except TimeoutError:
+            raise SandboxError(f"{Path(command[0]).name} did not end within {within_s:g} s") from None
+
+    # ---- starting ----
+
+    def choose_cover(self, *needed: Path | str) -> str:
+        """A directory whose contents the runtime does not need: mounts hide it in the runtime's mount namespace.
+
+        Raises:
+            LaunchFailed: every candidate holds something `needed`.
+        """
+        paths = [os.path.realpath(path) for path in (BIN, *needed)]
+        for candidate in _COVERS:
+            if os.path.isdir(candidate) and not any(path.startswith(candidate + "/") for path in paths):
+                return candidate
+        raise LaunchFailed(f"none of {', '.join(_COVERS)} can be used for mounts", hint=f"mkdir {_COVERS[0]}")
+
+    def prepare(self, launch: Launch) -> None:
+        """Make the FIFOs and the overlays' directories of a run."""
+        for name in _RUN_FILES:
+            (launch.directory / name).unlink(missing_ok=True)
+        for name in ("in", "out"):
+            os.mkfifo(launch.directory / name, 0o600)
+        for fs in launch.filesystems:
+            for part in ("upper", "work"):
+                path = launch.active_layer / part / fs.key
+                if path.exists():
+                    continue
+                # Renamed when it is complete: a process killed before that must not leave one that the host owns.
+                new = launch.active_layer / "new"
+                with contextlib.suppress(FileNotFoundError):
+                    new.rmdir()
+                new.mkdir()
+                mode, uid, gid = 0o755, launch.id_base, launch.id_base
+                below = fs.layers[0]
+                if isinstance(below.owner, int) and below.owner:  # a sandbox wrote it, and may have changed these
+                    seen = below.path.stat()
+                    mode = stat.S_IMODE(seen.st_mode)
+                    uid, gid = (each - below.owner + launch.id_base for each in (seen.st_uid, seen.st_gid))
+                if part == "upper":
+                    # Inside, the upper's own directory replaces the image's: its owner and mode are seen.
+                    new.chmod(mode)
+                if self._machine.root:
+                    os.chown(new, uid, gid)
+                path.parent.mkdir(exist_ok=True)
+                new.rename(path)
+
+    def start(
+        self,
+        launch: Launch,
+        cover: str,
+        files: Sequence[HostFile],
+        options: Sequence[str],
+        runtime: Sequence[str],
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        """Start the keeper of a sandbox, which starts the command `runtime`. Takes about a millisecond.
+
+        Raises:
+            LaunchFailed: the keeper did not start.
+            SandboxError: another keeper holds the sandbox's lock.
+        """
+        directory = launch.directory
+        line = self.line("start", "--dir", str(directory), "--active-layer", str(launch.active_layer), "--cover", cover)
+        for file in files:
+            line += ["--file", file.name, str(file.source)]
+        if launch.ephemeral:
+            line.append("--ephemeral")
+        if launch.limits.disk_bytes is not None:
+            line += ["--disk", str(launch.limits.disk_bytes)]
+        if launch.memory is not None:
+            line += ["--epoch", str(time.time_ns() // 1000)]
+        if self._machine.root:
+            line += ["--confine", str(launch.id_base + ID_COUNT), "--machine", str(MACHINE_IDS)]
+        line += [*self.maps(launch.id_base), *options]
+        for fs in launch.filesystems:
+            layers = [word for layer in fs.layers for word in (str(layer.path), str(layer.owner))]
+            line += ["--overlay", fs.key, fs.target, str(len(fs.layers)), *layers]
+        with _listener(directory) as listener, _held_lock(directory) as lock:
+            line += ["--listen", str(listener.fileno()), "--lock", str(lock), "--", *runtime]
+            # The keeper detaches at once, so neither a thread nor a child watcher is needed.
+            started = subprocess.run(
+                line,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                pass_fds=(listener.fileno(), lock),
+                env={"PATH": PROGRAM_PATH} | dict(env or {}),
+                check=False,
+            )
+        if started.returncode != 0:
+            raise LaunchFailed(f"the keeper did not start: {started.stderr.decode(errors='replace').strip()}")
+
+    async def end(self, directory: Path, *, patience_s: float) -> None:
+        """Wait until no keeper works on `directory`; after `patience_s`, end it.
+
+        Raises:
+            SandboxError: it does not end.
+        """
+        try:
+            lock = os.open(directory / "keeper.lock", os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return
+        try:
+            if await lock_within(lock, patience_s):
+                return
+            # On SIGTERM, a keeper that is still starting the sandbox also ends what it has started.
+            for number in (signal.SIGTERM, signal.SIGKILL):
+                with contextlib.suppress(ValueError, ProcessLookupError):
+                    os.kill(int(os.pread(lock, 32, 0)), number)
+                if await lock_within(lock, 5):
+                    return
+            raise SandboxError("the sandbox's keeper does not end", hint=f"see {directory}/keeper.log")
+        finally:
+            os.close(lock)
+
+
+@contextlib.contextmanager
+def _listener(directory: Path) -> Iterator[socket.socket]:
+    """The socket that clients connect to, bound before the keeper starts, so that no client connects too early.
+
+    Bound through the directory's descriptor: a Unix address holds 107 bytes, a state directory's path may be longer.
+    """
+    fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    previous = os.umask(0o177)
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            listener.bind(f"/proc/self/fd/{fd}/sock")
+            listener.listen(128)
+            yield listener
+    finally:
+        os.umask(previous)
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def _held_lock(directory: Path) -> Iterator[int]:
+    """`keeper.lock`, locked. The keeper inherits the lock and holds it until it ends."""
+    fd = os.open(directory / "keeper.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        if not try_lock(fd):
+            raise SandboxError("another keeper works on this sandbox", hint=str(directory))
+        yield fd
+    finally:
+        os.close(fd)
