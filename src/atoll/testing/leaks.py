@@ -91,9 +91,9 @@ class Ledger:
         lines += [f"+ {process}" for process in self._processes(now.pids - before.pids)]
         return sorted(lines)
 
-    async def settled(self, before: Snapshot, *, bound_s: float = BOUND_S) -> list[str]:
-        """`difference`, once it is empty or `bound_s` have passed."""
-        deadline = time.monotonic() + bound_s
+    async def settled(self, before: Snapshot) -> list[str]:
+        """`difference`, once it is empty or `BOUND_S` have passed."""
+        deadline = time.monotonic() + BOUND_S
         pause_s = 0.001
         while (lines := self.difference(before)) and time.monotonic() < deadline:
             await anyio.sleep(pause_s)
@@ -196,7 +196,7 @@ class Ledger:
 def _entries(directory: str) -> list[str]:
     try:
         return os.listdir(directory)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
 
 

@@ -2,7 +2,7 @@
 
 The runtime is a parameter: a test that asks for `runtime_name`, or for a fixture made with it, runs once for each of
 crun, runc and runsc, and in the files of `BWRAP_FILES` for bwrap; or for each `--atoll-runtime NAME` of the command
-line. A runtime that cannot be used on this machine skips its tests; it fails them where it is named on the command line,
+line. A runtime that cannot be used on this machine skips its tests. It fails them if it is named on the command line,
 and with `ATOLL_STRICT=1` or `CI=true`. State directories belong to one test process, so several may run side by side.
 
 Needs no setting of pytest and no other plugin than anyio's. Every asynchronous test of a run that loads this plugin is
@@ -37,7 +37,7 @@ from atoll.testing.nursery import Nursery
 
 if TYPE_CHECKING:
     # Imported where used: tests of single parts need not wait for the whole.
-    from atoll import Capabilities, Engine, Sandbox
+    from atoll import Capabilities, Engine, Sandbox, Settings
     from atoll.contract.model import RuntimeName
 
 RUNTIMES: tuple[RuntimeName, ...] = ("crun", "runc", "runsc", "bwrap")
@@ -205,12 +205,21 @@ def state_dir(make_state_dir: Callable[[], Path]) -> Path:
     return make_state_dir()
 
 
+@pytest.fixture(scope="session")
+def any_settings(pytestconfig: pytest.Config) -> Settings:
+    """For tests that would give the same with every runtime: the first that is named, or the fastest."""
+    from atoll import Settings
+
+    named = pytestconfig.getoption("atoll_runtime")
+    return Settings(runtime=named[0]) if named else Settings()
+
+
 @pytest.fixture(scope="module")
-async def host(state_dir: Path) -> AsyncIterator[Engine]:
-    """An open engine that uses the fastest runtime of this machine."""
+async def host(state_dir: Path, any_settings: Settings) -> AsyncIterator[Engine]:
+    """An open engine with `any_settings`."""
     import atoll
 
-    async with atoll.open(state_dir) as engine:
+    async with atoll.open(state_dir, settings=any_settings) as engine:
         yield engine
 
 

@@ -9,14 +9,23 @@ import signal
 import stat
 import subprocess
 import tarfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 
 import anyio
 import pytest
 
 import atoll
-from atoll import Capabilities, CheckpointNotFound, Engine, ImageUnavailable, Sandbox, SandboxExists, SandboxNotFound
+from atoll import (
+    Capabilities,
+    CheckpointNotFound,
+    Engine,
+    ImageUnavailable,
+    Sandbox,
+    SandboxExists,
+    SandboxNotFound,
+    Settings,
+)
 from atoll.contract.model import RuntimeName
 from atoll.runtime.state.store import ID_BASE, IMPORTED_IDS
 from atoll.testing.inside import client
@@ -87,10 +96,9 @@ print(oct(os.stat("/").st_mode), os.path.lexists("/etc/nsswitch.conf"), os.path.
 
 
 @pytest.fixture(scope="module")
-async def anywhere(state_dir: Path) -> AsyncIterator[Engine]:
-    """Any runtime, for what has nothing to do with which one it is."""
-    async with atoll.open(state_dir) as engine:
-        yield engine
+async def anywhere(host: Engine) -> Engine:
+    """For tests that would give the same with every runtime."""
+    return host
 
 
 async def do(sandbox: Sandbox, script: str) -> str:
@@ -266,7 +274,7 @@ async def test_a_file_is_there_when_it_is_whole(anywhere: Engine, tmp_path: Path
 
 
 async def test_the_image_has_to_be_there_and_is_known_by_its_digest(
-    anywhere: Engine, as_root: None, make_state_dir: Callable[[], Path], tmp_path: Path
+    anywhere: Engine, any_settings: Settings, as_root: None, make_state_dir: Callable[[], Path], tmp_path: Path
 ) -> None:
     image = tmp_path / "image.tar"
     with tarfile.open(image, "w") as tar:
@@ -279,7 +287,7 @@ async def test_the_image_has_to_be_there_and_is_known_by_its_digest(
         await sandbox.sleep()
         await sandbox.export(tmp_path / "file")
     await anywhere.images.remove(f"tar:{image}")
-    async with atoll.open(make_state_dir()) as other:
+    async with atoll.open(make_state_dir(), settings=any_settings) as other:
         digest = subprocess.run(["sha256sum", image], capture_output=True, text=True, check=True).stdout.split()[0]
         with pytest.raises(ImageUnavailable, match=f"sha256:{digest}.*images import"):
             await other.import_(tmp_path / "file")

@@ -26,6 +26,7 @@ from atoll import (
     SandboxNotFound,
 )
 from atoll.contract.model import RuntimeName
+from atoll.drivers import registry
 from atoll.drivers.machine import find_program
 from atoll.testing.inside import client, until_running
 from atoll.testing.plugin import LeakCheck
@@ -181,8 +182,10 @@ def open_path() -> Iterator[Path]:
 
 
 def replace_run(runtime_name: RuntimeName, place: Path, command: str) -> dict[str, str]:
-    """An environment in which starting a sandbox runs `command`; all else is the runtime's own."""
+    """An environment in which starting a sandbox runs `command`; the runtime runs all other commands itself."""
     program = find_program(runtime_name)
+    if program is None:
+        pytest.skip(f"there is no program {runtime_name} that could be replaced")
     fake = place / runtime_name
     fake.write_text(f'#!/bin/sh\ncase " $* " in *" run "*|*" --as-pid-1 "*) {command} ;; esac\nexec {program} "$@"\n')
     fake.chmod(0o755)
@@ -504,12 +507,13 @@ async def test_twenty_sandboxes_come_and_go_at_once(
 async def test_the_fastest_runtime_comes_first_and_is_the_default(
     state_dir: Path, runtime_name: RuntimeName, engine: Engine
 ) -> None:
-    order = [name for name in ("crun", "runc", "runsc", "bwrap") if name in engine.drivers()]
-    assert list(engine.drivers()) == order
-    if runtime_name != order[0]:
+    names = list(engine.drivers())
+    built_in = [name for name in registry.BUILT_IN if name in names]
+    assert names[: len(built_in)] == built_in, "drivers of other packages come after the built-in ones"
+    if runtime_name != names[0]:
         return
     async with atoll.open(state_dir, settings=atoll.Settings()) as plain, await plain.create() as sandbox:
-        assert sandbox.info.runtime == order[0]
+        assert sandbox.info.runtime == names[0]
 
 
 @pytest.mark.core
@@ -522,6 +526,7 @@ async def test_a_sandbox_may_name_its_runtime(engine: Engine, runtime_name: Runt
 @pytest.mark.core
 async def test_doctor_names_a_fix_for_everything_that_is_missing(engine: Engine, runtime_name: RuntimeName) -> None:
     findings = {finding.topic: finding for finding in engine.doctor()}
-    assert findings[runtime_name].ok
+    if runtime_name in registry.BUILT_IN:
+        assert findings[runtime_name].ok
     assert all(finding.detail for finding in findings.values())
     assert all(finding.ok or finding.fix for finding in findings.values())

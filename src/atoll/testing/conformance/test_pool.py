@@ -106,6 +106,7 @@ async def test_names_and_times_that_cannot_be_are_refused(engine: Engine) -> Non
                 pass
 
 
+@pytest.mark.usefixtures("can_freeze")
 async def test_a_temporary_session_leaves_nothing_and_is_one_clients_alone(engine: Engine) -> None:
     async with engine.pool("lent", temporary=True) as pool, engine.pool("lent-2") as other:
         await (await pool.get()).checkpoint("mark")

@@ -16,7 +16,17 @@ import anyio
 import pytest
 
 import atoll
-from atoll import Capabilities, Engine, InvalidRequest, LaunchFailed, Limits, SandboxDied, SandboxExists, Unenforceable
+from atoll import (
+    Capabilities,
+    Engine,
+    InvalidRequest,
+    LaunchFailed,
+    Limits,
+    SandboxDied,
+    SandboxExists,
+    Settings,
+    Unenforceable,
+)
 from atoll.contract.model import RuntimeName
 from atoll.runtime.lifecycle import warm_pool
 from atoll.testing.inside import client
@@ -222,9 +232,9 @@ async def test_a_process_that_is_killed_while_it_claims_leaves_the_sandbox_warm_
 
 
 @pytest.fixture
-async def fastest(state_dir: Path) -> AsyncIterator[Engine]:
-    """For what is the same with all runtimes."""
-    async with atoll.open(state_dir) as engine:
+async def fastest(state_dir: Path, any_settings: Settings) -> AsyncIterator[Engine]:
+    """For tests that would give the same with every runtime."""
+    async with atoll.open(state_dir, settings=any_settings) as engine:
         yield engine
 
 
