@@ -11,6 +11,7 @@ from pathlib import Path
 
 import atoll
 from atoll.drivers.machine import read_machine
+from atoll.drivers.registry import BUILT_IN
 from bench.results import Machine
 
 
@@ -25,7 +26,7 @@ def describe(state_dir: Path) -> Machine:
         cgroups=seen.cgroup_mode + (" (hybrid)" if is_hybrid() else ""),
         user="root" if seen.root else "an unprivileged user",
         filesystem=filesystem(state_dir),
-        versions={"atoll": atoll.__version__} | {name: _version(name) for name in ("crun", "runc", "runsc", "bwrap")},
+        versions={"atoll": atoll.__version__} | {name: _version(name) for name in BUILT_IN},
     )
 
 
