@@ -1,8 +1,9 @@
 """What every HTTP surface shares: who may send requests, and how an app is served at an address.
 
 Owns the check of host name, origin and bearer token (`HttpGuard`), the rule that an address which other machines can
-reach needs a token, and the start and end of a server (`listen`). Not here: routes, body limits, the format of error
-responses, and sessions: each surface has its own. Used by `mcp/http.py`.
+reach needs a token, the start and end of a server (`listen`), and the HTTP status of an error (`status_of`). Not here:
+routes, body limits, the format of error responses, and sessions: each surface has its own. Used by `mcp/http.py`, whose
+errors are JSON-RPC's and have no use for `status_of`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,16 @@ from pydantic import SecretStr
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from atoll.contract.errors import InvalidRequest
+from atoll.contract.errors import (
+    AtollError,
+    CallerError,
+    DiskFull,
+    FileError,
+    ImageUnavailable,
+    InvalidRequest,
+    ModelUnavailable,
+    RuntimeUnavailable,
+)
 from atoll.settings import SHORTEST_TOKEN
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -30,6 +40,17 @@ MAX_CONNECTIONS = 256
 """Further connections are answered with 503."""
 _BACKLOG = 512
 _TOKEN = re.compile(rf"[^\s\x00-\x1f\x7f]{{{SHORTEST_TOKEN},}}")
+_STATUSES: tuple[tuple[tuple[type[Exception], ...], int], ...] = (
+    ((ImageUnavailable, ModelUnavailable, RuntimeUnavailable), 503),
+    ((DiskFull,), 507),
+    ((LookupError, FileNotFoundError), 404),
+    ((FileExistsError,), 409),
+    ((PermissionError,), 403),
+    ((TimeoutError,), 504),
+    ((CallerError, FileError), 400),
+)
+"""The first row with a class of the error counts. Builtin classes are the second bases of ours (`contract/errors.py`),
+so most new errors need no row."""
 
 
 # --------------------------------------------------------------------------------------------------------------- guard
@@ -93,6 +114,19 @@ def _hostname(url: str) -> str | None:
     with suppress(ValueError):
         return urlsplit(url).hostname
     return None
+
+
+# -------------------------------------------------------------------------------------------------------------- errors
+
+
+def status_of(error: AtollError) -> int:
+    """The HTTP status for an error. 500: the sandbox or the server failed, not the request.
+
+    The body is the surface's: `AtollError.to_dict` has what a client may see, except that the message and the details
+    of `SandboxNotFound` and `CheckpointNotFound` name the sandboxes and checkpoints of all sessions. A surface with
+    several tenants passes on only names of the caller's own session, as `PoolContext.explain` (`tools/view.py`) does.
+    """
+    return next((status for kinds, status in _STATUSES if isinstance(error, kinds)), 500)
 
 
 # -------------------------------------------------------------------------------------------------------------- listen

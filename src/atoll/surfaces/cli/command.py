@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Coroutine, Iterable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from atoll.contract.errors import InvalidRequest
+from atoll.contract.errors import CallerError, InvalidRequest
 from atoll.surfaces.cli import FAILED, finish, render
 from atoll.surfaces.cli.sandbox_options import SandboxOptions, sandbox_options
 
@@ -161,6 +161,24 @@ def _exit_status(context: CommandContext, result: Any, failed_status: int) -> in
 def command_module(**settings: Any) -> typer.Typer:
     """What a module registers its commands with: a group if it has a `name`, else commands of the app."""
     return typer.Typer(rich_markup_mode=None, add_completion=False, **settings)
+
+
+@contextmanager
+def needing_extra(what: str, extra: str) -> Iterator[None]:
+    """For work that imports what the extra `atoll[…]` installs. `what` is the work, in the message.
+
+    Raises:
+        CallerError: a package of the extra is not installed; the message says how to install it.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        missing = (error.name or "atoll").partition(".")[0]
+        if missing == "atoll":
+            raise
+        raise CallerError(
+            f"{what} needs {missing}, which is not installed; install the extra: pip install 'atoll[{extra}]'"
+        ) from error
 
 
 def help_without_command(context: CommandContext) -> None:

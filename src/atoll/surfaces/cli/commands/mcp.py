@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from atoll.contract.errors import CallerError, InvalidRequest
+from atoll.contract.errors import InvalidRequest
 from atoll.surfaces.cli import render, values
-from atoll.surfaces.cli.command import AtollCommand, CommandContext, Work, command_module
+from atoll.surfaces.cli.command import AtollCommand, CommandContext, Work, command_module, needing_extra
 from atoll.surfaces.cli.options import ToolsOption
 from atoll.surfaces.cli.sandbox_options import SANDBOX, SandboxOptions, engine_arguments
 
@@ -124,7 +123,7 @@ async def _mcp(context: CommandContext, sandbox: SandboxOptions, options: McpOpt
     import logging
 
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(levelname)s: %(message)s")
-    with _needing_the_extra():
+    with needing_extra("MCP", "mcp"):
         from atoll.surfaces.mcp.session import ServerConfig
 
         config = ServerConfig(options.tools, engine_arguments(sandbox))
@@ -133,19 +132,6 @@ async def _mcp(context: CommandContext, sandbox: SandboxOptions, options: McpOpt
         else:
             await _serve_streams(context, config, options.session)
     return 0
-
-
-@contextmanager
-def _needing_the_extra() -> Iterator[None]:
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        missing = (error.name or "atoll").partition(".")[0]
-        if missing == "atoll":
-            raise
-        raise CallerError(
-            f"MCP needs {missing}, which is not installed; install the extra: pip install 'atoll[mcp]'"
-        ) from error
 
 
 async def _serve_streams(context: CommandContext, config: ServerConfig, session: str | None) -> None:
