@@ -55,11 +55,16 @@ def _encode_env(env: Mapping[str, str]) -> bytes:
 class ExecRequest:
     """A command to be run or started: the one object from the public methods of `Sandbox` to the guest.
 
-    An option is a field here, with a docstring that says what unset means, and a tag in `encode`. The other places are
-    in `docs/architecture.md`; between the public methods and the guest, nothing names options one by one.
+    To add an option (`nice`, say):
 
-    Not a pydantic model: it is made for every command, whose overhead is counted in microseconds, and `encode` checks
-    it.
+    1. a field here, with a docstring that says what unset means;
+    2. its tag in `encode`; a new tag also in the protocol's list (`frames.py`, `guest/protocol.h`) and in
+       `read_request` of `guest/proc.c`;
+    3. the keyword of the public methods that offer it: `Sandbox.exec`, `exec_bytes`, `spawn`, `shell`; and, for the
+       command line, the option of `atoll exec` and `atoll run`.
+
+    Nothing in between names options one by one. Not a pydantic model: it is made for every command, whose overhead is
+    counted in microseconds, and `encode` checks it.
     """
 
     command: str | Sequence[str]

@@ -13,7 +13,7 @@ after the operation, "-" that nothing changes, an error name that the operation 
     sleeping      running       -       InvalidRequest  -         shutdown  running  -                 running
     shutdown      SandboxAsleep -       InvalidRequest  sleeping  -         running  -                 running
     error         SandboxDied   -       InvalidRequest  sleeping  shutdown  running  -                 running
-    provisioning  each operation waits until the sandbox is created, and then finds it running; but resume is refused
+    provisioning  each operation waits until the sandbox is created, and then finds it running
 
 "Use" is any connection to the guest. `destroy` removes a sandbox of any status. A keeper with `pause_after_s` pauses a
 running sandbox by itself. A running or paused sandbox whose guest or keeper ends is in error. A failed start leaves it
