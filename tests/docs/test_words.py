@@ -17,7 +17,8 @@ PRIVATE_WORDS = {
     r"whoever|somebody|nobody|anybody": "the noun that is meant: process, caller, client, user",
     r"means_one|put_up|take_up|hand_over|_stand|taken off": "name_taken, mark_ready, reconcile, bind, resolve",
     r"those that wait|what leaves|who comes next": "warm sandboxes, egress, the next process",
-    r"until_it_answers|loses_waiting|as_owner|make_boundable|(?<!_)end_to_end": "wait_ready, saves_epoll_waiters, …",
+    r"until_it_answers|loses_waiting|make_boundable": "wait_ready, saves_epoll_waiters",
+    r"(?<!_)as_owner|(?<!_)end_to_end": "owner_command, end-to-end headers",
     r"strangers?": "foreign children, an untrusted author",
     r"under-way|transient/|together/|kept/|shelves/": "in-progress/, uncommitted/, groups/, leases/, warm-pools/",
 }

@@ -73,4 +73,4 @@ class OverlayLayers:
         return int((done.stdout.split() or [b"0"])[0])
 
     def owner_command(self, *command: str) -> list[str]:
-        return self._keeper.as_owner(*command)
+        return self._keeper.owner_command(*command)

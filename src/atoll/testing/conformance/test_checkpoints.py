@@ -90,7 +90,7 @@ async def test_restore_brings_back_every_file_as_it_was(
         await sandbox.exec("rm -rf /root/* /opt/file; echo new > /root/one; echo x > /etc/nsswitch.conf", user="root")
         await sandbox.restore(checkpoint.id)
         assert await look(sandbox) == FOUND
-        # And what is written after that goes with the next one.
+        # What is written after the restore is part of the next checkpoint.
         await sandbox.exec("echo changed > /root/one", user="root")
         await sandbox.restore("before")
         assert await look(sandbox) == FOUND
@@ -130,7 +130,7 @@ async def test_a_checkpoint_of_one_that_sleeps_is_made_without_waking_it(
 
 @pytest.mark.usefixtures("can_freeze")
 async def test_a_checkpoint_is_of_one_moment(engine: Engine, capabilities: Capabilities, as_root: None) -> None:
-    """Two files that are always written in order never tell of a moment that there was not."""
+    """Two files that are always written in order never show a state that did not exist."""
     async with await engine.create("moment") as sandbox:
         await (await sandbox.spawn(["python3", "-c", TWO_FILES])).detach()
         await sandbox.exec("until [ -s second ]; do sleep 0.01; done; head -c 20000000 /dev/zero > bulk")
@@ -138,7 +138,7 @@ async def test_a_checkpoint_is_of_one_moment(engine: Engine, capabilities: Capab
             (copy,) = await sandbox.fork(1)
             async with copy:
                 first, second = (await copy.exec("cat first second")).stdout.split()
-                # Where processes go on in the copy, they have written on by the time that one can look.
+                # Where processes resume in the copy, they have written more before the files can be read.
                 assert int(first) - int(second) in ((0, 1) if not capabilities.memory_checkpoint else range(-99, 2))
     await clean(engine)
 
@@ -168,7 +168,7 @@ async def test_many_checkpoints_share_their_layers(
             await sandbox.sleep()
             await sandbox.checkpoint(f"step-{number}")
         manifest = json.loads((engine.state_dir / "sandboxes" / sandbox.id / "manifest.json").read_text())
-        assert len(manifest["layers"]) <= 4, "long stacks are made short"
+        assert len(manifest["layers"]) <= 4, "a long stack of layers is merged"
         await sandbox.restore("step-3")
         assert (await sandbox.exec("cat last; ls file-* | tr '\\n' ' '")).stdout == "3\nfile-2 file-3 "
         await sandbox.restore(f"step-{last}")
@@ -191,7 +191,7 @@ async def test_the_next_checkpoint_of_one_that_runs_has_what_changed_and_what_di
         await engine.delete_checkpoint("first", sandbox="writer")
         assert (await first.exec("cat d/kept changed gone; ls")).stdout == "kept\nold\nx\nchanged\nd\ngone\n"
         assert (await second.exec("cat d/kept changed added; ls")).stdout == "kept\nnew\nadded\nadded\nchanged\nd\n"
-        # What two of them have in common is written by neither.
+        # Neither writes to the files that two of them share.
         await first.exec("echo mine > d/kept")
         assert (await second.exec("cat d/kept")).stdout == "kept\n"
         for fork in (first, second):
@@ -217,7 +217,7 @@ async def test_forks_begin_alike_and_share_nothing(engine: Engine, as_root: None
         assert len(set(drawn)) == 4
         for fork in forks:
             assert (await fork.exec("cat /root/one", user="root")).stdout == f"{fork.name}\n"
-        # A fork of a fork stands on the same ground.
+        # A fork of a fork uses the same committed layers.
         (grandchild,) = await forks[0].fork(1, names=["grandchild"])
         await forks[0].destroy()
         assert (await grandchild.exec("cat /root/one; ls /root/only", user="root")).stdout == (
@@ -239,7 +239,7 @@ async def test_a_fork_is_made_of_a_checkpoint(engine: Engine, as_root: None) -> 
         assert await fork.files.read_text("f") == "then"
         (again,) = await engine.fork("origin", 1, checkpoint=checkpoint.id, names=["again"])
         assert await again.files.read_text("f") == "then"
-        # What it was made of may go; the fork stays whole.
+        # The checkpoint may be deleted; the fork stays complete.
         await engine.delete_checkpoint("then", sandbox="origin")
         await fork.sleep()
         assert await fork.files.read_text("f") == "then"
@@ -274,7 +274,7 @@ async def test_deleting_frees_layers_that_nothing_else_needs(
     assert one.size_bytes is None or one.size_bytes > 0
     before = set(os.listdir(layers))
     await engine.delete_checkpoint("one", sandbox="freed")
-    assert set(os.listdir(layers)) == before, "the other checkpoint, and the sandbox, stand on it"
+    assert set(os.listdir(layers)) == before, "the other checkpoint and the sandbox use this layer"
     await sandbox.destroy()
     assert len(os.listdir(layers)) < len(before)
     (kept,) = await engine.checkpoints()
@@ -331,7 +331,7 @@ async def test_checkpoints_forks_and_sleep_at_once(engine: Engine, capabilities:
 
         async def read() -> None:
             for _ in range(5):
-                # Where processes are written to disk too, a call that is under way then is lost, and says so.
+                # Where processes are saved to disk too, a call in progress is lost and raises.
                 with suppress(*lost):
                     assert await sandbox.files.read_text("f") == "text"
 

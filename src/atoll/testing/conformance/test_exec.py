@@ -136,7 +136,7 @@ async def test_exec_returns_when_its_main_process_ends_though_a_child_holds_stdo
 async def test_all_that_the_main_process_wrote_is_there_when_it_ends(
     shared: Sandbox, runtime_name: RuntimeName
 ) -> None:
-    """Ends with everything still in the pipe, again and again: a result that is sent too early loses the tail."""
+    """The command exits with all output still in the pipe: a result that is sent too early loses the end of it."""
     async with anyio.create_task_group() as group:
 
         async def one() -> None:
@@ -173,7 +173,7 @@ async def test_ten_megabytes_on_stdin_arrive_whole(shared: Sandbox) -> None:
 
 
 async def test_ten_megabytes_through_a_command_do_not_deadlock(shared: Sandbox) -> None:
-    """Input that is not taken before output is read, and the other way round: both must flow at once."""
+    """Input is not read before output is, and the other way round: both must be transferred at once."""
     data = os.urandom(10 * MIB)
     with anyio.fail_after(60):
         result = await shared.exec_bytes(["cat"], stdin=data)
@@ -236,7 +236,7 @@ async def test_output_over_the_limit_keeps_head_and_tail_and_says_exactly_what_i
     assert cut.bytes == len(whole) - limit
     assert len(result.stdout) == limit
     assert result.stdout == whole[: cut.start] + whole[cut.end :]
-    assert abs(cut.start - (cut.total - cut.end)) <= 1, "head and tail are of one size"
+    assert abs(cut.start - (cut.total - cut.end)) <= 1, "head and tail have the same size"
 
 
 async def test_the_limit_is_for_each_stream(shared: Sandbox) -> None:
@@ -338,7 +338,7 @@ async def test_a_time_out_kills_the_whole_tree_however_it_hides(shared: Sandbox)
             group.start_soon(one, kind, command)
     left = {process.command for process in await shared.ps() if "315361" in process.command and process.state != "Z"}
     assert not survived
-    assert not left, f"still there when exec had raised: {left}"
+    assert not left, f"processes left after exec raised: {left}"
     live = [process.command for process in await shared.processes() if process.live]
     assert not live
 
@@ -373,7 +373,7 @@ async def test_cancelling_an_exec_kills_its_whole_tree(shared: Sandbox) -> None:
             while not await both():
                 await anyio.sleep(0.01)
         group.cancel_scope.cancel()
-    assert not await running(shared, "31536300"), "what exec started lives on after it was cancelled"
+    assert not await running(shared, "31536300"), "processes of a cancelled exec still run"
 
 
 async def test_cancelling_an_exec_that_is_still_being_sent_its_input_kills_it(shared: Sandbox) -> None:

@@ -1,4 +1,4 @@
-"""A sandbox in one file, made here and taken up elsewhere, on every runtime."""
+"""Export and import: a sandbox in one file, created in one state directory and imported into another."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from atoll.testing.inside import client
 from atoll.testing.plugin import LeakCheck
 from atoll.testing.waiting import eventually
 
-# In two layers: what the second one changes of the first is what overlayfs has marks of its own for.
+# In two layers: what the second changes of the first needs the special files of overlayfs.
 FIRST = """
 set -e
 echo one > one; mkdir -p d/e gone full; echo two > d/e/two; touch gone/x full/x full/y
@@ -62,7 +62,7 @@ for name, value in {
     except OSError as error:
         print(name, error.strerror)
 """
-# Everything that can be seen of everything that was written, but for what only this very file system has.
+# All attributes of all files that were written, except those that belong to this file system alone.
 LOOK = """
 import hashlib, os, stat, sys
 def tell(path):
@@ -157,7 +157,7 @@ async def test_every_file_arrives_on_another_machine_as_it_was(
                 seen = path.lstat()
                 is_ours = seen.st_uid >= ID_BASE or IMPORTED_IDS <= seen.st_uid < IMPORTED_IDS + 65535
                 assert is_ours or (stat.S_ISCHR(seen.st_mode) and seen.st_rdev == 0), path
-            # A copy is a sandbox like any other, and can travel on.
+            # An imported sandbox is like any other, and can be exported.
             await first.export(again)
         again.seek(0)
         async with await other.import_(again, "third") as third:
@@ -228,10 +228,12 @@ async def test_a_process_that_is_killed_while_exporting_leaves_nothing(
             other.send_signal(signal.SIGKILL)
             await other.ends()
             await anywhere.gc()
-    await eventually(lambda: not any(Path(f"/proc/{each}").exists() for each in helpers), "its helpers have ended")
+    await eventually(
+        lambda: not any(Path(f"/proc/{each}").exists() for each in helpers), "its helper processes have exited"
+    )
     assert os.listdir(layers_of(anywhere)) == []
     assert await anywhere.list() == []
-    # And one that is cancelled leaves nothing at once.
+    # An export that is cancelled leaves nothing, at once.
     reading, writing = os.pipe()
     with os.fdopen(reading, "rb") as source, os.fdopen(writing, "wb", buffering=0) as sink:
         sink.write(data[:1000])

@@ -115,7 +115,7 @@ async def test_a_stream_may_be_left_half_read(shared: Sandbox, here: str) -> Non
 async def test_a_gibibyte_is_read_with_flat_memory(
     sandbox: Sandbox, state_dir: Path, runtime_name: RuntimeName
 ) -> None:
-    # The path of the bytes is one for all runtimes, and gVisor's is slow: the whole gibibyte is for the fastest.
+    # All runtimes transfer bytes in the same way, and gVisor is slow: only the fastest gets the whole gibibyte.
     size = 1024 * MIB if runtime_name == "crun" else 128 * MIB
     assert sandbox.info.pid is not None
     await sandbox.exec(["truncate", "-s", str(size), "sparse"])
@@ -275,7 +275,7 @@ async def test_an_error_of_the_callers_own_iterator_comes_through_and_nothing_is
     async def empty() -> bool:
         return not await shared.files.list(here)
 
-    await eventually(empty, "nothing of the write is left")
+    await eventually(empty, "the write left no file")
 
 
 async def test_readers_never_see_half_of_an_atomic_write(shared: Sandbox, here: str) -> None:
@@ -345,7 +345,7 @@ async def test_relative_paths_are_from_the_users_home(shared: Sandbox, here: str
     await shared.files.remove("roots-own", user="root")
 
 
-# ---- what stands there ----
+# ---- stat and list ----
 
 
 @pytest.mark.core
@@ -496,7 +496,7 @@ async def test_rename_moves_and_replaces_at_once(shared: Sandbox, here: str) -> 
     assert await files.read_bytes(f"{here}/moved/place") == b"a"
 
 
-# ---- what is not as expected ----
+# ---- errors ----
 
 
 @pytest.mark.core
@@ -585,7 +585,7 @@ async def test_files_of_a_user_who_does_not_exist_are_an_invalid_request(shared:
 
 
 async def test_what_the_kernel_makes_up_is_read_to_its_end(shared: Sandbox) -> None:
-    """Files of /proc say that they are empty."""
+    """Files of /proc have the size 0."""
     assert (await shared.files.read_text("/proc/self/status")).startswith("Name:")
 
 
@@ -609,4 +609,4 @@ async def test_a_write_into_a_full_file_system_says_so_and_leaves_nothing(shared
     async def gone() -> bool:
         return await shared.files.list("/dev/shm") == []
 
-    await eventually(gone, "nothing of it is left")
+    await eventually(gone, "no partial file is left")

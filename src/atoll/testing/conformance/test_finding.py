@@ -1,4 +1,4 @@
-"""`glob`, `grep` and `watch`: what is where, and what becomes of it."""
+"""`glob`, `grep` and `watch`: find files, and see them change."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ async def test_grep_of_nothing_is_not_found(shared: Sandbox) -> None:
 
 
 async def changes_until(changes: AsyncIterator[FileChange], last: tuple[str, str]) -> list[tuple[str, str]]:
-    """What is seen up to a certain change."""
+    """The changes that are seen, up to a certain one."""
     seen: list[tuple[str, str]] = []
     with anyio.fail_after(20):
         async for change in changes:

@@ -1,4 +1,4 @@
-"""What a command finds inside: users, homes, names, files of the image, and nothing of the host or of neighbours."""
+"""What a command sees inside: users, homes, names, files of the image, and nothing of the host or other sandboxes."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ async def test_the_guest_cannot_be_changed_from_inside(sandbox: Sandbox) -> None
 
 
 async def test_the_guest_cannot_be_killed_or_stopped_from_inside(sandbox: Sandbox, runtime_name: RuntimeName) -> None:
-    # Linux keeps a first process from every signal that its own sandbox sends. gVisor does so for all but root.
+    # Linux protects PID 1 from every signal of its own namespace. gVisor does not protect it from root.
     user = "user" if runtime_name == "runsc" else "root"
     await sandbox.exec("kill -9 1; kill -STOP 1; kill -TERM 1; kill -SEGV 1", user=user)
     assert (await sandbox.exec("echo alive")).stdout == "alive\n"
@@ -130,7 +130,7 @@ async def test_a_command_that_kills_every_process_never_gets_an_invented_exit_co
     sandbox: Sandbox, runtime_name: RuntimeName
 ) -> None:
     if runtime_name == "runsc":
-        # There, root's signal reaches the first process too, and that is the end of the sandbox.
+        # With gVisor, root's signal reaches PID 1 too, which ends the sandbox.
         with pytest.raises(SandboxError):
             await sandbox.exec("kill -9 -1; exit 0", user="root")
         return

@@ -1,4 +1,4 @@
-"""`create`, `get`, `list`, `destroy` and `collect`: how sandboxes come, are found and go."""
+"""`create`, `get`, `list`, `destroy` and `collect`: how sandboxes are created, found and removed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from atoll.testing.inside import client, until_running
 from atoll.testing.plugin import LeakCheck
 from atoll.testing.waiting import eventually
 
-# ---- coming ----
+# ---- creating ----
 
 
 @pytest.mark.core
@@ -87,13 +87,13 @@ async def test_a_name_is_taken_once(engine: Engine, leak_check: LeakCheck) -> No
             await engine.create("taken")
         assert isinstance(caught.value, FileExistsError)
         assert caught.value.details["name"] == "taken"
-        # The one that has it is none the worse for it.
+        # The sandbox that has the name is not affected.
         assert (await sandbox.exec("echo fine")).stdout == "fine\n"
         assert (await engine.get("taken")).id == sandbox.id
     await leak_check.back_to_start()
 
 
-async def test_of_many_who_want_a_name_at_once_one_gets_it(engine: Engine, leak_check: LeakCheck) -> None:
+async def test_of_many_creates_of_one_name_at_once_one_succeeds(engine: Engine, leak_check: LeakCheck) -> None:
     got: list[Sandbox] = []
     refused: list[SandboxExists] = []
 
@@ -131,7 +131,7 @@ async def test_a_runtime_that_is_not_known_is_an_invalid_request(engine: Engine)
 async def test_a_sandbox_is_made_whole_or_not_at_all_when_it_does_not_start(
     engine: Engine, as_root: None, leak_check: LeakCheck
 ) -> None:
-    """An image on a file system that cannot be shared with a sandbox: found out after much of it has been made."""
+    """An image on a file system that cannot be mounted in a sandbox. The launch fails after most of it was created."""
     with pytest.raises(LaunchFailed) as caught:
         await engine.create("broken", image="dir:/sys/class")
     assert "/sys/class" in caught.value.message
@@ -143,7 +143,7 @@ async def test_a_sandbox_is_made_whole_or_not_at_all_when_it_does_not_start(
 async def test_where_no_user_namespace_can_be_made_nothing_is_left(
     state_dir: Path, runtime_name: RuntimeName, tmp_path: Path, as_root: None, leak_check: LeakCheck
 ) -> None:
-    """The kernel refuses it below chroot(); others refuse it by a setting."""
+    """The kernel refuses user namespaces after chroot(); some machines refuse them by a setting."""
     body = """
 import ctypes, os
 libc = ctypes.CDLL(None, use_errno=True)
@@ -226,7 +226,7 @@ async def test_a_create_that_is_cancelled_leaves_nothing_whenever_it_was(
             await engine.create("cancelled")
             await engine.destroy("cancelled")
         if "cancelled" in {info.name for info in await engine.list()}:
-            # It was complete, and the destroy was what was cancelled: that may be begun again.
+            # It was complete, and the destroy was cancelled: it can be destroyed again.
             await engine.destroy("cancelled")
     await leak_check.back_to_start()
 
@@ -252,16 +252,16 @@ say("cancelled" if scope.cancelled_caught else "created")
     await leak_check.back_to_start()
 
 
-async def test_what_a_program_left_half_made_is_put_in_order_by_the_next(
+async def test_an_incomplete_sandbox_of_a_killed_process_is_reconciled_by_the_next(
     state_dir: Path, engine: Engine, runtime_name: RuntimeName, open_path: Path, leak_check: LeakCheck
 ) -> None:
     env = replace_run(runtime_name, open_path, f"touch {open_path}/started; exec sleep 31537002")
     body = 'await engine.create("half")'
     async with client(state_dir, runtime_name, body, env=env) as other:
-        await eventually((open_path / "started").exists, "its runtime is at work")
+        await eventually((open_path / "started").exists, "its runtime has started")
         other.send_signal(signal.SIGKILL)
         await other.ends()
-    # The runtime at work is none that the next program can end: it gives up by itself, or its keeper is ended.
+    # The next process cannot end the hanging runtime: it times out by itself, or its keeper is stopped.
     for pid in [int(name) for name in os.listdir("/proc") if name.isdigit()]:
         try:
             if b"31537002" in Path(f"/proc/{pid}/cmdline").read_bytes():
@@ -273,13 +273,13 @@ async def test_what_a_program_left_half_made_is_put_in_order_by_the_next(
         await engine.collect()
         return "half" not in {info.name for info in await engine.list()}
 
-    await eventually(collected, "what was half-made is gone")
+    await eventually(collected, "the incomplete sandbox is collected")
     await leak_check.back_to_start()
     async with await engine.create("half") as sandbox:
         assert (await sandbox.exec("echo whole")).stdout == "whole\n"
 
 
-# ---- being found ----
+# ---- finding ----
 
 
 @pytest.mark.core
@@ -304,7 +304,7 @@ async def test_list_is_in_order_of_names(engine: Engine) -> None:
 
 
 @pytest.mark.core
-async def test_a_sandbox_persists_for_the_next_runtime_with_its_files_and_processes(
+async def test_a_sandbox_persists_for_the_next_engine_with_its_files_and_processes(
     state_dir: Path, runtime_name: RuntimeName
 ) -> None:
     settings = atoll.Settings(runtime=runtime_name)
@@ -341,7 +341,7 @@ async def test_a_state_directory_may_have_a_path_longer_than_a_socket_address(
     outer = make_state_dir()
     long = outer / ("long" * 30)
     long.mkdir()
-    # Images are not what this is about: those that were made already serve.
+    # This is not about images: use those that exist.
     (long / "images").symlink_to(state_dir / "images")
     settings = atoll.Settings(runtime=runtime_name)
     async with atoll.open(long, settings=settings) as engine, await engine.create("far-away") as sandbox:
@@ -372,7 +372,7 @@ async def test_a_state_directory_that_cannot_be_used_is_an_invalid_request(tmp_p
             pass
 
 
-# ---- going ----
+# ---- removing ----
 
 
 @pytest.mark.core
@@ -384,7 +384,7 @@ async def test_destroy_leaves_nothing_and_frees_the_name(engine: Engine, leak_ch
         await sandbox.spawn("(setsid sleep 31537004 &) ; exec sleep 31537004")
         await sandbox.files.write_bytes("file", bytes(1000))
         await engine.destroy("short-lived")
-        # When it returns, it is so: nothing is left for later.
+        # Nothing is removed later: all is gone when it returns.
         assert not Path(f"/proc/{pid}").exists()
         assert "short-lived" not in {info.name for info in await engine.list()}
         with pytest.raises(SandboxNotFound):
@@ -426,7 +426,7 @@ async def test_leaving_the_context_by_cancellation_destroys(engine: Engine, leak
 
 
 @pytest.mark.core
-async def test_commands_under_way_raise_when_their_sandbox_is_destroyed(engine: Engine) -> None:
+async def test_running_commands_raise_when_their_sandbox_is_destroyed(engine: Engine) -> None:
     sandbox = await engine.create()
     told: list[SandboxDied] = []
 
@@ -465,7 +465,7 @@ async def test_a_sandbox_that_died_is_an_error_with_a_reason_until_it_is_destroy
         [info] = [info for info in await engine.list() if info.name == "killed"]
         return info.status == "error" and bool(info.reason) and info.pid is None
 
-    await eventually(noticed, "its death is noticed")
+    await eventually(noticed, "the sandbox is listed with the status error")
     with pytest.raises(SandboxDied):
         await (await engine.get("killed")).exec("true")
     with pytest.raises(SandboxExists):

@@ -22,7 +22,7 @@ EAT = "head -c 400000000 /dev/zero | tail"
 
 
 def cgroup_value(sandbox: Sandbox, v1: str, v2: str) -> str:
-    """What the kernel was told about a sandbox."""
+    """A setting of the sandbox's cgroup."""
     if (CGROUPS / "cgroup.controllers").exists():
         return (CGROUPS / "atoll" / f"{sandbox.id}.1" / v2).read_text().strip()
     controller, file = v1.split("/")
@@ -55,7 +55,7 @@ async def test_the_limits_that_were_set_are_in_force_and_told(
         quota = cgroup_value(sandbox, "cpu/cpu.cfs_quota_us", "cpu.max").split()[0]
         period = cgroup_value(sandbox, "cpu/cpu.cfs_period_us", "cpu.max").split()[-1]
         assert int(quota) / int(period) == 0.5
-        # What cannot be limited is bounded all the same, far above what a sandbox needs.
+        # Where there is no limit for processes, there is still a bound far above what a sandbox needs.
         bound = int(cgroup_value(sandbox, "pids/pids.max", "pids.max"))
         assert bound in range(300, 311) if pids is not None else bound in range(16384, 16400)
         assert (await sandbox.exec("ulimit -n; ulimit -Hn")).stdout == "128\n128\n"
@@ -94,8 +94,8 @@ async def test_running_out_of_memory_ends_the_command_and_not_the_sandbox(
 ) -> None:
     async with await engine.create(limits=Limits(memory_bytes=64 * MIB)) as sandbox:
         if not capabilities.process_oom:
-            # The documented difference: memory belongs to gVisor's kernel as a whole, so its end is the sandbox's, or
-            # the command is told in time that there is no more. Never does a dead sandbox look like an exit code.
+            # The documented difference: memory belongs to gVisor's kernel as a whole. Either the sandbox ends, or the
+            # command's allocation fails. A dead sandbox never looks like an exit code.
             try:
                 result = await sandbox.exec(EAT)
             except SandboxDied:
@@ -115,7 +115,7 @@ async def test_running_out_of_memory_ends_the_command_and_not_the_sandbox(
         process = await sandbox.spawn(["tail", "/dev/zero"])
         exited = await process.wait()
         assert (exited.exit_code, exited.signal, exited.out_of_memory) == (137, 9, True)
-        # A kill for another reason is not blamed on memory.
+        # A kill for another reason is not reported as out of memory.
         result = await sandbox.exec("kill -9 $$")
         assert (result.exit_code, result.out_of_memory) == (137, False)
 
@@ -158,10 +158,10 @@ async def test_no_more_processes_than_the_limit_can_be_started_and_the_sandbox_l
         async def full() -> bool:
             return ((await sandbox.stat()).pids or 0) >= 50
 
-        await eventually(full, "there are as many processes as there may be")
+        await eventually(full, "the limit of processes is reached")
         for _ in range(10):
-            assert ((await sandbox.stat()).pids or 0) <= 60, "more than there may be"
-        # What is needed to find and to end it needs no process of its own.
+            assert ((await sandbox.stat()).pids or 0) <= 60, "there are more processes than the limit"
+        # Listing and killing need no new process.
         (found,) = await sandbox.processes()
         assert found.id == bomb.id
         await sandbox.kill(found.id)
@@ -178,7 +178,7 @@ async def test_no_more_files_than_the_limit_can_be_open(engine: Engine) -> None:
         result = await sandbox.exec(["bash", "-c", 'for i in {10..30}; do eval "exec $i</dev/null" || exit 9; done'])
         assert result.exit_code != 0
         assert "many open files" in result.stderr or "Bad file descriptor" in result.stderr
-        # The guest itself still works: it is not the one that is limited to its commands' needs.
+        # The guest itself still works: the limit applies to commands only.
         async with anyio.create_task_group() as group:
             for _ in range(20):
                 group.start_soon(sandbox.exec, "true")
@@ -196,10 +196,10 @@ async def test_a_limit_on_processors_slows_a_loop_down(engine: Engine, as_root: 
         after = (await slow.stat()).cpu_s
         assert before is not None
         assert after is not None
-        assert after - before < 0.8, "a tenth of a processor for a second and a half is a sixth of a second"
+        assert after - before < 0.8, "a tenth of a CPU for 1.5 s is 0.15 s of CPU time"
 
 
-# ---- what this machine cannot keep ----
+# ---- limits that this machine cannot enforce ----
 
 
 @pytest.mark.core
@@ -210,7 +210,7 @@ async def test_a_limit_on_processors_slows_a_loop_down(engine: Engine, as_root: 
 async def test_a_limit_that_cannot_be_kept_is_refused_and_nothing_is_left(
     engine: Engine, capabilities: Capabilities, limits: Limits, leak_check: LeakCheck
 ) -> None:
-    assert not capabilities.memory_limit, "this user may use cgroups: the test has to learn to make them"
+    assert not capabilities.memory_limit, "this user may use cgroups, which this test does not cover"
     with pytest.raises(Unenforceable) as caught:
         await engine.create("refused", limits=limits)
     assert caught.value.message

@@ -1,4 +1,4 @@
-"""Pools: the sandboxes of a session, which come when they are used and sleep when they are not."""
+"""`SandboxPool`: the sandboxes of a session, which are created when they are used and sleep when they are not."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def test_the_unused_go_to_sleep_and_come_back_with_their_files(engine: Eng
     async with engine.pool("tired", sleep_after_s=0.5) as pool:
         sandbox = await pool.get()
         await sandbox.files.write_text("f", "kept")
-        # A command, and an open stream, are use, for as long as they last.
+        # A running command and an open stream count as use.
         assert (await sandbox.exec("sleep 0.8; echo done")).stdout == "done\n"
         process = await sandbox.spawn("sleep 31537201")
         await anyio.sleep(0.8)
@@ -116,7 +116,7 @@ async def test_a_temporary_session_leaves_nothing_and_is_one_clients_alone(engin
         with pytest.raises(SandboxError, match="another process uses the session 'lent'"):
             async with engine.pool("lent", temporary=True):
                 pass
-        await engine.collect()  # it is not left, and stays
+        await engine.collect()  # its process lives, so it stays
         assert [each.name for each in await pool.list()] == ["default"]
     assert [info.name for info in await engine.list()] == ["lent-2.default"]
     assert await engine.checkpoints() == []

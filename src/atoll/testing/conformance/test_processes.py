@@ -42,7 +42,7 @@ from atoll.testing.waiting import eventually
 MIB = 1024 * 1024
 
 COUNT_ON_REQUEST = 'n=0; while read -r to; do while [ $n -lt $to ]; do n=$((n + 1)); echo "line $n"; done; done'
-"""Writes numbered lines up to each number that it reads. Its whole output is known, whenever it is read."""
+"""Writes numbered lines up to each number that it reads, so that its whole output is known."""
 
 
 def lines_to(last: int) -> bytes:
@@ -104,12 +104,12 @@ async def test_a_reader_that_is_slow_slows_the_process_and_loses_nothing(
             peaks["the keeper"] = Peak(keeper_pid(state_dir, sandbox))
         written = -1
 
-        async def stands_still() -> bool:
+        async def blocked() -> bool:
             nonlocal written
             before, written = written, (await sandbox.processes())[-1].stdout_total
             return 0 < before == written
 
-        await eventually(stands_still, "the process stands still")
+        await eventually(blocked, "the process blocks")
         assert written < 8 * MIB, "output that is not read was buffered without a bound"
         total = 0
         async for event in process:
@@ -407,7 +407,7 @@ async def test_an_attached_reader_that_may_lose_never_blocks_the_process(shared:
         with anyio.fail_after(60):
             total = sum([len(e.data) async for e in process if isinstance(e, Output)])
         assert total == 14_888_896
-        # It kept a window and the ring; between them is a gap, and after it all fits together again.
+        # The first bytes and the last ones were kept. Between them is a gap, and after it the output is contiguous.
         events = [event async for event in watcher]
     gaps = [event for event in events if isinstance(event, Gap)]
     assert gaps
@@ -607,7 +607,7 @@ async def test_a_channel_ends_when_the_process_closes_it(shared: Sandbox) -> Non
 
 
 async def test_a_channel_that_is_not_read_blocks_no_other_stream(shared: Sandbox) -> None:
-    # More than there is room for is on its way before the process ends.
+    # More than fits into the buffers is sent before the process exits.
     line = "yes >&3 & sleep 0.5; echo still here"
     async with await shared.spawn(line, channels=1, keep=False) as process:
         with anyio.fail_after(20):

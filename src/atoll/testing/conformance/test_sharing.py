@@ -1,4 +1,4 @@
-"""Several host processes on one state directory: what one of them leaves, and what its death means to the others."""
+"""Several host processes on one state directory: what remains of one that exits or dies, and what others notice."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def test_two_runtimes_in_one_process_are_two_clients(
         expected = b"".join(b"%d\n" % number for number in range(1, 1001))
         assert await output_of(theirs) == expected
         assert await output_of(ours) == expected
-    # One leaves, the other stays connected.
+    # One disconnects, the other stays connected.
     assert (await sandbox.exec("echo still here")).stdout == "still here\n"
 
 
@@ -81,7 +81,7 @@ async with anyio.create_task_group() as group:
         await wait_tree_exit(sandbox, "31538001")
         await wait_tree_exit(sandbox, "31538002")
         assert [process.pid for process in await running(sandbox, "sleep 31538003")] == [ours.pid]
-        # What it spawned to be kept goes on, and is taken up where the dead one had stopped to read.
+        # The process that it detached still runs, and is attached to at the offset that the dead client had read.
         process = await sandbox.attach(process_id, stdout_offset=seen)
         got = b""
         with anyio.fail_after(20):
@@ -118,7 +118,7 @@ await sandbox.files.write_bytes("file", endless())
     async def clean() -> bool:
         return {entry.name for entry in await sandbox.files.list()} == before
 
-    await eventually(clean, "what it had begun is gone")
+    await eventually(clean, "what it had started is gone")
     assert await sandbox.files.read_text("file") == "whole"
 
 
@@ -286,7 +286,7 @@ async def test_the_name_of_an_ephemeral_sandbox_that_ended_is_free(
             async with await engine.create("again") as second:
                 return second.id != sandbox.id
         except atoll.SandboxExists:
-            return False  # its keeper may need a moment more
+            return False  # its keeper has not exited yet
 
     await eventually(made, "the name can be used again")
     await engine.collect()

@@ -1,4 +1,4 @@
-"""Sleeping and waking: warm in memory, cold on disk, shut down until told otherwise."""
+"""Pause and resume in memory, sleep and wake on disk, and shutdown until `wake`."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def counted(sandbox: Sandbox) -> int:
 
 
 @pytest.mark.core
-async def test_a_cold_sandbox_has_no_process_and_wakes_with_its_files_when_it_is_used(
+async def test_a_sleeping_sandbox_has_no_process_and_wakes_with_its_files_when_it_is_used(
     engine: Engine, capabilities: Capabilities
 ) -> None:
     async with await engine.create("sleeper", env={"MODE": "test"}) as sandbox:
@@ -68,7 +68,7 @@ async def test_a_cold_sandbox_has_no_process_and_wakes_with_its_files_when_it_is
         (info,) = [info for info in await engine.list() if info.name == "sleeper"]
         assert info.pid not in (None, first)
         left = [found.command for found in await sandbox.ps() if "31537101" in found.command]
-        assert bool(left) is capabilities.memory_checkpoint, "its processes are kept where the runtime can"
+        assert bool(left) is capabilities.memory_checkpoint, "processes are kept where the driver declares it"
 
 
 @pytest.mark.core
@@ -110,7 +110,7 @@ async def test_a_sandbox_sleeps_and_wakes_again_and_again(engine: Engine) -> Non
         for number in range(3):
             await sandbox.exec(f"echo {number} >> log")
             await sandbox.sleep()
-        await sandbox.sleep()  # it does already
+        await sandbox.sleep()  # it sleeps already
         assert (await sandbox.exec("cat log")).stdout == "0\n1\n2\n"
 
 
@@ -180,14 +180,14 @@ async def serve(sandbox: Sandbox) -> None:
 
 
 async def goes_on(sandbox: Sandbox, count: int) -> None:
-    """SERVER is what it was when it had come to `count`, and counts on."""
+    """SERVER has the state that it had at `count`, and goes on counting."""
     assert count <= await ask(sandbox) < count + 2000
 
     async def further() -> bool:
         return await ask(sandbox) > count + 3
 
     await eventually(further, "it counts on")
-    # The open file is the same one: nothing is missing in it, and nothing is there twice.
+    # The open file is the same: nothing in it is missing or repeated.
     lines = [int(line) for line in (await sandbox.exec("cat log")).stdout.split()]
     assert lines == list(range(1, len(lines) + 1))
     assert len(lines) > count
@@ -205,7 +205,7 @@ async def test_processes_go_on_where_they_were_if_the_runtime_can(engine: Engine
                     await sandbox.dial(8080)
                 return
             await goes_on(sandbox, count)
-        # And so they do in copies, which are then on their own.
+        # Processes resume in forks too, which are independent.
         count = await ask(sandbox)
         forks = await sandbox.fork(5)
         for fork in forks:
@@ -214,7 +214,7 @@ async def test_processes_go_on_where_they_were_if_the_runtime_can(engine: Engine
         await goes_on(sandbox, count)
         for fork in forks:
             await fork.destroy()
-        # A copy of one that sleeps does not wake it.
+        # A fork of a sleeping sandbox does not wake it.
         await sandbox.sleep()
         (fork,) = await sandbox.fork(1)
         assert await status(engine, "counting") == "sleeping"
@@ -233,7 +233,7 @@ async def test_processes_go_on_where_they_were_if_the_runtime_can(engine: Engine
 async def test_processes_that_cannot_go_on_do_not_keep_a_sandbox_asleep(
     engine: Engine, capabilities: Capabilities
 ) -> None:
-    """What was written of them is cut short, as by a machine that was switched off."""
+    """The process image is truncated, as after a power failure."""
     async with await engine.create("cut-short") as sandbox:
         await sandbox.files.write_text("f", "kept")
         await sandbox.sleep()
@@ -332,7 +332,7 @@ async def test_a_sandbox_that_was_shut_down_wakes_only_by_wake(engine: Engine) -
 
 
 async def test_one_that_has_ended_can_be_woken(engine: Engine) -> None:
-    """A machine that was switched off leaves such ones; here it is the guest that is killed."""
+    """As after a power failure; here the guest is killed."""
     import os
     import signal
 
@@ -344,7 +344,7 @@ async def test_one_that_has_ended_can_be_woken(engine: Engine) -> None:
         async def ended() -> bool:
             return await status(engine, "fallen") == "error"
 
-        await eventually(ended, "it is seen to have ended")
+        await eventually(ended, "the sandbox is listed with the status error")
         with pytest.raises(SandboxDied):
             await sandbox.exec("true")
         await sandbox.wake()
@@ -354,7 +354,7 @@ async def test_one_that_has_ended_can_be_woken(engine: Engine) -> None:
 # ---- paused ----
 
 
-async def test_a_warm_sandbox_stands_still_until_it_is_used(engine: Engine, capabilities: Capabilities) -> None:
+async def test_a_paused_sandbox_is_frozen_until_it_is_used(engine: Engine, capabilities: Capabilities) -> None:
     async with await engine.create("still") as sandbox:
         if not capabilities.freeze:
             with pytest.raises(Unenforceable):
@@ -370,7 +370,7 @@ async def test_a_warm_sandbox_stands_still_until_it_is_used(engine: Engine, capa
         after = (await sandbox.stat()).cpu_s
         assert before is not None
         assert after is not None
-        assert after - before < 0.02, "nothing runs in it"
+        assert after - before < 0.02, "a frozen sandbox uses no CPU time"
         seen = await counted(sandbox)
         assert await status(engine, "still") == "running"
         assert sandbox.info.pid == pid
@@ -378,7 +378,7 @@ async def test_a_warm_sandbox_stands_still_until_it_is_used(engine: Engine, capa
         async def further() -> bool:
             return await counted(sandbox) > seen
 
-        await eventually(further, "it goes on where it was")
+        await eventually(further, "it resumes where it was")
 
 
 async def test_a_paused_sandbox_resumes_and_only_a_paused_one_does(engine: Engine, capabilities: Capabilities) -> None:
@@ -402,24 +402,24 @@ async def test_an_unused_sandbox_pauses_by_itself_and_one_in_use_does_not(
 ) -> None:
     assert capabilities.freeze
     async with await engine.create("pausing", pause_after_s=0.2) as sandbox:
-        # A command that takes longer than that is use.
+        # A command that runs longer than that counts as use.
         assert (await sandbox.exec("sleep 0.5; echo done")).stdout == "done\n"
 
-        async def warm() -> bool:
+        async def paused() -> bool:
             return await status(engine, "pausing") == "paused"
 
-        await eventually(warm, "it pauses")
+        await eventually(paused, "it pauses")
         assert (await sandbox.exec("echo awake")).stdout == "awake\n"
         process = await sandbox.spawn("sleep 31537102")
         await anyio.sleep(0.5)
-        assert not await warm(), "an open stream is use"
+        assert not await paused(), "an open stream is use"
         await process.kill()
         await process.wait()
-        await eventually(warm, "it pauses again")
+        await eventually(paused, "it pauses again")
 
 
 @pytest.mark.usefixtures("can_freeze")
-async def test_a_warm_sandbox_can_be_put_to_sleep_and_destroyed(
+async def test_a_paused_sandbox_can_be_put_to_sleep_and_destroyed(
     engine: Engine, capabilities: Capabilities, as_root: None
 ) -> None:
     assert capabilities.freeze

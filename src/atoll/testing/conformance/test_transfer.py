@@ -20,7 +20,7 @@ ODD_NAMES = ["with space", "new\nline", "ünï€", os.fsdecode(b"\xff\xfe"), "n
 
 
 def make_tree(root: Path) -> dict[str, bytes]:
-    """A tree with everything that a tree of source code may hold. Returns the contents of its files."""
+    """A tree with every kind of entry that source code may have. Returns the contents of its files."""
     contents = {f"odd/{name}": os.fsencode(name) for name in ODD_NAMES}
     contents |= {
         "script": b"#!/bin/sh\necho ran\n",
@@ -41,7 +41,7 @@ def make_tree(root: Path) -> dict[str, bytes]:
 
 
 def describe(root: Path) -> dict[str, object]:
-    """All that a copy has to keep of a tree."""
+    """What a copy of a tree has to preserve."""
     found: dict[str, object] = {}
     for path in sorted(root.rglob("*")):
         name = str(path.relative_to(root))
@@ -115,7 +115,7 @@ async def test_a_download_never_leaves_half_of_a_tree(shared: Sandbox, here: str
     assert list(tmp_path.iterdir()) == []
     with anyio.move_on_after(0.02):
         await shared.files.download(f"{here}/tree", tmp_path / "copy")
-    assert {path.name for path in tmp_path.iterdir()} <= {"copy"}, "something half-made is left"
+    assert {path.name for path in tmp_path.iterdir()} <= {"copy"}, "a partial copy is left"
     if (tmp_path / "copy").exists():
         assert len(list((tmp_path / "copy").iterdir())) == 2
 
