@@ -234,8 +234,8 @@ class ExecOutcome(Frozen):
     timed_out: bool = False
     out_of_memory: bool = False
     """True: the kernel killed the command because the sandbox reached its memory limit."""
-    stdout_cut: Truncation | None = None
-    stderr_cut: Truncation | None = None
+    stdout_truncation: Truncation | None = None
+    stderr_truncation: Truncation | None = None
 
     @property
     def ok(self) -> bool:
@@ -245,7 +245,7 @@ class ExecOutcome(Frozen):
 class ExecResult(ExecOutcome):
     """How a command ended, and its output as text: UTF-8, with U+FFFD for an invalid byte.
 
-    Where `stdout_cut` is set, `stdout` is the head, one line that says how much was left out, and the tail.
+    Where `stdout_truncation` is set, `stdout` is the head, one line that says how much was left out, and the tail.
     """
 
     stdout: str
@@ -253,7 +253,7 @@ class ExecResult(ExecOutcome):
 
 
 class ExecBytes(ExecOutcome):
-    """How a command ended, and its output as bytes. Where `stdout_cut` is set, `stdout` is head and tail, joined."""
+    """How a command ended, and its output as bytes. Where `stdout_truncation` is set, `stdout` is head and tail, joined."""
 
     stdout: bytes
     stderr: bytes
