@@ -253,7 +253,10 @@ class ExecResult(ExecOutcome):
 
 
 class ExecBytes(ExecOutcome):
-    """How a command ended, and its output as bytes. Where `stdout_truncation` is set, `stdout` is head and tail, joined."""
+    """How a command ended, and its output as bytes.
+
+    Where `stdout_truncation` is set, `stdout` is head and tail, joined.
+    """
 
     stdout: bytes
     stderr: bytes

@@ -252,7 +252,8 @@ async def test_text_that_was_cut_has_one_line_that_says_so(shared: Sandbox) -> N
     assert head.startswith("1\n2\n3\n")
     assert tail.endswith("9999\n10000\n")
     assert len(line.strip("\n").splitlines()) == 1
-    for number in (result.stdout_truncation.bytes, result.stdout_truncation.start, result.stdout_truncation.end, result.stdout_truncation.total):
+    cut = result.stdout_truncation
+    for number in (cut.bytes, cut.start, cut.end, cut.total):
         assert str(number) in line
 
 
