@@ -53,7 +53,7 @@ if TYPE_CHECKING:
         PortRefused as PortRefused,
         ProcessNotFound as ProcessNotFound,
         RuntimeUnavailable as RuntimeUnavailable,
-        SandboxAsleep as SandboxAsleep,
+        SandboxShutdown as SandboxShutdown,
         SandboxDied as SandboxDied,
         SandboxError as SandboxError,
         SandboxExists as SandboxExists,
@@ -116,7 +116,7 @@ _HOMES = {
         ArchiveRefused AtollError BudgetSpent CallerError CheckpointNotFound DiskFull ExecTimeout FileError
         GuestProtocolError ImageUnavailable InvalidRequest LaunchFailed ModelFailed ModelUnavailable
         NotCheckpointable PathExists PathIsDirectory PathNotDirectory PathNotFound PermissionDenied
-        PortRefused ProcessNotFound RuntimeUnavailable SandboxAsleep SandboxDied SandboxError SandboxExists
+        PortRefused ProcessNotFound RuntimeUnavailable SandboxShutdown SandboxDied SandboxError SandboxExists
         SandboxNotFound ScriptFailed Unenforceable
     """,
     "atoll.contract.model": """

@@ -82,7 +82,7 @@ def test_public_names_are_exactly_these() -> None:
     FileChange FileEntry FileError FileStat Files Gap GuestProtocolError History ImageStore ImageUnavailable
     InvalidRequest LaunchFailed Limits Match ModelFailed ModelUnavailable NetworkPolicy NotCheckpointable Output
     PathExists PathIsDirectory PathNotDirectory PathNotFound PermissionDenied PortRefused Preview Process
-    ProcessEvent ProcessInfo ProcessNotFound Role RuntimeUnavailable Sandbox SandboxAsleep SandboxDied SandboxError
+    ProcessEvent ProcessInfo ProcessNotFound Role RuntimeUnavailable Sandbox SandboxShutdown SandboxDied SandboxError
     SandboxExists SandboxInfo SandboxNotFound ScriptFailed Secret Settings StorageInfo SystemProcess Tokens Tool
     ToolResult ToolSet Truncation Unenforceable Usage WarmPool generate_text open
 """.split()

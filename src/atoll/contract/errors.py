@@ -5,7 +5,7 @@
     │   ├── InvalidRequest          (ValueError)        an argument is wrong
     │   ├── SandboxNotFound         (LookupError)       no sandbox has this name
     │   ├── SandboxExists           (FileExistsError)   the name is taken
-    │   ├── SandboxAsleep                               it was shut down; only `wake` starts it
+    │   ├── SandboxShutdown                             it was shut down; only `wake` starts it
     │   ├── NotCheckpointable                           the runtime cannot save its processes; they go on
     │   ├── CheckpointNotFound      (LookupError)       no checkpoint has this id or label
     │   ├── ProcessNotFound         (LookupError)       no such process is known in the sandbox
@@ -92,8 +92,8 @@ class SandboxExists(CallerError, FileExistsError):
         super().__init__(f"a sandbox named {name!r} exists already; use it, or destroy it first", name=name)
 
 
-class SandboxAsleep(CallerError):
-    code = "sandbox_asleep"
+class SandboxShutdown(CallerError):
+    code = "sandbox_shutdown"
 
 
 class NotCheckpointable(CallerError):

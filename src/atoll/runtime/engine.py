@@ -332,7 +332,7 @@ class Engine:
         await self._connections.disconnect(id)
 
     async def shutdown(self, name: str) -> None:
-        """Put a sandbox to sleep until `wake` is called: using it raises `SandboxAsleep`.
+        """Put a sandbox to sleep until `wake` is called: using it raises `SandboxShutdown`.
 
         Raises:
             SandboxNotFound: there is none of this name.

@@ -27,7 +27,7 @@ from atoll.contract.errors import (
     PathNotDirectory,
     PathNotFound,
     PortRefused,
-    SandboxAsleep,
+    SandboxShutdown,
     SandboxDied,
     SandboxExists,
 )
@@ -105,7 +105,7 @@ class SessionContext(PoolContext):
 
     def explain(self, error: AtollError) -> str:
         message = super().explain(error)
-        if isinstance(error, SandboxDied | SandboxAsleep):
+        if isinstance(error, SandboxDied | SandboxShutdown):
             message += ". If it does not restart by itself, sandbox_create with its name starts it with its files"
         return message
 

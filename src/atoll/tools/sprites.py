@@ -22,7 +22,7 @@ from atoll.contract.errors import (
     CallerError,
     CheckpointNotFound,
     InvalidRequest,
-    SandboxAsleep,
+    SandboxShutdown,
     SandboxNotFound,
 )
 from atoll.contract.model import Checkpoint, Status
@@ -266,8 +266,8 @@ async def _exec(args: SpriteExec, context: SpriteContext, *, on_output: OnOutput
     name, sandbox = await context.find(args.name)
     try:
         ran = await run(sandbox, args.command, cwd=None, timeout_s=args.timeout / 1000, on_output=on_output)
-    except SandboxAsleep:
-        raise SandboxAsleep(f"the sprite {name!r} is shut down; call sprite_wake first") from None
+    except SandboxShutdown:
+        raise SandboxShutdown(f"the sprite {name!r} is shut down; call sprite_wake first") from None
     return SpriteExecResult(
         stdout=ran.stdout, stderr=ran.stderr, exitCode=ran.exit_code, durationMs=round(ran.duration_s * 1000)
     )

@@ -11,7 +11,7 @@ after the operation, "-" that nothing changes, an error name that the operation 
     running       -             paused  -               sleeping  shutdown  -        -                 running
     paused        running       -       running         sleeping  shutdown  running  - or running (1)  running
     sleeping      running       -       InvalidRequest  -         shutdown  running  -                 running
-    shutdown      SandboxAsleep -       InvalidRequest  sleeping  -         running  -                 running
+    shutdown      SandboxShutdown  -    InvalidRequest  sleeping  -         running  -                 running
     error         SandboxDied   -       InvalidRequest  sleeping  shutdown  running  -                 running
     provisioning  each operation waits until the sandbox is created, and then finds it running
 
@@ -71,7 +71,7 @@ from atoll.contract.errors import (
     InvalidRequest,
     LaunchFailed,
     NotCheckpointable,
-    SandboxAsleep,
+    SandboxShutdown,
     SandboxDied,
     SandboxError,
 )
@@ -140,7 +140,7 @@ class Lifecycle:
         """Start a sandbox that does not run, with its saved processes if it has any.
 
         Raises:
-            SandboxAsleep: it was shut down, and the caller did not ask for it to wake (`asked`), but to use it.
+            SandboxShutdown: it was shut down, and the caller did not ask for it to wake (`asked`), but to use it.
             SandboxDied: it is in error, and the caller did not ask for it to wake.
             LaunchFailed: it did not start.
         """
@@ -153,7 +153,7 @@ class Lifecycle:
                 await self._drop_memory(manifest, driver)
                 return awake
             if not asked and manifest.state == "shutdown":
-                raise SandboxAsleep(f"sandbox {manifest.spec.name!r} was shut down; wake it first")
+                raise SandboxShutdown(f"sandbox {manifest.spec.name!r} was shut down; wake it first")
             if not asked and manifest.state == "running":
                 raise SandboxDied(f"sandbox {manifest.spec.name!r} has ended; wake it, or destroy it")
             if manifest.memory is None:
