@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from atoll.contract.errors import (
         ArchiveRefused as ArchiveRefused,
         AtollError as AtollError,
-        BudgetSpent as BudgetSpent,
+        BudgetExceeded as BudgetExceeded,
         CallerError as CallerError,
         CheckpointNotFound as CheckpointNotFound,
         DiskFull as DiskFull,
@@ -113,7 +113,7 @@ _HOMES = {
     "atoll.agents.loop": "Agent Answer Budget Tokens generate_text",
     "atoll.contract.driver": "Capabilities Diagnostic",
     "atoll.contract.errors": """
-        ArchiveRefused AtollError BudgetSpent CallerError CheckpointNotFound DiskFull ExecTimeout FileError
+        ArchiveRefused AtollError BudgetExceeded CallerError CheckpointNotFound DiskFull ExecTimeout FileError
         GuestProtocolError ImageUnavailable InvalidRequest LaunchFailed ModelFailed ModelUnavailable
         NotCheckpointable PathExists PathIsDirectory PathNotDirectory PathNotFound PermissionDenied
         PortRefused ProcessNotFound RuntimeUnavailable SandboxShutdown SandboxDied SandboxError SandboxExists

@@ -21,7 +21,7 @@
     ├── ModelFailed                 the model request failed, or its answer is unusable
     │   ├── ModelUnavailable        (ConnectionError)   temporarily; it may be retried
     │   └── ScriptFailed                                a scripted model got another input than its script
-    ├── BudgetSpent                 an agent used up its steps or tokens; its history is kept
+    ├── BudgetExceeded              an agent used up its steps or tokens; its history is kept
     ├── PortRefused                 (ConnectionRefusedError)  nothing listens there, inside
     └── FileError                   (OSError)           a file operation inside failed
         ├── PathNotFound            (FileNotFoundError)
@@ -177,10 +177,10 @@ class ScriptFailed(ModelFailed):
     code = "script_failed"
 
 
-class BudgetSpent(AtollError):
+class BudgetExceeded(AtollError):
     """The agent used up its budget. The run can continue with its history and a larger budget."""
 
-    code = "budget_spent"
+    code = "budget_exceeded"
 
 
 class PortRefused(AtollError, ConnectionRefusedError):
