@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from atoll.contract.errors import InvalidRequest
-from atoll.contract.network import Indexes, NetworkPolicy
+from atoll.contract.network import PackageIndexes, NetworkPolicy
 
 NAME_RULE = "1 to 63 characters: lower-case letters, digits, '-', '_' and '.', beginning with a letter or a digit"
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
@@ -98,7 +98,7 @@ class SandboxSpec(Frozen):
     """How long it may be unused before it is paused. Unset: for ever. Using it resumes it."""
     network: NetworkPolicy | None = None
     """The policy of its egress. Unset: no connection leaves it, and no proxy listens inside."""
-    indexes: Indexes | None = None
+    indexes: PackageIndexes | None = None
     """The package indexes that the preset `registries` meant when `network` was set. Unset: `network` has no preset."""
 
 

@@ -76,7 +76,7 @@ from atoll.contract.errors import (
     SandboxError,
 )
 from atoll.contract.model import Checkpoint, RuntimeName, SystemProcess
-from atoll.contract.network import Indexes, NetworkPolicy
+from atoll.contract.network import PackageIndexes, NetworkPolicy
 from atoll.runtime.state.checkpoints import CheckpointRecord, Checkpoints
 from atoll.runtime.state.layers import FLATTEN_AT, MAX_LAYERS, LayerRef, Layers
 from atoll.runtime.state.store import Manifest, StateStore, now
@@ -371,7 +371,7 @@ class Lifecycle:
             if await self._runs(manifest, driver):
                 await driver.keeper.freeze(self._store.directory(id))
 
-    async def set_network(self, id: str, policy: NetworkPolicy | None, indexes: Indexes | None) -> None:
+    async def set_network(self, id: str, policy: NetworkPolicy | None, indexes: PackageIndexes | None) -> None:
         """Write another policy to the manifest, from where the process that serves its egress reads it."""
         async with self._store.working(id):
             manifest = self._read(id)
