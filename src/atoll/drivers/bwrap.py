@@ -34,7 +34,7 @@ from atoll.drivers import bundle, seccomp, storage
 from atoll.drivers.hostname import Hostnames
 from atoll.drivers.keeper_client import KeeperSocket
 from atoll.drivers.keeper_command import BIN, HostFile, KeeperCommand
-from atoll.drivers.layer_store import OverlayLayers
+from atoll.drivers.layer_store import OverlayLayerStore
 from atoll.drivers.machine import Machine, find_program
 from atoll.drivers.oci import check_limits
 
@@ -74,7 +74,7 @@ class BwrapDriver:
         self._machine = machine
         self._run_dir = state_dir / "run"
         self._command = KeeperCommand(machine)
-        self.layers = OverlayLayers(state_dir, machine)
+        self.layers = OverlayLayerStore(state_dir, machine)
         self.keeper = KeeperSocket(can_freeze=False)
         self._hostnames = Hostnames(machine, self.keeper)
 
@@ -125,7 +125,7 @@ class BwrapDriver:
 
     def _runtime(self, launch: Launch, cover: str) -> list[str]:
         """The command that the keeper starts, as root of the sandbox's user namespace."""
-        few = ",".join(f"+{name.removeprefix('CAP_').lower()}" for name in bundle.CAPABILITIES)
+        few = ",".join(f"+{name.removeprefix('CAP_').lower()}" for name in bundle.LINUX_CAPABILITIES)
         return [
             *("/bin/sh", "-c", _WITH_FILTER, "sh", f"{cover}/filter"),
             # bubblewrap leaves the bounding set as it is. Inheriting keeps for itself what the set lacks.
@@ -133,7 +133,7 @@ class BwrapDriver:
             *(f"{cover}/{NAME}", *_NAMESPACES, "--hostname", launch.hostname),
             *("--bind", f"{cover}/root", "/", *_MOUNTS, "--ro-bind", f"{cover}/guest", GUEST),
             *_hidden(),
-            *("--cap-drop", "ALL", *(word for name in bundle.CAPABILITIES for word in ("--cap-add", name))),
+            *("--cap-drop", "ALL", *(word for name in bundle.LINUX_CAPABILITIES for word in ("--cap-add", name))),
             *(
                 "--clearenv",
                 *(w for name, value in bundle.GUEST_ENVIRONMENT.items() for w in ("--setenv", name, value)),

@@ -23,7 +23,7 @@ _REMOVE_S = 600
 """How long a million files may take to be removed."""
 
 
-class OverlayLayers:
+class OverlayLayerStore:
     """Layers as overlayfs needs them, in `state_dir/layers`."""
 
     def __init__(self, state_dir: Path, machine: Machine) -> None:

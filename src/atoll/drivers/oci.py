@@ -30,7 +30,7 @@ from atoll.drivers.cgroups import Cgroups
 from atoll.drivers.hostname import Hostnames
 from atoll.drivers.keeper_client import KeeperSocket
 from atoll.drivers.keeper_command import BIN, HostFile, KeeperCommand
-from atoll.drivers.layer_store import OverlayLayers
+from atoll.drivers.layer_store import OverlayLayerStore
 from atoll.drivers.machine import Machine, find_program
 from atoll.settings import program_environment
 
@@ -120,7 +120,7 @@ class OciDriver:
         self._root = state_dir / "run" / traits.name
         self._cgroups = Cgroups(machine)
         self._command = KeeperCommand(machine)
-        self.layers = OverlayLayers(state_dir, machine)
+        self.layers = OverlayLayerStore(state_dir, machine)
         self.keeper = KeeperSocket(can_freeze="memory" in machine.controllers)
         self._hostnames = Hostnames(machine, self.keeper)
 
