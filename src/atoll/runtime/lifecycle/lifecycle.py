@@ -88,7 +88,7 @@ _END_S = 10
 _log = logging.getLogger(__name__)
 
 
-def _require_lasting(manifest: Manifest) -> None:
+def _refuse_ephemeral(manifest: Manifest) -> None:
     if manifest.spec.ephemeral:
         raise InvalidRequest(
             f"sandbox {manifest.spec.name!r} is ephemeral: it ends with its last client, and cannot sleep, shut down "
@@ -246,7 +246,7 @@ class Lifecycle:
         async with self._store.working(id) as lock:
             manifest = self._read(id)
             driver = self._choose(manifest.runtime)
-            _require_lasting(manifest)
+            _refuse_ephemeral(manifest)
             if not await self._runs(manifest, driver):
                 self._write(manifest, state=state)
             elif await self._keeps_processes(manifest, driver, state):
@@ -402,7 +402,7 @@ class Lifecycle:
                 # Hard links, one set for the sandbox and one for the checkpoint: these files are never changed.
                 await anyio.to_thread.run_sync(partial(shutil.copytree, asleep, saved, copy_function=os.link))
             if with_memory and running:
-                _require_lasting(manifest)
+                _refuse_ephemeral(manifest)
                 await self._require_savable(manifest, driver)
                 self._checkpoints.directory(new_id).mkdir(mode=0o700)
                 await self._save(manifest, driver, lock, "sleeping", saved)
@@ -507,7 +507,7 @@ class Lifecycle:
         async with self._layers.lock(), self._store.working(id):
             record = self._checkpoints.read(record.checkpoint.id)  # with the lock held, its layers stay
             manifest = self._read(id)
-            _require_lasting(manifest)
+            _refuse_ephemeral(manifest)
             driver = self._choose(manifest.runtime)
             await self._restart(
                 manifest,
