@@ -115,7 +115,7 @@ def check_for_leaks(collector: pytest.Module | pytest.Class, name: str, obj: obj
     A `conftest.py` calls this in `pytest_pycollect_makeitem`, for the tests of its directory.
     """
     if collector.istestfunction(obj, name):
-        pytest.mark.usefixtures("_clients_from_nursery", "leak_check")(obj)
+        pytest.mark.usefixtures("_preforked_clients", "leak_check")(obj)
         if inspect.iscoroutinefunction(obj):  # also where the setting `anyio_mode` is not `auto`
             pytest.mark.usefixtures("anyio_backend")(obj)
 
@@ -235,7 +235,7 @@ def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
 
 
 @pytest.fixture(scope="session")
-def _clients_from_nursery(nursery: Nursery) -> None:
+def _preforked_clients(nursery: Nursery) -> None:
     """Clients (`inside.client`) are forked by the nursery."""
     inside.python = nursery.program
 
