@@ -65,12 +65,12 @@ class OverlayLayerStore:
         if there:
             projects = storage.projects(there)
             command = ("rm", "-rf", "--one-file-system", "--", *map(str, there))
-            await self._keeper.run_as_owner(*command, within_s=_REMOVE_S)
+            await self._keeper.run_nsexec(*command, within_s=_REMOVE_S)
             storage.release(self._path, projects)
 
     async def size(self, path: Path) -> int:
-        done = await self._keeper.run_as_owner("du", "-s", "--block-size=1", "--", str(path))
+        done = await self._keeper.run_nsexec("du", "-s", "--block-size=1", "--", str(path))
         return int((done.stdout.split() or [b"0"])[0])
 
     def owner_command(self, *command: str) -> list[str]:
-        return self._keeper.as_owner(*command)
+        return self._keeper.nsexec_command(*command)

@@ -239,7 +239,7 @@ class OciDriver:
             return
         yield
         order = ["exec", "--user", "0:0", "--cap", "CAP_SYS_ADMIN", id, GUEST, "--hostname", hostname]
-        done = await self._command.run_as_owner(*self._runtime(), *order, env=self._env())
+        done = await self._command.run_nsexec(*self._runtime(), *order, env=self._env())
         if done.returncode != 0:
             error = done.stderr.decode(errors="replace").strip()[-500:]
             raise LaunchFailed(f"the sandbox's hostname could not be set: {error}")
@@ -263,7 +263,7 @@ class OciDriver:
         if not known or (self._traits.state_is_processes and self._machine.controllers):
             self._forget(id)
             return
-        done = await self._command.run_as_owner(*self._runtime(), "delete", "--force", id, env=self._env())
+        done = await self._command.run_nsexec(*self._runtime(), "delete", "--force", id, env=self._env())
         if (self._root / id).exists():  # whatever its exit code
             error = done.stderr.decode(errors="replace").strip()[-500:] or f"exit code {done.returncode}"
             raise SandboxError(f"{self.name} could not delete the sandbox: {error}", id=id)
@@ -281,7 +281,7 @@ class OciDriver:
         image.mkdir(mode=0o700)
         async with self.keeper.quiesced(directory):
             command = [*self._runtime(), "checkpoint", "--image-path", str(image), id]
-            done = await self._command.run_as_owner(*command, within_s=_SAVE_S, pass_fds=(lock,), env=self._env())
+            done = await self._command.run_nsexec(*command, within_s=_SAVE_S, pass_fds=(lock,), env=self._env())
         if done.returncode != 0:
             error = done.stderr.decode(errors="replace").strip()[-500:]
             raise SandboxError(f"{self.name} could not write the sandbox's processes to disk: {error}")
