@@ -87,7 +87,9 @@ class KeeperCommand:
         try:
             with anyio.fail_after(within_s):
                 full_env = {"PATH": PROGRAM_PATH} | dict(env or {})
-                return await anyio.run_process(self.nsexec_command(*command), check=False, env=full_env, pass_fds=pass_fds)
+                return await anyio.run_process(
+                    self.nsexec_command(*command), check=False, env=full_env, pass_fds=pass_fds
+                )
         except TimeoutError:
             raise SandboxError(f"{Path(command[0]).name} did not end within {within_s:g} s") from None
 
