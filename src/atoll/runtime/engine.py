@@ -161,7 +161,7 @@ class Engine:
         return self._store.state_dir
 
     @property
-    def ports(self) -> Previews:
+    def previews(self) -> Previews:
         """The ports of sandboxes that this process exposes. It listens once the first port is exposed."""
         return self._connections.previews
 
