@@ -146,7 +146,7 @@ class Engine:
             self.images,
             self._connections,
             choose=self._choose,
-            free_names=self.collect,
+            free_names=self.remove_abandoned,
         )
         self._warm_pools = self._provisioner.warm_pools
         self._recovery = Recovery(
@@ -636,7 +636,7 @@ class Engine:
         if self._recovery.is_needed():
             self._tasks.start_soon(self._recovery.recover)
 
-    async def collect(self) -> builtins.list[str]:
+    async def remove_abandoned(self) -> builtins.list[str]:
         """Remove abandoned sandboxes, ephemeral ones that have ended, and sessions whose process died.
 
         Returns the ids of the removed sandboxes.
@@ -644,8 +644,8 @@ class Engine:
         return await self._recovery.remove_abandoned()
 
     async def gc(self) -> builtins.list[str]:
-        """`collect`, and remove unreferenced layers and images. Returns the ids of all that was removed."""
-        freed = await self.collect()
+        """`remove_abandoned`, and remove unreferenced layers and images. Returns the ids of all that was removed."""
+        freed = await self.remove_abandoned()
         await self._warm_pools.remove_unwanted()
         await self._recovery.reconcile()
         freed += [path.name for path in await self._lifecycle.remove_unreferenced()]

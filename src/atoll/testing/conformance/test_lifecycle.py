@@ -1,4 +1,4 @@
-"""`create`, `get`, `list`, `destroy` and `collect`: how sandboxes come, are found and go."""
+"""`create`, `get`, `list`, `destroy` and `remove_abandoned`: how sandboxes come, are found and go."""
 
 from __future__ import annotations
 
@@ -270,7 +270,7 @@ async def test_what_a_program_left_half_made_is_put_in_order_by_the_next(
             continue
 
     async def collected() -> bool:
-        await engine.collect()
+        await engine.remove_abandoned()
         return "half" not in {info.name for info in await engine.list()}
 
     await eventually(collected, "what was half-made is gone")
