@@ -22,7 +22,7 @@ def test_storage_tells_what_the_layers_stand_on_and_whether_disks_can_be_limited
     else:
         refused = atoll.json("create", "--disk", "64m", "--json", status=1)["error"]
         assert (refused["code"], refused["details"]) == ("unenforceable", {"limit": "disk"})
-        assert told["lack"] in refused["message"]
+        assert told["missing"] in refused["message"]
         assert told["fix"] in refused["message"]
     assert b"--disk is 1024, but it must be" in atoll("create", "--disk", "1k", status=1).stderr
 

@@ -170,7 +170,7 @@ class StorageInfo(Frozen):
     """The files of a running sandbox are copied in constant time, however much it has written."""
     disk_limit: bool
     """`Limits.disk_bytes` can be enforced."""
-    lack: str | None = None
+    missing: str | None = None
     """Why it cannot. Unset: it can."""
     fix: str | None = None
     """The command that fixes it. Unset: it can, or there is none."""
