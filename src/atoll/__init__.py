@@ -53,11 +53,11 @@ if TYPE_CHECKING:
         PortRefused as PortRefused,
         ProcessNotFound as ProcessNotFound,
         RuntimeUnavailable as RuntimeUnavailable,
-        SandboxShutdown as SandboxShutdown,
         SandboxDied as SandboxDied,
         SandboxError as SandboxError,
         SandboxExists as SandboxExists,
         SandboxNotFound as SandboxNotFound,
+        SandboxShutdown as SandboxShutdown,
         ScriptFailed as ScriptFailed,
         Unenforceable as Unenforceable,
     )

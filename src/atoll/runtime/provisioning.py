@@ -24,7 +24,7 @@ import anyio.abc
 from atoll.contract.driver import Driver, ProcessImage
 from atoll.contract.errors import AtollError, SandboxError, SandboxExists, SandboxNotFound
 from atoll.contract.model import Limits, RuntimeName, SandboxSpec, check_name
-from atoll.contract.network import REGISTRIES, PackageIndexes, NetworkPolicy
+from atoll.contract.network import REGISTRIES, NetworkPolicy, PackageIndexes
 from atoll.runtime.connections import Connections
 from atoll.runtime.images.fetch import ProgressCallback
 from atoll.runtime.images.store import ImageStore

@@ -27,9 +27,9 @@ from atoll.contract.errors import (
     PathNotDirectory,
     PathNotFound,
     PortRefused,
-    SandboxShutdown,
     SandboxDied,
     SandboxExists,
+    SandboxShutdown,
 )
 from atoll.contract.model import FileStat
 from atoll.runtime.images.reference import ImageReference

@@ -84,7 +84,9 @@ async def find() -> PackageIndexes:
         )
     env = {name: value for each in found for name, value in each.env.items()}
     certificates = {inside: here for each in found for inside, here in each.certificates.items()}
-    return PackageIndexes(allow=tuple(sorted(map(str, rules))), env=dict(sorted(env.items())), certificates=certificates)
+    return PackageIndexes(
+        allow=tuple(sorted(map(str, rules))), env=dict(sorted(env.items())), certificates=certificates
+    )
 
 
 def _rule(url: SplitResult) -> Rule:

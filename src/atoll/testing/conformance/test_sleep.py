@@ -16,8 +16,8 @@ from atoll import (
     Output,
     PortRefused,
     Sandbox,
-    SandboxShutdown,
     SandboxDied,
+    SandboxShutdown,
     Unenforceable,
 )
 from atoll.contract.model import RuntimeName
