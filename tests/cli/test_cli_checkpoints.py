@@ -37,7 +37,7 @@ def test_checkpoints_are_made_drawn_gone_back_to_and_deleted(atoll: Atoll) -> No
     first = atoll.text("checkpoint", name, "one").strip()
     atoll.text("exec", name, "-c", "echo 2 > f")
     second = atoll.json("checkpoint", name, "two", "--json")
-    assert (second["parent"], second["name"], second["with_memory"]) == (first, "two", False)
+    assert (second["parent"], second["label"], second["with_memory"]) == (first, "two", False)
     assert atoll.text("restore", name, "one") == f"{name} is restored to one\n"
     assert atoll.text("exec", name, "cat", "f") == "1\n"
     third = atoll.text("checkpoint", name, "three").strip()

@@ -105,9 +105,16 @@ class NotCheckpointable(CallerError):
 class CheckpointNotFound(CallerError, LookupError):
     code = "checkpoint_not_found"
 
-    def __init__(self, wanted: str, known: list[str]) -> None:
-        have = ", ".join(repr(id) for id in known[:8]) or "there are none"
-        super().__init__(f"there is no checkpoint {wanted!r} (checkpoints: {have})", wanted=wanted, known=known[:64])
+    def __init__(self, wanted: str, known: Mapping[str, str | None]) -> None:
+        """`known` maps the id of each checkpoint to the label that would find it, if there is one."""
+        shown = [id if label is None else f"{id} with the label {label!r}" for id, label in known.items()]
+        have = ", ".join(shown[:8]) or "there are none"
+        super().__init__(
+            f"no checkpoint has the id or label {wanted!r} (checkpoints: {have})",
+            wanted=wanted,
+            known=[*known][:64],
+            labels=[label for label in known.values() if label is not None][:64],
+        )
 
 
 class ProcessNotFound(CallerError, LookupError):

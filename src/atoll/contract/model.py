@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from atoll.contract.errors import InvalidRequest
-from atoll.contract.network import PackageIndexes, NetworkPolicy
+from atoll.contract.network import NetworkPolicy, PackageIndexes
 
 NAME_RULE = "1 to 63 characters: lower-case letters, digits, '-', '_' and '.', beginning with a letter or a digit"
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
@@ -27,14 +27,14 @@ RuntimeName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,31}$")]
 FileKind = Literal["file", "directory", "symlink", "fifo", "socket", "char_device", "block_device"]
 
 
-def check_name(name: str) -> str:
-    """Return `name` if it is allowed for a sandbox or a checkpoint.
+def check_name(name: str, *, noun: str = "a name for a sandbox") -> str:
+    """Return `name` if it is allowed as what `noun` says: the name of a sandbox, or the label of a checkpoint.
 
     Raises:
         InvalidRequest: it is not; the message says what is allowed.
     """
     if not _NAME.fullmatch(name):
-        raise InvalidRequest(f"{name!r} is not a name for a sandbox; allowed are {NAME_RULE}", name=name)
+        raise InvalidRequest(f"{name!r} is not {noun}; allowed are {NAME_RULE}", name=name)
     return name
 
 
@@ -141,8 +141,8 @@ class Checkpoint(Frozen):
     """A sandbox as it was at one moment, to restore it or to fork others from."""
 
     id: str
-    name: str | None = None
-    """Its label. Unset: it has none, and is named by its id."""
+    label: str | None = None
+    """Unset: it has none, and is found by its id only."""
     sandbox: str
     """The name of its sandbox."""
     created_at: datetime

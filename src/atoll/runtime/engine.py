@@ -453,7 +453,7 @@ class Engine:
             Unenforceable: it runs, and cannot be frozen here.
         """
         if label is not None:
-            check_name(label)
+            check_name(label, noun="a label for a checkpoint")
         return (await self._connections.checkpoint(self._store.lookup(name), label)).checkpoint
 
     async def checkpoints(self, name: str | None = None) -> builtins.list[Checkpoint]:

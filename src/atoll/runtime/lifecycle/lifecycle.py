@@ -71,12 +71,12 @@ from atoll.contract.errors import (
     InvalidRequest,
     LaunchFailed,
     NotCheckpointable,
-    SandboxShutdown,
     SandboxDied,
     SandboxError,
+    SandboxShutdown,
 )
 from atoll.contract.model import Checkpoint, RuntimeName, SystemProcess
-from atoll.contract.network import PackageIndexes, NetworkPolicy
+from atoll.contract.network import NetworkPolicy, PackageIndexes
 from atoll.runtime.state.checkpoints import CheckpointRecord, Checkpoints
 from atoll.runtime.state.layers import FLATTEN_AT, MAX_LAYERS, LayerRef, Layers
 from atoll.runtime.state.store import Manifest, StateStore, now
@@ -379,7 +379,7 @@ class Lifecycle:
 
     # ---- checkpoints ----
 
-    async def checkpoint(self, id: str, name: str | None, *, keep: bool = True) -> CheckpointRecord:
+    async def checkpoint(self, id: str, label: str | None, *, keep: bool = True) -> CheckpointRecord:
         """Make a checkpoint of the sandbox as it is now. Its processes are frozen, or saved and restarted, meanwhile.
 
         Without `keep` the record is not written: it is valid as long as the caller holds the lock of the layers.
@@ -417,7 +417,7 @@ class Lifecycle:
             record = CheckpointRecord(
                 checkpoint=Checkpoint(
                     id=new_id,
-                    name=name,
+                    label=label,
                     sandbox=manifest.spec.name,
                     created_at=now(),
                     parent=parent,
