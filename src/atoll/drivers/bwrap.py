@@ -35,8 +35,8 @@ from atoll.drivers.hostname import Hostnames
 from atoll.drivers.keeper_client import KeeperSocket
 from atoll.drivers.keeper_command import BIN, HostFile, KeeperCommand
 from atoll.drivers.layer_store import OverlayLayerStore
+from atoll.drivers.limits import check_limits
 from atoll.drivers.machine import Machine, find_program
-from atoll.drivers.oci import check_limits
 
 NAME: RuntimeName = "bwrap"
 PACKAGE = "bubblewrap"

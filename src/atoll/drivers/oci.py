@@ -12,7 +12,6 @@ import contextlib
 import json
 import mmap
 import re
-import resource
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
@@ -24,13 +23,14 @@ import anyio
 from atoll.contract.driver import Capabilities, Launch
 from atoll.contract.errors import LaunchFailed, SandboxError, Unenforceable
 from atoll.contract.inside import GUEST
-from atoll.contract.model import Limits, RuntimeName, Usage
+from atoll.contract.model import RuntimeName, Usage
 from atoll.drivers import bundle, seccomp, storage
 from atoll.drivers.cgroups import Cgroups
 from atoll.drivers.hostname import Hostnames
 from atoll.drivers.keeper_client import KeeperSocket
 from atoll.drivers.keeper_command import BIN, HostFile, KeeperCommand
 from atoll.drivers.layer_store import OverlayLayerStore
+from atoll.drivers.limits import check_limits
 from atoll.drivers.machine import Machine, find_program
 from atoll.settings import program_environment
 
@@ -305,34 +305,4 @@ class OciDriver:
             pids=self._cgroups.read(id, "pids/pids.current", "pids.current"),
             disk_bytes=await self.layers.size(active_layer / "upper"),
             oom_kills=self.oom_kills(id),
-        )
-
-
-def check_limits(limits: Limits, able: Capabilities, name: RuntimeName) -> None:
-    """
-    Raises:
-        Unenforceable: one of `limits` cannot be enforced; the message says why and how to get it.
-    """
-    for limit, value, can in (
-        ("memory", limits.memory_bytes, able.memory_limit),
-        ("CPU", limits.cpus, able.cpu_limit),
-        ("pids", limits.pids, able.pids_limit),
-    ):
-        if value is not None and not can:
-            why, fix = "this user may not use cgroups", "run as root on a machine with cgroups"
-            if able.memory_limit:
-                why, fix = f"the host does not see the processes of {name}", "limit memory instead, or use crun"
-            elif not able.chosen_by_default:
-                why, fix = f"{name} has no cgroups", "use crun as root"
-            raise Unenforceable(
-                f"a {limit} limit cannot be enforced here: {why}; leave the limit out, or {fix}",
-                hint="atoll doctor",
-                limit=limit.lower(),
-            )
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    if limits.open_files is not None and limits.open_files > hard:
-        raise Unenforceable(
-            f"a process can have at most {hard} open files here; request fewer, or raise this user's limit",
-            hint="ulimit -Hn",
-            limit="open_files",
         )
