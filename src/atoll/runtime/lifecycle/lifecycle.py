@@ -7,15 +7,16 @@ isolated and saved (the driver), connections (the engine), and which sandboxes n
 States and operations. A status is derived from the manifest and the keeper (`state/status.py`); a cell is the status
 after the operation, "-" that nothing changes, an error name that the operation is refused:
 
-    status        use           pause   resume          sleep     shutdown  wake     checkpoint        restore
-    running       -             paused  -               sleeping  shutdown  -        -                 running
-    paused        running       -       running         sleeping  shutdown  running  - or running (1)  running
-    sleeping      running       -       InvalidRequest  -         shutdown  running  -                 running
-    shutdown      SandboxShutdown  -    InvalidRequest  sleeping  -         running  -                 running
-    error         SandboxDied   -       InvalidRequest  sleeping  shutdown  running  -                 running
-    provisioning  each operation waits until the sandbox is created, and then finds it running
+    status        use              pause   resume          sleep     shutdown  wake     checkpoint        restore
+    running       -                paused  -               sleeping  shutdown  -        -                 running
+    paused        running          -       running         sleeping  shutdown  running  - or running (1)  running
+    sleeping      running          -       InvalidRequest  -         shutdown  running  -                 running
+    shutdown      SandboxShutdown  -       InvalidRequest  sleeping  -         running  -                 running
+    error         SandboxDied      -       InvalidRequest  sleeping  shutdown  running  -                 running
+    provisioning  `resume` raises InvalidRequest; each other operation waits until the sandbox is created, and then
+                  finds it running
 
-"Use" is any connection to the guest. `destroy` removes a sandbox of any status. A keeper with `pause_after_s` pauses a
+"Use" is any request to the guest. `destroy` removes a sandbox of any status. A keeper with `pause_after_s` pauses a
 running sandbox by itself. A running or paused sandbox whose guest or keeper ends is in error. A failed start leaves it
 sleeping or shut down. An ephemeral sandbox cannot sleep, shut down or be restored (InvalidRequest). Processes survive
 `sleep`, `shutdown` and `checkpoint` with drivers that can save them (`memory_checkpoint`); there, `sleep` and
@@ -28,10 +29,10 @@ What the manifest says in each status:
     provisioning  running   false   unset            starts, or alive
     running       running   false   unset            alive
     paused        running   false   unset            alive, its cgroup frozen
-    sleeping      sleeping  (3)     (3)              dead
-    shutdown      shutdown  (3)     (3)              dead
+    sleeping      sleeping  (2)     (2)              dead
+    shutdown      shutdown  (2)     (2)              dead
     error         running   false   unset            dead
-    (3) `ending` if its processes were ended, `memory` if they were saved, neither if it was in error before.
+    (2) `ending` if its processes were ended, `memory` if they were saved, neither if it was in error before.
 
 Order of changes. The manifest is written before what it announces is begun, except where it says that something is
 finished:
