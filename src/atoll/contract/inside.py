@@ -1,7 +1,7 @@
 """Facts about the inside of every sandbox that several layers rely on.
 
-Used by the drivers, which set them for the guest, and by `runtime/guest/process.py`, which sets them for commands. The
-guest has the same default (`guest/sitter.c`) for a client that sends no environment.
+Used by the drivers, which set them for the guest, and by `runtime/guest/exec_request.py`, which sets them for commands.
+The guest has the same default (`guest/supervisor.c`) for a client that sends no environment.
 """
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"

@@ -1,8 +1,8 @@
-"""The driver for bubblewrap, for machines without an OCI runtime, as root or as an ordinary user. Used by name only.
+"""The driver for bubblewrap, for machines without an OCI runtime, as root or unprivileged. Used by name only.
 
 It starts the same guest through the same keeper, on the same layers, as `oci.py` does. A sandbox has user, mount, PID,
 network, IPC, UTS and cgroup namespaces; as root, its own range of user ids. Root inside has the same capabilities and
-the same filter of system calls, cannot gain privileges, and has loopback alone for a network.
+the same seccomp filter, cannot gain privileges, and has loopback alone for a network.
 
 What it does not have, and why a sandbox never gets it without asking for it:
 - No cgroups: no limit on memory, CPU time or the number of processes, no accounting of them, no freezing. A fork bomb
@@ -114,7 +114,7 @@ class BwrapDriver:
             await self.keeper.wait_ready(launch.directory)
 
     def _filter(self, directory: Path) -> Path:
-        """The compiled filter of system calls, in a file that root inside may read."""
+        """The compiled seccomp filter, in a file that root inside may read."""
         program = seccomp.compiled(self._run_dir)
         if program is None:
             raise LaunchFailed("bwrap needs libseccomp to filter system calls", hint="apt-get install libseccomp2")

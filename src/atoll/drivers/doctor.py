@@ -1,4 +1,4 @@
-"""What this machine offers to isolation, as `atoll doctor` shows it: each fact with the command that fixes it.
+"""What this machine supports, as `atoll doctor` shows it: each fact with the command that fixes it.
 
 Owns the wording and the fixes. Not here: reading the machine (`machine.py`), which drivers exist (`registry.py`).
 """
@@ -21,7 +21,7 @@ _ID_RANGE = "apt-get install uidmap && usermod --add-subuids 100000-165535 --add
 
 
 def examine(state_dir: Path, machine: Machine, packages: Mapping[str, str]) -> list[Diagnostic]:
-    """What the machine offers. `packages` maps the program of each runtime to the Debian package that installs it."""
+    """What the machine supports. `packages` maps the program of each runtime to the Debian package that installs it."""
     return [
         *(_program(name, package) for name, package in packages.items()),
         _kernel(machine),

@@ -1,7 +1,7 @@
 """Copies, merges, measures and removes layers. Implements `contract.driver.LayerStore` for every driver here.
 
-Owns who does that: the kernel, where the file system has snapshots (`storage.py`), else the keeper's program, as the
-owner of the files. Not here: which layers exist and who refers to them (`runtime/state/layers.py`).
+Owns the choice of method: a snapshot, where the file system has them (`storage.py`), else the keeper's program, which
+runs as the owner of the files. Not here: which layers exist and what refers to them (`runtime/state/layers.py`).
 """
 
 from __future__ import annotations

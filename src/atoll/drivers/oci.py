@@ -1,4 +1,4 @@
-"""The driver for OCI runtimes: crun, runc and runsc (gVisor), as root or as an ordinary user.
+"""The driver for OCI runtimes: crun, runc and runsc (gVisor), as root or as an unprivileged user.
 
 Owns the runtime's command line, what differs between the three (`RUNTIMES`), and when a sandbox's cgroup is made and
 removed. The security-critical work is the runtimes'. Not here: the OCI configuration (`bundle.py`), the keeper, which

@@ -69,7 +69,7 @@ class _Available(Mapping[RuntimeName, Driver]):
 
 
 def doctor(state_dir: Path, machine: Machine | None = None) -> list[Diagnostic]:
-    """What this machine offers to isolation and, for everything that is missing, the command that fixes it."""
+    """What this machine supports and, for everything that is missing, the command that fixes it."""
     return examine(state_dir, machine or read_machine(), _PACKAGES)
 
 

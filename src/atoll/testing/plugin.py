@@ -73,8 +73,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "core: also runs as an ordinary user, with and without a range of user ids")
-    config.addinivalue_line("markers", "rootless: runs as an ordinary user only")
+    config.addinivalue_line("markers", "core: also runs as an unprivileged user, with and without a range of user ids")
+    config.addinivalue_line("markers", "rootless: runs as an unprivileged user only")
     config.addinivalue_line("markers", "runtimes(*names): runs with these runtimes only; others would give the same")
 
 
@@ -341,7 +341,7 @@ def capabilities(engine: Engine, runtime_name: RuntimeName) -> Capabilities:
 
 @pytest.fixture(scope="session")
 def single_id() -> bool:
-    """Whether all users inside share one host id: an ordinary user without a range in /etc/subuid has only one."""
+    """Whether all users inside share one host id: an unprivileged user without a range in /etc/subuid has only one."""
     from atoll.drivers.machine import read_machine
 
     machine = read_machine()

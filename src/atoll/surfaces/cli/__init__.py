@@ -12,7 +12,7 @@
 | `render.py`, `terminal.py` | output; this process's streams, signals and terminal modes |
 
 Exit statuses: that of the command for `run`, `exec` and `shell`, and for these 124 after a time-out and 125 after an
-error of Atoll. 2 for a wrong command line, 1 for any other error, 128+n after signal n.
+Atoll error. 2 for a wrong command line, 1 for any other error, 128+n after signal n.
 """
 
 from __future__ import annotations
