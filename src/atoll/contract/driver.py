@@ -149,7 +149,8 @@ class LayerStore(Protocol):
         """The command line that runs `command` as the owner of all files that sandboxes write.
 
         As root the program runs as root, and ids are the host's. As an unprivileged user it runs as root of the
-        sandboxes' user namespace, and ids are those inside. The started process becomes the program: a signal to it reaches it.
+        sandboxes' user namespace, and ids are those inside. The started process becomes the program: a signal to it
+        reaches it.
         """
         ...
 
