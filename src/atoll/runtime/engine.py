@@ -457,12 +457,18 @@ class Engine:
         return (await self._connections.checkpoint(self._store.lookup(name), label)).checkpoint
 
     async def checkpoints(self, name: str | None = None) -> builtins.list[Checkpoint]:
-        """All checkpoints, or those of one sandbox, the oldest first."""
+        """All checkpoints, or those of one sandbox, the oldest first. The sandbox may have been destroyed.
+
+        Raises:
+            SandboxNotFound: no sandbox has this name, and no checkpoint is of one that had it.
+        """
         found = []
         for record in self._checkpoints.all():
             if name is None or record.checkpoint.sandbox == name:
                 size = await self._lifecycle.size(record)
                 found.append(record.checkpoint.model_copy(update={"size_bytes": size}))
+        if name is not None and not found:
+            self._store.lookup(name)
         return found
 
     async def restore(self, name: str, checkpoint: str) -> Sandbox:
