@@ -168,7 +168,7 @@ async def _clear(lab: Lab) -> None:
         if left:
             lab.console.print(f"destroying the remaining {len(left)} sandboxes …", highlight=False)
             await lab.destroy(left)
-        await lab.engine.collect()
+        await lab.engine.remove_abandoned()
 
 
 def _remove(base: Path, console: Console) -> None:

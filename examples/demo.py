@@ -82,7 +82,7 @@ async def commands(engine: atoll.Engine) -> None:
         took_ms = (time.perf_counter() - start) * 1000
         console.print(f"returned after {took_ms:.0f} ms, though a child still holds its output open", style="dim")
         result = await box.exec("seq 1 3000000", output_limit_bytes=60)
-        console.print(f"22 MB of output, limited to 60 bytes: {result.stdout_cut}", markup=False)
+        console.print(f"22 MB of output, limited to 60 bytes: {result.stdout_truncation}", markup=False)
 
 
 async def many(engine: atoll.Engine) -> None:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from atoll.contract.errors import (
         ArchiveRefused as ArchiveRefused,
         AtollError as AtollError,
-        BudgetSpent as BudgetSpent,
+        BudgetExceeded as BudgetExceeded,
         CallerError as CallerError,
         CheckpointNotFound as CheckpointNotFound,
         DiskFull as DiskFull,
@@ -53,11 +53,11 @@ if TYPE_CHECKING:
         PortRefused as PortRefused,
         ProcessNotFound as ProcessNotFound,
         RuntimeUnavailable as RuntimeUnavailable,
-        SandboxAsleep as SandboxAsleep,
         SandboxDied as SandboxDied,
         SandboxError as SandboxError,
         SandboxExists as SandboxExists,
         SandboxNotFound as SandboxNotFound,
+        SandboxShutdown as SandboxShutdown,
         ScriptFailed as ScriptFailed,
         Unenforceable as Unenforceable,
     )
@@ -113,10 +113,10 @@ _HOMES = {
     "atoll.agents.loop": "Agent Answer Budget Tokens generate_text",
     "atoll.contract.driver": "Capabilities Diagnostic",
     "atoll.contract.errors": """
-        ArchiveRefused AtollError BudgetSpent CallerError CheckpointNotFound DiskFull ExecTimeout FileError
+        ArchiveRefused AtollError BudgetExceeded CallerError CheckpointNotFound DiskFull ExecTimeout FileError
         GuestProtocolError ImageUnavailable InvalidRequest LaunchFailed ModelFailed ModelUnavailable
         NotCheckpointable PathExists PathIsDirectory PathNotDirectory PathNotFound PermissionDenied
-        PortRefused ProcessNotFound RuntimeUnavailable SandboxAsleep SandboxDied SandboxError SandboxExists
+        PortRefused ProcessNotFound RuntimeUnavailable SandboxShutdown SandboxDied SandboxError SandboxExists
         SandboxNotFound ScriptFailed Unenforceable
     """,
     "atoll.contract.model": """

@@ -16,7 +16,7 @@ import ipaddress
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_args
 
 from pydantic import AfterValidator, Field, SecretStr, ValidationError
 
@@ -60,6 +60,11 @@ def _check_listen(value: str) -> str:
     return value
 
 
+def _holds_secret(annotation: object) -> bool:
+    """Whether a field of this type may hold a `SecretStr`."""
+    return annotation is SecretStr or any(map(_holds_secret, get_args(annotation)))
+
+
 PreviewListen = Annotated[str, AfterValidator(_check_listen)]
 
 
@@ -95,12 +100,17 @@ class Settings(Frozen):
         try:
             return cls.model_validate(given)
         except ValidationError as error:
+            # Never chained: the message of pydantic's error shows the values of all wrong variables.
             first = error.errors()[0]
-            variable = _PREFIX + str(first["loc"][0]).upper()
-            shortest = {"secrets_key": SHORTEST_KEY, "mcp_token": SHORTEST_TOKEN}.get(str(first["loc"][0]))
-            if shortest is not None:  # its value is a secret
-                raise InvalidRequest(f"{variable} has fewer than {shortest} characters") from None
-            raise InvalidRequest(f"{variable}={first['input']!r}: {first['msg']}") from error
+            field = str(first["loc"][0])
+            shortest = first.get("ctx", {}).get("min_length")
+            if not _holds_secret(cls.model_fields[field].annotation):
+                reason = f"{variables[field]}={first['input']!r}: {first['msg']}"
+            elif shortest is not None:
+                reason = f"{variables[field]} has fewer than {shortest} characters"
+            else:
+                reason = f"{variables[field]} is not allowed; its value is a secret and is not shown"
+            raise InvalidRequest(reason) from None
 
     def preview_address(self) -> tuple[str, int]:
         return where_to_listen(self.preview_listen)

@@ -17,7 +17,7 @@ from atoll.agents.loop import (
     ToolResultEvent,
     UsageEvent,
 )
-from atoll.contract.errors import BudgetSpent, ModelFailed, ModelUnavailable
+from atoll.contract.errors import BudgetExceeded, ModelFailed, ModelUnavailable
 from atoll.tools.tool import Input, TextPart, Tool, ToolResult, ToolSet
 from tests.agents.conftest import Anthropic
 from tests.agents.messages_api import OVERLOADED, Raw, Refuse, Say
@@ -259,7 +259,7 @@ async def test_a_budget_of_tokens_ends_the_run_before_its_next_calls(pool: Sandb
     history = atoll.History()
     call = ("write_file", {"path": "counted", "content": "x", "append": True})
     anthropic([Say("One.", [call]), Say("Two.", [call], input_tokens=900), Say("Never.")])
-    with pytest.raises(BudgetSpent, match="500 tokens"):
+    with pytest.raises(BudgetExceeded, match="500 tokens"):
         await play(pool, "Hello", streams=True, history=history, budget=500)
     box = await pool.get()
     assert await box.files.read_text("/home/user/counted") == "x"

@@ -144,7 +144,7 @@ async def test_one_agent_has_many_conversations_at_once(pool: SandboxPool) -> No
 async def test_steps_that_are_used_up_end_the_run_and_it_can_go_on(pool: SandboxPool) -> None:
     model = says({"call": [calls("sandbox_list")]}, {"call": [calls("sandbox_list")]}, {"text": "At last."})
     history = atoll.History()
-    with pytest.raises(atoll.BudgetSpent, match="2 steps"):
+    with pytest.raises(atoll.BudgetExceeded, match="2 steps"):
         await atoll.Agent(model, pool.tools(), steps=2).run("Go", history=history)
     assert outcomes(history) == ["success", "success"]
     assert (await atoll.Agent(model, pool.tools(), steps=2).run(None, history=history)).text == "At last."

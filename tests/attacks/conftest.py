@@ -47,7 +47,7 @@ async def engine(runtime_name: RuntimeName, state_dir: Path) -> AsyncIterator[En
         for info in await engine.list():
             with suppress(SandboxNotFound):
                 await engine.destroy(info.name)
-        await engine.collect()
+        await engine.remove_abandoned()
 
 
 @pytest.fixture(scope="package")

@@ -130,7 +130,7 @@ async def test_many_processes_with_many_descriptors_leave_the_host_some(victim: 
         os.close(os.open("/dev/null", os.O_RDONLY))
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="as an ordinary user there is but one owner")
+@pytest.mark.skipif(os.geteuid() != 0, reason="as an unprivileged user there is but one owner")
 async def test_the_user_namespace_belongs_to_the_sandbox_alone(
     prey: Sandbox, bystander: Sandbox, runtime_name: RuntimeName
 ) -> None:

@@ -27,14 +27,14 @@ async def test_the_keeper_has_given_up_every_right(prey: Sandbox, engine: Engine
     assert status["Seccomp"] == "2"
     assert status["NoNewPrivs"] == "1"
     if os.geteuid() == 0:
-        # As an ordinary user it has none to give up: it stays that user, behind the same filter.
+        # As an unprivileged user it has none to give up: it stays that user, behind the same filter.
         assert "0" not in status["Uid"].split() + status["Gid"].split()
         assert status["Groups"] == ""
     for kind in ("CapPrm", "CapEff", "CapInh", "CapAmb"):
         assert int(status[kind], 16) == 0
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="as an ordinary user all processes are that user's")
+@pytest.mark.skipif(os.geteuid() != 0, reason="as an unprivileged user all processes are that user's")
 async def test_the_keeper_is_nobody_that_exists_inside(prey: Sandbox, engine: Engine) -> None:
     """Were it a user of the sandbox's, a process that left its namespaces could trace it."""
     keeper = int(status_of(keeper_of(engine, prey))["Uid"].split()[0])

@@ -22,7 +22,7 @@ from atoll.runtime.state.store import ID_BASE, ID_SLOTS, ID_STEP
 from atoll.settings import Settings
 from tests.attacks.programs import PROBE, host_processes, running, shell, status_of, top_of
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="as an ordinary user there is one id for all sandboxes")
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="as an unprivileged user there is one id for all sandboxes")
 STRANGER = 54321
 """A user id that means nothing on any machine."""
 

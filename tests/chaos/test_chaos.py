@@ -140,7 +140,7 @@ class Chaos:
         found = {each.id: each for each in await engine.checkpoints()}
         perhaps = model.perhaps_checkpoints()
         for id in set(found) - set(model.checkpoints):
-            label = found[id].name
+            label = found[id].label
             if label not in perhaps:
                 raise Broken(f"a checkpoint that nobody made, or that was deleted: {found[id]}")
             made = perhaps.pop(label)

@@ -165,7 +165,7 @@ def test_a_failure_is_the_last_line_of_json(atoll: Atoll, script: Any) -> None:
     assert json.loads(done.stdout.splitlines()[-1])["text"] == "1."
     done = atoll("agent", "--json", "--model", script(HELLO), "--steps", "1", "hi", status=1)
     error = json.loads(done.stdout.splitlines()[-1])["error"]
-    assert error["code"] == "budget_spent"
+    assert error["code"] == "budget_exceeded"
     assert "--history" in error["hint"]
 
 

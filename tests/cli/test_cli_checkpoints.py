@@ -37,7 +37,7 @@ def test_checkpoints_are_made_drawn_gone_back_to_and_deleted(atoll: Atoll) -> No
     first = atoll.text("checkpoint", name, "one").strip()
     atoll.text("exec", name, "-c", "echo 2 > f")
     second = atoll.json("checkpoint", name, "two", "--json")
-    assert (second["parent"], second["name"], second["with_memory"]) == (first, "two", False)
+    assert (second["parent"], second["label"], second["with_memory"]) == (first, "two", False)
     assert atoll.text("restore", name, "one") == f"{name} is restored to one\n"
     assert atoll.text("exec", name, "cat", "f") == "1\n"
     third = atoll.text("checkpoint", name, "three").strip()
@@ -58,3 +58,16 @@ def test_checkpoints_are_made_drawn_gone_back_to_and_deleted(atoll: Atoll) -> No
     atoll("restore", name, "one", status=1)
     freed = atoll.json("gc", "--json")
     assert set(freed) == {"freed"}
+
+
+def test_checkpoints_of_a_destroyed_sandbox_are_listed_and_an_unknown_name_is_an_error(atoll: Atoll) -> None:
+    name = atoll.box()
+    assert atoll.json("checkpoints", name, "--json") == []
+    made = atoll.text("checkpoint", name, "kept").strip()
+    atoll.text("rm", name)
+    assert [(each["id"], each["label"]) for each in atoll.json("checkpoints", name, "--json")] == [(made, "kept")]
+    refused = atoll.json("checkpoints", name, "--delete", "kepd", "--json", status=1)["error"]
+    assert f"no checkpoint has the id or label 'kepd' (checkpoints: {made} with the label 'kept'" in refused["message"]
+    assert atoll.text("checkpoints", name, "--delete", "kept") == "kept\n"
+    assert atoll.json("checkpoints", name, "--json", status=1)["error"]["code"] == "sandbox_not_found"
+    assert atoll("checkpoints", "no-such", status=1).stderr.startswith(b"error: no sandbox is named 'no-such'")

@@ -144,10 +144,13 @@ def test_a_state_directory_that_cannot_be_is_a_sentence(atoll: Atoll, tmp_path: 
 def test_doctor_names_what_it_looked_at_and_which_runtimes_work(atoll: Atoll) -> None:
     report = atoll.json("doctor", "--json")
     assert report["runtimes"]
-    assert all(set(finding) == {"topic", "ok", "detail", "fix"} for finding in report["findings"])
+    assert all(set(finding) == {"topic", "ok", "detail", "fix"} for finding in report["diagnostics"])
     text = atoll.text("doctor")
     assert "✓" in text
     assert ", ".join(report["runtimes"]) in text
+    if "bwrap" in report["runtimes"]:
+        assert "bwrap (only by name)" in text
+        assert "used only if it is requested by name" in text
 
 
 def test_a_listing_that_is_not_read_to_the_end_is_no_error(atoll: Atoll, box: str) -> None:

@@ -14,7 +14,7 @@ def test_storage_tells_what_the_layers_stand_on_and_whether_disks_can_be_limited
     assert 0 < told["free_bytes"] <= told["total_bytes"]
     lines = dict(line.split("  ", 1) for line in atoll.text("storage").splitlines())
     assert lines["file system"].strip() == told["filesystem"]
-    (finding,) = [each for each in atoll.json("doctor", "--json")["findings"] if each["topic"] == "disk limits"]
+    (finding,) = [each for each in atoll.json("doctor", "--json")["diagnostics"] if each["topic"] == "disk limits"]
     assert (finding["ok"], finding["fix"]) == (told["disk_limit"], told["fix"])
     if told["disk_limit"]:
         name = atoll.create("--disk", "64m")
@@ -22,7 +22,7 @@ def test_storage_tells_what_the_layers_stand_on_and_whether_disks_can_be_limited
     else:
         refused = atoll.json("create", "--disk", "64m", "--json", status=1)["error"]
         assert (refused["code"], refused["details"]) == ("unenforceable", {"limit": "disk"})
-        assert told["lack"] in refused["message"]
+        assert told["missing"] in refused["message"]
         assert told["fix"] in refused["message"]
     assert b"--disk is 1024, but it must be" in atoll("create", "--disk", "1k", status=1).stderr
 

@@ -1,7 +1,7 @@
-"""The core of this suite again, as an ordinary user: once with a range of ids in /etc/subuid, once with none.
+"""The core of this suite again, as an unprivileged user: once with a range of ids in /etc/subuid, once with none.
 
 Root makes the user, and a private mount namespace in which the user can reach Python, its packages and this checkout,
-wherever they are. Run by an ordinary user, these tests have nothing to add: the whole suite is rootless then.
+wherever they are. Run by an unprivileged user, these tests have nothing to add: the whole suite is rootless then.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 BOUND_S = 240
 
 pytestmark = [
-    pytest.mark.skipif(os.geteuid() != 0, reason="not root: the whole suite runs as an ordinary user"),
+    pytest.mark.skipif(os.geteuid() != 0, reason="not root: the whole suite runs as an unprivileged user"),
     pytest.mark.timeout(BOUND_S + 30),
 ]
 
@@ -131,7 +131,7 @@ def test_the_core_of_the_suite_holds_for_an_ordinary_user(
         with suppress(AssertionError):
             wait_until(is_alone, "no process of the user is left")
     summary = done.stdout.strip().splitlines()[-1] if done.stdout.strip() else ""
-    assert done.returncode == 0, f"as an ordinary user:\n{done.stdout[-20_000:]}\n{done.stderr[-5_000:]}"
+    assert done.returncode == 0, f"as an unprivileged user:\n{done.stdout[-20_000:]}\n{done.stderr[-5_000:]}"
     assert " passed" in summary, f"nothing was run: {summary}"
     assert not left, f"processes of the user live on:\n{left}"
     for line in done.stdout.splitlines():

@@ -225,7 +225,7 @@ async def test_a_file_system_in_a_file_is_made_found_again_and_removed(
     image, layers = state_dir / "storage.img", state_dir / "layers"
     image.write_bytes(b"what somebody left who was killed")
     async with atoll.open(state_dir) as engine:
-        assert engine.storage.look().image is None
+        assert engine.storage.info().image is None
         with pytest.raises(InvalidRequest, match="must be at least"):
             await engine.storage.init(MIB)
         made = await engine.storage.init(SIZE, kind)
@@ -260,7 +260,7 @@ async def test_a_file_system_in_a_file_is_made_found_again_and_removed(
         # One that was started while this was mounted, elsewhere, does not keep it.
         async with atoll.open(elsewhere) as another, await another.create():
             await engine.storage.remove()
-            assert engine.storage.look().image is None
+            assert engine.storage.info().image is None
             assert str(state_dir) not in run("losetup", "--list", "--noheadings", "--output", "BACK-FILE")
     assert _mounts(layers) == 0
     assert [name for name in os.listdir(state_dir) if name.startswith("storage.") and name != "storage.lock"] == []

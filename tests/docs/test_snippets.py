@@ -77,12 +77,12 @@ async def test_the_documentation_is_true(page: str, section: str, state: Path, t
 def test_public_names_are_exactly_these() -> None:
     """The public API is pinned: adding or removing a name is a decision, with a line in the changelog."""
     names = """
-    Agent Answer ArchiveRefused AtollError AuditRecord Budget BudgetSpent CallerError Capabilities Checkpoint
+    Agent Answer ArchiveRefused AtollError AuditRecord Budget BudgetExceeded CallerError Capabilities Checkpoint
     CheckpointNotFound Children Diagnostic DiskFull Engine ExecBytes ExecResult ExecTimeout Exited ExportResult
     FileChange FileEntry FileError FileStat Files Gap GuestProtocolError History ImageStore ImageUnavailable
     InvalidRequest LaunchFailed Limits Match ModelFailed ModelUnavailable NetworkPolicy NotCheckpointable Output
     PathExists PathIsDirectory PathNotDirectory PathNotFound PermissionDenied PortRefused Preview Process
-    ProcessEvent ProcessInfo ProcessNotFound Role RuntimeUnavailable Sandbox SandboxAsleep SandboxDied SandboxError
+    ProcessEvent ProcessInfo ProcessNotFound Role RuntimeUnavailable Sandbox SandboxShutdown SandboxDied SandboxError
     SandboxExists SandboxInfo SandboxNotFound ScriptFailed Secret Settings StorageInfo SystemProcess Tokens Tool
     ToolResult ToolSet Truncation Unenforceable Usage WarmPool generate_text open
 """.split()

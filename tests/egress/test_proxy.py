@@ -12,7 +12,7 @@ import anyio
 import pytest
 from anyio.abc import ByteStream
 
-from atoll.contract.network import Address, Indexes
+from atoll.contract.network import Address, PackageIndexes
 from atoll.contract.secret import Secret
 from atoll.runtime.egress.proxy import Connector
 from atoll.runtime.http1 import Dial, Headers, TunnelHandler
@@ -225,7 +225,7 @@ async def test_a_server_that_breaks_off_is_not_taken_for_one_that_ended(world: W
 async def test_indexes_may_be_at_private_addresses_and_nobody_else_there(world: World, tmp_path: Path) -> None:
     world.name("index.test", ["10.1.2.3"])
     world.name("evil.test", ["169.254.169.254"])
-    indexes = Indexes(allow=("index.test:443", "evil.test:443"), env={}, certificates={})
+    indexes = PackageIndexes(allow=("index.test:443", "evil.test:443"), env={}, certificates={})
     async with proxied(world, tmp_path, "registries", "other.test", indexes=indexes) as proxy:
         assert await proxy.socks("index.test", 443) == 0
         assert await proxy.socks("index.test", 80) == 2

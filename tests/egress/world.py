@@ -15,7 +15,7 @@ import anyio
 from anyio.abc import ByteStream, SocketAttribute
 
 from atoll import Engine
-from atoll.contract.network import Address, AuditRecord, Indexes, NetworkPolicy
+from atoll.contract.network import Address, AuditRecord, NetworkPolicy, PackageIndexes
 from atoll.runtime.egress import audit
 from atoll.runtime.egress.policy import PolicyEvaluator
 from atoll.runtime.egress.proxy import Connector, EgressProxy, Interceptor
@@ -117,7 +117,7 @@ class Proxied:
     def records(self) -> list[AuditRecord]:
         return audit.read(self._directory)
 
-    def allow(self, *rules: str, indexes: Indexes | None = None) -> None:
+    def allow(self, *rules: str, indexes: PackageIndexes | None = None) -> None:
         self.evaluator = PolicyEvaluator(NetworkPolicy(allow=rules), indexes)
         self.proxy.recheck()
 
@@ -150,7 +150,11 @@ class Proxied:
 
 @asynccontextmanager
 async def proxied(
-    world: World, directory: Path, *rules: str, indexes: Indexes | None = None, interceptor: Interceptor | None = None
+    world: World,
+    directory: Path,
+    *rules: str,
+    indexes: PackageIndexes | None = None,
+    interceptor: Interceptor | None = None,
 ) -> AsyncIterator[Proxied]:
     audit_log = audit.AuditLog(directory)
 

@@ -174,7 +174,7 @@ async def test_the_host_image_cannot_be_removed(store: ImageStore):
         await store.remove("host")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user is what all the other tests run as")
+@pytest.mark.skipif(os.geteuid() != 0, reason="an unprivileged user is what all the other tests run as")
 @pytest.mark.usefixtures("programs")
 async def test_an_ordinary_user_has_a_store_as_well(tmp_path: Path):
     """In a user namespace in which this user is all that there is: nothing can be given to anyone else."""

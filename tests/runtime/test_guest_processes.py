@@ -121,9 +121,9 @@ async def test_a_command_that_does_not_read_its_input_ends(sandbox: Sandbox) -> 
 async def test_output_beyond_the_limit_is_head_and_tail(sandbox: Sandbox) -> None:
     result = await sandbox.exec_bytes("seq 100000", output_limit_bytes=1000)
     whole = b"".join(b"%d\n" % i for i in range(1, 100001))
-    assert result.stdout_cut is not None
+    assert result.stdout_truncation is not None
     assert result.stdout == whole[:500] + whole[-500:]
-    assert (result.stdout_cut.start, result.stdout_cut.end, result.stdout_cut.total) == (
+    assert (result.stdout_truncation.start, result.stdout_truncation.end, result.stdout_truncation.total) == (
         500,
         len(whole) - 500,
         len(whole),
@@ -137,8 +137,8 @@ async def test_a_hundred_megabytes_of_output_pass_with_bounded_memory(sandbox: S
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     result = await sandbox.exec_bytes("head -c 100000000 /dev/zero", output_limit_bytes=MIB)
     after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    assert result.stdout_cut is not None
-    assert result.stdout_cut.total == 100_000_000
+    assert result.stdout_truncation is not None
+    assert result.stdout_truncation.total == 100_000_000
     assert after - before < 8 * 1024, "KiB more than before"
 
 

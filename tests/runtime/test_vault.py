@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import base64
 import stat
+import traceback
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from pydantic import SecretStr
+from pydantic import Field, SecretStr, field_validator
 
 from atoll import InvalidRequest, SandboxError, Secret, Settings
 from atoll.runtime.secrets.vault import SandboxSecrets, Vault
@@ -76,6 +77,34 @@ def test_a_key_from_the_environment_is_long_and_not_repeated(monkeypatch: pytest
     with pytest.raises(InvalidRequest, match="fewer than 32") as refused:
         Settings.from_environment()
     assert "too-short" not in str(refused.value)
+
+
+class MoreSecrets(Settings):
+    added_later: SecretStr | None = Field(default=None, min_length=16)
+
+    @field_validator("added_later")
+    @classmethod
+    def refuse_spaces(cls, value: SecretStr) -> SecretStr:
+        if " " in value.get_secret_value():
+            raise ValueError(f"{value.get_secret_value()} has a space")
+        return value
+
+
+@pytest.mark.parametrize("field", ["secrets_key", "mcp_token", "added_later"])
+@pytest.mark.parametrize("others", [{}, {"ATOLL_IMAGE": "host"}, {"ATOLL_PREVIEW_LISTEN": "nowhere"}])
+@pytest.mark.parametrize("value", ["hunter2", "hunter2 and some more characters"])
+def test_an_error_about_the_environment_never_shows_a_secret(
+    monkeypatch: pytest.MonkeyPatch, field: str, others: dict[str, str], value: str
+) -> None:
+    """Whichever the field, whatever is wrong with it, and also if another variable is wrong."""
+    if " " in value and field != "added_later":
+        value = "hunter2"
+    for variable, text in {f"ATOLL_{field.upper()}": value, **others}.items():
+        monkeypatch.setenv(variable, text)
+    with pytest.raises(InvalidRequest) as refused:
+        MoreSecrets.from_environment()
+    assert "ATOLL_" in refused.value.message
+    assert "hunter2" not in "".join(traceback.format_exception(refused.value))
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,9 @@ async def test_a_sprite_goes_back_and_is_forked(call: Caller, tools: ToolSet, po
     for name, state in (("work", "one"), ("now", "three"), ("then", "two")):
         assert (await call(tools, "sprite_exec", name=name, command="cat state"))["stdout"] == f"{state}\n"
 
-    assert "no checkpoint 'befor'" in await call.error(tools, "sprite_restore", name="work", checkpointId="befor")
+    assert "no checkpoint has the id or label 'befor'" in await call.error(
+        tools, "sprite_restore", name="work", checkpointId="befor"
+    )
     # A checkpoint is one sprite's, also by its id.
     assert "no checkpoint" in await call.error(tools, "sprite_restore", name="first", checkpointId=one["id"])
     said = await call.error(tools, "sprite_fork", name="first", newName="x", checkpointId=one["id"])
@@ -149,7 +151,7 @@ async def test_sprites_of_another_session_are_not_there(call: Caller, tools: Too
             said = await call.error(tools, "sprite_exec", name=name, command="true")
             assert said == f"Error: no sandbox is named {name!r} (sandboxes: 'first')"
         said = await call.error(tools, "sprite_restore", name="first", checkpointId=made["id"])
-        assert said == f"Error: there is no checkpoint {made['id']!r} (checkpoints: there are none)"
+        assert said == f"Error: no checkpoint has the id or label {made['id']!r} (checkpoints: there are none)"
         await others.aclose()
 
 

@@ -44,7 +44,7 @@ from pydantic_ai.usage import RequestUsage
 
 from atoll.agents import models
 from atoll.agents.history import History, interrupted
-from atoll.contract.errors import BudgetSpent, InvalidRequest
+from atoll.contract.errors import BudgetExceeded, InvalidRequest
 from atoll.contract.model import Frozen
 from atoll.settings import Settings
 from atoll.tools.tool import ImagePart, Tool, ToolResult, ToolSet, failure, readable, readable_all
@@ -243,7 +243,7 @@ class Agent:
 
         Raises:
             InvalidRequest: there is neither a prompt nor a history to continue.
-            BudgetSpent: the steps or tokens were used up before the model had finished.
+            BudgetExceeded: the steps or tokens were used up before the model had finished.
             ModelFailed, ModelUnavailable: the request to the model failed.
         """
 
@@ -397,8 +397,8 @@ class _Run:
         elif isinstance(messages[-1], ModelResponse):
             raise InvalidRequest("the conversation ends with the model's answer; give a prompt to continue it")
 
-    def _spent(self, what: str, steps: int) -> BudgetSpent:
-        return BudgetSpent(
+    def _spent(self, what: str, steps: int) -> BudgetExceeded:
+        return BudgetExceeded(
             f"the run used up its {what} before the model had finished; continue with its history and a larger budget",
             steps=steps,
             tokens=self._tokens.total,
@@ -506,7 +506,7 @@ class _Run:
             allowed: list[int] = []
             for index, call in enumerate(calls):
                 if self._budget.is_spent:
-                    await ended(index, failure("not done: the token budget is spent", "budget_spent"), "denied")
+                    await ended(index, failure("not done: the token budget is spent", "budget_exceeded"), "denied")
                 elif index >= MAX_CALLS_PER_ANSWER:
                     await ended(
                         index, failure(f"not done: an answer may have {MAX_CALLS_PER_ANSWER} calls", "too_many_calls")

@@ -86,7 +86,7 @@ class Launch(Frozen):
     id: str
     """Never used twice on a machine."""
     directory: Path
-    """The sandbox's own directory. The driver makes what it needs in it; the runtime removes all of it."""
+    """The sandbox's own directory. The driver makes what it needs in it; the engine removes all of it."""
     active_layer: Path
     """The layer that the sandbox writes to. The driver makes `upper/` and `work/` in it where they are missing."""
     hostname: str
@@ -148,8 +148,9 @@ class LayerStore(Protocol):
     def owner_command(self, *command: str) -> list[str]:
         """The command line that runs `command` as the owner of all files that sandboxes write.
 
-        As root the program runs as root, and ids are the host's. As an ordinary user it runs as root of the sandboxes'
-        user namespace, and ids are those inside. The started process becomes the program: a signal to it reaches it.
+        As root the program runs as root, and ids are the host's. As an unprivileged user it runs as root of the
+        sandboxes' user namespace, and ids are those inside. The started process becomes the program: a signal to it
+        reaches it.
         """
         ...
 

@@ -5,7 +5,7 @@
     │   ├── InvalidRequest          (ValueError)        an argument is wrong
     │   ├── SandboxNotFound         (LookupError)       no sandbox has this name
     │   ├── SandboxExists           (FileExistsError)   the name is taken
-    │   ├── SandboxAsleep                               it was shut down; only `wake` starts it
+    │   ├── SandboxShutdown                             it was shut down; only `wake` starts it
     │   ├── NotCheckpointable                           the runtime cannot save its processes; they go on
     │   ├── CheckpointNotFound      (LookupError)       no checkpoint has this id or label
     │   ├── ProcessNotFound         (LookupError)       no such process is known in the sandbox
@@ -21,7 +21,7 @@
     ├── ModelFailed                 the model request failed, or its answer is unusable
     │   ├── ModelUnavailable        (ConnectionError)   temporarily; it may be retried
     │   └── ScriptFailed                                a scripted model got another input than its script
-    ├── BudgetSpent                 an agent used up its steps or tokens; its history is kept
+    ├── BudgetExceeded              an agent used up its steps or tokens; its history is kept
     ├── PortRefused                 (ConnectionRefusedError)  nothing listens there, inside
     └── FileError                   (OSError)           a file operation inside failed
         ├── PathNotFound            (FileNotFoundError)
@@ -92,8 +92,8 @@ class SandboxExists(CallerError, FileExistsError):
         super().__init__(f"a sandbox named {name!r} exists already; use it, or destroy it first", name=name)
 
 
-class SandboxAsleep(CallerError):
-    code = "sandbox_asleep"
+class SandboxShutdown(CallerError):
+    code = "sandbox_shutdown"
 
 
 class NotCheckpointable(CallerError):
@@ -105,9 +105,16 @@ class NotCheckpointable(CallerError):
 class CheckpointNotFound(CallerError, LookupError):
     code = "checkpoint_not_found"
 
-    def __init__(self, wanted: str, known: list[str]) -> None:
-        have = ", ".join(repr(id) for id in known[:8]) or "there are none"
-        super().__init__(f"there is no checkpoint {wanted!r} (checkpoints: {have})", wanted=wanted, known=known[:64])
+    def __init__(self, wanted: str, known: Mapping[str, str | None]) -> None:
+        """`known` maps the id of each checkpoint to the label that would find it, if there is one."""
+        shown = [id if label is None else f"{id} with the label {label!r}" for id, label in known.items()]
+        have = ", ".join(shown[:8]) or "there are none"
+        super().__init__(
+            f"no checkpoint has the id or label {wanted!r} (checkpoints: {have})",
+            wanted=wanted,
+            known=[*known][:64],
+            labels=[label for label in known.values() if label is not None][:64],
+        )
 
 
 class ProcessNotFound(CallerError, LookupError):
@@ -177,10 +184,10 @@ class ScriptFailed(ModelFailed):
     code = "script_failed"
 
 
-class BudgetSpent(AtollError):
+class BudgetExceeded(AtollError):
     """The agent used up its budget. The run can continue with its history and a larger budget."""
 
-    code = "budget_spent"
+    code = "budget_exceeded"
 
 
 class PortRefused(AtollError, ConnectionRefusedError):

@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from atoll.contract.errors import InvalidRequest
-from atoll.contract.network import Indexes, NetworkPolicy
+from atoll.contract.network import NetworkPolicy, PackageIndexes
 
 NAME_RULE = "1 to 63 characters: lower-case letters, digits, '-', '_' and '.', beginning with a letter or a digit"
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
@@ -27,14 +27,14 @@ RuntimeName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,31}$")]
 FileKind = Literal["file", "directory", "symlink", "fifo", "socket", "char_device", "block_device"]
 
 
-def check_name(name: str) -> str:
-    """Return `name` if it is allowed for a sandbox or a checkpoint.
+def check_name(name: str, *, noun: str = "a name for a sandbox") -> str:
+    """Return `name` if it is allowed as what `noun` says: the name of a sandbox, or the label of a checkpoint.
 
     Raises:
         InvalidRequest: it is not; the message says what is allowed.
     """
     if not _NAME.fullmatch(name):
-        raise InvalidRequest(f"{name!r} is not a name for a sandbox; allowed are {NAME_RULE}", name=name)
+        raise InvalidRequest(f"{name!r} is not {noun}; allowed are {NAME_RULE}", name=name)
     return name
 
 
@@ -98,7 +98,7 @@ class SandboxSpec(Frozen):
     """How long it may be unused before it is paused. Unset: for ever. Using it resumes it."""
     network: NetworkPolicy | None = None
     """The policy of its egress. Unset: no connection leaves it, and no proxy listens inside."""
-    indexes: Indexes | None = None
+    indexes: PackageIndexes | None = None
     """The package indexes that the preset `registries` meant when `network` was set. Unset: `network` has no preset."""
 
 
@@ -141,8 +141,8 @@ class Checkpoint(Frozen):
     """A sandbox as it was at one moment, to restore it or to fork others from."""
 
     id: str
-    name: str | None = None
-    """Its label. Unset: it has none, and is named by its id."""
+    label: str | None = None
+    """Unset: it has none, and is found by its id only."""
     sandbox: str
     """The name of its sandbox."""
     created_at: datetime
@@ -170,7 +170,7 @@ class StorageInfo(Frozen):
     """The files of a running sandbox are copied in constant time, however much it has written."""
     disk_limit: bool
     """`Limits.disk_bytes` can be enforced."""
-    lack: str | None = None
+    missing: str | None = None
     """Why it cannot. Unset: it can."""
     fix: str | None = None
     """The command that fixes it. Unset: it can, or there is none."""
@@ -234,8 +234,8 @@ class ExecOutcome(Frozen):
     timed_out: bool = False
     out_of_memory: bool = False
     """True: the kernel killed the command because the sandbox reached its memory limit."""
-    stdout_cut: Truncation | None = None
-    stderr_cut: Truncation | None = None
+    stdout_truncation: Truncation | None = None
+    stderr_truncation: Truncation | None = None
 
     @property
     def ok(self) -> bool:
@@ -245,7 +245,7 @@ class ExecOutcome(Frozen):
 class ExecResult(ExecOutcome):
     """How a command ended, and its output as text: UTF-8, with U+FFFD for an invalid byte.
 
-    Where `stdout_cut` is set, `stdout` is the head, one line that says how much was left out, and the tail.
+    Where `stdout_truncation` is set, `stdout` is the head, one line that says how much was left out, and the tail.
     """
 
     stdout: str
@@ -253,7 +253,10 @@ class ExecResult(ExecOutcome):
 
 
 class ExecBytes(ExecOutcome):
-    """How a command ended, and its output as bytes. Where `stdout_cut` is set, `stdout` is head and tail, joined."""
+    """How a command ended, and its output as bytes.
+
+    Where `stdout_truncation` is set, `stdout` is head and tail, joined.
+    """
 
     stdout: bytes
     stderr: bytes

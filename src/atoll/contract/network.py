@@ -23,7 +23,7 @@ REGISTRIES = "registries"
 PRESETS = frozenset({REGISTRIES})
 """Names that are written as a rule and stand for several."""
 ANY = "*"
-RULE_RULE = (
+RULE_SYNTAX = (
     "a name (example.com), any name below one (*.example.com), any host (*), an address or a range (192.0.2.7, "
     "10.0.0.0/8, fd00::/8), each with an optional :PORT or :LOW-HIGH ([fd00::1]:443), "
     f"or the preset {REGISTRIES}"
@@ -123,7 +123,7 @@ def parse_rule(text: str) -> Rule:
     try:
         return _parse(text.strip())
     except ValueError as error:
-        raise InvalidRequest(f"{text!r} is not a network rule: {error}; a rule is {RULE_RULE}") from None
+        raise InvalidRequest(f"{text!r} is not a network rule: {error}; a rule is {RULE_SYNTAX}") from None
 
 
 def _parse(text: str) -> Rule:
@@ -207,7 +207,7 @@ class NetworkPolicy(BaseModel):
         return frozenset(rule.preset for rule in self.rules if rule.preset is not None)
 
 
-class Indexes(BaseModel):
+class PackageIndexes(BaseModel):
     """The package indexes that the machine was configured for when a policy with `registries` was set."""
 
     model_config = _STRICT

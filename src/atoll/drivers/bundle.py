@@ -16,7 +16,7 @@ from atoll.drivers import seccomp
 from atoll.drivers.keeper_command import ID_COUNT, HostFile
 from atoll.drivers.machine import Machine
 
-CAPABILITIES = [
+LINUX_CAPABILITIES = [
     f"CAP_{name}"
     for name in (
         "CHOWN DAC_OVERRIDE FOWNER FSETID KILL NET_BIND_SERVICE SETFCAP SETGID SETPCAP SETUID SYS_CHROOT".split()
@@ -86,7 +86,7 @@ def config(
             "args": guest_command(launch, machine),
             "env": [f"{name}={value}" for name, value in GUEST_ENVIRONMENT.items()],
             "cwd": "/",
-            "capabilities": dict.fromkeys(("bounding", "effective", "permitted"), CAPABILITIES),
+            "capabilities": dict.fromkeys(("bounding", "effective", "permitted"), LINUX_CAPABILITIES),
             "noNewPrivileges": True,
         },
         "root": {"path": f"{cover}/root", "readonly": False},

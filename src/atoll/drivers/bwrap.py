@@ -1,8 +1,8 @@
-"""The driver for bubblewrap, for machines without an OCI runtime, as root or as an ordinary user. Used by name only.
+"""The driver for bubblewrap, for machines without an OCI runtime, as root or unprivileged. Used by name only.
 
 It starts the same guest through the same keeper, on the same layers, as `oci.py` does. A sandbox has user, mount, PID,
 network, IPC, UTS and cgroup namespaces; as root, its own range of user ids. Root inside has the same capabilities and
-the same filter of system calls, cannot gain privileges, and has loopback alone for a network.
+the same seccomp filter, cannot gain privileges, and has loopback alone for a network.
 
 What it does not have, and why a sandbox never gets it without asking for it:
 - No cgroups: no limit on memory, CPU time or the number of processes, no accounting of them, no freezing. A fork bomb
@@ -34,9 +34,9 @@ from atoll.drivers import bundle, seccomp, storage
 from atoll.drivers.hostname import Hostnames
 from atoll.drivers.keeper_client import KeeperSocket
 from atoll.drivers.keeper_command import BIN, HostFile, KeeperCommand
-from atoll.drivers.layer_store import OverlayLayers
+from atoll.drivers.layer_store import OverlayLayerStore
+from atoll.drivers.limits import check_limits
 from atoll.drivers.machine import Machine, find_program
-from atoll.drivers.oci import check_limits
 
 NAME: RuntimeName = "bwrap"
 PACKAGE = "bubblewrap"
@@ -74,7 +74,7 @@ class BwrapDriver:
         self._machine = machine
         self._run_dir = state_dir / "run"
         self._command = KeeperCommand(machine)
-        self.layers = OverlayLayers(state_dir, machine)
+        self.layers = OverlayLayerStore(state_dir, machine)
         self.keeper = KeeperSocket(can_freeze=False)
         self._hostnames = Hostnames(machine, self.keeper)
 
@@ -114,7 +114,7 @@ class BwrapDriver:
             await self.keeper.wait_ready(launch.directory)
 
     def _filter(self, directory: Path) -> Path:
-        """The compiled filter of system calls, in a file that root inside may read."""
+        """The compiled seccomp filter, in a file that root inside may read."""
         program = seccomp.compiled(self._run_dir)
         if program is None:
             raise LaunchFailed("bwrap needs libseccomp to filter system calls", hint="apt-get install libseccomp2")
@@ -125,7 +125,7 @@ class BwrapDriver:
 
     def _runtime(self, launch: Launch, cover: str) -> list[str]:
         """The command that the keeper starts, as root of the sandbox's user namespace."""
-        few = ",".join(f"+{name.removeprefix('CAP_').lower()}" for name in bundle.CAPABILITIES)
+        few = ",".join(f"+{name.removeprefix('CAP_').lower()}" for name in bundle.LINUX_CAPABILITIES)
         return [
             *("/bin/sh", "-c", _WITH_FILTER, "sh", f"{cover}/filter"),
             # bubblewrap leaves the bounding set as it is. Inheriting keeps for itself what the set lacks.
@@ -133,7 +133,7 @@ class BwrapDriver:
             *(f"{cover}/{NAME}", *_NAMESPACES, "--hostname", launch.hostname),
             *("--bind", f"{cover}/root", "/", *_MOUNTS, "--ro-bind", f"{cover}/guest", GUEST),
             *_hidden(),
-            *("--cap-drop", "ALL", *(word for name in bundle.CAPABILITIES for word in ("--cap-add", name))),
+            *("--cap-drop", "ALL", *(word for name in bundle.LINUX_CAPABILITIES for word in ("--cap-add", name))),
             *(
                 "--clearenv",
                 *(w for name, value in bundle.GUEST_ENVIRONMENT.items() for w in ("--setenv", name, value)),

@@ -1,4 +1,4 @@
-"""What this machine offers to isolation, as `atoll doctor` shows it: each fact with the command that fixes it.
+"""What this machine supports, as `atoll doctor` shows it: each fact with the command that fixes it.
 
 Owns the wording and the fixes. Not here: reading the machine (`machine.py`), which drivers exist (`registry.py`).
 """
@@ -6,7 +6,7 @@ Owns the wording and the fixes. Not here: reading the machine (`machine.py`), wh
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from atoll.contract.driver import Diagnostic
@@ -20,10 +20,16 @@ _USER_NAMESPACES = (
 _ID_RANGE = "apt-get install uidmap && usermod --add-subuids 100000-165535 --add-subgids 100000-165535"
 
 
-def examine(state_dir: Path, machine: Machine, packages: Mapping[str, str]) -> list[Diagnostic]:
-    """What the machine offers. `packages` maps the program of each runtime to the Debian package that installs it."""
+def examine(
+    state_dir: Path, machine: Machine, packages: Mapping[str, str], by_name: Collection[str] = ()
+) -> list[Diagnostic]:
+    """What the machine supports.
+
+    `packages` maps the program of each runtime to the Debian package that installs it. Those in `by_name` are used only
+    if they are requested by name.
+    """
     return [
-        *(_program(name, package) for name, package in packages.items()),
+        *(_program(name, package, by_name=name in by_name) for name, package in packages.items()),
         _kernel(machine),
         _user_namespaces(machine),
         _cgroups(machine),
@@ -33,10 +39,11 @@ def examine(state_dir: Path, machine: Machine, packages: Mapping[str, str]) -> l
     ]
 
 
-def _program(name: str, package: str) -> Diagnostic:
+def _program(name: str, package: str, *, by_name: bool) -> Diagnostic:
     path = find_program(name)
+    detail = (path or "not installed") + ("; used only if it is requested by name" if by_name else "")
     fix = None if path else f"apt-get install {package}"
-    return Diagnostic(topic=name, ok=path is not None, detail=path or "not installed", fix=fix)
+    return Diagnostic(topic=name, ok=path is not None, detail=detail, fix=fix)
 
 
 def _kernel(machine: Machine) -> Diagnostic:
@@ -82,5 +89,7 @@ def _ids(machine: Machine) -> Diagnostic:
 
 def _disk_limits(state_dir: Path, machine: Machine) -> Diagnostic:
     facts = storage.probe(state_dir / "layers", root=machine.root)
-    detail = f"{facts.filesystem}; " + ("what a sandbox writes can be limited" if facts.limits else str(facts.missing))
+    detail = "what a sandbox writes can be limited" if facts.limits else str(facts.missing)
+    if facts.filesystem not in detail:
+        detail = f"{facts.filesystem}; {detail}"
     return Diagnostic(topic="disk limits", ok=facts.limits, detail=detail, fix=facts.fix)

@@ -1,7 +1,7 @@
 """Changes the hostname of a running sandbox by entering its UTS namespace.
 
 Root does that in a thread that does nothing else: namespaces belong to a thread, and Python runs no signal handler in
-it, so it always returns to its own namespace. An ordinary user has to enter the user namespace too, which no
+it, so it always returns to its own namespace. An unprivileged user has to enter the user namespace too, which no
 thread of a process with several can; for them the keeper's program does the same (`keeper/hostname.c`). Not here:
 gVisor, whose hostname the host's kernel does not know (`oci.py`).
 """

@@ -68,18 +68,18 @@ class KeeperCommand:
                 words += [kind, "1", str(more.start), str(ID_COUNT - 1)]
         return words
 
-    def owner_command(self, *command: str) -> list[str]:
+    def nsexec_command(self, *command: str) -> list[str]:
         """The command line that runs a program where a runtime would run: see `LayerStore.owner_command`."""
         return [*self.line("nsexec", *([] if self._machine.root else self.maps(0))), "--", *command]
 
-    async def run_as_owner(
+    async def run_nsexec(
         self,
         *command: str,
         within_s: float = 60,
         pass_fds: tuple[int, ...] = (),
         env: Mapping[str, str] | None = None,
     ) -> subprocess.CompletedProcess[bytes]:
-        """Run a program as `owner_command` says, and wait for it.
+        """Run a program as `nsexec_command` does, and wait for it.
 
         Raises:
             SandboxError: it did not end in time.
@@ -88,7 +88,7 @@ class KeeperCommand:
             with anyio.fail_after(within_s):
                 full_env = {"PATH": PROGRAM_PATH} | dict(env or {})
                 return await anyio.run_process(
-                    self.owner_command(*command), check=False, env=full_env, pass_fds=pass_fds
+                    self.nsexec_command(*command), check=False, env=full_env, pass_fds=pass_fds
                 )
         except TimeoutError:
             raise SandboxError(f"{Path(command[0]).name} did not end within {within_s:g} s") from None

@@ -1,7 +1,7 @@
 """Copies, merges, measures and removes layers. Implements `contract.driver.LayerStore` for every driver here.
 
-Owns who does that: the kernel, where the file system has snapshots (`storage.py`), else the keeper's program, as the
-owner of the files. Not here: which layers exist and who refers to them (`runtime/state/layers.py`).
+Owns the choice of method: a snapshot, where the file system has them (`storage.py`), else the keeper's program, which
+runs as the owner of the files. Not here: which layers exist and what refers to them (`runtime/state/layers.py`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _REMOVE_S = 600
 """How long a million files may take to be removed."""
 
 
-class OverlayLayers:
+class OverlayLayerStore:
     """Layers as overlayfs needs them, in `state_dir/layers`."""
 
     def __init__(self, state_dir: Path, machine: Machine) -> None:
@@ -65,12 +65,12 @@ class OverlayLayers:
         if there:
             projects = storage.projects(there)
             command = ("rm", "-rf", "--one-file-system", "--", *map(str, there))
-            await self._keeper.run_as_owner(*command, within_s=_REMOVE_S)
+            await self._keeper.run_nsexec(*command, within_s=_REMOVE_S)
             storage.release(self._path, projects)
 
     async def size(self, path: Path) -> int:
-        done = await self._keeper.run_as_owner("du", "-s", "--block-size=1", "--", str(path))
+        done = await self._keeper.run_nsexec("du", "-s", "--block-size=1", "--", str(path))
         return int((done.stdout.split() or [b"0"])[0])
 
     def owner_command(self, *command: str) -> list[str]:
-        return self._keeper.owner_command(*command)
+        return self._keeper.nsexec_command(*command)

@@ -1,4 +1,4 @@
-"""What this machine offers to isolation: kernel, user ids, cgroups, installed programs.
+"""What this machine supports: kernel, user ids, cgroups, installed programs.
 
 Owns where Linux reports these. Not here: runtimes (`oci.py`, `bwrap.py`), what is wrong with a machine (`doctor.py`).
 Every driver imports this module first, so it also refuses other systems than Linux.
@@ -21,7 +21,7 @@ if sys.platform != "linux":
 import pwd
 
 PROGRAM_PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/local/sbin", "/usr/sbin", "/sbin"])
-"""Where programs of the host are searched for. An ordinary user's PATH often lacks the last three."""
+"""Where programs of the host are searched for. An unprivileged user's PATH often lacks the last three."""
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 CgroupMode = Literal["v1", "v2", "none"]
 _TMPFS, _CGROUP2 = 0x01021994, 0x63677270
@@ -48,7 +48,7 @@ class Machine:
 
     @property
     def single_id(self) -> bool:
-        """Whether all users inside are one host user: an ordinary user without a range of ids has no others."""
+        """Whether all users inside are one host user: an unprivileged user without a range of ids has no others."""
         return not self.root and not (self.subuids and self.subgids)
 
     @property
@@ -120,7 +120,7 @@ def _user_namespaces(root: bool) -> bool:
 
 
 def read_machine() -> Machine:
-    """Read what the machine offers. Takes well under a millisecond; the answer holds for the life of the process."""
+    """Read what the machine supports. Takes well under a millisecond; the answer holds for the life of the process."""
     root = os.geteuid() == 0
     mode, controllers = _cgroups(root)
     release = re.match(r"(\d+)\.(\d+)", os.uname().release)

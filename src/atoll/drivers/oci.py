@@ -1,4 +1,4 @@
-"""The driver for OCI runtimes: crun, runc and runsc (gVisor), as root or as an ordinary user.
+"""The driver for OCI runtimes: crun, runc and runsc (gVisor), as root or as an unprivileged user.
 
 Owns the runtime's command line, what differs between the three (`RUNTIMES`), and when a sandbox's cgroup is made and
 removed. The security-critical work is the runtimes'. Not here: the OCI configuration (`bundle.py`), the keeper, which
@@ -12,7 +12,6 @@ import contextlib
 import json
 import mmap
 import re
-import resource
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
@@ -24,13 +23,14 @@ import anyio
 from atoll.contract.driver import Capabilities, Launch
 from atoll.contract.errors import LaunchFailed, SandboxError, Unenforceable
 from atoll.contract.inside import GUEST
-from atoll.contract.model import Limits, RuntimeName, Usage
+from atoll.contract.model import RuntimeName, Usage
 from atoll.drivers import bundle, seccomp, storage
 from atoll.drivers.cgroups import Cgroups
 from atoll.drivers.hostname import Hostnames
 from atoll.drivers.keeper_client import KeeperSocket
 from atoll.drivers.keeper_command import BIN, HostFile, KeeperCommand
-from atoll.drivers.layer_store import OverlayLayers
+from atoll.drivers.layer_store import OverlayLayerStore
+from atoll.drivers.limits import check_limits
 from atoll.drivers.machine import Machine, find_program
 from atoll.settings import program_environment
 
@@ -120,7 +120,7 @@ class OciDriver:
         self._root = state_dir / "run" / traits.name
         self._cgroups = Cgroups(machine)
         self._command = KeeperCommand(machine)
-        self.layers = OverlayLayers(state_dir, machine)
+        self.layers = OverlayLayerStore(state_dir, machine)
         self.keeper = KeeperSocket(can_freeze="memory" in machine.controllers)
         self._hostnames = Hostnames(machine, self.keeper)
 
@@ -239,7 +239,7 @@ class OciDriver:
             return
         yield
         order = ["exec", "--user", "0:0", "--cap", "CAP_SYS_ADMIN", id, GUEST, "--hostname", hostname]
-        done = await self._command.run_as_owner(*self._runtime(), *order, env=self._env())
+        done = await self._command.run_nsexec(*self._runtime(), *order, env=self._env())
         if done.returncode != 0:
             error = done.stderr.decode(errors="replace").strip()[-500:]
             raise LaunchFailed(f"the sandbox's hostname could not be set: {error}")
@@ -263,7 +263,7 @@ class OciDriver:
         if not known or (self._traits.state_is_processes and self._machine.controllers):
             self._forget(id)
             return
-        done = await self._command.run_as_owner(*self._runtime(), "delete", "--force", id, env=self._env())
+        done = await self._command.run_nsexec(*self._runtime(), "delete", "--force", id, env=self._env())
         if (self._root / id).exists():  # whatever its exit code
             error = done.stderr.decode(errors="replace").strip()[-500:] or f"exit code {done.returncode}"
             raise SandboxError(f"{self.name} could not delete the sandbox: {error}", id=id)
@@ -281,7 +281,7 @@ class OciDriver:
         image.mkdir(mode=0o700)
         async with self.keeper.quiesced(directory):
             command = [*self._runtime(), "checkpoint", "--image-path", str(image), id]
-            done = await self._command.run_as_owner(*command, within_s=_SAVE_S, pass_fds=(lock,), env=self._env())
+            done = await self._command.run_nsexec(*command, within_s=_SAVE_S, pass_fds=(lock,), env=self._env())
         if done.returncode != 0:
             error = done.stderr.decode(errors="replace").strip()[-500:]
             raise SandboxError(f"{self.name} could not write the sandbox's processes to disk: {error}")
@@ -305,34 +305,4 @@ class OciDriver:
             pids=self._cgroups.read(id, "pids/pids.current", "pids.current"),
             disk_bytes=await self.layers.size(active_layer / "upper"),
             oom_kills=self.oom_kills(id),
-        )
-
-
-def check_limits(limits: Limits, able: Capabilities, name: RuntimeName) -> None:
-    """
-    Raises:
-        Unenforceable: one of `limits` cannot be enforced; the message says why and how to get it.
-    """
-    for limit, value, can in (
-        ("memory", limits.memory_bytes, able.memory_limit),
-        ("CPU", limits.cpus, able.cpu_limit),
-        ("pids", limits.pids, able.pids_limit),
-    ):
-        if value is not None and not can:
-            why, fix = "this user may not use cgroups", "run as root on a machine with cgroups"
-            if able.memory_limit:
-                why, fix = f"the host does not see the processes of {name}", "limit memory instead, or use crun"
-            elif not able.chosen_by_default:
-                why, fix = f"{name} has no cgroups", "use crun as root"
-            raise Unenforceable(
-                f"a {limit} limit cannot be enforced here: {why}; leave the limit out, or {fix}",
-                hint="atoll doctor",
-                limit=limit.lower(),
-            )
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    if limits.open_files is not None and limits.open_files > hard:
-        raise Unenforceable(
-            f"a process can have at most {hard} open files here; request fewer, or raise this user's limit",
-            hint="ulimit -Hn",
-            limit="open_files",
         )

@@ -69,8 +69,8 @@ class _Available(Mapping[RuntimeName, Driver]):
 
 
 def doctor(state_dir: Path, machine: Machine | None = None) -> list[Diagnostic]:
-    """What this machine offers to isolation and, for everything that is missing, the command that fixes it."""
-    return examine(state_dir, machine or read_machine(), _PACKAGES)
+    """What this machine supports and, for everything that is missing, the command that fixes it."""
+    return examine(state_dir, machine or read_machine(), _PACKAGES, by_name=(bwrap.NAME,))
 
 
 def check_name(name: RuntimeName, *, setting: str | None = None) -> None:

@@ -4,8 +4,8 @@ Owns the kinds of file systems and their system calls: btrfs (a layer is a subvo
 group), project quotas (XFS, ext4), and all others, which have neither. Not here: copying without snapshots
 (`layer_store.py`), and making such a file system (`runtime/state/loop_storage.py`).
 
-Only root's layers are subvolumes, because an ordinary user may not remove one. Everything else, also on btrfs, is an
-ordinary directory to every function here, so layers of both kinds can exist beside each other.
+Only root's layers are subvolumes, because an unprivileged user may not remove one. Everything else, also on btrfs, is
+an ordinary directory to every function here, so layers of both kinds can exist beside each other.
 """
 
 from __future__ import annotations

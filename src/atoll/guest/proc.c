@@ -519,21 +519,21 @@ static int make_terminal(struct ends *ends, const struct request *request)
     return 0;
 }
 
-struct plumbing {
+struct stdio {
     struct ends in, out, err, terminal, extras[MAX_CHANNELS];
 };
 
-static void no_plumbing(struct plumbing *plumbing)
+static void init_stdio(struct stdio *stdio)
 {
-    struct ends *all = (struct ends *)plumbing;
-    for (size_t i = 0; i < sizeof *plumbing / sizeof *all; i++)
+    struct ends *all = (struct ends *)stdio;
+    for (size_t i = 0; i < sizeof *stdio / sizeof *all; i++)
         all[i] = (struct ends){-1, -1};
 }
 
-static void close_plumbing(struct plumbing *plumbing, bool ours)
+static void close_stdio(struct stdio *stdio, bool ours)
 {
-    struct ends *all = (struct ends *)plumbing;
-    for (size_t i = 0; i < sizeof *plumbing / sizeof *all; i++) {
+    struct ends *all = (struct ends *)stdio;
+    for (size_t i = 0; i < sizeof *stdio / sizeof *all; i++) {
         if (all[i].theirs >= 0)
             close(all[i].theirs);
         if (ours && all[i].ours >= 0)
@@ -541,37 +541,37 @@ static void close_plumbing(struct plumbing *plumbing, bool ours)
     }
 }
 
-static int lay_plumbing(struct plumbing *plumbing, const struct request *request)
+static int create_stdio(struct stdio *stdio, const struct request *request)
 {
     int error;
     if (request->terminal) {
-        if ((error = make_terminal(&plumbing->terminal, request)))
+        if ((error = make_terminal(&stdio->terminal, request)))
             return error;
     } else {
-        if ((error = make_pipe(&plumbing->out, true)) || (error = make_pipe(&plumbing->err, true)))
+        if ((error = make_pipe(&stdio->out, true)) || (error = make_pipe(&stdio->err, true)))
             return error;
-        if (request->has_input && (error = make_pipe(&plumbing->in, false)))
+        if (request->has_input && (error = make_pipe(&stdio->in, false)))
             return error;
     }
     for (int i = 0; i < request->channels; i++)
-        if ((error = make_socket(&plumbing->extras[i])))
+        if ((error = make_socket(&stdio->extras[i])))
             return error;
     return 0;
 }
 
-static int assign_supervisor(struct proc *proc, struct fields fields, const struct plumbing *plumbing, int extra_count)
+static int assign_supervisor(struct proc *proc, struct fields fields, const struct stdio *stdio, int extra_count)
 {
     struct spawn_job job = {
         .fields = fields,
-        .in = plumbing->in.theirs,
-        .out = plumbing->out.theirs,
-        .err = plumbing->err.theirs,
-        .terminal = plumbing->terminal.ours,
+        .in = stdio->in.theirs,
+        .out = stdio->out.theirs,
+        .err = stdio->err.theirs,
+        .terminal = stdio->terminal.ours,
         .extra_count = extra_count,
         .marker = proc->marker,
     };
     for (int i = 0; i < extra_count; i++)
-        job.extras[i] = plumbing->extras[i].theirs;
+        job.extras[i] = stdio->extras[i].theirs;
     return slot_assign(&proc->slot, proc, job);
 }
 
@@ -589,44 +589,44 @@ static void begin_output(struct proc *proc, int channel, int fd, size_t ring)
         sink_begin(&output->sink, &output->source, SINK_SHUTDOWN);
 }
 
-static void connect_plumbing(struct proc *proc, const struct plumbing *plumbing, const struct request *request)
+static void connect_stdio(struct proc *proc, const struct stdio *stdio, const struct request *request)
 {
     size_t ring = (size_t)request->ring;
     proc->input.fd = -1;
     if (request->terminal) {
-        begin_output(proc, 1, plumbing->terminal.ours, ring);
+        begin_output(proc, 1, stdio->terminal.ours, ring);
         sink_begin(&proc->input_sink, &proc->outputs[0].source, SINK_TERMINAL);
     } else {
-        begin_output(proc, 1, plumbing->out.ours, ring);
-        begin_output(proc, 2, plumbing->err.ours, ring);
+        begin_output(proc, 1, stdio->out.ours, ring);
+        begin_output(proc, 2, stdio->err.ours, ring);
         if (request->has_input) {
-            loop_add(&proc->input, plumbing->in.ours, on_input);
+            loop_add(&proc->input, stdio->in.ours, on_input);
             sink_begin(&proc->input_sink, &proc->input, SINK_CLOSE);
         }
     }
     for (int i = 0; i < request->channels; i++)
-        begin_output(proc, FIRST_CHANNEL + i, plumbing->extras[i].ours, ring);
+        begin_output(proc, FIRST_CHANNEL + i, stdio->extras[i].ours, ring);
 }
 
 void proc_open_spawn(uint32_t id, struct fields fields)
 {
     struct request request;
-    struct plumbing plumbing;
+    struct stdio stdio;
     const char *wrong = read_request(fields, &request);
     if (wrong) {
         stream_refuse(id, EINVAL, wrong);
         return;
     }
-    no_plumbing(&plumbing);
+    init_stdio(&stdio);
     /* Allocate only the outputs that it has: the record is kept long after the process. */
     size_t outputs = (request.terminal ? 1 : 2) + (size_t)request.channels;
     struct proc *proc = calloc(1, sizeof *proc + outputs * sizeof *proc->outputs);
-    int error = proc ? lay_plumbing(&plumbing, &request) : ENOMEM;
+    int error = proc ? create_stdio(&stdio, &request) : ENOMEM;
     if (!error) {
         proc->marker = choose_marker();
-        error = assign_supervisor(proc, fields, &plumbing, (int)request.channels);
+        error = assign_supervisor(proc, fields, &stdio, (int)request.channels);
     }
-    close_plumbing(&plumbing, error != 0);
+    close_stdio(&stdio, error != 0);
     if (error) {
         free(proc);
         stream_refuse(id, error, "starting a process");
@@ -637,7 +637,7 @@ void proc_open_spawn(uint32_t id, struct fields fields)
     proc->terminal = request.terminal;
     proc->started_us = unix_time_us();
     copy_command(proc, fields);
-    connect_plumbing(proc, &plumbing, &request);
+    connect_stdio(proc, &stdio, &request);
     proc->next = procs;
     procs = proc;
     if (!attach_spawner(proc, id, fields)) {

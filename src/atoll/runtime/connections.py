@@ -159,7 +159,7 @@ class Connections:
 
         Raises:
             SandboxDied: the sandbox was destroyed, or has ended.
-            SandboxAsleep: it was shut down.
+            SandboxShutdown: it was shut down.
         """
         manifest = self._manifests[id] if id in self._creating else self._store.read(id)
         if manifest is None:

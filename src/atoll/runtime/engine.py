@@ -146,7 +146,7 @@ class Engine:
             self.images,
             self._connections,
             choose=self._choose,
-            free_names=self.collect,
+            free_names=self.remove_abandoned,
         )
         self._warm_pools = self._provisioner.warm_pools
         self._recovery = Recovery(
@@ -161,7 +161,7 @@ class Engine:
         return self._store.state_dir
 
     @property
-    def ports(self) -> Previews:
+    def previews(self) -> Previews:
         """The ports of sandboxes that this process exposes. It listens once the first port is exposed."""
         return self._connections.previews
 
@@ -332,7 +332,7 @@ class Engine:
         await self._connections.disconnect(id)
 
     async def shutdown(self, name: str) -> None:
-        """Put a sandbox to sleep until `wake` is called: using it raises `SandboxAsleep`.
+        """Put a sandbox to sleep until `wake` is called: using it raises `SandboxShutdown`.
 
         Raises:
             SandboxNotFound: there is none of this name.
@@ -453,16 +453,22 @@ class Engine:
             Unenforceable: it runs, and cannot be frozen here.
         """
         if label is not None:
-            check_name(label)
+            check_name(label, noun="a label for a checkpoint")
         return (await self._connections.checkpoint(self._store.lookup(name), label)).checkpoint
 
     async def checkpoints(self, name: str | None = None) -> builtins.list[Checkpoint]:
-        """All checkpoints, or those of one sandbox, the oldest first."""
+        """All checkpoints, or those of one sandbox, the oldest first. The sandbox may have been destroyed.
+
+        Raises:
+            SandboxNotFound: no sandbox has this name, and no checkpoint is of one that had it.
+        """
         found = []
         for record in self._checkpoints.all():
             if name is None or record.checkpoint.sandbox == name:
                 size = await self._lifecycle.size(record)
                 found.append(record.checkpoint.model_copy(update={"size_bytes": size}))
+        if name is not None and not found:
+            self._store.lookup(name)
         return found
 
     async def restore(self, name: str, checkpoint: str) -> Sandbox:
@@ -636,7 +642,7 @@ class Engine:
         if self._recovery.is_needed():
             self._tasks.start_soon(self._recovery.recover)
 
-    async def collect(self) -> builtins.list[str]:
+    async def remove_abandoned(self) -> builtins.list[str]:
         """Remove abandoned sandboxes, ephemeral ones that have ended, and sessions whose process died.
 
         Returns the ids of the removed sandboxes.
@@ -644,8 +650,8 @@ class Engine:
         return await self._recovery.remove_abandoned()
 
     async def gc(self) -> builtins.list[str]:
-        """`collect`, and remove unreferenced layers and images. Returns the ids of all that was removed."""
-        freed = await self.collect()
+        """`remove_abandoned`, and remove unreferenced layers and images. Returns the ids of all that was removed."""
+        freed = await self.remove_abandoned()
         await self._warm_pools.remove_unwanted()
         await self._recovery.reconcile()
         freed += [path.name for path in await self._lifecycle.remove_unreferenced()]

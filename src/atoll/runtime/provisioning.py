@@ -24,7 +24,7 @@ import anyio.abc
 from atoll.contract.driver import Driver, ProcessImage
 from atoll.contract.errors import AtollError, SandboxError, SandboxExists, SandboxNotFound
 from atoll.contract.model import Limits, RuntimeName, SandboxSpec, check_name
-from atoll.contract.network import REGISTRIES, Indexes, NetworkPolicy
+from atoll.contract.network import REGISTRIES, NetworkPolicy, PackageIndexes
 from atoll.runtime.connections import Connections
 from atoll.runtime.images.fetch import ProgressCallback
 from atoll.runtime.images.store import ImageStore
@@ -71,7 +71,7 @@ class Provisioner:
         self._choose = choose
         self._free_names = free_names
         self._finding_indexes = anyio.Lock()
-        self._indexes: tuple[Indexes, float] | None = None
+        self._indexes: tuple[PackageIndexes, float] | None = None
         self.warm_pools = WarmPools(
             store,
             connections.tasks,
@@ -95,7 +95,7 @@ class Provisioner:
             spec, driver, resolved, authority=authority
         )
 
-    async def find_indexes(self, policy: NetworkPolicy | None) -> Indexes | None:
+    async def find_indexes(self, policy: NetworkPolicy | None) -> PackageIndexes | None:
         """The package indexes that the preset `registries` of a policy means now. None: the policy has no preset.
 
         pip and npm are asked for their configuration, which takes a second, so the answer is cached for a while.

@@ -331,20 +331,20 @@ class Sandbox:
             PortRefused: nothing listened within `wait_s`. The port is not exposed then, if it was not before.
             InvalidRequest: the port or `wait_s` is not allowed, or the address in the settings cannot be used.
         """
-        return await self._owner.engine.ports.expose(self.id, self.name, port, self.dial, wait_s=wait_s)
+        return await self._owner.engine.previews.expose(self.id, self.name, port, self.dial, wait_s=wait_s)
 
     async def unexpose(self, port: int) -> None:
         """End a preview at once: its token is no longer valid, and its open connections are cut.
 
         Does nothing if the port is not exposed.
         """
-        self._owner.engine.ports.unexpose(self.id, port)
+        self._owner.engine.previews.unexpose(self.id, port)
         await anyio.lowlevel.checkpoint()
 
     async def previews(self) -> list[Preview]:
         """The ports that this process exposes, by number."""
         await anyio.lowlevel.checkpoint()
-        return self._owner.engine.ports.of(self.id)
+        return self._owner.engine.previews.of(self.id)
 
     # ----------------------------------------------------------------------------------------- the sandbox itself
 

@@ -73,8 +73,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "core: also runs as an ordinary user, with and without a range of user ids")
-    config.addinivalue_line("markers", "rootless: runs as an ordinary user only")
+    config.addinivalue_line("markers", "core: also runs as an unprivileged user, with and without a range of user ids")
+    config.addinivalue_line("markers", "rootless: runs as an unprivileged user only")
     config.addinivalue_line("markers", "runtimes(*names): runs with these runtimes only; others would give the same")
 
 
@@ -115,7 +115,7 @@ def check_for_leaks(collector: pytest.Module | pytest.Class, name: str, obj: obj
     A `conftest.py` calls this in `pytest_pycollect_makeitem`, for the tests of its directory.
     """
     if collector.istestfunction(obj, name):
-        pytest.mark.usefixtures("_clients_from_nursery", "leak_check")(obj)
+        pytest.mark.usefixtures("_preforked_clients", "leak_check")(obj)
         if inspect.iscoroutinefunction(obj):  # also where the setting `anyio_mode` is not `auto`
             pytest.mark.usefixtures("anyio_backend")(obj)
 
@@ -235,7 +235,7 @@ def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
 
 
 @pytest.fixture(scope="session")
-def _clients_from_nursery(nursery: Nursery) -> None:
+def _preforked_clients(nursery: Nursery) -> None:
     """Clients (`inside.client`) are forked by the nursery."""
     inside.python = nursery.program
 
@@ -269,7 +269,7 @@ async def engine(runtime_name: RuntimeName, state_dir: Path) -> AsyncIterator[En
         for info in await engine.list():
             with suppress(LookupError):
                 await engine.destroy(info.name)
-        await engine.collect()
+        await engine.remove_abandoned()
 
 
 @pytest.fixture(scope="module")
@@ -341,7 +341,7 @@ def capabilities(engine: Engine, runtime_name: RuntimeName) -> Capabilities:
 
 @pytest.fixture(scope="session")
 def single_id() -> bool:
-    """Whether all users inside share one host id: an ordinary user without a range in /etc/subuid has only one."""
+    """Whether all users inside share one host id: an unprivileged user without a range in /etc/subuid has only one."""
     from atoll.drivers.machine import read_machine
 
     machine = read_machine()

@@ -375,11 +375,11 @@ async def _bash(args: Bash, view: CodingView, *, on_output: OnOutput | None) -> 
         except ExecTimeout as error:
             # It is text, with a line that says how much was cut where it was long.
             partial = error.result.stdout.encode()
-            cut = error.result.stdout_cut
+            cut = error.result.stdout_truncation
             note = f"[timed out after {args.timeout:g} s: killed with all processes that it started; "
             note += f"exit code {TIMED_OUT_EXIT_CODE}]"
             return _bash_result(partial, len(partial) if cut is None else cut.total, TIMED_OUT_EXIT_CODE, note)
-    total = len(done.stdout) if done.stdout_cut is None else done.stdout_cut.total
+    total = len(done.stdout) if done.stdout_truncation is None else done.stdout_truncation.total
     note = f"[exit code {done.exit_code}]" if done.exit_code else ""
     if done.out_of_memory:
         note = f"{OUT_OF_MEMORY}\n{note}"

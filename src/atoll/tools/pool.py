@@ -27,9 +27,9 @@ from atoll.contract.errors import (
     PathNotDirectory,
     PathNotFound,
     PortRefused,
-    SandboxAsleep,
     SandboxDied,
     SandboxExists,
+    SandboxShutdown,
 )
 from atoll.contract.model import FileStat
 from atoll.runtime.images.reference import ImageReference
@@ -105,7 +105,7 @@ class SessionContext(PoolContext):
 
     def explain(self, error: AtollError) -> str:
         message = super().explain(error)
-        if isinstance(error, SandboxDied | SandboxAsleep):
+        if isinstance(error, SandboxDied | SandboxShutdown):
             message += ". If it does not restart by itself, sandbox_create with its name starts it with its files"
         return message
 

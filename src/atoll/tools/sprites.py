@@ -22,8 +22,8 @@ from atoll.contract.errors import (
     CallerError,
     CheckpointNotFound,
     InvalidRequest,
-    SandboxAsleep,
     SandboxNotFound,
+    SandboxShutdown,
 )
 from atoll.contract.model import Checkpoint, Status
 from atoll.runtime.sandbox import Sandbox
@@ -78,9 +78,9 @@ class SpriteContext(PoolContext):
         """
         known = await sandbox.checkpoints()
         for each in reversed(known):
-            if wanted in {each.id, each.name}:
+            if wanted in {each.id, each.label}:
                 return each
-        raise CheckpointNotFound(wanted, [each.id for each in known])
+        raise CheckpointNotFound(wanted, {each.id: each.label for each in known})
 
 
 # -------------------------------------------------------------------------------------------------- inputs and results
@@ -185,7 +185,7 @@ def _checkpoint(found: Checkpoint, sprite_id: str) -> SpriteCheckpoint:
     return SpriteCheckpoint(
         id=found.id,
         spriteId=sprite_id,
-        name=found.name,
+        name=found.label,
         createdAt=_time(found.created_at),
         sizeBytes=found.size_bytes,
     )
@@ -266,8 +266,8 @@ async def _exec(args: SpriteExec, context: SpriteContext, *, on_output: OnOutput
     name, sandbox = await context.find(args.name)
     try:
         ran = await run(sandbox, args.command, cwd=None, timeout_s=args.timeout / 1000, on_output=on_output)
-    except SandboxAsleep:
-        raise SandboxAsleep(f"the sprite {name!r} is shut down; call sprite_wake first") from None
+    except SandboxShutdown:
+        raise SandboxShutdown(f"the sprite {name!r} is shut down; call sprite_wake first") from None
     return SpriteExecResult(
         stdout=ran.stdout, stderr=ran.stderr, exitCode=ran.exit_code, durationMs=round(ran.duration_s * 1000)
     )

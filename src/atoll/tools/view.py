@@ -272,10 +272,10 @@ async def run(
             TIMED_OUT_EXIT_CODE,
             error.result.duration_s,
         )
-    stderr = output_text(done.stderr, done.stderr_cut)
+    stderr = output_text(done.stderr, done.stderr_truncation)
     if done.out_of_memory:
         stderr = with_note(stderr, OUT_OF_MEMORY)
-    return CommandOutput(output_text(done.stdout, done.stdout_cut), stderr, done.exit_code, done.duration_s)
+    return CommandOutput(output_text(done.stdout, done.stdout_truncation), stderr, done.exit_code, done.duration_s)
 
 
 OUT_OF_MEMORY = "[killed: the sandbox's memory limit was reached]"

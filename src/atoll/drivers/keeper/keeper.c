@@ -239,7 +239,9 @@ static void wait_for_runtime(const struct plan *plan, pid_t pid)
         fail_with_log(plan, EIO, "the runtime failed");
 }
 
-/* The first process of a sandbox whose runtime stays in the foreground. It has spoken when this returns. */
+/* For a runtime that stays in the foreground as the parent of the sandbox (bwrap): wait until the guest has written to
+ * `out`, write the pid of the runtime's child, the guest, to the file `pid`, and kill the runtime. The guest is then a
+ * child of this process. */
 static void take_over_child(const struct plan *plan, pid_t pid, int from_guest)
 {
     int pidfd = (int)syscall(SYS_pidfd_open, pid, 0), status;

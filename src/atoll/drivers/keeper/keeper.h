@@ -5,7 +5,7 @@
  *
  * The start handshake. The FIFOs `in` and `out`, the socket `sock` and the lock are made by the driver beforehand.
  *
- *   driver, clients            keeper                       runtime (crun, runc, runsc)     guest (PID 1)
+ *   driver, clients            keeper                       runtime (crun, runc, runsc) (1) guest (PID 1)
  *     |                          |                            |                               |
  *     |-- exec: keeper start --->|                            |                               |
  *     |<------- exit status 0 ---| fork, setsid               |                               |
@@ -21,6 +21,9 @@
  *     |<-- frames -------------->|<-- frames, with the keeper's stream numbers -------------->|
  *     |                          |                            |                               |
  *     |<-- GONE -----------------| pidfd readable: the reason also goes into the file `ended`
+ *
+ * (1) A runtime that stays in the foreground (bwrap, `--foreground`) writes no file `pid` and does not exit: the keeper
+ * waits for bytes from `out`, writes the pid of the runtime's child to the file, and kills the runtime.
  *
  * If the runtime fails or takes more than 30 s, a limit cannot be set, or the guest sends no HELLO within 20 s, the
  * clients are sent FAILED. If a step of the keeper's own fails, it exits with a line in keeper.log and the connections

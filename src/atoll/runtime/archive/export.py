@@ -89,7 +89,7 @@ class ArchiveContents(Frozen):
     name: Name
     """The sandbox's name when it was exported."""
     checkpoint: str | None = Field(default=None, max_length=255)
-    """The name of the checkpoint that was exported, if it was one with a name."""
+    """The label of the checkpoint that was exported, if it has one."""
     exported_at: datetime
     image: BaseImageRef
     layers: tuple[ArchiveLayer, ...] = Field(max_length=MAX_LAYERS)
@@ -131,7 +131,7 @@ async def write(
         format="atoll-sandbox",
         version=1,
         name=record.spec.name,
-        checkpoint=record.checkpoint.name,
+        checkpoint=record.checkpoint.label,
         exported_at=now(),
         image=BaseImageRef(reference=record.spec.image, digest=record.image_digest),
         layers=tuple(ArchiveLayer(trees=tuple(each.key for each in record.base)) for _ in record.layers),

@@ -20,9 +20,9 @@ from atoll.contract.network import (
     ANY,
     REGISTRIES,
     Address,
-    Indexes,
     Network,
     NetworkPolicy,
+    PackageIndexes,
     Rule,
     read_host,
     unmap_ipv4,
@@ -108,7 +108,7 @@ class Refusal:
 class PolicyEvaluator:
     """Decides by one policy. Without a policy nothing is allowed."""
 
-    def __init__(self, policy: NetworkPolicy | None = None, indexes: Indexes | None = None) -> None:
+    def __init__(self, policy: NetworkPolicy | None = None, indexes: PackageIndexes | None = None) -> None:
         self._rules: Sequence[Rule] = policy.rules if policy else ()
         self._index_rules: Sequence[Rule] = indexes.rules if indexes and policy and REGISTRIES in policy.presets else ()
 

@@ -26,7 +26,7 @@ import anyio
 import anyio.to_thread
 
 from atoll.contract.errors import InvalidRequest, Unenforceable
-from atoll.contract.network import Indexes, Rule, parse_rule, read_host
+from atoll.contract.network import PackageIndexes, Rule, parse_rule, read_host
 from atoll.settings import program_environment
 
 CERTIFICATES = "/etc/atoll/certificates"
@@ -62,7 +62,7 @@ class _ToolConfig:
             self.env[variable] = inside
 
 
-async def find() -> Indexes:
+async def find() -> PackageIndexes:
     """The indexes that this machine is configured for now.
 
     Raises:
@@ -84,7 +84,9 @@ async def find() -> Indexes:
         )
     env = {name: value for each in found for name, value in each.env.items()}
     certificates = {inside: here for each in found for inside, here in each.certificates.items()}
-    return Indexes(allow=tuple(sorted(map(str, rules))), env=dict(sorted(env.items())), certificates=certificates)
+    return PackageIndexes(
+        allow=tuple(sorted(map(str, rules))), env=dict(sorted(env.items())), certificates=certificates
+    )
 
 
 def _rule(url: SplitResult) -> Rule:

@@ -58,13 +58,16 @@ class ExecRequest:
     To add an option (`nice`, say):
 
     1. a field here, with a docstring that says what unset means;
-    2. its tag in `encode`; a new tag also in the protocol's list (`frames.py`, `guest/protocol.h`) and in
-       `read_request` of `guest/proc.c`;
-    3. the keyword of the public methods that offer it: `Sandbox.exec`, `exec_bytes`, `spawn`, `shell`; and, for the
-       command line, the option of `atoll exec` and `atoll run`.
+    2. its tag in `encode`; a new tag also in the protocol's lists (`contract/protocol.py`, `guest/protocol.h`,
+       `guest/PROTOCOL.md`), checked by `read_request` in `guest/proc.c` and applied by `prepare` and `become_program`
+       in `guest/supervisor.c`;
+    3. the keyword of the public methods that offer it: `exec`, `exec_bytes`, `spawn`, `shell` in `sandbox.py`;
+    4. for the command line, the option (`surfaces/cli/options.py`), the parameter of `run` and `exec`
+       (`surfaces/cli/commands/exec.py`) and `ExecOptions` (`surfaces/cli/streaming.py`);
+    5. for tools that offer it, `run` in `tools/view.py`.
 
-    Nothing in between names options one by one. Not a pydantic model: it is made for every command, whose overhead is
-    counted in microseconds, and `encode` checks it.
+    `docs/architecture.md` has these steps with their tests. Nothing in between names options one by one. Not a pydantic
+    model: it is made for every command, whose overhead is counted in microseconds, and `encode` checks it.
     """
 
     command: str | Sequence[str]

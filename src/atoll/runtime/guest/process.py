@@ -293,8 +293,8 @@ async def _feed(stream: Stream, stdin: bytes) -> None:
 
 def to_result(exited: Exited, out: Collector, err: Collector, *, timed_out: bool = False) -> ExecResult:
     """The outcome of a command, with its output as text."""
-    stdout, stdout_cut = out.text()
-    stderr, stderr_cut = err.text()
+    stdout, stdout_truncation = out.text()
+    stderr, stderr_truncation = err.text()
     return ExecResult(
         exit_code=exited.exit_code,
         signal=exited.signal,
@@ -303,15 +303,15 @@ def to_result(exited: Exited, out: Collector, err: Collector, *, timed_out: bool
         out_of_memory=exited.out_of_memory,
         stdout=stdout,
         stderr=stderr,
-        stdout_cut=stdout_cut,
-        stderr_cut=stderr_cut,
+        stdout_truncation=stdout_truncation,
+        stderr_truncation=stderr_truncation,
     )
 
 
 def to_bytes(exited: Exited, out: Collector, err: Collector) -> ExecBytes:
     """The outcome of a command, with its output as bytes."""
-    out_head, out_tail, stdout_cut = out.finish()
-    err_head, err_tail, stderr_cut = err.finish()
+    out_head, out_tail, stdout_truncation = out.finish()
+    err_head, err_tail, stderr_truncation = err.finish()
     return ExecBytes(
         exit_code=exited.exit_code,
         signal=exited.signal,
@@ -319,8 +319,8 @@ def to_bytes(exited: Exited, out: Collector, err: Collector) -> ExecBytes:
         out_of_memory=exited.out_of_memory,
         stdout=out_head + out_tail,
         stderr=err_head + err_tail,
-        stdout_cut=stdout_cut,
-        stderr_cut=stderr_cut,
+        stdout_truncation=stdout_truncation,
+        stderr_truncation=stderr_truncation,
     )
 
 

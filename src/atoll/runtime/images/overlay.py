@@ -162,8 +162,8 @@ def cleanse(root: Path, *, check: Callable[[], None]) -> int:
 def _grant_access(path: Path) -> None:
     """Give the owner access to a directory whose mode denies it.
 
-    Only an ordinary user needs that, to read and later to remove the image. Inside, the owner is root, which has access
-    anyway: nothing changes there.
+    Only an unprivileged user needs that, to read and later to remove the image. Inside, the owner is root, which has
+    access anyway: nothing changes there.
     """
     mode = stat.S_IMODE(os.lstat(path).st_mode)
     if mode & 0o700 != 0o700 and os.geteuid() != 0:

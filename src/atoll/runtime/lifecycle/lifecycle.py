@@ -7,15 +7,16 @@ isolated and saved (the driver), connections (the engine), and which sandboxes n
 States and operations. A status is derived from the manifest and the keeper (`state/status.py`); a cell is the status
 after the operation, "-" that nothing changes, an error name that the operation is refused:
 
-    status        use           pause   resume          sleep     shutdown  wake     checkpoint        restore
-    running       -             paused  -               sleeping  shutdown  -        -                 running
-    paused        running       -       running         sleeping  shutdown  running  - or running (1)  running
-    sleeping      running       -       InvalidRequest  -         shutdown  running  -                 running
-    shutdown      SandboxAsleep -       InvalidRequest  sleeping  -         running  -                 running
-    error         SandboxDied   -       InvalidRequest  sleeping  shutdown  running  -                 running
-    provisioning  each operation waits until the sandbox is created, and then finds it running
+    status        use              pause   resume          sleep     shutdown  wake     checkpoint        restore
+    running       -                paused  -               sleeping  shutdown  -        -                 running
+    paused        running          -       running         sleeping  shutdown  running  - or running (1)  running
+    sleeping      running          -       InvalidRequest  -         shutdown  running  -                 running
+    shutdown      SandboxShutdown  -       InvalidRequest  sleeping  -         running  -                 running
+    error         SandboxDied      -       InvalidRequest  sleeping  shutdown  running  -                 running
+    provisioning  `resume` raises InvalidRequest; each other operation waits until the sandbox is created, and then
+                  finds it running
 
-"Use" is any connection to the guest. `destroy` removes a sandbox of any status. A keeper with `pause_after_s` pauses a
+"Use" is any request to the guest. `destroy` removes a sandbox of any status. A keeper with `pause_after_s` pauses a
 running sandbox by itself. A running or paused sandbox whose guest or keeper ends is in error. A failed start leaves it
 sleeping or shut down. An ephemeral sandbox cannot sleep, shut down or be restored (InvalidRequest). Processes survive
 `sleep`, `shutdown` and `checkpoint` with drivers that can save them (`memory_checkpoint`); there, `sleep` and
@@ -28,10 +29,10 @@ What the manifest says in each status:
     provisioning  running   false   unset            starts, or alive
     running       running   false   unset            alive
     paused        running   false   unset            alive, its cgroup frozen
-    sleeping      sleeping  (3)     (3)              dead
-    shutdown      shutdown  (3)     (3)              dead
+    sleeping      sleeping  (2)     (2)              dead
+    shutdown      shutdown  (2)     (2)              dead
     error         running   false   unset            dead
-    (3) `ending` if its processes were ended, `memory` if they were saved, neither if it was in error before.
+    (2) `ending` if its processes were ended, `memory` if they were saved, neither if it was in error before.
 
 Order of changes. The manifest is written before what it announces is begun, except where it says that something is
 finished:
@@ -71,12 +72,12 @@ from atoll.contract.errors import (
     InvalidRequest,
     LaunchFailed,
     NotCheckpointable,
-    SandboxAsleep,
     SandboxDied,
     SandboxError,
+    SandboxShutdown,
 )
 from atoll.contract.model import Checkpoint, RuntimeName, SystemProcess
-from atoll.contract.network import Indexes, NetworkPolicy
+from atoll.contract.network import NetworkPolicy, PackageIndexes
 from atoll.runtime.state.checkpoints import CheckpointRecord, Checkpoints
 from atoll.runtime.state.layers import FLATTEN_AT, MAX_LAYERS, LayerRef, Layers
 from atoll.runtime.state.store import Manifest, StateStore, now
@@ -88,7 +89,7 @@ _END_S = 10
 _log = logging.getLogger(__name__)
 
 
-def _require_lasting(manifest: Manifest) -> None:
+def _refuse_ephemeral(manifest: Manifest) -> None:
     if manifest.spec.ephemeral:
         raise InvalidRequest(
             f"sandbox {manifest.spec.name!r} is ephemeral: it ends with its last client, and cannot sleep, shut down "
@@ -140,7 +141,7 @@ class Lifecycle:
         """Start a sandbox that does not run, with its saved processes if it has any.
 
         Raises:
-            SandboxAsleep: it was shut down, and the caller did not ask for it to wake (`asked`), but to use it.
+            SandboxShutdown: it was shut down, and the caller did not ask for it to wake (`asked`), but to use it.
             SandboxDied: it is in error, and the caller did not ask for it to wake.
             LaunchFailed: it did not start.
         """
@@ -153,7 +154,7 @@ class Lifecycle:
                 await self._drop_memory(manifest, driver)
                 return awake
             if not asked and manifest.state == "shutdown":
-                raise SandboxAsleep(f"sandbox {manifest.spec.name!r} was shut down; wake it first")
+                raise SandboxShutdown(f"sandbox {manifest.spec.name!r} was shut down; wake it first")
             if not asked and manifest.state == "running":
                 raise SandboxDied(f"sandbox {manifest.spec.name!r} has ended; wake it, or destroy it")
             if manifest.memory is None:
@@ -246,7 +247,7 @@ class Lifecycle:
         async with self._store.working(id) as lock:
             manifest = self._read(id)
             driver = self._choose(manifest.runtime)
-            _require_lasting(manifest)
+            _refuse_ephemeral(manifest)
             if not await self._runs(manifest, driver):
                 self._write(manifest, state=state)
             elif await self._keeps_processes(manifest, driver, state):
@@ -371,7 +372,7 @@ class Lifecycle:
             if await self._runs(manifest, driver):
                 await driver.keeper.freeze(self._store.directory(id))
 
-    async def set_network(self, id: str, policy: NetworkPolicy | None, indexes: Indexes | None) -> None:
+    async def set_network(self, id: str, policy: NetworkPolicy | None, indexes: PackageIndexes | None) -> None:
         """Write another policy to the manifest, from where the process that serves its egress reads it."""
         async with self._store.working(id):
             manifest = self._read(id)
@@ -379,7 +380,7 @@ class Lifecycle:
 
     # ---- checkpoints ----
 
-    async def checkpoint(self, id: str, name: str | None, *, keep: bool = True) -> CheckpointRecord:
+    async def checkpoint(self, id: str, label: str | None, *, keep: bool = True) -> CheckpointRecord:
         """Make a checkpoint of the sandbox as it is now. Its processes are frozen, or saved and restarted, meanwhile.
 
         Without `keep` the record is not written: it is valid as long as the caller holds the lock of the layers.
@@ -402,7 +403,7 @@ class Lifecycle:
                 # Hard links, one set for the sandbox and one for the checkpoint: these files are never changed.
                 await anyio.to_thread.run_sync(partial(shutil.copytree, asleep, saved, copy_function=os.link))
             if with_memory and running:
-                _require_lasting(manifest)
+                _refuse_ephemeral(manifest)
                 await self._require_savable(manifest, driver)
                 self._checkpoints.directory(new_id).mkdir(mode=0o700)
                 await self._save(manifest, driver, lock, "sleeping", saved)
@@ -417,7 +418,7 @@ class Lifecycle:
             record = CheckpointRecord(
                 checkpoint=Checkpoint(
                     id=new_id,
-                    name=name,
+                    label=label,
                     sandbox=manifest.spec.name,
                     created_at=now(),
                     parent=parent,
@@ -507,7 +508,7 @@ class Lifecycle:
         async with self._layers.lock(), self._store.working(id):
             record = self._checkpoints.read(record.checkpoint.id)  # with the lock held, its layers stay
             manifest = self._read(id)
-            _require_lasting(manifest)
+            _refuse_ephemeral(manifest)
             driver = self._choose(manifest.runtime)
             await self._restart(
                 manifest,

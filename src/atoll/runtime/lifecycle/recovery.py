@@ -51,7 +51,7 @@ class Recovery:
     def is_needed(self) -> bool:
         """Whether an operation was interrupted, or one is in progress that may be."""
         store = self._store
-        return bool(store.abandoned() or store.interrupted() or store.at_work() or self._leases.abandoned())
+        return bool(store.abandoned() or store.interrupted() or store.in_progress_ids() or self._leases.abandoned())
 
     def finish_created(self) -> None:
         """Commit sandboxes that lack nothing else: their creation was interrupted, or their removal before it began."""
@@ -94,11 +94,11 @@ class Recovery:
         Operations that are in progress now are waited for: a program that one of them has started may hold its locks
         for a moment after the process that started it died.
         """
-        waited_for = self._store.at_work()
+        waited_for = self._store.in_progress_ids()
         pause_s = _FIRST_PAUSE_S
         try:
             while True:
-                waited_for &= self._store.at_work()
+                waited_for &= self._store.in_progress_ids()
                 await self.remove_abandoned()
                 await self.reconcile()
                 if not waited_for:

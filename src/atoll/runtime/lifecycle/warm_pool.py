@@ -161,7 +161,7 @@ class WarmPools:
         )
 
     async def fill(self, key: str) -> None:
-        """Bring a warm pool to its size: remove sandboxes that do not fit or are too many, and create those that lack.
+        """Bring a warm pool to its size: remove sandboxes that do not fit or are too many, and create the missing ones.
 
         Raises:
             AtollError, OSError: one could not be created.
@@ -255,7 +255,7 @@ class WarmPools:
             self._refilling.pop(key).set()
 
     async def _watch(self, key: str) -> None:
-        """Refill a warm pool whenever sandboxes lack: other processes claim some, and some end."""
+        """Refill a warm pool whenever sandboxes are missing: other processes claim some, and some end."""
         while True:
             try:
                 spec = self.read(key)

@@ -26,7 +26,7 @@ import anyio.lowlevel
 import h11
 from anyio.abc import TaskGroup
 
-from atoll.contract.errors import AtollError, InvalidRequest, PortRefused, SandboxAsleep
+from atoll.contract.errors import AtollError, InvalidRequest, PortRefused, SandboxShutdown
 from atoll.contract.model import Preview
 from atoll.runtime.guest.ports import PortConnection
 from atoll.runtime.http1 import Headers, one_line, strip_hop_by_hop
@@ -341,14 +341,14 @@ class _PreviewUpstream:
         if isinstance(error, PortRefused):
             title = f"Nothing listens on port {port}"
             text = f"The sandbox {name} is running, but no program in it listens on this port. Start one and try again."
-        elif isinstance(error, SandboxAsleep):
+        elif isinstance(error, SandboxShutdown):
             title, text = f"The sandbox {name} is shut down", f"{error.message}."
         elif isinstance(error, AtollError):
             title, text = f"The sandbox {name} does not respond", f"{error.message}."
         else:
             title = f"Port {port} sent a malformed HTTP response"
             text = f"The server that listens on it does not speak valid HTTP: {error[:200]}."
-        return page(503 if isinstance(error, SandboxAsleep) else 502, title, text, html=self.html)
+        return page(503 if isinstance(error, SandboxShutdown) else 502, title, text, html=self.html)
 
 
 _SCOPE = b"service-worker-allowed"

@@ -22,7 +22,7 @@ from atoll.runtime.state.records import StoredRecord, read_record, write_record
 class CheckpointRecord(ResolvedSpec, StoredRecord):
     """All that is needed to create a sandbox from a checkpoint."""
 
-    VERSION = 2
+    VERSION = 3
     checkpoint: Checkpoint
     spec: SandboxSpec
 
@@ -58,21 +58,23 @@ class Checkpoints:
         """
         found = self._read(id) if "/" not in id else None
         if found is None:
-            raise CheckpointNotFound(id, sorted(record.checkpoint.id for record in self.all()))
+            raise CheckpointNotFound(id, dict.fromkeys(sorted(record.checkpoint.id for record in self.all())))
         return found
 
     def find(self, wanted: str, sandbox: str | None = None) -> CheckpointRecord:
-        """The checkpoint with this id or, of one sandbox, this name. Of several with one name it is the newest.
+        """The checkpoint with this id or, of one sandbox, this label. Of several with one label it is the newest.
 
         Raises:
-            CheckpointNotFound: no checkpoint has this id.
+            CheckpointNotFound: no checkpoint has this id or label.
         """
         known = list(self.all())
         by_id = [record for record in known if record.checkpoint.id == wanted]
-        named = [
-            record for record in known if record.checkpoint.name == wanted and record.checkpoint.sandbox == sandbox
-        ]
-        return (by_id or named or [self.read(wanted)])[-1]
+        own = [record for record in known if record.checkpoint.sandbox == sandbox]
+        labelled = [record for record in own if record.checkpoint.label == wanted]
+        if not by_id and not labelled:
+            labels = {record.checkpoint.id: record.checkpoint.label for record in own}
+            raise CheckpointNotFound(wanted, labels | {r.checkpoint.id: None for r in known if r not in own})
+        return (by_id or labelled)[-1]
 
     def all(self) -> Iterator[CheckpointRecord]:
         """All checkpoints, the oldest first."""

@@ -80,7 +80,7 @@ class LoopStorage:
         self._layers = layers
         self._remove_unreferenced = remove_unreferenced
 
-    def look(self) -> StorageInfo:
+    def info(self) -> StorageInfo:
         """The file system that the layers are on, and what it can do."""
         place = self._state_dir / "layers"
         facts = storage.probe(place, root=os.geteuid() == 0)
@@ -94,7 +94,7 @@ class LoopStorage:
             reflinks=storage.shares_data(place),
             snapshots=facts.snapshots,
             disk_limit=facts.limits,
-            lack=facts.missing,
+            missing=facts.missing,
             fix=facts.fix,
             image=None if record is None else _image(self._state_dir),
         )
@@ -129,7 +129,7 @@ class LoopStorage:
                         _unmount(self._state_dir / "layers")
                     _remove_files(self._state_dir)
                     raise
-        return self.look()
+        return self.info()
 
     async def remove(self) -> None:
         """Move the layers back to the file system of the state directory, and free the space of their own.

@@ -292,7 +292,7 @@ class StateStore:
                     stack.callback(os.close, fd)
                     if not locked and not await lock_within(fd, timeout_s):
                         raise lock_timeout(timeout_s, f"working on sandbox {id}", directory / lock)
-                if abandoned and id not in self._unowned():
+                if abandoned and id not in self._uncommitted_not_ready():
                     raise SandboxError(f"sandbox {id} is not abandoned any more", hint=str(directory))
                 with contextlib.suppress(FileExistsError):
                     os.symlink(id, self.state_dir / "uncommitted" / id)
@@ -301,7 +301,7 @@ class StateStore:
                     self._try_claim(entry.partition(".")[0], id)
             # A process that was killed before it wrote the manifest has claimed a name that is recorded only here.
             for each in self.names() if name is None else [name]:
-                if self._means(each, id):
+                if self._resolves_to(each, id):
                     (self.state_dir / "names" / each).unlink(missing_ok=True)
             yield directory
         self._release_ids(id)
@@ -315,7 +315,7 @@ class StateStore:
                 if os.readlink(path) == id:
                     path.unlink()
 
-    def _means(self, name: str, id: str) -> bool:
+    def _resolves_to(self, name: str, id: str) -> bool:
         try:
             return os.readlink(self.state_dir / "names" / name) == id
         except FileNotFoundError:
@@ -365,9 +365,9 @@ class StateStore:
 
     def abandoned(self) -> list[str]:
         """Ids of uncommitted sandboxes that no process works on, except those that are ready in a warm pool."""
-        return sorted(id for id in self._unowned() if not self._is_being_created(id))
+        return sorted(id for id in self._uncommitted_not_ready() if not self._is_being_created(id))
 
-    def _unowned(self) -> set[str]:
+    def _uncommitted_not_ready(self) -> set[str]:
         """Ids of uncommitted sandboxes, except those that are ready in a warm pool."""
         entries = [name.partition(".") for name in os.listdir(self.state_dir / "warm")]
         warm = {id for key, _, id in entries if key != "-" and self.is_alive(id)}
@@ -377,7 +377,7 @@ class StateStore:
         """Whether its keeper lives."""
         return is_held(self.directory(id) / "keeper.lock")
 
-    def at_work(self) -> set[str]:
+    def in_progress_ids(self) -> set[str]:
         """Ids of sandboxes that some process creates, removes, starts, stops or changes now."""
         creating = {id for id in os.listdir(self.state_dir / "uncommitted") if self._is_being_created(id)}
         return creating | {id for id in os.listdir(self.state_dir / "in-progress") if self._is_in_progress(id)}
@@ -399,7 +399,7 @@ class StateStore:
             return False
         if group is not None and (self.state_dir / "groups" / group).exists():
             return False
-        return self._means(manifest.spec.name, manifest.id) and (running or group is not None)
+        return self._resolves_to(manifest.spec.name, manifest.id) and (running or group is not None)
 
     def finish_created(self, id: str) -> None:
         """Commit a complete sandbox whose creator died before it did. Does nothing while some process creates it."""

@@ -12,7 +12,7 @@
 | `render.py`, `terminal.py` | output; this process's streams, signals and terminal modes |
 
 Exit statuses: that of the command for `run`, `exec` and `shell`, and for these 124 after a time-out and 125 after an
-error of Atoll. 2 for a wrong command line, 1 for any other error, 128+n after signal n.
+Atoll error. 2 for a wrong command line, 1 for any other error, 128+n after signal n.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except typer.Abort:
         return FAILED
     except BrokenPipeError:
-        return _unread()
+        return _broken_pipe_status()
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
 
@@ -95,11 +95,11 @@ def finish(work: Coroutine[Any, Any, int], *, as_json: bool, failed: int) -> int
             render.failure(error, as_json=as_json)
             return failed
     except (terminal.OutputClosed, BrokenPipeError):
-        return _unread()
+        return _broken_pipe_status()
 
 
-def _unread() -> int:
-    """Exit without a message, as a program does that SIGPIPE ends: our output is no longer read."""
+def _broken_pipe_status() -> int:
+    """The exit status of a program that SIGPIPE ended, and no message: our output is no longer read."""
     sink = os.open(os.devnull, os.O_WRONLY)
     os.dup2(sink, sys.stdout.fileno())  # Buffered output would fail again when the interpreter flushes it.
     return 128 + signal.SIGPIPE

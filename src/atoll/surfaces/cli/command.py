@@ -110,7 +110,7 @@ class AtollCommand(TyperCommand):
     resources: tuple[str, ...] = ()
     """The resource options that it takes: parameters of `sandbox_options`."""
     failed_status = FAILED
-    """The exit status after an error of Atoll."""
+    """The exit status after an Atoll error."""
     has_json = True
     """False: `--json` is refused."""
     json_help: str | None = None

@@ -24,7 +24,7 @@ from atoll.agents import models
 from atoll.agents.children import Children
 from atoll.agents.history import History
 from atoll.agents.loop import Agent, Answer, Budget
-from atoll.contract.errors import AtollError, BudgetSpent, InvalidRequest
+from atoll.contract.errors import AtollError, BudgetExceeded, InvalidRequest
 from atoll.runtime.sandbox_pool import SandboxPool
 from atoll.settings import Settings
 from atoll.surfaces.cli import FAILED, render, terminal, transcript
@@ -197,7 +197,7 @@ class _AgentConversation:
         """One turn, and its exit status."""
         try:
             answer = await self._turn(prompt)
-        except BudgetSpent as error:
+        except BudgetExceeded as error:
             error.hint = self._going_on()
             raise
         if self._served:
@@ -224,7 +224,7 @@ class _AgentConversation:
                 try:
                     await self._turn(prompt)
                 except AtollError as error:
-                    spent = isinstance(error, BudgetSpent)
+                    spent = isinstance(error, BudgetExceeded)
                     if spent and self._plan.budget.is_spent:
                         render.failure(error, as_json=False, hint=self._going_on())
                         return FAILED

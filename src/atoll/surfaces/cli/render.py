@@ -76,7 +76,7 @@ def facts(pairs: Sequence[tuple[str, str]]) -> None:
         say(f"{name.ljust(width)}  {printable(value)}")
 
 
-def findings(rows: Sequence[tuple[bool, str, str, str | None]]) -> None:
+def diagnostics(rows: Sequence[tuple[bool, str, str, str | None]]) -> None:
     """Print diagnostics: whether a topic is in order, the topic, the detail, and the fix."""
     width = max((columns_of(topic) for _, topic, _, _ in rows), default=0)
     room = terminal_columns()

@@ -15,7 +15,7 @@ import typer
 
 from atoll.contract.errors import InvalidRequest
 from atoll.surfaces.cli import render, values
-from atoll.surfaces.cli.options import EnvOption, UserOption
+from atoll.surfaces.cli.options import EnvOption
 
 if TYPE_CHECKING:
     from atoll.contract.model import Limits, RuntimeName
@@ -68,23 +68,22 @@ def sandbox_options(
         typer.Option(
             "--runtime",
             metavar="NAME",
-            help="The runtime: crun, runc or runsc.  [default: $ATOLL_RUNTIME, else the fastest]",
+            help="The runtime: crun, runc, runsc, or bwrap (only by name)."
+            "  [default: $ATOLL_RUNTIME, else the fastest]",
         ),
     ] = None,
     memory: Annotated[
         int | None,
-        typer.Option("--memory", "-m", metavar="SIZE", parser=values.size, help="Limit of memory: 512m, 1.5g."),
+        typer.Option("--memory", "-m", metavar="SIZE", parser=values.size, help="Memory limit: 512m, 1.5g."),
     ] = None,
-    cpus: Annotated[float | None, typer.Option("--cpus", metavar="N", help="Limit of processor cores: 1.5.")] = None,
-    pids: Annotated[int | None, typer.Option("--pids", metavar="N", help="Limit of processes and threads.")] = None,
+    cpus: Annotated[float | None, typer.Option("--cpus", metavar="N", help="CPU limit, in cores: 1.5.")] = None,
+    pids: Annotated[int | None, typer.Option("--pids", metavar="N", help="Limit on processes and threads.")] = None,
     open_files: Annotated[
-        int | None, typer.Option("--open-files", metavar="N", help="Limit of open files per process.")
+        int | None, typer.Option("--open-files", metavar="N", help="Limit on open files per process.")
     ] = None,
     disk: Annotated[
         int | None,
-        typer.Option(
-            "--disk", metavar="SIZE", parser=values.size, help="Quota: limit of what it writes to disk: 512m, 10g."
-        ),
+        typer.Option("--disk", metavar="SIZE", parser=values.size, help="Disk quota, for what it writes: 512m, 10g."),
     ] = None,
     env: EnvOption = None,
     allow: Annotated[
@@ -114,7 +113,10 @@ def sandbox_options(
             help="An environment variable that is never shown outside the sandbox; FROM as for --secret. Repeatable.",
         ),
     ] = None,
-    user: UserOption = None,
+    user: Annotated[
+        str | None,
+        typer.Option("--user", "-u", metavar="USER", help="The user inside the sandbox.  [default: user]"),
+    ] = None,
 ) -> SandboxOptions:
     """Declare the resource options, and build one object from their values.
 

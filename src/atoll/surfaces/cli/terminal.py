@@ -242,7 +242,7 @@ def run(main: Callable[[], Awaitable[int]]) -> int:
     try:
         return anyio.run(_under_signals, main)
     except BaseExceptionGroup as group:
-        raise _foremost(group) from group
+        raise _primary_error(group) from group
 
 
 async def _under_signals(main: Callable[[], Awaitable[int]]) -> int:
@@ -278,7 +278,7 @@ async def _under_signals(main: Callable[[], Awaitable[int]]) -> int:
     return status
 
 
-def _foremost(group: BaseExceptionGroup[BaseException]) -> BaseException:
+def _primary_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """The most informative error of a group: first a bug of ours, then a closed output, then other errors."""
     from atoll.contract.errors import AtollError
 

@@ -84,7 +84,7 @@ async def test_restore_brings_back_every_file_as_it_was(
         if asleep:
             await sandbox.sleep()
         checkpoint = await sandbox.checkpoint("before")
-        assert (checkpoint.name, checkpoint.sandbox, checkpoint.parent) == ("before", "past", None)
+        assert (checkpoint.label, checkpoint.sandbox, checkpoint.parent) == ("before", "past", None)
         assert checkpoint.with_memory is capabilities.memory_checkpoint
         assert await look(sandbox) == FOUND
         await sandbox.exec("rm -rf /root/* /opt/file; echo new > /root/one; echo x > /etc/nsswitch.conf", user="root")
@@ -294,7 +294,7 @@ async def test_what_is_not_there_is_told(engine: Engine) -> None:
             with pytest.raises(CheckpointNotFound):
                 await sandbox.restore(wanted)
         assert (await sandbox.exec("echo alive")).stdout == "alive\n"
-        with pytest.raises(InvalidRequest, match="allowed are"):
+        with pytest.raises(InvalidRequest, match="'Not A Label' is not a label for a checkpoint; allowed are"):
             await sandbox.checkpoint("Not A Label")
 
 
@@ -307,7 +307,7 @@ async def test_a_checkpoint_is_seen_by_others_and_outlives_its_sandbox(
         await sandbox.checkpoint("work")
     body = """
 for each in await engine.checkpoints("author"):
-    say(each.name, each.size_bytes > 0)
+    say(each.label, each.size_bytes > 0)
 await engine.create("heir")
 await engine.restore("heir", each.id)
 box = await engine.get("heir")

@@ -178,7 +178,7 @@ async def test_ten_megabytes_through_a_command_do_not_deadlock(shared: Sandbox) 
     with anyio.fail_after(60):
         result = await shared.exec_bytes(["cat"], stdin=data)
     assert result.stdout == data
-    assert result.stdout_cut is None
+    assert result.stdout_truncation is None
 
 
 @pytest.mark.parametrize("command", ["true", "exec <&-; echo closed", "head -c 3"])
@@ -219,8 +219,8 @@ async def test_carriage_returns_and_nuls_are_left_alone(shared: Sandbox) -> None
 async def test_output_within_the_limit_is_not_cut(shared: Sandbox) -> None:
     result = await shared.exec_bytes("seq 1 10000", output_limit_bytes=48894)
     assert len(result.stdout) == 48894
-    assert result.stdout_cut is None
-    assert result.stderr_cut is None
+    assert result.stdout_truncation is None
+    assert result.stderr_truncation is None
 
 
 @pytest.mark.core
@@ -230,7 +230,7 @@ async def test_output_over_the_limit_keeps_head_and_tail_and_says_exactly_what_i
 ) -> None:
     whole = "".join(f"{number}\n" for number in range(1, 10001)).encode()
     result = await shared.exec_bytes("seq 1 10000; echo short >&2", output_limit_bytes=limit)
-    cut = result.stdout_cut
+    cut = result.stdout_truncation
     assert cut is not None
     assert cut.total == len(whole) == 48894
     assert cut.bytes == len(whole) - limit
@@ -241,18 +241,19 @@ async def test_output_over_the_limit_keeps_head_and_tail_and_says_exactly_what_i
 
 async def test_the_limit_is_for_each_stream(shared: Sandbox) -> None:
     result = await shared.exec_bytes("printf 0123456789; printf abcdefghij >&2", output_limit_bytes=4)
-    assert (result.stdout, result.stdout_cut) == (b"0189", Truncation(start=2, end=8, total=10))
-    assert (result.stderr, result.stderr_cut) == (b"abij", Truncation(start=2, end=8, total=10))
+    assert (result.stdout, result.stdout_truncation) == (b"0189", Truncation(start=2, end=8, total=10))
+    assert (result.stderr, result.stderr_truncation) == (b"abij", Truncation(start=2, end=8, total=10))
 
 
 async def test_text_that_was_cut_has_one_line_that_says_so(shared: Sandbox) -> None:
     result = await shared.exec("seq 1 10000", output_limit_bytes=1000)
-    assert result.stdout_cut is not None
+    assert result.stdout_truncation is not None
     head, line, tail = result.stdout[:500], result.stdout[500:-500], result.stdout[-500:]
     assert head.startswith("1\n2\n3\n")
     assert tail.endswith("9999\n10000\n")
     assert len(line.strip("\n").splitlines()) == 1
-    for number in (result.stdout_cut.bytes, result.stdout_cut.start, result.stdout_cut.end, result.stdout_cut.total):
+    cut = result.stdout_truncation
+    for number in (cut.bytes, cut.start, cut.end, cut.total):
         assert str(number) in line
 
 
@@ -260,9 +261,9 @@ async def test_text_is_never_cut_within_a_character(shared: Sandbox) -> None:
     for limit in range(20, 26):
         result = await shared.exec("yes € | tr -d '\\n' | head -c 300", output_limit_bytes=limit)
         assert "�" not in result.stdout
-        assert result.stdout_cut is not None
+        assert result.stdout_truncation is not None
         kept = "".join(result.stdout.splitlines()[0::2])
-        assert len(kept.encode()) == result.stdout_cut.total - result.stdout_cut.bytes
+        assert len(kept.encode()) == result.stdout_truncation.total - result.stdout_truncation.bytes
 
 
 async def test_a_hundred_megabytes_of_output_pass_with_flat_memory(
@@ -276,8 +277,8 @@ async def test_a_hundred_megabytes_of_output_pass_with_flat_memory(
         if runtime_name != "runsc":  # there its first process is gVisor's kernel, whose caches are its own business
             peaks["the guest"] = Peak(sandbox.info.pid)
     result = await sandbox.exec_bytes("head -c 100000000 /dev/zero", output_limit_bytes=65536)
-    assert result.stdout_cut is not None
-    assert result.stdout_cut.total == 100_000_000
+    assert result.stdout_truncation is not None
+    assert result.stdout_truncation.total == 100_000_000
     grown = {who: peak.growth_bytes // MIB for who, peak in peaks.items()}
     assert all(growth < 16 for growth in grown.values()), grown
 

@@ -30,7 +30,7 @@ async def test_root_inside_may_change_the_system_and_the_host_does_not_see_it(sa
     result = await sandbox.exec("echo mine > /etc/own && rm /etc/shells && cat /etc/own", user="root")
     assert (result.stdout, result.exit_code) == ("mine\n", 0), result.stderr
     if os.geteuid() == 0:
-        # An ordinary user cannot map the owner of the host's files: inside, /usr belongs to `nobody` and is read-only.
+        # An unprivileged user cannot map the owner of the host's files: inside, /usr is `nobody`'s and read-only.
         result = await sandbox.exec("echo mine > /usr/bin/own && rm /bin/true && cat /usr/bin/own", user="root")
         assert (result.stdout, result.exit_code) == ("mine\n", 0), result.stderr
         assert (await sandbox.exec(["/bin/true"])).exit_code == 127

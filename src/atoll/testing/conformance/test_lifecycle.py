@@ -1,4 +1,4 @@
-"""`create`, `get`, `list`, `destroy` and `collect`: how sandboxes are created, found and removed."""
+"""`create`, `get`, `list`, `destroy` and `remove_abandoned`: how sandboxes are created, found and removed."""
 
 from __future__ import annotations
 
@@ -270,7 +270,7 @@ async def test_an_incomplete_sandbox_of_a_killed_process_is_reconciled_by_the_ne
             continue
 
     async def collected() -> bool:
-        await engine.collect()
+        await engine.remove_abandoned()
         return "half" not in {info.name for info in await engine.list()}
 
     await eventually(collected, "the incomplete sandbox is collected")

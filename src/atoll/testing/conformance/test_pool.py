@@ -116,7 +116,7 @@ async def test_a_temporary_session_leaves_nothing_and_is_one_clients_alone(engin
         with pytest.raises(SandboxError, match="another process uses the session 'lent'"):
             async with engine.pool("lent", temporary=True):
                 pass
-        await engine.collect()  # its process lives, so it stays
+        await engine.remove_abandoned()  # its process lives, so it stays
         assert [each.name for each in await pool.list()] == ["default"]
     assert [info.name for info in await engine.list()] == ["lent-2.default"]
     assert await engine.checkpoints() == []
@@ -135,10 +135,10 @@ async with engine.pool("lent", temporary=True) as pool:
 """
     async with client(engine.state_dir, runtime_name, body) as other:
         assert await other.line() == "ready"
-        await engine.collect()
+        await engine.remove_abandoned()
         assert [info.name for info in await engine.list()] == ["lent.default"]
         other.send_signal(signal.SIGKILL)
         await other.ends()
-    await engine.collect()
+    await engine.remove_abandoned()
     assert await engine.list() == []
     assert await engine.checkpoints() == []

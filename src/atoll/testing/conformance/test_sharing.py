@@ -235,7 +235,7 @@ if sys.argv[3] == "is killed":
     await eventually(lambda: not Path(f"/proc/{pid}").exists(), "its first process is gone")
 
     async def collected() -> bool:
-        await engine.collect()
+        await engine.remove_abandoned()
         return "mayfly" not in {info.name for info in await engine.list()}
 
     await eventually(collected, "its remains are collected")
@@ -260,11 +260,11 @@ await anyio.sleep_forever()
             await other.ends()
             for _ in range(20):
                 assert (await sandbox.exec("echo one left")).stdout == "one left\n"
-            assert await engine.collect() == [], "it is in use"
+            assert await engine.remove_abandoned() == [], "it is in use"
     await eventually(lambda: not Path(f"/proc/{pid}").exists(), "it ends with the last")
 
     async def collected() -> bool:
-        await engine.collect()
+        await engine.remove_abandoned()
         return "shared-mayfly" not in {info.name for info in await engine.list()}
 
     await eventually(collected, "its remains are collected")
@@ -289,7 +289,7 @@ async def test_the_name_of_an_ephemeral_sandbox_that_ended_is_free(
             return False  # its keeper has not exited yet
 
     await eventually(made, "the name can be used again")
-    await engine.collect()
+    await engine.remove_abandoned()
 
 
 async def test_a_sandbox_that_is_not_ephemeral_needs_no_client(
@@ -297,7 +297,7 @@ async def test_a_sandbox_that_is_not_ephemeral_needs_no_client(
 ) -> None:
     async with atoll.open(state_dir, settings=atoll.Settings(runtime=runtime_name)) as first:
         sandbox = await first.create("needs-no-host")
-    assert await engine.collect() == []
+    assert await engine.remove_abandoned() == []
     async with await engine.get("needs-no-host") as found:
         assert (await found.exec("echo still here")).stdout == "still here\n"
         assert found.info.pid == sandbox.info.pid

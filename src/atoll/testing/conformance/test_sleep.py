@@ -16,8 +16,8 @@ from atoll import (
     Output,
     PortRefused,
     Sandbox,
-    SandboxAsleep,
     SandboxDied,
+    SandboxShutdown,
     Unenforceable,
 )
 from atoll.contract.model import RuntimeName
@@ -323,7 +323,7 @@ async def test_a_sandbox_that_was_shut_down_wakes_only_by_wake(engine: Engine) -
         await sandbox.shutdown()
         assert await status(engine, "closed") == "shutdown"
         for _ in range(2):
-            with pytest.raises(SandboxAsleep, match="wake it first"):
+            with pytest.raises(SandboxShutdown, match="wake it first"):
                 await sandbox.exec("true")
         assert await status(engine, "closed") == "shutdown"
         await sandbox.wake()

@@ -144,7 +144,7 @@ async with atoll.open(sys.argv[1], settings=atoll.Settings(runtime=sys.argv[2]))
         assert (id in ids, hostname) == (True, "brief")
 
         async def ended() -> bool:
-            await engine.collect()
+            await engine.remove_abandoned()
             return await engine.list() == []
 
         await eventually(ended, "an ephemeral one ends with its last client")

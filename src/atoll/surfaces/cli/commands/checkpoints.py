@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from atoll.contract.errors import InvalidRequest
+from atoll.contract.errors import InvalidRequest, SandboxNotFound
 from atoll.surfaces.cli import render, values
 from atoll.surfaces.cli.command import AtollCommand, CommandContext, Work, command_module
 from atoll.surfaces.cli.options import CheckpointArgument, CheckpointOption, NameArgument
@@ -55,11 +55,16 @@ async def checkpoints(
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print ids only.")] = False,
 ) -> int:
-    """Show the tree of checkpoints, or delete some."""
+    """Show the tree of checkpoints, or delete some. Those of a destroyed sandbox are found by its name."""
     async with context.open_engine() as engine:
         for each in delete or []:
             await engine.delete_checkpoint(each, sandbox=name)
-        found = await engine.checkpoints(name)
+        try:
+            found = await engine.checkpoints(name)
+        except SandboxNotFound:
+            if not delete:
+                raise
+            found = []  # the last one of a destroyed sandbox is deleted
     if context.as_json:
         render.emit_json([each.model_dump(mode="json") for each in found])
     elif quiet or delete:
@@ -69,7 +74,7 @@ async def checkpoints(
         render.note("no checkpoints; `atoll checkpoint NAME` makes one")
     else:
         rows = [
-            (drawn, each.name or "", each.sandbox, render.ago(each.created_at), render.human_bytes(each.size_bytes))
+            (drawn, each.label or "", each.sandbox, render.ago(each.created_at), render.human_bytes(each.size_bytes))
             for drawn, each in _tree(found)
         ]
         render.table(("CHECKPOINT", "LABEL", "SANDBOX", "CREATED", "SIZE"), rows)
@@ -173,7 +178,8 @@ def import_(
         typer.Option(
             "--runtime",
             metavar="NAME",
-            help="The runtime: crun, runc or runsc.  [default: $ATOLL_RUNTIME, else the file's, else the fastest]",
+            help="The runtime: crun, runc, runsc, or bwrap (only by name)."
+            "  [default: $ATOLL_RUNTIME, else the file's, else the fastest]",
         ),
     ] = None,
     default_limits: Annotated[

@@ -16,16 +16,19 @@ async def doctor(context: CommandContext) -> int:
     """
     async with context.open_engine() as engine:
         found = engine.doctor()
-        working = list(engine.drivers())
+        drivers = engine.drivers()
+        working = list(drivers)
+        by_name = {name for name, driver in drivers.items() if not driver.capabilities.chosen_by_default}
         state_dir = engine.state_dir
     if context.as_json:
-        findings = [finding.model_dump(mode="json") for finding in found]
-        render.emit_json({"runtimes": working, "state_dir": str(state_dir), "findings": findings})
+        diagnostics = [each.model_dump(mode="json") for each in found]
+        render.emit_json({"runtimes": working, "state_dir": str(state_dir), "diagnostics": diagnostics})
     else:
-        render.findings([(finding.ok, finding.topic, finding.detail, finding.fix) for finding in found])
+        render.diagnostics([(each.ok, each.topic, each.detail, each.fix) for each in found])
         render.say("")
         if working:
-            render.say(f"runtimes that work: {', '.join(working)}")
+            shown = [f"{name} (only by name)" if name in by_name else name for name in working]
+            render.say(f"runtimes that work: {', '.join(shown)}")
         else:
             render.say("no runtime works, so no sandbox can be created; apply the fixes above")
     return 0 if working else FAILED

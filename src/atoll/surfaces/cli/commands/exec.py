@@ -66,7 +66,7 @@ def run(
 
     The sandbox is destroyed when the command has ended, unless --keep is given. Input, output and exit status are those
     of the command. Ctrl-C and SIGTERM kill the command and all its processes. The exit status is 124 after a time-out
-    and 125 after an error of Atoll.
+    and 125 after an Atoll error.
 
     \b
     atoll run -- python3 -c 'print(1)'
@@ -114,7 +114,7 @@ def exec(
     """Run a command in a sandbox.
 
     Input, output and exit status are those of the command. Ctrl-C and SIGTERM kill the command and all its processes.
-    The exit status is 124 after a time-out and 125 after an error of Atoll.
+    The exit status is 124 after a time-out and 125 after an Atoll error.
 
     \b
     atoll exec box -- make -j4

@@ -137,7 +137,12 @@ def _limits_text(limits: Limits) -> str:
 
 @commands.command(cls=AtollCommand)
 async def gc(context: CommandContext) -> int:
-    """Remove unreferenced layers. Interrupted operations are finished or undone."""
+    """Remove abandoned sandboxes, unused layers and images.
+
+    A layer is unused if no sandbox and no checkpoint refers to it, an image if it has no reference either. Interrupted
+    operations are finished or undone.
+    """
     async with context.open_engine() as engine:
         freed = await engine.gc()
-    return context.answer({"freed": freed}, f"removed {len(freed)}" if freed else "nothing to remove")
+    items = "1 item" if len(freed) == 1 else f"{len(freed)} items"
+    return context.answer({"freed": freed}, f"removed {items}" if freed else "nothing to remove")

@@ -27,7 +27,7 @@ def storage(context: CommandContext) -> Work | None:
 
 async def _storage(context: CommandContext) -> int:
     async with context.open_engine() as engine:
-        return _show(context, engine.storage.look())
+        return _show(context, engine.storage.info())
 
 
 @commands.command(cls=AtollCommand)
@@ -56,14 +56,14 @@ async def remove(context: CommandContext) -> int:
     """Remove that file system. There must be no sandboxes and no checkpoints."""
     async with context.open_engine() as engine:
         await engine.storage.remove()
-        return _show(context, engine.storage.look())
+        return _show(context, engine.storage.info())
 
 
 def _show(context: CommandContext, info: StorageInfo) -> int:
     if context.as_json:
         render.emit_json(info.model_dump(mode="json"))
         return 0
-    limits = "yes" if info.disk_limit else f"no: {info.lack}"
+    limits = "yes" if info.disk_limit else f"no: {info.missing}"
     rows = [
         ("layers", str(info.path)),
         ("file system", info.filesystem + (f", in {info.image}" if info.image else "")),
