@@ -20,7 +20,7 @@ TIMED_OUT = ExecResult(exit_code=137, duration_s=1, timed_out=True, stdout="", s
         (errors.Unenforceable("not here"), 400),
         (errors.ArchiveRefused("malformed"), 400),
         (errors.SandboxNotFound("box", []), 404),
-        (errors.CheckpointNotFound("label", []), 404),
+        (errors.CheckpointNotFound("label", {}), 404),
         (errors.ProcessNotFound("gone"), 404),
         (errors.SandboxExists("box"), 409),
         (errors.ImageUnavailable("unreachable"), 503),
