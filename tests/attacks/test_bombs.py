@@ -18,7 +18,7 @@ from atoll.runtime.sandbox import Sandbox
 from tests.attacks.programs import PROBE, attempts, running, shell
 
 MIB = 1024 * 1024
-limited = pytest.mark.skipif(os.geteuid() != 0, reason="limits need cgroups, and those need root")
+limited = pytest.mark.usefixtures("can_limit")
 NS_GET_OWNER_UID = 0xB704
 
 
