@@ -172,6 +172,24 @@ static void sockets(void)
     }
 }
 
+/* Pairs of sockets, of every family. */
+static void socket_pairs(void)
+{
+    static const int types[] = {SOCK_STREAM, SOCK_DGRAM, SOCK_SEQPACKET, SOCK_RAW, SOCK_RDM};
+    for (int family = 0; family < 64; family++)
+        for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
+            char name[32];
+            int pair[2];
+            snprintf(name, sizeof name, "%d:%d", family, types[i]);
+            int result = socketpair(family, types[i], 0, pair);
+            tell(name, result);
+            if (result == 0) {
+                close(pair[0]);
+                close(pair[1]);
+            }
+        }
+}
+
 /* Everything by which one process gets at another. */
 static void reach(pid_t pid)
 {
@@ -505,6 +523,8 @@ int main(int argc, char **argv)
         system_calls();
     else if (!strcmp(what, "sockets"))
         sockets();
+    else if (!strcmp(what, "socket-pairs"))
+        socket_pairs();
     else if (!strcmp(what, "reach"))
         reach(atoi(first));
     else if (!strcmp(what, "signals"))
