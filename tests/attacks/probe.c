@@ -80,6 +80,12 @@ static void system_calls(void)
     CALL(io_uring_setup, 1, BAD, 0, 0, 0);
     CALL(io_uring_enter, -1, 0, 0, 0, 0);
     CALL(io_uring_register, -1, 0, 0, 0, 0);
+    CALL(io_setup, 1, BAD, 0, 0, 0);
+    CALL(io_submit, 0, 1, BAD, 0, 0);
+    CALL(io_getevents, 0, 1, 1, BAD, 0);
+    CALL(io_pgetevents, 0, 1, 1, BAD, 0);
+    CALL(io_cancel, 0, BAD, BAD, 0, 0);
+    CALL(io_destroy, 0, 0, 0, 0, 0);
     CALL(add_key, (long)"user", (long)"atoll", (long)"x", 1, -3);
     CALL(request_key, (long)"user", (long)"atoll", 0, -3, 0);
     CALL(keyctl, 0, -3, 0, 0, 0);
@@ -275,7 +281,7 @@ static void memory_bomb(void)
     }
 }
 
-/* Takes up to `most` of something that the kernel counts per user, says how many it got, and holds them. */
+/* Takes up to `most` of something that the kernel counts per user or for all of the machine, says how many it got, and holds them. */
 static void hoard(const char *what, int most)
 {
     int count = 0;
@@ -325,6 +331,9 @@ static void hoard(const char *what, int most)
                 break;
         } else if (!strcmp(what, "files")) {
             if (open("/dev/null", O_RDONLY) < 0)
+                break;
+        } else if (!strcmp(what, "terminals")) {
+            if (open("/dev/ptmx", O_RDWR | O_NOCTTY) < 0)
                 break;
         }
     }

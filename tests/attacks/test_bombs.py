@@ -174,6 +174,19 @@ async def test_what_the_kernel_counts_per_user_is_not_taken_from_the_neighbour(
                 pass
 
 
+async def test_terminals_are_left_for_the_neighbour_and_the_host(
+    victim: Sandbox, bystander: Sandbox, probe_program: bytes, runtime_name: RuntimeName
+) -> None:
+    """All of the machine has some thousand of them."""
+    await bystander.files.write_bytes(PROBE, probe_program, mode=0o755)
+    most = 300 if runtime_name == "bwrap" else 1500  # bubblewrap's mount of them has no bound
+    async with running(victim, PROBE, "hoard", "terminals", str(most), user="root") as (_, said):
+        if runtime_name in ("crun", "runc"):
+            assert said == f"256 {errno.ENOSPC}"
+        async with running(bystander, PROBE, "hoard", "terminals", "4") as (_, said):
+            assert said == "4 0"
+
+
 async def test_no_process_gets_a_better_place_in_the_queue(prey: Sandbox, runtime_name: RuntimeName) -> None:
     for user in ("user", "root"):
         found = await attempts(prey, "schedule", user=user)

@@ -28,6 +28,8 @@ MASKED_PATHS = """
 /proc/timer_list /proc/timer_stats /sys/devices/virtual/powercap /sys/firmware /sys/kernel/debug
 """.split()
 READ_ONLY_PATHS = "/proc/bus /proc/fs /proc/irq /proc/sys /proc/sysrq-trigger".split()
+MAX_TERMINALS = 256
+"""Of a sandbox. All sandboxes of a machine share 3,072 (`kernel.pty.max` less what is reserved for the host)."""
 GUEST_ENVIRONMENT = {"PATH": DEFAULT_PATH, "HOME": "/root"}
 """With HOME given, a runtime does not look it up in the image's /etc/passwd."""
 
@@ -98,7 +100,7 @@ def config(
 def _mounts(cover: str, files: Sequence[HostFile], single_id: bool) -> list[dict[str, object]]:
     safe = ["nosuid", "noexec", "nodev"]
     scratch = ["nosuid", "nodev", "mode=755", "size=64m"]
-    terminals = ["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620"]
+    terminals = ["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", f"max={MAX_TERMINALS}"]
     return [
         {"destination": "/proc", "type": "proc", "source": "proc", "options": safe},
         {"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid", "mode=755", "size=64k"]},

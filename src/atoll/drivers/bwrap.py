@@ -10,7 +10,7 @@ What it does not have, and why a sandbox never gets it without asking for it:
 - No saved processes: a checkpoint holds files.
 - No /sys, which bubblewrap cannot mount: only an empty directory. /proc/sys, /proc/bus, /proc/fs and /proc/irq are the
   host's, read-only (what depends on a namespace in them is shown for the sandbox's own).
-- The tmpfs of /dev has no limit on its size.
+- The tmpfs of /dev has no limit on its size, and its pseudo-terminals none on their number.
 
 Not here: the keeper's part (`keeper_command.py`; `--foreground` in `keeper/keeper.c`), layers (`layer_store.py`).
 """

@@ -19,6 +19,10 @@ _USER_NAMESPACES = (
 )
 _ID_RANGE = "apt-get install uidmap && usermod --add-subuids 100000-165535 --add-subgids 100000-165535"
 
+_FILE_MAX = Path("/proc/sys/fs/file-max")
+_OPEN_FILE_BYTES = 240
+"""What an open file takes of the memory limit of its sandbox (measured with 986,248 of them on Linux 6.18)."""
+
 
 def examine(state_dir: Path, machine: Machine, packages: Mapping[str, str]) -> list[Diagnostic]:
     """What the machine offers. `packages` maps the program of each runtime to the Debian package that installs it."""
@@ -29,6 +33,7 @@ def examine(state_dir: Path, machine: Machine, packages: Mapping[str, str]) -> l
         _cgroups(machine),
         _overlay(),
         _ids(machine),
+        _open_files(),
         _disk_limits(state_dir, machine),
     ]
 
@@ -78,6 +83,19 @@ def _ids(machine: Machine) -> Diagnostic:
     ranged = not machine.single_id and find_program("newuidmap") is not None
     detail = "a range from /etc/subuid" if ranged else "one user id for all users inside"
     return Diagnostic(topic="ids", ok=ranged, detail=detail, fix=None if ranged else f"{_ID_RANGE} {os.getuid()}")
+
+
+def _open_files() -> Diagnostic:
+    """Whether memory limits bind before one sandbox has taken all open files of the machine. With systemd they do."""
+    most = int(_FILE_MAX.read_text())
+    memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    ample = most >= memory_bytes // _OPEN_FILE_BYTES
+    detail = "limited by memory alone"
+    if not ample:
+        taken_with = most * _OPEN_FILE_BYTES // 2**20
+        detail = f"{most} for all of this machine: a sandbox can take all of them with {taken_with} MiB of memory"
+    fix = None if ample else "sysctl -w fs.file-max=9223372036854775807"
+    return Diagnostic(topic="open files", ok=ample, detail=detail, fix=fix)
 
 
 def _disk_limits(state_dir: Path, machine: Machine) -> Diagnostic:
