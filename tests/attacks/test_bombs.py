@@ -109,6 +109,36 @@ async def test_memory_in_files_counts_as_the_sandboxs(
         assert (await shell(sandbox, "echo on")).stdout == "on\n"
 
 
+_FILL_TCP = """
+import socket
+server = socket.create_server(('127.0.0.1', 0))
+held, total = [], 0
+for _ in range(120):
+    client = socket.create_connection(server.getsockname())
+    held += [client, server.accept()[0]]
+    for end in held[-2:]:
+        end.setblocking(False)
+        try:
+            while total < 320 << 20:
+                total += end.send(bytes(1 << 16))
+        except BlockingIOError:
+            pass
+print(total >> 20)
+"""
+
+
+@limited
+async def test_network_buffers_count_as_the_sandboxs(engine: Engine, runtime_name: RuntimeName) -> None:
+    """On cgroup v1 they have a limit of their own, of the same size."""
+    async with await engine.create(limits=_limits(runtime_name, 64 * MIB, pids=64)) as sandbox:
+        try:
+            said = await sandbox.exec(["python3", "-I", "-S", "-c", _FILL_TCP], timeout_s=30)
+        except SandboxDied:
+            assert runtime_name == "runsc"
+            return
+        assert said.out_of_memory or int(said.stdout) < 2 * 64, said
+
+
 async def test_running_out_of_descriptors_fails_the_program_alone(
     engine: Engine, runtime_name: RuntimeName, probe_program: bytes
 ) -> None:

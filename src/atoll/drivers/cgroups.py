@@ -25,6 +25,8 @@ from atoll.drivers.machine import CGROUP_ROOT, Machine
 
 _V1 = ("memory", "cpu", "cpuacct", "pids", "freezer")
 _V2 = ("memory", "cpu", "pids")
+_OPTIONAL = ("memory.memsw.limit_in_bytes", "memory.swap.max", "memory.kmem.tcp.limit_in_bytes")
+"""Files that a kernel may lack. One that does not account for swap has no swap that could evade the limit."""
 _PERIOD_US = 100_000
 _POLL_S = 0.002
 _KILL_POLLS, _REMOVE_POLLS = 1000, 5000
@@ -77,9 +79,11 @@ class Cgroups:
         if limits.memory_bytes is not None:
             size = str(limits.memory_bytes)
             wanted.append(("memory", "memory.limit_in_bytes", "memory.max", size))
-            # No swap beyond the limit. v1 counts memory and swap together, v2 swap alone. The file is missing where
-            # the kernel does not account for swap; then there is no swap that could evade the limit.
+            # No swap beyond the limit. v1 counts memory and swap together, v2 swap alone.
             wanted.append(("memory", "memory.memsw.limit_in_bytes", "memory.swap.max", "0" if v2 else size))
+            if not v2:
+                # v2 counts socket buffers as memory. v1 counts those of TCP by themselves, and those of UDP not at all.
+                wanted.append(("memory", "memory.kmem.tcp.limit_in_bytes", "", size))
         if limits.cpus is not None:
             quota = str(max(1000, int(limits.cpus * _PERIOD_US)))
             wanted.append(("cpu", "cpu.cfs_quota_us", "cpu.max", f"{quota} {_PERIOD_US}" if v2 else quota))
@@ -88,7 +92,8 @@ class Cgroups:
         settings = []
         for controller, v1_file, v2_file, value in wanted:
             path = CGROUP_ROOT / "atoll" / id / v2_file if v2 else CGROUP_ROOT / controller / "atoll" / id / v1_file
-            if value is not None and ("sw" not in path.name or (path.parents[1] / path.name).exists()):
+            optional = path.name in _OPTIONAL
+            if value is not None and (not optional or (path.parents[1] / path.name).exists()):
                 settings.append((path, value))
         return settings
 
