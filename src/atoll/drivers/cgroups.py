@@ -13,6 +13,7 @@ runtime's own memory and threads. `docs/design/0002-cgroups.md` has the figures.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 from pathlib import Path
@@ -50,30 +51,55 @@ class Cgroups:
         Raises:
             LaunchFailed: the machine refused.
         """
+        self.make_parents()
         try:
-            self._make_parents()
             for path in self.paths(id):
                 path.mkdir()
         except OSError as error:
             raise LaunchFailed(f"cannot make a cgroup: {error}", hint="atoll doctor") from error
         return self.paths(id)
 
-    def _make_parents(self) -> None:
-        for parent in self._parents:
-            if not parent.is_dir():
-                parent.mkdir(exist_ok=True)
-                self._delegate(parent)
+    def make_parents(self) -> None:
+        """Make the cgroups above those of sandboxes, and complete those that a killed process has left half-made.
 
-    def _delegate(self, parent: Path) -> None:
+        Raises:
+            LaunchFailed: the machine refused.
+        """
+        try:
+            for parent in self._parents:
+                if not parent.is_dir():
+                    parent.mkdir(exist_ok=True)
+                if self._mode == "v2":
+                    for above in (parent.parent, parent):
+                        self._enable_controllers(above)
+        except OSError as error:
+            raise LaunchFailed(f"cannot make a cgroup: {error}", hint="atoll doctor") from error
+
+    def _enable_controllers(self, above: Path) -> None:
         """v2: a controller must be enabled in the cgroups above the one that uses it."""
-        if self._mode == "v2":
-            wanted = " ".join(f"+{name}" for name in _V2 if name in self._machine.controllers)
-            for above in (parent.parent, parent):
-                (above / "cgroup.subtree_control").write_text(wanted)
+        file = above / "cgroup.subtree_control"
+        enabled = file.read_text().split()
+        missing = [name for name in _V2 if name in self._machine.controllers and name not in enabled]
+        if not missing:
+            return
+        try:
+            file.write_text(" ".join(f"+{name}" for name in missing))
+        except OSError as error:
+            if error.errno != errno.EBUSY:
+                raise
+            raise LaunchFailed(
+                f"the cgroup controllers {', '.join(missing)} cannot be enabled in {above}: processes are in it, as in "
+                "a container; move them to a cgroup below it",
+                hint=f"mkdir -p {above}/init && xargs -rn1 <{above}/cgroup.procs >{above}/init/cgroup.procs",
+            ) from error
 
     def settings(self, id: str, limits: Limits) -> list[tuple[Path, str]]:
-        """Which value to write to which file for `limits` to be enforced, in order."""
-        self._make_parents()
+        """Which value to write to which file for `limits` to be enforced, in order.
+
+        Raises:
+            LaunchFailed: the machine refused to make the cgroup above.
+        """
+        self.make_parents()
         v2 = self._mode == "v2"
         wanted: list[tuple[str, str, str, str | None]] = []
         if limits.memory_bytes is not None:

@@ -6,11 +6,14 @@ Owns the wording and the fixes. Not here: reading the machine (`machine.py`), wh
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
 from atoll.contract.driver import Diagnostic
+from atoll.contract.errors import LaunchFailed
 from atoll.drivers import storage
+from atoll.drivers.cgroups import Cgroups
 from atoll.drivers.machine import Machine, find_program
 
 _USER_NAMESPACES = (
@@ -19,6 +22,7 @@ _USER_NAMESPACES = (
 )
 _ID_RANGE = "apt-get install uidmap && usermod --add-subuids 100000-165535 --add-subgids 100000-165535"
 
+_FILE_SYSTEMS = Path("/proc/filesystems")
 _FILE_MAX = Path("/proc/sys/fs/file-max")
 _OPEN_FILE_BYTES = 240
 """What an open file takes of the memory limit of its sandbox (measured with 986,248 of them on Linux 6.18)."""
@@ -63,18 +67,25 @@ def _user_namespaces(machine: Machine) -> Diagnostic:
 
 def _cgroups(machine: Machine) -> Diagnostic:
     missing = sorted({"memory", "cpu", "pids"} - machine.controllers)
-    return Diagnostic(
-        topic="cgroups",
-        ok=not missing,
-        detail=f"{machine.cgroup_mode}; limits can be set on {', '.join(sorted(machine.controllers)) or 'nothing'}",
-        fix=None if not missing else "run as root for limits on " + ", ".join(missing),
-    )
+    detail = f"{machine.cgroup_mode}; limits can be set on {', '.join(sorted(machine.controllers)) or 'nothing'}"
+    fix = None if not missing else "run as root for limits on " + ", ".join(missing)
+    if machine.controllers:
+        try:
+            Cgroups(machine).make_parents()
+        except LaunchFailed as error:  # permissions do not tell: processes may be in the way
+            return Diagnostic(
+                topic="cgroups", ok=False, detail=f"{machine.cgroup_mode}; {error.message}", fix=error.hint
+            )
+    return Diagnostic(topic="cgroups", ok=not missing, detail=detail, fix=fix)
 
 
 def _overlay() -> Diagnostic:
-    loaded = "overlay" in Path("/proc/filesystems").read_text().split()
-    fix = None if loaded else "modprobe overlay"
-    return Diagnostic(topic="overlay", ok=loaded, detail="in the kernel" if loaded else "not loaded", fix=fix)
+    if "overlay" in _FILE_SYSTEMS.read_text().split():
+        return Diagnostic(topic="overlay", ok=True, detail="in the kernel")
+    modprobe = find_program("modprobe")
+    if modprobe and subprocess.run([modprobe, "-n", "overlay"], capture_output=True, check=False).returncode == 0:
+        return Diagnostic(topic="overlay", ok=True, detail="a module, loaded when first used")
+    return Diagnostic(topic="overlay", ok=False, detail="not loaded", fix="modprobe overlay")
 
 
 def _ids(machine: Machine) -> Diagnostic:
