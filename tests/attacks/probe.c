@@ -80,6 +80,12 @@ static void system_calls(void)
     CALL(io_uring_setup, 1, BAD, 0, 0, 0);
     CALL(io_uring_enter, -1, 0, 0, 0, 0);
     CALL(io_uring_register, -1, 0, 0, 0, 0);
+    CALL(io_setup, 1, BAD, 0, 0, 0);
+    CALL(io_submit, 0, 1, BAD, 0, 0);
+    CALL(io_getevents, 0, 1, 1, BAD, 0);
+    CALL(io_pgetevents, 0, 1, 1, BAD, 0);
+    CALL(io_cancel, 0, BAD, BAD, 0, 0);
+    CALL(io_destroy, 0, 0, 0, 0, 0);
     CALL(add_key, (long)"user", (long)"atoll", (long)"x", 1, -3);
     CALL(request_key, (long)"user", (long)"atoll", 0, -3, 0);
     CALL(keyctl, 0, -3, 0, 0, 0);
@@ -172,6 +178,24 @@ static void sockets(void)
     }
 }
 
+/* Pairs of sockets, of every family. */
+static void socket_pairs(void)
+{
+    static const int types[] = {SOCK_STREAM, SOCK_DGRAM, SOCK_SEQPACKET, SOCK_RAW, SOCK_RDM};
+    for (int family = 0; family < 64; family++)
+        for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
+            char name[32];
+            int pair[2];
+            snprintf(name, sizeof name, "%d:%d", family, types[i]);
+            int result = socketpair(family, types[i], 0, pair);
+            tell(name, result);
+            if (result == 0) {
+                close(pair[0]);
+                close(pair[1]);
+            }
+        }
+}
+
 /* Everything by which one process gets at another. */
 static void reach(pid_t pid)
 {
@@ -257,7 +281,7 @@ static void memory_bomb(void)
     }
 }
 
-/* Takes up to `most` of something that the kernel counts per user, says how many it got, and holds them. */
+/* Takes up to `most` of something that the kernel counts per user or for all of the machine, says how many it got, and holds them. */
 static void hoard(const char *what, int most)
 {
     int count = 0;
@@ -307,6 +331,9 @@ static void hoard(const char *what, int most)
                 break;
         } else if (!strcmp(what, "files")) {
             if (open("/dev/null", O_RDONLY) < 0)
+                break;
+        } else if (!strcmp(what, "terminals")) {
+            if (open("/dev/ptmx", O_RDWR | O_NOCTTY) < 0)
                 break;
         }
     }
@@ -505,6 +532,8 @@ int main(int argc, char **argv)
         system_calls();
     else if (!strcmp(what, "sockets"))
         sockets();
+    else if (!strcmp(what, "socket-pairs"))
+        socket_pairs();
     else if (!strcmp(what, "reach"))
         reach(atoi(first));
     else if (!strcmp(what, "signals"))

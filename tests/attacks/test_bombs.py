@@ -18,7 +18,7 @@ from atoll.runtime.sandbox import Sandbox
 from tests.attacks.programs import PROBE, attempts, running, shell
 
 MIB = 1024 * 1024
-limited = pytest.mark.skipif(os.geteuid() != 0, reason="limits need cgroups, and those need root")
+limited = pytest.mark.usefixtures("can_limit")
 NS_GET_OWNER_UID = 0xB704
 
 
@@ -109,6 +109,36 @@ async def test_memory_in_files_counts_as_the_sandboxs(
         assert (await shell(sandbox, "echo on")).stdout == "on\n"
 
 
+_FILL_TCP = """
+import socket
+server = socket.create_server(('127.0.0.1', 0))
+held, total = [], 0
+for _ in range(120):
+    client = socket.create_connection(server.getsockname())
+    held += [client, server.accept()[0]]
+    for end in held[-2:]:
+        end.setblocking(False)
+        try:
+            while total < 320 << 20:
+                total += end.send(bytes(1 << 16))
+        except BlockingIOError:
+            pass
+print(total >> 20)
+"""
+
+
+@limited
+async def test_network_buffers_count_as_the_sandboxs(engine: Engine, runtime_name: RuntimeName) -> None:
+    """On cgroup v1 they have a limit of their own, of the same size."""
+    async with await engine.create(limits=_limits(runtime_name, 64 * MIB, pids=64)) as sandbox:
+        try:
+            said = await sandbox.exec(["python3", "-I", "-S", "-c", _FILL_TCP], timeout_s=30)
+        except SandboxDied:
+            assert runtime_name == "runsc"
+            return
+        assert said.out_of_memory or int(said.stdout) < 2 * 64, said
+
+
 async def test_running_out_of_descriptors_fails_the_program_alone(
     engine: Engine, runtime_name: RuntimeName, probe_program: bytes
 ) -> None:
@@ -172,6 +202,19 @@ async def test_what_the_kernel_counts_per_user_is_not_taken_from_the_neighbour(
         if what == "inotify":
             async with bystander.files.watch("/tmp"):
                 pass
+
+
+async def test_terminals_are_left_for_the_neighbour_and_the_host(
+    victim: Sandbox, bystander: Sandbox, probe_program: bytes, runtime_name: RuntimeName
+) -> None:
+    """All of the machine has some thousand of them."""
+    await bystander.files.write_bytes(PROBE, probe_program, mode=0o755)
+    most = 300 if runtime_name == "bwrap" else 1500  # bubblewrap's mount of them has no bound
+    async with running(victim, PROBE, "hoard", "terminals", str(most), user="root") as (_, said):
+        if runtime_name in ("crun", "runc"):
+            assert said == f"256 {errno.ENOSPC}"
+        async with running(bystander, PROBE, "hoard", "terminals", "4") as (_, said):
+            assert said == "4 0"
 
 
 async def test_no_process_gets_a_better_place_in_the_queue(prey: Sandbox, runtime_name: RuntimeName) -> None:

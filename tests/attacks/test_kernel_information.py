@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from atoll.contract.model import RuntimeName
 from atoll.runtime.sandbox import Sandbox
 from tests.attacks.programs import shell
 
@@ -34,6 +35,39 @@ async def test_memory_and_messages_of_the_kernel_cannot_be_read(prey: Sandbox, u
     )
     # gVisor invents a boot log of its own.
     assert len(said.stdout) <= 8 or "Starting gVisor" in said.stdout, said.stdout
+
+
+@pytest.mark.parametrize("user", ["user", "root"])
+async def test_disks_locks_and_the_kernels_configuration_are_not_shown(
+    prey: Sandbox, runtime_name: RuntimeName, user: str
+) -> None:
+    files = "locks diskstats partitions config.gz pressure/cpu pressure/io pressure/memory"
+    said = await shell(prey, f"cd /proc && cat {files} 2>/dev/null", user=user)
+    assert said.stdout == ""
+    if runtime_name != "runsc":  # gVisor's /sys shows its own kernel
+        said = await shell(prey, "find /sys -maxdepth 3 -mindepth 1 | sort", user=user)
+        assert set(said.stdout.split()) <= {
+            *("/sys/devices", "/sys/devices/system", "/sys/devices/system/cpu", "/sys/devices/system/node"),
+            *("/sys/kernel", "/sys/kernel/mm", "/sys/kernel/mm/transparent_hugepage"),
+        }
+        for line in ("mkdir /sys/made", "touch /sys/kernel/made", "echo 0 >/sys/devices/system/cpu/cpu0/online"):
+            assert not (await shell(prey, line, user=user)).ok, line
+
+
+async def test_usual_tools_find_what_they_need(prey: Sandbox) -> None:
+    for line in (
+        "ps aux",
+        "top -bn1",
+        "df -h /",
+        "free",
+        "uptime",
+        "nproc",
+        "lscpu",
+        "cat /sys/devices/system/cpu/online",
+        "python3 -c 'import os, platform; assert os.cpu_count(); platform.platform()'",
+    ):
+        said = await shell(prey, f"type {line.split()[0]} >/dev/null || exit 0; export HOME=/tmp; {line}")
+        assert said.ok, (line, said.stderr)
 
 
 async def test_processes_of_the_host_and_of_neighbours_are_not_seen(prey: Sandbox, bystander: Sandbox) -> None:

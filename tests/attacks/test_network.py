@@ -12,7 +12,7 @@ import pytest
 from atoll.contract.errors import AtollError
 from atoll.contract.model import RuntimeName
 from atoll.runtime.sandbox import Sandbox
-from tests.attacks.programs import PROBE, attempts, python, running, shell
+from tests.attacks.programs import ABSENT, PROBE, attempts, python, running, shell, unexpected
 
 _CONNECT = """
 import socket, sys
@@ -109,6 +109,19 @@ async def test_sockets_of_other_kinds_do_not_exist(prey: Sandbox, runtime_name: 
         absent |= {errno.EAFNOSUPPORT, errno.EACCES, errno.ESOCKTNOSUPPORT, errno.EPROTONOSUPPORT}
     granted = {name: error for name, error in found.items() if error not in absent}
     assert not granted
+
+
+@pytest.mark.parametrize("user", ["user", "root"])
+async def test_pairs_of_sockets_are_unix_sockets_and_nothing_else(
+    prey: Sandbox, runtime_name: RuntimeName, user: str
+) -> None:
+    found = await attempts(prey, "socket-pairs", user=user)
+    unix = {name: found.pop(name) for name in list(found) if name.startswith("1:")}
+    assert [unix["1:1"], unix["1:2"], unix["1:5"]] == [0, 0, 0]
+    if runtime_name == "runsc":
+        assert 0 not in found.values()  # gVisor's own answers, none of the host's kernel
+    else:
+        assert not unexpected(found, ABSENT)
 
 
 @pytest.mark.parametrize("user", ["user", "root"])

@@ -13,12 +13,14 @@ from tests.attacks.programs import ABSENT, attempts, probe, unexpected
 
 # What gVisor answers where that is not ENOSYS. Its kernel is the sandbox's own: these reach nothing of the host's.
 _DENIED = {errno.EPERM}
+_ARGUMENTS = {errno.EINVAL, errno.EFAULT}
 GVISOR: dict[str, set[int]] = {
     **dict.fromkeys(("mount", "umount2", "pivot_root", "settimeofday", "clock_settime", "reboot", "acct"), _DENIED),
     **dict.fromkeys(("swapon", "swapoff", "init_module", "delete_module", "finit_module", "kexec_load"), _DENIED),
     **dict.fromkeys(("iopl", "ioperm", "vhangup", "quotactl", "syslog", "bpf", "perf_event_open"), _DENIED),
     **dict.fromkeys(("lookup_dcookie", "open_by_handle_at", "adjtimex", "clock_adjtime"), _DENIED),
     **dict.fromkeys(("kexec_file_load", "move_pages", "io_uring_enter"), _DENIED),
+    **dict.fromkeys(("io_setup", "io_submit", "io_getevents", "io_pgetevents", "io_cancel", "io_destroy"), _ARGUMENTS),
     # These two are there, and look at their arguments: rings and a boot log of gVisor's own.
     "io_uring_setup": {errno.EFAULT},
     "syslog": {errno.EFAULT, errno.EPERM},

@@ -8,6 +8,7 @@ the root file system (`keeper/launch.c`).
 from __future__ import annotations
 
 import base64
+import os
 from collections.abc import Sequence
 
 from atoll.contract.driver import Launch
@@ -24,10 +25,17 @@ LINUX_CAPABILITIES = [
 ]
 """What the guest and a package manager need. Without SYS_PTRACE no process inside can trace the guest."""
 MASKED_PATHS = """
-/proc/acpi /proc/asound /proc/interrupts /proc/kcore /proc/keys /proc/latency_stats /proc/sched_debug /proc/scsi
-/proc/timer_list /proc/timer_stats /sys/devices/virtual/powercap /sys/firmware /sys/kernel/debug
+/proc/acpi /proc/asound /proc/config.gz /proc/diskstats /proc/interrupts /proc/kcore /proc/keys /proc/latency_stats
+/proc/locks /proc/partitions /proc/pressure/cpu /proc/pressure/io /proc/pressure/irq /proc/pressure/memory
+/proc/sched_debug /proc/scsi /proc/timer_list /proc/timer_stats
 """.split()
+"""A runtime mounts /dev/null over a file, and a tmpfs over a directory, which takes more of the kernel's memory."""
+_MASKED_IN_SYS = "/sys/devices/virtual/powercap /sys/firmware /sys/kernel/debug".split()
+SYS_PATHS = "/sys/devices/system/cpu /sys/devices/system/node /sys/kernel/mm/transparent_hugepage".split()
+"""All that a sandbox sees of the host's /sys: how many processors, how memory is managed. No disks, buses, drivers."""
 READ_ONLY_PATHS = "/proc/bus /proc/fs /proc/irq /proc/sys /proc/sysrq-trigger".split()
+MAX_TERMINALS = 256
+"""Of a sandbox. All sandboxes of a machine share 3,072 (`kernel.pty.max` less what is reserved for the host)."""
 GUEST_ENVIRONMENT = {"PATH": DEFAULT_PATH, "HOME": "/root"}
 """With HOME given, a runtime does not look it up in the image's /etc/passwd."""
 
@@ -49,18 +57,19 @@ def config(
     files: Sequence[HostFile],
     cgroup: str | None,
     own_user_namespace: bool,
+    own_sys: bool,
     seccomp_annotation: tuple[str, bytes] | None,
 ) -> dict[str, object]:
     """`config.json`.
 
     `cgroup`: where the runtime puts the sandbox; None: it starts there. `own_user_namespace`: the runtime makes the
-    user namespace; else it joins the keeper's. `seccomp_annotation`: its key and the compiled filter, for a runtime
-    that takes one.
+    user namespace; else it joins the keeper's. `own_sys`: its /sys shows a kernel of its own. `seccomp_annotation`: its
+    key and the compiled filter, for a runtime that takes one.
     """
     namespaces = [{"type": kind} for kind in ("pid", "network", "ipc", "uts", "mount")]
     linux: dict[str, object] = {
         "namespaces": namespaces,
-        "maskedPaths": MASKED_PATHS,
+        "maskedPaths": MASKED_PATHS + (_MASKED_IN_SYS if own_sys else []),
         "readonlyPaths": READ_ONLY_PATHS,
         "seccomp": seccomp.profile(),
     }
@@ -90,15 +99,15 @@ def config(
             "noNewPrivileges": True,
         },
         "root": {"path": f"{cover}/root", "readonly": False},
-        "mounts": _mounts(cover, files, machine.single_id),
+        "mounts": _mounts(cover, files, machine.single_id, own_sys),
         "linux": linux,
     }
 
 
-def _mounts(cover: str, files: Sequence[HostFile], single_id: bool) -> list[dict[str, object]]:
+def _mounts(cover: str, files: Sequence[HostFile], single_id: bool, own_sys: bool) -> list[dict[str, object]]:
     safe = ["nosuid", "noexec", "nodev"]
     scratch = ["nosuid", "nodev", "mode=755", "size=64m"]
-    terminals = ["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620"]
+    terminals = ["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", f"max={MAX_TERMINALS}"]
     return [
         {"destination": "/proc", "type": "proc", "source": "proc", "options": safe},
         {"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid", "mode=755", "size=64k"]},
@@ -110,12 +119,24 @@ def _mounts(cover: str, files: Sequence[HostFile], single_id: bool) -> list[dict
         },
         {"destination": "/dev/shm", "type": "tmpfs", "source": "shm", "options": [*safe, "mode=1777", "size=64m"]},
         {"destination": "/dev/mqueue", "type": "mqueue", "source": "mqueue", "options": safe},
-        {"destination": "/sys", "type": "sysfs", "source": "sysfs", "options": [*safe, "ro"]},
+        *_sys(own_sys, safe),
         {"destination": "/run", "type": "tmpfs", "source": "tmpfs", "options": scratch},
         *(_bind(f"{cover}/{file.name}", file.destination) for file in files),
     ]
 
 
-def _bind(source: str, destination: str) -> dict[str, object]:
-    options = ["bind", "ro", "nosuid", "nodev"]
+def _sys(own_sys: bool, safe: list[str]) -> list[dict[str, object]]:
+    if own_sys:
+        return [{"destination": "/sys", "type": "sysfs", "source": "sysfs", "options": [*safe, "ro"]}]
+    # Runtimes make a tmpfs read-only when all is mounted: until then, they make directories for mounts in it.
+    options = [*safe, "ro", "mode=555", "size=64k"]
+    shown = filter(os.path.isdir, SYS_PATHS)
+    return [
+        {"destination": "/sys", "type": "tmpfs", "source": "tmpfs", "options": options},
+        *(_bind(path, path, "noexec") for path in shown),
+    ]
+
+
+def _bind(source: str, destination: str, *more: str) -> dict[str, object]:
+    options = ["bind", "ro", "nosuid", "nodev", *more]
     return {"destination": destination, "type": "bind", "source": source, "options": options}

@@ -8,9 +8,9 @@ What it does not have, and why a sandbox never gets it without asking for it:
 - No cgroups: no limit on memory, CPU time or the number of processes, no accounting of them, no freezing. A fork bomb
   or a full memory is the machine's. Processes are found by the guest's FIFO and end with the PID namespace.
 - No saved processes: a checkpoint holds files.
-- No /sys, which bubblewrap cannot mount: only an empty directory. /proc/sys, /proc/bus, /proc/fs and /proc/irq are the
-  host's, read-only (what depends on a namespace in them is shown for the sandbox's own).
-- The tmpfs of /dev has no limit on its size.
+- /proc/sys, /proc/bus, /proc/fs and /proc/irq are the host's, read-only (what depends on a namespace in them is shown
+  for the sandbox's own).
+- The tmpfs of /dev has no limit on its size, and its pseudo-terminals none on their number.
 
 Not here: the keeper's part (`keeper_command.py`; `--foreground` in `keeper/keeper.c`), layers (`layer_store.py`).
 """
@@ -22,7 +22,7 @@ import select
 import signal
 from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager, suppress
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import anyio
 
@@ -47,7 +47,6 @@ _MOUNTS = [
     *("--proc", "/proc", "--dev", "/dev", "--mqueue", "/dev/mqueue"),
     *("--perms", "1777", *_SMALL_TMPFS, "--tmpfs", "/dev/shm"),
     *("--perms", "0755", *_SMALL_TMPFS, "--tmpfs", "/run"),
-    *("--perms", "0555", "--tmpfs", "/sys", "--remount-ro", "/sys"),
 ]
 _NAMESPACES = "--unshare-pid --unshare-net --unshare-ipc --unshare-uts --unshare-cgroup-try --as-pid-1".split()
 _WITH_FILTER = f'filter=$1; shift; exec "$@" {_FILTER_FD}<"$filter"'
@@ -132,6 +131,7 @@ class BwrapDriver:
             *(self._setpriv, "--inh-caps", "+all", self._setpriv, "--bounding-set", f"-all,{few}"),
             *(f"{cover}/{NAME}", *_NAMESPACES, "--hostname", launch.hostname),
             *("--bind", f"{cover}/root", "/", *_MOUNTS, "--ro-bind", f"{cover}/guest", GUEST),
+            *_sys(),
             *_hidden(),
             *("--cap-drop", "ALL", *(word for name in bundle.LINUX_CAPABILITIES for word in ("--cap-add", name))),
             *(
@@ -183,9 +183,19 @@ class BwrapDriver:
         )
 
 
+def _sys() -> Iterator[str]:
+    """/sys with what a sandbox sees of it."""
+    yield from ("--perms", "0555", "--tmpfs", "/sys")
+    for path in filter(os.path.isdir, bundle.SYS_PATHS):
+        for parent in [*PurePath(path).parents][-3::-1]:  # those below /sys, the highest first
+            yield from ("--perms", "0555", "--dir", str(parent))
+        yield from ("--ro-bind", path, path)
+    yield from ("--remount-ro", "/sys")
+
+
 def _hidden() -> Iterator[str]:
     """Mounts over what of /proc must not be read, or written. A path that this kernel lacks cannot be mounted over."""
-    for path in filter(os.path.exists, (path for path in bundle.MASKED_PATHS if path.startswith("/proc/"))):
+    for path in filter(os.path.exists, bundle.MASKED_PATHS):
         if os.path.isdir(path):
             yield from ("--perms", "0555", "--tmpfs", path, "--remount-ro", path)
         else:

@@ -13,6 +13,7 @@ runtime's own memory and threads. `docs/design/0002-cgroups.md` has the figures.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 from pathlib import Path
@@ -25,6 +26,8 @@ from atoll.drivers.machine import CGROUP_ROOT, Machine
 
 _V1 = ("memory", "cpu", "cpuacct", "pids", "freezer")
 _V2 = ("memory", "cpu", "pids")
+_OPTIONAL = ("memory.memsw.limit_in_bytes", "memory.swap.max", "memory.kmem.tcp.limit_in_bytes")
+"""Files that a kernel may lack. One that does not account for swap has no swap that could evade the limit."""
 _PERIOD_US = 100_000
 _POLL_S = 0.002
 _KILL_POLLS, _REMOVE_POLLS = 1000, 5000
@@ -48,38 +51,65 @@ class Cgroups:
         Raises:
             LaunchFailed: the machine refused.
         """
+        self.make_parents()
         try:
-            self._make_parents()
             for path in self.paths(id):
                 path.mkdir()
         except OSError as error:
             raise LaunchFailed(f"cannot make a cgroup: {error}", hint="atoll doctor") from error
         return self.paths(id)
 
-    def _make_parents(self) -> None:
-        for parent in self._parents:
-            if not parent.is_dir():
-                parent.mkdir(exist_ok=True)
-                self._delegate(parent)
+    def make_parents(self) -> None:
+        """Make the cgroups above those of sandboxes, and complete those that a killed process has left half-made.
 
-    def _delegate(self, parent: Path) -> None:
+        Raises:
+            LaunchFailed: the machine refused.
+        """
+        try:
+            for parent in self._parents:
+                if not parent.is_dir():
+                    parent.mkdir(exist_ok=True)
+                if self._mode == "v2":
+                    for above in (parent.parent, parent):
+                        self._enable_controllers(above)
+        except OSError as error:
+            raise LaunchFailed(f"cannot make a cgroup: {error}", hint="atoll doctor") from error
+
+    def _enable_controllers(self, above: Path) -> None:
         """v2: a controller must be enabled in the cgroups above the one that uses it."""
-        if self._mode == "v2":
-            wanted = " ".join(f"+{name}" for name in _V2 if name in self._machine.controllers)
-            for above in (parent.parent, parent):
-                (above / "cgroup.subtree_control").write_text(wanted)
+        file = above / "cgroup.subtree_control"
+        enabled = file.read_text().split()
+        missing = [name for name in _V2 if name in self._machine.controllers and name not in enabled]
+        if not missing:
+            return
+        try:
+            file.write_text(" ".join(f"+{name}" for name in missing))
+        except OSError as error:
+            if error.errno != errno.EBUSY:
+                raise
+            raise LaunchFailed(
+                f"the cgroup controllers {', '.join(missing)} cannot be enabled in {above}: processes are in it, as in "
+                "a container; move them to a cgroup below it",
+                hint=f"mkdir -p {above}/init && xargs -rn1 <{above}/cgroup.procs >{above}/init/cgroup.procs",
+            ) from error
 
     def settings(self, id: str, limits: Limits) -> list[tuple[Path, str]]:
-        """Which value to write to which file for `limits` to be enforced, in order."""
-        self._make_parents()
+        """Which value to write to which file for `limits` to be enforced, in order.
+
+        Raises:
+            LaunchFailed: the machine refused to make the cgroup above.
+        """
+        self.make_parents()
         v2 = self._mode == "v2"
         wanted: list[tuple[str, str, str, str | None]] = []
         if limits.memory_bytes is not None:
             size = str(limits.memory_bytes)
             wanted.append(("memory", "memory.limit_in_bytes", "memory.max", size))
-            # No swap beyond the limit. v1 counts memory and swap together, v2 swap alone. The file is missing where
-            # the kernel does not account for swap; then there is no swap that could evade the limit.
+            # No swap beyond the limit. v1 counts memory and swap together, v2 swap alone.
             wanted.append(("memory", "memory.memsw.limit_in_bytes", "memory.swap.max", "0" if v2 else size))
+            if not v2:
+                # v2 counts socket buffers as memory. v1 counts those of TCP by themselves, and those of UDP not at all.
+                wanted.append(("memory", "memory.kmem.tcp.limit_in_bytes", "", size))
         if limits.cpus is not None:
             quota = str(max(1000, int(limits.cpus * _PERIOD_US)))
             wanted.append(("cpu", "cpu.cfs_quota_us", "cpu.max", f"{quota} {_PERIOD_US}" if v2 else quota))
@@ -88,7 +118,8 @@ class Cgroups:
         settings = []
         for controller, v1_file, v2_file, value in wanted:
             path = CGROUP_ROOT / "atoll" / id / v2_file if v2 else CGROUP_ROOT / controller / "atoll" / id / v1_file
-            if value is not None and ("sw" not in path.name or (path.parents[1] / path.name).exists()):
+            optional = path.name in _OPTIONAL
+            if value is not None and (not optional or (path.parents[1] / path.name).exists()):
                 settings.append((path, value))
         return settings
 

@@ -191,6 +191,7 @@ class OciDriver:
             files=files,
             cgroup=None if self._traits.starts_in_cgroup else f"/atoll/{launch.id}",
             own_user_namespace=self._traits.own_user_namespace,
+            own_sys=self._traits.hides_processes,
             seccomp_annotation=annotation,
         )
 

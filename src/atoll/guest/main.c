@@ -9,6 +9,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/capability.h>
 #include <malloc.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -271,6 +272,19 @@ static void on_terminate(int signal)
         _exit(1);
 }
 
+/* bwrap starts the guest with inheritable and ambient capabilities, which commands, those of `user` too, would inherit.
+ * Root inside needs neither set: it has the bounding set after every execve(). */
+static void pass_on_no_capabilities(void)
+{
+    struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3};
+    struct __user_cap_data_struct sets[_LINUX_CAPABILITY_U32S_3];
+    if (syscall(SYS_capget, &header, sets) < 0)
+        return;
+    for (int i = 0; i < _LINUX_CAPABILITY_U32S_3; i++)
+        sets[i].inheritable = 0;
+    syscall(SYS_capset, &header, sets); /* what is not inheritable is not ambient either */
+}
+
 static void reset_signals(void)
 {
     /* Linux keeps signals from inside away from PID 1, gVisor does not. A real fault still ends the guest. */
@@ -337,6 +351,7 @@ int main(int argc, char **argv)
     prctl(PR_SET_NAME, "atoll-guest");
     is_init = getpid() == 1;
     umask(022);
+    pass_on_no_capabilities();
     if (argc == 3 && !strcmp(argv[1], "--hostname"))
         return sethostname(argv[2], strlen(argv[2])) < 0;
     if (!take_arguments(argv)) {

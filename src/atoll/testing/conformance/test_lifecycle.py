@@ -474,6 +474,7 @@ async def test_a_sandbox_that_died_is_an_error_with_a_reason_until_it_is_destroy
     await leak_check.back_to_start()
 
 
+@pytest.mark.core
 async def test_a_sandbox_whose_keeper_died_can_be_destroyed(
     engine: Engine, state_dir: Path, leak_check: LeakCheck
 ) -> None:
