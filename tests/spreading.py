@@ -12,7 +12,9 @@ import re
 from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 from xdist.workermanage import WorkerController  # type: ignore[import-untyped]
 
-_RUNTIME = re.compile(r"[\[-](crun|runc|runsc)[\]-]")
+from atoll.testing.plugin import RUNTIMES
+
+_RUNTIME = re.compile(rf"[\[-]({'|'.join(RUNTIMES)})[\]-]")
 
 LONGEST_FIRST = (
     "tests/attacks runsc",

@@ -285,7 +285,7 @@ class Worker:
     def _draw_runtime(self) -> str:
         weights = {"crun": 16, "runc": 4, "runsc": 2 if self._slow() < MOST_SLOW else 0}
         usable = self._order.runtimes
-        return self._random.choices(usable, [weights[name] for name in usable])[0]
+        return self._random.choices(usable, [weights.get(name, 1) for name in usable])[0]
 
     # ---- doing ----
 

@@ -124,7 +124,8 @@ def status_of(error: AtollError) -> int:
 
     The body is the surface's: `AtollError.to_dict` has what a client may see, except that the message and the details
     of `SandboxNotFound` and `CheckpointNotFound` name the sandboxes and checkpoints of all sessions. A surface with
-    several tenants passes on only names of the caller's own session, as `PoolContext.explain` (`tools/view.py`) does.
+    several tenants passes on only names of the caller's own session: `PoolContext.explain` (`tools/view.py`) does that
+    for sandboxes, `SpriteContext.checkpoint` (`tools/sprites.py`) looks only among the session's checkpoints.
     """
     return next((status for kinds, status in _STATUSES if isinstance(error, kinds)), 500)
 

@@ -55,19 +55,9 @@ def _encode_env(env: Mapping[str, str]) -> bytes:
 class ExecRequest:
     """A command to be run or started: the one object from the public methods of `Sandbox` to the guest.
 
-    To add an option (`nice`, say):
-
-    1. a field here, with a docstring that says what unset means;
-    2. its tag in `encode`; a new tag also in the protocol's lists (`contract/protocol.py`, `guest/protocol.h`,
-       `guest/PROTOCOL.md`), checked by `read_request` in `guest/proc.c` and applied by `prepare` and `become_program`
-       in `guest/supervisor.c`;
-    3. the keyword of the public methods that offer it: `exec`, `exec_bytes`, `spawn`, `shell` in `sandbox.py`;
-    4. for the command line, the option (`surfaces/cli/options.py`), the parameter of `run` and `exec`
-       (`surfaces/cli/commands/exec.py`) and `ExecOptions` (`surfaces/cli/streaming.py`);
-    5. for tools that offer it, `run` in `tools/view.py`.
-
-    `docs/architecture.md` has these steps with their tests. Nothing in between names options one by one. Not a pydantic
-    model: it is made for every command, whose overhead is counted in microseconds, and `encode` checks it.
+    A new option is a field here with its tag in `encode`, and a keyword of the public methods that offer it; nothing in
+    between names options one by one. `docs/architecture.md`, section 6, lists every place. Not a pydantic model: it is
+    made for every command, whose overhead is counted in microseconds, and `encode` checks it.
     """
 
     command: str | Sequence[str]
