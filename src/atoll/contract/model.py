@@ -103,7 +103,11 @@ class SandboxSpec(Frozen):
 
 
 class SandboxInfo(Frozen):
-    """A sandbox as `list` shows it."""
+    """A sandbox as `list` shows it.
+
+    Of one whose record cannot be read only the id and the name are known: `status` is `error`, `reason` says why,
+    `runtime` is `unknown`, `image` and `user` are empty. It can be destroyed.
+    """
 
     id: str
     name: str
@@ -135,6 +139,8 @@ class WarmPool(Frozen):
     """How many are to be ready."""
     ready: int
     """How many are ready now."""
+    reason: str | None = None
+    """Why its record cannot be read: `runtime` is `unknown` then, `image` empty and `count` 0. Unset: it can be."""
 
 
 class Checkpoint(Frozen):
@@ -154,6 +160,9 @@ class Checkpoint(Frozen):
     """True: it holds files and running processes. False: it holds files."""
     runtime: RuntimeName
     image: str
+    reason: str | None = None
+    """Why its record cannot be read: it can only be deleted then, `runtime` is `unknown`, `sandbox` and `image` are
+    empty. Unset: it can be read."""
 
 
 class StorageInfo(Frozen):

@@ -31,7 +31,7 @@ from atoll.runtime.sandbox import Sandbox
 from atoll.runtime.secrets.vault import SandboxSecrets, Vault
 from atoll.runtime.state.checkpoints import CheckpointRecord
 from atoll.runtime.state.layers import Layers
-from atoll.runtime.state.status import describe, ending
+from atoll.runtime.state.status import describe, describe_unreadable, ending
 from atoll.runtime.state.store import Manifest, StateStore
 
 if TYPE_CHECKING:
@@ -114,6 +114,11 @@ class Connections:
     def info(self, manifest: Manifest) -> SandboxInfo:
         """The sandbox of a manifest as `Engine.list` shows it."""
         return describe(manifest, self._store.directory(manifest.id), self.engine.drivers().get(manifest.runtime))
+
+    def describe_unreadable(self, id: str, name: str, reason: str) -> SandboxInfo:
+        """A sandbox whose manifest cannot be read, as `Engine.list` shows it."""
+        any_driver = next(iter(self.engine.drivers().values()), None)
+        return describe_unreadable(id, name, self._store.directory(id), reason, any_driver)
 
     def spec(self, id: str) -> SandboxSpec | None:
         """The spec in the manifest as it is on disk now. None: the sandbox was removed."""
@@ -264,19 +269,28 @@ class Connections:
     ) -> None:
         """End a sandbox and remove all of it: previews, handle, processes, files, name.
 
-        `driver` None: every driver of this machine is asked. `locked` and `abandoned` are those of
-        `StateStore.removing`. With `held`, the caller holds the layers and they are not collected.
+        `driver` None, or a manifest that cannot be read: every driver of this machine is asked. `locked` and
+        `abandoned` are those of `StateStore.removing`. With `held`, the caller holds the layers and they are not
+        collected.
         """
         sandbox = None if abandoned else self._sandboxes.pop(id, None)
         if self._previews is not None:
             self._previews.unexpose(id)
         async with self._store.removing(id, name, locked=locked, abandoned=abandoned) as directory:
             sandbox = sandbox or self._sandboxes.pop(id, None)
-            manifest = self._store.read(id)
-            run_id, more = (
-                (manifest.run_id, [self._layers.path(manifest.active_layer)]) if manifest else (f"{id}.1", [])
-            )
-            drivers = [driver] if driver else list(self.engine.drivers().values())
+            is_readable = True
+            try:
+                manifest = self._store.read(id)
+            except SandboxError:
+                manifest, driver, is_readable = None, None, False
+                self._store.drop_unreadable(id)
+            runtime, run_id = self._store.noted_run(id)
+            more = []
+            if manifest is not None:
+                run_id, more = manifest.run_id, [self._layers.path(manifest.active_layer)]
+            # The one that started it is asked first: only it ends the processes before their keeper, which reaps them.
+            known = () if driver else self.engine.drivers().values()
+            drivers = [driver] if driver else sorted(known, key=lambda each: each.name != runtime)
             with anyio.CancelScope(shield=True):
                 for each in drivers:
                     await each.stop(run_id, directory)
@@ -285,5 +299,6 @@ class Connections:
         self._manifests.pop(id, None)
         if sandbox is not None:
             await sandbox.aclose()
-        if manifest is not None and manifest.layers and not (locked or held):
+        has_layers = not is_readable or (manifest is not None and manifest.layers)
+        if has_layers and not (locked or held):
             await self._lifecycle.remove_unreferenced(timeout_s=1)

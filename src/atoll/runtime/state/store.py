@@ -16,7 +16,7 @@ processes, and after any of them is killed:
                         `uncommitted/` are symlinks to the group's name
     in-progress/<id>    exists while a sandbox is started, stopped or changed, or a checkpoint is deleted. If that is
                         interrupted, the sandbox is reconciled
-    sandboxes/<id>/     manifest.json, busy.lock, work.lock, keeper.lock, and the driver's files
+    sandboxes/<id>/     manifest.json, run, busy.lock, work.lock, keeper.lock, and the driver's files
 
 `busy.lock` is held while a sandbox is created, claimed or removed, `work.lock` during any operation on it,
 `keeper.lock` by its keeper for as long as that lives.
@@ -27,6 +27,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import re
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import UTC, datetime
@@ -37,12 +38,13 @@ from atoll.contract.errors import SandboxDied, SandboxError, SandboxExists, Sand
 from atoll.contract.model import RuntimeName, SandboxSpec, check_name
 from atoll.drivers.locks import is_held, lock_timeout, lock_within, open_lock, try_lock
 from atoll.runtime.state.layers import ResolvedSpec
-from atoll.runtime.state.records import StoredRecord, read_record, write_record
+from atoll.runtime.state.records import StoredRecord, read_record, remove_record, write_record
 
 ID_BASE, ID_STEP, ID_SLOTS = 0x1000_0000, 0x1_0000, 28_000
 """Host user ids of sandboxes: far above people and services, below 2**31."""
 IMPORTED_IDS = ID_BASE - 2 * ID_STEP
 """The owner of the files of imported layers: an id that neither a sandbox nor a file of the machine has."""
+_ID = re.compile(r"atoll-[0-9a-f]{16}")
 _BUSY_TIMEOUT_S = 60
 _WORK_TIMEOUT_S = 600
 
@@ -124,6 +126,10 @@ class StateStore:
         except FileNotFoundError:
             raise SandboxNotFound(name, self.names()) from None
 
+    def exists(self, id: str) -> bool:
+        """Whether there is a sandbox with this id, whatever can be read of it."""
+        return bool(_ID.fullmatch(id)) and os.path.lexists(self.directory(id))
+
     def name_taken(self, name: str) -> bool:
         return os.path.lexists(self.state_dir / "names" / name)
 
@@ -153,6 +159,46 @@ class StateStore:
             SandboxError: it cannot be read, or was written by an Atoll with another version of manifests.
         """
         return read_record(self.directory(id) / "manifest.json", Manifest, f"sandbox {id}")
+
+    def read_all(self) -> tuple[list[Manifest], dict[str, SandboxError]]:
+        """All manifests; and of those that cannot be read, the ids and the errors of `read`."""
+        manifests, unreadable = [], {}
+        for id in os.listdir(self.state_dir / "sandboxes"):
+            try:
+                if (manifest := self.read(id)) is not None:
+                    manifests.append(manifest)
+                elif any(self.is_lost(name, id) for name in self.names()):
+                    missing = f"the record of sandbox {id} is missing"
+                    unreadable[id] = SandboxError(missing, reason="missing", problem="it is missing")
+            except SandboxError as error:
+                unreadable[id] = error
+        return manifests, unreadable
+
+    def drop_unreadable(self, id: str) -> None:
+        """Remove a manifest that cannot be read. Call it in `removing`: the sandbox is abandoned then, and if its
+        removal is interrupted, recovery finishes it."""
+        remove_record(self.directory(id) / "manifest.json")
+
+    def is_lost(self, name: str, id: str) -> bool:
+        """Whether a sandbox that was found to have no manifest should have one: it is neither created nor removed."""
+        if os.path.lexists(self.state_dir / "uncommitted" / id) or not self._means(name, id):
+            return False
+        return not os.path.lexists(self.directory(id) / "manifest.json")  # it may have been created just now
+
+    # ---- runs ----
+
+    def note_run(self, manifest: Manifest) -> None:
+        """Note which run of a sandbox is started, so that it can be stopped if the manifest cannot be read."""
+        with contextlib.suppress(OSError):  # a full disk does not prevent a start
+            (self.directory(manifest.id) / "run").write_text(f"{manifest.runtime} {manifest.run}")
+
+    def noted_run(self, id: str) -> tuple[str | None, str]:
+        """The runtime and the id of the run that a sandbox was last started with, without its manifest."""
+        try:
+            noted = re.fullmatch(r"(\S+) ([0-9]+)", (self.directory(id) / "run").read_text(errors="replace"))
+        except OSError:
+            noted = None
+        return (noted[1], f"{id}.{noted[2]}") if noted else (None, f"{id}.1")
 
     # ---- creation ----
 
@@ -419,7 +465,8 @@ class StateStore:
             self.directory(id)
             for id in os.listdir(self.state_dir / "sandboxes")
             if not os.path.lexists(self.state_dir / "uncommitted" / id)
-            and not (self.directory(id) / "manifest.json").exists()
+            and not os.path.lexists(self.directory(id) / "manifest.json")
+            and not any(self._means(name, id) for name in self.names())
         ]
 
     def drop_groups(self) -> None:

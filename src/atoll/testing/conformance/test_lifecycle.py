@@ -391,6 +391,29 @@ async def test_destroy_leaves_nothing_and_frees_the_name(engine: Engine, leak_ch
     await leak_check.back_to_start()
 
 
+@pytest.mark.parametrize("damage", ["empty", "a directory"])
+async def test_destroy_leaves_nothing_also_if_the_record_cannot_be_read(
+    engine: Engine, leak_check: LeakCheck, damage: str
+) -> None:
+    sandbox = await engine.create("damaged")
+    await engine.shutdown("damaged")
+    await engine.wake("damaged")  # its second run
+    await sandbox.spawn("(setsid sleep 31537014 &) ; exec sleep 31537014")
+    pid = (await engine.list("damaged"))[0].pid
+    record = engine.state_dir / "sandboxes" / sandbox.id / "manifest.json"
+    record.unlink()
+    if damage == "empty":
+        record.touch()
+    else:
+        record.mkdir()
+    (shown,) = await engine.list("damaged")
+    assert (shown.status, shown.pid) == ("error", pid)
+    await engine.destroy("damaged")
+    assert not Path(f"/proc/{pid}").exists()
+    assert await engine.list("damaged") == []
+    await leak_check.back_to_start()
+
+
 @pytest.mark.core
 async def test_leaving_the_context_destroys(engine: Engine, leak_check: LeakCheck) -> None:
     async def fail_inside() -> None:
