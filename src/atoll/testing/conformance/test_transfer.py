@@ -67,6 +67,19 @@ async def test_a_tree_goes_in_and_comes_back_the_same(shared: Sandbox, here: str
     assert describe(tmp_path / "back") == describe(tmp_path / "tree")
 
 
+async def test_a_tree_that_is_too_deep_is_refused_and_nothing_is_left(
+    shared: Sandbox, here: str, tmp_path: Path
+) -> None:
+    nest = "import os\nfor _ in range(3000): os.mkdir('d'); os.chdir('d')"
+    assert (await shared.exec(["python3", "-c", nest], cwd=here)).exit_code == 0
+    for target in ("back", "existing"):
+        (tmp_path / "existing").mkdir(exist_ok=True)
+        with pytest.raises(InvalidRequest, match="more than 512 levels deep"):
+            await shared.files.download(f"{here}/d", tmp_path / target)
+    assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")] == ["existing"]
+    assert (await shared.exec(f"rm -rf {here}/d")).exit_code == 0
+
+
 @pytest.mark.core
 async def test_a_file_goes_in_and_comes_back_with_its_mode(shared: Sandbox, here: str, tmp_path: Path) -> None:
     data = os.urandom(MIB + 1)
