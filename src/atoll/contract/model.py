@@ -33,9 +33,14 @@ def check_name(name: str) -> str:
     Raises:
         InvalidRequest: it is not; the message says what is allowed.
     """
-    if not _NAME.fullmatch(name):
+    if not is_name(name):
         raise InvalidRequest(f"{name!r} is not a name for a sandbox; allowed are {NAME_RULE}", name=name)
     return name
+
+
+def is_name(name: str) -> bool:
+    """Whether `name` is allowed for a sandbox or a checkpoint."""
+    return _NAME.fullmatch(name) is not None
 
 
 def check_env(env: dict[str, str]) -> dict[str, str]:

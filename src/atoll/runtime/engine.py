@@ -84,7 +84,6 @@ async def open(state_dir: Path | str | None = None, *, settings: Settings | None
         registry.check_name(settings.runtime, setting="ATOLL_RUNTIME")
     path = settings.resolve_state_dir()
     try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
         store = StateStore(path)
     except OSError as error:
         raise InvalidRequest(
@@ -623,8 +622,9 @@ class Engine:
         found = []
         for name in filter(lambda name: name.startswith(prefix), self._store.names()):
             with contextlib.suppress(SandboxNotFound):
-                id = self._store.lookup(name)
+                id = ""
                 try:
+                    id = self._store.lookup(name)
                     manifest = self._store.read(id)
                 except SandboxError as error:
                     found.append(self._connections.describe_unreadable(id, name, unreadable(error)))
@@ -663,7 +663,11 @@ class Engine:
         Raises:
             SandboxNotFound: there is none of this name.
         """
-        id, its_name = self._find(name)
+        try:
+            id, its_name = self._find(name)
+        except SandboxError:
+            self._store.free_damaged_name(name)
+            return
         try:
             manifest = self._store.read(id)
         except SandboxError:
