@@ -12,6 +12,7 @@ import builtins
 import errno
 import io
 import os
+import re
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -42,6 +43,7 @@ MAX_READ_BYTES = 256 * 1024 * 1024
 MAX_ENTRIES = 1_000_000
 """Entries or matches that one call returns at most."""
 
+_REGEX_SPECIAL = re.compile(r"[\\.\[\](){}*+?|^$]")
 AnyPath = str | os.PathLike[str]
 _Parsed = TypeVar("_Parsed")
 
@@ -301,6 +303,7 @@ class Files:
         pattern: str,
         path: AnyPath = ".",
         *,
+        literal: bool = False,
         ignore_case: bool = False,
         include: str | None = None,
         hidden: bool = False,
@@ -309,8 +312,10 @@ class Files:
     ) -> builtins.list[Match]:
         """Lines that match a POSIX extended regular expression, in a file or in all files below a directory.
 
-        `include` is a glob on the file's name. Binary files are skipped. Paths are relative to `path`, or `path` itself
-        where that is a file. At most `limit` matches are returned; if there are exactly as many, there may be more.
+        With `literal`, lines that contain `pattern` as it is. `include` is a glob on the file's name (`*.py`) or, with
+        a slash, on its path relative to `path` (`src/*.py`, `**/test/*.py`), as in `glob`. Binary files are skipped.
+        Paths are relative to `path`, or `path` itself where that is a file. At most `limit` matches are returned; if
+        there are exactly as many, there may be more.
 
         Raises:
             InvalidRequest: the pattern is not a regular expression.
@@ -328,7 +333,7 @@ class Files:
             path,
             user,
             limit,
-            (Tag.PATTERN, pattern),
+            (Tag.PATTERN, _REGEX_SPECIAL.sub(r"\\\g<0>", pattern) if literal else pattern),
             (Tag.IGNORE_CASE, _flag(ignore_case)),
             (Tag.INCLUDE, include),
             (Tag.HIDDEN, _flag(hidden)),
