@@ -197,6 +197,7 @@ class Tag(IntEnum):
     LINE = 86
     TEXT = 87
     CHANGE = 88
+    EXCLUDE = 89
     PORT = 100
     HOST = 101
     CONN = 102
@@ -216,6 +217,7 @@ STRING_TAGS = frozenset(
         Tag.TO,
         Tag.PATTERN,
         Tag.INCLUDE,
+        Tag.EXCLUDE,
         Tag.HOST,
     }
 )

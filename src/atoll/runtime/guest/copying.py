@@ -15,7 +15,7 @@ import re
 import secrets
 import stat
 import tarfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -145,7 +145,9 @@ def _header(name: str, status: os.stat_result, kind: bytes, *, size: int = 0, li
 # -------------------------------------------------------------------------------------------------------- download
 
 
-async def download(files: Files, path: str, local: Path, user: str | None, limit_bytes: int) -> int:
+async def download(
+    files: Files, path: str, local: Path, exclude: Sequence[str], user: str | None, limit_bytes: int
+) -> int:
     """See `Files.download`."""
     status = await files.stat(path, user=user)
     target = local
@@ -156,7 +158,7 @@ async def download(files: Files, path: str, local: Path, user: str | None, limit
     part = target.parent / f".atoll-{secrets.token_hex(8)}"
     if status.kind == "directory":
         part.mkdir(mode=status.mode & 0o777 | 0o700)
-        copy = _download_directory(files, path, part, user, limit_bytes)
+        copy = _download_directory(files, path, part, exclude, user, limit_bytes)
     elif status.kind == "file":
         copy = _download_file(files, path, part, status.mode, user, limit_bytes)
     else:
@@ -184,9 +186,11 @@ async def _download_file(files: Files, path: str, part: Path, mode: int, user: s
     return size
 
 
-async def _download_directory(files: Files, path: str, part: Path, user: str | None, limit_bytes: int) -> int:
+async def _download_directory(
+    files: Files, path: str, part: Path, exclude: Sequence[str], user: str | None, limit_bytes: int
+) -> int:
     with TarUnpacker(part, path, limit_bytes) as unpacker:
-        async for piece in files.tar_out(path, inside=True, user=user):
+        async for piece in files.tar_out(path, inside=True, exclude=exclude, user=user):
             await anyio.to_thread.run_sync(unpacker.feed, piece)
         unpacker.finish()
         return unpacker.size

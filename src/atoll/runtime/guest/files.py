@@ -14,7 +14,7 @@ import io
 import os
 import re
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
 from pathlib import Path
@@ -30,6 +30,7 @@ from atoll.contract.errors import (
     InvalidRequest,
     PathNotDirectory,
     PathNotFound,
+    SandboxError,
 )
 from atoll.contract.model import FileChange, FileEntry, FileKind, FileStat, Match
 from atoll.contract.protocol import Change, Fields, FileType, Op, Problem, Tag, encode_fields
@@ -40,6 +41,8 @@ from atoll.runtime.guest.stream import ResultLimit, Stream
 
 MAX_READ_BYTES = 256 * 1024 * 1024
 """The largest result of `read_bytes`."""
+MAX_EXCLUDES = 256
+"""Patterns of `exclude`."""
 MAX_ENTRIES = 1_000_000
 """Entries or matches that one call returns at most."""
 
@@ -357,17 +360,27 @@ class Files:
     # ------------------------------------------------------------------------------------------------ archives
 
     async def tar_out(
-        self, path: AnyPath, *, inside: bool = False, user: str | None = None
+        self, path: AnyPath, *, inside: bool = False, exclude: Sequence[str] = (), user: str | None = None
     ) -> AsyncGenerator[bytes, None]:
         """A pax tar of a file or a directory; with `inside`, of its contents. Sockets, pipes and devices are left out.
 
+        So is what matches a glob of `exclude`, a directory with all that is in it: a name at any depth (`*.pyc`,
+        `node_modules`) or, with a slash, a path relative to the directory (`build/*.o`, `**/test/data`).
+
         Its reader must treat it as hostile, because the sandbox made it. `download` does.
         """
-        fields = self._fields(user, (Tag.PATH, check_path(path)), (Tag.INSIDE, _flag(inside)))
+        excludes = [(Tag.EXCLUDE, check_pattern(pattern)) for pattern in exclude]
+        if len(excludes) > MAX_EXCLUDES:
+            raise InvalidRequest(f"exclude has {len(excludes)} patterns; it may have {MAX_EXCLUDES}")
+        fields = self._fields(user, (Tag.PATH, check_path(path)), (Tag.INSIDE, _flag(inside)), *excludes)
         async with await self._open(Op.TAR_OUT, fields) as stream:
             while (data := await stream.next_bytes()) is not None:
                 yield data
             self._check(stream, Op.TAR_OUT, path, user)
+            if excludes and Tag.COUNT not in await stream.ended():
+                raise SandboxError(
+                    "nothing was excluded: an older Atoll started this sandbox; put it to sleep and wake it first"
+                )
 
     async def tar_in(self, path: AnyPath, chunks: AsyncIterable[bytes], *, user: str | None = None) -> int:
         """Unpack a tar into the directory `path`, which is made if missing. Returns the bytes of files written.
@@ -399,6 +412,7 @@ class Files:
         path: AnyPath,
         local: Path | str,
         *,
+        exclude: Sequence[str] = (),
         user: str | None = None,
         limit_bytes: int = copying.MAX_DOWNLOAD_BYTES,
     ) -> int:
@@ -406,14 +420,15 @@ class Files:
 
         Into an existing directory, under its own name; else as `local`. Nothing that the sandbox sends is written
         outside of that: no absolute names, no `..`, no path through symlinks; set-id bits are dropped and everything
-        belongs to the caller. A file, or a new directory, appears when all of it has arrived.
+        belongs to the caller. A file, or a new directory, appears when all of it has arrived. Of a directory, what
+        matches a glob of `exclude` is left out, as in `tar_out`.
 
         Raises:
             PermissionDenied: a symlink leads outside of what is copied.
-            InvalidRequest: there is more than `limit_bytes`.
+            InvalidRequest: there is more than `limit_bytes`, or it is more than 512 directories deep.
             OSError: a local file cannot be written.
         """
-        return await copying.download(self, os.fspath(path), Path(local), user, limit_bytes)
+        return await copying.download(self, os.fspath(path), Path(local), exclude, user, limit_bytes)
 
     # ---------------------------------------------------------------------------------------------- the protocol
 
@@ -546,6 +561,17 @@ def check_path(path: AnyPath) -> str:
     if not text:
         raise InvalidRequest("the path is empty; '.' is the user's home")
     return text
+
+
+def check_pattern(pattern: str) -> str:
+    """Return a glob pattern if it is allowed.
+
+    Raises:
+        InvalidRequest: it is empty.
+    """
+    if not pattern:
+        raise InvalidRequest("a pattern is empty")
+    return pattern
 
 
 def check_mode(mode: int | None) -> int | None:
