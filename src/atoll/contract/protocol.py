@@ -64,6 +64,7 @@ class Op(IntEnum):
     RENAME = 16
     SYMLINK = 17
     CHMOD = 18
+    CHOWN = 19
     TAR_OUT = 20
     TAR_IN = 21
     GLOB = 22
@@ -198,6 +199,7 @@ class Tag(IntEnum):
     TEXT = 87
     CHANGE = 88
     EXCLUDE = 89
+    OWNER = 90
     PORT = 100
     HOST = 101
     CONN = 102
@@ -218,6 +220,7 @@ STRING_TAGS = frozenset(
         Tag.PATTERN,
         Tag.INCLUDE,
         Tag.EXCLUDE,
+        Tag.OWNER,
         Tag.HOST,
     }
 )

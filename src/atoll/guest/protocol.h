@@ -49,6 +49,7 @@
     X(RENAME, 16)  \
     X(SYMLINK, 17) \
     X(CHMOD, 18)   \
+    X(CHOWN, 19)   \
     X(TAR_OUT, 20) \
     X(TAR_IN, 21)  \
     X(GLOB, 22)    \
@@ -175,6 +176,7 @@
     X(TEXT, 87, BYTES)          \
     X(CHANGE, 88, INTEGER)      \
     X(EXCLUDE, 89, STRING)      \
+    X(OWNER, 90, STRING)        \
     X(PORT, 100, INTEGER)       \
     X(HOST, 101, STRING)        \
     X(CONN, 102, INTEGER)       \

@@ -280,6 +280,17 @@ class Files:
         """Set the permission bits."""
         await self._call(Op.CHMOD, path, user, (Tag.MODE, check_mode(mode)))
 
+    async def chown(self, path: AnyPath, owner: str, *, recursive: bool = False, user: str | None = None) -> None:
+        """Give `path` to a user inside and to that user's group; with `recursive`, also all that is below it.
+
+        `owner` is a name, `uid` or `uid:gid`. Symlinks are given away themselves, never what they lead to. The kernel
+        lets only root do this (`user="root"`).
+
+        Raises:
+            InvalidRequest: there is no such owner.
+        """
+        await self._call(Op.CHOWN, path, user, (Tag.OWNER, check_owner(owner)), (Tag.RECURSIVE, _flag(recursive)))
+
     # ------------------------------------------------------------------------------------------------- finding
 
     async def glob(
@@ -563,6 +574,17 @@ def check_path(path: AnyPath) -> str:
     return text
 
 
+def check_owner(owner: str) -> str:
+    """Return `owner` if it is allowed.
+
+    Raises:
+        InvalidRequest: it is empty.
+    """
+    if not owner:
+        raise InvalidRequest("the owner is empty; give a user's name, uid or uid:gid")
+    return owner
+
+
 def check_pattern(pattern: str) -> str:
     """Return a glob pattern if it is allowed.
 
@@ -633,6 +655,8 @@ def _change(record: Fields) -> FileChange:
 def _error(op: Op, problem: Problem, path: str, user: str) -> AtollError:
     if problem.no_such_user:
         return InvalidRequest(f"there is no user {user!r} in the sandbox")
+    if op is Op.CHOWN and problem.number == errno.ENOENT and problem.about == "no such owner":
+        return InvalidRequest(f"{path}: there is no such owner in the sandbox")
     if op is Op.GREP and problem.number == errno.EINVAL:
         return InvalidRequest(f"the pattern is not a regular expression: {problem.about or problem.words}")
     number = problem.number
