@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 import anyio.abc
+import anyio.to_thread
 
 from atoll.contract.driver import Driver
 from atoll.contract.errors import AtollError, GuestProtocolError, SandboxDied, SandboxError, SandboxNotFound
@@ -31,6 +32,7 @@ from atoll.runtime.sandbox import Sandbox
 from atoll.runtime.secrets.vault import SandboxSecrets, Vault
 from atoll.runtime.state.checkpoints import CheckpointRecord
 from atoll.runtime.state.layers import Layers
+from atoll.runtime.state.records import unreadable
 from atoll.runtime.state.status import describe, describe_unreadable, ending
 from atoll.runtime.state.store import Manifest, StateStore
 
@@ -198,6 +200,18 @@ class Connections:
             raise SandboxDied("the sandbox was destroyed")
         driver = self._choose(manifest.runtime)
         return await driver.usage(manifest.run_id, self._layers.path(manifest.active_layer))
+
+    async def current_info(self, info: SandboxInfo) -> SandboxInfo:
+        return await anyio.to_thread.run_sync(self._current_info, info)
+
+    def _current_info(self, info: SandboxInfo) -> SandboxInfo:
+        try:
+            manifest = self._store.read(info.id)
+        except SandboxError as error:
+            return info.model_copy(update={"status": "error", "reason": unreadable(error), "pid": None})
+        if manifest is None:
+            raise SandboxDied(f"the sandbox {info.name!r} was destroyed")
+        return self.info(manifest)
 
     async def destroy(self, info: SandboxInfo) -> None:
         await self.remove(info.id, info.name, self._choose(info.runtime))

@@ -369,6 +369,29 @@ async def test_a_state_directory_that_cannot_be_used_is_an_invalid_request(tmp_p
             pass
 
 
+async def test_a_sandbox_knows_its_status_and_is_not_woken_for_it(engine: Engine) -> None:
+    sandbox = await engine.create("asked")
+    assert await sandbox.status() == "running"
+    await sandbox.sleep()
+    for _ in range(2):
+        assert await sandbox.status() == "sleeping"
+    assert (sandbox.info.status, sandbox.info.pid) == ("sleeping", None)
+    await sandbox.exec("true")
+    assert await sandbox.status() == "running"
+    assert sandbox.info == (await engine.list("asked"))[0]
+    pid = sandbox.info.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    await eventually(lambda: not Path(f"/proc/{pid}").exists(), "its first process has ended")
+    with anyio.fail_after(20):
+        while await sandbox.status() != "error":
+            await anyio.sleep(0.01)
+    assert sandbox.info.reason
+    await sandbox.destroy()
+    with pytest.raises(SandboxDied, match="destroyed"):
+        await sandbox.status()
+
+
 # ---- going ----
 
 
