@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -16,7 +17,7 @@ from atoll import InvalidRequest, SandboxError
 from atoll.runtime.lifecycle.warm_pool import WarmPoolSpec
 from atoll.runtime.state.checkpoints import CheckpointRecord
 from atoll.runtime.state.loop_storage import LoopStorageRecord
-from atoll.runtime.state.records import StoredRecord
+from atoll.runtime.state.records import StoredRecord, read_record
 from atoll.runtime.state.store import Manifest
 
 if TYPE_CHECKING:
@@ -196,3 +197,18 @@ async def test_a_state_directory_whose_storage_cannot_be_understood_is_not_opene
         async with atoll.open(tmp_path):
             pytest.fail("it was opened")
     assert str(tmp_path / "storage.json") in str(caught.value.hint)
+
+
+def test_a_shortage_of_this_process_is_not_taken_for_a_damaged_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "record.json"
+    path.write_text("{}")
+
+    def refuse(*_: object, **__: object) -> int:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(OSError, match="too many") as caught:
+        read_record(path, LoopStorageRecord, "it")
+    assert not isinstance(caught.value, SandboxError)

@@ -52,6 +52,13 @@ async def test_an_empty_directory_is_made_private(tmp_path: Path, given: int) ->
     assert mode(state) == 0o700
 
 
+async def test_the_root_of_a_new_file_system_is_made_private(tmp_path: Path) -> None:
+    (tmp_path / "state/lost+found").mkdir(parents=True)
+    (tmp_path / "state").chmod(0o755)
+    await open_once(tmp_path / "state")
+    assert mode(tmp_path / "state") == 0o700
+
+
 async def test_a_state_directory_that_others_can_read_is_made_private(tmp_path: Path) -> None:
     await open_once(tmp_path / "state")
     for path in (tmp_path / "state", tmp_path / "state/run", tmp_path / "state/names"):

@@ -24,6 +24,7 @@ from atoll.contract.errors import SandboxError
 from atoll.contract.model import Frozen
 
 _R = TypeVar("_R", bound="StoredRecord")
+_SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 class StoredRecord(Frozen):
@@ -46,12 +47,15 @@ def read_record(path: Path, model: type[_R], what: str) -> _R | None:
     Raises:
         SandboxError: `details["reason"]` is `newer` or `older`, the version that it was written with, `malformed`, or
             `unreadable`: the file cannot be read. `details["problem"]` says in one line what is wrong.
+        OSError: this process lacks descriptors or memory, which says nothing about the record.
     """
     try:
         content = _read_file(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
+        if error.errno in _SHORTAGES:
+            raise
         problem = error.strerror or str(error)
         raise SandboxError(
             f"the record of {what} cannot be read", hint=f"{path}: {problem}", reason="unreadable", problem=problem

@@ -48,7 +48,7 @@ IMPORTED_IDS = ID_BASE - 2 * ID_STEP
 _ID = re.compile(r"atoll-[0-9a-f]{16}")
 _IN_PROGRESS = re.compile(r"(atoll|cp|layer)-[0-9a-f]+")
 _GROUP = re.compile(r"[0-9a-f]{16}")
-_BEFORE_FIRST_USE = {"images", "storage.img", "storage.json", "storage.lock"}
+_BEFORE_FIRST_USE = {"images", "storage.img", "storage.json", "storage.lock", "lost+found"}
 """What may be in a state directory before it is first opened."""
 _BUSY_TIMEOUT_S = 60
 _WORK_TIMEOUT_S = 600
