@@ -57,7 +57,23 @@ def test_checkpoints_are_made_drawn_gone_back_to_and_deleted(atoll: Atoll) -> No
     assert atoll.json("checkpoints", name, "--json") == []
     atoll("restore", name, "one", status=1)
     freed = atoll.json("gc", "--json")
-    assert set(freed) == {"freed"}
+    assert set(freed) == {"freed", "unreadable"}
+
+
+def test_a_checkpoint_whose_record_cannot_be_read_is_shown_with_the_reason_and_deleted(atoll: Atoll) -> None:
+    name = atoll.box()
+    damaged = atoll.text("checkpoint", name).strip()
+    whole = atoll.text("checkpoint", name).strip()
+    (atoll.state_dir / "checkpoints" / damaged / "checkpoint.json").write_text("{")
+    reasons = {each["id"]: each["reason"] for each in atoll.json("checkpoints", "--json")}
+    assert reasons[damaged].startswith("its record cannot be read: ")
+    assert reasons[whole] is None
+    [row] = [row for row in atoll.text("checkpoints").splitlines() if damaged in row]
+    assert "error: its record cannot be read: " in row
+    assert f"`atoll checkpoints --delete {damaged}` removes it" in atoll("gc").stderr.decode()
+    assert atoll.text("checkpoints", "--delete", damaged) == f"{damaged}\n"
+    assert [each["id"] for each in atoll.json("checkpoints", name, "--json")] == [whole]
+    atoll("checkpoints", "--delete", whole)
 
 
 def test_checkpoints_of_a_destroyed_sandbox_are_listed_and_an_unknown_name_is_an_error(atoll: Atoll) -> None:

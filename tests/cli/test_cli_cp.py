@@ -116,3 +116,15 @@ def test_permissions_inside_are_the_users(atoll: Atoll, box: str) -> None:
     assert b"error: " in atoll("cp", str(atoll.scratch / "file"), f"{box}:/etc/file", status=1).stderr
     atoll("cp", "--user", "root", str(atoll.scratch / "file"), f"{box}:/etc/file")
     assert atoll.text("exec", box, "--", "cat", "/etc/file") == "x"
+
+
+def test_a_tree_that_is_too_deep_is_status_1_with_a_sentence_and_leaves_nothing(atoll: Atoll, box: str) -> None:
+    nest = "import os\nos.mkdir('deep'); os.chdir('deep')\nfor _ in range(3000): os.mkdir('d'); os.chdir('d')"
+    atoll("exec", box, "--", "python3", "-c", nest)
+    target = atoll.scratch / "copies"
+    target.mkdir()
+    done = atoll("cp", f"{box}:deep", str(target), status=1)
+    assert done.stderr.startswith(b"error: deep: directories more than 512 levels deep cannot be downloaded")
+    assert done.stderr.count(b"\n") == 1
+    assert not list(target.iterdir())
+    atoll("exec", box, "--", "rm", "-rf", "deep")

@@ -185,3 +185,16 @@ def test_an_image_that_cannot_be_had_is_a_sentence(atoll: Atoll) -> None:
     assert b"Traceback" not in done.stderr
     lines = atoll("images", "pull", "127.0.0.1:1/no/such:1", "--json", status=1).stdout
     assert json.loads(lines)["error"]["code"] == "image_unavailable"
+
+
+def test_a_sandbox_whose_record_cannot_be_read_is_listed_with_the_reason_and_removed(atoll: Atoll, box: str) -> None:
+    name = atoll.create()
+    [id] = [info["id"] for info in atoll.json("ls", "--json") if info["name"] == name]
+    (atoll.state_dir / "sandboxes" / id / "manifest.json").write_text("")
+    [row] = [row for row in atoll.text("ls").splitlines() if row.startswith(f"{name} ")]
+    assert "error: its record cannot be read: " in row
+    assert {info["name"]: info["status"] for info in atoll.json("ls", "--json")}[box] == "running"
+    assert list(atoll.json("gc", "--json")["unreadable"]) == [id]
+    assert f"`atoll rm {id}` removes it" in atoll("gc").stderr.decode()
+    assert atoll.text("rm", name) == f"{name}\n"
+    assert atoll.json("gc", "--json")["unreadable"] == {}

@@ -104,8 +104,7 @@ async def test_an_image_of_a_newer_version_is_refused_and_kept(store: ImageStore
         await store.resolve("tools")
     with pytest.raises(SandboxError, match=message):
         store.list()
-    with pytest.raises(SandboxError, match=message):
-        await store.remove_unreferenced()
+    assert await store.remove_unreferenced() == []
     assert tree.is_dir()
     record.write_bytes(before)
     assert (await store.resolve("tools")).digest == image.digest

@@ -53,6 +53,9 @@ class Owner:
     async def usage(self, id: str) -> Usage:
         return Usage(memory_bytes=1, memory_peak_bytes=2, cpu_s=3, pids=4, disk_bytes=5, oom_kills=6)
 
+    async def current_info(self, info: SandboxInfo) -> SandboxInfo:
+        return info
+
     async def destroy(self, info: SandboxInfo) -> None:
         self._host.destroyed += 1
 

@@ -52,6 +52,40 @@ def unpack(root: Path) -> Callable[..., int]:
     return unpack
 
 
+def test_a_tar_of_directories_inside_each_other_is_unpacked_up_to_a_depth(
+    unpack: Callable[..., int], root: Path
+) -> None:
+    def nested(depth: int) -> bytes:
+        return archive(*(entry("d/" * level + "d", kind=tarfile.DIRTYPE, mode=0o755) for level in range(depth)))
+
+    unpack(nested(copying.MAX_DOWNLOAD_DEPTH))
+    with pytest.raises(InvalidRequest, match="more than 512 levels deep"):
+        unpack(nested(copying.MAX_DOWNLOAD_DEPTH + 1))
+    with pytest.raises(InvalidRequest, match="more than 512 levels deep"):
+        unpack(archive(entry("a/" * 600 + "file", b"1")))
+
+
+def test_a_tree_is_discarded_whatever_its_depth_and_the_length_of_its_paths(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "kept").touch()
+    root = tmp_path / "root"
+    root.mkdir()
+    fd = os.open(root, os.O_RDONLY)
+    for level in range(3000):
+        name = "long" * 20 if level % 2 else "a"
+        os.mkdir(name, dir_fd=fd)
+        os.symlink(outside, "link", dir_fd=fd)
+        below = os.open(name, os.O_RDONLY, dir_fd=fd)
+        os.close(fd)
+        fd = below
+    os.close(fd)
+    copying._discard(root)
+    assert os.listdir(tmp_path) == ["outside"]
+    assert os.listdir(outside) == ["kept"]
+    copying._discard(root)
+
+
 @pytest.mark.parametrize("piece", [1, 511, 512, 513, 10**6])
 def test_a_tar_is_unpacked_however_it_is_cut(unpack: Callable[..., int], root: Path, piece: int) -> None:
     data = archive(

@@ -33,9 +33,14 @@ def check_name(name: str, *, noun: str = "a name for a sandbox") -> str:
     Raises:
         InvalidRequest: it is not; the message says what is allowed.
     """
-    if not _NAME.fullmatch(name):
+    if not is_name(name):
         raise InvalidRequest(f"{name!r} is not {noun}; allowed are {NAME_RULE}", name=name)
     return name
+
+
+def is_name(name: str) -> bool:
+    """Whether `name` is allowed for a sandbox or a checkpoint."""
+    return _NAME.fullmatch(name) is not None
 
 
 def check_env(env: dict[str, str]) -> dict[str, str]:
@@ -103,7 +108,11 @@ class SandboxSpec(Frozen):
 
 
 class SandboxInfo(Frozen):
-    """A sandbox as `list` shows it."""
+    """A sandbox as `list` shows it.
+
+    Of one whose record cannot be read only the id and the name are known: `status` is `error`, `reason` says why,
+    `runtime` is `unknown`, `image` and `user` are empty. It can be destroyed.
+    """
 
     id: str
     name: str
@@ -135,6 +144,8 @@ class WarmPool(Frozen):
     """How many are to be ready."""
     ready: int
     """How many are ready now."""
+    reason: str | None = None
+    """Why its record cannot be read: `runtime` is `unknown` then, `image` empty and `count` 0. Unset: it can be."""
 
 
 class Checkpoint(Frozen):
@@ -154,6 +165,9 @@ class Checkpoint(Frozen):
     """True: it holds files and running processes. False: it holds files."""
     runtime: RuntimeName
     image: str
+    reason: str | None = None
+    """Why its record cannot be read: it can only be deleted then, `runtime` is `unknown`, `sandbox` and `image` are
+    empty. Unset: it can be read."""
 
 
 class StorageInfo(Frozen):

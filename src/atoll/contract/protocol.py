@@ -64,6 +64,7 @@ class Op(IntEnum):
     RENAME = 16
     SYMLINK = 17
     CHMOD = 18
+    CHOWN = 19
     TAR_OUT = 20
     TAR_IN = 21
     GLOB = 22
@@ -197,6 +198,8 @@ class Tag(IntEnum):
     LINE = 86
     TEXT = 87
     CHANGE = 88
+    EXCLUDE = 89
+    OWNER = 90
     PORT = 100
     HOST = 101
     CONN = 102
@@ -216,6 +219,8 @@ STRING_TAGS = frozenset(
         Tag.TO,
         Tag.PATTERN,
         Tag.INCLUDE,
+        Tag.EXCLUDE,
+        Tag.OWNER,
         Tag.HOST,
     }
 )

@@ -1,4 +1,4 @@
-/* Operations on files: read, write, stat, list, make, remove, rename, link, chmod. They run in workers.
+/* Operations on files: read, write, stat, list, make, remove, rename, link, chmod, chown. They run in workers.
  *
  * Owns what PROTOCOL.md promises of each. Not here: users (the worker has changed to the right one), streams, and how
  * trees are walked (walk.c).
@@ -16,6 +16,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "users.h"
 #include "walk.h"
 
 enum { CHUNK = 256 << 10, WIDE_FROM = 64 << 10, MAX_LINKS = 40, TEMPORARY_TRIES = 16 };
@@ -538,3 +539,55 @@ static int run_chmod(struct job *job)
 }
 
 const struct operation operation_chmod = {.run = run_chmod};
+
+struct owning {
+    struct job *job;
+    struct account owner;
+    int error;
+};
+
+static enum walk_answer own_entry(struct walk *walk, const struct walk_entry *entry)
+{
+    struct owning *owning = walk->data;
+    if (fchownat(entry->directory, entry->name, owning->owner.uid, owning->owner.gid, AT_SYMLINK_NOFOLLOW) < 0 &&
+        errno != ENOENT) {
+        owning->error = errno;
+        owning->job->about = strdup(entry->path);
+        return WALK_STOP;
+    }
+    return entry->type == DT_DIR ? WALK_INTO : WALK_ON;
+}
+
+static int own_blocked(struct walk *walk, const struct walk_entry *entry, int error)
+{
+    ((struct owning *)walk->data)->job->about = strdup(entry->path);
+    return error;
+}
+
+static int own_tree(struct owning *owning, const char *path)
+{
+    struct walk walk = {.visit = own_entry, .blocked = own_blocked, .data = owning};
+    int fd = walk_open(AT_FDCWD, path);
+    if (fd < 0) /* not a directory: there is nothing below */
+        return errno == ENOTDIR || errno == ELOOP ? 0 : errno;
+    int error = walk_tree(&walk, fd);
+    close(fd);
+    return error ? error : owning->error;
+}
+
+static int run_chown(struct job *job)
+{
+    const char *path = job_path(job, TAG_PATH);
+    char *owner = fields_string(job->fields, TAG_OWNER);
+    struct owning owning = {.job = job};
+    if (!owner)
+        return job_fail(job, EINVAL, "OWNER");
+    int error = users_find(owner, &owning.owner);
+    if (error)
+        return job_fail(job, error, error == ENOENT ? "no such owner" : "owner");
+    if (lchown(path, owning.owner.uid, owning.owner.gid) < 0)
+        return job_fail(job, errno, path);
+    return fields_int(job->fields, TAG_RECURSIVE, 0) == 1 ? own_tree(&owning, path) : 0;
+}
+
+const struct operation operation_chown = {.run = run_chown};

@@ -7,7 +7,7 @@
 #include "worker.h"
 
 extern const struct operation operation_read, operation_write, operation_stat, operation_list, operation_mkdir,
-    operation_remove, operation_rename, operation_symlink, operation_chmod;
+    operation_remove, operation_rename, operation_symlink, operation_chmod, operation_chown;
 
 /* KIND, SIZE, MODE, UID, GID, MTIME_NS, and TARGET of a link that is found as `name` below `directory`. */
 void files_pack_stat(struct pack *pack, int directory, const char *name, const struct stat *status);

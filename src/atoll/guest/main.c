@@ -191,6 +191,7 @@ void operation_open(uint32_t id, struct fields fields)
     case OP_RENAME: worker_open(id, fields, &operation_rename); break;
     case OP_SYMLINK: worker_open(id, fields, &operation_symlink); break;
     case OP_CHMOD: worker_open(id, fields, &operation_chmod); break;
+    case OP_CHOWN: worker_open(id, fields, &operation_chown); break;
     case OP_TAR_OUT: worker_open(id, fields, &operation_tar_out); break;
     case OP_TAR_IN: worker_open(id, fields, &operation_tar_in); break;
     case OP_GLOB: worker_open(id, fields, &operation_glob); break;

@@ -49,6 +49,7 @@
     X(RENAME, 16)  \
     X(SYMLINK, 17) \
     X(CHMOD, 18)   \
+    X(CHOWN, 19)   \
     X(TAR_OUT, 20) \
     X(TAR_IN, 21)  \
     X(GLOB, 22)    \
@@ -98,7 +99,7 @@
     X(CHAR_DEVICE, 6)  \
     X(BLOCK_DEVICE, 7)
 
-/* INTEGER: 8 bytes, signed. STRING: bytes without NUL. BYTES: any bytes. ARGV and ENV are repeated; STATE is one letter
+/* INTEGER: 8 bytes, signed. STRING: bytes without NUL. BYTES: any bytes. ARGV, ENV and EXCLUDE are repeated; STATE is one letter
  * as in /proc. */
 #define FIELD_TAGS(X) \
     X(VERSION, 1, INTEGER)      \
@@ -174,6 +175,8 @@
     X(LINE, 86, INTEGER)        \
     X(TEXT, 87, BYTES)          \
     X(CHANGE, 88, INTEGER)      \
+    X(EXCLUDE, 89, STRING)      \
+    X(OWNER, 90, STRING)        \
     X(PORT, 100, INTEGER)       \
     X(HOST, 101, STRING)        \
     X(CONN, 102, INTEGER)       \

@@ -254,7 +254,8 @@ struct line_search {
     struct job *job;
     struct needle needle;
     struct glob include;
-    bool has_include, hidden;
+    bool has_include, by_path, hidden; /* by_path: INCLUDE has a slash, and is matched against the path */
+    uint8_t *unused;
     struct tally tally;
     char *buffer; /* MAX_LINE_BYTES, and one more byte */
 };
@@ -384,11 +385,15 @@ static enum walk_answer grep_entry(struct walk *walk, const struct walk_entry *e
 {
     struct line_search *search = walk->data;
     struct stat status;
+    bool is_directory = entry->type == DT_DIR;
     if (entry->name[0] == '.' && !search->hidden)
         return WALK_ON;
-    if (entry->type == DT_DIR)
-        return WALK_INTO;
-    if (entry->type != DT_REG || !name_is_included(search, entry->name))
+    bool included = search->by_path
+        ? glob_step(&search->include, entry->mark, entry->name, is_directory, entry->child_mark, search->unused)
+        : name_is_included(search, entry->name);
+    if (is_directory)
+        return search->by_path && glob_set_is_empty(&search->include, entry->child_mark) ? WALK_ON : WALK_INTO;
+    if (entry->type != DT_REG || !included)
         return WALK_ON;
     int fd = files_open_regular(entry->directory, entry->name, O_RDONLY | O_NOFOLLOW, 0, &status);
     if (fd < 0)
@@ -405,6 +410,15 @@ static int search_path(struct line_search *search, const char *path)
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd >= 0) {
         struct walk walk = {.visit = grep_entry, .data = search};
+        if (search->by_path) {
+            uint8_t *first = malloc(search->include.set_size);
+            search->unused = malloc(search->include.set_size);
+            if (!first || !search->unused)
+                return ENOMEM;
+            glob_begin(&search->include, first);
+            walk.mark_size = search->include.set_size;
+            walk.first_mark = first;
+        }
         return walk_tree(&walk, fd);
     }
     if (errno != ENOTDIR)
@@ -427,6 +441,7 @@ static int run_grep(struct job *job)
     search->job = job;
     search->hidden = fields_int(job->fields, TAG_HIDDEN, 0) == 1;
     search->has_include = include != NULL;
+    search->by_path = include && strchr(include, '/');
     if (!begin_tally(job, &search->tally))
         return job_fail(job, EINVAL, "LIMIT");
     int error = include ? glob_compile(&search->include, include, true, &reason) : 0;

@@ -17,11 +17,19 @@
 #include <unistd.h>
 
 #include "files.h"
+#include "match.h"
 #include "tar.h"
 #include "tarhead.h"
 #include "walk.h"
 
-enum { MAX_NAME_BYTES = 65536, PAX_ROOM = 2 * MAX_NAME_BYTES + 512, FIRST_BUCKETS = 256 };
+enum { MAX_NAME_BYTES = 65536, PAX_ROOM = 2 * MAX_NAME_BYTES + 512, FIRST_BUCKETS = 256, MAX_EXCLUDES = 256 };
+
+/* What is left out. */
+struct exclude {
+    struct glob glob;
+    bool by_path;   /* it has a slash, and is matched against the path; else against each name */
+    size_t set_at; /* by_path: where its set is in a mark of the walk */
+};
 
 /* A file with several names, and the first of them. */
 struct linked {
@@ -39,6 +47,10 @@ struct packing {
     char *name;
     char *pax;
     int error;
+    struct exclude *excludes;
+    size_t exclude_count, mark_size;
+    uint8_t *unused;
+    int64_t excluded;
 };
 
 /* ---- bytes ---- */
@@ -216,9 +228,67 @@ static int put_directory(struct packing *packing, int directory, const char *fil
     return 0;
 }
 
+static int compile_excludes(struct packing *packing)
+{
+    struct job *job = packing->job;
+    struct fields rest = job->fields;
+    uint16_t tag;
+    const uint8_t *value;
+    uint32_t size;
+    const char *reason;
+    size_t count = fields_count(job->fields, TAG_EXCLUDE);
+    if (!count)
+        return 0;
+    if (count > MAX_EXCLUDES)
+        return job_fail(job, E2BIG, "EXCLUDE");
+    if (!(packing->excludes = calloc(count, sizeof *packing->excludes)))
+        return ENOMEM;
+    while (fields_next(&rest, &tag, &value, &size)) {
+        if (tag != TAG_EXCLUDE)
+            continue;
+        struct exclude *exclude = &packing->excludes[packing->exclude_count++];
+        char *pattern = strndup((const char *)value, size);
+        if (!pattern)
+            return ENOMEM;
+        int error = glob_compile(&exclude->glob, pattern, true, &reason);
+        if (error)
+            return job_fail(job, error, reason);
+        exclude->by_path = strchr(pattern, '/') != NULL;
+        exclude->set_at = packing->mark_size;
+        packing->mark_size += exclude->by_path ? exclude->glob.set_size : 0;
+    }
+    packing->unused = malloc(packing->mark_size + 1);
+    return packing->unused ? 0 : ENOMEM;
+}
+
+static bool matches_name(const struct glob *glob, const char *name)
+{
+    for (int i = 0; i < glob->count; i++)
+        if (match_name(glob->components[i].pattern, glob->components[i].size, name))
+            return true;
+    return false;
+}
+
+static bool is_excluded(struct packing *packing, const struct walk_entry *entry)
+{
+    bool matched = false, is_directory = entry->type == DT_DIR;
+    for (size_t i = 0; i < packing->exclude_count; i++) {
+        struct exclude *exclude = &packing->excludes[i];
+        if (exclude->by_path)
+            matched |= glob_step(&exclude->glob, (uint8_t *)entry->mark + exclude->set_at, entry->name, is_directory,
+                                 (uint8_t *)entry->child_mark + exclude->set_at, packing->unused);
+        else
+            matched |= matches_name(&exclude->glob, entry->name);
+    }
+    packing->excluded += matched;
+    return matched;
+}
+
 static enum walk_answer put_entry(struct walk *walk, const struct walk_entry *entry)
 {
     struct packing *packing = walk->data;
+    if (is_excluded(packing, entry))
+        return WALK_ON;
     if (strlen(packing->prefix) + entry->path_size + 2 > MAX_NAME_BYTES)
         packing->error = ENAMETOOLONG;
     else
@@ -261,6 +331,14 @@ static int pack_tree(struct packing *packing, const char *path, bool inside)
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0)
         return job_fail(packing->job, errno, path);
+    uint8_t *first = malloc(packing->mark_size + 1);
+    if (!first)
+        return ENOMEM;
+    for (size_t i = 0; i < packing->exclude_count; i++)
+        if (packing->excludes[i].by_path)
+            glob_begin(&packing->excludes[i].glob, first + packing->excludes[i].set_at);
+    walk.mark_size = packing->mark_size;
+    walk.first_mark = first;
     packing->prefix = "";
     if (!inside) {
         char *prefix;
@@ -284,10 +362,12 @@ static int run_tar_out(struct job *job)
     struct stat status;
     if (!packing.name || !packing.pax)
         return ENOMEM;
+    int error = compile_excludes(&packing);
+    if (error)
+        return error;
     if (lstat(path, &status) < 0)
         return job_fail(job, errno, path);
     job_widen(job->out);
-    int error;
     /* With INSIDE, a symlink to a directory means that directory. */
     if (S_ISDIR(status.st_mode) || (inside && S_ISLNK(status.st_mode)))
         error = pack_tree(&packing, path, inside);
@@ -301,6 +381,8 @@ static int run_tar_out(struct job *job)
         error = job_fail(job, EINVAL, "neither file, directory nor link");
     if (!error)
         put_zeros(&packing, 2 * TAR_BLOCK);
+    if (!error && packing.exclude_count)
+        pack_int(&job->result, TAG_COUNT, packing.excluded);
     return error;
 }
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 import anyio.abc
+import anyio.to_thread
 
 from atoll.contract.driver import Driver
 from atoll.contract.errors import AtollError, GuestProtocolError, SandboxDied, SandboxError, SandboxNotFound
@@ -31,7 +32,8 @@ from atoll.runtime.sandbox import Sandbox
 from atoll.runtime.secrets.vault import SandboxSecrets, Vault
 from atoll.runtime.state.checkpoints import CheckpointRecord
 from atoll.runtime.state.layers import Layers
-from atoll.runtime.state.status import describe, ending
+from atoll.runtime.state.records import unreadable
+from atoll.runtime.state.status import describe, describe_unreadable, ending
 from atoll.runtime.state.store import Manifest, StateStore
 
 if TYPE_CHECKING:
@@ -115,6 +117,11 @@ class Connections:
         """The sandbox of a manifest as `Engine.list` shows it."""
         return describe(manifest, self._store.directory(manifest.id), self.engine.drivers().get(manifest.runtime))
 
+    def describe_unreadable(self, id: str, name: str, reason: str) -> SandboxInfo:
+        """A sandbox whose manifest cannot be read, as `Engine.list` shows it."""
+        any_driver = next(iter(self.engine.drivers().values()), None)
+        return describe_unreadable(id, name, self._store.directory(id), reason, any_driver)
+
     def spec(self, id: str) -> SandboxSpec | None:
         """The spec in the manifest as it is on disk now. None: the sandbox was removed."""
         manifest = self._store.read(id)
@@ -194,6 +201,18 @@ class Connections:
         driver = self._choose(manifest.runtime)
         return await driver.usage(manifest.run_id, self._layers.path(manifest.active_layer))
 
+    async def current_info(self, info: SandboxInfo) -> SandboxInfo:
+        return await anyio.to_thread.run_sync(self._current_info, info)
+
+    def _current_info(self, info: SandboxInfo) -> SandboxInfo:
+        try:
+            manifest = self._store.read(info.id)
+        except SandboxError as error:
+            return info.model_copy(update={"status": "error", "reason": unreadable(error), "pid": None})
+        if manifest is None:
+            raise SandboxDied(f"the sandbox {info.name!r} was destroyed")
+        return self.info(manifest)
+
     async def destroy(self, info: SandboxInfo) -> None:
         await self.remove(info.id, info.name, self._choose(info.runtime))
 
@@ -264,19 +283,28 @@ class Connections:
     ) -> None:
         """End a sandbox and remove all of it: previews, handle, processes, files, name.
 
-        `driver` None: every driver of this machine is asked. `locked` and `abandoned` are those of
-        `StateStore.removing`. With `held`, the caller holds the layers and they are not collected.
+        `driver` None, or a manifest that cannot be read: every driver of this machine is asked. `locked` and
+        `abandoned` are those of `StateStore.removing`. With `held`, the caller holds the layers and they are not
+        collected.
         """
         sandbox = None if abandoned else self._sandboxes.pop(id, None)
         if self._previews is not None:
             self._previews.unexpose(id)
         async with self._store.removing(id, name, locked=locked, abandoned=abandoned) as directory:
             sandbox = sandbox or self._sandboxes.pop(id, None)
-            manifest = self._store.read(id)
-            run_id, more = (
-                (manifest.run_id, [self._layers.path(manifest.active_layer)]) if manifest else (f"{id}.1", [])
-            )
-            drivers = [driver] if driver else list(self.engine.drivers().values())
+            is_readable = True
+            try:
+                manifest = self._store.read(id)
+            except SandboxError:
+                manifest, driver, is_readable = None, None, False
+                self._store.drop_unreadable(id)
+            runtime, run_id = self._store.noted_run(id)
+            more = []
+            if manifest is not None:
+                run_id, more = manifest.run_id, [self._layers.path(manifest.active_layer)]
+            # The one that started it is asked first: only it ends the processes before their keeper, which reaps them.
+            known = () if driver else self.engine.drivers().values()
+            drivers = [driver] if driver else sorted(known, key=lambda each: each.name != runtime)
             with anyio.CancelScope(shield=True):
                 for each in drivers:
                     await each.stop(run_id, directory)
@@ -285,5 +313,6 @@ class Connections:
         self._manifests.pop(id, None)
         if sandbox is not None:
             await sandbox.aclose()
-        if manifest is not None and manifest.layers and not (locked or held):
+        has_layers = not is_readable or (manifest is not None and manifest.layers)
+        if has_layers and not (locked or held):
             await self._lifecycle.remove_unreferenced(timeout_s=1)

@@ -27,7 +27,7 @@ import anyio.to_thread
 from pydantic import SecretStr
 
 from atoll.contract.driver import Diagnostic, Driver, LayerStore
-from atoll.contract.errors import AtollError, InvalidRequest, RuntimeUnavailable, SandboxNotFound
+from atoll.contract.errors import AtollError, InvalidRequest, RuntimeUnavailable, SandboxError, SandboxNotFound
 from atoll.contract.model import (
     Checkpoint,
     ExportResult,
@@ -55,6 +55,7 @@ from atoll.runtime.state import loop_storage
 from atoll.runtime.state.checkpoints import Checkpoints
 from atoll.runtime.state.layers import Layers
 from atoll.runtime.state.leases import SessionLeases
+from atoll.runtime.state.records import unreadable
 from atoll.runtime.state.spec import validate_spec, with_defaults
 from atoll.runtime.state.store import Manifest, StateStore
 from atoll.settings import Settings
@@ -83,7 +84,6 @@ async def open(state_dir: Path | str | None = None, *, settings: Settings | None
         registry.check_name(settings.runtime, setting="ATOLL_RUNTIME")
     path = settings.resolve_state_dir()
     try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
         store = StateStore(path)
     except OSError as error:
         raise InvalidRequest(
@@ -287,6 +287,10 @@ class Engine:
         """The warm pools of this state directory."""
         return self._warm_pools.all()
 
+    async def remove_warm_pools(self) -> None:
+        """Remove all warm pools, also those whose records cannot be read, and their sandboxes."""
+        await self._warm_pools.remove_all()
+
     async def wait_refilled(self) -> None:
         """Wait until the warm pools that this engine claimed from are full again. `atoll.open()` does so at its end."""
         await self._warm_pools.finish()
@@ -459,17 +463,20 @@ class Engine:
     async def checkpoints(self, name: str | None = None) -> builtins.list[Checkpoint]:
         """All checkpoints, or those of one sandbox, the oldest first. The sandbox may have been destroyed.
 
+        One whose record cannot be read has a `reason`, and is only among all checkpoints.
+
         Raises:
             SandboxNotFound: no sandbox has this name, and no checkpoint is of one that had it.
         """
-        found = []
+        found = [self._checkpoints.describe_unreadable(*each) for each in self._checkpoints.unreadable().items()]
+        found = found if name is None else []
         for record in self._checkpoints.all():
             if name is None or record.checkpoint.sandbox == name:
                 size = await self._lifecycle.size(record)
                 found.append(record.checkpoint.model_copy(update={"size_bytes": size}))
         if name is not None and not found:
             self._store.lookup(name)
-        return found
+        return sorted(found, key=lambda checkpoint: checkpoint.created_at)
 
     async def restore(self, name: str, checkpoint: str) -> Sandbox:
         """Restore a sandbox to a checkpoint, given by id or label.
@@ -521,10 +528,13 @@ class Engine:
     async def delete_checkpoint(self, checkpoint: str, *, sandbox: str | None = None) -> None:
         """Delete a checkpoint, given by id or, with `sandbox`, by label, and remove its unreferenced layers.
 
+        One whose record cannot be read is deleted by its id.
+
         Raises:
             CheckpointNotFound: there is none.
         """
-        id = self._checkpoints.find(checkpoint, sandbox).checkpoint.id
+        damaged = checkpoint in self._checkpoints.unreadable()
+        id = checkpoint if damaged else self._checkpoints.find(checkpoint, sandbox).checkpoint.id
         with self._store.in_progress(id):
             self._checkpoints.forget(id)
             await self._lifecycle.remove_unreferenced(timeout_s=1)
@@ -607,34 +617,78 @@ class Engine:
         return self._connections.open(manifest)
 
     async def list(self, prefix: str = "") -> builtins.list[SandboxInfo]:
-        """All sandboxes whose names begin with `prefix`, by name."""
+        """All sandboxes whose names begin with `prefix`, by name.
+
+        One whose record cannot be read has the status `error`, and a `reason` that says so.
+        """
         return await anyio.to_thread.run_sync(self._list, prefix)
 
     def _list(self, prefix: str) -> builtins.list[SandboxInfo]:
         found = []
         for name in filter(lambda name: name.startswith(prefix), self._store.names()):
             with contextlib.suppress(SandboxNotFound):
-                manifest = self._store.read(self._store.lookup(name))
+                id = ""
+                try:
+                    id = self._store.lookup(name)
+                    manifest = self._store.read(id)
+                except SandboxError as error:
+                    found.append(self._connections.describe_unreadable(id, name, unreadable(error)))
+                    continue
                 if manifest is not None:
                     found.append(self._connections.info(manifest))
+                elif self._store.is_lost(name, id):
+                    found.append(self._connections.describe_unreadable(id, name, "its record is missing"))
         return found
 
+    async def unreadable_records(self) -> dict[str, str]:
+        """The sandboxes and checkpoints whose records cannot be read, by id, and why.
+
+        As long as there are any, `gc` keeps layers and images. `destroy` and `delete_checkpoint` remove them.
+        """
+        return await anyio.to_thread.run_sync(
+            lambda: {id: str(error.details["problem"]) for id, error in self._unreadable().items()}
+        )
+
+    def _unreadable(self) -> dict[str, SandboxError]:
+        return {**self._store.read_all()[1], **self._checkpoints.unreadable()}
+
     def _digests_in_use(self) -> set[str]:
-        manifests = (self._store.read(id) for id in os.listdir(self.state_dir / "sandboxes"))
-        digests = {manifest.image_digest for manifest in manifests if manifest is not None}
+        for error in self._unreadable().values():
+            raise error  # it may use any image
+        digests = {manifest.image_digest for manifest in self._store.read_all()[0]}
         return digests | {record.image_digest for record in self._checkpoints.all()}
 
     # ---- ending ----
 
     async def destroy(self, name: str) -> None:
-        """End a sandbox and remove all of it. When it returns, nothing of it is left and the name is free.
+        """End a sandbox, given by name or id, and remove all of it: nothing of it is left, and the name is free.
+
+        It works also if its record cannot be read.
 
         Raises:
             SandboxNotFound: there is none of this name.
         """
-        id = self._store.lookup(name)
-        manifest = self._store.read(id)
-        await self._connections.remove(id, name, self._choose(manifest.runtime) if manifest else None)
+        try:
+            id, its_name = self._find(name)
+        except SandboxError:
+            self._store.free_damaged_name(name)
+            return
+        try:
+            manifest = self._store.read(id)
+        except SandboxError:
+            manifest = None
+        if manifest is None:
+            self._any_layers()  # without a driver nothing can be removed
+        await self._connections.remove(id, its_name, self._choose(manifest.runtime) if manifest else None)
+
+    def _find(self, wanted: str) -> tuple[str, str | None]:
+        """The id and name of the sandbox with this name or, if none has it, of the one with this id."""
+        try:
+            return self._store.lookup(wanted), wanted
+        except SandboxNotFound:
+            if not self._store.exists(wanted):
+                raise
+            return wanted, None  # whichever name it has is freed
 
     def begin_recovery(self) -> None:
         """Finish or undo the interrupted operations of processes that died, in the background."""
@@ -650,7 +704,10 @@ class Engine:
         return await self._recovery.remove_abandoned()
 
     async def gc(self) -> builtins.list[str]:
-        """`remove_abandoned`, and remove unreferenced layers and images. Returns the ids of all that was removed."""
+        """`remove_abandoned`, and remove unreferenced layers and images. Returns the ids of all that was removed.
+
+        Layers and images stay as long as there are `unreadable_records`, which may refer to any of them.
+        """
         freed = await self.remove_abandoned()
         await self._warm_pools.remove_unwanted()
         await self._recovery.reconcile()

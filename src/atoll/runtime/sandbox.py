@@ -29,6 +29,7 @@ from atoll.contract.model import (
     Preview,
     ProcessInfo,
     SandboxInfo,
+    Status,
     SystemProcess,
     Usage,
 )
@@ -73,6 +74,9 @@ class SandboxOwner(Protocol):
 
     async def usage(self, id: str) -> Usage:
         """What the sandbox uses now."""
+
+    async def current_info(self, info: SandboxInfo) -> SandboxInfo:
+        """The sandbox as `Engine.list` would show it now."""
 
     async def destroy(self, info: SandboxInfo) -> None:
         """End the sandbox and remove all of it. Does nothing if it is gone, even if another has its name now."""
@@ -356,6 +360,15 @@ class Sandbox:
     async def stat(self) -> Usage:
         """What the sandbox uses now."""
         return await self._owner.usage(self.id)
+
+    async def status(self) -> Status:
+        """Its status now. `info` is up to date then. Neither connects to the sandbox nor wakes or resumes it.
+
+        Raises:
+            SandboxDied: it was destroyed.
+        """
+        self.info = await self._owner.current_info(self.info)
+        return self.info.status
 
     async def destroy(self) -> None:
         """End every process in it and remove all that it wrote. Calls in progress raise `SandboxDied`."""

@@ -409,7 +409,7 @@ class Grep(Input):
     path: str = Field(default=".", min_length=1)
     """A file, or a directory to be searched with all below it."""
     include: str = Field(default="*", min_length=1)
-    """A glob that the files' names have to match."""
+    """A glob that the files' names have to match or, with a slash, their paths: `*.py`, `src/**/*.py`."""
 
 
 class GrepMatch(Result):

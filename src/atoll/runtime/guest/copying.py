@@ -13,10 +13,9 @@ import errno
 import os
 import re
 import secrets
-import shutil
 import stat
 import tarfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,6 +32,8 @@ MAX_DOWNLOAD_BYTES = 16 * 1024**3
 """What one download may write unless `limit_bytes` is given. A sparse file inside can have any size."""
 MAX_DOWNLOAD_ENTRIES = 1_000_000
 """Files and directories of one download."""
+MAX_DOWNLOAD_DEPTH = 512
+"""Directories of one download that are inside each other. Linux allows more than most programs can remove again."""
 
 _BLOCK = 512
 _PIECE_BYTES = 1024 * 1024
@@ -82,7 +83,7 @@ def _pack(root: Path) -> Iterator[bytes]:
     """A tar of the contents of `root`, in chunks. Only files, directories and symlinks are included."""
     pending: list[bytes] = []
     size = 0
-    for part in _pack_below(root, ""):
+    for part in _pack_below(root):
         pending.append(part)
         size += len(part)
         if size >= _PIECE_BYTES:
@@ -92,19 +93,25 @@ def _pack(root: Path) -> Iterator[bytes]:
     yield b"".join(pending) + bytes(2 * _BLOCK)
 
 
-def _pack_below(directory: Path, prefix: str) -> Iterator[bytes]:
-    with os.scandir(directory) as entries:
-        names = sorted(entry.name for entry in entries)
-    for name in names:
-        path, arcname = directory / name, prefix + name
+def _pack_below(root: Path) -> Iterator[bytes]:
+    # Not by recursion: a tree may be deeper than Python's stack.
+    waiting = _names_below(root, "")
+    while waiting:
+        arcname = waiting.pop()
+        path = root / arcname
         status = path.lstat()
         if stat.S_ISDIR(status.st_mode):
             yield _header(arcname, status, tarfile.DIRTYPE)
-            yield from _pack_below(path, arcname + "/")
+            waiting += _names_below(path, arcname + "/")
         elif stat.S_ISLNK(status.st_mode):
             yield _header(arcname, status, tarfile.SYMTYPE, linkname=str(path.readlink()))
         elif stat.S_ISREG(status.st_mode):
             yield from _pack_file(path, arcname)
+
+
+def _names_below(directory: Path, prefix: str) -> list[str]:
+    with os.scandir(directory) as entries:
+        return sorted((prefix + entry.name for entry in entries), reverse=True)
 
 
 def _pack_file(path: Path, arcname: str) -> Iterator[bytes]:
@@ -138,7 +145,9 @@ def _header(name: str, status: os.stat_result, kind: bytes, *, size: int = 0, li
 # -------------------------------------------------------------------------------------------------------- download
 
 
-async def download(files: Files, path: str, local: Path, user: str | None, limit_bytes: int) -> int:
+async def download(
+    files: Files, path: str, local: Path, exclude: Sequence[str], user: str | None, limit_bytes: int
+) -> int:
     """See `Files.download`."""
     status = await files.stat(path, user=user)
     target = local
@@ -149,7 +158,7 @@ async def download(files: Files, path: str, local: Path, user: str | None, limit
     part = target.parent / f".atoll-{secrets.token_hex(8)}"
     if status.kind == "directory":
         part.mkdir(mode=status.mode & 0o777 | 0o700)
-        copy = _download_directory(files, path, part, user, limit_bytes)
+        copy = _download_directory(files, path, part, exclude, user, limit_bytes)
     elif status.kind == "file":
         copy = _download_file(files, path, part, status.mode, user, limit_bytes)
     else:
@@ -177,9 +186,11 @@ async def _download_file(files: Files, path: str, part: Path, mode: int, user: s
     return size
 
 
-async def _download_directory(files: Files, path: str, part: Path, user: str | None, limit_bytes: int) -> int:
+async def _download_directory(
+    files: Files, path: str, part: Path, exclude: Sequence[str], user: str | None, limit_bytes: int
+) -> int:
     with TarUnpacker(part, path, limit_bytes) as unpacker:
-        async for piece in files.tar_out(path, inside=True, user=user):
+        async for piece in files.tar_out(path, inside=True, exclude=exclude, user=user):
             await anyio.to_thread.run_sync(unpacker.feed, piece)
         unpacker.finish()
         return unpacker.size
@@ -219,7 +230,43 @@ def _discard(part: Path) -> None:
     except FileNotFoundError:
         return
     except (IsADirectoryError, PermissionError):
-        shutil.rmtree(part)
+        _remove_tree(part)
+
+
+def _remove_tree(root: Path) -> None:
+    """Remove a directory of any depth. Each directory inside is moved up to `root` before its parent is removed.
+
+    Without recursion, without paths of more than one name, and with two descriptors.
+    """
+    top = os.open(root, _DIRECTORY)
+    try:
+        while names := os.listdir(top):
+            for name in names:
+                if not _is_directory(name, top):
+                    os.unlink(name, dir_fd=top)
+                    continue
+                below = os.open(name, _DIRECTORY, dir_fd=top)
+                try:
+                    _empty_into(below, top)
+                finally:
+                    os.close(below)
+                os.rmdir(name, dir_fd=top)
+    finally:
+        os.close(top)
+    root.rmdir()
+
+
+def _empty_into(directory: int, top: int) -> None:
+    """Remove the files of a directory, and move its directories to `top`."""
+    for name in os.listdir(directory):
+        if _is_directory(name, directory):
+            os.rename(name, secrets.token_hex(8), src_dir_fd=directory, dst_dir_fd=top)
+        else:
+            os.unlink(name, dir_fd=directory)
+
+
+def _is_directory(name: str, parent: int) -> bool:
+    return stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode)
 
 
 class TarUnpacker:
@@ -258,7 +305,7 @@ class TarUnpacker:
 
         Raises:
             PermissionDenied: an entry would lead outside, or is of a type that is refused.
-            InvalidRequest: it is more than the limit.
+            InvalidRequest: it is more than the limit, or deeper than `MAX_DOWNLOAD_DEPTH`.
             SandboxError: it is not a tar.
             OSError: it cannot be written here.
         """
@@ -417,6 +464,11 @@ class TarUnpacker:
         parts = tuple(part for part in name.split(b"/") if part not in {b"", b"."})
         if name.startswith(b"/") or b".." in parts or b"\0" in name or len(name) > 4096:
             raise self._refused((name[:200],), "leads outside")
+        if len(parts) > MAX_DOWNLOAD_DEPTH:
+            raise InvalidRequest(
+                f"{self._what}: directories more than {MAX_DOWNLOAD_DEPTH} levels deep cannot be downloaded; "
+                "download a directory further down, or use tar_out"
+            )
         return parts
 
     def _inner_target(self, parts: tuple[bytes, ...], target: bytes) -> bytes:

@@ -12,8 +12,9 @@ import builtins
 import errno
 import io
 import os
+import re
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
 from pathlib import Path
@@ -29,6 +30,7 @@ from atoll.contract.errors import (
     InvalidRequest,
     PathNotDirectory,
     PathNotFound,
+    SandboxError,
 )
 from atoll.contract.model import FileChange, FileEntry, FileKind, FileStat, Match
 from atoll.contract.protocol import Change, Fields, FileType, Op, Problem, Tag, encode_fields
@@ -39,9 +41,12 @@ from atoll.runtime.guest.stream import ResultLimit, Stream
 
 MAX_READ_BYTES = 256 * 1024 * 1024
 """The largest result of `read_bytes`."""
+MAX_EXCLUDES = 256
+"""Patterns of `exclude`."""
 MAX_ENTRIES = 1_000_000
 """Entries or matches that one call returns at most."""
 
+_REGEX_SPECIAL = re.compile(r"[\\.\[\](){}*+?|^$]")
 AnyPath = str | os.PathLike[str]
 _Parsed = TypeVar("_Parsed")
 
@@ -275,6 +280,17 @@ class Files:
         """Set the permission bits."""
         await self._call(Op.CHMOD, path, user, (Tag.MODE, check_mode(mode)))
 
+    async def chown(self, path: AnyPath, owner: str, *, recursive: bool = False, user: str | None = None) -> None:
+        """Give `path` to a user inside and to that user's group; with `recursive`, also all that is below it.
+
+        `owner` is a name, `uid` or `uid:gid`. Symlinks are given away themselves, never what they lead to. The kernel
+        lets only root do this (`user="root"`).
+
+        Raises:
+            InvalidRequest: there is no such owner.
+        """
+        await self._call(Op.CHOWN, path, user, (Tag.OWNER, check_owner(owner)), (Tag.RECURSIVE, _flag(recursive)))
+
     # ------------------------------------------------------------------------------------------------- finding
 
     async def glob(
@@ -301,6 +317,7 @@ class Files:
         pattern: str,
         path: AnyPath = ".",
         *,
+        literal: bool = False,
         ignore_case: bool = False,
         include: str | None = None,
         hidden: bool = False,
@@ -309,8 +326,10 @@ class Files:
     ) -> builtins.list[Match]:
         """Lines that match a POSIX extended regular expression, in a file or in all files below a directory.
 
-        `include` is a glob on the file's name. Binary files are skipped. Paths are relative to `path`, or `path` itself
-        where that is a file. At most `limit` matches are returned; if there are exactly as many, there may be more.
+        With `literal`, lines that contain `pattern` as it is. `include` is a glob on the file's name (`*.py`) or, with
+        a slash, on its path relative to `path` (`src/*.py`, `**/test/*.py`), as in `glob`. Binary files are skipped.
+        Paths are relative to `path`, or `path` itself where that is a file. At most `limit` matches are returned; if
+        there are exactly as many, there may be more.
 
         Raises:
             InvalidRequest: the pattern is not a regular expression.
@@ -328,7 +347,7 @@ class Files:
             path,
             user,
             limit,
-            (Tag.PATTERN, pattern),
+            (Tag.PATTERN, _REGEX_SPECIAL.sub(r"\\\g<0>", pattern) if literal else pattern),
             (Tag.IGNORE_CASE, _flag(ignore_case)),
             (Tag.INCLUDE, include),
             (Tag.HIDDEN, _flag(hidden)),
@@ -352,17 +371,27 @@ class Files:
     # ------------------------------------------------------------------------------------------------ archives
 
     async def tar_out(
-        self, path: AnyPath, *, inside: bool = False, user: str | None = None
+        self, path: AnyPath, *, inside: bool = False, exclude: Sequence[str] = (), user: str | None = None
     ) -> AsyncGenerator[bytes, None]:
         """A pax tar of a file or a directory; with `inside`, of its contents. Sockets, pipes and devices are left out.
 
+        So is what matches a glob of `exclude`, a directory with all that is in it: a name at any depth (`*.pyc`,
+        `node_modules`) or, with a slash, a path relative to the directory (`build/*.o`, `**/test/data`).
+
         Its reader must treat it as hostile, because the sandbox made it. `download` does.
         """
-        fields = self._fields(user, (Tag.PATH, check_path(path)), (Tag.INSIDE, _flag(inside)))
+        excludes = [(Tag.EXCLUDE, check_pattern(pattern)) for pattern in exclude]
+        if len(excludes) > MAX_EXCLUDES:
+            raise InvalidRequest(f"exclude has {len(excludes)} patterns; it may have {MAX_EXCLUDES}")
+        fields = self._fields(user, (Tag.PATH, check_path(path)), (Tag.INSIDE, _flag(inside)), *excludes)
         async with await self._open(Op.TAR_OUT, fields) as stream:
             while (data := await stream.next_bytes()) is not None:
                 yield data
             self._check(stream, Op.TAR_OUT, path, user)
+            if excludes and Tag.COUNT not in await stream.ended():
+                raise SandboxError(
+                    "nothing was excluded: an older Atoll started this sandbox; put it to sleep and wake it first"
+                )
 
     async def tar_in(self, path: AnyPath, chunks: AsyncIterable[bytes], *, user: str | None = None) -> int:
         """Unpack a tar into the directory `path`, which is made if missing. Returns the bytes of files written.
@@ -394,6 +423,7 @@ class Files:
         path: AnyPath,
         local: Path | str,
         *,
+        exclude: Sequence[str] = (),
         user: str | None = None,
         limit_bytes: int = copying.MAX_DOWNLOAD_BYTES,
     ) -> int:
@@ -401,14 +431,15 @@ class Files:
 
         Into an existing directory, under its own name; else as `local`. Nothing that the sandbox sends is written
         outside of that: no absolute names, no `..`, no path through symlinks; set-id bits are dropped and everything
-        belongs to the caller. A file, or a new directory, appears when all of it has arrived.
+        belongs to the caller. A file, or a new directory, appears when all of it has arrived. Of a directory, what
+        matches a glob of `exclude` is left out, as in `tar_out`.
 
         Raises:
             PermissionDenied: a symlink leads outside of what is copied.
-            InvalidRequest: there is more than `limit_bytes`.
+            InvalidRequest: there is more than `limit_bytes`, or it is more than 512 directories deep.
             OSError: a local file cannot be written.
         """
-        return await copying.download(self, os.fspath(path), Path(local), user, limit_bytes)
+        return await copying.download(self, os.fspath(path), Path(local), exclude, user, limit_bytes)
 
     # ---------------------------------------------------------------------------------------------- the protocol
 
@@ -543,6 +574,28 @@ def check_path(path: AnyPath) -> str:
     return text
 
 
+def check_owner(owner: str) -> str:
+    """Return `owner` if it is allowed.
+
+    Raises:
+        InvalidRequest: it is empty.
+    """
+    if not owner:
+        raise InvalidRequest("the owner is empty; give a user's name, uid or uid:gid")
+    return owner
+
+
+def check_pattern(pattern: str) -> str:
+    """Return a glob pattern if it is allowed.
+
+    Raises:
+        InvalidRequest: it is empty.
+    """
+    if not pattern:
+        raise InvalidRequest("a pattern is empty")
+    return pattern
+
+
 def check_mode(mode: int | None) -> int | None:
     """Return `mode` if it is allowed.
 
@@ -602,6 +655,8 @@ def _change(record: Fields) -> FileChange:
 def _error(op: Op, problem: Problem, path: str, user: str) -> AtollError:
     if problem.no_such_user:
         return InvalidRequest(f"there is no user {user!r} in the sandbox")
+    if op is Op.CHOWN and problem.number == errno.ENOENT and problem.about == "no such owner":
+        return InvalidRequest(f"{path}: there is no such owner in the sandbox")
     if op is Op.GREP and problem.number == errno.EINVAL:
         return InvalidRequest(f"the pattern is not a regular expression: {problem.about or problem.words}")
     number = problem.number

@@ -20,6 +20,7 @@ import builtins
 import ctypes
 import errno
 import hashlib
+import logging
 import os
 import secrets
 import shutil
@@ -52,6 +53,7 @@ from atoll.runtime.state.records import StoredRecord, read_record, write_record
 from atoll.runtime.state.store import now
 
 _SCRATCH_LOCK = ".lock"
+_log = logging.getLogger(__name__)
 _LOOK_EVERY_S = 0.5
 """How long the machine's own files are assumed not to have changed after a check."""
 
@@ -236,13 +238,17 @@ class ImageStore:
     async def remove_unreferenced(self) -> builtins.list[str]:
         """Garbage collection: remove the work of processes that died, and images that no reference means any more.
 
-        An image that was resolved within the last hour stays, as a sandbox may be about to use it. Returns what was
-        removed.
+        An image that was resolved within the last hour stays, as a sandbox may be about to use it. If a record cannot
+        be read that may refer to an image, all images stay. Returns what was removed.
         """
         freed = await to_thread.run_sync(self._remove_abandoned_scratch)
         if not (self._root / "unpacked").is_dir():
             return freed
-        wanted = {record.image.digest for record in self._records()} | await to_thread.run_sync(self._in_use)
+        try:
+            wanted = {record.image.digest for record in self._records()} | await to_thread.run_sync(self._in_use)
+        except SandboxError as error:
+            _log.warning("no image is removed: %s", error.message)
+            return freed
         skeleton = self._read_skeleton()
         if skeleton is not None:
             wanted.add(skeleton.digest)
@@ -474,12 +480,13 @@ class ImageStore:
         """A file of `references/`. None: it is absent, malformed, or written by an older Atoll; the image is fetched.
 
         Raises:
-            SandboxError: it was written by a newer Atoll. Its image, which may exist nowhere else, must not be removed.
+            SandboxError: it was written by a newer Atoll, or its file cannot be read. Its image, which may exist
+                nowhere else, must not be removed.
         """
         try:
             return read_record(path, _ReferenceRecord, f"the image {name}")
         except SandboxError as error:
-            if error.details["reason"] == "newer":
+            if error.details["reason"] in ("newer", "unreadable"):
                 raise
             return None
 

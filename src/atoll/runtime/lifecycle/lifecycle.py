@@ -119,6 +119,7 @@ class Lifecycle:
         self, manifest: Manifest, driver: Driver, memory: ProcessImage | None = None, *, wait_ready: bool = False
     ) -> None:
         """Start the run that `manifest` names, with no processes or with those that were saved in `memory`."""
+        self._store.note_run(manifest)
         await driver.launch(
             Launch(
                 id=manifest.run_id,
@@ -560,28 +561,30 @@ class Lifecycle:
     def _has_layers_of_parent(self, record: CheckpointRecord) -> bool:
         try:
             return record.layers == self._checkpoints.read(str(record.checkpoint.parent)).layers
-        except CheckpointNotFound:
+        except (CheckpointNotFound, SandboxError):
             return False
 
     async def remove_unreferenced(self, *, timeout_s: float | None = None) -> list[Path]:
         """Remove layers that nothing refers to, and the files of deleted checkpoints and of sandboxes without a record.
 
         Returns what was removed. With `timeout_s`, nothing is removed if other processes hold the layers for longer:
-        the last of them, or the next garbage collection, removes it.
+        the last of them, or the next garbage collection, removes it. As long as the record of a sandbox or checkpoint
+        cannot be read, layers and the files of checkpoints stay, since it may refer to any of them.
         """
         async with self._layers.lock(exclusive=True, timeout_s=timeout_s) as held:
             if not held:
                 return []
-            named = {layer.id for record in self._checkpoints.all() for layer in record.layers}
-            memories = set()
-            for id in os.listdir(self._store.state_dir / "sandboxes"):
-                manifest = self._store.read(id)
-                if manifest is not None:
-                    named |= {manifest.active_layer, *(layer.id for layer in manifest.layers)}
-                    memories.add((self._store.directory(id) / (manifest.memory or "")).parent)
-            self._checkpoints.remove_unreferenced(spare=memories)
+            manifests, unreadable = self._store.read_all()
             self._store.drop_groups()
-            unreferenced = self._layers.unreferenced(named) + self._store.orphaned()
+            unreferenced = self._store.orphaned()
+            if not unreadable and not self._checkpoints.unreadable():
+                named = {layer.id for record in self._checkpoints.all() for layer in record.layers}
+                memories = set()
+                for manifest in manifests:
+                    named |= {manifest.active_layer, *(layer.id for layer in manifest.layers)}
+                    memories.add((self._store.directory(manifest.id) / (manifest.memory or "")).parent)
+                self._checkpoints.remove_unreferenced(spare=memories)
+                unreferenced += self._layers.unreferenced(named)
         # A process that creates a layer refers to it before it unlocks the layers. So nothing will ever refer to one of
         # these, and they can be removed without the lock.
         if unreferenced:

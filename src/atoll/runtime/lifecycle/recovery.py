@@ -14,7 +14,7 @@ from typing import Protocol
 import anyio
 
 from atoll.contract.driver import Driver
-from atoll.contract.errors import AtollError
+from atoll.contract.errors import AtollError, SandboxError
 from atoll.contract.model import RuntimeName
 from atoll.runtime.lifecycle.lifecycle import Lifecycle
 from atoll.runtime.state.leases import SessionLeases
@@ -73,8 +73,13 @@ class Recovery:
         await self._leases.end_abandoned()
         for id in self._store.abandoned():
             with contextlib.suppress(AtollError):
-                manifest = self._store.read(id)
                 is_usable = self._store.is_alive(id) and not self._store.claim_interrupted(id)
+                try:
+                    manifest = self._store.read(id)
+                except SandboxError as error:
+                    if is_usable or error.details["reason"] == "newer":
+                        continue  # it may be ephemeral; and another Atoll's is left to that one
+                    manifest = None
                 if manifest and manifest.spec.ephemeral and is_usable:
                     continue
                 driver = self._choose(manifest.runtime) if manifest else None

@@ -26,12 +26,12 @@ import anyio
 import anyio.abc
 
 from atoll.contract.driver import Driver
-from atoll.contract.errors import AtollError
+from atoll.contract.errors import AtollError, SandboxError
 from atoll.contract.model import Frozen, Limits, RuntimeName, WarmPool
 from atoll.drivers.locks import locked
 from atoll.runtime.images.reference import ImageReference
 from atoll.runtime.state.layers import ResolvedSpec
-from atoll.runtime.state.records import StoredRecord, read_record, write_record
+from atoll.runtime.state.records import StoredRecord, read_record, remove_record, unreadable, write_record
 from atoll.runtime.state.store import Claimed, Manifest, StateStore
 
 MAX_WARM = 1000
@@ -99,14 +99,38 @@ class WarmPools:
     # ---- specs ----
 
     def all(self) -> list[WarmPool]:
-        """All warm pools."""
-        found = [self.read(name.removesuffix(".json")) for name in os.listdir(self._root) if name.endswith(".json")]
+        """All warm pools. One whose record cannot be read has a `reason`."""
+        found = []
+        for key in self._keys():
+            try:
+                spec = self.read(key)
+            except SandboxError as error:
+                found.append(
+                    WarmPool(
+                        image="",
+                        runtime="unknown",
+                        limits=Limits(),
+                        count=0,
+                        ready=len(self._ready(key)),
+                        reason=unreadable(error),
+                    )
+                )
+            else:
+                if spec is not None:
+                    found.append(self.shown(spec))
         return sorted(
-            (self.shown(spec) for spec in found if spec is not None),
+            found,
             key=lambda warm_pool: (warm_pool.image, warm_pool.runtime, warm_pool.limits.model_dump_json()),
         )
 
+    def _keys(self) -> list[str]:
+        return [name.removesuffix(".json") for name in os.listdir(self._root) if name.endswith(".json")]
+
     def read(self, key: str) -> WarmPoolSpec | None:
+        """
+        Raises:
+            SandboxError: its record cannot be read.
+        """
         return read_record(self._path(key), WarmPoolSpec, f"warm pool {key}")
 
     def shown(self, spec: WarmPoolSpec) -> WarmPool:
@@ -116,9 +140,18 @@ class WarmPools:
         return [id for id in self._store.warm(key) if self._store.is_alive(id)]
 
     async def warm(self, template: SandboxTemplate, count: int) -> WarmPool:
-        """Set the size of a warm pool, and fill or empty it. When it fails, its size is what it was before."""
+        """Set the size of a warm pool, and fill or empty it. When it fails, its size is what it was before.
+
+        A record that cannot be read is replaced, unless a newer Atoll wrote it; and removed if `count` is 0.
+        """
         key = template.key
-        before = self.read(key)
+        try:
+            before = self.read(key)
+        except SandboxError as error:
+            if count and error.details["reason"] == "newer":
+                raise
+            remove_record(self._path(key))
+            before = None
         spec = WarmPoolSpec(template=template, count=count)
         try:
             async with self._exclusive():
@@ -141,7 +174,7 @@ class WarmPools:
 
     def _write(self, key: str, spec: WarmPoolSpec | None) -> None:
         if spec is None:
-            self._path(key).unlink(missing_ok=True)
+            remove_record(self._path(key))
         else:
             write_record(self._path(key), spec)
 
@@ -205,11 +238,18 @@ class WarmPools:
             while await self._remove_one(key, lambda _: True):
                 pass
 
+    async def remove_all(self) -> None:
+        """Remove all warm pools and their sandboxes."""
+        for key in self._keys():
+            async with self._exclusive():
+                self._write(key, None)
+            await self._empty(key)
+
     async def remove_unwanted(self) -> None:
         """Remove warm sandboxes whose pool has no record any more."""
         for name in os.listdir(self._store.state_dir / "warm"):
             key = name.partition(".")[0]
-            if key != "-" and self.read(key) is None:
+            if key != "-" and not os.path.lexists(self._path(key)):
                 await self._empty(key)
 
     async def _remove_one(self, key: str, which: Callable[[Manifest | None], bool]) -> bool:
@@ -226,8 +266,12 @@ class WarmPools:
     # ---- refilling ----
 
     def refill(self, key: str) -> None:
-        """Fill a warm pool in the background. Does nothing if there is none with this key."""
-        if not self._path(key).exists():
+        """Fill a warm pool in the background. Does nothing if there is none with this key, or its record is damaged."""
+        try:
+            if self.read(key) is None:
+                return
+        except SandboxError as error:
+            _log.warning("warm pool %s is not filled: %s", key, unreadable(error))
             return
         self._due.add(key)
         if key not in self._refilling:

@@ -13,10 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from atoll.contract.driver import ProcessImage
-from atoll.contract.errors import CheckpointNotFound
+from atoll.contract.errors import CheckpointNotFound, SandboxError
 from atoll.contract.model import Checkpoint, SandboxSpec
 from atoll.runtime.state.layers import ResolvedSpec
-from atoll.runtime.state.records import StoredRecord, read_record, write_record
+from atoll.runtime.state.records import StoredRecord, read_record, remove_record, unreadable, write_record
+from atoll.runtime.state.status import modified
 
 
 class CheckpointRecord(ResolvedSpec, StoredRecord):
@@ -55,6 +56,7 @@ class Checkpoints:
         """
         Raises:
             CheckpointNotFound: no checkpoint has this id.
+            SandboxError: its record cannot be read.
         """
         found = self._read(id) if "/" not in id else None
         if found is None:
@@ -66,32 +68,64 @@ class Checkpoints:
 
         Raises:
             CheckpointNotFound: no checkpoint has this id or label.
+            SandboxError: its record cannot be read; or no checkpoint has this label, and there are records that cannot
+                be read.
         """
-        known = list(self.all())
+        known, damaged = self._read_all()
         by_id = [record for record in known if record.checkpoint.id == wanted]
         own = [record for record in known if record.checkpoint.sandbox == sandbox]
         labelled = [record for record in own if record.checkpoint.label == wanted]
-        if not by_id and not labelled:
-            labels = {record.checkpoint.id: record.checkpoint.label for record in own}
-            raise CheckpointNotFound(wanted, labels | {r.checkpoint.id: None for r in known if r not in own})
-        return (by_id or labelled)[-1]
+        if by_id or labelled:
+            return (by_id or labelled)[-1]
+        if damaged:
+            raise damaged.get(wanted, next(iter(damaged.values())))
+        labels = {record.checkpoint.id: record.checkpoint.label for record in own}
+        raise CheckpointNotFound(wanted, labels | {r.checkpoint.id: None for r in known if r not in own})
 
     def all(self) -> Iterator[CheckpointRecord]:
-        """All checkpoints, the oldest first."""
-        records = [record for id in os.listdir(self._root) if (record := self._read(id)) is not None]
-        yield from sorted(records, key=lambda record: record.checkpoint.created_at)
+        """All checkpoints whose records can be read, the oldest first."""
+        yield from self._read_all()[0]
+
+    def unreadable(self) -> dict[str, SandboxError]:
+        """The ids of the checkpoints whose records cannot be read, and the errors of `read`."""
+        return self._read_all()[1]
+
+    def describe_unreadable(self, id: str, error: SandboxError) -> Checkpoint:
+        """One of `unreadable`, as `Engine.checkpoints` shows it."""
+        directory = self.directory(id)
+        return Checkpoint(
+            id=id,
+            sandbox="",
+            created_at=modified(directory / "checkpoint.json", directory),
+            with_memory=(directory / "memory").exists(),
+            runtime="unknown",
+            image="",
+            reason=unreadable(error),
+        )
+
+    def _read_all(self) -> tuple[list[CheckpointRecord], dict[str, SandboxError]]:
+        records, damaged = [], {}
+        for id in os.listdir(self._root):
+            try:
+                if (record := self._read(id)) is not None:
+                    records.append(record)
+            except SandboxError as error:
+                damaged[id] = error
+        return sorted(records, key=lambda record: record.checkpoint.created_at), damaged
 
     def forget(self, id: str) -> None:
         """Delete a checkpoint's record. `remove_unreferenced` removes its other files."""
-        (self.directory(id) / "checkpoint.json").unlink(missing_ok=True)
+        remove_record(self.directory(id) / "checkpoint.json")
 
     def remove_unreferenced(self, spare: set[Path]) -> None:
         """Remove the files of deleted and unfinished checkpoints, except `spare`.
 
-        Call it with the layers locked exclusively.
+        Those whose records cannot be read stay. Call it with the layers locked exclusively.
         """
+        records, damaged = self._read_all()
+        kept = {record.checkpoint.id for record in records} | damaged.keys()
         for id in os.listdir(self._root):
-            if self._read(id) is None and self.directory(id) not in spare:
+            if id not in kept and self.directory(id) not in spare:
                 shutil.rmtree(self.directory(id), ignore_errors=True)
 
     def _read(self, id: str) -> CheckpointRecord | None:

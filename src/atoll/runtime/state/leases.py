@@ -83,7 +83,7 @@ class SessionLeases:
 
     def abandoned(self) -> list[str]:
         """The temporary sessions whose processes died."""
-        return [session for session in os.listdir(self._root) if not is_held(self._root / session)]
+        return [entry.name for entry in os.scandir(self._root) if entry.is_file() and not is_held(Path(entry))]
 
     async def end_abandoned(self) -> None:
         """End the sessions whose processes died. One that cannot be ended is tried again at the next recovery."""

@@ -9,8 +9,11 @@ have been added whose meaning this Atoll would ignore. An older one is refused t
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import shutil
+import stat
 from pathlib import Path
 from typing import ClassVar, Literal, TypeVar
 
@@ -21,6 +24,7 @@ from atoll.contract.errors import SandboxError
 from atoll.contract.model import Frozen
 
 _R = TypeVar("_R", bound="StoredRecord")
+_SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 class StoredRecord(Frozen):
@@ -41,12 +45,21 @@ def read_record(path: Path, model: type[_R], what: str) -> _R | None:
     """The record in the file `path`. None: there is no such file. `what` names in messages what the record describes.
 
     Raises:
-        SandboxError: `details["reason"]` is `newer` or `older`, the version that it was written with, or `malformed`.
+        SandboxError: `details["reason"]` is `newer` or `older`, the version that it was written with, `malformed`, or
+            `unreadable`: the file cannot be read. `details["problem"]` says in one line what is wrong.
+        OSError: this process lacks descriptors or memory, which says nothing about the record.
     """
     try:
-        content = path.read_bytes()
+        content = _read_file(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
+    except OSError as error:
+        if error.errno in _SHORTAGES:
+            raise
+        problem = error.strerror or str(error)
+        raise SandboxError(
+            f"the record of {what} cannot be read", hint=f"{path}: {problem}", reason="unreadable", problem=problem
+        ) from error
     try:
         fields = from_json(content)
         version = _version_of(fields)
@@ -60,6 +73,26 @@ def read_record(path: Path, model: type[_R], what: str) -> _R | None:
         raise _malformed(path, what, error) from error
 
 
+def _read_file(path: Path) -> bytes:
+    # What is not a regular file is not opened, or not waited for: a pipe would never end.
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file")
+        with open(fd, "rb", buffering=0, closefd=False) as file:
+            return file.readall()
+    finally:
+        os.close(fd)
+
+
+def remove_record(path: Path) -> None:
+    """Remove a record, whatever is in its place."""
+    try:
+        path.unlink(missing_ok=True)
+    except IsADirectoryError:
+        shutil.rmtree(path)
+
+
 def _version_of(fields: object) -> int:
     """Take the version out of a record's fields."""
     version = fields.pop("version", None) if isinstance(fields, dict) else None
@@ -69,20 +102,33 @@ def _version_of(fields: object) -> int:
 
 
 def _malformed(path: Path, what: str, error: ValueError) -> SandboxError:
-    return SandboxError(f"the record of {what} cannot be read", hint=f"{path}: {error}", reason="malformed")
+    problem = str(error)
+    if isinstance(error, ValidationError):  # without the values, which its text has
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        problem = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    return SandboxError(
+        f"the record of {what} cannot be read", hint=f"{path}: {error}", reason="malformed", problem=problem
+    )
 
 
 def _other_version(path: Path, what: str, found: int, known: int) -> SandboxError:
     reason: Literal["newer", "older"] = "newer" if found > known else "older"
     versions = f"record version {found}, this one reads "
     if reason == "newer":
-        message = f"{what} was written by a newer Atoll ({versions}up to {known}); upgrade Atoll to use it"
+        problem = f"was written by a newer Atoll ({versions}up to {known}); upgrade Atoll to use it"
     else:
-        message = (
-            f"{what} was written by an older Atoll ({versions}only {known}), and older records are not converted; "
+        problem = (
+            f"was written by an older Atoll ({versions}only {known}), and older records are not converted; "
             "use it with that Atoll, or start with a new state directory"
         )
-    return SandboxError(message, hint=str(path), reason=reason, version=found, known_version=known)
+    return SandboxError(
+        f"{what} {problem}", hint=str(path), reason=reason, problem=f"it {problem}", version=found, known_version=known
+    )
+
+
+def unreadable(error: SandboxError) -> str:
+    """Why a record cannot be read, for `SandboxInfo.reason` and the like. `error` is that of `read_record`."""
+    return f"its record cannot be read: {error.details['problem']}"
 
 
 def write_atomic(path: Path, content: bytes, *, durable: bool = False) -> None:

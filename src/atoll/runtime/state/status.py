@@ -2,6 +2,7 @@
 
 Used by the engine. What the manifest says alone is not the status. The first line that holds counts:
 
+    its record cannot be read, or is missing            error, with that reason
     `busy.lock` is held                                 provisioning
     its keeper is dead, the manifest says not `running` sleeping or shutdown, as the manifest says
     its keeper is dead, or has written why it ended     error, with that reason
@@ -11,10 +12,12 @@ Used by the engine. What the manifest says alone is not the status. The first li
 
 from __future__ import annotations
 
+import contextlib
+from datetime import UTC, datetime
 from pathlib import Path
 
 from atoll.contract.driver import Driver
-from atoll.contract.model import SandboxInfo, Status
+from atoll.contract.model import Limits, SandboxInfo, Status
 from atoll.drivers.locks import is_held
 from atoll.runtime.state.store import Manifest
 
@@ -48,6 +51,30 @@ def describe(manifest: Manifest, directory: Path, driver: Driver | None) -> Sand
         pid=pid,
         network=manifest.spec.network,
     )
+
+
+def describe_unreadable(id: str, name: str, directory: Path, reason: str, driver: Driver | None) -> SandboxInfo:
+    """A sandbox without a manifest, as `list` shows it. `driver` is any that uses the keeper."""
+    return SandboxInfo(
+        id=id,
+        name=name,
+        status="error",
+        reason=reason,
+        image="",
+        runtime="unknown",
+        limits=Limits(),
+        user="",
+        created_at=modified(directory / "busy.lock", directory),  # the lock is written to when the sandbox is created
+        pid=driver.pid(directory) if driver else None,
+    )
+
+
+def modified(*paths: Path) -> datetime:
+    """When the first of `paths` that can be read was last written to; the epoch if none can be."""
+    for path in paths:
+        with contextlib.suppress(OSError):
+            return datetime.fromtimestamp(path.stat().st_mtime, UTC)
+    return datetime.fromtimestamp(0, UTC)
 
 
 def ending(directory: Path) -> str | None:

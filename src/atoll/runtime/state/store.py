@@ -16,7 +16,7 @@ processes, and after any of them is killed:
                         `uncommitted/` are symlinks to the group's name
     in-progress/<id>    exists while a sandbox is started, stopped or changed, or a checkpoint is deleted. If that is
                         interrupted, the sandbox is reconciled
-    sandboxes/<id>/     manifest.json, busy.lock, work.lock, keeper.lock, and the driver's files
+    sandboxes/<id>/     manifest.json, run, busy.lock, work.lock, keeper.lock, and the driver's files
 
 `busy.lock` is held while a sandbox is created, claimed or removed, `work.lock` during any operation on it,
 `keeper.lock` by its keeper for as long as that lives.
@@ -27,22 +27,29 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import re
 import secrets
+import stat
 from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from atoll.contract.errors import SandboxDied, SandboxError, SandboxExists, SandboxNotFound
-from atoll.contract.model import RuntimeName, SandboxSpec, check_name
+from atoll.contract.errors import InvalidRequest, SandboxDied, SandboxError, SandboxExists, SandboxNotFound
+from atoll.contract.model import RuntimeName, SandboxSpec, check_name, is_name
 from atoll.drivers.locks import is_held, lock_timeout, lock_within, open_lock, try_lock
 from atoll.runtime.state.layers import ResolvedSpec
-from atoll.runtime.state.records import StoredRecord, read_record, write_record
+from atoll.runtime.state.records import StoredRecord, read_record, remove_record, write_record
 
 ID_BASE, ID_STEP, ID_SLOTS = 0x1000_0000, 0x1_0000, 28_000
 """Host user ids of sandboxes: far above people and services, below 2**31."""
 IMPORTED_IDS = ID_BASE - 2 * ID_STEP
 """The owner of the files of imported layers: an id that neither a sandbox nor a file of the machine has."""
+_ID = re.compile(r"atoll-[0-9a-f]{16}")
+_IN_PROGRESS = re.compile(r"(atoll|cp|layer)-[0-9a-f]+")
+_GROUP = re.compile(r"[0-9a-f]{16}")
+_BEFORE_FIRST_USE = {"images", "storage.img", "storage.json", "storage.lock", "lost+found"}
+"""What may be in a state directory before it is first opened."""
 _BUSY_TIMEOUT_S = 60
 _WORK_TIMEOUT_S = 600
 
@@ -91,9 +98,22 @@ class Claimed(NamedTuple):
 
 class StateStore:
     def __init__(self, state_dir: Path) -> None:
+        """
+        Raises:
+            InvalidRequest: others can write to the state directory, or it holds something else.
+            OSError: it cannot be made.
+        """
         self.state_dir = state_dir
-        for name in ("names", "ids", "uncommitted", "warm", "groups", "in-progress", "sandboxes"):
-            (state_dir / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+        state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _require_private(state_dir)
+        for name in ("names", "ids", "uncommitted", "warm", "groups", "in-progress", "sandboxes", "run"):
+            directory = state_dir / name
+            directory.mkdir(mode=0o700, exist_ok=True)
+            _narrow(directory)
+
+    def _entries(self, name: str, pattern: re.Pattern[str] = _ID) -> list[str]:
+        """The entries of a directory of the state directory that are ours. Others mean nothing, and stay."""
+        return [entry for entry in os.listdir(self.state_dir / name) if pattern.fullmatch(entry)]
 
     def directory(self, id: str) -> Path:
         return self.state_dir / "sandboxes" / id
@@ -117,18 +137,35 @@ class StateStore:
         Raises:
             InvalidRequest: it is not a valid name.
             SandboxNotFound: no sandbox has it.
+            SandboxError: its entry is damaged; `free_damaged_name` removes it.
         """
         check_name(name)
+        entry = self.state_dir / "names" / name
         try:
-            return os.readlink(self.state_dir / "names" / name)
+            id = os.readlink(entry)
         except FileNotFoundError:
             raise SandboxNotFound(name, self.names()) from None
+        except OSError:
+            id = ""
+        if not _ID.fullmatch(id):  # it becomes part of paths
+            problem = "its entry is not a symlink to the id of a sandbox"
+            message = f"the name {name!r} cannot be resolved: {problem}; destroy it to free the name"
+            raise SandboxError(message, hint=str(entry), reason="malformed", problem=problem)
+        return id
+
+    def free_damaged_name(self, name: str) -> None:
+        """Remove an entry that `lookup` finds damaged. Nothing that it may point to is touched."""
+        remove_record(self.state_dir / "names" / name)
+
+    def exists(self, id: str) -> bool:
+        """Whether there is a sandbox with this id, whatever can be read of it."""
+        return bool(_ID.fullmatch(id)) and os.path.lexists(self.directory(id))
 
     def name_taken(self, name: str) -> bool:
         return os.path.lexists(self.state_dir / "names" / name)
 
     def names(self) -> list[str]:
-        return sorted(os.listdir(self.state_dir / "names"))
+        return sorted(name for name in os.listdir(self.state_dir / "names") if is_name(name))
 
     # ---- ranges of user ids ----
 
@@ -153,6 +190,46 @@ class StateStore:
             SandboxError: it cannot be read, or was written by an Atoll with another version of manifests.
         """
         return read_record(self.directory(id) / "manifest.json", Manifest, f"sandbox {id}")
+
+    def read_all(self) -> tuple[list[Manifest], dict[str, SandboxError]]:
+        """All manifests; and of those that cannot be read, the ids and the errors of `read`."""
+        manifests, unreadable = [], {}
+        for id in self._entries("sandboxes"):
+            try:
+                if (manifest := self.read(id)) is not None:
+                    manifests.append(manifest)
+                elif any(self.is_lost(name, id) for name in self.names()):
+                    missing = f"the record of sandbox {id} is missing"
+                    unreadable[id] = SandboxError(missing, reason="missing", problem="it is missing")
+            except SandboxError as error:
+                unreadable[id] = error
+        return manifests, unreadable
+
+    def drop_unreadable(self, id: str) -> None:
+        """Remove a manifest that cannot be read. Call it in `removing`: the sandbox is abandoned then, and if its
+        removal is interrupted, recovery finishes it."""
+        remove_record(self.directory(id) / "manifest.json")
+
+    def is_lost(self, name: str, id: str) -> bool:
+        """Whether a sandbox that was found to have no manifest should have one: it is neither created nor removed."""
+        if os.path.lexists(self.state_dir / "uncommitted" / id) or not self._resolves_to(name, id):
+            return False
+        return not os.path.lexists(self.directory(id) / "manifest.json")  # it may have been created just now
+
+    # ---- runs ----
+
+    def note_run(self, manifest: Manifest) -> None:
+        """Note which run of a sandbox is started, so that it can be stopped if the manifest cannot be read."""
+        with contextlib.suppress(OSError):  # a full disk does not prevent a start
+            (self.directory(manifest.id) / "run").write_text(f"{manifest.runtime} {manifest.run}")
+
+    def noted_run(self, id: str) -> tuple[str | None, str]:
+        """The runtime and the id of the run that a sandbox was last started with, without its manifest."""
+        try:
+            noted = re.fullmatch(r"(\S+) ([0-9]+)", (self.directory(id) / "run").read_text(errors="replace"))
+        except OSError:
+            noted = None
+        return (noted[1], f"{id}.{noted[2]}") if noted else (None, f"{id}.1")
 
     # ---- creation ----
 
@@ -186,15 +263,15 @@ class StateStore:
             path.unlink()
         finally:
             os.close(fd)
-        for id in os.listdir(self.state_dir / "uncommitted"):
+        for id in self._entries("uncommitted"):
             if self._group(id) == group:
                 self.commit(id)
 
     def _group(self, id: str) -> str | None:
         """The group that a sandbox is created with. None: it has no group, or is committed already."""
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):  # it does not exist, or is no symlink
             group = os.readlink(self.state_dir / "uncommitted" / id)
-            return group if group != id else None
+            return group if _GROUP.fullmatch(group) else None
         return None
 
     def commit(self, id: str, *, ephemeral: bool = False) -> None:
@@ -216,7 +293,7 @@ class StateStore:
     def warm(self, key: str) -> list[str]:
         """The ids of the warm sandboxes with this key, some of which may have ended."""
         names = (name.partition(".") for name in os.listdir(self.state_dir / "warm"))
-        return [id for its_key, _, id in names if its_key == key]
+        return [id for its_key, _, id in names if its_key == key and _ID.fullmatch(id)]
 
     @contextlib.contextmanager
     def claim(self, key: str, wanted: Callable[[Manifest | None], bool]) -> Iterator[Claimed | None]:
@@ -286,7 +363,7 @@ class StateStore:
         """
         directory = self.directory(id)
         with contextlib.ExitStack() as stack:
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 for lock, timeout_s in (("busy.lock", _BUSY_TIMEOUT_S), ("work.lock", _WORK_TIMEOUT_S)):
                     fd = open_lock(directory / lock)
                     stack.callback(os.close, fd)
@@ -310,7 +387,7 @@ class StateStore:
 
     def _release_ids(self, id: str) -> None:
         for slot in os.listdir(self.state_dir / "ids"):
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(OSError):  # released already, or no symlink
                 path = self.state_dir / "ids" / slot
                 if os.readlink(path) == id:
                     path.unlink()
@@ -318,7 +395,7 @@ class StateStore:
     def _resolves_to(self, name: str, id: str) -> bool:
         try:
             return os.readlink(self.state_dir / "names" / name) == id
-        except FileNotFoundError:
+        except OSError:  # it does not exist, or is no symlink
             return False
 
     @contextlib.asynccontextmanager
@@ -358,7 +435,7 @@ class StateStore:
 
     def interrupted(self) -> list[str]:
         """Ids of sandboxes whose operation was interrupted: the process that worked on them died."""
-        return [id for id in os.listdir(self.state_dir / "in-progress") if not self._is_in_progress(id)]
+        return [id for id in self._entries("in-progress", _IN_PROGRESS) if not self._is_in_progress(id)]
 
     def clear_in_progress(self, id: str) -> None:
         (self.state_dir / "in-progress" / id).unlink(missing_ok=True)
@@ -371,7 +448,7 @@ class StateStore:
         """Ids of uncommitted sandboxes, except those that are ready in a warm pool."""
         entries = [name.partition(".") for name in os.listdir(self.state_dir / "warm")]
         warm = {id for key, _, id in entries if key != "-" and self.is_alive(id)}
-        return (set(os.listdir(self.state_dir / "uncommitted")) - warm) | set(self.warm("-"))
+        return (set(self._entries("uncommitted")) - warm) | set(self.warm("-"))
 
     def is_alive(self, id: str) -> bool:
         """Whether its keeper lives."""
@@ -379,8 +456,8 @@ class StateStore:
 
     def in_progress_ids(self) -> set[str]:
         """Ids of sandboxes that some process creates, removes, starts, stops or changes now."""
-        creating = {id for id in os.listdir(self.state_dir / "uncommitted") if self._is_being_created(id)}
-        return creating | {id for id in os.listdir(self.state_dir / "in-progress") if self._is_in_progress(id)}
+        creating = {id for id in self._entries("uncommitted") if self._is_being_created(id)}
+        return creating | {id for id in self._entries("in-progress", _IN_PROGRESS) if self._is_in_progress(id)}
 
     def _is_in_progress(self, id: str) -> bool:
         return is_held(self.directory(id) / "work.lock")
@@ -417,18 +494,56 @@ class StateStore:
         """Directories without a sandbox: their creator died at once. Call it with the layers locked exclusively."""
         return [
             self.directory(id)
-            for id in os.listdir(self.state_dir / "sandboxes")
+            for id in self._entries("sandboxes")
             if not os.path.lexists(self.state_dir / "uncommitted" / id)
-            and not (self.directory(id) / "manifest.json").exists()
+            and not os.path.lexists(self.directory(id) / "manifest.json")
+            and not any(self._resolves_to(name, id) for name in self.names())
         ]
 
     def drop_groups(self) -> None:
         """Remove groups whose creators died and that have no members. Call it with the layers locked exclusively."""
-        members = {self._group(id) for id in os.listdir(self.state_dir / "uncommitted")}
-        for group in set(os.listdir(self.state_dir / "groups")) - members:
+        members = {self._group(id) for id in self._entries("uncommitted")}
+        for group in set(self._entries("groups", _GROUP)) - members:
             path = self.state_dir / "groups" / group
             if not is_held(path):
                 path.unlink(missing_ok=True)
+
+
+def _require_private(state_dir: Path) -> None:
+    """Have the state directory accessible to this user only.
+
+    Raises:
+        InvalidRequest: others can write to it, or it is not empty and holds something else than Atoll's state.
+    """
+    seen = state_dir.stat()
+    if seen.st_uid != os.geteuid():
+        raise InvalidRequest(
+            f"the state directory {state_dir} belongs to the user {seen.st_uid}, not to {os.geteuid()}; name another "
+            f"with ATOLL_STATE_DIR, or 'chown {os.geteuid()} {state_dir}'"
+        )
+    entries = set(os.listdir(state_dir))
+    if not seen.st_mode & 0o077:
+        return
+    if entries and seen.st_mode & 0o022:
+        raise InvalidRequest(
+            f"other users can write to the state directory {state_dir} (mode {stat.S_IMODE(seen.st_mode):04o}); name "
+            f"another with ATOLL_STATE_DIR, or check what is in it and 'chmod 700 {state_dir}'"
+        )
+    if not ("names" in entries or entries <= _BEFORE_FIRST_USE):  # not /srv or /, which others need
+        raise InvalidRequest(
+            f"the state directory {state_dir} holds other files, and other users can read it; name a new one with "
+            f"ATOLL_STATE_DIR, or 'chmod 700 {state_dir}'"
+        )
+    _narrow(state_dir)
+    if not entries and os.listdir(state_dir):
+        raise InvalidRequest(f"another process wrote to the state directory {state_dir} while it was made; try again")
+
+
+def _narrow(directory: Path) -> None:
+    """Take the rights of others on a directory of this user away."""
+    mode = stat.S_IMODE(directory.stat().st_mode)
+    if mode & 0o077:
+        directory.chmod(mode & ~0o077)
 
 
 def new_id() -> str:

@@ -232,6 +232,38 @@ async def test_a_replaced_file_keeps_its_owner(shared: Sandbox, here: str, singl
     assert after.mode == before.mode
 
 
+async def test_root_gives_files_away(shared: Sandbox, here: str, single_id: bool) -> None:
+    if single_id:
+        pytest.skip("this machine gives a sandbox one user id")
+    files, root = shared.files, f"/home/user/{here}"
+    await files.write_text(f"{here}/tree/deep/file", "x")
+    await files.symlink(f"{here}/tree/link", "/etc/passwd")
+
+    async def owners(*names: str) -> set[tuple[int, int]]:
+        found = [await files.stat(f"{root}/tree{name}", follow=False) for name in names]
+        return {(each.uid, each.gid) for each in found}
+
+    own = await files.stat(f"{here}/tree")
+    everything = ("", "/deep", "/deep/file", "/link")
+    with pytest.raises(PermissionDenied):
+        await files.chown(f"{here}/tree", "root")
+    await files.chown(f"{root}/tree", "root", user="root")
+    assert await owners("") == {(0, 0)}
+    assert await owners(*everything[1:]) == {(own.uid, own.gid)}
+    await files.chown(f"{root}/tree", "12:34", recursive=True, user="root")
+    assert await owners(*everything) == {(12, 34)}
+    await files.chown(f"{root}/tree", "user", recursive=True, user="root")
+    assert await owners(*everything) == {(own.uid, own.gid)}
+    assert (await files.stat("/etc/passwd")).uid == 0
+    for wrong in ("no-such-user", ""):
+        with pytest.raises(InvalidRequest):
+            await files.chown(f"{root}/tree", wrong, user="root")
+    with pytest.raises(PathNotFound):
+        await files.chown(f"{root}/nothing", "user", user="root")
+    await files.chown(f"{root}/tree/deep/file", "0", recursive=True, user="root")
+    assert await owners("/deep/file") == {(0, 0)}
+
+
 async def test_a_write_through_a_symlink_writes_what_it_leads_to(shared: Sandbox, here: str) -> None:
     await shared.files.write_bytes(f"{here}/target", b"old")
     await shared.files.symlink(f"{here}/link", "target")

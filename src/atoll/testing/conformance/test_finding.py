@@ -136,6 +136,41 @@ async def test_grep_in_hidden_files_ignoring_case_and_only_where_told(shared: Sa
     assert await paths("no such text") == set()
 
 
+@pytest.mark.parametrize(
+    ("include", "found"),
+    [
+        ("*.py", {"a.py", "src/c.py", "with space/f [1].py"}),
+        ("**/*.py", {"a.py", "src/c.py", "with space/f [1].py"}),
+        ("./*.py", {"a.py"}),
+        ("src/*.py", {"src/c.py"}),
+        ("*/*.py", {"src/c.py", "with space/f [1].py"}),
+        ("src/**", {"src/c.py", "src/deep/e.md"}),
+        ("{src/deep,nothing}/*", {"src/deep/e.md"}),
+        ("src/deep/*.py", set()),
+        ("src", set()),
+    ],
+)
+async def test_grep_includes_files_by_name_or_with_a_slash_by_path(
+    shared: Sandbox, tree: str, include: str, found: set[str]
+) -> None:
+    assert {match.path for match in await shared.files.grep("import", tree, include=include)} == found
+
+
+async def test_grep_with_an_include_of_a_path_keeps_out_hidden_files_unless_asked(shared: Sandbox, tree: str) -> None:
+    assert await shared.files.grep("import", tree, include=".git/*") == []
+    [match] = await shared.files.grep("import", tree, include=".git/*", hidden=True)
+    assert match.path == ".git/config.py"
+
+
+@pytest.mark.parametrize("text", ["a.b", "a*b(c)", "[x]{2}", "^a|b$", "\\d+?", "plain", "\\", "a{b,c}"])
+async def test_grep_finds_a_literal_as_it_is(shared: Sandbox, here: str, text: str) -> None:
+    await shared.files.write_text(f"{here}/file", f"nothing aXb abc x2 ad d\nhere {text} it is\n")
+    found = await shared.files.grep(text, here, literal=True)
+    assert [(match.line, match.text) for match in found] == [(2, f"here {text} it is")]
+    found = await shared.files.grep(text.upper(), here, literal=True, ignore_case=True)
+    assert [match.line for match in found] == [2]
+
+
 async def test_grep_in_one_file_names_it_as_asked(shared: Sandbox, tree: str) -> None:
     [match] = await shared.files.grep("^def", f"{tree}/src/deep/er/d.py")
     assert (match.path, match.line, match.text) == (f"{tree}/src/deep/er/d.py", 1, "def main():")

@@ -372,6 +372,29 @@ async def test_a_state_directory_that_cannot_be_used_is_an_invalid_request(tmp_p
             pass
 
 
+async def test_a_sandbox_knows_its_status_and_is_not_woken_for_it(engine: Engine) -> None:
+    sandbox = await engine.create("asked")
+    assert await sandbox.status() == "running"
+    await sandbox.sleep()
+    for _ in range(2):
+        assert await sandbox.status() == "sleeping"
+    assert (sandbox.info.status, sandbox.info.pid) == ("sleeping", None)
+    await sandbox.exec("true")
+    assert await sandbox.status() == "running"
+    assert sandbox.info == (await engine.list("asked"))[0]
+    pid = sandbox.info.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    await eventually(lambda: not Path(f"/proc/{pid}").exists(), "its first process has ended")
+    with anyio.fail_after(20):
+        while await sandbox.status() != "error":
+            await anyio.sleep(0.01)
+    assert sandbox.info.reason
+    await sandbox.destroy()
+    with pytest.raises(SandboxDied, match="destroyed"):
+        await sandbox.status()
+
+
 # ---- removing ----
 
 
@@ -391,6 +414,29 @@ async def test_destroy_leaves_nothing_and_frees_the_name(engine: Engine, leak_ch
             await engine.get("short-lived")
         with pytest.raises(SandboxNotFound):
             await engine.destroy("short-lived")
+    await leak_check.back_to_start()
+
+
+@pytest.mark.parametrize("damage", ["empty", "a directory"])
+async def test_destroy_leaves_nothing_also_if_the_record_cannot_be_read(
+    engine: Engine, leak_check: LeakCheck, damage: str
+) -> None:
+    sandbox = await engine.create("damaged")
+    await engine.shutdown("damaged")
+    await engine.wake("damaged")  # its second run
+    await sandbox.spawn("(setsid sleep 31537014 &) ; exec sleep 31537014")
+    pid = (await engine.list("damaged"))[0].pid
+    record = engine.state_dir / "sandboxes" / sandbox.id / "manifest.json"
+    record.unlink()
+    if damage == "empty":
+        record.touch()
+    else:
+        record.mkdir()
+    (shown,) = await engine.list("damaged")
+    assert (shown.status, shown.pid) == ("error", pid)
+    await engine.destroy("damaged")
+    assert not Path(f"/proc/{pid}").exists()
+    assert await engine.list("damaged") == []
     await leak_check.back_to_start()
 
 

@@ -67,6 +67,55 @@ async def test_a_tree_goes_in_and_comes_back_the_same(shared: Sandbox, here: str
     assert describe(tmp_path / "back") == describe(tmp_path / "tree")
 
 
+@pytest.mark.parametrize(
+    ("exclude", "left_out"),
+    [
+        (["*.pyc"], {"a.pyc", "src/b.pyc", "src/.c.pyc"}),
+        (["node_modules", "*.md"], {"node_modules", "node_modules/deep", "node_modules/deep/d.js", "src/e.md"}),
+        (["src/*.py"], {"src/f.py"}),
+        (["**/deep"], {"node_modules/deep", "node_modules/deep/d.js"}),
+        (["./src", "nothing/*"], {"src", "src/b.pyc", "src/.c.pyc", "src/e.md", "src/f.py"}),
+        (["*.{md,js}", "src/f.*"], {"node_modules/deep/d.js", "src/e.md", "src/f.py"}),
+        (["nothing"], set()),
+    ],
+)
+async def test_a_copy_leaves_out_what_is_excluded(
+    shared: Sandbox, here: str, tmp_path: Path, exclude: list[str], left_out: set[str]
+) -> None:
+    files = ["a.pyc", "g.py", "src/b.pyc", "src/.c.pyc", "src/e.md", "src/f.py", "node_modules/deep/d.js"]
+    for name in files:
+        await shared.files.write_text(f"{here}/tree/{name}", name)
+    everything = {*files, "src", "node_modules", "node_modules/deep"}
+    size = await shared.files.download(f"{here}/tree", tmp_path / "back", exclude=exclude)
+    found = {str(path.relative_to(tmp_path / "back")) for path in (tmp_path / "back").rglob("*")}
+    assert found == everything - left_out
+    assert size == sum(len(name) for name in set(files) - left_out)
+    packed = b"".join([piece async for piece in shared.files.tar_out(f"{here}/tree", exclude=exclude)])
+    with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
+        assert set(tar.getnames()) == {"tree"} | {f"tree/{name}" for name in everything - left_out}
+
+
+async def test_patterns_to_exclude_that_are_wrong_are_refused(shared: Sandbox, here: str, tmp_path: Path) -> None:
+    await shared.files.mkdir(f"{here}/tree")
+    for wrong in ([""], ["a"] * 257):
+        with pytest.raises(InvalidRequest):
+            await shared.files.download(f"{here}/tree", tmp_path / "back", exclude=wrong)
+    assert not list(tmp_path.iterdir())
+
+
+async def test_a_tree_that_is_too_deep_is_refused_and_nothing_is_left(
+    shared: Sandbox, here: str, tmp_path: Path
+) -> None:
+    nest = "import os\nfor _ in range(3000): os.mkdir('d'); os.chdir('d')"
+    assert (await shared.exec(["python3", "-c", nest], cwd=here)).exit_code == 0
+    for target in ("back", "existing"):
+        (tmp_path / "existing").mkdir(exist_ok=True)
+        with pytest.raises(InvalidRequest, match="more than 512 levels deep"):
+            await shared.files.download(f"{here}/d", tmp_path / target)
+    assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")] == ["existing"]
+    assert (await shared.exec(f"rm -rf {here}/d")).exit_code == 0
+
+
 @pytest.mark.core
 async def test_a_file_goes_in_and_comes_back_with_its_mode(shared: Sandbox, here: str, tmp_path: Path) -> None:
     data = os.urandom(MIB + 1)

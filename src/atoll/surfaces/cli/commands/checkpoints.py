@@ -74,7 +74,13 @@ async def checkpoints(
         render.note("no checkpoints; `atoll checkpoint NAME` makes one")
     else:
         rows = [
-            (drawn, each.label or "", each.sandbox, render.ago(each.created_at), render.human_bytes(each.size_bytes))
+            (
+                drawn,
+                each.label or "",
+                each.sandbox,
+                render.ago(each.created_at),
+                f"error: {each.reason}" if each.reason else render.human_bytes(each.size_bytes),
+            )
             for drawn, each in _tree(found)
         ]
         render.table(("CHECKPOINT", "LABEL", "SANDBOX", "CREATED", "SIZE"), rows)

@@ -107,8 +107,7 @@ def warm(
 async def _warm(context: CommandContext, template: SandboxOptions, count: int | None, *, every: bool) -> int:
     async with context.open_engine() as engine:
         if every:
-            for pool in await engine.warm_pools():
-                await engine.warm(0, image=pool.image, limits=pool.limits, runtime=pool.runtime)
+            await engine.remove_warm_pools()
         elif count is not None:
             runtime = runtime_name(template.runtime)
             await engine.warm(count, image=template.image, limits=limits(template), runtime=runtime)
@@ -119,7 +118,8 @@ async def _warm(context: CommandContext, template: SandboxOptions, count: int | 
         render.note("no warm pools; `atoll warm --count N` keeps sandboxes ready")
     else:
         rows = [
-            (f"{pool.ready} of {pool.count}", pool.runtime, _limits_text(pool.limits), pool.image) for pool in pools
+            (f"{pool.ready} of {pool.count}", pool.runtime, _limits_text(pool.limits), pool.reason or pool.image)
+            for pool in pools
         ]
         render.table(("READY", "RUNTIME", "LIMITS", "IMAGE"), rows, flex=3)
     return 0
@@ -144,5 +144,13 @@ async def gc(context: CommandContext) -> int:
     """
     async with context.open_engine() as engine:
         freed = await engine.gc()
+        unreadable = await engine.unreadable_records()
+    if not context.as_json:
+        for id, reason in unreadable.items():
+            remove = f"atoll checkpoints --delete {id}" if id.startswith("cp-") else f"atoll rm {id}"
+            render.note(
+                f"layers and images are kept: the record of {id} cannot be read: {reason} (`{remove}` removes it)"
+            )
     items = "1 item" if len(freed) == 1 else f"{len(freed)} items"
-    return context.answer({"freed": freed}, f"removed {items}" if freed else "nothing to remove")
+    value = {"freed": freed, "unreadable": unreadable}
+    return context.answer(value, f"removed {items}" if freed else "nothing to remove")
