@@ -47,6 +47,8 @@ class RuntimeTraits:
     """The Debian package that installs it."""
     flags: tuple[str, ...] = ()
     """Options before the verb."""
+    flags_if_known: tuple[str, ...] = ()
+    """Options before the verb that some versions do not know: they get those alone that their `flags` lists."""
     starts_in_cgroup: bool = True
     """The keeper starts it in the sandbox's cgroup. False: it insists on moving the sandbox there, which is slower."""
     own_user_namespace: bool = False
@@ -86,6 +88,8 @@ RUNTIMES = (
         name="runsc",
         package="runsc",
         flags=("--network=none", "--ignore-cgroups"),
+        # Since 2023 it keeps what is written to `/` in a file of its own, and only a save of the processes has it.
+        flags_if_known=("--overlay2=none",),
         own_user_namespace=True,
         needs_second_id=True,
         hides_processes=True,
@@ -175,7 +179,22 @@ class OciDriver:
                 pass
 
     def _runtime(self) -> list[str]:
-        return [self._program, "--root", str(self._root), *self._traits.flags]
+        return [self._program, "--root", str(self._root), *self._flags]
+
+    @cached_property
+    def _flags(self) -> tuple[str, ...]:
+        if not self._traits.flags_if_known:
+            return self._traits.flags
+        listed = set(re.findall(r"^\s+-(\S+)", self._output("flags"), re.MULTILINE))
+        known = (flag for flag in self._traits.flags_if_known if flag.lstrip("-").partition("=")[0] in listed)
+        return (*self._traits.flags, *known)
+
+    def _output(self, verb: str) -> str:
+        """What the program prints about itself. Takes 20 ms."""
+        command, env = [self._program, verb], program_environment()
+        return subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env, check=False
+        ).stdout
 
     def _env(self) -> dict[str, str]:
         return {"XDG_RUNTIME_DIR": str(self._root)}
@@ -226,9 +245,7 @@ class OciDriver:
     def _needs_statx_library(self) -> bool:
         if self._traits.statx_fixed is None:
             return False
-        command = [self._program, "--version"]
-        output = subprocess.run(command, capture_output=True, text=True, env=program_environment(), check=False).stdout
-        date = re.search(r"\b(20\d{6})\b", output)
+        date = re.search(r"\b(20\d{6})\b", self._output("--version"))
         return date is not None and date[1] < self._traits.statx_fixed
 
     @contextlib.asynccontextmanager
@@ -270,8 +287,8 @@ class OciDriver:
         self._forget(id)
 
     def _forget(self, id: str) -> None:
-        """Remove the lock of a container that runsc did not finish making, or did not delete itself."""
-        for left in self._root.glob(f"{id}_sandbox:*"):
+        """Remove the lock and the control socket of a container that runsc did not delete itself."""
+        for left in (*self._root.glob(f"{id}_sandbox:*"), self._root / f"runsc-{id}.sock"):
             left.unlink(missing_ok=True)
 
     async def save(self, id: str, directory: Path, image: Path, *, lock: int) -> None:
