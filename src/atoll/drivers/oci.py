@@ -22,7 +22,7 @@ from pathlib import Path
 import anyio
 
 from atoll.contract.driver import Capabilities, Launch
-from atoll.contract.errors import LaunchFailed, SandboxError, Unenforceable
+from atoll.contract.errors import LaunchFailed, NotCheckpointable, SandboxError, Unenforceable
 from atoll.contract.inside import GUEST
 from atoll.contract.model import Limits, RuntimeName, Usage
 from atoll.drivers import bundle, seccomp, storage
@@ -36,6 +36,8 @@ from atoll.settings import program_environment
 
 _SAVE_S = 600
 """How long gigabytes of memory may take to be written to disk."""
+_LOOK_S = 10
+"""How long the search for what cannot be saved may take. Then the save is tried."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -294,14 +296,44 @@ class OciDriver:
     async def save(self, id: str, directory: Path, image: Path, *, lock: int) -> None:
         if not self.capabilities.memory_checkpoint:
             raise Unenforceable(f"{self.name} cannot save running processes here; use runsc as root")
+        await self._require_savable(id, directory)
         await self.layers.remove(image)  # gVisor refuses a directory that an earlier save has used
         image.mkdir(mode=0o700)
         async with self.keeper.quiesced(directory):
             command = [*self._runtime(), "checkpoint", "--image-path", str(image), id]
             done = await self._command.run_as_owner(*command, within_s=_SAVE_S, pass_fds=(lock,), env=self._env())
         if done.returncode != 0:
-            error = done.stderr.decode(errors="replace").strip()[-500:]
+            error = done.stderr.decode(errors="replace").strip().partition("\n")[0][:300]  # a stack trace follows
             raise SandboxError(f"{self.name} could not write the sandbox's processes to disk: {error}")
+
+    async def _require_savable(self, id: str, directory: Path) -> None:
+        """
+        Raises:
+            NotCheckpointable: a process holds something that this runtime cannot save: it would fail and end them all.
+        """
+        look = ["exec", "--user", "0:0", "--cap", "CAP_SYS_PTRACE", id, GUEST, "--unsavable"]
+        if not self._saves_epoll_waiters:  # as old a version loses message queues too
+            look.append("queues")
+        frozen = self.is_frozen(id)
+        found: list[str] = []
+        try:
+            if frozen:
+                self._cgroups.thaw(id)
+            done = await self._command.run_as_owner(*self._runtime(), *look, within_s=_LOOK_S, env=self._env())
+            # Root inside may have forged this: it is shown, and nothing else.
+            found = [line for line in done.stdout.decode(errors="replace").splitlines() if line.count("\t") == 2]
+        except SandboxError:
+            pass
+        finally:
+            if frozen and found:
+                await self.keeper.freeze(directory)
+        if found:
+            held = (line.split("\t") for line in found[:3])
+            shown = ", ".join(f"{pid[:10]} ({command[:60]}) holds {what[:200]}" for pid, what, command in held)
+            raise NotCheckpointable(
+                f"{self.name} cannot save these processes: {shown}; end them or have them close it first, or pause the "
+                "sandbox instead"
+            )
 
     # ---- reading ----
 
