@@ -225,6 +225,8 @@ class OciDriver:
             options += ["--freezer", *self._cgroups.freezer(launch.id)]
             if launch.pause_after_s is not None:
                 options += ["--pause-after", str(max(1, round(launch.pause_after_s * 1000)))]
+            if self._traits.hides_processes:
+                options += ["--oom", str(self._cgroups.oom_file(launch.id))]
         limits = launch.limits
         if self._traits.max_host_threads is not None and "pids" in self._machine.controllers:
             limits = limits.model_copy(update={"pids": self._traits.max_host_threads})
