@@ -783,7 +783,8 @@ static void sandbox_ended(void)
         snprintf(message, sizeof message, "killed by signal %d", WTERMSIG(status));
     else
         snprintf(message, sizeof message, "ended");
-    if (was_out_of_memory())
+    /* Not if it ended in good order: newer gVisor also survives such a kill, of one of its processes. */
+    if (!(status >= 0 && WIFEXITED(status) && WEXITSTATUS(status) == 0) && was_out_of_memory())
         snprintf(message, sizeof message, "out of memory: it reached its memory limit");
     finish(message, status);
 }
