@@ -2,7 +2,7 @@
  *
  * Owns what to look for in /proc, and where. Not here: processes that wait with epoll (tree.c). It is no operation of
  * PID 1 but a program of its own, `atoll-guest --unsavable`, which the driver starts from outside with CAP_SYS_PTRACE:
- * gVisor shows the working directory and the root of a process to nobody else.
+ * gVisor shows the working directory and the root of a process to no other process.
  *
  * Deleted files on a tmpfs, memfds and shared memory are saved. Those of the layers are not: gVisor opens files anew by
  * their paths when it resumes, and such a file has none. Its mounts of the layers have the type 9p.
