@@ -81,7 +81,7 @@ async def test_a_memory_bomb_is_ended_and_said_to_be_one(
     async with await _make(engine, probe_program, limits) as sandbox:
         if runtime_name == "runsc":
             # One process of the host holds all of gVisor's memory: the kernel ends the sandbox, and that is said.
-            with pytest.raises(SandboxDied):
+            with pytest.raises(SandboxDied, match="out of memory"):
                 await sandbox.exec([PROBE, "memory-bomb"], timeout_s=30)
         else:
             result = await sandbox.exec([PROBE, "memory-bomb"], timeout_s=30)

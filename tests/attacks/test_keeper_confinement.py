@@ -49,13 +49,15 @@ async def test_the_keeper_is_nobody_that_exists_inside(prey: Sandbox, engine: En
 async def test_the_keeper_holds_only_what_it_relays(prey: Sandbox, engine: Engine) -> None:
     pid = keeper_of(engine, prey)
     directory = str(engine.state_dir / "sandboxes" / prey.id)
-    # And that by which it makes the sandbox, and nothing else, stand still.
-    freezers = {
+    # And that by which it makes the sandbox, and nothing else, stand still, and learns that its memory was too little.
+    cgroup_files = {
         f"/sys/fs/cgroup/{file}"
         for file in (
             f"freezer/atoll/{prey.id}.1/freezer.state",
             f"atoll/{prey.id}.1/cgroup.freeze",
             f"atoll/{prey.id}.1/cgroup.events",
+            f"memory/atoll/{prey.id}.1/memory.oom_control",
+            f"atoll/{prey.id}.1/memory.events",
         )
     }
     for name in os.listdir(f"/proc/{pid}/fd"):
@@ -64,7 +66,7 @@ async def test_the_keeper_holds_only_what_it_relays(prey: Sandbox, engine: Engin
             target.startswith(("socket:", "anon_inode:[pidfd]", "pidfd:", "/dev/null", "pipe:"))
             or target
             in {f"{directory}/{own}" for own in ("in", "out", "ended", "keeper.log", "keeper.lock", "activity")}
-            | freezers
+            | cgroup_files
         ), target
     assert os.readlink(f"/proc/{pid}/cwd") == "/"
 

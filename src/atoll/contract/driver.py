@@ -244,7 +244,8 @@ class Driver(Protocol):
 
         Raises:
             Unenforceable: `Capabilities.memory_checkpoint` is false.
-            SandboxError: the processes could not be saved.
+            NotCheckpointable: a process holds something that cannot be saved. They go on; nothing was changed.
+            SandboxError: the processes could not be saved. They may have ended.
         """
         ...
 

@@ -146,6 +146,12 @@ class Cgroups:
     def oom_kills(self, id: str) -> int | None:
         return self.read(id, "memory/memory.oom_control", "memory.events", "oom_kill")
 
+    def oom_file(self, id: str) -> Path:
+        """For the keeper: the file that has the number of out-of-memory kills."""
+        if self._mode == "v2":
+            return CGROUP_ROOT / "atoll" / id / "memory.events"
+        return CGROUP_ROOT / "memory" / "atoll" / id / "memory.oom_control"
+
     def cpu_s(self, id: str) -> float | None:
         if self._mode == "v2":
             micro = self.read(id, "", "cpu.stat", "usage_usec")

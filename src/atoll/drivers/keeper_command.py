@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import anyio
+import anyio.abc
 
 from atoll.contract.driver import Launch
 from atoll.contract.errors import LaunchFailed, SandboxError
@@ -32,6 +33,8 @@ ID_COUNT = 65535
 MACHINE_IDS = 0x0FFF_0000
 """Host ids below all ranges, which no sandbox has: they own the files of the machine's own layers."""
 _COVERS = ("/mnt", "/media", "/srv", "/dev/shm")
+MAX_OUTPUT_BYTES = 256 * 1024
+"""What is kept of a program's output. Root inside may write to the streams of a program that runs in its sandbox."""
 _RUN_FILES = ("in", "out", "sock", "pid", ".pid", "ended", "runtime.log", "keeper.log")
 """Files of one run in a sandbox's directory; the next run makes them again. A killed runc leaves `.pid`."""
 
@@ -79,19 +82,28 @@ class KeeperCommand:
         pass_fds: tuple[int, ...] = (),
         env: Mapping[str, str] | None = None,
     ) -> subprocess.CompletedProcess[bytes]:
-        """Run a program as `nsexec_command` does, and wait for it.
+        """Run a program as `nsexec_command` does, and wait for it. Of each stream the first MAX_OUTPUT_BYTES are kept.
 
         Raises:
             SandboxError: it did not end in time.
         """
+        full_env = {"PATH": PROGRAM_PATH} | dict(env or {})
+        stdout, stderr = bytearray(), bytearray()
         try:
             with anyio.fail_after(within_s):
-                full_env = {"PATH": PROGRAM_PATH} | dict(env or {})
-                return await anyio.run_process(
-                    self.nsexec_command(*command), check=False, env=full_env, pass_fds=pass_fds
-                )
+                async with (
+                    await anyio.open_process(
+                        self.nsexec_command(*command), stdin=subprocess.DEVNULL, env=full_env, pass_fds=pass_fds
+                    ) as process,
+                    anyio.create_task_group() as group,
+                ):
+                    for stream, kept in ((process.stdout, stdout), (process.stderr, stderr)):
+                        if stream is not None:
+                            group.start_soon(_collect, stream, kept)
+                    code = await process.wait()
         except TimeoutError:
             raise SandboxError(f"{Path(command[0]).name} did not end within {within_s:g} s") from None
+        return subprocess.CompletedProcess(command, code, bytes(stdout), bytes(stderr))
 
     # ---- starting ----
 
@@ -235,3 +247,9 @@ def _held_lock(directory: Path) -> Iterator[int]:
         yield fd
     finally:
         os.close(fd)
+
+
+async def _collect(stream: anyio.abc.ByteReceiveStream, into: bytearray) -> None:
+    """Read a stream to its end, so that its writer is not held up, and keep its beginning."""
+    async for chunk in stream:
+        into += chunk[: MAX_OUTPUT_BYTES - len(into)]

@@ -21,7 +21,7 @@ from pathlib import Path
 import anyio
 
 from atoll.contract.driver import Capabilities, Launch
-from atoll.contract.errors import LaunchFailed, SandboxError, Unenforceable
+from atoll.contract.errors import LaunchFailed, NotCheckpointable, SandboxError, Unenforceable
 from atoll.contract.inside import GUEST
 from atoll.contract.model import RuntimeName, Usage
 from atoll.drivers import bundle, seccomp, storage
@@ -36,6 +36,8 @@ from atoll.settings import program_environment
 
 _SAVE_S = 600
 """How long gigabytes of memory may take to be written to disk."""
+_LOOK_S = 10
+"""How long the search for what cannot be saved may take. Then the save is tried."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +49,8 @@ class RuntimeTraits:
     """The Debian package that installs it."""
     flags: tuple[str, ...] = ()
     """Options before the verb."""
+    flags_if_known: tuple[str, ...] = ()
+    """Options before the verb that some versions do not know: they get those alone that their `flags` lists."""
     starts_in_cgroup: bool = True
     """The keeper starts it in the sandbox's cgroup. False: it insists on moving the sandbox there, which is slower."""
     own_user_namespace: bool = False
@@ -86,6 +90,8 @@ RUNTIMES = (
         name="runsc",
         package="runsc",
         flags=("--network=none", "--ignore-cgroups"),
+        # Since 2023 it keeps what is written to `/` in a file of its own, and only a save of the processes has it.
+        flags_if_known=("--overlay2=none",),
         own_user_namespace=True,
         needs_second_id=True,
         hides_processes=True,
@@ -175,7 +181,22 @@ class OciDriver:
                 pass
 
     def _runtime(self) -> list[str]:
-        return [self._program, "--root", str(self._root), *self._traits.flags]
+        return [self._program, "--root", str(self._root), *self._flags]
+
+    @cached_property
+    def _flags(self) -> tuple[str, ...]:
+        if not self._traits.flags_if_known:
+            return self._traits.flags
+        listed = set(re.findall(r"^\s+-(\S+)", self._output("flags"), re.MULTILINE))
+        known = (flag for flag in self._traits.flags_if_known if flag.lstrip("-").partition("=")[0] in listed)
+        return (*self._traits.flags, *known)
+
+    def _output(self, verb: str) -> str:
+        """What the program prints about itself. Takes 20 ms."""
+        command, env = [self._program, verb], program_environment()
+        return subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env, check=False
+        ).stdout
 
     def _env(self) -> dict[str, str]:
         return {"XDG_RUNTIME_DIR": str(self._root)}
@@ -205,6 +226,8 @@ class OciDriver:
             options += ["--freezer", *self._cgroups.freezer(launch.id)]
             if launch.pause_after_s is not None:
                 options += ["--pause-after", str(max(1, round(launch.pause_after_s * 1000)))]
+            if self._traits.hides_processes:
+                options += ["--oom", str(self._cgroups.oom_file(launch.id))]
         limits = launch.limits
         if self._traits.max_host_threads is not None and "pids" in self._machine.controllers:
             limits = limits.model_copy(update={"pids": self._traits.max_host_threads})
@@ -227,9 +250,7 @@ class OciDriver:
     def _needs_statx_library(self) -> bool:
         if self._traits.statx_fixed is None:
             return False
-        command = [self._program, "--version"]
-        output = subprocess.run(command, capture_output=True, text=True, env=program_environment(), check=False).stdout
-        date = re.search(r"\b(20\d{6})\b", output)
+        date = re.search(r"\b(20\d{6})\b", self._output("--version"))
         return date is not None and date[1] < self._traits.statx_fixed
 
     @contextlib.asynccontextmanager
@@ -271,21 +292,51 @@ class OciDriver:
         self._forget(id)
 
     def _forget(self, id: str) -> None:
-        """Remove the lock of a container that runsc did not finish making, or did not delete itself."""
-        for left in self._root.glob(f"{id}_sandbox:*"):
+        """Remove the lock and the control socket of a container that runsc did not delete itself."""
+        for left in (*self._root.glob(f"{id}_sandbox:*"), self._root / f"runsc-{id}.sock"):
             left.unlink(missing_ok=True)
 
     async def save(self, id: str, directory: Path, image: Path, *, lock: int) -> None:
         if not self.capabilities.memory_checkpoint:
             raise Unenforceable(f"{self.name} cannot save running processes here; use runsc as root")
+        await self._require_savable(id, directory)
         await self.layers.remove(image)  # gVisor refuses a directory that an earlier save has used
         image.mkdir(mode=0o700)
         async with self.keeper.quiesced(directory):
             command = [*self._runtime(), "checkpoint", "--image-path", str(image), id]
             done = await self._command.run_nsexec(*command, within_s=_SAVE_S, pass_fds=(lock,), env=self._env())
         if done.returncode != 0:
-            error = done.stderr.decode(errors="replace").strip()[-500:]
+            error = done.stderr.decode(errors="replace").strip().partition("\n")[0][:300]  # a stack trace follows
             raise SandboxError(f"{self.name} could not write the sandbox's processes to disk: {error}")
+
+    async def _require_savable(self, id: str, directory: Path) -> None:
+        """
+        Raises:
+            NotCheckpointable: a process holds something that this runtime cannot save: it would fail and end them all.
+        """
+        look = ["exec", "--user", "0:0", "--cap", "CAP_SYS_PTRACE", id, GUEST, "--unsavable"]
+        if not self._saves_epoll_waiters:  # as old a version loses message queues too
+            look.append("queues")
+        frozen = self.is_frozen(id)
+        found: list[str] = []
+        try:
+            if frozen:
+                self._cgroups.thaw(id)
+            done = await self._command.run_nsexec(*self._runtime(), *look, within_s=_LOOK_S, env=self._env())
+            # Root inside may have forged this: it is shown, and nothing else.
+            found = [line for line in done.stdout.decode(errors="replace").splitlines() if line.count("\t") == 2]
+        except SandboxError:
+            pass
+        finally:
+            if frozen and found:
+                await self.keeper.freeze(directory)
+        if found:
+            held = (line.split("\t") for line in found[:3])
+            shown = ", ".join(f"{pid[:10]} ({command[:60]}) holds {what[:200]}" for pid, what, command in held)
+            raise NotCheckpointable(
+                f"{self.name} cannot save these processes: {shown}; end them or have them close it first, or pause the "
+                "sandbox instead"
+            )
 
     # ---- reading ----
 

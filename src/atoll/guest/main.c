@@ -31,6 +31,7 @@
 #include "stream.h"
 #include "tar.h"
 #include "tree.h"
+#include "unsavable.h"
 #include "users.h"
 #include "watch.h"
 #include "worker.h"
@@ -355,10 +356,13 @@ int main(int argc, char **argv)
     pass_on_no_capabilities();
     if (argc == 3 && !strcmp(argv[1], "--hostname"))
         return sethostname(argv[2], strlen(argv[2])) < 0;
+    if (argc >= 2 && !strcmp(argv[1], "--unsavable"))
+        return list_unsavable(argc == 3 && !strcmp(argv[2], "queues"));
     if (!take_arguments(argv)) {
         static const char usage[] =
             "usage: atoll-guest [--user NAME:UID:GID:HOME] [--home UID:GID:PATH] [--open-files N]\n"
-            "       atoll-guest --hostname NAME\n";
+            "       atoll-guest --hostname NAME\n"
+            "       atoll-guest --unsavable [queues]\n";
         (void)!write(2, usage, sizeof usage - 1);
         return 64;
     }

@@ -173,7 +173,7 @@ class Ledger:
                 # gVisor keeps such processes for later, as many as its sandbox has once needed; a guest keeps idle
                 # supervisors.
                 pooled = (
-                    state == "t" and "(exe)" in stat and self._is_alive(Path(f"/proc/{pid}/cgroup").read_text())
+                    state in {"t", "S"} and "(exe)" in stat and self._is_alive(Path(f"/proc/{pid}/cgroup").read_text())
                 ) or (
                     "(atoll-supervise)" in stat
                     and not Path(f"/proc/{pid}/task/{pid}/children").read_text()

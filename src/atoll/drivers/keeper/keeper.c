@@ -116,7 +116,9 @@ static struct plan parse(int argc, char **argv)
         else if (!strcmp(arg, "--freezer") && left >= 5) {
             for (int k = 0; k < 5; k++)
                 plan.freezer[k] = argv[++i];
-        } else if (!strcmp(arg, "--machine") && left)
+        } else if (!strcmp(arg, "--oom") && left)
+            plan.oom = argv[++i];
+        else if (!strcmp(arg, "--machine") && left)
             plan.machine_base = number(argv[++i]);
         else if (!strcmp(arg, "--owner") && left)
             plan.owner = number(argv[++i]);
@@ -308,6 +310,15 @@ static void open_freezer(const struct plan *plan, struct relay_ends *ends)
     ends->is_frozen = plan->freezer[4];
 }
 
+static void open_oom(const struct plan *plan, struct relay_ends *ends)
+{
+    if (!plan->oom)
+        return;
+    ends->oom = open(plan->oom, O_RDONLY | O_CLOEXEC);
+    if (ends->oom < 0)
+        fail_with_log(plan, errno, "the sandbox's count of out-of-memory kills could not be opened");
+}
+
 static void start(const struct plan *plan)
 {
     if (!plan->dir || !plan->active_layer || !plan->cover || !plan->overlay_count || plan->listener < 0 ||
@@ -322,6 +333,7 @@ static void start(const struct plan *plan)
         .ephemeral = plan->ephemeral,
         .freezer = -1,
         .frozen = -1,
+        .oom = -1,
         .pause_after_ms = (int)plan->pause_after_ms,
         .epoch = plan->epoch,
         .activity = open_in(plan, "activity", O_WRONLY | O_CREAT),
@@ -342,6 +354,7 @@ static void start(const struct plan *plan)
     runtime = 0;
     set_limits(plan);
     open_freezer(plan, &ends);
+    open_oom(plan, &ends);
     ends.pid = read_pid(plan);
     ends.pidfd = (int)syscall(SYS_pidfd_open, ends.pid, 0);
     if (ends.pidfd < 0)

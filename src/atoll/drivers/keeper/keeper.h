@@ -72,6 +72,7 @@ struct plan {
     } limits[MAX_LIMITS]; /* cgroup settings, written after the runtime has exited */
     int limit_count;
     const char *freezer[5]; /* file to write, value to freeze, value to thaw, file to read, its line when frozen */
+    const char *oom; /* the cgroup's file with a line "oom_kill N", if such a kill ends the sandbox; NULL: none */
     uint64_t disk_bytes; /* the quota of the active layer; 0: none */
     unsigned pause_after_ms;
     int64_t epoch;
@@ -93,6 +94,7 @@ struct relay_ends {
     pid_t pid;
     bool ephemeral;
     int freezer, frozen; /* the cgroup's files, to write and to read; -1: no freezer */
+    int oom;             /* the cgroup's file that counts out-of-memory kills; -1: none */
     const char *freeze, *thaw, *is_frozen; /* the values to write, and the line to look for */
     int pause_after_ms;  /* idle time before the keeper freezes the sandbox; 0: never */
     int activity;        /* the file that holds the time of the last use */

@@ -757,6 +757,16 @@ static void accept_client(void)
 
 /* ---- the loop ---- */
 
+/* Whether the kernel has killed a process of the sandbox for its memory limit. */
+static bool was_out_of_memory(void)
+{
+    char text[512];
+    ssize_t size = ends.oom < 0 ? 0 : pread(ends.oom, text, sizeof text - 1, 0);
+    text[size > 0 ? size : 0] = 0;
+    const char *count = strstr(text, "oom_kill ");
+    return count && atoi(count + strlen("oom_kill ")) > 0;
+}
+
 static void sandbox_ended(void)
 {
     /* The guest's last frames are still in the pipe. */
@@ -773,6 +783,9 @@ static void sandbox_ended(void)
         snprintf(message, sizeof message, "killed by signal %d", WTERMSIG(status));
     else
         snprintf(message, sizeof message, "ended");
+    /* Not if it ended in good order: newer gVisor also survives such a kill, of one of its processes. */
+    if (!(status >= 0 && WIFEXITED(status) && WEXITSTATUS(status) == 0) && was_out_of_memory())
+        snprintf(message, sizeof message, "out of memory: it reached its memory limit");
     finish(message, status);
 }
 

@@ -20,7 +20,8 @@ after the operation, "-" that nothing changes, an error name that the operation 
 running sandbox by itself. A running or paused sandbox whose guest or keeper ends is in error. A failed start leaves it
 sleeping or shut down. An ephemeral sandbox cannot sleep, shut down or be restored (InvalidRequest). Processes survive
 `sleep`, `shutdown` and `checkpoint` with drivers that can save them (`memory_checkpoint`); there, `sleep` and
-`checkpoint` raise `NotCheckpointable`, and change nothing, if saving would lose them.
+`checkpoint` raise `NotCheckpointable`, and change nothing, if saving would lose them. A save that fails all the same
+leaves the sandbox running, or in error with that as its reason.
 (1) With a driver that saves processes, a checkpoint restarts them: the sandbox runs then.
 
 What the manifest says in each status:
@@ -80,6 +81,7 @@ from atoll.contract.model import Checkpoint, RuntimeName, SystemProcess
 from atoll.contract.network import NetworkPolicy, PackageIndexes
 from atoll.runtime.state.checkpoints import CheckpointRecord, Checkpoints
 from atoll.runtime.state.layers import FLATTEN_AT, MAX_LAYERS, LayerRef, Layers
+from atoll.runtime.state.status import record_ending
 from atoll.runtime.state.store import Manifest, StateStore, now
 
 _ANSWER_S = 10
@@ -251,32 +253,22 @@ class Lifecycle:
             _refuse_ephemeral(manifest)
             if not await self._runs(manifest, driver):
                 self._write(manifest, state=state)
-            elif await self._keeps_processes(manifest, driver, state):
-                await self._save(manifest, driver, lock, state)
-            else:
+            elif not driver.capabilities.memory_checkpoint:
                 await self._end(manifest, driver, state)
-
-    async def _keeps_processes(
-        self, manifest: Manifest, driver: Driver, state: Literal["sleeping", "shutdown"]
-    ) -> bool:
-        """Whether its processes are saved before they end.
-
-        Raises:
-            NotCheckpointable: saving would lose them, and `state` is not "shutdown".
-        """
-        if not driver.capabilities.memory_checkpoint:
-            return False
-        try:
-            await self._require_savable(manifest, driver)
-        except NotCheckpointable as error:
-            if state != "shutdown":
-                raise
-            # No process inside may prevent a shutdown.
-            _log.warning(
-                "the processes of sandbox %s are not saved at its shutdown: %s", manifest.spec.name, error.message
-            )
-            return False
-        return True
+            else:
+                try:
+                    await self._require_savable(manifest, driver)
+                    await self._save(manifest, driver, lock, state)
+                except NotCheckpointable as error:
+                    if state != "shutdown":
+                        raise
+                    # No process inside may prevent a shutdown.
+                    _log.warning(
+                        "the processes of sandbox %s are not saved at its shutdown: %s",
+                        manifest.spec.name,
+                        error.message,
+                    )
+                    await self._end(self._read(id), driver, state)
 
     async def _end(self, manifest: Manifest, driver: Driver, state: Literal["sleeping", "shutdown"]) -> None:
         self._store.finish_created(manifest.id)
@@ -291,18 +283,39 @@ class Lifecycle:
         state: Literal["sleeping", "shutdown"],
         image: Path | None = None,
     ) -> None:
-        """Save its processes to `image`, or to its own directory, and end them. The manifest names it before that."""
+        """Save its processes to `image`, or to its own directory, and end them. The manifest names it before that.
+
+        Raises:
+            NotCheckpointable: they cannot be saved. They go on.
+            SandboxError: saving failed. They go on, or it is in error, with this as its reason. Its files are complete.
+        """
         directory = self._store.directory(manifest.id)
         self._store.finish_created(manifest.id)
         asleep = self._write(manifest, state=state, memory=str(image or f"memory-{manifest.run}"))
         try:
             # Saving goes on if this process dies: the lock is passed on, so the next operation waits until it is done.
             await driver.save(manifest.run_id, directory, directory / str(asleep.memory), lock=lock)
-        except SandboxError:
-            if driver.pid(directory) is not None:
+        except (NotCheckpointable, SandboxError) as error:
+            with anyio.CancelScope(shield=True):
+                if isinstance(error, SandboxError) and not await self._survives(manifest, driver):
+                    await driver.stop(manifest.run_id, directory)
+                    with contextlib.suppress(OSError):
+                        record_ending(directory, error.message)
                 self._write(asleep, state="running", memory=None)
+                await driver.layers.remove(directory / str(asleep.memory))
             raise
         await driver.stop(manifest.run_id, directory)
+
+    async def _survives(self, manifest: Manifest, driver: Driver) -> bool:
+        """Whether its processes go on after a save that failed. If gVisor began it, it ends them soon, in any case."""
+        directory = self._store.directory(manifest.id)
+        with anyio.move_on_after(_END_S):
+            while driver.pid(directory) is not None:
+                with contextlib.suppress(SandboxError), anyio.move_on_after(1):
+                    await self._epoll_waiters(manifest)  # any answer will do
+                    return True
+                await anyio.sleep(0.01)
+        return driver.pid(directory) is not None
 
     async def _require_savable(self, manifest: Manifest, driver: Driver) -> None:
         """
@@ -346,9 +359,10 @@ class Lifecycle:
 
             if not await self._runs(manifest, driver) or not unused():
                 return False
-            saves = pauses = False
+            saves, pauses = driver.capabilities.memory_checkpoint, False
             try:
-                saves = await self._keeps_processes(manifest, driver, "sleeping")
+                if saves:
+                    await self._require_savable(manifest, driver)
             except NotCheckpointable:
                 if not driver.capabilities.freeze:
                     raise
@@ -359,10 +373,17 @@ class Lifecycle:
                 if not saves and not pauses:
                     await self._end(manifest, driver, "sleeping")
                     return True
+            try:
+                if not pauses:
+                    await self._save(manifest, driver, lock, "sleeping")
+            except NotCheckpointable:
+                if not driver.capabilities.freeze:
+                    raise
+                pauses = True
             if pauses:
+                if not unused():  # looking took a while
+                    return False
                 await driver.keeper.freeze(directory)
-            else:
-                await self._save(manifest, driver, lock, "sleeping")
             return True
 
     async def pause(self, id: str) -> None:
@@ -407,7 +428,12 @@ class Lifecycle:
                 _refuse_ephemeral(manifest)
                 await self._require_savable(manifest, driver)
                 self._checkpoints.directory(new_id).mkdir(mode=0o700)
-                await self._save(manifest, driver, lock, "sleeping", saved)
+                try:
+                    await self._save(manifest, driver, lock, "sleeping", saved)
+                except (NotCheckpointable, SandboxError):
+                    with contextlib.suppress(OSError):
+                        self._checkpoints.directory(new_id).rmdir()
+                    raise
                 manifest = await self._commit_active(self._read(id), driver, new_id if keep else None)
                 stack = manifest.layers
             elif running:

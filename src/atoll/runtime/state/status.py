@@ -1,4 +1,4 @@
-"""The status of a sandbox, derived from its manifest, its locks, its keeper and the driver. Changes none of them.
+"""The status of a sandbox, derived from its manifest, its locks, its keeper and the driver, and why it has ended.
 
 Used by the engine. What the manifest says alone is not the status. The first line that holds counts:
 
@@ -83,3 +83,8 @@ def ending(directory: Path) -> str | None:
         return (directory / "ended").read_text(errors="replace")[:300].strip() or None
     except OSError:
         return None
+
+
+def record_ending(directory: Path, reason: str) -> None:
+    """Write why a sandbox has ended. Its keeper, which writes this otherwise, has ended too."""
+    (directory / "ended").write_text(reason)

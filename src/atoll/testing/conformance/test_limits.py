@@ -98,12 +98,24 @@ async def test_running_out_of_memory_ends_the_command_and_not_the_sandbox(
             # command's allocation fails. A dead sandbox never looks like an exit code.
             try:
                 result = await sandbox.exec(EAT)
-            except SandboxDied:
-                with pytest.raises(SandboxDied):
-                    await sandbox.exec("echo alive")
+            except SandboxDied as error:
+                died: SandboxDied | None = error
             else:
+                died = None
                 assert result.exit_code != 0
-                assert (await sandbox.exec("echo alive")).stdout == "alive\n"
+            if died is not None:
+                assert "out of memory" in died.message
+
+                async def reported() -> bool:
+                    with pytest.raises(SandboxDied) as caught:  # "connection lost" until its keeper has ended
+                        await sandbox.exec("echo alive")
+                    return "out of memory" in caught.value.message
+
+                await eventually(reported, "later calls say why it has ended")
+                (info,) = [info for info in await engine.list() if info.name == sandbox.name]
+                assert (info.status, info.reason) == ("error", "out of memory: it reached its memory limit")
+                await sandbox.wake()
+            assert (await sandbox.exec("echo alive")).stdout == "alive\n"
             return
         result = await sandbox.exec(EAT)
         assert result.exit_code == 137
