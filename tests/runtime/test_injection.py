@@ -196,6 +196,17 @@ def test_values_that_are_in_each_other_are_all_found_wherever_they_are_cut() -> 
     assert Scrubber(values).all(text) == shown
 
 
+def test_what_is_held_back_can_be_sent_early_and_the_rest_of_a_value_is_still_overwritten() -> None:
+    scrubber = Scrubber([b"secret-1", b"-1-other"])
+    assert scrubber.feed(b"ends in s") == b"ends in "
+    assert (scrubber.flush(), scrubber.flush()) == (b"s", b"")
+    assert scrubber.feed(b"ecre") == b""
+    assert scrubber.flush() == b"ecre"
+    assert scrubber.feed(b"t-1-othe") == b"*"
+    assert scrubber.feed(b"r!") == b"********!"
+    assert scrubber.feed(b"secret-1") + scrubber.end() == b"********"
+
+
 # ---- connections ----
 
 

@@ -28,6 +28,10 @@ MAX_HEAD_BYTES = 64 * 1024
 MAX_REASON_CHARS = 400
 CHUNK_BYTES = 256 * 1024
 """Read from a stream at a time."""
+HOLD_BACK_S = 0.25
+"""How long `join` holds back bytes that a filter wants to see more of: the other end may wait for them."""
+TLS_HANDSHAKE = b"\x16"
+"""The first byte of a connection with TLS."""
 DISCONNECTED = (anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream, OSError)
 
 _HOP_BY_HOP = frozenset(
@@ -51,6 +55,9 @@ class ResponseFilter(Protocol):
 
     def feed(self, data: bytes) -> bytes:
         """What can be sent now. The rest is held back until more has come."""
+
+    def flush(self) -> bytes:
+        """What was held back, because nothing more has come for some time. More may follow."""
 
     def end(self) -> bytes:
         """What was held back."""
@@ -276,7 +283,8 @@ async def join(
 ) -> bool:
     """Pass bytes in both directions until both ends have closed theirs. Returns whether no connection broke.
 
-    Once the server has closed its direction, the client has `linger_s` to close its own.
+    Once the server has closed its direction, the client has `linger_s` to close its own. What `response_filter` holds
+    back is sent after `HOLD_BACK_S`: in many protocols the client has to answer before more comes.
     """
     orderly = True
     async with anyio.create_task_group() as group:
@@ -285,9 +293,15 @@ async def join(
             nonlocal orderly
             try:
                 with contextlib.suppress(anyio.EndOfStream):
+                    wait_s = math.inf
                     while True:
-                        data = await source.receive(CHUNK_BYTES)
-                        if data := to_client.feed(data) if to_client else data:
+                        data = b""
+                        with anyio.move_on_after(wait_s):
+                            data = await source.receive(CHUNK_BYTES)
+                        wait_s = HOLD_BACK_S if to_client and data else math.inf
+                        if to_client:
+                            data = to_client.feed(data) if data else to_client.flush()
+                        if data:
                             await target.send(data)
                 if to_client and (rest := to_client.end()):
                     await target.send(rest)
