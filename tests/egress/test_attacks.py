@@ -80,7 +80,7 @@ async def test_of_several_addresses_only_those_that_are_allowed_are_dialled(worl
     """127.0.0.1 127.255.0.1 0.0.0.0 10.1.2.3 172.16.0.1 192.168.1.1 100.64.0.1 169.254.169.254 169.254.1.1
     255.255.255.255 224.0.0.1 240.0.0.1 192.0.2.1 198.18.0.1 168.63.129.16 ::1 :: ::ffff:127.0.0.1 ::ffff:a9fe:a9fe
     ::127.0.0.1 fe80::1 fc00::1 fd00:ec2::254 fec0::1 ff02::1 64:ff9b::7f00:1 64:ff9b::10.0.0.1 64:ff9b:1::1
-    2002:7f00:1::1 2001:0:7f00:1::1 2001:db8::1 100::1""".split(),
+    2002:7f00:1::1 2001:0:7f00:1::1 2001:db8::1 100::1 ::ffff:0:7f00:1 200::1 4000::1 8000::1""".split(),
 )
 async def test_addresses_that_are_not_public_are_refused_by_themselves_and_behind_a_name(
     world: World, tmp_path: Path, address: str

@@ -70,9 +70,16 @@ _BLOCKS: tuple[tuple[str, str], ...] = (
     ("fe80::/10", "link-local"),
     ("fec0::/10", "private"),
     ("ff00::/8", "multicast"),
+    # The rest of IPv6 but 2000::/3, of which IANA assigns all public addresses: SIIT (::ffff:0:a.b.c.d), and ranges
+    # that private networks use.
+    ("::/3", "reserved"),
+    ("4000::/2", "reserved"),
+    ("8000::/1", "reserved"),
 )
 SPECIAL: tuple[tuple[Network, str], ...] = tuple((ip_network(block), kind) for block, kind in _BLOCKS)
-"""Blocks of addresses that are not on the public internet, and their kinds. The first match counts."""
+"""Blocks of addresses that are not on the public internet, and their kinds. The first match counts.
+
+Of IPv6 only 2000::/3 without its special blocks is public, and NAT64 (`_NAT64`) of public IPv4 addresses."""
 
 _SPANS = tuple((block.version, int(block[0]), int(block[-1]), block, kind) for block, kind in SPECIAL)
 _NAT64 = IPv6Network("64:ff9b::/96")
