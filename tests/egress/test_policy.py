@@ -241,6 +241,18 @@ def test_a_range_around_metadata_does_not_name_it() -> None:
 
 
 @pytest.mark.parametrize(
+    "address",
+    """169.254.169.254 169.254.170.2 169.254.170.23 169.254.42.42 169.254.0.23 100.100.100.200 192.0.0.192
+    168.63.129.16 fd00:ec2::254 fd00:ec2::23 fd20:ce::254 fd00:c1::a9fe:a9fe fd00:42::42 fd00:a9fe:a9fe::1
+    fd00:100::100:200""".split(),
+)
+def test_no_range_reaches_a_metadata_service(address: str) -> None:
+    ranges = ("*", "169.254.0.0/16", "100.64.0.0/10", "192.0.0.0/24", "168.63.129.0/24", "fc00::/7", "fd00::/16")
+    assert evaluator(*ranges).check_host(ip_address(address), 80) is not None
+    assert evaluator(address).check_host(ip_address(address), 80) is None
+
+
+@pytest.mark.parametrize(
     "text",
     ["", *"2130706433 0177.0.0.1 0x7f000001 127.1 127.0.0.01 0x7f.1 1.2.3 ①②⑦.0.0.1 ::1%lo [::1] a..b -a".split()],
 )
