@@ -20,6 +20,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
+from urllib.parse import unquote_to_bytes
 
 import anyio
 import anyio.lowlevel
@@ -45,6 +46,8 @@ MAX_EXCHANGES = 256
 _COOKIE = b"atoll-preview-"
 _PREFIX = "/preview/"
 _HOST = re.compile(rb"([0-9]+-[a-z0-9_-]+)\.localhost(?::[0-9]+)?")
+_QUERY_PART = re.compile(rb"^[^&;?]*|[&;?][^&;?]*")
+_PATH_PARAMETER = re.compile(rb";[^/;]*")
 _MAX_LABEL_CHARS = 63
 _LOOPBACK = {
     "localhost": "127.0.0.1",
@@ -233,6 +236,9 @@ class _PreviewAuth:
         exposed = self._previews.find(label, [*in_query, *in_header, *in_cookies])
         if exposed is None:
             return _not_found(request)
+        token = exposed.preview.token.encode()
+        path = _PATH_PARAMETER.sub(lambda found: b"" if _contains(found[0], token) else found[0], path)
+        query = _without_parts(query, token)
         target = path + (mark + query if query else b"")
         cookie = None
         if in_query:
@@ -249,10 +255,11 @@ class _PreviewAuth:
         if len(exposed.exchanges) >= MAX_EXCHANGES:
             text = f"{exposed} has {MAX_EXCHANGES} requests in progress, which is the limit. Try again later."
             return page(503, "Too many requests", text, html=_wants_html(request))
-        headers = self._headers(request, host or f"localhost:{exposed.preview.port}".encode(), prefix, cookies)
+        kept = b"; ".join(each for each in cookies if not _contains(each, token))
+        headers = self._headers(request, host or f"localhost:{exposed.preview.port}".encode(), prefix, kept, token)
         return _PreviewUpstream(exposed, target, headers, prefix, cookie, html=_wants_html(request))
 
-    def _cookies(self, request: h11.Request, prefix: bytes) -> tuple[bytes, list[bytes]]:
+    def _cookies(self, request: h11.Request, prefix: bytes) -> tuple[list[bytes], list[bytes]]:
         """The cookies for the server, and the tokens among the others.
 
         For a preview below a path only cookies that its server has set: a browser sends the cookies of all servers at
@@ -264,27 +271,29 @@ class _PreviewAuth:
                 key, _, content = cookie.strip().partition(b"=")
                 if key == self._previews.cookie:
                     tokens.append(content)
-                elif key.startswith(_COOKIE):
+                elif key.lower().startswith(_COOKIE):
                     continue
                 elif not prefix:
                     kept.append(cookie.strip())
                 elif key.startswith(_mark(prefix)):
                     kept.append(cookie.strip()[len(_mark(prefix)) :])
-        return b"; ".join(kept), tokens
+        return kept, tokens
 
-    def _headers(self, request: h11.Request, host: bytes, prefix: bytes, cookies: bytes) -> Headers:
+    def _headers(self, request: h11.Request, host: bytes, prefix: bytes, cookies: bytes, token: bytes) -> Headers:
         headers: Headers = [(b"Host", host)]
         headers += [
             (name, value)
             for name, value in strip_hop_by_hop(request.headers.raw_items())
-            if name.lower().replace(b"_", b"-") not in _OURS
+            if name.lower().replace(b"_", b"-") not in _OURS and not _contains(value, token)
         ]
         if cookies:
             headers.append((b"Cookie", cookies))
         if referer := header(request.headers, b"referer"):
             address, mark, query = referer.partition(b"?")
-            query, _ = _without_token(query)
-            headers.append((b"Referer", address + (mark + query if query else b"")))
+            query = _without_parts(_without_token(query)[0], token)
+            referer = address + (mark + query if query else b"")
+            if not _contains(referer, token):
+                headers.append((b"Referer", referer))
         headers += [
             (b"X-Forwarded-For", self._peer.encode()),
             (b"X-Forwarded-Host", host),
@@ -381,6 +390,19 @@ def _without_token(query: bytes) -> tuple[bytes, list[bytes]]:
         b"&".join(part for part in parts if not part.startswith(ours)),
         [part[len(ours) :] for part in parts if part.startswith(ours)],
     )
+
+
+def _contains(text: bytes, token: bytes) -> bool:
+    """Whether a client has written the token there, though it is not read from there. Percent-encoded, too."""
+    return token in text or (b"%" in text and token in unquote_to_bytes(text))
+
+
+def _without_parts(query: bytes, token: bytes) -> bytes:
+    """A query without the parts that contain the token, whatever separates them."""
+    if not _contains(query, token):
+        return query
+    kept = b"".join(part for part in _QUERY_PART.findall(query) if not _contains(part, token))
+    return kept[1:] if kept[:1] in (b"&", b";", b"?") else kept
 
 
 def _mark(prefix: bytes) -> bytes:
