@@ -292,6 +292,13 @@ async def test_a_request_that_is_ambiguous_is_refused_and_nothing_of_it_arrives(
     assert served.connections == 0
 
 
+async def test_a_request_of_too_many_header_lines_is_refused(inside: Inside, served: Origin) -> None:
+    async with inside.client(served.port) as client:
+        said = await client.ask("GET / HTTP/1.1", f"Host: {HOST}", *["X: y"] * 200)
+        assert said.startswith(b"HTTP/1.1 431 ")
+    assert served.connections == 0
+
+
 @pytest.mark.parametrize(("version", "lines", "reason"), AMBIGUOUS)
 async def test_a_response_that_is_ambiguous_does_not_reach_the_client(
     inside: Inside, world: TestAuthority, placeholder: str, version: str, lines: list[str], reason: bytes
