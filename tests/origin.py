@@ -100,6 +100,8 @@ class Origin:
     """All that came, of every connection, after TLS."""
     upgraded: bytes = b""
     """What came after a change of protocol."""
+    stored: bytes = b""
+    """What it says for `/stored`."""
 
 
 @asynccontextmanager
@@ -159,13 +161,13 @@ async def _converse(served: Origin, stream: ByteStream) -> None:
                 data = await more()
                 served.upgraded += data
                 await stream.send(data)
-        await _answer(stream, path, asked)
+        await _answer(stream, path, asked, served.stored)
         if path in (b"/close", b"/leave", b"/nonsense"):
             return
 
 
-async def _answer(stream: ByteStream, path: bytes, asked: Asked) -> None:
-    body = b"hello\n"
+async def _answer(stream: ByteStream, path: bytes, asked: Asked, stored: bytes) -> None:
+    body = stored if path == b"/stored" else b"hello\n"
     extra = b""
     if path == b"/echo":  # what came, in the answer's header and body
         body = asked.head

@@ -159,6 +159,17 @@ async def test_heads_that_are_too_large_or_too_slow_are_refused(
     assert said.count(b"HTTP/1.1 ") == 1, "the server had answered already; then it ended"
 
 
+async def test_a_head_of_too_many_lines_is_refused_before_it_is_parsed(inside: Inside) -> None:
+    for first in ("X: y", "not a header"):
+        said = await say(inside.preview, inside.request("GET / HTTP/1.1", first, *["X: y"] * 4000))
+        assert said[9:12] == b"431"
+        assert b"the head has more than 200 header lines" in said
+    assert inside.all == b""
+    assert (await say(inside.preview, inside.request("GET / HTTP/1.1", "Connection: close", *["X: y"] * 197)))[
+        9:12
+    ] == b"200"
+
+
 async def test_a_preview_takes_no_more_at_once_than_it_may(
     inside: Inside, prey: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:

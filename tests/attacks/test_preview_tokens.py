@@ -117,6 +117,49 @@ async def test_the_server_inside_never_sees_a_token(prey: Sandbox) -> None:
         assert b"GET /?b HTTP/1.1" in inside.all
 
 
+SPELLINGS = [
+    ("/?a=1?atoll_token={token}&b=2", "", b"GET /?a=1&b=2 HTTP/1.1"),
+    ("/?{token}", "", b"GET / HTTP/1.1"),
+    ("/??atoll_token={token}", "", b"GET / HTTP/1.1"),
+    ("/?a=1;atoll_token={token};b=2", "", b"GET /?a=1;b=2 HTTP/1.1"),
+    ("/?atoll_token={token};b=2&c", "", b"GET /?c HTTP/1.1"),
+    ("/x;atoll_token={token}/y;z=1", "", b"GET /x/y;z=1 HTTP/1.1"),
+    ("/?ATOLL_TOKEN={token}&b", "", b"GET /?b HTTP/1.1"),
+    ("/?b&Atoll-Token={token}", "", b"GET /?b HTTP/1.1"),
+    ("/?b&atoll%5Ftoken={token}", "", b"GET /?b HTTP/1.1"),
+    ("/?b&atoll_token={percent}", "", b"GET /?b HTTP/1.1"),
+    ("/?b=http%3A%2F%2Fx%2F%3Fatoll_token%3D{token}", "", b"GET / HTTP/1.1"),
+    ("/", "Referer: http://{host}/?a=1?atoll_token={token}&b", b"Referer: http://{host}/?a=1&b"),
+    ("/", "Referer: http://{host}/?a=1;atoll_token={token}", b"Referer: http://{host}/?a=1\r\n"),
+    ("/", "Referer: http://{host}/?ATOLL_TOKEN={token}", b"Referer: http://{host}/\r\n"),
+    ("/", "Referer: http://{host}/#atoll_token={token}", b"GET / "),
+    ("/", "Cookie: a=1; Atoll-Preview-{listen}={token}; b=2", b"Cookie: a=1; b=2"),
+    ("/", "Cookie: a=1; ATOLL-PREVIEW-1=another; mine={token}", b"Cookie: a=1\r\n"),
+    ("/", "Authorization: Bearer {token}", b"GET / "),
+    ("/", "X-Empty:", b"x-empty: \r\n"),
+]
+
+
+@pytest.mark.parametrize(("target", "line", "arrives"), SPELLINGS)
+async def test_a_token_in_a_spelling_that_is_not_taken_does_not_arrive_either(
+    prey: Sandbox, target: str, line: str, arrives: bytes
+) -> None:
+    async with serving(prey, saying(OK)) as inside:
+        token, host = inside.preview.token, host_of(inside.preview)
+        words = {
+            "token": token,
+            "host": host,
+            "listen": host.rpartition(":")[2],
+            "percent": f"%{ord(token[0]):02x}{token[1:]}",
+        }
+        lines = [f"Atoll-Token: {token}", *([line.format(**words)] if line else [])]
+        request = stranger(inside, host, *lines, target=target.format(**words))
+        assert (await say(inside.preview, request))[9:12] == b"200"
+        for each in (token, words["percent"], "another"):
+            assert each.encode() not in inside.all
+        assert arrives.replace(b"{host}", host.encode()).lower() in inside.all.lower()
+
+
 async def test_the_path_form_leaves_cookies_and_service_workers_within_it(prey: Sandbox) -> None:
     """All pages of the path form are of one origin: what one of them sets must not reach the others."""
     answer = (

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import pytest
 
 from atoll import Engine, NetworkPolicy, Sandbox, Secret
+from atoll.runtime.egress.server import PORT
 from tests import searching
 from tests.egress.world import World
 from tests.origin import Origin, TestAuthority, origin
@@ -45,7 +46,7 @@ class Scene:
     def forget(self) -> None:
         for server in (self.api, self.other, self.plain, self.also_plain):
             server.asked.clear()
-            server.raw = b""
+            server.raw = server.stored = b""
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +62,7 @@ async def scene(engine: Engine, tmp_path_factory: pytest.TempPathFactory, anyio_
         for name, address in (("api.test", API), ("other.test", OTHER), ("plain.test", PLAIN)):
             world.name(name, [address])
         world.servers = {(API, 443): api.port, (OTHER, 443): other.port, (PLAIN, 80): plain.port}
-        world.servers |= {(API, 80): also_plain.port, (OTHER, 80): also_plain.port}
+        world.servers |= {(API, 80): also_plain.port, (OTHER, 80): also_plain.port, (PLAIN, 443): other.port}
         engine.egress_servers.connector = world.connector
         engine.egress_servers.trust = authority.client_context()
         sandbox = await engine.create(
@@ -151,6 +152,38 @@ async def test_a_server_that_says_what_it_was_sent_says_asterisks(scene: Scene) 
     for url in ("https://api.test/echo", "http://plain.test/echo"):
         assert "TRACE" in await run(scene, f"{CURL} -X TRACE {url} {BEARER}")
     assert (len(scene.api.asked), len(scene.plain.asked)) == (3, 2)
+
+
+WAYS = ("", "-p", f"--socks5-hostname 127.0.0.1:{PORT}")
+"""A plain request to the proxy, CONNECT, and SOCKS."""
+
+
+@pytest.mark.parametrize(
+    ("options", "url"),
+    [("", "https://api.test"), *((way, url) for url in ("http://api.test", "http://plain.test") for way in WAYS)],
+)
+async def test_a_host_that_shows_later_what_it_was_sent_shows_asterisks_whatever_the_way(
+    scene: Scene, options: str, url: str
+) -> None:
+    await run(scene, f"{CURL} https://api.test/keep {BEARER}; {CURL} http://plain.test/keep {BEARER}")
+    for server in (scene.api, scene.also_plain, scene.plain):
+        server.stored = b"(" + scene.api.raw + scene.plain.raw + b")"
+    assert scene.api.stored.count(VALUE.encode()) == 2
+    said = await run(scene, f"{CURL} {options} {url}/stored")
+    assert said == scene.api.stored.decode().replace(VALUE, "*" * len(VALUE))
+
+
+@pytest.mark.parametrize("options", ["", f"--socks5-hostname 127.0.0.1:{PORT}"])
+async def test_tls_to_a_host_that_was_named_without_it_is_refused_because_it_cannot_be_searched(
+    scene: Scene, options: str
+) -> None:
+    said = await run(scene, f"{CURL} -k {options} https://plain.test/stored")
+    assert "alert access denied" in said
+    assert scene.other.raw == b""
+    record = [record for record in await scene.inside.audit() if record.host == "plain.test"][-1]
+    assert record.verdict == "denied"
+    assert record.reason is not None
+    assert "add the host plain.test" in record.reason
 
 
 async def test_without_tls_it_is_not_sent_to_a_host_that_was_named_with_it(scene: Scene) -> None:

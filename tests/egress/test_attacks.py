@@ -80,7 +80,7 @@ async def test_of_several_addresses_only_those_that_are_allowed_are_dialled(worl
     """127.0.0.1 127.255.0.1 0.0.0.0 10.1.2.3 172.16.0.1 192.168.1.1 100.64.0.1 169.254.169.254 169.254.1.1
     255.255.255.255 224.0.0.1 240.0.0.1 192.0.2.1 198.18.0.1 168.63.129.16 ::1 :: ::ffff:127.0.0.1 ::ffff:a9fe:a9fe
     ::127.0.0.1 fe80::1 fc00::1 fd00:ec2::254 fec0::1 ff02::1 64:ff9b::7f00:1 64:ff9b::10.0.0.1 64:ff9b:1::1
-    2002:7f00:1::1 2001:0:7f00:1::1 2001:db8::1 100::1""".split(),
+    2002:7f00:1::1 2001:0:7f00:1::1 2001:db8::1 100::1 ::ffff:0:7f00:1 200::1 4000::1 8000::1""".split(),
 )
 async def test_addresses_that_are_not_public_are_refused_by_themselves_and_behind_a_name(
     world: World, tmp_path: Path, address: str
@@ -251,6 +251,35 @@ async def test_a_head_that_comes_at_once_is_bounded_as_one_that_comes_bit_by_bit
         assert whole.answer.startswith(b"HTTP/1.1 431 ")
         assert [record.verdict for record in proxy.records()] == ["denied"]
     assert world.looked_up == []
+
+
+@pytest.mark.parametrize("url", ["http://example.com/", "http://10.0.0.1/"])
+async def test_a_head_of_too_many_lines_is_refused_before_it_is_parsed(world: World, tmp_path: Path, url: str) -> None:
+    async with proxied(world, tmp_path, *OPEN) as proxy:
+        for lines in (http1.MAX_HEADER_LINES, http1.MAX_HEADER_LINES + 1, 4000):
+            for first in ("Host: x", "Host: x\r\nnot a header"):
+                head = "\r\n".join([f"GET {url} HTTP/1.1", first, *["X: y"] * (lines - 1 - first.count("\r"))])
+                client = Whole(head.encode() + b"\r\n\r\n")
+                assert await proxy.proxy.serve(client)
+                if lines > http1.MAX_HEADER_LINES:
+                    reason = b"malformed HTTP request: the head has more than 200 header lines"
+                    assert client.answer.startswith(b"HTTP/1.1 431 Request Header Fields Too Large: " + reason)
+                else:
+                    assert client.answer[9:12] == (b"400" if "not" in first else b"403" if "10." in url else b"200")
+        assert len(proxy.records()) == 6
+
+
+async def test_a_response_of_too_many_header_lines_does_not_reach_the_client(world: World, tmp_path: Path) -> None:
+    async def wordy(stream: ByteStream) -> None:
+        await stream.receive()
+        await stream.send(b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 201 + b"\r\n")
+
+    async with serving(wordy) as port, proxied(world, tmp_path, *OPEN) as proxy:
+        world.servers[("*", 8080)] = port
+        answer = await proxy.get("http://example.com:8080/")
+        assert answer.startswith(
+            b"HTTP/1.1 502 Bad Gateway: example.com:8080 sent a malformed HTTP response: the head has"
+        )
 
 
 async def test_nonsense_takes_no_more_of_the_records_than_anything_else(world: World, tmp_path: Path) -> None:

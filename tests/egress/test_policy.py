@@ -16,7 +16,11 @@ LABELS = st.from_regex(r"[a-z][a-z0-9-]{0,8}[a-z0-9]", fullmatch=True)
 NAMES = st.lists(LABELS, min_size=1, max_size=4).map(".".join).filter(lambda name: name != "registries")
 PORTS = st.integers(1, 65535)
 ADDRESSES = st.ip_addresses()
-SPECIAL_ADDRESSES = st.sampled_from(SPECIAL).flatmap(lambda each: st.ip_addresses(network=each[0]))
+SPECIAL_ADDRESSES = (
+    st.sampled_from(SPECIAL)
+    .flatmap(lambda each: st.ip_addresses(network=each[0]))
+    .filter(lambda address: special(unmap_ipv4(address)) is not None)  # not NAT64 or mapped, of a public address
+)
 SPANS = st.tuples(PORTS, PORTS).map(lambda pair: (min(pair), max(pair)))
 NETWORKS = st.one_of(
     st.tuples(st.ip_addresses(v=4), st.integers(0, 32)), st.tuples(st.ip_addresses(v=6), st.integers(0, 128))
@@ -139,6 +143,9 @@ STRICTER = {
     "192.0.0.0/24": "protocol assignments; some are global, none is a server",
     "192.88.99.0/24": "6to4 relays, deprecated",
     "224.0.0.0/4": "multicast; Python calls most of it global",
+    "::/3": "not assigned, or special: SIIT and private networks",
+    "4000::/2": "not assigned",
+    "8000::/1": "not assigned, or special",
     "::/96": "IPv4-compatible addresses, deprecated: ::127.0.0.1",
     "64:ff9b:1::/48": "NAT64 of the local network: leads to IPv4 addresses of any kind",
     "2001::/23": "Teredo, ORCHID and other assignments; Teredo leads to IPv4 addresses of any kind",
@@ -168,6 +175,12 @@ def test_the_special_addresses_are_those_that_are_not_global_in_python_and_the_i
         assert special(block[-1]) is not None, f"{block} is not special"
 
 
+@given(st.ip_addresses(v=6))
+def test_of_ipv6_only_what_is_assigned_for_the_internet_and_nat64_of_it_is_public(address: IPv6Address) -> None:
+    if address.ipv4_mapped is None and special(address) is None:
+        assert address in ip_network("2000::/3") or address in ip_network("64:ff9b::/96")
+
+
 @given(SPECIAL_ADDRESSES)
 def test_an_address_that_is_special_here_and_global_in_python_is_an_intended_difference(
     address: IPv4Address | IPv6Address,
@@ -193,6 +206,15 @@ def test_an_address_that_is_special_here_and_global_in_python_is_an_intended_dif
         ("2001::1", "reserved"),
         ("fe80::1", "link-local"),
         ("224.0.0.1", "multicast"),
+        ("::ffff:0:7f00:1", "reserved"),
+        ("::ffff:0:93.184.216.34", "reserved"),
+        ("200::1", "reserved"),
+        ("64:ff9a:ffff::1", "reserved"),
+        ("1fff:ffff::1", "reserved"),
+        ("4000::1", "reserved"),
+        ("7fff::1", "reserved"),
+        ("8000::1", "reserved"),
+        ("fbff::1", "reserved"),
     ],
 )
 def test_what_special_addresses_are(address: str, kind: str) -> None:
@@ -201,10 +223,33 @@ def test_what_special_addresses_are(address: str, kind: str) -> None:
     assert found[1] == kind
 
 
+@pytest.mark.parametrize("address", ["93.184.216.34", "2606:2800:220:1::1", "3ffe::1", "64:ff9b::93.184.216.34"])
+def test_what_is_public(address: str) -> None:
+    assert special(ip_address(address)) is None
+
+
+def test_a_network_that_is_not_public_is_reached_by_a_rule_for_its_range() -> None:
+    mesh = ip_address("200:1234::1")
+    assert evaluator("*", "::/0").check_host(mesh, 80) is not None
+    assert evaluator("200::/7").check_host(mesh, 80) is None
+
+
 def test_a_range_around_metadata_does_not_name_it() -> None:
     assert evaluator("169.254.0.0/16").check_host(ip_address("169.254.1.1"), 80) is None
     assert evaluator("169.254.0.0/16").check_host(ip_address("169.254.169.254"), 80) is not None
     assert evaluator("169.254.169.254:80").check_host(ip_address("169.254.169.254"), 80) is None
+
+
+@pytest.mark.parametrize(
+    "address",
+    """169.254.169.254 169.254.170.2 169.254.170.23 169.254.42.42 169.254.0.23 100.100.100.200 192.0.0.192
+    168.63.129.16 fd00:ec2::254 fd00:ec2::23 fd20:ce::254 fd00:c1::a9fe:a9fe fd00:42::42 fd00:a9fe:a9fe::1
+    fd00:100::100:200""".split(),
+)
+def test_no_range_reaches_a_metadata_service(address: str) -> None:
+    ranges = ("*", "169.254.0.0/16", "100.64.0.0/10", "192.0.0.0/24", "168.63.129.0/24", "fc00::/7", "fd00::/16")
+    assert evaluator(*ranges).check_host(ip_address(address), 80) is not None
+    assert evaluator(address).check_host(ip_address(address), 80) is None
 
 
 @pytest.mark.parametrize(

@@ -248,6 +248,9 @@ class Taking:
             await client.send(await outside.receive())
             await client.send_eof()
 
+    def tunnel_filter(self, host: str) -> Scrubber | None:
+        return None
+
     def rewrite(self, method: bytes, host: str, headers: Headers) -> tuple[Headers, Scrubber | None]:
         return [*headers, (b"x-signed-for", host.encode() + b" " + method)], None
 
@@ -293,6 +296,28 @@ async def test_a_secret_that_goes_without_tls_does_not_come_back(world: World, t
         assert said.startswith(b"HTTP/1.1 403 ")
         assert b"not sent with TRACE" in said
         assert site.asked == []
+
+
+async def test_a_tunnel_that_is_searched_does_not_wait_for_more_than_comes(world: World, tmp_path: Path) -> None:
+    value = "sk-live-4f9a0c77d1"
+    secrets = SandboxSecrets.of({"KEY": Secret(value, hosts=["http://example.com"])})
+    assert secrets is not None
+    interceptor = SecretInjector(secrets, ssl.create_default_context)
+    async with (
+        proxied(world, tmp_path, "example.com", interceptor=interceptor) as proxy,
+        await proxy.connect() as stream,
+    ):
+        await stream.send(b"CONNECT example.com:443 HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert (await stream.receive()).startswith(b"HTTP/1.1 200 ")
+        with anyio.fail_after(20):
+            for sent in (b"yes", b"sk-li", b"s"):  # each ends as the value begins, and waits for an answer
+                await stream.send(sent)
+                came = b""
+                while came != sent:
+                    came += await stream.receive()
+            await stream.send(f"({value})".encode())
+            await stream.send_eof()
+            assert await everything(stream) == b"(" + b"*" * len(value) + b")"
 
 
 async def test_an_answer_that_cannot_be_read_without_a_secret_is_none(world: World, tmp_path: Path) -> None:

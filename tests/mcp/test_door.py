@@ -18,10 +18,17 @@ REQUESTS = (
     ("Host", "evil.example", 421),
     ("Host", "127.0.0.1.evil.example:80", 421),
     ("Host", "[bad", 421),
+    ("Host", "evil@127.0.0.1", 421),
+    ("Host", "127.0.0.1/x", 421),
+    ("Host", "127.0.0.1:port", 421),
     ("Origin", "http://evil.example", 403),
     ("Origin", "http://127.0.0.1.evil.example", 403),
     ("Origin", "null", 403),
-    ("Origin", "http://localhost:3000", 200),
+    ("Origin", "http://127.0.0.1", 403),
+    ("Origin", "http://127.0.0.1:1", 403),
+    ("Origin", "http://localhost", 403),
+    ("Origin", "http://localhost:3000", 403),
+    ("Origin", "", 403),
     ("Mcp-Protocol-Version", "2026-07-28", 400),
     ("Mcp-Protocol-Version", "nonsense", 400),
     ("Content-Type", "text/plain", 400),
@@ -38,6 +45,68 @@ async def test_requests_with_a_foreign_host_or_origin_are_refused(host: Engine) 
                 told = answer.json()
                 assert (told["id"], told["error"]["code"]) == (3, -32022)
                 assert "2025-11-25" in told["error"]["data"]["supported"]
+
+
+async def test_only_pages_of_the_very_same_origin_are_let_in(host: Engine) -> None:
+    async with listening(host) as url, by_hand(url) as http:
+        body = {"jsonrpc": "2.0", "id": 3, "method": "initialize", "params": HANDSHAKE}
+        own = url.removesuffix("/mcp")
+        port = own.rpartition(":")[2]
+
+        async def status(origin: str, **headers: str) -> int:
+            sent = {**http.headers, "Origin": origin, **headers}
+            return (await http.client.post(url, json=body, headers=sent)).status_code
+
+        for good, name in (
+            (own, "127.0.0.1"),
+            (f"http://localhost:{port}", "localhost"),
+            (f"http://[::1]:{port}", "[::1]"),
+        ):
+            assert await status(good, Host=f"{name}:{port}") == 200
+        assert await status("http://localhost", Host="localhost") == 200
+        assert await status("http://localhost", Host="localhost:80") == 200
+        for bad in (
+            own.replace("//", "//evil@"),
+            own.replace("//", "//evil:word@"),
+            own.replace("http:", "https:"),
+            own.replace("http:", "ws:"),
+            own + "0",
+            own + "/",
+            own + "@evil.example",
+            f"{own}, {own}",
+            f"http://localhost:{port}",
+            f"http://[::1]:{port}",
+            f"http://127.1:{port}",
+        ):
+            assert await status(bad) == 403, bad
+
+
+async def test_the_page_of_a_preview_is_another_site_in_either_form(host: Engine) -> None:
+    async with await host.create() as sandbox, sandbox.listen() as listener:
+        preview = await sandbox.expose(listener.port)
+        async with listening(host) as url, by_hand(url) as http:
+            for page in (preview.path_url, preview.url):
+                origin = "/".join(page.split("/")[:3])
+                for name in ("127.0.0.1", "localhost"):
+                    headers = {**http.headers, "Origin": origin, "Host": f"{name}:{url.split(':')[2].split('/')[0]}"}
+                    body = {"jsonrpc": "2.0", "id": 3, "method": "initialize", "params": HANDSHAKE}
+                    answer = await http.client.post(url, json=body, headers=headers)
+                    assert answer.status_code == 403, (origin, name)
+
+
+async def test_behind_a_reverse_proxy_pages_of_its_own_site_are_let_in(host: Engine) -> None:
+    async with listening(host, token=SecretStr(TOKEN)) as url, by_hand(url) as http:
+        http.client.headers = {"Authorization": f"Bearer {TOKEN}", "Host": "mcp.example.com"}
+        await http.begin()
+        for origin, status in (
+            ("https://mcp.example.com", 200),
+            ("http://mcp.example.com", 200),
+            ("https://mcp.example.com:8443", 403),
+            ("https://user@mcp.example.com", 403),
+            ("https://example.com", 403),
+        ):
+            http.client.headers = {**http.client.headers, "Origin": origin}
+            assert (await http.post("tools/list")).status_code == status, origin
 
 
 NO_HANDSHAKES = (

@@ -196,6 +196,17 @@ def test_values_that_are_in_each_other_are_all_found_wherever_they_are_cut() -> 
     assert Scrubber(values).all(text) == shown
 
 
+def test_what_is_held_back_can_be_sent_early_and_the_rest_of_a_value_is_still_overwritten() -> None:
+    scrubber = Scrubber([b"secret-1", b"-1-other"])
+    assert scrubber.feed(b"ends in s") == b"ends in "
+    assert (scrubber.flush(), scrubber.flush()) == (b"s", b"")
+    assert scrubber.feed(b"ecre") == b""
+    assert scrubber.flush() == b"ecre"
+    assert scrubber.feed(b"t-1-othe") == b"*"
+    assert scrubber.feed(b"r!") == b"********!"
+    assert scrubber.feed(b"secret-1") + scrubber.end() == b"********"
+
+
 # ---- connections ----
 
 
@@ -278,6 +289,13 @@ async def test_a_request_that_is_ambiguous_is_refused_and_nothing_of_it_arrives(
         said = await client.ask(*head, *lines, body=b"0\r\n\r\n")
         assert said.startswith((b"HTTP/1.1 400 Bad Request: malformed HTTP request: ", b"HTTP/1.1 501 "))
         assert reason in said
+    assert served.connections == 0
+
+
+async def test_a_request_of_too_many_header_lines_is_refused(inside: Inside, served: Origin) -> None:
+    async with inside.client(served.port) as client:
+        said = await client.ask("GET / HTTP/1.1", f"Host: {HOST}", *["X: y"] * 200)
+        assert said.startswith(b"HTTP/1.1 431 ")
     assert served.connections == 0
 
 

@@ -1,19 +1,21 @@
 """HTTP/1.1 on h11, for the three proxies: egress, secret injection and previews.
 
-Owns what is the same in all of them: the limit on a head, the one rule for ambiguous framing, hop-by-hop headers,
+Owns what is the same in all of them: the limits on a head, the one rule for ambiguous framing, hop-by-hop headers,
 reading and sending events, passing a body on, bytes in both directions, authorities (`example.com:443`) and replies in
 plain text. Not here: which requests are allowed and how they are changed (`egress/proxy.py`, `secrets/injection.py`,
 `previews/proxy.py`).
 
 Ambiguous framing is refused, never repaired: where two readers could disagree on the end of a message, one of them may
 see a second message in it (request smuggling). h11 refuses different lengths, unknown codings and malformed heads;
-`check_head` refuses what h11 lets pass. Every head that a proxy reads goes through it, requests and responses alike.
+`check_head` refuses what h11 lets pass, and `next_event` what is too large to be parsed. Every head that a proxy reads
+goes through both, requests and responses alike.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
+import re
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -25,11 +27,19 @@ from anyio.abc import ByteStream
 
 MAX_HEAD_BYTES = 64 * 1024
 """Of the head of a request or a response."""
+MAX_HEADER_LINES = 200
+"""Of a request or a response. This process parses them for a sandbox, whose processor limit does not cover it: 4,000
+lines take 10 ms to parse, and 0.1 ms to refuse."""
 MAX_REASON_CHARS = 400
 CHUNK_BYTES = 256 * 1024
 """Read from a stream at a time."""
+HOLD_BACK_S = 0.25
+"""How long `join` holds back bytes that a filter wants to see more of: the other end may wait for them."""
+TLS_HANDSHAKE = b"\x16"
+"""The first byte of a connection with TLS."""
 DISCONNECTED = (anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream, OSError)
 
+_HEAD_END = re.compile(rb"\n\r?\n")
 _HOP_BY_HOP = frozenset(
     b"connection keep-alive proxy-connection proxy-authenticate proxy-authorization te trailer transfer-encoding "
     b"upgrade http2-settings".split()
@@ -52,15 +62,37 @@ class ResponseFilter(Protocol):
     def feed(self, data: bytes) -> bytes:
         """What can be sent now. The rest is held back until more has come."""
 
+    def flush(self) -> bytes:
+        """What was held back, because nothing more has come for some time. More may follow."""
+
     def end(self) -> bytes:
         """What was held back."""
 
 
 class RefusedHead(h11.RemoteProtocolError):
-    """`check_head` refuses a message. Its text holds nothing of the message."""
+    """`check_head` or `next_event` refuses a message. Its text holds nothing of the message."""
 
 
 # ------------------------------------------------------------------------------------------------------------ heads
+
+
+def next_event(http: h11.Connection) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
+    """As `http.next_event`, but a head that is too large is refused before it is parsed, which takes much longer.
+
+    Raises:
+        h11.RemoteProtocolError: the message is malformed; a `RefusedHead`, if its head is larger than `MAX_HEAD_BYTES`
+            or has more than `MAX_HEADER_LINES`.
+    """
+    if http.their_state in (h11.IDLE, h11.SEND_RESPONSE):
+        unparsed = http.trailing_data[0]
+        if len(unparsed) > MAX_HEAD_BYTES or unparsed.count(b"\n") > MAX_HEADER_LINES:  # with what comes after the head
+            end = _HEAD_END.search(unparsed)
+            size = end.start() if end else len(unparsed)
+            if size > MAX_HEAD_BYTES:
+                raise RefusedHead(f"the head is larger than {MAX_HEAD_BYTES} bytes", error_status_hint=431)
+            if unparsed.count(b"\n", 0, size) > MAX_HEADER_LINES:
+                raise RefusedHead(f"the head has more than {MAX_HEADER_LINES} header lines", error_status_hint=431)
+    return http.next_event()
 
 
 def check_head(event: object) -> None:
@@ -138,12 +170,13 @@ class Http1Peer:
     async def next_event(self) -> h11.Event:
         """
         Raises:
-            h11.RemoteProtocolError: the message is malformed; a `RefusedHead`, if `check_head` refuses it.
+            h11.RemoteProtocolError: the message is malformed; a `RefusedHead`, if `next_event` or `check_head` refuses
+                its head.
             BrokenResourceError, OSError: the connection is lost.
         """
         if self.http.their_state is h11.IDLE:
             self._method = b""
-        while (event := self.http.next_event()) is h11.NEED_DATA:
+        while (event := next_event(self.http)) is h11.NEED_DATA:
             try:
                 data = await self.stream.receive(CHUNK_BYTES)
             except anyio.EndOfStream:
@@ -276,7 +309,8 @@ async def join(
 ) -> bool:
     """Pass bytes in both directions until both ends have closed theirs. Returns whether no connection broke.
 
-    Once the server has closed its direction, the client has `linger_s` to close its own.
+    Once the server has closed its direction, the client has `linger_s` to close its own. What `response_filter` holds
+    back is sent after `HOLD_BACK_S`: in many protocols the client has to answer before more comes.
     """
     orderly = True
     async with anyio.create_task_group() as group:
@@ -285,9 +319,15 @@ async def join(
             nonlocal orderly
             try:
                 with contextlib.suppress(anyio.EndOfStream):
+                    wait_s = math.inf
                     while True:
-                        data = await source.receive(CHUNK_BYTES)
-                        if data := to_client.feed(data) if to_client else data:
+                        data = b""
+                        with anyio.move_on_after(wait_s):
+                            data = await source.receive(CHUNK_BYTES)
+                        wait_s = HOLD_BACK_S if to_client and data else math.inf
+                        if to_client:
+                            data = to_client.feed(data) if data else to_client.flush()
+                        if data:
                             await target.send(data)
                 if to_client and (rest := to_client.end()):
                     await target.send(rest)

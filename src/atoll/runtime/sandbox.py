@@ -11,7 +11,7 @@ from __future__ import annotations
 import signal as signals
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
@@ -336,6 +336,20 @@ class Sandbox:
             InvalidRequest: the port or `wait_s` is not allowed, or the address in the settings cannot be used.
         """
         return await self._owner.engine.previews.expose(self.id, self.name, port, self.dial, wait_s=wait_s)
+
+    def forward(self, port: int, local_port: int = 0) -> AbstractAsyncContextManager[int]:
+        """Forward a TCP port on the host's 127.0.0.1 to a port inside, while the context lasts. Gives the port on the
+        host: `local_port`, or any free port if that is 0.
+
+        Bytes pass unchanged, in any protocol, to `127.0.0.1` or `::1` inside, whichever is listened on. A connection
+        wakes the sandbox, which counts as used while one is open; if nothing listens inside, it is reset. **There is no
+        token**: every program on this machine may connect, those of other users too, and so may pages in a browser. For
+        HTTP, `expose` is safer.
+
+        Raises:
+            InvalidRequest: a port is not allowed, or the port on the host is taken.
+        """
+        return self._owner.engine.ports.forward(port, local_port, self.dial)
 
     async def unexpose(self, port: int) -> None:
         """End a preview at once: its token is no longer valid, and its open connections are cut.

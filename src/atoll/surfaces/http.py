@@ -39,6 +39,7 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")
 MAX_CONNECTIONS = 256
 """Further connections are answered with 503."""
 _BACKLOG = 512
+_DEFAULT_PORTS = {"http": 80, "https": 443}
 _TOKEN = re.compile(rf"[^\s\x00-\x1f\x7f]{{{SHORTEST_TOKEN},}}")
 _STATUSES: tuple[tuple[tuple[type[Exception], ...], int], ...] = (
     ((ImageUnavailable, ModelUnavailable, RuntimeUnavailable), 503),
@@ -68,9 +69,11 @@ class HttpRefusal:
 class HttpGuard:
     """Decides which requests an app accepts, by their host name, origin and bearer token.
 
-    `hosts` are the names of the server: a request for another name, or from a web page of another site, is refused.
-    This stops DNS rebinding: a page can point a name of its own at this address, but cannot change the Host header.
-    None is any name, and needs a `token`. `token_variable` is the environment variable with the token, for messages.
+    `hosts` are the names of the server: a request for another name is refused, and one from a web page of another
+    origin: scheme, host and port have to be those of the request itself. This stops DNS rebinding (a page can point a
+    name of its own at this address, but cannot change the Host header), and pages on other ports of this machine, such
+    as previews. None is any name, and needs a `token`. With a token, the scheme of the origin may also be https, that
+    of a reverse proxy. `token_variable` is the environment variable with the token, for messages.
 
     Raises:
         InvalidRequest: there are neither hosts nor a token, a host is not a host name, or clients could not send the
@@ -94,13 +97,13 @@ class HttpGuard:
 
     def refusal(self, request: Request) -> HttpRefusal | None:
         """Why this request is refused. None: it is accepted."""
-        host = _hostname(f"//{request.headers.get('host', '')}")
-        known = {host} if self._hosts is None else self._hosts
-        if host is None or host not in known:
+        host, port = _split_host(request.headers.get("host", ""))
+        if host is None or (self._hosts is not None and host not in self._hosts):
             allowed = ", ".join(sorted(self._hosts or ())) or "any host name"
             return HttpRefusal(421, f"the Host header is missing or not accepted; allowed: {allowed}")
         origin = request.headers.get("origin")
-        if origin is not None and _hostname(origin) not in known:
+        schemes = {request.url.scheme} if self._token is None else {request.url.scheme, "https"}
+        if origin is not None and origin.lower() not in {_origin(scheme, host, port) for scheme in schemes}:
             return HttpRefusal(403, "requests from web pages of other sites are refused")
         if self._token is not None:
             scheme, _, given = request.headers.get("authorization", "").partition(" ")
@@ -108,6 +111,21 @@ class HttpGuard:
                 why = f"a token is required: Authorization: Bearer, with the server's {self._token_variable}"
                 return HttpRefusal(401, why, {"WWW-Authenticate": "Bearer"})
         return None
+
+
+def _split_host(header: str) -> tuple[str | None, int | None]:
+    """The name and the port of a Host header. The name is None if it has anything else, such as a user."""
+    if not re.search(r"[@/?#\\\s]", header):
+        with suppress(ValueError):
+            split = urlsplit(f"//{header}")
+            return split.hostname, split.port
+    return None, None
+
+
+def _origin(scheme: str, host: str, port: int | None) -> str:
+    """An origin as browsers write it, which leave out the port that the scheme implies."""
+    shown = f"[{host}]" if ":" in host else host
+    return f"{scheme}://{shown}" if port in (None, _DEFAULT_PORTS.get(scheme)) else f"{scheme}://{shown}:{port}"
 
 
 def _hostname(url: str) -> str | None:

@@ -30,15 +30,21 @@ from atoll.contract.network import (
 
 _BLOCKS: tuple[tuple[str, str], ...] = (
     # Metadata services, which give out the credentials of a cloud machine. Each needs a rule of its own.
-    ("169.254.169.254/32", "metadata"),
-    ("169.254.170.2/32", "metadata"),
-    ("169.254.170.23/32", "metadata"),
-    ("100.100.100.200/32", "metadata"),
-    ("192.0.0.192/32", "metadata"),
-    ("168.63.129.16/32", "metadata"),
-    ("fd00:ec2::254/128", "metadata"),
-    ("fd00:ec2::23/128", "metadata"),
-    ("fd20:ce::254/128", "metadata"),
+    ("169.254.169.254/32", "metadata"),  # most clouds
+    ("169.254.170.2/32", "metadata"),  # AWS ECS
+    ("169.254.170.23/32", "metadata"),  # AWS EKS
+    ("169.254.42.42/32", "metadata"),  # Scaleway
+    ("169.254.0.23/32", "metadata"),  # Tencent
+    ("100.100.100.200/32", "metadata"),  # Alibaba
+    ("192.0.0.192/32", "metadata"),  # Oracle
+    ("168.63.129.16/32", "metadata"),  # Azure
+    ("fd00:ec2::254/128", "metadata"),  # AWS
+    ("fd00:ec2::23/128", "metadata"),  # AWS EKS
+    ("fd20:ce::254/128", "metadata"),  # Google
+    ("fd00:c1::a9fe:a9fe/128", "metadata"),  # Oracle
+    ("fd00:42::42/128", "metadata"),  # Scaleway
+    ("fd00:a9fe:a9fe::1/128", "metadata"),  # Akamai
+    ("fd00:100::100:200/128", "metadata"),  # Alibaba
     # IANA's registries of special-purpose addresses.
     ("255.255.255.255/32", "broadcast"),
     ("0.0.0.0/8", "unspecified"),
@@ -70,9 +76,16 @@ _BLOCKS: tuple[tuple[str, str], ...] = (
     ("fe80::/10", "link-local"),
     ("fec0::/10", "private"),
     ("ff00::/8", "multicast"),
+    # The rest of IPv6 but 2000::/3, of which IANA assigns all public addresses: SIIT (::ffff:0:a.b.c.d), and ranges
+    # that private networks use.
+    ("::/3", "reserved"),
+    ("4000::/2", "reserved"),
+    ("8000::/1", "reserved"),
 )
 SPECIAL: tuple[tuple[Network, str], ...] = tuple((ip_network(block), kind) for block, kind in _BLOCKS)
-"""Blocks of addresses that are not on the public internet, and their kinds. The first match counts."""
+"""Blocks of addresses that are not on the public internet, and their kinds. The first match counts.
+
+Of IPv6 only 2000::/3 without its special blocks is public, and NAT64 (`_NAT64`) of public IPv4 addresses."""
 
 _SPANS = tuple((block.version, int(block[0]), int(block[-1]), block, kind) for block, kind in SPECIAL)
 _NAT64 = IPv6Network("64:ff9b::/96")

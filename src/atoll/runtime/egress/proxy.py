@@ -36,6 +36,7 @@ from atoll.runtime.egress.audit import AuditLog
 from atoll.runtime.egress.policy import PolicyEvaluator, Refusal, read_target
 from atoll.runtime.http1 import (
     DISCONNECTED,
+    TLS_HANDSHAKE,
     Dial,
     Headers,
     Http1Peer,
@@ -61,6 +62,8 @@ _MAX_LOOKUPS = 8
 on purpose."""
 _MAX_HOST_CHARS = 255
 _SOCKS_CODES = {errno.ECONNREFUSED: 5, errno.EHOSTUNREACH: 4, errno.ENETUNREACH: 3}
+_TLS_ACCESS_DENIED = b"\x15\x03\x01\x00\x02\x02\x31"
+"""A fatal TLS alert."""
 _BROKEN = (*DISCONNECTED, anyio.IncompleteRead)
 
 T = TypeVar("T")
@@ -71,10 +74,14 @@ class Interceptor(Protocol):
 
     def tunnel_handler(self, host: str, port: int) -> TunnelHandler | None:
         """The handler of a tunnel (CONNECT, SOCKS) to `host`. Its `Dial` connects to the address that was allowed and
-        raises `ConnectionError`. None: the bytes pass unchanged."""
+        raises `ConnectionError`. None: there is none, and `tunnel_filter` decides."""
+
+    def tunnel_filter(self, host: str) -> ResponseFilter | None:
+        """The filter for what comes through a tunnel to `host`, in which TLS is then refused. None: the bytes pass
+        unchanged."""
 
     def rewrite(self, method: bytes, host: str, headers: Headers) -> tuple[Headers, ResponseFilter | None]:
-        """The headers of a plain HTTP request to `host` as they are sent, and the filter for its response.
+        """The headers of a plain HTTP request to `host` as they are sent, and the filter for its response, if any.
 
         Raises:
             InvalidRequest: it must not be sent.
@@ -166,6 +173,37 @@ class _CountedStream(ByteStream):
         self._attempt.sent_bytes += len(
             item
         )  # before: if sending is interrupted, too much is counted, never too little
+        await self._stream.send(item)
+
+    async def send_eof(self) -> None:
+        await self._stream.send_eof()
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
+class _WithoutTls(ByteStream):
+    """A client's side of a tunnel whose responses are searched: a TLS handshake is refused, because what comes after it
+    could not be."""
+
+    def __init__(self, stream: ByteStream, attempt: _Attempt) -> None:
+        self._stream, self._attempt = stream, attempt
+        self._begun = False
+        self.refused = False
+
+    async def receive(self, max_bytes: int = 65536) -> bytes:
+        data = await self._stream.receive(max_bytes)
+        if not self._begun and data[:1] == TLS_HANDSHAKE:
+            self.refused = True
+            host = self._attempt.asked_host
+            text = f"TLS to {host} is refused, because a secret is for http://{host} only; add the host {host} to it"
+            self._attempt.refuse(_EgressRefused(403, text))
+            await self._stream.send(_TLS_ACCESS_DENIED)
+            raise anyio.BrokenResourceError
+        self._begun = True
+        return data
+
+    async def send(self, item: bytes) -> None:
         await self._stream.send(item)
 
     async def send_eof(self) -> None:
@@ -353,7 +391,12 @@ class EgressProxy:
             else:
                 async with await connect() as server:
                     await client.send(reply)
-                    orderly = await join(client, server, linger_s=LINGER_S)
+                    response_filter = self._interceptor.tunnel_filter(host) if self._interceptor else None
+                    if response_filter is None:
+                        orderly = await join(client, server, linger_s=LINGER_S)
+                    else:
+                        guarded = _WithoutTls(client, attempt)
+                        orderly = await join(guarded, server, response_filter, LINGER_S) or guarded.refused
         return orderly
 
     async def _socks(self, client: BufferedByteStream) -> bool:

@@ -28,7 +28,15 @@ import h11
 
 from atoll.contract.errors import AtollError
 from atoll.runtime.guest.ports import PortConnection
-from atoll.runtime.http1 import CHUNK_BYTES, DISCONNECTED, MAX_HEAD_BYTES, Headers, check_head, strip_hop_by_hop
+from atoll.runtime.http1 import (
+    CHUNK_BYTES,
+    DISCONNECTED,
+    MAX_HEAD_BYTES,
+    Headers,
+    check_head,
+    next_event,
+    strip_hop_by_hop,
+)
 
 HEAD_TIMEOUT_S = 15.0
 """For the head of a request, once it has begun."""
@@ -287,7 +295,7 @@ class _ClientConnection:
         begun = False
         try:
             with anyio.move_on_after(IDLE_TIMEOUT_S if self._served else FIRST_BYTE_TIMEOUT_S) as timeout:
-                while (event := http.next_event()) is h11.NEED_DATA:
+                while (event := next_event(http)) is h11.NEED_DATA:
                     if not begun and http.trailing_data[0]:
                         begun = True
                         timeout.deadline = anyio.current_time() + HEAD_TIMEOUT_S
@@ -437,7 +445,7 @@ class _ClientConnection:
         informational = status = 0
         try:
             while True:
-                event = server.http.next_event()
+                event = next_event(server.http)
                 check_head(event)
                 if out and (event is h11.NEED_DATA or len(out) > _MAX_PIECES):
                     await self._send(out)

@@ -1,8 +1,9 @@
 """Previews: ports inside sandboxes as URLs for clients on the host, by a name and a token.
 
 Owns which ports are exposed, under which names, the check of tokens, and the headers that a server inside gets. Not
-here: how requests and responses pass (`proxy.py`), and how a sandbox is connected to or woken (`sandbox.py`). Used by
-the engine and `Sandbox.expose`. A preview exists in this process and ends with it; nothing of it is on disk.
+here: how requests and responses pass (`proxy.py`), ports without a token (`forward.py`), and how a sandbox is connected
+to or woken (`sandbox.py`). Used by the engine and `Sandbox.expose`. A preview exists in this process and ends with it;
+nothing of it is on disk.
 
 A client without a valid token learns nothing: for an unknown name, a port that is not exposed and a wrong token the
 response is the same 404, byte for byte.
@@ -16,10 +17,11 @@ import logging
 import re
 import secrets
 import socket
-from collections.abc import Awaitable, Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
+from urllib.parse import unquote_to_bytes
 
 import anyio
 import anyio.lowlevel
@@ -30,6 +32,7 @@ from atoll.contract.errors import AtollError, InvalidRequest, PortRefused, Sandb
 from atoll.contract.model import Preview
 from atoll.runtime.guest.ports import PortConnection
 from atoll.runtime.http1 import Headers, one_line, strip_hop_by_hop
+from atoll.runtime.previews.forward import DialPort, ForwardedPort, dial_either, listen_on, next_client, port_of
 from atoll.runtime.previews.pages import page
 from atoll.runtime.previews.proxy import PreviewResponse, header, serve
 
@@ -45,6 +48,8 @@ MAX_EXCHANGES = 256
 _COOKIE = b"atoll-preview-"
 _PREFIX = "/preview/"
 _HOST = re.compile(rb"([0-9]+-[a-z0-9_-]+)\.localhost(?::[0-9]+)?")
+_QUERY_PART = re.compile(rb"^[^&;?]*|[&;?][^&;?]*")
+_PATH_PARAMETER = re.compile(rb";[^/;]*")
 _MAX_LABEL_CHARS = 63
 _LOOPBACK = {
     "localhost": "127.0.0.1",
@@ -56,16 +61,12 @@ _LOOPBACK = {
 """Listen addresses that names below `.localhost` resolve to, and the address for clients on this machine."""
 _PROBE_S = (0.01, 0.25)
 _SAME_PORT_TRIES = 32
-_BACKLOG = 256
 _OURS = frozenset(
     b"host content-length cookie referer via forwarded x-forwarded-for x-forwarded-host x-forwarded-proto "
     b"x-forwarded-port x-forwarded-prefix x-real-ip atoll-token".split()
 )
 """Headers of a request that are replaced or removed, also when they are written with '_' for '-'."""
-_OUT_OF_RESOURCES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _log = logging.getLogger(__name__)
-
-DialPort = Callable[[int, str], Awaitable[PortConnection]]
 
 
 def label_of(name: str, port: int) -> str:
@@ -95,10 +96,7 @@ class _ExposedPort:
         Raises:
             PortRefused: no server listens.
         """
-        try:
-            return await self.dial(self.preview.port, "127.0.0.1")
-        except PortRefused:
-            return await self.dial(self.preview.port, "::1")
+        return await dial_either(self.dial, self.preview.port)
 
 
 class Previews:
@@ -129,6 +127,10 @@ class Previews:
         if wait_s > 0:
             await _wait_listening(exposed, wait_s)
         return self._exposed.setdefault(label, exposed).preview
+
+    def forward(self, port: int, local_port: int, dial: DialPort) -> AbstractAsyncContextManager[int]:
+        """See `Sandbox.forward`."""
+        return ForwardedPort(self._tasks, port, dial).listening(local_port)
 
     def unexpose(self, sandbox_id: str, port: int | None = None) -> None:
         """End a preview, or all previews of a sandbox, and their exchanges."""
@@ -162,7 +164,7 @@ class Previews:
         """The port on which previews are served. The first call begins to listen."""
         if self._port is None:
             listeners = _listen(*self._listen)
-            self._port = _port_of(listeners[0])
+            self._port = port_of(listeners[0])
             for listener in listeners:
                 self._tasks.start_soon(self._accept, listener)
         await anyio.lowlevel.checkpoint()
@@ -173,7 +175,7 @@ class Previews:
             while True:
                 await self._slots.acquire()
                 try:
-                    client, address = await _next_client(listener)
+                    client, address = await next_client(listener)
                 except BaseException:
                     self._slots.release()
                     raise
@@ -233,6 +235,9 @@ class _PreviewAuth:
         exposed = self._previews.find(label, [*in_query, *in_header, *in_cookies])
         if exposed is None:
             return _not_found(request)
+        token = exposed.preview.token.encode()
+        path = _PATH_PARAMETER.sub(lambda found: b"" if _contains(found[0], token) else found[0], path)
+        query = _without_parts(query, token)
         target = path + (mark + query if query else b"")
         cookie = None
         if in_query:
@@ -249,10 +254,11 @@ class _PreviewAuth:
         if len(exposed.exchanges) >= MAX_EXCHANGES:
             text = f"{exposed} has {MAX_EXCHANGES} requests in progress, which is the limit. Try again later."
             return page(503, "Too many requests", text, html=_wants_html(request))
-        headers = self._headers(request, host or f"localhost:{exposed.preview.port}".encode(), prefix, cookies)
+        kept = b"; ".join(each for each in cookies if not _contains(each, token))
+        headers = self._headers(request, host or f"localhost:{exposed.preview.port}".encode(), prefix, kept, token)
         return _PreviewUpstream(exposed, target, headers, prefix, cookie, html=_wants_html(request))
 
-    def _cookies(self, request: h11.Request, prefix: bytes) -> tuple[bytes, list[bytes]]:
+    def _cookies(self, request: h11.Request, prefix: bytes) -> tuple[list[bytes], list[bytes]]:
         """The cookies for the server, and the tokens among the others.
 
         For a preview below a path only cookies that its server has set: a browser sends the cookies of all servers at
@@ -264,27 +270,29 @@ class _PreviewAuth:
                 key, _, content = cookie.strip().partition(b"=")
                 if key == self._previews.cookie:
                     tokens.append(content)
-                elif key.startswith(_COOKIE):
+                elif key.lower().startswith(_COOKIE):
                     continue
                 elif not prefix:
                     kept.append(cookie.strip())
                 elif key.startswith(_mark(prefix)):
                     kept.append(cookie.strip()[len(_mark(prefix)) :])
-        return b"; ".join(kept), tokens
+        return kept, tokens
 
-    def _headers(self, request: h11.Request, host: bytes, prefix: bytes, cookies: bytes) -> Headers:
+    def _headers(self, request: h11.Request, host: bytes, prefix: bytes, cookies: bytes, token: bytes) -> Headers:
         headers: Headers = [(b"Host", host)]
         headers += [
             (name, value)
             for name, value in strip_hop_by_hop(request.headers.raw_items())
-            if name.lower().replace(b"_", b"-") not in _OURS
+            if name.lower().replace(b"_", b"-") not in _OURS and not _contains(value, token)
         ]
         if cookies:
             headers.append((b"Cookie", cookies))
         if referer := header(request.headers, b"referer"):
             address, mark, query = referer.partition(b"?")
-            query, _ = _without_token(query)
-            headers.append((b"Referer", address + (mark + query if query else b"")))
+            query = _without_parts(_without_token(query)[0], token)
+            referer = address + (mark + query if query else b"")
+            if not _contains(referer, token):
+                headers.append((b"Referer", referer))
         headers += [
             (b"X-Forwarded-For", self._peer.encode()),
             (b"X-Forwarded-Host", host),
@@ -383,6 +391,19 @@ def _without_token(query: bytes) -> tuple[bytes, list[bytes]]:
     )
 
 
+def _contains(text: bytes, token: bytes) -> bool:
+    """Whether a client has written the token there, though it is not read from there. Percent-encoded, too."""
+    return token in text or (b"%" in text and token in unquote_to_bytes(text))
+
+
+def _without_parts(query: bytes, token: bytes) -> bytes:
+    """A query without the parts that contain the token, whatever separates them."""
+    if not _contains(query, token):
+        return query
+    kept = b"".join(part for part in _QUERY_PART.findall(query) if not _contains(part, token))
+    return kept[1:] if kept[:1] in (b"&", b";", b"?") else kept
+
+
 def _mark(prefix: bytes) -> bytes:
     """The prefix of the names of cookies that a server below a path has set."""
     return prefix.rpartition(b"/")[2] + b"~"
@@ -436,7 +457,7 @@ def _listen(address: str, port: int) -> list[socket.socket]:
         try:
             for each in addresses:
                 try:
-                    listeners.append(_listen_on(each, _port_of(listeners[0]) if listeners else port))
+                    listeners.append(listen_on(each, port_of(listeners[0]) if listeners else port))
                 except OSError as error:
                     if not listeners or error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                         raise
@@ -451,28 +472,3 @@ def _listen(address: str, port: int) -> list[socket.socket]:
                 f"cannot listen on {address}:{port} for previews: {error.strerror}; "
                 "set another address with ATOLL_PREVIEW_LISTEN=ADDRESS:PORT, where port 0 is any free port"
             ) from error
-
-
-def _listen_on(address: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    listener = socket.create_server((address, port), family=family, backlog=_BACKLOG)
-    listener.setblocking(False)
-    return listener
-
-
-def _port_of(listener: socket.socket) -> int:
-    return int(listener.getsockname()[1])
-
-
-async def _next_client(listener: socket.socket) -> tuple[socket.socket, str]:
-    while True:
-        await anyio.wait_readable(listener)
-        try:
-            client, address = listener.accept()
-        except BlockingIOError:
-            continue
-        except OSError as error:
-            if error.errno in _OUT_OF_RESOURCES:  # try again when some connections are closed
-                await anyio.sleep(0.1)
-            continue
-        return client, str(address[0])

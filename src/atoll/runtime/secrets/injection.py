@@ -10,9 +10,10 @@ that host, and in each the placeholder is replaced in the one header that it bel
 unchanged: a placeholder in a path, a body or another header stays a placeholder. h11 parses and writes every message,
 so both ends agree on where it ends; ambiguous framing is refused.
 
-Responses, without TLS too, are searched for the values, which are overwritten with asterisks. This is best effort: a
-host that responds with the secret in another form (compressed, encoded, in pieces) gives it to the sandbox. Use secrets
-only for hosts that do not.
+What comes from a host that any secret is for is searched for the values, which are overwritten with asterisks: over
+TLS, in responses without TLS, and in tunnels without TLS. A host that is named only as `http://NAME` cannot be searched
+over TLS, so TLS to it is refused. This is best effort: a host that responds with the secret in another form
+(compressed, encoded, in pieces) gives it to the sandbox. Use secrets only for hosts that do not.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from anyio.abc import ByteStream
 
 from atoll.contract.errors import AtollError, InvalidRequest
 from atoll.contract.secret import PLAIN_HTTP
-from atoll.runtime.http1 import DISCONNECTED, Dial, Headers, Http1Peer, TunnelHandler, exchange, join
+from atoll.runtime.http1 import DISCONNECTED, TLS_HANDSHAKE, Dial, Headers, Http1Peer, TunnelHandler, exchange, join
 from atoll.runtime.secrets.authority import Issuer
 from atoll.runtime.secrets.vault import SandboxSecrets, StoredSecret
 
@@ -45,7 +46,6 @@ _HANDSHAKE_TIMEOUT_S = 30.0
 _IDLE_TIMEOUT_S = 300.0
 """Between two requests on one connection."""
 _CLOSE_TIMEOUT_S = 2.0
-_TLS_HANDSHAKE = b"\x16"
 _log = logging.getLogger(__name__)
 
 
@@ -119,8 +119,11 @@ class Scrubber:
     def __init__(self, values: Iterable[bytes]) -> None:
         self._values = tuple(values)
         self._held = b""
+        """The end of what came, in which a value may begin."""
         self._shown = b""
-        """The bytes that are held back, as they would be sent."""
+        """The same bytes as they are sent."""
+        self._sent = 0
+        """How many of them have been sent, by `flush`."""
 
     def all(self, data: bytes) -> bytes:
         return self._overwritten(data, data)
@@ -133,11 +136,18 @@ class Scrubber:
         came = self._held + data
         shown = self._overwritten(came, self._shown + data)
         cut = min((self._begins(value, came) for value in self._values), default=len(came))
-        self._held, self._shown = came[cut:], shown[cut:]
-        return shown[:cut]
+        passed = shown[self._sent : cut]
+        self._held, self._shown, self._sent = came[cut:], shown[cut:], max(0, self._sent - cut)
+        return passed
+
+    def flush(self) -> bytes:
+        """The bytes that are held back. If they are the beginning of a value, its rest is still overwritten."""
+        shown, self._sent = self._shown[self._sent :], len(self._shown)
+        return shown
 
     def end(self) -> bytes:
-        shown, self._held, self._shown = self._shown, b"", b""
+        shown = self.flush()
+        self._held, self._shown, self._sent = b"", b"", 0
         return shown
 
     def _overwritten(self, came: bytes, shown: bytes) -> bytes:
@@ -174,19 +184,24 @@ class SecretInjector:
         self._trust = trust
 
     def tunnel_handler(self, host: str, port: int) -> TunnelHandler | None:  # noqa: ARG002 - a secret's host is on every port
-        """The handler of tunnels to `host`. None: no secret is for it, and the bytes pass unchanged."""
+        """The handler of tunnels to `host`. None: no secret is for it with TLS."""
         return self.intercept if rules(self._secrets, host) else None
 
+    def tunnel_filter(self, host: str) -> Scrubber | None:
+        """The filter for what comes through a tunnel to `host` without TLS. None: no secret is for it."""
+        return Scrubber(self._values) if self._is_for(host) else None
+
     def rewrite(self, method: bytes, host: str, headers: Headers) -> tuple[Headers, Scrubber | None]:
-        """The headers of a request to `host` without TLS as they are sent, and the filter for its response, if any.
+        """The headers of a request to `host` without TLS as they are sent, and the filter for its response. None: no
+        secret is for it.
 
         Raises:
             InvalidRequest: it asks for a secret that is for this host only with TLS, or asks to have one echoed.
         """
-        plain = rules(self._secrets, PLAIN_HTTP + host)
-        if plain:
-            headers = _uncompressed(headers)
-        filled = substitute(plain, headers)
+        if not self._is_for(host):
+            return headers, None
+        headers = _uncompressed(headers)
+        filled = substitute(rules(self._secrets, PLAIN_HTTP + host), headers)
         if filled != headers and method == b"TRACE":
             raise InvalidRequest(f"a secret for {host} is not sent with TRACE, which echoes the request; use GET")
         if substitute(rules(self._secrets, host), filled) != filled:
@@ -194,22 +209,26 @@ class SecretInjector:
                 f"a secret for {host} is not sent without TLS; use https, "
                 f"or add the host '{PLAIN_HTTP}{host}' to the secret"
             )
-        return filled, Scrubber(self._values | _encoded(headers, filled)) if plain else None
+        return filled, Scrubber(self._values | _encoded(headers, filled))
+
+    def _is_for(self, host: str) -> bool:
+        """Whether a secret is for `host`, with TLS or without: it may repeat what it was sent in any response."""
+        return bool(rules(self._secrets, host) or rules(self._secrets, PLAIN_HTTP + host))
 
     async def intercept(self, client: ByteStream, host: str, port: int, dial: Dial) -> None:
         """Serve a tunnel from inside to `host`, to its end.
 
-        `dial` connects to the real host. A connection that does not begin with a TLS handshake passes unchanged: a
-        placeholder in it stays a placeholder. The caller closes `client`.
+        `dial` connects to the real host. In a connection that does not begin with a TLS handshake a placeholder stays a
+        placeholder, and what comes back is searched. The caller closes `client`.
         """
         host = host.lower()
         with contextlib.suppress(*DISCONNECTED):
             stream = _PrefixedStream(client, await client.receive(_CHUNK_BYTES))
-            if stream.first[:1] == _TLS_HANDSHAKE and self._issuer is not None:
+            if stream.first[:1] == TLS_HANDSHAKE and self._issuer is not None:
                 await self._terminate(stream, self._issuer.context(host), host, port, dial)
             else:
                 async with await dial() as server:
-                    await join(stream, server)
+                    await join(stream, server, self.tunnel_filter(host))
 
     async def _terminate(self, client: ByteStream, as_host: ssl.SSLContext, host: str, port: int, dial: Dial) -> None:
         from anyio.streams.tls import TLSStream

@@ -20,7 +20,7 @@ MODULES = {
     "files": ("cp",),
     "lifecycle": ("sleep", "wake", "pause", "resume", "warm", "gc"),
     "checkpoints": ("checkpoint", "checkpoints", "restore", "fork", "export", "import"),
-    "network": ("network", "audit", "expose"),
+    "network": ("network", "audit", "expose", "forward"),
     "images": ("images",),
     "storage": ("storage",),
     "agent": ("agent",),

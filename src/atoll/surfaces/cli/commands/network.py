@@ -1,4 +1,4 @@
-"""`network`, `audit` and `expose`: the egress policy of a sandbox, its audit log, and previews of its ports.
+"""`network`, `audit`, `expose` and `forward`: the egress policy of a sandbox, its audit log, and its ports.
 
 Not here: what a rule permits (`runtime/egress/`), how a preview is served (`runtime/previews/`).
 """
@@ -157,6 +157,37 @@ async def expose(
                 render.say(address)
             render.note("anyone who has a URL has access, by either of them; Ctrl-C ends it")
         await anyio.sleep_forever()
+    return 0
+
+
+@commands.command(cls=AtollCommand)
+async def forward(
+    context: CommandContext,
+    name: NameArgument,
+    port: Annotated[int, typer.Argument(metavar="PORT", help="The port inside the sandbox.", show_default=False)],
+    local: Annotated[
+        int, typer.Option("--local", metavar="PORT", help="The port on 127.0.0.1. 0 is any free port.")
+    ] = 0,
+) -> int:
+    """Forward a port on 127.0.0.1 to a port of a sandbox.
+
+    Bytes of any protocol pass unchanged, until this command is interrupted. There is no token: every program on this
+    machine can connect. For HTTP, and for browsers, expose is safer.
+
+    \b
+    atoll forward db 5432 --local 5432
+    """
+    import anyio
+
+    async with context.open_engine() as engine:
+        sandbox = await engine.get(name)
+        async with sandbox.forward(port, local) as local_port:
+            if context.as_json:
+                render.emit_json({"name": name, "port": port, "local_port": local_port})
+            else:
+                render.say(f"127.0.0.1:{local_port}")
+                render.note("every program on this machine can connect; Ctrl-C ends it")
+            await anyio.sleep_forever()
     return 0
 
 
