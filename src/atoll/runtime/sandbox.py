@@ -349,7 +349,7 @@ class Sandbox:
         Raises:
             InvalidRequest: a port is not allowed, or the port on the host is taken.
         """
-        return self._owner.engine.ports.forward(port, local_port, self.dial)
+        return self._owner.engine.previews.forward(port, local_port, self.dial)
 
     async def unexpose(self, port: int) -> None:
         """End a preview at once: its token is no longer valid, and its open connections are cut.
