@@ -111,3 +111,28 @@ async def test_stopping_the_whole_sandbox_from_inside_is_undone_by_the_host(vict
     assert (await shell(victim, "echo on")).stdout == "on\n"
     left = [each for each in await victim.ps() if "sleep 60" in each.command]
     assert not left
+
+
+@pytest.mark.parametrize("limit", [4, 16, 24, 32, 64, 100, 128])
+async def test_a_guest_that_root_left_few_descriptors_loses_no_output_without_an_error(
+    victim: Sandbox, limit: int
+) -> None:
+    """By `prlimit` on PID 1, while a supervisor is idle and when there is none."""
+    code = f"import resource; resource.prlimit(1, resource.RLIMIT_NOFILE, ({limit}, {limit}))"
+    with contextlib.suppress(AtollError):
+        await victim.exec(["python3", "-c", code], user="root", timeout_s=20)
+    busy = []
+    for attempt in range(3):
+        try:
+            result = await victim.exec(["/bin/sh", "-c", "echo out; echo err >&2; exit 3"], timeout_s=20)
+        except AtollError:
+            pass  # which says so
+        else:
+            assert result.stderr, f"attempt {attempt} lost its output"
+            assert (result.stdout, result.exit_code) == ("out\n", 3) or "open files" in result.stderr.lower()
+        with contextlib.suppress(AtollError):
+            busy.append(await victim.spawn(["sleep", "60"], keep=False))
+    for process in busy:
+        with contextlib.suppress(AtollError):
+            await process.kill()
+            await process.wait()

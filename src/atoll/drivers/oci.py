@@ -34,6 +34,9 @@ from atoll.drivers.layer_store import OverlayLayers
 from atoll.drivers.machine import Machine, find_program
 from atoll.settings import program_environment
 
+MIN_OPEN_FILES = 64
+"""The hard limit below which no guest is started: it has few descriptors of its own, and up to 20 for a command."""
+
 _SAVE_S = 600
 """How long gigabytes of memory may take to be written to disk."""
 
@@ -311,7 +314,8 @@ class OciDriver:
 def check_limits(limits: Limits, able: Capabilities, name: RuntimeName) -> None:
     """
     Raises:
-        Unenforceable: one of `limits` cannot be enforced; the message says why and how to get it.
+        Unenforceable: one of `limits` cannot be enforced, or this process may open too few files for a guest, which
+            inherits that limit; the message says why and how to get it.
     """
     for limit, value, can in (
         ("memory", limits.memory_bytes, able.memory_limit),
@@ -330,6 +334,13 @@ def check_limits(limits: Limits, able: Capabilities, name: RuntimeName) -> None:
                 limit=limit.lower(),
             )
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if 0 <= hard < MIN_OPEN_FILES:
+        raise Unenforceable(
+            f"a process can have at most {hard} open files here, and a sandbox needs {MIN_OPEN_FILES}; raise this "
+            "user's hard limit on open files",
+            hint="ulimit -Hn",
+            limit="open_files",
+        )
     if limits.open_files is not None and limits.open_files > hard:
         raise Unenforceable(
             f"a process can have at most {hard} open files here; request fewer, or raise this user's limit",
