@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         ExecTimeout as ExecTimeout,
         FileError as FileError,
         GuestProtocolError as GuestProtocolError,
+        GuestUnresponsive as GuestUnresponsive,
         ImageUnavailable as ImageUnavailable,
         InvalidRequest as InvalidRequest,
         LaunchFailed as LaunchFailed,
@@ -114,7 +115,7 @@ _HOMES = {
     "atoll.contract.driver": "Capabilities Diagnostic",
     "atoll.contract.errors": """
         ArchiveRefused AtollError BudgetSpent CallerError CheckpointNotFound DiskFull ExecTimeout FileError
-        GuestProtocolError ImageUnavailable InvalidRequest LaunchFailed ModelFailed ModelUnavailable
+        GuestProtocolError GuestUnresponsive ImageUnavailable InvalidRequest LaunchFailed ModelFailed ModelUnavailable
         NotCheckpointable PathExists PathIsDirectory PathNotDirectory PathNotFound PermissionDenied
         PortRefused ProcessNotFound RuntimeUnavailable SandboxAsleep SandboxDied SandboxError SandboxExists
         SandboxNotFound ScriptFailed Unenforceable

@@ -16,6 +16,7 @@
     ├── SandboxError                the sandbox failed; nothing in it can be trusted to have happened
     │   ├── LaunchFailed                                it did not start
     │   ├── SandboxDied             (ConnectionError)   it ended, or the connection to it was lost
+    │   ├── GuestUnresponsive       (ConnectionError)   it runs and does not answer; it may answer later
     │   └── GuestProtocolError      (ConnectionError)   it broke the protocol and was stopped
     ├── ExecTimeout                 (TimeoutError)      the command timed out; its process tree is killed
     ├── ModelFailed                 the model request failed, or its answer is unusable
@@ -145,6 +146,14 @@ class LaunchFailed(SandboxError):
 
 class SandboxDied(SandboxError, ConnectionError):
     code = "sandbox_died"
+
+
+class GuestUnresponsive(SandboxError, ConnectionError):
+    """The sandbox runs, but its guest has not answered for too long, not even to a ping: root inside may have stopped
+    it. Whether the operation was carried out is not known. Destroying the sandbox works."""
+
+    code = "guest_unresponsive"
+    retryable = True
 
 
 class GuestProtocolError(SandboxError, ConnectionError):

@@ -20,7 +20,7 @@ import anyio
 import anyio.lowlevel
 from anyio.abc import ByteStream, TaskGroup
 
-from atoll.contract.errors import AtollError, GuestProtocolError, SandboxDied, SandboxError
+from atoll.contract.errors import AtollError, GuestProtocolError, GuestUnresponsive, SandboxDied, SandboxError
 from atoll.contract.model import (
     Checkpoint,
     ExecBytes,
@@ -52,6 +52,8 @@ if TYPE_CHECKING:
 LOGIN_SHELL = shell_line("-l")
 
 _MAX_OOM_WATCHES = 256
+_CONNECTION_FAILURES = (SandboxDied, GuestUnresponsive)
+"""After these the next call connects again."""
 
 
 class SandboxOwner(Protocol):
@@ -91,6 +93,8 @@ class Sandbox:
     Raises:
         SandboxDied: the sandbox has ended, or the connection was lost during the call ("connection lost": then the
             next call connects again, and processes that are kept can be attached to).
+        GuestUnresponsive: it runs, but its guest has sent nothing for 30 s during the call, not even the answer to a
+            ping. The next call tries again.
         LaunchFailed: it never started.
         GuestProtocolError: it broke the protocol. Its processes are ended, and every later call raises this.
         InvalidRequest: an argument is wrong.
@@ -199,14 +203,18 @@ class Sandbox:
         pty: tuple[int, int] | None = None,
         keep: bool = True,
         channels: int = 0,
+        start_timeout_s: float | None = None,
     ) -> Process:
         """Start a command and return while it runs.
 
         `pty` gives it a terminal of so many rows and columns; its output is then all stdout. With `keep` it outlives
         this handle, this connection and this program, until it ends or is killed. `channels` is a number of extra
         two-way byte streams, at descriptors 3 and up of the process. If this is cancelled, nothing of the command runs.
+        `start_timeout_s` is how long connecting (and waking, if the sandbox sleeps) and starting may take together.
 
         Raises:
+            ExecTimeout: it did not start within `start_timeout_s`; nothing of it runs.
+            GuestUnresponsive: it did not start within `start_timeout_s`, and it is not known whether it runs.
             PathNotFound, PathNotDirectory, PermissionDenied: `cwd` cannot be used.
         """
         request = ExecRequest(
@@ -220,7 +228,8 @@ class Sandbox:
             channels=channels,
         )
         watch = OomWatch(self._oom_kills)
-        started = await process.spawn(self._open, request, await self._command_environment(), watch)
+        environment = await self._command_environment()
+        started = await process.spawn(self._open, request, environment, watch, start_timeout_s=start_timeout_s)
         self._oom_watches[started.id] = watch
         if len(self._oom_watches) > _MAX_OOM_WATCHES:
             self._oom_watches.popitem(last=False)
@@ -517,9 +526,10 @@ class Sandbox:
             await self._finish(connection)
 
     def _record_failure(self, connection: GuestConnection) -> None:
-        """A failed launch or a violation of the protocol ends the sandbox; a lost connection does not."""
+        """A failed launch or a violation of the protocol ends the sandbox; a lost connection does not, and neither does
+        a guest that does not answer for now."""
         failure = connection.failure
-        if self._failure is None and failure is not None and failure.kind is not SandboxDied:
+        if self._failure is None and failure is not None and failure.kind not in _CONNECTION_FAILURES:
             self._failure = failure
 
     async def _finish(self, connection: GuestConnection) -> None:

@@ -26,6 +26,7 @@ from atoll.contract.errors import (
     AtollError,
     ExecTimeout,
     GuestProtocolError,
+    GuestUnresponsive,
     InvalidRequest,
     ProcessNotFound,
     SandboxDied,
@@ -60,7 +61,7 @@ from atoll.runtime.guest.exec_request import (
     check_size,
     check_timeout,
 )
-from atoll.runtime.guest.stream import ChannelStream, ResultLimit, Stream
+from atoll.runtime.guest.stream import ABANDON_S, ChannelStream, ResultLimit, Stream
 
 KILL_S = 10.0
 """How long a killed command may take to end."""
@@ -99,10 +100,18 @@ class TimeLimit:
     passes output on while the command runs, uses it through `Process.time_limit`.
     """
 
-    __slots__ = ("_on_expiry", "_stream", "_timer", "expired", "timeout_s")
+    __slots__ = ("_elapsed_s", "_on_expiry", "_stream", "_timer", "expired", "timeout_s")
 
-    def __init__(self, stream: Stream, timeout_s: float | None, on_expiry: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        stream: Stream,
+        timeout_s: float | None,
+        on_expiry: Callable[[], None] | None = None,
+        *,
+        elapsed_s: float = 0,
+    ) -> None:
         self.timeout_s = check_timeout(timeout_s)
+        self._elapsed_s = elapsed_s
         self.expired = False
         """True: the command had not ended in time, and the order to kill it was sent."""
         self._stream = stream
@@ -111,7 +120,8 @@ class TimeLimit:
 
     def __enter__(self) -> Self:
         if self.timeout_s is not None:
-            self._timer = asyncio.get_running_loop().call_later(self.timeout_s, self._expire)
+            left_s = max(0.0, self.timeout_s - self._elapsed_s)
+            self._timer = asyncio.get_running_loop().call_later(left_s, self._expire)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -327,27 +337,60 @@ def to_bytes(exited: Exited, out: Collector, err: Collector) -> ExecBytes:
 # ------------------------------------------------------------------------------------------------ start and attach
 
 
-async def spawn(opener: OpenStream, request: ExecRequest, environment: Environment, watch: OomWatch) -> Process:
+async def spawn(
+    opener: OpenStream,
+    request: ExecRequest,
+    environment: Environment,
+    watch: OomWatch,
+    *,
+    start_timeout_s: float | None = None,
+) -> Process:
     """Start a command. If this fails or is cancelled, nothing of the command runs.
 
     Raises:
-        what `read_end` and the connection raise.
+        ExecTimeout: its start was not reported in time.
+        GuestUnresponsive: neither its start nor its end was reported in time.
+        and what `read_end` and the connection raise.
     """
+    check_timeout(start_timeout_s)
+    stream: Stream | None = None
+    try:
+        with anyio.move_on_after(start_timeout_s):
+            stream = await _open_spawn(opener, request, environment)
+            return await _started(opener, stream, request, watch)
+    except BaseException:
+        if stream is not None:
+            await _kill_started(opener, stream)
+        raise
+    if stream is not None and not await _kill_started(opener, stream):
+        raise GuestUnresponsive(
+            f"the sandbox does not answer: the command had not started after {start_timeout_s:g} s, and the order to "
+            f"kill it was not answered within {ABANDON_S:g} s"
+        )
+    killed = Exited(
+        exit_code=128 + signals.SIGKILL, signal=signals.SIGKILL, duration_s=0, stdout_total=0, stderr_total=0
+    )
+    message = f"the command timed out after {start_timeout_s:g} s, before it had started"
+    raise ExecTimeout(message, to_result(killed, Collector(0), Collector(0), timed_out=True))
+
+
+async def _kill_started(opener: OpenStream, stream: Stream) -> bool:
+    """Kill a command whose start was not reported yet. False: its end is not known."""
+    stream.control(*_KILL_TREE)
+    await stream.abandon()
+    await wait_tree_exit(opener, stream)
+    return stream.result is not None
+
+
+async def _open_spawn(opener: OpenStream, request: ExecRequest, environment: Environment) -> Stream:
     channels = range(FIRST_CHANNEL, FIRST_CHANNEL + request.channels)
-    stream = await opener(
+    return await opener(
         Op.SPAWN,
         request.encode(environment),
         receive=(STDOUT, STDERR),
         send=(*(() if request.stdin is False and request.pty is None else (0,)), *channels),
         dedicated=channels,
     )
-    try:
-        return await _started(opener, stream, request, watch)
-    except BaseException:
-        stream.control(*_KILL_TREE)
-        await stream.abandon()
-        await wait_tree_exit(opener, stream)
-        raise
 
 
 async def attach(
@@ -626,15 +669,16 @@ class Process:
         """Kill it with all that it started. Returns when the order is sent; `wait` returns when it has ended."""
         await self.signal(signals.SIGKILL, tree=True)
 
-    def time_limit(self, timeout_s: float | None) -> TimeLimit:
+    def time_limit(self, timeout_s: float | None, *, elapsed_s: float = 0) -> TimeLimit:
         """A context in which the process is killed with all that it started if it has not ended after so long.
 
+        `elapsed_s` of the time are over already, if its start counts.
         Go on reading to its end, then raise `TimeLimit.error` if `TimeLimit.expired`. None: no limit.
 
         Raises:
             InvalidRequest: the time is not above 0.
         """
-        return TimeLimit(self._stream, timeout_s, self._mark_killed)
+        return TimeLimit(self._stream, timeout_s, self._mark_killed, elapsed_s=elapsed_s)
 
     def _mark_killed(self) -> None:
         self._killed = True
