@@ -248,18 +248,24 @@ async def run(
     out, err = Collector(limit_bytes), Collector(limit_bytes)
 
     def sink(channel: int, data: bytes) -> None:
+        if channel not in _NAMES:
+            return
         (out if channel == STDOUT else err).add(data)
         if on_output is not None:
             on_output(data)
 
     watch = OomWatch(oom_kills)
-    send = () if stdin is False else (0,)
-    stream = await opener(Op.SPAWN, fields, receive=(STDOUT, STDERR), send=send, sink=sink)
+    script = request.script() if request.is_long else None
+    scripts = () if script is None else (FIRST_CHANNEL,)
+    send = scripts if stdin is False else (0, *scripts)
+    stream = await opener(Op.SPAWN, fields, receive=(STDOUT, STDERR), send=send, dedicated=scripts, sink=sink)
     limit = TimeLimit(stream, request.timeout_s)
     ended = False
     try:
         async with stream:
             with anyio.move_on_after(None if limit.timeout_s is None else limit.timeout_s + KILL_S), limit:
+                if script is not None:
+                    await _feed(stream, script, FIRST_CHANNEL)
                 if not isinstance(stdin, bool):
                     await _feed(stream, stdin)
                 await stream.ended()
@@ -293,12 +299,12 @@ async def wait_tree_exit(opener: OpenStream, stream: Stream) -> None:
             await answer.ended()
 
 
-async def _feed(stream: Stream, stdin: bytes) -> None:
+async def _feed(stream: Stream, data: bytes, channel: int = 0) -> None:
     try:
-        await stream.send(stdin)
+        await stream.send(data, channel)
     except anyio.BrokenResourceError:
         return  # it ended without reading all of its input, as any program may
-    stream.send_eof()
+    stream.send_eof(channel)
 
 
 def to_result(exited: Exited, out: Collector, err: Collector, *, timed_out: bool = False) -> ExecResult:
@@ -357,7 +363,12 @@ async def spawn(
     try:
         with anyio.move_on_after(start_timeout_s):
             stream = await _open_spawn(opener, request, environment)
-            return await _started(opener, stream, request, watch)
+            process = await _started(opener, stream, request, watch)
+            if request.is_long:
+                channel = FIRST_CHANNEL + request.channels
+                await _feed(stream, request.script(), channel)
+                stream.discard(channel)
+            return process
     except BaseException:
         if stream is not None:
             await _kill_started(opener, stream)
@@ -383,7 +394,7 @@ async def _kill_started(opener: OpenStream, stream: Stream) -> bool:
 
 
 async def _open_spawn(opener: OpenStream, request: ExecRequest, environment: Environment) -> Stream:
-    channels = range(FIRST_CHANNEL, FIRST_CHANNEL + request.channels)
+    channels = range(FIRST_CHANNEL, FIRST_CHANNEL + request.channels + request.is_long)
     return await opener(
         Op.SPAWN,
         request.encode(environment),
