@@ -326,7 +326,7 @@ async def test_a_guest_that_breaks_a_rule_is_stopped_and_all_calls_raise(
     errors: list[AtollError] = []
 
     async def first() -> None:
-        process = await scripted.spawn("first")
+        process = await scripted.spawn("first", keep=False)
         # Nothing is read before, so that no credit is given back.
         await eventually(lambda: host.stopped, "the sandbox is stopped")
         await raised(process.wait)

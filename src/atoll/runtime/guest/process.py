@@ -364,6 +364,7 @@ async def spawn(
         with anyio.move_on_after(start_timeout_s):
             stream = await _open_spawn(opener, request, environment)
             process = await _started(opener, stream, request, watch)
+            stream.drops_unread = request.keep
             if request.is_long:
                 channel = FIRST_CHANNEL + request.channels
                 await _feed(stream, request.script(), channel)
@@ -576,9 +577,10 @@ class Process:
     """A command that was started or attached to.
 
     An async iterator of what happens to it, in order: `Output`, `Gap` where output is missing, and `Exited` last.
-    A slow reader slows the process down, and nothing is lost; a process whose output is not read blocks once a
-    megabyte is buffered. At the end of its context, a process that is kept is detached from and runs on; any other is
-    killed with all that it started.
+    A slow reader slows the process down, and nothing is lost: it blocks once a megabyte is unread. A kept process whose
+    handle was never read from goes on nevertheless: the newest half megabyte of its output is kept for a first reader,
+    and the rest is a `Gap`. At the end of its context, a process that is kept is detached from and runs on; any other
+    is killed with all that it started.
     """
 
     def __init__(
@@ -740,6 +742,11 @@ class Process:
             return self._exited
         while self._unused_channels:
             self._stream.discard(FIRST_CHANNEL + self._unused_channels.pop())
+        self._stream.drops_unread = False
+        if self._stream.dropped:
+            channel, missing = self._stream.dropped.popitem()
+            self._offsets[channel] += missing
+            return Gap(stream=_NAMES[channel], offset=self._offsets[channel])
         item = None if self._detached else await self._stream.next()
         if self._detached:
             raise anyio.ClosedResourceError
