@@ -61,6 +61,7 @@ if TYPE_CHECKING:
         SandboxNotFound as SandboxNotFound,
         ScriptFailed as ScriptFailed,
         Unenforceable as Unenforceable,
+        UserNotFound as UserNotFound,
     )
     from atoll.contract.model import (
         Checkpoint as Checkpoint,
@@ -118,7 +119,7 @@ _HOMES = {
         GuestProtocolError GuestUnresponsive ImageUnavailable InvalidRequest LaunchFailed ModelFailed ModelUnavailable
         NotCheckpointable PathExists PathIsDirectory PathNotDirectory PathNotFound PermissionDenied
         PortRefused ProcessNotFound RuntimeUnavailable SandboxAsleep SandboxDied SandboxError SandboxExists
-        SandboxNotFound ScriptFailed Unenforceable
+        SandboxNotFound ScriptFailed Unenforceable UserNotFound
     """,
     "atoll.contract.model": """
         Checkpoint ExecBytes ExecResult Exited ExportResult FileChange FileEntry FileStat Gap Limits

@@ -3,6 +3,7 @@
     AtollError
     ├── CallerError                 the request cannot be fulfilled; change it
     │   ├── InvalidRequest          (ValueError)        an argument is wrong
+    │   │   └── UserNotFound        (LookupError)       the sandbox has no user of this name
     │   ├── SandboxNotFound         (LookupError)       no sandbox has this name
     │   ├── SandboxExists           (FileExistsError)   the name is taken
     │   ├── SandboxAsleep                               it was shut down; only `wake` starts it
@@ -74,6 +75,14 @@ class CallerError(AtollError):
 
 class InvalidRequest(CallerError, ValueError):
     code = "invalid_request"
+
+
+class UserNotFound(InvalidRequest, LookupError):
+    code = "user_not_found"
+
+    def __init__(self, user: str) -> None:
+        super().__init__(f"there is no user {user!r} in the sandbox", user=user)
+        self.user = user
 
 
 class SandboxNotFound(CallerError, LookupError):

@@ -29,6 +29,7 @@ from atoll.contract.errors import (
     InvalidRequest,
     PathNotDirectory,
     PathNotFound,
+    UserNotFound,
 )
 from atoll.contract.model import FileChange, FileEntry, FileKind, FileStat, Match
 from atoll.contract.protocol import Change, Fields, FileType, Op, Problem, Tag, encode_fields
@@ -601,7 +602,7 @@ def _change(record: Fields) -> FileChange:
 
 def _error(op: Op, problem: Problem, path: str, user: str) -> AtollError:
     if problem.no_such_user:
-        return InvalidRequest(f"there is no user {user!r} in the sandbox")
+        return UserNotFound(user)
     if op is Op.GREP and problem.number == errno.EINVAL:
         return InvalidRequest(f"the pattern is not a regular expression: {problem.about or problem.words}")
     number = problem.number

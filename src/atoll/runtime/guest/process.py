@@ -31,6 +31,7 @@ from atoll.contract.errors import (
     ProcessNotFound,
     SandboxDied,
     SandboxError,
+    UserNotFound,
 )
 from atoll.contract.model import (
     ExecBytes,
@@ -146,7 +147,8 @@ def read_end(result: Fields, request: ExecRequest) -> tuple[Exited, bool]:
     """How a process ended, and whether the host had asked for it.
 
     Raises:
-        InvalidRequest: the request was wrong, or there is no such user.
+        InvalidRequest: the request was wrong.
+        UserNotFound: there is no such user.
         FileError: the working directory cannot be used.
         SandboxError: how it ended is not known.
         GuestProtocolError: END is malformed.
@@ -174,7 +176,7 @@ def _start_error(problem: Problem, request: ExecRequest) -> AtollError:
     if number == errno.ECANCELED:
         return SandboxError(f"{what!r} was cancelled before it ended, so how it ended is not known")
     if problem.no_such_user:
-        return InvalidRequest(f"there is no user {user!r} in the sandbox")
+        return UserNotFound(user)
     if number in FILE_ERRORS and cwd is not None:
         return FILE_ERRORS[number](f"{cwd}: cannot be the working directory: {problem.words}", number=number, path=cwd)
     if number == errno.EINVAL:

@@ -24,6 +24,7 @@ from atoll import (
     Sandbox,
     SandboxDied,
     Truncation,
+    UserNotFound,
 )
 from atoll.contract.model import RuntimeName
 from atoll.testing.inside import Peak, keeper_pid, running, until_running, wait_tree_exit
@@ -584,3 +585,15 @@ async def test_what_is_too_long_is_refused_with_the_limit(
 ) -> None:
     with pytest.raises(InvalidRequest, match=limit):
         await shared.exec(command)
+
+
+async def test_an_unknown_user_is_an_error_of_its_own(shared: Sandbox) -> None:
+    for operation in (
+        lambda: shared.exec("true", user="no-such-user"),
+        lambda: shared.spawn("true", user="no-such-user"),
+        lambda: shared.files.read_bytes("/etc/passwd", user="no-such-user"),
+    ):
+        with pytest.raises(UserNotFound, match="'no-such-user'") as caught:
+            await operation()
+        assert isinstance(caught.value, InvalidRequest)
+        assert caught.value.to_dict()["details"] == {"user": "no-such-user"}
