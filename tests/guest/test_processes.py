@@ -839,3 +839,12 @@ def test_a_supervisor_that_is_short_of_descriptors_refuses_and_goes_on(guest: Gu
     stream = guest.shell("echo out")
     assert stream.wait()["EXIT_CODE"] == 0
     assert stream.out == b"out\n"
+
+
+def test_stderr_is_stdout_when_merged(guest: Guest) -> None:
+    line = "echo a; echo b >&2; echo c; ls /proc/$$/fd | wc -l"
+    stream, plain = guest.shell(line, MERGE=1), guest.shell(line)
+    plain.wait()
+    end = stream.wait()
+    assert (stream.out, stream.err) == (plain.out.replace(b"a\n", b"a\nb\n"), b"")
+    assert (end["OUT_TOTAL"], end["ERR_TOTAL"]) == (len(stream.out), 0)

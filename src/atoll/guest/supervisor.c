@@ -67,6 +67,7 @@ struct program {
     const char *path; /* "PATH=…" */
     char *cwd;
     int terminal; /* the slave side */
+    bool merge; /* stderr is stdout */
     struct rlimit nofile;
     volatile int error; /* an errno of the child before execve() */
     const char *volatile about;
@@ -199,6 +200,7 @@ static int prepare(struct program *program, const struct spawn_job *job, const c
     program->argv = make_argv(fields, program->line);
     program->env = make_env(fields, &program->account);
     program->cwd = fields_string(fields, TAG_CWD);
+    program->merge = fields_int(fields, TAG_MERGE, 0) == 1;
     *about = NULL;
     if (!program->argv || !program->env)
         return ENOMEM;
@@ -250,6 +252,8 @@ static void place_descriptors(struct program *program)
 {
     const struct spawn_job *job = program->job;
     int from[3 + MAX_CHANNELS] = {job->in, job->out, job->err};
+    if (program->merge)
+        from[2] = job->out;
     if (program->terminal >= 0)
         from[0] = from[1] = from[2] = program->terminal;
     for (int i = 0; i < job->extra_count; i++)

@@ -138,6 +138,7 @@ class Sandbox:
         cwd: str | None = None,
         user: str | None = None,
         stdin: bytes | str | None = None,
+        merge_stderr: bool = False,
         timeout_s: float | None = None,
         output_limit_bytes: int = OUTPUT_LIMIT_BYTES,
     ) -> ExecResult:
@@ -146,6 +147,7 @@ class Sandbox:
         Returns when the main process ends, even if it left processes running in the background. A program that cannot
         be started is exit code 127 or 126, as in a shell. stdout and stderr are kept up to `output_limit_bytes` each,
         head and tail; any amount passes with bounded memory. `cwd=None` is the user's home; `stdin=None` is empty.
+        With `merge_stderr`, stderr is part of stdout, in the order of writing.
         A time-out and a cancellation kill the command with all that it started, before this returns.
 
         Raises:
@@ -159,6 +161,7 @@ class Sandbox:
             env=env,
             cwd=cwd,
             stdin=_stdin(stdin),
+            merge_stderr=merge_stderr,
             timeout_s=timeout_s,
             output_limit_bytes=output_limit_bytes,
         )
@@ -172,6 +175,7 @@ class Sandbox:
         cwd: str | None = None,
         user: str | None = None,
         stdin: bytes | str | None = None,
+        merge_stderr: bool = False,
         timeout_s: float | None = None,
         output_limit_bytes: int = OUTPUT_LIMIT_BYTES,
         on_output: Callable[[bytes], None] | None = None,
@@ -186,6 +190,7 @@ class Sandbox:
             env=env,
             cwd=cwd,
             stdin=_stdin(stdin),
+            merge_stderr=merge_stderr,
             timeout_s=timeout_s,
             output_limit_bytes=output_limit_bytes,
             on_output=on_output,
@@ -200,6 +205,7 @@ class Sandbox:
         cwd: str | None = None,
         user: str | None = None,
         stdin: bool = False,
+        merge_stderr: bool = False,
         pty: tuple[int, int] | None = None,
         keep: bool = True,
         channels: int = 0,
@@ -210,7 +216,8 @@ class Sandbox:
         `pty` gives it a terminal of so many rows and columns; its output is then all stdout. With `keep` it outlives
         this handle, this connection and this program, until it ends or is killed. `channels` is a number of extra
         two-way byte streams, at descriptors 3 and up of the process. If this is cancelled, nothing of the command runs.
-        `start_timeout_s` is how long connecting (and waking, if the sandbox sleeps) and starting may take together.
+        With `merge_stderr`, stderr is part of stdout. `start_timeout_s` is how long connecting (and waking, if the
+        sandbox sleeps) and starting may take together.
 
         Raises:
             ExecTimeout: it did not start within `start_timeout_s`; nothing of it runs.
@@ -223,6 +230,7 @@ class Sandbox:
             env=env,
             cwd=cwd,
             stdin=stdin,
+            merge_stderr=merge_stderr,
             pty=pty,
             keep=keep,
             channels=channels,

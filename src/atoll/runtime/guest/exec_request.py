@@ -98,6 +98,8 @@ class ExecRequest:
     """Rows and columns of a terminal; stdin is then open. Unset: no terminal."""
     keep: bool = False
     """True: it outlives the stream, the connection and the program that started it. False: it is killed with them."""
+    merge_stderr: bool = False
+    """True: stderr is written to stdout, in the order of writing. False: they are two streams."""
     channels: int = 0
     """Two-way byte streams at descriptors 3 and up. 0: none."""
     timeout_s: float | None = None
@@ -123,6 +125,7 @@ class ExecRequest:
             (Tag.CWD, self.cwd),
             (Tag.STDIN, None if self.stdin is False else 1),
             (Tag.KEEP, 1 if self.keep else None),
+            (Tag.MERGE, 1 if self.merge_stderr else None),
             (Tag.QUIET, 1 if no_started_event else None),
             (Tag.CHANNELS, (self.channels + self.is_long) or None),
         ]

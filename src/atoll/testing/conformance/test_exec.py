@@ -597,3 +597,17 @@ async def test_an_unknown_user_is_an_error_of_its_own(shared: Sandbox) -> None:
             await operation()
         assert isinstance(caught.value, InvalidRequest)
         assert caught.value.to_dict()["details"] == {"user": "no-such-user"}
+
+
+async def test_stderr_can_be_part_of_stdout_in_the_order_of_writing(shared: Sandbox) -> None:
+    line = "for i in 1 2 3 4 5 6 7 8 9; do echo out $i; echo err $i >&2; done; exit 3"
+    expected = "".join(f"out {i}\nerr {i}\n" for i in range(1, 10))
+    for command in (line, ["sh", "-c", line], line + " #" + "y" * 200_000):
+        result = await shared.exec(command, merge_stderr=True)
+        assert (result.stdout, result.stderr, result.exit_code) == (expected, "", 3)
+    raw = await shared.exec_bytes(["no-such-program"], merge_stderr=True)
+    assert (raw.stdout, raw.stderr, raw.exit_code) == (b"no-such-program: command not found\n", b"", 127)
+    async with await shared.spawn(line, merge_stderr=True, keep=False) as process:
+        events = [event async for event in process if isinstance(event, Output)]
+    assert {event.stream for event in events} == {"stdout"}
+    assert b"".join(event.data for event in events).decode() == expected
