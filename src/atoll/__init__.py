@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         ExecTimeout as ExecTimeout,
         FileError as FileError,
         GuestProtocolError as GuestProtocolError,
+        GuestUnresponsive as GuestUnresponsive,
         ImageUnavailable as ImageUnavailable,
         InvalidRequest as InvalidRequest,
         LaunchFailed as LaunchFailed,
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
         SandboxShutdown as SandboxShutdown,
         ScriptFailed as ScriptFailed,
         Unenforceable as Unenforceable,
+        UserNotFound as UserNotFound,
     )
     from atoll.contract.model import (
         Checkpoint as Checkpoint,
@@ -114,10 +116,10 @@ _HOMES = {
     "atoll.contract.driver": "Capabilities Diagnostic",
     "atoll.contract.errors": """
         ArchiveRefused AtollError BudgetExceeded CallerError CheckpointNotFound DiskFull ExecTimeout FileError
-        GuestProtocolError ImageUnavailable InvalidRequest LaunchFailed ModelFailed ModelUnavailable
+        GuestProtocolError GuestUnresponsive ImageUnavailable InvalidRequest LaunchFailed ModelFailed ModelUnavailable
         NotCheckpointable PathExists PathIsDirectory PathNotDirectory PathNotFound PermissionDenied
         PortRefused ProcessNotFound RuntimeUnavailable SandboxShutdown SandboxDied SandboxError SandboxExists
-        SandboxNotFound ScriptFailed Unenforceable
+        SandboxNotFound ScriptFailed Unenforceable UserNotFound
     """,
     "atoll.contract.model": """
         Checkpoint ExecBytes ExecResult Exited ExportResult FileChange FileEntry FileStat Gap Limits

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal as signals
+from collections.abc import Awaitable, Callable
 
 import anyio
 import pytest
 
-from atoll.contract.errors import AtollError, SandboxDied
+from atoll.contract.driver import Capabilities
+from atoll.contract.errors import AtollError, GuestUnresponsive, SandboxDied, SandboxError
 from atoll.contract.model import RuntimeName
+from atoll.runtime.engine import Engine
 from atoll.runtime.sandbox import Sandbox
 from atoll.testing.waiting import eventually
 from tests.attacks.programs import probe, running, shell
@@ -111,3 +116,85 @@ async def test_stopping_the_whole_sandbox_from_inside_is_undone_by_the_host(vict
     assert (await shell(victim, "echo on")).stdout == "on\n"
     left = [each for each in await victim.ps() if "sleep 60" in each.command]
     assert not left
+
+
+@pytest.mark.parametrize("limit", [4, 16, 24, 32, 64, 100, 128])
+async def test_a_guest_that_root_left_few_descriptors_loses_no_output_without_an_error(
+    victim: Sandbox, limit: int
+) -> None:
+    """By `prlimit` on PID 1, while a supervisor is idle and when there is none."""
+    code = f"import resource; resource.prlimit(1, resource.RLIMIT_NOFILE, ({limit}, {limit}))"
+    with contextlib.suppress(AtollError):
+        await victim.exec(["python3", "-c", code], user="root", timeout_s=20)
+    busy = []
+    for attempt in range(3):
+        try:
+            result = await victim.exec(["/bin/sh", "-c", "echo out; echo err >&2; exit 3"], timeout_s=20)
+        except AtollError:
+            pass  # which says so
+        else:
+            assert result.stderr, f"attempt {attempt} lost its output"
+            assert (result.stdout, result.exit_code) == ("out\n", 3) or "open files" in result.stderr.lower()
+        with contextlib.suppress(AtollError):
+            busy.append(await victim.spawn(["sleep", "60"], keep=False))
+    for process in busy:
+        with contextlib.suppress(AtollError):
+            await process.kill()
+            await process.wait()
+
+
+async def test_a_stopped_guest_holds_no_caller_up_and_a_silent_or_paused_one_is_waited_for(
+    engine: Engine, victim: Sandbox, runtime_name: RuntimeName, capabilities: Capabilities
+) -> None:
+    """By root inside where PID 1 can be stopped from there (gVisor), else from the host."""
+    if runtime_name not in {"crun", "runsc"}:
+        pytest.skip("it takes half a minute, and differs only in whether PID 1 can be stopped from inside")
+    async with await engine.create() as other:
+        quiet = await other.spawn("read line; echo got $line", stdin=True, keep=False)
+        paused = await engine.create() if capabilities.freeze else None
+        frozen = await paused.spawn("read line; echo got $line", stdin=True) if paused else None
+        if paused:
+            await paused.pause()
+        if runtime_name == "runsc":
+            with contextlib.suppress(SandboxError):
+                await victim.exec("kill -STOP 1", user="root", timeout_s=0.2)
+        else:
+            os.kill(_pid(victim), signals.SIGSTOP)
+        outcomes: dict[str, BaseException] = {}
+
+        async def call(name: str, operation: Callable[[], Awaitable[object]]) -> None:
+            with pytest.raises(SandboxError) as caught:
+                await operation()
+            outcomes[name] = caught.value
+
+        with anyio.fail_after(50):
+            async with anyio.create_task_group() as group:
+                group.start_soon(call, "exec", lambda: victim.exec("true"))
+                group.start_soon(call, "read", lambda: victim.files.read_bytes("/etc/passwd"))
+                group.start_soon(call, "write", lambda: victim.files.write_bytes("x", b"x" * 3_000_000))
+                group.start_soon(call, "processes", victim.processes)
+                group.start_soon(call, "ps", victim.ps)
+                group.start_soon(call, "dial", lambda: victim.dial(80))
+                group.start_soon(call, "spawn", lambda: victim.spawn("true", start_timeout_s=1))
+        assert {name: type(error) for name, error in outcomes.items()} == dict.fromkeys(outcomes, GuestUnresponsive)
+        assert "does not answer" in str(outcomes["ps"])
+        # Nobody else is taken for dead: a command that says nothing, and a sandbox that was paused all the time.
+        if paused and frozen:
+            assert {each.name: each.status for each in await engine.list()}[paused.name] == "paused"
+            assert frozen.stdin is not None
+            await frozen.stdin.send(b"it\n")
+            assert (await frozen.wait()).exit_code == 0
+            await paused.destroy()
+        assert quiet.stdin is not None
+        await quiet.stdin.send(b"it\n")
+        assert (await quiet.wait()).exit_code == 0
+        if runtime_name != "runsc":
+            os.kill(_pid(victim), signals.SIGCONT)
+            assert (await shell(victim, "echo on")).stdout == "on\n"
+        with anyio.fail_after(10):
+            await victim.destroy()
+
+
+def _pid(sandbox: Sandbox) -> int:
+    assert sandbox.info.pid is not None
+    return sandbox.info.pid

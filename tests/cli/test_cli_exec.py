@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import time
 
 from atoll.testing.waiting import wait_until
 from tests.cli.driving import Atoll
@@ -94,3 +96,17 @@ def test_a_destroyed_sandbox_is_an_error_and_never_an_exit_status(atoll: Atoll, 
     atoll("rm", box)
     assert started.wait() == 125
     assert started.errors().startswith(b"error: ")
+
+
+def test_a_time_out_counts_from_the_beginning_even_if_the_guest_is_stopped(atoll: Atoll) -> None:
+    box = atoll.create("--runtime", "crun")
+    pid = next(each["pid"] for each in atoll.json("ls", "--json") if each["name"] == box)
+    os.kill(pid, signal.SIGSTOP)
+    began = time.monotonic()
+    try:
+        done = atoll("exec", box, "--timeout", "1s", "--", "true", status=125)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert b"does not answer" in done.stderr
+    assert time.monotonic() - began < 20
+    assert atoll.text("exec", box, "--", "echo", "on") == "on\n"

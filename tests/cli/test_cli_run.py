@@ -270,3 +270,20 @@ def test_a_memory_limit_is_enforced_and_told(atoll: Atoll) -> None:
     done = atoll.json("run", "--memory", "64m", "--json", "--", "python3", "-c", line, status=137)
     assert done["out_of_memory"] is True
     assert done["stdout"] == ""
+
+
+@pytest.mark.parametrize("limit", [24, 32, 48, 63, 64, 80, 100, 101, 128, 256])
+def test_with_few_descriptors_all_output_comes_or_an_error_names_the_limit(atoll: Atoll, limit: int) -> None:
+    command = ["sh", "-c", "echo out; echo err >&2; exit 3"]
+    done = subprocess.run(
+        ["/bin/sh", "-c", f'ulimit -n {limit}; exec "$@"', "sh", *PROGRAM, "run", "--", *command],
+        check=False,
+        capture_output=True,
+        env=atoll.env,
+        timeout=60,
+    )
+    if limit < 64:
+        assert done.returncode == 125
+        assert f"at most {limit} open files".encode() in done.stderr
+    else:
+        assert (done.returncode, done.stdout, done.stderr) == (3, b"out\n", b"err\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import pwd
@@ -801,3 +802,49 @@ def test_a_termination_of_everything_inside_spares_the_supervisors(guest: Guest)
         os.kill(supervisor, number)
     stream.control(ACTION=N["ACTION_SIGNAL"], SIGNAL=int(signal.SIGTERM), TREE=1)
     assert stream.wait()["SIGNAL"] == signal.SIGTERM
+
+
+@pytest.mark.parametrize("idle", [False, True], ids=["new supervisor", "idle supervisor"])
+@pytest.mark.parametrize("channels", [0, 8])
+@pytest.mark.parametrize("limit", [9, 11, 12, 14, 16, 18, 20, 22, 24, 28, 32, 48, 64, 100, 101])
+def test_with_few_descriptors_a_process_has_all_of_its_output_or_does_not_run(
+    guest: Guest, limit: int, channels: int, idle: bool
+) -> None:
+    if idle:
+        guest.shell("true").wait()
+        (supervisor,) = guest.idle_supervisors()
+        resource.prlimit(supervisor, resource.RLIMIT_NOFILE, (limit, limit))
+    resource.prlimit(guest.pid, resource.RLIMIT_NOFILE, (limit, limit))
+    stream = guest.shell("echo out; echo err >&2; exit 3", CHANNELS=channels or None)
+    end = stream.wait()
+    if "ERRNO" in end:
+        assert "EXIT_CODE" not in end
+        assert limit < 48
+        return
+    # The shell itself may need more than there are, and says so.
+    assert stream.err
+    assert (stream.out, end["EXIT_CODE"]) == (b"out\n", 3) or b"too many open files" in stream.err.lower()
+
+
+def test_a_supervisor_that_is_short_of_descriptors_refuses_and_goes_on(guest: Guest) -> None:
+    guest.shell("true").wait()
+    (supervisor,) = guest.idle_supervisors()
+    before = resource.prlimit(supervisor, resource.RLIMIT_NOFILE)
+    resource.prlimit(supervisor, resource.RLIMIT_NOFILE, (5, before[1]))
+    end = guest.shell("echo out").wait()
+    assert end["ERRNO"] == errno.EMFILE
+    assert b"limit on open files" in end["MESSAGE"]
+    wait_for(lambda: guest.idle_supervisors() == [supervisor])
+    resource.prlimit(supervisor, resource.RLIMIT_NOFILE, before)
+    stream = guest.shell("echo out")
+    assert stream.wait()["EXIT_CODE"] == 0
+    assert stream.out == b"out\n"
+
+
+def test_stderr_is_stdout_when_merged(guest: Guest) -> None:
+    line = "echo a; echo b >&2; echo c; ls /proc/$$/fd | wc -l"
+    stream, plain = guest.shell(line, MERGE=1), guest.shell(line)
+    plain.wait()
+    end = stream.wait()
+    assert (stream.out, stream.err) == (plain.out.replace(b"a\n", b"a\nb\n"), b"")
+    assert (end["OUT_TOTAL"], end["ERR_TOTAL"]) == (len(stream.out), 0)

@@ -16,6 +16,7 @@ from hypothesis import given, strategies as st
 from atoll.contract.errors import (
     AtollError,
     GuestProtocolError,
+    GuestUnresponsive,
     InvalidRequest,
     LaunchFailed,
     PortRefused,
@@ -228,6 +229,26 @@ async def test_a_sandbox_that_dies_raises_and_never_returns_output(scripted: San
     assert host.destroyed == host.stopped == 0
 
 
+async def test_a_guest_that_does_not_answer_fails_the_call_and_the_next_one_connects_again(
+    scripted: Sandbox, wire: Wire, host: Host
+) -> None:
+    async def stall() -> None:
+        peer = await wire.peer()
+        await peer.hear(FrameType.OPEN)
+        await peer.say(FrameType.GONE, 0, fields=((Tag.MESSAGE, b"stalled: the guest has sent nothing for 30 s"),))
+        await peer.aclose()
+
+    for connections in (1, 2):
+        async with anyio.create_task_group() as group:
+            group.start_soon(stall)
+            error = await raised(lambda: scripted.exec("true"))
+        assert isinstance(error, GuestUnresponsive)
+        assert error.retryable
+        assert "does not answer: the guest has sent nothing for 30 s" in error.message
+        assert wire.connections == connections
+    assert host.destroyed == host.stopped == 0
+
+
 async def test_a_guest_that_the_keeper_ended_broke_the_protocol(scripted: Sandbox, wire: Wire, host: Host) -> None:
     async def end() -> None:
         peer = await wire.peer()
@@ -305,7 +326,7 @@ async def test_a_guest_that_breaks_a_rule_is_stopped_and_all_calls_raise(
     errors: list[AtollError] = []
 
     async def first() -> None:
-        process = await scripted.spawn("first")
+        process = await scripted.spawn("first", keep=False)
         # Nothing is read before, so that no credit is given back.
         await eventually(lambda: host.stopped, "the sandbox is stopped")
         await raised(process.wait)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -238,3 +239,52 @@ def test_an_earlier_copy_that_is_gone_or_broken_is_no_matter(tmp_path: Path) -> 
 if __name__ == "__main__":
     for _seed in json.loads(sys.argv[2]):
         compare_merged(Path(sys.argv[1]) / str(_seed), _seed)
+
+
+# ---- hard links ----
+
+
+def _deep(root: Path, levels: int = 25) -> int:
+    """A descriptor of a directory whose path is too long for a system call. Made if it is not there."""
+    fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+    for _ in range(levels):
+        with contextlib.suppress(FileExistsError):
+            os.mkdir("d" * 200, dir_fd=fd)
+        inner = os.open("d" * 200, os.O_RDONLY | os.O_DIRECTORY, dir_fd=fd)
+        os.close(fd)
+        fd = inner
+    return fd
+
+
+def _size_kib(path: Path) -> int:
+    return int(subprocess.run(["du", "-sk", path], capture_output=True, text=True, check=True).stdout.split()[0])
+
+
+@pytest.mark.parametrize("first", ["short", "long"])
+def test_names_beyond_the_longest_path_stay_names_of_one_file(tmp_path: Path, first: str) -> None:
+    source, one, two, merged = (tmp_path / name for name in ("source", "one", "two", "merged"))
+    root = source / "upper/root"
+    root.mkdir(parents=True)
+    for layer in (one, two, merged):
+        layer.mkdir()
+    short = root / ("a" if first == "short" else "z")
+    short.write_bytes(os.urandom(8 << 20))
+    (root / "other").write_bytes(b"x" * 4096)
+    deep = _deep(root)
+    for i in range(60):
+        os.link(short, f"n{i}", dst_dir_fd=deep)
+        os.link(root / "other", f"o{i}", dst_dir_fd=deep)
+    os.close(deep)
+    time.sleep(0.2)  # until what is there counts as settled
+    keeper("copy", "--", source, one)
+    keeper("copy", "--", source, two, one)
+    keeper("merge", "--", merged, OWNERS[0], two, OWNERS[1])
+    for layer in (one, two, merged):
+        assert not (layer / "twins").exists()
+        deep = _deep(layer / "upper/root")
+        names = [os.stat(f"n{i}", dir_fd=deep) for i in range(60)]
+        os.close(deep)
+        copy = (layer / "upper/root" / short.name).stat()
+        assert {(each.st_ino, each.st_size) for each in names} == {(copy.st_ino, 8 << 20)}
+        assert copy.st_nlink >= 61
+        assert _size_kib(layer) < 10 << 10

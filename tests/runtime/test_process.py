@@ -20,6 +20,7 @@ from atoll.contract.errors import (
     PermissionDenied,
     ProcessNotFound,
     SandboxError,
+    UserNotFound,
 )
 from atoll.contract.model import ExecResult, Exited, Gap, Output
 from atoll.contract.protocol import INITIAL_CREDIT, Action, EventKind, FrameType, Op, Tag
@@ -97,7 +98,7 @@ async def test_death_by_a_signal_is_128_and_the_signal(scripted: Sandbox, wire: 
         (errno.ENOENT, "/x: No such file or directory", PathNotFound),
         (errno.ENOTDIR, "/x: Not a directory", PathNotDirectory),
         (errno.EACCES, "/x: Permission denied", PermissionDenied),
-        (errno.ENOENT, "no such user: No such file or directory", InvalidRequest),
+        (errno.ENOENT, "no such user: No such file or directory", UserNotFound),
         (errno.EINVAL, "Invalid argument", InvalidRequest),
         (errno.ECHILD, "No child processes", SandboxError),
         (errno.ENOMEM, "fork: Cannot allocate memory", SandboxError),

@@ -3,6 +3,7 @@
     AtollError
     ├── CallerError                 the request cannot be fulfilled; change it
     │   ├── InvalidRequest          (ValueError)        an argument is wrong
+    │   │   └── UserNotFound        (LookupError)       the sandbox has no user of this name
     │   ├── SandboxNotFound         (LookupError)       no sandbox has this name
     │   ├── SandboxExists           (FileExistsError)   the name is taken
     │   ├── SandboxShutdown                             it was shut down; only `wake` starts it
@@ -16,6 +17,7 @@
     ├── SandboxError                the sandbox failed; nothing in it can be trusted to have happened
     │   ├── LaunchFailed                                it did not start
     │   ├── SandboxDied             (ConnectionError)   it ended, or the connection to it was lost
+    │   ├── GuestUnresponsive       (ConnectionError)   it runs and does not answer; it may answer later
     │   └── GuestProtocolError      (ConnectionError)   it broke the protocol and was stopped
     ├── ExecTimeout                 (TimeoutError)      the command timed out; its process tree is killed
     ├── ModelFailed                 the model request failed, or its answer is unusable
@@ -73,6 +75,14 @@ class CallerError(AtollError):
 
 class InvalidRequest(CallerError, ValueError):
     code = "invalid_request"
+
+
+class UserNotFound(InvalidRequest, LookupError):
+    code = "user_not_found"
+
+    def __init__(self, user: str) -> None:
+        super().__init__(f"there is no user {user!r} in the sandbox", user=user)
+        self.user = user
 
 
 class SandboxNotFound(CallerError, LookupError):
@@ -152,6 +162,14 @@ class LaunchFailed(SandboxError):
 
 class SandboxDied(SandboxError, ConnectionError):
     code = "sandbox_died"
+
+
+class GuestUnresponsive(SandboxError, ConnectionError):
+    """The sandbox runs, but its guest has not answered for too long, not even to a ping: root inside may have stopped
+    it. Whether the operation was carried out is not known. Destroying the sandbox works."""
+
+    code = "guest_unresponsive"
+    retryable = True
 
 
 class GuestProtocolError(SandboxError, ConnectionError):

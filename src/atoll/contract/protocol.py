@@ -169,6 +169,7 @@ class Tag(IntEnum):
     RSS_BYTES = 49
     CPU_US = 50
     QUIET = 51
+    MERGE = 52
     PATH = 60
     OFFSET = 61
     LIMIT = 62

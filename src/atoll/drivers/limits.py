@@ -12,11 +12,15 @@ from atoll.contract.driver import Capabilities
 from atoll.contract.errors import Unenforceable
 from atoll.contract.model import Limits, RuntimeName
 
+MIN_OPEN_FILES = 64
+"""The hard limit below which no guest is started: it has few descriptors of its own, and up to 20 for a command."""
+
 
 def check_limits(limits: Limits, able: Capabilities, name: RuntimeName) -> None:
     """
     Raises:
-        Unenforceable: one of `limits` cannot be enforced; the message says why and how to get it.
+        Unenforceable: one of `limits` cannot be enforced, or this process may open too few files for a guest, which
+            inherits that limit; the message says why and how to get it.
     """
     for limit, value, can in (
         ("memory", limits.memory_bytes, able.memory_limit),
@@ -35,6 +39,13 @@ def check_limits(limits: Limits, able: Capabilities, name: RuntimeName) -> None:
                 limit=limit.lower(),
             )
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if 0 <= hard < MIN_OPEN_FILES:
+        raise Unenforceable(
+            f"a process can have at most {hard} open files here, and a sandbox needs {MIN_OPEN_FILES}; raise this "
+            "user's hard limit on open files",
+            hint="ulimit -Hn",
+            limit="open_files",
+        )
     if limits.open_files is not None and limits.open_files > hard:
         raise Unenforceable(
             f"a process can have at most {hard} open files here; request fewer, or raise this user's limit",

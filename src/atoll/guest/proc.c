@@ -575,7 +575,8 @@ static int assign_supervisor(struct proc *proc, struct fields fields, const stru
     return slot_assign(&proc->slot, proc, job);
 }
 
-static void begin_output(struct proc *proc, int channel, int fd, size_t ring)
+/* 0, or an errno: the process must not run then, for its output would be lost. */
+static int begin_output(struct proc *proc, int channel, int fd, size_t ring)
 {
     struct output *output = &proc->outputs[proc->output_count++];
     output->proc = proc;
@@ -583,29 +584,36 @@ static void begin_output(struct proc *proc, int channel, int fd, size_t ring)
     output->fill_task.run = on_fill_task;
     output->open = true;
     ring_begin(&output->ring, ring);
-    if (loop_add(&output->source, fd, on_output))
+    int error = loop_add(&output->source, fd, on_output);
+    if (error)
         output->open = false; /* as if closed; the descriptor is closed with the record */
     if (channel >= FIRST_CHANNEL)
         sink_begin(&output->sink, &output->source, SINK_SHUTDOWN);
+    return error;
 }
 
-static void connect_stdio(struct proc *proc, const struct stdio *stdio, const struct request *request)
+static int connect_stdio(struct proc *proc, const struct stdio *stdio, const struct request *request)
 {
     size_t ring = (size_t)request->ring;
+    int error = 0, last;
     proc->input.fd = -1;
     if (request->terminal) {
-        begin_output(proc, 1, stdio->terminal.ours, ring);
+        error = begin_output(proc, 1, stdio->terminal.ours, ring);
         sink_begin(&proc->input_sink, &proc->outputs[0].source, SINK_TERMINAL);
     } else {
-        begin_output(proc, 1, stdio->out.ours, ring);
-        begin_output(proc, 2, stdio->err.ours, ring);
+        error = begin_output(proc, 1, stdio->out.ours, ring);
+        if ((last = begin_output(proc, 2, stdio->err.ours, ring)))
+            error = last;
         if (request->has_input) {
-            loop_add(&proc->input, stdio->in.ours, on_input);
+            if ((last = loop_add(&proc->input, stdio->in.ours, on_input)))
+                error = last;
             sink_begin(&proc->input_sink, &proc->input, SINK_CLOSE);
         }
     }
     for (int i = 0; i < request->channels; i++)
-        begin_output(proc, FIRST_CHANNEL + i, stdio->extras[i].ours, ring);
+        if ((last = begin_output(proc, FIRST_CHANNEL + i, stdio->extras[i].ours, ring)))
+            error = last;
+    return error;
 }
 
 void proc_open_spawn(uint32_t id, struct fields fields)
@@ -637,11 +645,11 @@ void proc_open_spawn(uint32_t id, struct fields fields)
     proc->terminal = request.terminal;
     proc->started_us = unix_time_us();
     copy_command(proc, fields);
-    connect_stdio(proc, &stdio, &request);
+    error = connect_stdio(proc, &stdio, &request);
     proc->next = procs;
     procs = proc;
-    if (!attach_spawner(proc, id, fields)) {
-        stream_refuse(id, ENOMEM, NULL);
+    if (error || !attach_spawner(proc, id, fields)) {
+        stream_refuse(id, error ? error : ENOMEM, "starting a process");
         proc_kill(proc);
     }
 }

@@ -146,6 +146,7 @@
     X(RSS_BYTES, 49, INTEGER)   \
     X(CPU_US, 50, INTEGER)      \
     X(QUIET, 51, INTEGER)       \
+    X(MERGE, 52, INTEGER)       \
     X(PATH, 60, STRING)         \
     X(OFFSET, 61, INTEGER)      \
     X(LIMIT, 62, INTEGER)       \

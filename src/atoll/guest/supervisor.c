@@ -45,7 +45,7 @@
 enum {
     EXIT_NOT_FOUND = 127,
     EXIT_CANNOT_RUN = 126,
-    PARKED_FROM = 100,     /* descriptors are moved up here while 0 to 10 are put in place */
+    PARKED_FROM = 3 + MAX_CHANNELS, /* descriptors are moved up here while those below are put in place */
     SWEEP_PAUSE_MS = 2,
     QUICK_SWEEPS = 8,
     HOLD_MS = 300, /* how long zombies are left unreaped to fill the process limit, against processes that fork */
@@ -54,6 +54,8 @@ enum {
 };
 
 static const char default_path[] = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+static const char too_few_descriptors[] = "its descriptors do not fit into the limit on open files of the sandbox's guest";
 
 /* The program to start, prepared before the fork so that the child only makes system calls. */
 struct program {
@@ -65,6 +67,7 @@ struct program {
     const char *path; /* "PATH=…" */
     char *cwd;
     int terminal; /* the slave side */
+    bool merge; /* stderr is stdout */
     struct rlimit nofile;
     volatile int error; /* an errno of the child before execve() */
     const char *volatile about;
@@ -197,6 +200,7 @@ static int prepare(struct program *program, const struct spawn_job *job, const c
     program->argv = make_argv(fields, program->line);
     program->env = make_env(fields, &program->account);
     program->cwd = fields_string(fields, TAG_CWD);
+    program->merge = fields_int(fields, TAG_MERGE, 0) == 1;
     *about = NULL;
     if (!program->argv || !program->env)
         return ENOMEM;
@@ -243,21 +247,24 @@ static _Noreturn void give_up(struct program *program, int error, const char *ab
     _exit(EXIT_CANNOT_RUN);
 }
 
-static void place_descriptors(const struct program *program)
+/* All or none: output of a program that runs without one of its descriptors would be lost without a word. */
+static void place_descriptors(struct program *program)
 {
     const struct spawn_job *job = program->job;
     int from[3 + MAX_CHANNELS] = {job->in, job->out, job->err};
+    if (program->merge)
+        from[2] = job->out;
     if (program->terminal >= 0)
         from[0] = from[1] = from[2] = program->terminal;
     for (int i = 0; i < job->extra_count; i++)
         from[3 + i] = job->extras[i];
     int count = 3 + job->extra_count;
     for (int i = 0; i < count; i++)
-        if (from[i] >= 0)
-            from[i] = fcntl(from[i], F_DUPFD_CLOEXEC, PARKED_FROM);
+        if (from[i] >= 0 && (from[i] = fcntl(from[i], F_DUPFD_CLOEXEC, PARKED_FROM)) < 0)
+            give_up(program, errno == EINVAL ? EMFILE : errno, too_few_descriptors);
     for (int i = 0; i < count; i++)
-        if (from[i] >= 0)
-            dup2(from[i], i); /* 0 stays /dev/null when there is no input */
+        if (from[i] >= 0 && dup2(from[i], i) < 0) /* 0 stays /dev/null when there is no input */
+            give_up(program, errno == EBADF ? EMFILE : errno, too_few_descriptors);
 }
 
 static void reset_signals(void)
@@ -274,10 +281,12 @@ static void reset_signals(void)
 }
 
 /* The marker is an oom_score_adj above the guest's: when memory runs out, the program is killed first. */
-static void set_marker(int marker)
+static void set_marker(struct program *program, int marker)
 {
     char text[8];
     int fd = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
+    if (fd < 0 && (errno == EMFILE || errno == ENFILE))
+        give_up(program, errno, too_few_descriptors);
     if (fd >= 0) {
         (void)!write(fd, text, (size_t)snprintf(text, sizeof text, "%d", marker));
         close(fd);
@@ -359,7 +368,7 @@ static _Noreturn void become_program(struct program *program)
     place_descriptors(program);
     if (program->terminal >= 0)
         ioctl(0, TIOCSCTTY, 0);
-    set_marker(program->job->marker);
+    set_marker(program, program->job->marker);
     umask(022);
     setrlimit(RLIMIT_NOFILE, &program->nofile);
     int error = users_become(&program->account);
@@ -553,6 +562,13 @@ static bool take_job(struct spawn_job *job)
         int fds[MAX_ENDS], count = header ? (int)((header->cmsg_len - CMSG_LEN(0)) / sizeof *fds) : 0;
         if (header)
             memcpy(fds, CMSG_DATA(header), (size_t)count * sizeof *fds);
+        if (count != __builtin_popcount(command.ends)) { /* the kernel leaves out those above the limit */
+            while (count > 0)
+                close(fds[--count]);
+            report(job, REPORT_REFUSED, EMFILE, 0, too_few_descriptors);
+            report(job, REPORT_EMPTY, 0, 0, NULL);
+            continue;
+        }
         take_ends(job, command.ends, fds, count);
         job->fields = (struct fields){request, (size_t)size - sizeof command};
         job->marker = command.marker;

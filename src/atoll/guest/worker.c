@@ -419,8 +419,12 @@ static int start(struct worker *worker, struct fields fields, const struct opera
 static void keep_end(struct source *source, int *fd, void (*wake)(struct source *source))
 {
     source->fd = -1;
-    if (*fd >= 0 && loop_add(source, *fd, wake) == 0)
+    if (*fd < 0)
+        return;
+    if (loop_add(source, *fd, wake) == 0)
         *fd = -1; /* now owned by the loop */
+    else
+        source->fd = -1;
 }
 
 void worker_open(uint32_t id, struct fields fields, const struct operation *operation)
@@ -440,6 +444,8 @@ void worker_open(uint32_t id, struct fields fields, const struct operation *oper
         keep_end(&worker->status, &pipes.status[0], on_status);
         worker->out_done = worker->out.fd < 0;
         worker->status_done = worker->status.fd < 0;
+        if (operation->gives_output && worker->out_done)
+            kill(worker->pid, SIGKILL); /* it must not succeed without its output */
         if (operation->takes_input && worker->in.fd >= 0) {
             stream_listen(&worker->stream, 0);
             sink_begin(&worker->sink, &worker->in, SINK_CLOSE);

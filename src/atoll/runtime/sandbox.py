@@ -20,7 +20,7 @@ import anyio
 import anyio.lowlevel
 from anyio.abc import ByteStream, TaskGroup
 
-from atoll.contract.errors import AtollError, GuestProtocolError, SandboxDied, SandboxError
+from atoll.contract.errors import AtollError, GuestProtocolError, GuestUnresponsive, SandboxDied, SandboxError
 from atoll.contract.model import (
     Checkpoint,
     ExecBytes,
@@ -53,6 +53,8 @@ if TYPE_CHECKING:
 LOGIN_SHELL = shell_line("-l")
 
 _MAX_OOM_WATCHES = 256
+_CONNECTION_FAILURES = (SandboxDied, GuestUnresponsive)
+"""After these the next call connects again."""
 
 
 class SandboxOwner(Protocol):
@@ -95,6 +97,8 @@ class Sandbox:
     Raises:
         SandboxDied: the sandbox has ended, or the connection was lost during the call ("connection lost": then the
             next call connects again, and processes that are kept can be attached to).
+        GuestUnresponsive: it runs, but its guest has sent nothing for 30 s during the call, not even the answer to a
+            ping. The next call tries again.
         LaunchFailed: it never started.
         GuestProtocolError: it broke the protocol. Its processes are ended, and every later call raises this.
         InvalidRequest: an argument is wrong.
@@ -138,6 +142,7 @@ class Sandbox:
         cwd: str | None = None,
         user: str | None = None,
         stdin: bytes | str | None = None,
+        merge_stderr: bool = False,
         timeout_s: float | None = None,
         output_limit_bytes: int = OUTPUT_LIMIT_BYTES,
     ) -> ExecResult:
@@ -146,6 +151,7 @@ class Sandbox:
         Returns when the main process ends, even if it left processes running in the background. A program that cannot
         be started is exit code 127 or 126, as in a shell. stdout and stderr are kept up to `output_limit_bytes` each,
         head and tail; any amount passes with bounded memory. `cwd=None` is the user's home; `stdin=None` is empty.
+        With `merge_stderr`, stderr is part of stdout, in the order of writing.
         A time-out and a cancellation kill the command with all that it started, before this returns.
 
         Raises:
@@ -159,6 +165,7 @@ class Sandbox:
             env=env,
             cwd=cwd,
             stdin=_stdin(stdin),
+            merge_stderr=merge_stderr,
             timeout_s=timeout_s,
             output_limit_bytes=output_limit_bytes,
         )
@@ -172,6 +179,7 @@ class Sandbox:
         cwd: str | None = None,
         user: str | None = None,
         stdin: bytes | str | None = None,
+        merge_stderr: bool = False,
         timeout_s: float | None = None,
         output_limit_bytes: int = OUTPUT_LIMIT_BYTES,
         on_output: Callable[[bytes], None] | None = None,
@@ -186,6 +194,7 @@ class Sandbox:
             env=env,
             cwd=cwd,
             stdin=_stdin(stdin),
+            merge_stderr=merge_stderr,
             timeout_s=timeout_s,
             output_limit_bytes=output_limit_bytes,
             on_output=on_output,
@@ -200,17 +209,23 @@ class Sandbox:
         cwd: str | None = None,
         user: str | None = None,
         stdin: bool = False,
+        merge_stderr: bool = False,
         pty: tuple[int, int] | None = None,
         keep: bool = True,
         channels: int = 0,
+        start_timeout_s: float | None = None,
     ) -> Process:
         """Start a command and return while it runs.
 
         `pty` gives it a terminal of so many rows and columns; its output is then all stdout. With `keep` it outlives
         this handle, this connection and this program, until it ends or is killed. `channels` is a number of extra
         two-way byte streams, at descriptors 3 and up of the process. If this is cancelled, nothing of the command runs.
+        With `merge_stderr`, stderr is part of stdout. `start_timeout_s` is how long connecting (and waking, if the
+        sandbox sleeps) and starting may take together.
 
         Raises:
+            ExecTimeout: it did not start within `start_timeout_s`; nothing of it runs.
+            GuestUnresponsive: it did not start within `start_timeout_s`, and it is not known whether it runs.
             PathNotFound, PathNotDirectory, PermissionDenied: `cwd` cannot be used.
         """
         request = ExecRequest(
@@ -219,12 +234,14 @@ class Sandbox:
             env=env,
             cwd=cwd,
             stdin=stdin,
+            merge_stderr=merge_stderr,
             pty=pty,
             keep=keep,
             channels=channels,
         )
         watch = OomWatch(self._oom_kills)
-        started = await process.spawn(self._open, request, await self._command_environment(), watch)
+        environment = await self._command_environment()
+        started = await process.spawn(self._open, request, environment, watch, start_timeout_s=start_timeout_s)
         self._oom_watches[started.id] = watch
         if len(self._oom_watches) > _MAX_OOM_WATCHES:
             self._oom_watches.popitem(last=False)
@@ -544,9 +561,10 @@ class Sandbox:
             await self._finish(connection)
 
     def _record_failure(self, connection: GuestConnection) -> None:
-        """A failed launch or a violation of the protocol ends the sandbox; a lost connection does not."""
+        """A failed launch or a violation of the protocol ends the sandbox; a lost connection does not, and neither does
+        a guest that does not answer for now."""
         failure = connection.failure
-        if self._failure is None and failure is not None and failure.kind is not SandboxDied:
+        if self._failure is None and failure is not None and failure.kind not in _CONNECTION_FAILURES:
             self._failure = failure
 
     async def _finish(self, connection: GuestConnection) -> None:

@@ -38,10 +38,13 @@ enum {
     SETTLING_NS = 100000000,
 };
 
-/* Files with several hard links: the path of the first copy. */
+/* Files with several hard links: the path of the first copy. One whose path is too long for a system call has one more
+ * link while the copy is made, named by the inode of its source, in the directory `twins` beside `upper`: without it,
+ * each of its names would become a copy of its data. */
 struct twin {
     struct twin *next;
     ino_t inode;
+    bool staged;
     char path[];
 };
 
@@ -54,6 +57,7 @@ struct taken {
 
 static struct twin *twins[BUCKETS];
 static int target_root;
+static int staging = -1; /* the directory `twins`, once there is one */
 static bool clones;     /* the file system supports FICLONE */
 static bool from_committed; /* the source is a committed layer, which is never written */
 static const char *opaque = "trusted.overlay.opaque";
@@ -155,6 +159,69 @@ static struct twin **find_twin(ino_t inode)
     return at;
 }
 
+static void forget_twin(struct twin **at)
+{
+    struct twin *twin = *at;
+    *at = twin->next;
+    if (twin->staged && unlinkat(staging, twin->path, 0) < 0)
+        fail("twins");
+    free(twin);
+}
+
+/* False: there is none yet, or its copy has as many names as a file may have. */
+static bool link_twin(struct twin **at, int to, const char *name)
+{
+    if (!*at)
+        return false;
+    if (linkat((*at)->staged ? staging : target_root, (*at)->path, to, name, 0) == 0)
+        return true;
+    if (errno != EMLINK)
+        fail("link");
+    forget_twin(at);
+    return false;
+}
+
+static int open_staging(void)
+{
+    if (mkdirat(target_root, "../twins", 0700) < 0)
+        fail("twins");
+    int fd = openat(target_root, "../twins", O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (fd < 0)
+        fail("twins");
+    return fd;
+}
+
+static void remember_twin(ino_t inode, int to, const char *name)
+{
+    char number[32];
+    bool staged = path_length >= PATH_MAX;
+    if (staged && staging < 0)
+        staging = open_staging();
+    snprintf(number, sizeof number, "%llu", (unsigned long long)inode);
+    if (staged && linkat(to, name, staging, number, 0) < 0) {
+        if (errno == EMLINK)
+            return;
+        fail("twins");
+    }
+    const char *kept = staged ? number : path;
+    struct twin *twin = malloc(sizeof *twin + strlen(kept) + 1), **at = find_twin(inode);
+    if (!twin)
+        fail("memory");
+    *twin = (struct twin){.next = *at, .inode = inode, .staged = staged};
+    strcpy(twin->path, kept);
+    *at = twin;
+}
+
+static void forget_twins(void)
+{
+    for (int i = 0; i < BUCKETS; i++)
+        while (twins[i])
+            forget_twin(&twins[i]);
+    if (staging >= 0 && (close(staging) < 0 || unlinkat(target_root, "../twins", AT_REMOVEDIR) < 0))
+        fail("twins");
+    staging = -1;
+}
+
 static int64_t changed_ns(const struct stat *status)
 {
     return (int64_t)status->st_ctim.tv_sec * SECOND_NS + status->st_ctim.tv_nsec;
@@ -202,25 +269,30 @@ static bool linked(int from, const char *name, int to, const char *as)
     return !clones && linkat(from, name, to, as, 0) == 0;
 }
 
-/* Takes a file from the earlier copy if it is unchanged since, and adds it to the index for the next copy. */
-static bool unchanged(int to, const char *name, const struct stat *seen)
+static struct taken taken_now(const struct stat *seen)
 {
-    const struct taken now = {path_hash(), seen->st_ino, changed_ns(seen)};
+    return (struct taken){path_hash(), seen->st_ino, changed_ns(seen)};
+}
+
+/* Adds a file to the index for the next copy. */
+static void add_to_index(const struct stat *seen)
+{
+    const struct taken now = taken_now(seen);
     if (now.changed_ns < settled_ns && fwrite(&now, sizeof now, 1, index_file) != 1)
         fail("index");
+}
+
+/* Takes a file from a committed layer: the earlier copy, if it is unchanged since, or the layer that is merged. */
+static bool take_committed(int from, int to, const char *name, const struct stat *seen)
+{
+    if (!index_file)
+        return from_committed && shift == 0 && linked(from, name, to, name);
+    const struct taken now = taken_now(seen);
     return known && find_known(&now)->inode && linked(since, path, to, name);
 }
 
-static void copy_file(int from, int to, const char *name, const struct stat *seen)
+static void copy_content(int from, int to, const char *name)
 {
-    if (index_file ? unchanged(to, name, seen) : from_committed && shift == 0 && linked(from, name, to, name))
-        return;
-    struct twin **twin = seen->st_nlink > 1 ? find_twin(seen->st_ino) : NULL;
-    if (twin && *twin) {
-        if (linkat(target_root, (*twin)->path, to, name, 0) < 0)
-            fail("link");
-        return;
-    }
     struct stat status;
     int source = openat(from, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_NOATIME | O_CLOEXEC);
     if (source < 0 && errno == EPERM)
@@ -238,13 +310,19 @@ static void copy_file(int from, int to, const char *name, const struct stat *see
     finish(source, target, &status);
     close(source);
     close(target);
-    if (twin && path_length < PATH_MAX) {
-        *twin = malloc(sizeof **twin + path_length + 1);
-        if (!*twin)
-            fail("memory");
-        **twin = (struct twin){.inode = seen->st_ino};
-        memcpy((*twin)->path, path, path_length + 1);
-    }
+}
+
+static void copy_file(int from, int to, const char *name, const struct stat *seen)
+{
+    bool has_twins = seen->st_nlink > 1;
+    if (index_file)
+        add_to_index(seen);
+    if (has_twins && link_twin(find_twin(seen->st_ino), to, name))
+        return;
+    if (!take_committed(from, to, name, seen))
+        copy_content(from, to, name);
+    if (has_twins)
+        remember_twin(seen->st_ino, to, name);
 }
 
 static void copy_link(int from, int to, const char *name, const struct stat *status)
@@ -451,17 +529,9 @@ void copy_layer(const char *source, const char *target, const char *earlier)
         read_index(file);
     }
     copy_directory(open_upper_or_fail(source), target_root, 0);
+    forget_twins();
     if (fclose(index_file) != 0)
         fail("index");
-}
-
-static void forget_twins(void)
-{
-    for (int i = 0; i < BUCKETS; i++)
-        for (struct twin *twin; (twin = twins[i]);) {
-            twins[i] = twin->next;
-            free(twin);
-        }
 }
 
 void merge_layers(const char *target, unsigned owner, char **layers, int count, bool rootless)

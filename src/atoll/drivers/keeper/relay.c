@@ -34,7 +34,12 @@ enum {
     ACTIVITY_MS = 1000,      /* the shortest interval between two writes of the time of the last use */
     FREEZE_TIMEOUT_MS = 5000,
     FREEZE_RETRY_MS = 100,
+    SILENCE_TICK_MS = 5000,
+    PING_TICK = 2,           /* ticks of silence after which the guest is asked to answer */
+    STALLED_TICK = 6,        /* ticks of silence after which clients no longer wait for it */
 };
+
+#define PING_STREAM (1U << 31) /* no client's stream: those have less than 31 bits */
 
 struct buffer {
     uint8_t *data;
@@ -69,6 +74,10 @@ static bool paused;  /* the sandbox is frozen until it is next used */
 static int holders;
 static unsigned open_streams;
 static int64_t used_ms, recorded_ms;
+static bool asked;        /* a client's frame was relayed, and the guest has sent nothing since */
+static bool pinged;       /* a ping was sent that is not answered */
+static int silent_ticks;  /* how many ticks the guest has been silent while it was awaited */
+static int64_t tick_ms;   /* the next tick; 0: the guest is not awaited */
 
 /* ---- buffers ---- */
 
@@ -570,6 +579,10 @@ static struct client *take_guest_frame(uint8_t *frame)
         first_frame(&h, frame);
         return NULL;
     }
+    if (h.stream == PING_STREAM && pinged && h.type == FRAME_END) {
+        pinged = false;
+        return NULL;
+    }
     struct stream **at = find(h.stream), *s = *at;
     if (!s)
         violation("frame of a stream that is not open");
@@ -721,6 +734,7 @@ static void take_from_client(struct client *c)
             wake();
         else if (verdict)
             resume();
+        asked |= verdict > 0;
         if (verdict == 0 || !run) {
             if (run)
                 send_to_guest(run, run_size);
@@ -753,6 +767,70 @@ static void accept_client(void)
     clients[slot] = (struct client){.fd = fd};
     had_client = true;
     greet(&clients[slot]);
+}
+
+/* ---- a guest that does not answer ----
+ *
+ * Root inside can stop the guest with SIGSTOP (gVisor), and a client must not wait for it without end. While the guest
+ * is awaited and sends nothing, the keeper pings it, which it answers in its loop however long its operations take;
+ * clients that wait are sent GONE if it does not. Ticks are counted, not time: when this process or the machine stood
+ * still, that is one tick, and whatever the guest sent meanwhile is read first. */
+
+static bool is_awaited(void)
+{
+    return hello_size && !paused && !holders && !shutdown_sent && (open_streams || asked || used(&to_guest));
+}
+
+/* A SIGNAL for a process that does not exist. */
+static void ping(void)
+{
+    uint8_t frame[HEADER_SIZE + 56], fields[56];
+    const int64_t op = OP_SIGNAL, none = 0;
+    uint32_t size = put_field(fields, TAG_OP, &op, 8);
+    size += put_field(fields + size, TAG_PROC, &none, 8);
+    size += put_field(fields + size, TAG_SIGNAL, &none, 8);
+    send_to_guest(frame, put_frame(frame, FRAME_OPEN, PING_STREAM, fields, size));
+    pinged = true;
+}
+
+/* To every client that waits for an answer. Its streams are reset. */
+static void send_stalled(void)
+{
+    uint8_t frame[HEADER_SIZE + 512];
+    char message[256];
+    int seconds = silent_ticks * SILENCE_TICK_MS / 1000;
+    snprintf(message, sizeof message, "stalled: the guest has sent nothing for %d s", seconds);
+    size_t size = gone_frame(frame, message, -1);
+    bool congested = used(&to_guest) > GUEST_QUEUE; /* then a client may wait whose frames were not read */
+    for (int i = 0; i < client_count; i++)
+        if (clients[i].fd >= 0 && (clients[i].streams || congested) && send_to_client(&clients[i], frame, size))
+            drop_client(&clients[i]);
+}
+
+static void tick(void)
+{
+    tick_ms = now_ms() + SILENCE_TICK_MS;
+    silent_ticks++;
+    if (silent_ticks >= PING_TICK && !pinged)
+        ping();
+    if (silent_ticks >= STALLED_TICK)
+        send_stalled();
+}
+
+/* Before each wait. */
+static void plan_tick(void)
+{
+    if (!is_awaited()) {
+        tick_ms = silent_ticks = 0;
+    } else if (!tick_ms) {
+        tick_ms = now_ms() + SILENCE_TICK_MS;
+    }
+}
+
+static void guest_was_heard(void)
+{
+    asked = false;
+    tick_ms = silent_ticks = 0;
 }
 
 /* ---- the loop ---- */
@@ -843,9 +921,19 @@ void relay_run(const struct relay_ends *given)
         int timeout = until >= 0 ? (int)(left < 0 ? 0 : left) : -1;
         if (hello_size && !shrunk && (timeout < 0 || timeout > IDLE_MS))
             timeout = IDLE_MS;
+        plan_tick();
+        if (tick_ms) {
+            int64_t tick_left = tick_ms - now_ms();
+            if (timeout < 0 || tick_left < timeout)
+                timeout = tick_left < 0 ? 0 : (int)tick_left;
+        }
         int ready = poll(polls, (nfds_t)n, timeout);
         if (ready < 0 && errno != EINTR)
             give_up("poll");
+        if (polls[0].revents)
+            guest_was_heard();
+        else if (tick_ms && now_ms() >= tick_ms)
+            tick();
         if (ready == 0 && !hello_size) {
             relay_fail(ends.listener, ETIMEDOUT, "the guest did not send HELLO within 20 s");
             finish("the guest did not send HELLO within 20 s", -1);

@@ -21,7 +21,7 @@ from typing import Protocol
 import anyio
 from anyio.abc import ByteStream, SocketAttribute, UNIXSocketStream
 
-from atoll.contract.errors import GuestProtocolError, InvalidRequest, LaunchFailed, SandboxDied
+from atoll.contract.errors import GuestProtocolError, GuestUnresponsive, InvalidRequest, LaunchFailed, SandboxDied
 from atoll.contract.protocol import (
     MAX_PAYLOAD,
     PROTOCOL_VERSION,
@@ -345,6 +345,11 @@ def _gone(fields: Fields, name: str) -> Failure:
     message = fields.text(Tag.MESSAGE).strip()
     if message.startswith("protocol:"):
         return Failure(GuestProtocolError, f"{name} broke the protocol and was ended: {message[9:].strip()}")
+    if message.startswith("stalled:"):
+        return Failure(
+            GuestUnresponsive,
+            f"{name} does not answer: {message[8:].strip()}; try again later, or destroy it",
+        )
     if not message and Tag.SIGNAL in fields:
         message = f"its first process was ended by signal {fields.integer(Tag.SIGNAL)}"
     elif not message and Tag.EXIT_CODE in fields:

@@ -7,18 +7,35 @@ sandbox gets. Not here: running it (`process.py`). Used by `sandbox.py` and `pro
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from atoll.contract.errors import InvalidRequest
 from atoll.contract.inside import DEFAULT_PATH
 from atoll.contract.model import check_env
-from atoll.contract.protocol import MAX_CHANNELS, Tag, encode_fields
+from atoll.contract.protocol import FIRST_CHANNEL, MAX_CHANNELS, Tag, encode_fields, encode_text
 from atoll.runtime.guest.frames import name_user
 
 DEFAULT_TERM = "xterm-256color"
 OUTPUT_LIMIT_BYTES = 16 * 1024 * 1024
 """Output that is kept of each stream, unless the request says otherwise."""
+MAX_ARGUMENT_BYTES = 128 * 1024 - 1
+"""The longest argument that Linux takes (MAX_ARG_STRLEN, less the NUL)."""
+MAX_COMMAND_BYTES = 2 * 1024 * 1024
+"""A shell line, or all arguments together; Linux takes no more arguments either."""
+
+_MAX_REQUEST_BYTES = 192 * 1024  # arguments that fit into one frame, with room for the environment and paths
+_COMMAND_END = b"#atoll-end"
+_SHOWN = 200
+_LAST_SCRIPT_DESCRIPTOR = 9  # a POSIX shell redirects descriptors of one digit
+
+# Reads the line from an extra channel, in full or not at all, and leaves nothing of that to it but a variable less.
+_FROM_CHANNEL = (
+    "_atoll_line=$(cat <&{fd}); exec {fd}<&-; case $_atoll_line in *'{end}') ;; "
+    "*) echo 'the command did not arrive in full' >&2; exit 126;; esac; "
+    "eval \"unset _atoll_line; ${{_atoll_line%'{end}'}}\""
+)
 
 
 def shell_line(arguments: str) -> str:
@@ -74,6 +91,8 @@ class ExecRequest:
     """Rows and columns of a terminal; stdin is then open. Unset: no terminal."""
     keep: bool = False
     """True: it outlives the stream, the connection and the program that started it. False: it is killed with them."""
+    merge_stderr: bool = False
+    """True: stderr is written to stdout, in the order of writing. False: they are two streams."""
     channels: int = 0
     """Two-way byte streams at descriptors 3 and up. 0: none."""
     timeout_s: float | None = None
@@ -87,7 +106,7 @@ class ExecRequest:
         """The fields of SPAWN. With `no_started_event`, the guest does not report that it has started.
 
         Raises:
-            InvalidRequest: there is no command, it holds a NUL, or a number is out of range.
+            InvalidRequest: there is no command, it holds a NUL or is too long, or a number is out of range.
         """
         if not 0 <= self.channels <= MAX_CHANNELS:
             raise InvalidRequest(f"channels is {self.channels}; a process may have 0 to {MAX_CHANNELS}")
@@ -99,8 +118,9 @@ class ExecRequest:
             (Tag.CWD, self.cwd),
             (Tag.STDIN, None if self.stdin is False else 1),
             (Tag.KEEP, 1 if self.keep else None),
+            (Tag.MERGE, 1 if self.merge_stderr else None),
             (Tag.QUIET, 1 if no_started_event else None),
-            (Tag.CHANNELS, self.channels or None),
+            (Tag.CHANNELS, (self.channels + self.is_long) or None),
         ]
         if self.pty is not None:
             rows, cols = check_size(*self.pty)
@@ -108,12 +128,70 @@ class ExecRequest:
         if isinstance(self.command, str):
             if not self.command.strip():
                 raise InvalidRequest("the command is empty; give a line for the shell, or a list of arguments")
+        elif not self.command or not self.command[0]:
+            raise InvalidRequest("the command is empty; its first argument must name a program")
+        if self.is_long:
+            fields.append((Tag.SHELL, self._reader()))
+        elif isinstance(self.command, str):
             fields.append((Tag.SHELL, self.command))
         else:
-            if not self.command or not self.command[0]:
-                raise InvalidRequest("the command is empty; its first argument must name a program")
             fields += [(Tag.ARGV, argument) for argument in self.command]
         return encode_fields(fields) + environment.encode(self.env, terminal=self.pty is not None)
+
+    @property
+    def is_long(self) -> bool:
+        """Whether the command is sent as `script` on the channel after the requested ones: a shell line that is longer
+        than an argument may be, or arguments that do not fit into one frame. A shell of the image reads it."""
+        command = self.command
+        if isinstance(command, str):
+            return len(command) * 4 > MAX_ARGUMENT_BYTES and len(encode_text(command, "shell")) > MAX_ARGUMENT_BYTES
+        size = sum(map(len, command)) + 6 * len(command)
+        return size * 4 > MAX_ARGUMENT_BYTES and _arguments_bytes(command) > _MAX_REQUEST_BYTES
+
+    def script(self) -> bytes:
+        """What is sent on that channel, of a command that is long.
+
+        Raises:
+            InvalidRequest: it is longer than `MAX_COMMAND_BYTES`, or holds a NUL.
+        """
+        line = self.command if isinstance(self.command, str) else "exec " + shlex.join(self.command)
+        raw = encode_text(line, "command")
+        size = len(raw) if isinstance(self.command, str) else _arguments_bytes(self.command)
+        if size > MAX_COMMAND_BYTES:
+            raise InvalidRequest(
+                f"the command takes {size} bytes; it may take {MAX_COMMAND_BYTES}. Write what is long to a file first, "
+                "or send it through stdin"
+            )
+        if b"\0" in raw:
+            raise InvalidRequest("the command holds a NUL character, which no argument can")
+        return raw + _COMMAND_END
+
+    def _reader(self) -> str:
+        """The shell line that reads the script. Begins with a comment that shows the command in lists of processes."""
+        descriptor = FIRST_CHANNEL + self.channels
+        if descriptor > _LAST_SCRIPT_DESCRIPTOR:
+            raise InvalidRequest(
+                f"channels is {self.channels}; a command of more than {MAX_ARGUMENT_BYTES} bytes may have "
+                f"{_LAST_SCRIPT_DESCRIPTOR - FIRST_CHANNEL}"
+            )
+        shown = self.command[:_SHOWN] if isinstance(self.command, str) else " ".join(self.command[:8])[:_SHOWN]
+        line = _FROM_CHANNEL.format(fd=descriptor, end=_COMMAND_END.decode())
+        return f"# {' '.join(shown.split())} ...\n{line}"
+
+
+def _arguments_bytes(arguments: Sequence[str]) -> int:
+    """What they take in a frame.
+
+    Raises:
+        InvalidRequest: one of them is longer than Linux takes.
+    """
+    sizes = [len(encode_text(argument, "argument")) for argument in arguments]
+    if (longest := max(sizes, default=0)) > MAX_ARGUMENT_BYTES:
+        raise InvalidRequest(
+            f"argument {sizes.index(longest)} takes {longest} bytes; Linux takes {MAX_ARGUMENT_BYTES} in one argument. "
+            "Write it to a file first, or send it through stdin"
+        )
+    return sum(sizes) + 6 * len(sizes)
 
 
 def check_timeout(timeout_s: float | None) -> float | None:

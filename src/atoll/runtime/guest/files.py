@@ -31,6 +31,7 @@ from atoll.contract.errors import (
     PathNotDirectory,
     PathNotFound,
     SandboxError,
+    UserNotFound,
 )
 from atoll.contract.model import FileChange, FileEntry, FileKind, FileStat, Match
 from atoll.contract.protocol import Change, Fields, FileType, Op, Problem, Tag, encode_fields
@@ -654,7 +655,7 @@ def _change(record: Fields) -> FileChange:
 
 def _error(op: Op, problem: Problem, path: str, user: str) -> AtollError:
     if problem.no_such_user:
-        return InvalidRequest(f"there is no user {user!r} in the sandbox")
+        return UserNotFound(user)
     if op is Op.CHOWN and problem.number == errno.ENOENT and problem.about == "no such owner":
         return InvalidRequest(f"{path}: there is no such owner in the sandbox")
     if op is Op.GREP and problem.number == errno.EINVAL:

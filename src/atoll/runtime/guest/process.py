@@ -26,10 +26,12 @@ from atoll.contract.errors import (
     AtollError,
     ExecTimeout,
     GuestProtocolError,
+    GuestUnresponsive,
     InvalidRequest,
     ProcessNotFound,
     SandboxDied,
     SandboxError,
+    UserNotFound,
 )
 from atoll.contract.model import (
     ExecBytes,
@@ -60,7 +62,7 @@ from atoll.runtime.guest.exec_request import (
     check_size,
     check_timeout,
 )
-from atoll.runtime.guest.stream import ChannelStream, ResultLimit, Stream
+from atoll.runtime.guest.stream import ABANDON_S, ChannelStream, ResultLimit, Stream
 
 KILL_S = 10.0
 """How long a killed command may take to end."""
@@ -99,10 +101,18 @@ class TimeLimit:
     passes output on while the command runs, uses it through `Process.time_limit`.
     """
 
-    __slots__ = ("_on_expiry", "_stream", "_timer", "expired", "timeout_s")
+    __slots__ = ("_elapsed_s", "_on_expiry", "_stream", "_timer", "expired", "timeout_s")
 
-    def __init__(self, stream: Stream, timeout_s: float | None, on_expiry: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        stream: Stream,
+        timeout_s: float | None,
+        on_expiry: Callable[[], None] | None = None,
+        *,
+        elapsed_s: float = 0,
+    ) -> None:
         self.timeout_s = check_timeout(timeout_s)
+        self._elapsed_s = elapsed_s
         self.expired = False
         """True: the command had not ended in time, and the order to kill it was sent."""
         self._stream = stream
@@ -111,7 +121,8 @@ class TimeLimit:
 
     def __enter__(self) -> Self:
         if self.timeout_s is not None:
-            self._timer = asyncio.get_running_loop().call_later(self.timeout_s, self._expire)
+            left_s = max(0.0, self.timeout_s - self._elapsed_s)
+            self._timer = asyncio.get_running_loop().call_later(left_s, self._expire)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -136,7 +147,8 @@ def read_end(result: Fields, request: ExecRequest) -> tuple[Exited, bool]:
     """How a process ended, and whether the host had asked for it.
 
     Raises:
-        InvalidRequest: the request was wrong, or there is no such user.
+        InvalidRequest: the request was wrong.
+        UserNotFound: there is no such user.
         FileError: the working directory cannot be used.
         SandboxError: how it ended is not known.
         GuestProtocolError: END is malformed.
@@ -164,7 +176,7 @@ def _start_error(problem: Problem, request: ExecRequest) -> AtollError:
     if number == errno.ECANCELED:
         return SandboxError(f"{what!r} was cancelled before it ended, so how it ended is not known")
     if problem.no_such_user:
-        return InvalidRequest(f"there is no user {user!r} in the sandbox")
+        return UserNotFound(user)
     if number in FILE_ERRORS and cwd is not None:
         return FILE_ERRORS[number](f"{cwd}: cannot be the working directory: {problem.words}", number=number, path=cwd)
     if number == errno.EINVAL:
@@ -238,18 +250,24 @@ async def run(
     out, err = Collector(limit_bytes), Collector(limit_bytes)
 
     def sink(channel: int, data: bytes) -> None:
+        if channel not in _NAMES:
+            return
         (out if channel == STDOUT else err).add(data)
         if on_output is not None:
             on_output(data)
 
     watch = OomWatch(oom_kills)
-    send = () if stdin is False else (0,)
-    stream = await opener(Op.SPAWN, fields, receive=(STDOUT, STDERR), send=send, sink=sink)
+    script = request.script() if request.is_long else None
+    scripts = () if script is None else (FIRST_CHANNEL,)
+    send = scripts if stdin is False else (0, *scripts)
+    stream = await opener(Op.SPAWN, fields, receive=(STDOUT, STDERR), send=send, dedicated=scripts, sink=sink)
     limit = TimeLimit(stream, request.timeout_s)
     ended = False
     try:
         async with stream:
             with anyio.move_on_after(None if limit.timeout_s is None else limit.timeout_s + KILL_S), limit:
+                if script is not None:
+                    await _feed(stream, script, FIRST_CHANNEL)
                 if not isinstance(stdin, bool):
                     await _feed(stream, stdin)
                 await stream.ended()
@@ -283,12 +301,12 @@ async def wait_tree_exit(opener: OpenStream, stream: Stream) -> None:
             await answer.ended()
 
 
-async def _feed(stream: Stream, stdin: bytes) -> None:
+async def _feed(stream: Stream, data: bytes, channel: int = 0) -> None:
     try:
-        await stream.send(stdin)
+        await stream.send(data, channel)
     except anyio.BrokenResourceError:
         return  # it ended without reading all of its input, as any program may
-    stream.send_eof()
+    stream.send_eof(channel)
 
 
 def to_result(exited: Exited, out: Collector, err: Collector, *, timed_out: bool = False) -> ExecResult:
@@ -327,27 +345,66 @@ def to_bytes(exited: Exited, out: Collector, err: Collector) -> ExecBytes:
 # ------------------------------------------------------------------------------------------------ start and attach
 
 
-async def spawn(opener: OpenStream, request: ExecRequest, environment: Environment, watch: OomWatch) -> Process:
+async def spawn(
+    opener: OpenStream,
+    request: ExecRequest,
+    environment: Environment,
+    watch: OomWatch,
+    *,
+    start_timeout_s: float | None = None,
+) -> Process:
     """Start a command. If this fails or is cancelled, nothing of the command runs.
 
     Raises:
-        what `read_end` and the connection raise.
+        ExecTimeout: its start was not reported in time.
+        GuestUnresponsive: neither its start nor its end was reported in time.
+        and what `read_end` and the connection raise.
     """
-    channels = range(FIRST_CHANNEL, FIRST_CHANNEL + request.channels)
-    stream = await opener(
+    check_timeout(start_timeout_s)
+    stream: Stream | None = None
+    try:
+        with anyio.move_on_after(start_timeout_s):
+            stream = await _open_spawn(opener, request, environment)
+            process = await _started(opener, stream, request, watch)
+            stream.drops_unread = request.keep
+            if request.is_long:
+                channel = FIRST_CHANNEL + request.channels
+                await _feed(stream, request.script(), channel)
+                stream.discard(channel)
+            return process
+    except BaseException:
+        if stream is not None:
+            await _kill_started(opener, stream)
+        raise
+    if stream is not None and not await _kill_started(opener, stream):
+        raise GuestUnresponsive(
+            f"the sandbox does not answer: the command had not started after {start_timeout_s:g} s, and the order to "
+            f"kill it was not answered within {ABANDON_S:g} s"
+        )
+    killed = Exited(
+        exit_code=128 + signals.SIGKILL, signal=signals.SIGKILL, duration_s=0, stdout_total=0, stderr_total=0
+    )
+    message = f"the command timed out after {start_timeout_s:g} s, before it had started"
+    raise ExecTimeout(message, to_result(killed, Collector(0), Collector(0), timed_out=True))
+
+
+async def _kill_started(opener: OpenStream, stream: Stream) -> bool:
+    """Kill a command whose start was not reported yet. False: its end is not known."""
+    stream.control(*_KILL_TREE)
+    await stream.abandon()
+    await wait_tree_exit(opener, stream)
+    return stream.result is not None
+
+
+async def _open_spawn(opener: OpenStream, request: ExecRequest, environment: Environment) -> Stream:
+    channels = range(FIRST_CHANNEL, FIRST_CHANNEL + request.channels + request.is_long)
+    return await opener(
         Op.SPAWN,
         request.encode(environment),
         receive=(STDOUT, STDERR),
         send=(*(() if request.stdin is False and request.pty is None else (0,)), *channels),
         dedicated=channels,
     )
-    try:
-        return await _started(opener, stream, request, watch)
-    except BaseException:
-        stream.control(*_KILL_TREE)
-        await stream.abandon()
-        await wait_tree_exit(opener, stream)
-        raise
 
 
 async def attach(
@@ -522,9 +579,10 @@ class Process:
     """A command that was started or attached to.
 
     An async iterator of what happens to it, in order: `Output`, `Gap` where output is missing, and `Exited` last.
-    A slow reader slows the process down, and nothing is lost; a process whose output is not read blocks once a
-    megabyte is buffered. At the end of its context, a process that is kept is detached from and runs on; any other is
-    killed with all that it started.
+    A slow reader slows the process down, and nothing is lost: it blocks once a megabyte is unread. A kept process whose
+    handle was never read from goes on nevertheless: the newest half megabyte of its output is kept for a first reader,
+    and the rest is a `Gap`. At the end of its context, a process that is kept is detached from and runs on; any other
+    is killed with all that it started.
     """
 
     def __init__(
@@ -626,15 +684,16 @@ class Process:
         """Kill it with all that it started. Returns when the order is sent; `wait` returns when it has ended."""
         await self.signal(signals.SIGKILL, tree=True)
 
-    def time_limit(self, timeout_s: float | None) -> TimeLimit:
+    def time_limit(self, timeout_s: float | None, *, elapsed_s: float = 0) -> TimeLimit:
         """A context in which the process is killed with all that it started if it has not ended after so long.
 
+        `elapsed_s` of the time are over already, if its start counts.
         Go on reading to its end, then raise `TimeLimit.error` if `TimeLimit.expired`. None: no limit.
 
         Raises:
             InvalidRequest: the time is not above 0.
         """
-        return TimeLimit(self._stream, timeout_s, self._mark_killed)
+        return TimeLimit(self._stream, timeout_s, self._mark_killed, elapsed_s=elapsed_s)
 
     def _mark_killed(self) -> None:
         self._killed = True
@@ -685,6 +744,11 @@ class Process:
             return self._exited
         while self._unused_channels:
             self._stream.discard(FIRST_CHANNEL + self._unused_channels.pop())
+        self._stream.drops_unread = False
+        if self._stream.dropped:
+            channel, missing = self._stream.dropped.popitem()
+            self._offsets[channel] += missing
+            return Gap(stream=_NAMES[channel], offset=self._offsets[channel])
         item = None if self._detached else await self._stream.next()
         if self._detached:
             raise anyio.ClosedResourceError

@@ -180,6 +180,12 @@ class Stream:
         """The fields of END. None until it is received."""
         self.taken_bytes = 0
         """Bytes that `next` has returned so far."""
+        self.drops_unread = False
+        """True: until `next` is first called, the oldest bytes beyond half a window are dropped, so that the guest
+        never waits for credit."""
+        self.dropped: dict[int, int] = {}
+        """Bytes of each channel that were dropped so."""
+        self._unread_bytes = 0  # counted while `drops_unread`
         self._transport = transport
         self._window = window
         self._inbox = _Inbox()
@@ -201,6 +207,7 @@ class Stream:
         Raises:
             SandboxError: the connection failed before END.
         """
+        self.drops_unread = False
         while not self._inbox.items:
             if self.result is not None:
                 return None
@@ -420,6 +427,16 @@ class Stream:
             self._transport.post(encode_credit(self.number, channel, incoming.consumed))
             incoming.consumed = 0
 
+    def _drop_oldest(self) -> None:
+        items = self._inbox.items
+        while self._unread_bytes * 2 > self._window and len(items) > 1 and isinstance(items[0], Chunk):
+            item = self._inbox.take()
+            if isinstance(item, tuple):
+                channel, data = item
+                self._unread_bytes -= len(data)
+                self.dropped[channel] = self.dropped.get(channel, 0) + len(data)
+                self._consume(self._incoming[channel], channel, data)
+
     # ------------------------------------------------------------------------------------------- for the connection
 
     def on_data(self, channel: int, data: bytes) -> None:
@@ -438,6 +455,9 @@ class Stream:
             self._consume(incoming, channel, data)
         else:
             incoming.inbox.put(channel, data)
+            if self.drops_unread and incoming.inbox is self._inbox:
+                self._unread_bytes += len(data)
+                self._drop_oldest()
             self._wake()
 
     def on_eof(self, channel: int) -> None:

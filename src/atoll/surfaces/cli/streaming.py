@@ -93,6 +93,7 @@ async def run(sandbox: Sandbox, options: ExecOptions) -> int:
         OutputClosed: our output is no longer read; its tree is dead.
     """
     sink = _Captured() if options.as_json else _Passthrough()
+    began = anyio.current_time()
     process = await sandbox.spawn(
         options.command,
         env=_env(options),
@@ -101,15 +102,18 @@ async def run(sandbox: Sandbox, options: ExecOptions) -> int:
         stdin=options.stdin and terminal.stdin_offered(),
         pty=_pty(options),
         keep=False,
+        start_timeout_s=options.timeout_s,
     )
-    exited = await _connect(process, options, sink)
+    exited = await _connect(process, options, sink, elapsed_s=anyio.current_time() - began)
     if isinstance(sink, _Captured):
         result = sink.result(exited)
         render.emit_json({"sandbox": sandbox.name, "id": process.id, **result.model_dump(mode="json")})
     return exited.exit_code
 
 
-async def _connect(process: Process, options: ExecOptions, sink: _Passthrough | _Captured) -> Exited:
+async def _connect(
+    process: Process, options: ExecOptions, sink: _Passthrough | _Captured, *, elapsed_s: float = 0
+) -> Exited:
     """Pass input, output and window sizes until the main process ends.
 
     Raises:
@@ -117,7 +121,7 @@ async def _connect(process: Process, options: ExecOptions, sink: _Passthrough | 
         OutputClosed: our output is no longer read; its tree is dead.
     """
     exited: Exited | None = None
-    limit = process.time_limit(options.timeout_s)
+    limit = process.time_limit(options.timeout_s, elapsed_s=elapsed_s)
     with terminal.raw() if options.tty else nullcontext():
         async with process, anyio.create_task_group() as tasks:
             if process.stdin is not None and options.stdin and terminal.stdin_offered():

@@ -17,12 +17,14 @@ from atoll import (
     ExecResult,
     ExecTimeout,
     InvalidRequest,
+    Output,
     PathNotDirectory,
     PathNotFound,
     PermissionDenied,
     Sandbox,
     SandboxDied,
     Truncation,
+    UserNotFound,
 )
 from atoll.contract.model import RuntimeName
 from atoll.testing.inside import Peak, keeper_pid, running, until_running, wait_tree_exit
@@ -527,3 +529,86 @@ async def test_a_dead_sandbox_raises_and_never_returns_output(engine: Engine, sa
         return info.status == "error" and bool(info.reason) and info.pid is None
 
     await eventually(noticed, "it is listed as dead, with a reason")
+
+
+@pytest.mark.parametrize("size", [131_071, 131_072, 300_000, 1_500_000])
+async def test_a_shell_line_may_be_longer_than_an_argument(shared: Sandbox, size: int) -> None:
+    line = "x='%s'; echo ${#x} $#; ls /proc/self/fd | wc -l; cat; false; exit 3\n# end \\"
+    result = await shared.exec(line % ("y" * (size - len(line) + 2)), stdin="in\n")
+    plain = await shared.exec(line % "y", stdin="in\n")
+    assert result.stdout == plain.stdout.replace("1 0\n", f"{size - len(line) + 2} 0\n", 1)
+    assert (result.exit_code, result.stderr) == (3, plain.stderr)
+    assert (await shared.exec("false #" + "y" * size)).exit_code == 1
+    assert (await shared.exec("echo $0")).stdout == (await shared.exec("echo $0 #" + "y" * size)).stdout
+
+
+async def test_a_long_shell_line_can_be_spawned_with_channels_and_a_terminal(shared: Sandbox) -> None:
+    line = "echo $0; cat <&3; exit 4 #" + "y" * 400_000
+    async with await shared.spawn(line, channels=1, keep=False) as process:
+        channel = process.channel(0)
+        await channel.send(b"through the channel\n")
+        await channel.send_eof()
+        output = b"".join([event.data async for event in process if isinstance(event, Output)])
+        assert output.endswith(b"through the channel\n")
+        assert (await process.wait()).exit_code == 4
+    async with await shared.spawn("test -t 0 && echo yes #" + "y" * 400_000, pty=(24, 80), keep=False) as process:
+        assert b"yes" in b"".join([event.data async for event in process if isinstance(event, Output)])
+    with pytest.raises(InvalidRequest, match="may have 6"):
+        await shared.spawn(line, channels=7)
+
+
+async def test_a_long_shell_line_is_killed_when_its_time_is_over(shared: Sandbox) -> None:
+    with pytest.raises(ExecTimeout):
+        await shared.exec("sleep 31536000 #" + "y" * 400_000, timeout_s=0.5)
+
+
+async def test_arguments_may_take_together_what_linux_takes(shared: Sandbox) -> None:
+    some = ["it's", "", "new\nline", "$HOME", "*", *["z" * 100_000] * 15]
+    code = "import hashlib, sys; print(len(sys.argv), hashlib.sha256('|'.join(sys.argv[1:]).encode()).hexdigest())"
+    result = await shared.exec(["python3", "-c", code, *some])
+    digest = hashlib.sha256("|".join(some).encode()).hexdigest()
+    assert result.stdout == f"{len(some) + 1} {digest}\n"
+    assert (await shared.exec(["/no/such", *some])).exit_code == 127
+
+
+@pytest.mark.parametrize(
+    ("command", "limit"),
+    [
+        (["echo", "x" * 131_072], "131071"),
+        (["echo", "ü" * 65_536], "131071"),
+        (["echo", *["x" * 100_000] * 30], "2097152"),
+        ("echo " + "x" * 3_000_000, "2097152"),
+    ],
+    ids=["an argument", "an argument of wide characters", "arguments", "a line"],
+)
+async def test_what_is_too_long_is_refused_with_the_limit(
+    shared: Sandbox, command: str | list[str], limit: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=limit):
+        await shared.exec(command)
+
+
+async def test_an_unknown_user_is_an_error_of_its_own(shared: Sandbox) -> None:
+    for operation in (
+        lambda: shared.exec("true", user="no-such-user"),
+        lambda: shared.spawn("true", user="no-such-user"),
+        lambda: shared.files.read_bytes("/etc/passwd", user="no-such-user"),
+    ):
+        with pytest.raises(UserNotFound, match="'no-such-user'") as caught:
+            await operation()
+        assert isinstance(caught.value, InvalidRequest)
+        assert caught.value.to_dict()["details"] == {"user": "no-such-user"}
+
+
+async def test_stderr_can_be_part_of_stdout_in_the_order_of_writing(shared: Sandbox) -> None:
+    line = "for i in 1 2 3 4 5 6 7 8 9; do echo out $i; echo err $i >&2; done; exit 3"
+    expected = "".join(f"out {i}\nerr {i}\n" for i in range(1, 10))
+    for command in (line, ["sh", "-c", line], line + " #" + "y" * 200_000):
+        result = await shared.exec(command, merge_stderr=True)
+        assert (result.stdout, result.stderr, result.exit_code) == (expected, "", 3)
+    raw = await shared.exec_bytes(["no-such-program"], merge_stderr=True)
+    assert (raw.stdout, raw.stderr, raw.exit_code) == (b"no-such-program: command not found\n", b"", 127)
+    async with await shared.spawn(line, merge_stderr=True, keep=False) as process:
+        events = [event async for event in process if isinstance(event, Output)]
+    assert {event.stream for event in events} == {"stdout"}
+    assert b"".join(event.data for event in events).decode() == expected

@@ -733,3 +733,40 @@ async def test_a_dead_sandbox_ends_every_handle_with_an_error(sandbox: Sandbox) 
         with pytest.raises(SandboxDied):
             await collect(process, pieces)
         assert not pieces
+
+
+async def test_a_kept_process_goes_on_though_nobody_reads_its_output(sandbox: Sandbox) -> None:
+    total = 20_000_000
+    process = await sandbox.spawn(f"head -c {total} /dev/zero; echo end; echo done > done; exec sleep 31536000")
+
+    async def done() -> bool:
+        return (await sandbox.exec("cat done 2>/dev/null")).stdout == "done\n"
+
+    await eventually(done, "it has written all of its output")
+    await sandbox.kill(process.id)
+    events = [event async for event in process]
+    gap, exited = events[0], events[-1]
+    assert isinstance(gap, Gap)
+    assert isinstance(exited, Exited)
+    rest = [event for event in events if isinstance(event, Output)]
+    assert rest[0].offset == gap.offset > total - 2_000_000
+    assert b"".join(event.data for event in rest).endswith(b"\0end\n")
+    assert gap.offset + sum(len(event.data) for event in rest) == exited.stdout_total == total + 4
+
+
+async def test_a_process_is_held_up_by_a_reader_of_its_handle_and_loses_nothing(sandbox: Sandbox) -> None:
+    async with await sandbox.spawn("read -r x; head -c 5000000 /dev/zero", stdin=True) as process:
+        assert process.stdin is not None
+        async with anyio.create_task_group() as group:
+            received = 0
+
+            async def read() -> None:
+                nonlocal received
+                async for event in process:
+                    assert not isinstance(event, Gap)
+                    received += len(event.data) if isinstance(event, Output) else 0
+
+            group.start_soon(read)
+            await anyio.lowlevel.checkpoint()
+            await process.stdin.send(b"go\n")
+        assert received == 5_000_000
