@@ -63,6 +63,24 @@ def test_a_driver_of_another_package_comes_last_and_is_looked_for_only_when_need
     registry.check_name("elsewhere")
 
 
+def broken(state_dir: Path, machine: Machine) -> Iterator[Driver]:
+    raise OSError("it cannot be used")
+
+
+@pytest.mark.parametrize("factory", [f"{__name__}:broken", "no_such_module:drivers", f"{__name__}:nothing"])
+async def test_a_driver_of_another_package_that_cannot_be_loaded_is_named_by_doctor_and_breaks_nothing(
+    factory: str, state_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "_entry_points", lambda: [EntryPoint("elsewhere", factory, registry.GROUP)])
+    async with atoll.open(state_dir) as engine:
+        assert set(engine.drivers()) <= set(registry.BUILT_IN)
+        [found] = [each for each in engine.doctor() if each.topic == "elsewhere"]
+        assert not found.ok
+        assert factory.partition(":")[0] in found.detail
+        with pytest.raises(atoll.RuntimeUnavailable, match="the runtime elsewhere cannot be used"):
+            await engine.create(runtime="elsewhere")
+
+
 def test_a_package_cannot_replace_a_built_in_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def loaded() -> Callable[..., Any]:
         pytest.fail("it was loaded")

@@ -3,7 +3,8 @@
 A driver of another package registers itself in the entry-point group `atoll.drivers`. The entry point has the runtime's
 name and refers to a callable `(state_dir: Path, machine: Machine) -> Iterable[Driver]`, which returns no driver where
 the machine lacks something. Such a driver is used like a built-in one, after those, and by name. Entry points are
-looked up only when drivers are listed or a name is none of ours.
+looked up only when drivers are listed or a name is none of ours. A driver that cannot be loaded is not available, and
+`atoll doctor` says why.
 
 Not here: what a driver does (`oci.py`, `bwrap.py`), which one a sandbox gets (`runtime/engine.py`).
 """
@@ -53,9 +54,17 @@ class _Available(Mapping[RuntimeName, Driver]):
 
     @cached_property
     def _outside(self) -> dict[RuntimeName, Driver]:
-        factories: list[DriverFactory] = [entry.load() for entry in _entry_points() if entry.name not in BUILT_IN]
-        drivers = (driver for factory in factories for driver in factory(self._state_dir, self._machine))
-        return {driver.name: driver for driver in drivers if driver.name not in BUILT_IN}
+        drivers: dict[RuntimeName, Driver] = {}
+        self.failures: list[Diagnostic] = []
+        for entry in (entry for entry in _entry_points() if entry.name not in BUILT_IN):
+            try:
+                factory: DriverFactory = entry.load()
+                found = {driver.name: driver for driver in factory(self._state_dir, self._machine)}
+            except Exception as error:  # noqa: BLE001 - another package's code: it must not break what does not need it
+                self.failures.append(_cannot_load(entry, error))
+            else:
+                drivers |= {name: driver for name, driver in found.items() if name not in BUILT_IN}
+        return drivers
 
     def __getitem__(self, name: RuntimeName) -> Driver:
         return (self._built_in if name in BUILT_IN else self._outside)[name]
@@ -70,7 +79,20 @@ class _Available(Mapping[RuntimeName, Driver]):
 
 def doctor(state_dir: Path, machine: Machine | None = None) -> list[Diagnostic]:
     """What this machine supports and, for everything that is missing, the command that fixes it."""
-    return examine(state_dir, machine or read_machine(), _PACKAGES, by_name=(bwrap.NAME,))
+    machine = machine or read_machine()
+    drivers = _Available(state_dir, machine)
+    len(drivers)  # loads the outside drivers
+    return [*examine(state_dir, machine, _PACKAGES, by_name=(bwrap.NAME,)), *drivers.failures]
+
+
+def _cannot_load(entry: EntryPoint, error: Exception) -> Diagnostic:
+    package = entry.dist.name if entry.dist else entry.module
+    return Diagnostic(
+        topic=entry.name,
+        ok=False,
+        detail=f"the driver of the package {package} cannot be loaded: {type(error).__name__}: {error}",
+        fix=f"pip install --upgrade {package}",
+    )
 
 
 def check_name(name: RuntimeName, *, setting: str | None = None) -> None:
