@@ -244,7 +244,7 @@ class Driver(Protocol):
 
         Raises:
             Unenforceable: `Capabilities.memory_checkpoint` is false.
-            NotCheckpointable: a process holds something that cannot be saved. They go on; nothing was changed.
+            NotCheckpointable: a process holds something that cannot be saved. They go on, also if they were frozen.
             SandboxError: the processes could not be saved. They may have ended.
         """
         ...

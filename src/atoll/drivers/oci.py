@@ -299,7 +299,7 @@ class OciDriver:
     async def save(self, id: str, directory: Path, image: Path, *, lock: int) -> None:
         if not self.capabilities.memory_checkpoint:
             raise Unenforceable(f"{self.name} cannot save running processes here; use runsc as root")
-        await self._require_savable(id, directory)
+        await self._require_savable(id)
         await self.layers.remove(image)  # gVisor refuses a directory that an earlier save has used
         image.mkdir(mode=0o700)
         async with self.keeper.quiesced(directory):
@@ -309,7 +309,7 @@ class OciDriver:
             error = done.stderr.decode(errors="replace").strip().partition("\n")[0][:300]  # a stack trace follows
             raise SandboxError(f"{self.name} could not write the sandbox's processes to disk: {error}")
 
-    async def _require_savable(self, id: str, directory: Path) -> None:
+    async def _require_savable(self, id: str) -> None:
         """
         Raises:
             NotCheckpointable: a process holds something that this runtime cannot save: it would fail and end them all.
@@ -317,19 +317,13 @@ class OciDriver:
         look = ["exec", "--user", "0:0", "--cap", "CAP_SYS_PTRACE", id, GUEST, "--unsavable"]
         if not self._saves_epoll_waiters:  # as old a version loses message queues too
             look.append("queues")
-        frozen = self.is_frozen(id)
         found: list[str] = []
-        try:
-            if frozen:
+        with contextlib.suppress(SandboxError):
+            if self.is_frozen(id):
                 self._cgroups.thaw(id)
             done = await self._command.run_nsexec(*self._runtime(), *look, within_s=_LOOK_S, env=self._env())
             # Root inside may have forged this: it is shown, and nothing else.
             found = [line for line in done.stdout.decode(errors="replace").splitlines() if line.count("\t") == 2]
-        except SandboxError:
-            pass
-        finally:
-            if frozen and found:
-                await self.keeper.freeze(directory)
         if found:
             held = (line.split("\t") for line in found[:3])
             shown = ", ".join(f"{pid[:10]} ({command[:60]}) holds {what[:200]}" for pid, what, command in held)

@@ -257,8 +257,9 @@ class Lifecycle:
                 await self._end(manifest, driver, state)
             else:
                 try:
-                    await self._require_savable(manifest, driver)
-                    await self._save(manifest, driver, lock, state)
+                    async with self._staying_paused(manifest, driver):
+                        await self._require_savable(manifest, driver)
+                        await self._save(manifest, driver, lock, state)
                 except NotCheckpointable as error:
                     if state != "shutdown":
                         raise
@@ -305,6 +306,18 @@ class Lifecycle:
                 await driver.layers.remove(directory / str(asleep.memory))
             raise
         await driver.stop(manifest.run_id, directory)
+
+    @contextlib.asynccontextmanager
+    async def _staying_paused(self, manifest: Manifest, driver: Driver) -> AsyncIterator[None]:
+        """If its processes cannot be saved, pause a sandbox again that was paused: looking for them has resumed it."""
+        paused = driver.is_frozen(manifest.run_id)
+        try:
+            yield
+        except NotCheckpointable:
+            if paused:
+                with contextlib.suppress(SandboxError):
+                    await driver.keeper.freeze(self._store.directory(manifest.id))
+            raise
 
     async def _survives(self, manifest: Manifest, driver: Driver) -> bool:
         """Whether its processes go on after a save that failed. If gVisor began it, it ends them soon, in any case."""
@@ -426,10 +439,11 @@ class Lifecycle:
                 await anyio.to_thread.run_sync(partial(shutil.copytree, asleep, saved, copy_function=os.link))
             if with_memory and running:
                 _refuse_ephemeral(manifest)
-                await self._require_savable(manifest, driver)
-                self._checkpoints.directory(new_id).mkdir(mode=0o700)
                 try:
-                    await self._save(manifest, driver, lock, "sleeping", saved)
+                    async with self._staying_paused(manifest, driver):
+                        await self._require_savable(manifest, driver)
+                        self._checkpoints.directory(new_id).mkdir(mode=0o700)
+                        await self._save(manifest, driver, lock, "sleeping", saved)
                 except (NotCheckpointable, SandboxError):
                     with contextlib.suppress(OSError):
                         self._checkpoints.directory(new_id).rmdir()

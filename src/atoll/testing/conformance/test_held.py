@@ -207,9 +207,11 @@ async def test_a_sandbox_that_cannot_be_saved_pauses_or_shuts_down(engine: Engin
         await process.detach()
         while not await engine.sleep_unused("held", timedelta(0)):
             await anyio.sleep(0.01)
+        for save in (sandbox.sleep, sandbox.checkpoint):
+            assert await status() == "paused"
+            with pytest.raises(NotCheckpointable):
+                await save()
         assert await status() == "paused"
-        with pytest.raises(NotCheckpointable):
-            await sandbox.sleep()
         assert await running(sandbox, "python3 -c")
         await sandbox.shutdown()
         assert await status() == "shutdown"
