@@ -79,12 +79,12 @@ def test_public_names_are_exactly_these() -> None:
     names = """
     Agent Answer ArchiveRefused AtollError AuditRecord Budget BudgetSpent CallerError Capabilities Checkpoint
     CheckpointNotFound Children Diagnostic DiskFull Engine ExecBytes ExecResult ExecTimeout Exited ExportResult
-    FileChange FileEntry FileError FileStat Files Gap GuestProtocolError History ImageStore ImageUnavailable
-    InvalidRequest LaunchFailed Limits Match ModelFailed ModelUnavailable NetworkPolicy NotCheckpointable Output
-    PathExists PathIsDirectory PathNotDirectory PathNotFound PermissionDenied PortRefused Preview Process
-    ProcessEvent ProcessInfo ProcessNotFound Role RuntimeUnavailable Sandbox SandboxAsleep SandboxDied SandboxError
-    SandboxExists SandboxInfo SandboxNotFound ScriptFailed Secret Settings StorageInfo SystemProcess Tokens Tool
-    ToolResult ToolSet Truncation Unenforceable Usage WarmPool generate_text open
+    FileChange FileEntry FileError FileStat Files Gap GuestProtocolError GuestUnresponsive History ImageStore
+    ImageUnavailable InvalidRequest LaunchFailed Limits Match ModelFailed ModelUnavailable NetworkPolicy
+    NotCheckpointable Output PathExists PathIsDirectory PathNotDirectory PathNotFound PermissionDenied PortRefused
+    Preview Process ProcessEvent ProcessInfo ProcessNotFound Role RuntimeUnavailable Sandbox SandboxAsleep SandboxDied
+    SandboxError SandboxExists SandboxInfo SandboxNotFound ScriptFailed Secret Settings StorageInfo SystemProcess
+    Tokens Tool ToolResult ToolSet Truncation Unenforceable Usage UserNotFound WarmPool generate_text open
 """.split()
     assert sorted(atoll.__all__) == sorted(names)
     for name in names:

@@ -735,7 +735,7 @@ async def test_a_dead_sandbox_ends_every_handle_with_an_error(sandbox: Sandbox) 
         assert not pieces
 
 
-async def test_a_kept_process_goes_on_though_nobody_reads_its_output(sandbox: Sandbox) -> None:
+async def test_a_kept_process_goes_on_though_no_client_reads_its_output(sandbox: Sandbox) -> None:
     total = 20_000_000
     process = await sandbox.spawn(f"head -c {total} /dev/zero; echo end; echo done > done; exec sleep 31536000")
 
