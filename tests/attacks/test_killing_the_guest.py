@@ -178,7 +178,7 @@ async def test_a_stopped_guest_holds_no_caller_up_and_a_silent_or_paused_one_is_
                 group.start_soon(call, "spawn", lambda: victim.spawn("true", start_timeout_s=1))
         assert {name: type(error) for name, error in outcomes.items()} == dict.fromkeys(outcomes, GuestUnresponsive)
         assert "does not answer" in str(outcomes["ps"])
-        # Nobody else is taken for dead: a command that says nothing, and a sandbox that was paused all the time.
+        # No other sandbox is taken for dead: a command that says nothing, and a sandbox that was paused all the time.
         if paused and frozen:
             assert {each.name: each.status for each in await engine.list()}[paused.name] == "paused"
             assert frozen.stdin is not None
