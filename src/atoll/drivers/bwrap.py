@@ -154,8 +154,9 @@ class BwrapDriver:
             if pid is None:
                 # On SIGTERM, a keeper that is still starting the sandbox ends what it has started.
                 await self._command.end(directory, patience_s=0)
-            for each in _holders(directory) if pid is None else [pid]:
-                await _kill(each, directory)
+                await _kill_holders(directory)
+            else:
+                await _kill(pid, directory)
             await self._command.end(directory, patience_s=2)
 
     async def save(self, id: str, directory: Path, image: Path, *, lock: int) -> None:
@@ -204,8 +205,24 @@ def _hidden() -> Iterator[str]:
         yield from ("--ro-bind", path, path)
 
 
+async def _kill_holders(directory: Path) -> None:
+    """Kill the processes of a sandbox whose keeper has ended, also if it was killed in the middle of the start.
+
+    What is still starting may fork while it is looked for, and inherits the FIFO. So this ends only when none has been
+    found twice: the first look may have missed one whose parent ended meanwhile.
+    """
+    clear = 0
+    while clear < 2:
+        found = _holders(directory)
+        clear = 0 if found else clear + 1
+        for pid in found:
+            await _kill(pid, directory)
+
+
 def _holders(directory: Path) -> list[int]:
-    """The processes of a sandbox without a keeper: those that have its FIFO open."""
+    """The processes that have a sandbox's FIFO open."""
+    if not (directory / "in").exists():
+        return []
     return [int(name) for name in os.listdir("/proc") if name.isdecimal() and _has_open(int(name), directory / "in")]
 
 

@@ -386,13 +386,21 @@ static void join_v1(const char *cgroup)
     write_file(path, "0");
 }
 
+/* The caller is killed when its parent, the keeper, ends, also if it has ended already. */
+static void end_with(pid_t keeper)
+{
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != keeper)
+        _exit(1);
+}
+
 pid_t launch_runtime(const struct plan *plan)
 {
     bool v2 = plan->cgroup_count == 1 && is_v2(plan->cgroups[0]);
-    pid_t pid = v2 ? fork_into(plan->cgroups[0]) : fork();
+    pid_t keeper = getpid(), pid = v2 ? fork_into(plan->cgroups[0]) : fork();
     if (pid != 0)
         return pid;
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    end_with(keeper);
     signal(SIGTERM, SIG_DFL);
     /* The guest gets open file descriptions of its own: flags that it sets must not change the keeper's. */
     int in = open_in(plan->dir, "in", O_RDWR), out = open_in(plan->dir, "out", O_RDWR);
@@ -408,6 +416,7 @@ pid_t launch_runtime(const struct plan *plan)
             give_up("dropping groups");
         become_root_of(user_fd);
     }
+    end_with(keeper); /* a change of user has reset it */
     if (chdir("/") < 0 || dup2(in, STDIN_FILENO) < 0 || dup2(out, STDOUT_FILENO) < 0)
         give_up("preparing the descriptors");
     syscall(SYS_close_range, 3, ~0U, 0);

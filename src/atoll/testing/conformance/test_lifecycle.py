@@ -7,6 +7,7 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from atoll import (
     RuntimeUnavailable,
     Sandbox,
     SandboxDied,
+    SandboxError,
     SandboxExists,
     SandboxNotFound,
 )
@@ -532,6 +534,51 @@ async def test_a_sandbox_whose_keeper_died_can_be_destroyed(
         await sandbox.exec("sleep 31537008")
     await engine.destroy("keeperless")
     await leak_check.back_to_start()
+
+
+@pytest.mark.runtimes("crun", "bwrap")
+async def test_a_keeper_that_is_killed_while_it_starts_a_sandbox_leaves_nothing(
+    engine: Engine, state_dir: Path, leak_check: LeakCheck
+) -> None:
+    def locks() -> set[Path]:
+        return set((state_dir / "sandboxes").glob("*/keeper.lock"))
+
+    others = locks()
+
+    async def kill_soon(delay_s: float) -> None:
+        while True:
+            await anyio.sleep(0.001)
+            for lock in locks() - others:
+                with suppress(OSError, ValueError):
+                    keeper = int(lock.read_text())
+                    await anyio.sleep(delay_s)
+                    os.kill(keeper, signal.SIGKILL)
+                    return
+
+    for number in range(20):
+        async with anyio.create_task_group() as group:
+            group.start_soon(kill_soon, number * 0.001)
+            with suppress(SandboxError):
+                await engine.create("interrupted")
+                await (await engine.get("interrupted")).exec("true")
+        with suppress(SandboxNotFound):
+            await engine.destroy("interrupted")
+
+    async def none_is_left() -> bool:
+        return not any(_holds_removed(int(name), state_dir) for name in os.listdir("/proc") if name.isdecimal())
+
+    await eventually(none_is_left, "no process of a removed sandbox is left")
+    await leak_check.back_to_start()
+
+
+def _holds_removed(pid: int, state_dir: Path) -> bool:
+    """Whether a process has a file open that was removed with a sandbox's directory."""
+    with suppress(OSError):
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            path = os.readlink(f"/proc/{pid}/fd/{name}")
+            if path.startswith(f"{state_dir}/sandboxes/") and path.endswith(" (deleted)"):
+                return True
+    return False
 
 
 async def test_twenty_sandboxes_come_and_go_at_once(
