@@ -15,6 +15,7 @@ from atoll.contract.errors import LaunchFailed
 from atoll.drivers import storage
 from atoll.drivers.cgroups import Cgroups
 from atoll.drivers.machine import Machine, find_program
+from atoll.settings import program_environment
 
 _USER_NAMESPACES = (
     "sysctl -w user.max_user_namespaces=10000 kernel.unprivileged_userns_clone=1"
@@ -90,7 +91,8 @@ def _overlay() -> Diagnostic:
     if "overlay" in _FILE_SYSTEMS.read_text().split():
         return Diagnostic(topic="overlay", ok=True, detail="in the kernel")
     modprobe = find_program("modprobe")
-    if modprobe and subprocess.run([modprobe, "-n", "overlay"], capture_output=True, check=False).returncode == 0:
+    dry_run = [modprobe or "modprobe", "-n", "overlay"]
+    if modprobe and not subprocess.run(dry_run, capture_output=True, env=program_environment(), check=False).returncode:
         return Diagnostic(topic="overlay", ok=True, detail="a module, loaded when first used")
     return Diagnostic(topic="overlay", ok=False, detail="not loaded", fix="modprobe overlay")
 

@@ -366,7 +366,8 @@ async def spawn(
         with anyio.move_on_after(start_timeout_s):
             stream = await _open_spawn(opener, request, environment)
             process = await _started(opener, stream, request, watch)
-            stream.drops_unread = request.keep
+            if request.keep:
+                stream.drop_unread()
             if request.is_long:
                 channel = FIRST_CHANNEL + request.channels
                 await _feed(stream, request.script(), channel)
@@ -744,7 +745,7 @@ class Process:
             return self._exited
         while self._unused_channels:
             self._stream.discard(FIRST_CHANNEL + self._unused_channels.pop())
-        self._stream.drops_unread = False
+        self._stream.keep_unread()
         if self._stream.dropped:
             channel, missing = self._stream.dropped.popitem()
             self._offsets[channel] += missing

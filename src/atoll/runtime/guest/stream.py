@@ -180,12 +180,10 @@ class Stream:
         """The fields of END. None until it is received."""
         self.taken_bytes = 0
         """Bytes that `next` has returned so far."""
-        self.drops_unread = False
-        """True: until `next` is first called, the oldest bytes beyond half a window are dropped, so that the guest
-        never waits for credit."""
         self.dropped: dict[int, int] = {}
-        """Bytes of each channel that were dropped so."""
-        self._unread_bytes = 0  # counted while `drops_unread`
+        """Bytes of each channel that were dropped because of `drop_unread`."""
+        self._drops_unread = False
+        self._unread_bytes = 0  # counted while `_drops_unread`
         self._transport = transport
         self._window = window
         self._inbox = _Inbox()
@@ -207,7 +205,7 @@ class Stream:
         Raises:
             SandboxError: the connection failed before END.
         """
-        self.drops_unread = False
+        self.keep_unread()
         while not self._inbox.items:
             if self.result is not None:
                 return None
@@ -427,6 +425,19 @@ class Stream:
             self._transport.post(encode_credit(self.number, channel, incoming.consumed))
             incoming.consumed = 0
 
+    def drop_unread(self) -> None:
+        """Until `next` is first called, drop the oldest bytes beyond half a window: the guest never waits for credit.
+
+        Bytes that were received before this call count too.
+        """
+        self._drops_unread = True
+        self._unread_bytes = sum(len(item.data) for item in self._inbox.items if isinstance(item, Chunk))
+        self._drop_oldest()
+
+    def keep_unread(self) -> None:
+        """Undo `drop_unread`: from now on, unread bytes hold up the sender."""
+        self._drops_unread = False
+
     def _drop_oldest(self) -> None:
         items = self._inbox.items
         while self._unread_bytes * 2 > self._window and len(items) > 1 and isinstance(items[0], Chunk):
@@ -455,7 +466,7 @@ class Stream:
             self._consume(incoming, channel, data)
         else:
             incoming.inbox.put(channel, data)
-            if self.drops_unread and incoming.inbox is self._inbox:
+            if self._drops_unread and incoming.inbox is self._inbox:
                 self._unread_bytes += len(data)
                 self._drop_oldest()
             self._wake()
