@@ -100,7 +100,7 @@ async def stored(
 ) -> AsyncIterator[Engine]:
     """A runtime over a state directory on that file system."""
     if not (mounted.state_dir / "images").exists():
-        mounted.state_dir.mkdir(mode=0o700)
+        mounted.state_dir.chmod(0o700)
         give_host_image(mounted.state_dir)
     async with atoll.open(mounted.state_dir, settings=atoll.Settings(runtime=runtime_name)) as engine:
         yield engine
