@@ -115,7 +115,12 @@ class Connections:
 
     def info(self, manifest: Manifest) -> SandboxInfo:
         """The sandbox of a manifest as `Engine.list` shows it."""
-        return describe(manifest, self._store.directory(manifest.id), self.engine.drivers().get(manifest.runtime))
+        directory, driver = self._store.directory(manifest.id), self.engine.drivers().get(manifest.runtime)
+        info = describe(manifest, directory, driver)
+        if info.status == "error":  # or another process has put it to sleep since the manifest was read
+            with contextlib.suppress(SandboxError):
+                return describe(self._store.read(manifest.id) or manifest, directory, driver)
+        return info
 
     def describe_unreadable(self, id: str, name: str, reason: str) -> SandboxInfo:
         """A sandbox whose manifest cannot be read, as `Engine.list` shows it."""

@@ -536,7 +536,7 @@ async def test_a_sandbox_whose_keeper_died_can_be_destroyed(
     await leak_check.back_to_start()
 
 
-@pytest.mark.runtimes("crun", "bwrap")
+@pytest.mark.runtimes("bwrap")
 async def test_a_keeper_that_is_killed_while_it_starts_a_sandbox_leaves_nothing(
     engine: Engine, state_dir: Path, leak_check: LeakCheck
 ) -> None:
