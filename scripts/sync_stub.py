@@ -124,7 +124,7 @@ def _stub() -> str:
     names.in_module("atoll.runtime.engine")
     opening = _method(_parse(asynchronous.open), names)["open"]
     imports = "\n".join(sorted(set(names.imports.values())))
-    text = "\n".join([HEAD, imports, "", opening, "", *classes])
+    text = "\n".join([HEAD, imports, "", opening, "", "class Blocking: ...\n", *classes])
     ruff = [sys.executable, "-m", "ruff"]
     for step in (["check", "--fix", "--quiet", "--select", "I,F401"], ["format", "--quiet"]):
         command = [*ruff, *step, "--stdin-filename", str(STUB), "-"]
@@ -145,7 +145,7 @@ def _class(name: str, module: str, names: Names) -> str:
         for statement in _parse(each).body:
             lines |= _members(statement, names)
     body = "\n".join(f"    {line}" for line in lines.values())
-    return f"class {name}:\n{body}\n"
+    return f"class {name}(Blocking):\n{body}\n"
 
 
 def _members(node: ast.stmt, names: Names) -> dict[str, str]:

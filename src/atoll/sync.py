@@ -69,7 +69,7 @@ class _Loop:
     def __init__(self) -> None:
         self._process = os.getpid()
         ready: Future[BlockingPortal] = Future()
-        # A daemon: the interpreter would otherwise wait at its end for an engine that nobody has closed.
+        # A daemon: the interpreter would otherwise wait at its end for an engine that was not closed.
         self._thread = threading.Thread(target=asyncio.run, args=(_serve(ready),), name="atoll engine", daemon=True)
         self._thread.start()
         self._portal = ready.result()
