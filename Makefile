@@ -15,7 +15,7 @@ FUZZ_SECONDS ?= 60
 KILLS ?= 1000
 
 # The paths that ruff and mypy check, if they exist.
-CHECKED := $(wildcard src tests bench examples build_guest.py)
+CHECKED := $(wildcard src tests bench examples build_guest.py scripts/*.py)
 
 NATIVE := src/atoll/_bin
 GUEST_HEADERS := $(wildcard src/atoll/guest/*.h)
@@ -45,6 +45,7 @@ check: ## check format, lint, types, import contract and shell scripts
 format: ## rewrite the Python sources as `check` wants them
 	@scripts/bootstrap check
 	@$(BIN)/ruff check --fix-only --quiet $(CHECKED)
+	@$(BIN)/python scripts/sync_stub.py
 	@$(BIN)/ruff format $(CHECKED)
 
 bench: ## run the benchmarks with BENCH_ARGS='...'
@@ -77,6 +78,7 @@ clean: ## remove everything built, installed and cached in this directory
 lint:
 	@$(BIN)/ruff format --check --quiet $(CHECKED) || { echo "not formatted: run 'make format'" >&2; exit 1; }
 	@$(BIN)/ruff check --quiet $(CHECKED)
+	@$(BIN)/python scripts/sync_stub.py --check
 	@$(BIN)/mypy --no-error-summary $(CHECKED)
 	@said=$$($(BIN)/lint-imports) || { echo "$$said" >&2; exit 1; }
 	@! command -v shellcheck >/dev/null || shellcheck scripts/bootstrap scripts/fuzz scripts/lock .ci/run

@@ -32,11 +32,17 @@ def state(tmp_path_factory: pytest.TempPathFactory, give_host_image: Callable[[P
     return give_host_image(tmp_path_factory.mktemp("state"))
 
 
-def test_the_readme_shows_it_in_fifteen_lines_that_run(state: Path) -> None:
+NOTEBOOK_CELL = "import asyncio, sys\nasync def cell():\n    exec(sys.stdin.read())\nasyncio.run(cell())"
+"""Runs a program as a notebook does: in a thread whose event loop runs."""
+
+
+@pytest.mark.parametrize("how", ["script", "notebook"])
+def test_the_readme_shows_it_in_fifteen_lines_that_run(state: Path, how: str) -> None:
     (program,) = python_blocks("README.md")
     assert len([line for line in program.splitlines() if line.strip()]) <= 15
     done = subprocess.run(
-        [sys.executable, "-c", program],
+        [sys.executable, "-c", program if how == "script" else NOTEBOOK_CELL],
+        input=program,
         env={**os.environ, "ATOLL_STATE_DIR": str(state)},
         capture_output=True,
         text=True,

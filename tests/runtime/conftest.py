@@ -17,10 +17,11 @@ from pathlib import Path
 
 import anyio
 import pytest
-from anyio.abc import ByteStream, TaskGroup, UNIXSocketStream
+from anyio.abc import ByteStream, UNIXSocketStream
 
 from atoll.contract.model import Limits, SandboxInfo, Usage
 from atoll.runtime.engine import Engine
+from atoll.runtime.lifetimes import BackgroundTasks
 from atoll.runtime.sandbox import Sandbox
 from tests.runtime.peer import Peer
 
@@ -66,7 +67,7 @@ class Owner:
 class Host:
     """Makes sandboxes over connections that a test provides, and counts what was asked of their owner."""
 
-    def __init__(self, tasks: TaskGroup) -> None:
+    def __init__(self, tasks: BackgroundTasks) -> None:
         self.tasks = tasks
         self.destroyed = 0
         self.stopped = 0
@@ -90,9 +91,9 @@ class Host:
 
 @pytest.fixture
 async def host() -> AsyncIterator[Host]:
-    async with anyio.create_task_group() as tasks:
-        yield Host(tasks)
-        tasks.cancel_scope.cancel()
+    tasks = await BackgroundTasks.open()
+    yield Host(tasks)
+    await tasks.close()
 
 
 class Wire:

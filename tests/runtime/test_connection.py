@@ -37,6 +37,7 @@ from atoll.contract.protocol import (
 from atoll.runtime.guest import connection as connection_module, files as files_module
 from atoll.runtime.guest.connection import GuestConnection
 from atoll.runtime.guest.stream import MAX_CHUNKS, MAX_EVENTS, WINDOW
+from atoll.runtime.lifetimes import BackgroundTasks
 from atoll.runtime.sandbox import Sandbox
 from atoll.testing.waiting import eventually
 from tests.runtime.conftest import Host, Wire
@@ -833,7 +834,9 @@ def test_whatever_frames_come_a_call_returns_or_raises_ours(script: list[tuple[F
     data = b"".join(encode_frame(kind, stream, payload, channel) for kind, channel, stream, payload in script)
 
     async def play() -> None:
-        async with AsyncExitStack() as stack, anyio.create_task_group() as tasks:
+        async with AsyncExitStack() as stack:
+            tasks = await BackgroundTasks.open()
+            stack.push_async_callback(tasks.close)
             wire = Wire(stack)
             sandbox = Host(tasks).sandbox(wire.connect)
 
@@ -855,7 +858,6 @@ def test_whatever_frames_come_a_call_returns_or_raises_ours(script: list[tuple[F
                     group.start_soon(misbehave)
                     group.start_soon(call, lambda: sandbox.exec("true", stdin="x"))
                     group.start_soon(call, lambda: sandbox.spawn("true", stdin=True, channels=1))
-            tasks.cancel_scope.cancel()
 
     anyio.run(play)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import anyio
 import pytest
-from anyio.abc import TaskGroup, UNIXSocketStream
+from anyio.abc import UNIXSocketStream
 
 from atoll.contract.errors import GuestProtocolError
 from atoll.contract.model import SandboxSpec
@@ -21,6 +21,7 @@ from atoll.runtime.egress import server as egress_server
 from atoll.runtime.egress.server import PORT, EgressServer, EgressServers
 from atoll.runtime.guest.connection import GuestConnection
 from atoll.runtime.guest.ports import listen_idle
+from atoll.runtime.lifetimes import BackgroundTasks
 from atoll.runtime.previews import router
 from atoll.testing.waiting import eventually
 from tests.runtime.peer import Heard, Peer
@@ -31,7 +32,7 @@ pytestmark = pytest.mark.anyio
 class Place:
     """A directory with a policy in it, and the egress server that reads it."""
 
-    def __init__(self, tasks: TaskGroup, directory: Path) -> None:
+    def __init__(self, tasks: BackgroundTasks, directory: Path) -> None:
         self.tasks = tasks
         self.reads = 0
         self._manifest = directory / "manifest.json"
@@ -56,9 +57,9 @@ class Place:
 
 @pytest.fixture
 async def place(tmp_path: Path) -> AsyncIterator[Place]:
-    async with anyio.create_task_group() as tasks:  # whatever ends with an error in it, ends the test with that
-        yield Place(tasks, tmp_path)
-        tasks.cancel_scope.cancel()
+    tasks = await BackgroundTasks.open()
+    yield Place(tasks, tmp_path)
+    await tasks.close()  # raises what a task has raised
 
 
 @contextmanager
@@ -136,7 +137,7 @@ async def test_a_malformed_end_of_a_connection_that_was_answered_ends_its_sandbo
     assert link.failure.kind is GuestProtocolError
     await eventually(lambda: not place.egress.is_served, "it is served no more")
     await guest.leave(link)
-    assert not place.tasks.cancel_scope.cancel_called
+    place.tasks.require_open()  # none of them has failed
 
 
 async def test_a_policy_that_cannot_be_read_for_a_while_lets_nothing_pass_meanwhile(place: Place) -> None:

@@ -329,7 +329,7 @@ async def test_what_happens_to_a_process_comes_in_order(scripted: Sandbox, wire:
     async with anyio.create_task_group() as group:
         group.start_soon(answer)
         process = await scripted.spawn("command")
-        assert (process.id, process.pid, process.stdin) == (5, 7, None)
+        assert (process.id, process.pid, process.takes_input) == (5, 7, False)
         events = [event async for event in process]
     assert events[:-1] == [
         Output(stream="stdout", data=b"one", offset=0),

@@ -38,6 +38,7 @@ from atoll.runtime.state.store import Manifest, StateStore
 
 if TYPE_CHECKING:
     from atoll.runtime.engine import Engine
+    from atoll.runtime.lifetimes import BackgroundTasks
     from atoll.runtime.previews.router import Previews
 
 _MAX_LAUNCHES = 8
@@ -55,7 +56,7 @@ class Connections:
         layers: Layers,
         lifecycle: Lifecycle,
         vault: Vault,
-        tasks: anyio.abc.TaskGroup,
+        tasks: BackgroundTasks,
         *,
         choose: Callable[[RuntimeName | None], Driver],
         preview_address: tuple[str, int],
@@ -238,6 +239,7 @@ class Connections:
     # ---- guests ----
 
     async def _reach(self, manifest: Manifest) -> anyio.abc.ByteStream:
+        self.tasks.require_open()  # they would serve the connection
         self._manifests[manifest.id] = manifest
         try:
             fd = os.open(self._store.directory(manifest.id), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)

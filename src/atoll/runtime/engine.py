@@ -19,15 +19,22 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
 
 import anyio
-import anyio.abc
 import anyio.to_thread
 from pydantic import SecretStr
 
 from atoll.contract.driver import Diagnostic, Driver, LayerStore
-from atoll.contract.errors import AtollError, InvalidRequest, RuntimeUnavailable, SandboxError, SandboxNotFound
+from atoll.contract.errors import (
+    AtollError,
+    InvalidRequest,
+    RuntimeUnavailable,
+    SandboxError,
+    SandboxExists,
+    SandboxNotFound,
+)
 from atoll.contract.model import (
     Checkpoint,
     ExportResult,
@@ -48,6 +55,7 @@ from atoll.runtime.images.store import ImageStore
 from atoll.runtime.lifecycle.lifecycle import Lifecycle
 from atoll.runtime.lifecycle.recovery import Recovery
 from atoll.runtime.lifecycle.warm_pool import MAX_WARM, SandboxTemplate
+from atoll.runtime.lifetimes import AwaitableContext, BackgroundTasks
 from atoll.runtime.provisioning import Provisioner
 from atoll.runtime.sandbox import Sandbox
 from atoll.runtime.secrets.vault import SandboxSecrets, Vault
@@ -67,16 +75,21 @@ if TYPE_CHECKING:
     from atoll.runtime.sandbox_pool import SandboxPool
 
 
-@contextlib.asynccontextmanager
-async def open(state_dir: Path | str | None = None, *, settings: Settings | None = None) -> AsyncIterator[Engine]:
+def open(state_dir: Path | str | None = None, *, settings: Settings | None = None) -> AwaitableContext[Engine]:
     """An engine over `state_dir`, which is made if it is missing.
 
-    Sandboxes do not end with it: the next engine, in this process or another, finds them by name. Operations that were
-    interrupted because their process died are finished or undone in the background.
+    `async with atoll.open() as engine` closes it after the block; `engine = await atoll.open()` leaves that to
+    `Engine.aclose`, which any task may call. Sandboxes do not end with it: the next engine, in this process or another,
+    finds them by name. Operations that were interrupted because their process died are finished or undone in the
+    background.
 
     Raises:
         InvalidRequest: the state directory cannot be used, or a setting is wrong.
     """
+    return AwaitableContext(_open(state_dir, settings))
+
+
+async def _open(state_dir: Path | str | None, settings: Settings | None) -> Engine:
     settings = settings or Settings.from_environment()
     if state_dir is not None:
         settings = settings.model_copy(update={"state_dir": Path(state_dir)})
@@ -90,24 +103,36 @@ async def open(state_dir: Path | str | None = None, *, settings: Settings | None
             f"the state directory {path} cannot be used: {error.strerror}; name another with ATOLL_STATE_DIR"
         ) from error
     await loop_storage.mount(path)
-    raised: BaseException | None = None
-    async with anyio.create_task_group() as tasks:
+    tasks = await BackgroundTasks.open()
+    try:
         engine = Engine(store, settings, tasks)
         engine.begin_recovery()
-        try:
-            yield engine
-            await engine.wait_refilled()
-        except BaseException as error:  # noqa: BLE001 - raised below: a task group would wrap what is the caller's own
-            raised = error
-        tasks.cancel_scope.cancel()
-    if raised is not None:
-        raise raised
+    except BaseException:
+        await tasks.close()
+        raise
+    return engine
+
+
+class CreateOptions(TypedDict, total=False):
+    """The options of `Engine.create`, for what passes them on."""
+
+    image: str | None
+    limits: Limits | None
+    env: Mapping[str, str] | None
+    secrets: Mapping[str, Secret] | None
+    secret_env: Mapping[str, str | SecretStr] | None
+    user: str
+    runtime: RuntimeName | None
+    ephemeral: bool
+    pause_after_s: float | None
+    network: NetworkPolicy | None
+    progress: ProgressCallback | None
 
 
 class Engine:
-    """The sandboxes of one state directory. Made by `atoll.open()`."""
+    """The sandboxes of one state directory. Made by `atoll.open()`; as a context manager it is closed at the end."""
 
-    def __init__(self, store: StateStore, settings: Settings, tasks: anyio.abc.TaskGroup) -> None:
+    def __init__(self, store: StateStore, settings: Settings, tasks: BackgroundTasks) -> None:
         self._store = store
         self._settings = settings
         self._tasks = tasks
@@ -209,7 +234,7 @@ class Engine:
 
     # ---- creating ----
 
-    async def create(
+    def create(
         self,
         name: str | None = None,
         *,
@@ -224,13 +249,14 @@ class Engine:
         pause_after_s: float | None = None,
         network: NetworkPolicy | None = None,
         progress: ProgressCallback | None = None,
-    ) -> Sandbox:
+    ) -> AwaitableContext[Sandbox]:
         """Create a sandbox and wait until it answers.
 
-        It lives until it is destroyed, also after this process has ended; an `ephemeral` one until its last client
-        disconnects. Without a name it gets one. When this fails or is cancelled, nothing is left of it. `progress` is
-        called while an image is fetched. Where a warm sandbox matches (`warm`), that one is claimed. `network` is the
-        policy of its egress; unset, no connection leaves it.
+        `await` gives the sandbox; `async with` gives it too, and destroys it after the block. Otherwise it lives until
+        it is destroyed, also after this process has ended; an `ephemeral` one until its last client disconnects.
+        Without a name it gets one. When this fails or is cancelled, nothing is left of it. `progress` is called while
+        an image is fetched. Where a warm sandbox matches (`warm`), that one is claimed. `network` is the policy of its
+        egress; unset, no connection leaves it.
 
         For each of `secrets` the sandbox has a placeholder, in the variable of that name; `secret_env` are variables
         that it has in clear. Neither is shown, logged or written to disk in clear.
@@ -243,20 +269,38 @@ class Engine:
             Unenforceable: this machine cannot enforce a limit.
             LaunchFailed: it did not start.
         """
-        contents = SandboxSecrets.of(secrets or {}, secret_env or {}, env or {})
-        spec = validate_spec(
-            name=f"sandbox-{token_hex(4)}" if name is None else name,
-            image=image or self._settings.image,
-            limits=limits or Limits(),
-            env=dict(env or {}),
-            user=user,
-            runtime=runtime or self._settings.runtime,
-            ephemeral=ephemeral,
-            pause_after_s=pause_after_s,
-            network=network,
-            indexes=await self._provisioner.find_indexes(network),
-        )
-        return await self._provisioner.create(spec, contents, progress)
+
+        async def making() -> Sandbox:
+            contents = SandboxSecrets.of(secrets or {}, secret_env or {}, env or {})
+            spec = validate_spec(
+                name=f"sandbox-{token_hex(4)}" if name is None else name,
+                image=image or self._settings.image,
+                limits=limits or Limits(),
+                env=dict(env or {}),
+                user=user,
+                runtime=runtime or self._settings.runtime,
+                ephemeral=ephemeral,
+                pause_after_s=pause_after_s,
+                network=network,
+                indexes=await self._provisioner.find_indexes(network),
+            )
+            return await self._provisioner.create(spec, contents, progress)
+
+        return AwaitableContext(making())
+
+    async def get_or_create(self, name: str, **options: Unpack[CreateOptions]) -> Sandbox:
+        """The sandbox of this name, created with `options` if there is none. They change nothing of one that exists.
+
+        Called at once by several tasks or processes, it gives all of them the same sandbox.
+
+        Raises:
+            What `get` and `create` raise, but neither SandboxNotFound nor SandboxExists.
+        """
+        while True:
+            with contextlib.suppress(SandboxNotFound):
+                return await self.get(name)
+            with contextlib.suppress(SandboxExists):
+                return await self.create(name, **options)
 
     async def warm(
         self,
@@ -659,6 +703,24 @@ class Engine:
         return digests | {record.image_digest for record in self._checkpoints.all()}
 
     # ---- ending ----
+
+    async def aclose(self) -> None:
+        """Close the engine, from any task: wait until the warm pools that it claimed from are full again, then end its
+        connections, previews and egress. Sandboxes go on. Closing twice does nothing.
+        """
+        await self.__aexit__(None, None, None)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if error is None:
+                await self.wait_refilled()
+        finally:
+            await self._tasks.close()
 
     async def destroy(self, name: str) -> None:
         """End a sandbox, given by name or id, and remove all of it: nothing of it is left, and the name is free.

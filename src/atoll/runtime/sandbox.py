@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 
 import anyio
 import anyio.lowlevel
-from anyio.abc import ByteStream, TaskGroup
+from anyio.abc import ByteStream
 
 from atoll.contract.errors import AtollError, GuestProtocolError, GuestUnresponsive, SandboxDied, SandboxError
 from atoll.contract.model import (
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from atoll.runtime.egress.server import EgressServer
     from atoll.runtime.engine import Engine
     from atoll.runtime.images.fetch import ProgressCallback
+    from atoll.runtime.lifetimes import BackgroundTasks
     from atoll.tools.tool import ToolSet
 
 LOGIN_SHELL = shell_line("-l")
@@ -65,7 +66,7 @@ class SandboxOwner(Protocol):
         """The public operations on sandboxes by name: `sandbox.pause()` is `engine.pause(sandbox.name)`."""
 
     @property
-    def tasks(self) -> TaskGroup:
+    def tasks(self) -> BackgroundTasks:
         """Where a connection is served, for as long as the engine is open."""
 
     async def connect(self, id: str) -> ByteStream:

@@ -81,9 +81,9 @@ class SandboxPool:
         if not _SESSION.fullmatch(session_id):
             raise InvalidRequest(f"{session_id!r} is not a session id; allowed are {SESSION_RULE}")
         self.session_id = session_id
-        self.image = image or engine.default_image
+        self.image: str = image or engine.default_image
         """The image of sandboxes that do not name one."""
-        self.sleep_after_s = _check_sleep(sleep_after_s)
+        self.sleep_after_s: float | None = _check_sleep(sleep_after_s)
         self._sleep_after_s: dict[str, float | None] = {}
         """By name, for the sandboxes with a time of their own."""
         self._times_changed = anyio.Event()

@@ -24,7 +24,7 @@ import sys
 import tempfile
 import zlib
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -69,6 +69,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="append",
         metavar="NAME",
         help="run the tests of sandboxes with this runtime only; may be given several times",
+    )
+    parser.addoption(
+        "--atoll-face",
+        choices=["async", "sync"],
+        default="async",
+        help="which face of the API the engines of tests are: sync is the blocking one",
     )
 
 
@@ -258,12 +264,25 @@ def runtime_name(request: pytest.FixtureRequest, state_dir: Path) -> RuntimeName
     return name
 
 
+def _opened(
+    request: pytest.FixtureRequest, state_dir: Path, settings: Settings
+) -> AbstractAsyncContextManager[Engine, bool | None]:
+    if request.config.getoption("atoll_face") == "async":
+        import atoll
+
+        return atoll.open(state_dir, settings=settings)
+    import atoll.sync
+    from atoll.testing.unblocking import Unblocking
+
+    return Unblocking(atoll.sync.open(state_dir, settings=settings))
+
+
 @pytest.fixture(scope="module")
-async def engine(runtime_name: RuntimeName, state_dir: Path) -> AsyncIterator[Engine]:
+async def engine(request: pytest.FixtureRequest, runtime_name: RuntimeName, state_dir: Path) -> AsyncIterator[Engine]:
     """An open engine that creates sandboxes with `runtime_name` unless they name another."""
     import atoll
 
-    async with atoll.open(state_dir, settings=atoll.Settings(runtime=runtime_name)) as engine:
+    async with _opened(request, state_dir, atoll.Settings(runtime=runtime_name)) as engine:
         yield engine
         # A test that failed half-way must not fail the tests after it. A test that leaked has failed already.
         for info in await engine.list():

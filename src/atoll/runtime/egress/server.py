@@ -40,6 +40,7 @@ from atoll.runtime.guest.ports import PortConnection
 if TYPE_CHECKING:
     # Imported where something is served: most processes that open an engine never need an HTTP parser.
     from atoll.runtime.egress.proxy import Connector, EgressProxy, Interceptor
+    from atoll.runtime.lifetimes import BackgroundTasks
 
 PORT = 1023
 """The proxy's port inside. Always the same, so that processes can still use it after a wake, a restore or a fork. IANA
@@ -73,7 +74,7 @@ class Listen(Protocol):
 class EgressServers:
     """What the egress servers of all sandboxes of an engine share."""
 
-    def __init__(self, tasks: anyio.abc.TaskGroup) -> None:
+    def __init__(self, tasks: BackgroundTasks) -> None:
         self.tasks = tasks
         self.connector: Connector | None = None
         """How names are resolved and connections made. Unset: by this machine's resolver and network."""

@@ -596,14 +596,12 @@ class Process:
         *,
         offsets: tuple[int | None, int | None] = (0, 0),
     ) -> None:
-        self.id = started.within(Tag.PROC, 1, 2**53)
+        self.id: int = started.within(Tag.PROC, 1, 2**53)
         """The argument of `attach`. Never used twice in one sandbox."""
-        self.pid = started.within(Tag.PID, 1, 2**31)
+        self.pid: int = started.within(Tag.PID, 1, 2**31)
         """The main process, as the sandbox numbers it."""
-        self.stdin: ProcessInput | None = (
-            ProcessInput(stream) if request.stdin is not False or request.pty is not None else None
-        )
-        """None: its input is empty, or was not requested."""
+        self.takes_input: bool = request.stdin is not False or request.pty is not None
+        """Whether there is a `stdin`. Without it, its input is empty or another client's."""
         self._opener = opener
         self._stream = stream
         self._request = request
@@ -621,6 +619,17 @@ class Process:
             ChannelStream(stream, receive=FIRST_CHANNEL + i, send=FIRST_CHANNEL + i) for i in range(request.channels)
         ]
         self._unused_channels = set(range(request.channels))
+
+    @property
+    def stdin(self) -> ProcessInput:
+        """Its standard input.
+
+        Raises:
+            InvalidRequest: it was started, or attached to, without one.
+        """
+        if not self.takes_input:
+            raise InvalidRequest("the process has no stdin here; spawn it, or attach to it, with stdin=True")
+        return ProcessInput(self._stream)
 
     def __aiter__(self) -> Self:
         return self

@@ -21,6 +21,7 @@ import os
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import anyio
 import anyio.abc
@@ -33,6 +34,9 @@ from atoll.runtime.images.reference import ImageReference
 from atoll.runtime.state.layers import ResolvedSpec
 from atoll.runtime.state.records import StoredRecord, read_record, remove_record, unreadable, write_record
 from atoll.runtime.state.store import Claimed, Manifest, StateStore
+
+if TYPE_CHECKING:
+    from atoll.runtime.lifetimes import BackgroundTasks
 
 MAX_WARM = 1000
 """The size of a warm pool, at most."""
@@ -77,7 +81,7 @@ class WarmPools:
     def __init__(
         self,
         store: StateStore,
-        tasks: anyio.abc.TaskGroup,
+        tasks: BackgroundTasks,
         *,
         resolved: Callable[[SandboxTemplate], Awaitable[tuple[Driver, ResolvedSpec]]],
         make: Callable[[SandboxTemplate, Driver, ResolvedSpec], Awaitable[None]],

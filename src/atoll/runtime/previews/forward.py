@@ -16,14 +16,18 @@ import socket
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING
 
 import anyio
 import anyio.lowlevel
-from anyio.abc import ByteStream, TaskGroup
+from anyio.abc import ByteStream
 
 from atoll.contract.errors import AtollError, InvalidRequest, PortRefused
 from atoll.runtime.guest.ports import PortConnection
 from atoll.runtime.http1 import join
+
+if TYPE_CHECKING:
+    from atoll.runtime.lifetimes import BackgroundTasks
 
 MAX_CONNECTIONS = 256
 """Of one forwarded port at the same time. More wait to be accepted."""
@@ -53,7 +57,7 @@ async def dial_either(dial: DialPort, port: int) -> PortConnection:
 class ForwardedPort:
     """A port inside that clients on this machine reach. `tasks` is the engine's: forwarding ends with it."""
 
-    def __init__(self, tasks: TaskGroup, port: int, dial: DialPort) -> None:
+    def __init__(self, tasks: BackgroundTasks, port: int, dial: DialPort) -> None:
         if not 1 <= port <= 65535:
             raise InvalidRequest(f"the port is {port}; it must be 1 to 65535")
         self._tasks = tasks

@@ -21,12 +21,12 @@ from collections.abc import Iterable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
+from typing import TYPE_CHECKING
 from urllib.parse import unquote_to_bytes
 
 import anyio
 import anyio.lowlevel
 import h11
-from anyio.abc import TaskGroup
 
 from atoll.contract.errors import AtollError, InvalidRequest, PortRefused, SandboxShutdown
 from atoll.contract.model import Preview
@@ -35,6 +35,9 @@ from atoll.runtime.http1 import Headers, one_line, strip_hop_by_hop
 from atoll.runtime.previews.forward import DialPort, ForwardedPort, dial_either, listen_on, next_client, port_of
 from atoll.runtime.previews.pages import page
 from atoll.runtime.previews.proxy import PreviewResponse, header, serve
+
+if TYPE_CHECKING:
+    from atoll.runtime.lifetimes import BackgroundTasks
 
 PARAMETER = "atoll_token"
 """The query parameter that carries the token when a preview is first opened."""
@@ -102,7 +105,7 @@ class _ExposedPort:
 class Previews:
     """The previews of one engine, and the address on which they are served."""
 
-    def __init__(self, tasks: TaskGroup, listen: tuple[str, int]) -> None:
+    def __init__(self, tasks: BackgroundTasks, listen: tuple[str, int]) -> None:
         self._tasks = tasks
         self._listen = listen
         self._port: int | None = None

@@ -124,7 +124,7 @@ async def _connect(
     limit = process.time_limit(options.timeout_s, elapsed_s=elapsed_s)
     with terminal.raw() if options.tty else nullcontext():
         async with process, anyio.create_task_group() as tasks:
-            if process.stdin is not None and options.stdin and terminal.stdin_offered():
+            if process.takes_input and options.stdin and terminal.stdin_offered():
                 tasks.start_soon(_feed, process.stdin)
             if options.tty:
                 tasks.start_soon(_resize, process)

@@ -137,7 +137,9 @@ async def test_what_is_sent_to_stdin_arrives_and_closing_it_is_the_end_of_file(s
 
 async def test_without_stdin_there_is_none_and_the_process_reads_an_end_of_file(shared: Sandbox) -> None:
     process = await shared.spawn("cat")
-    assert process.stdin is None
+    assert not process.takes_input
+    with pytest.raises(InvalidRequest, match="stdin=True"):
+        _ = process.stdin
     assert (await process.wait()).exit_code == 0
 
 
