@@ -27,6 +27,8 @@ class Capabilities(Frozen):
     pids_limit: bool
     id_range: bool
     """Each sandbox has its own range of host user ids. False: sandboxes share the ids of the user who runs Atoll."""
+    several_users: bool = True
+    """Users inside have ids of their own. False: there is one id inside, root's, and `user` is a name of it."""
     process_oom: bool
     """Reaching the memory limit ends a process. False: it ends the sandbox."""
     memory_checkpoint: bool

@@ -84,6 +84,7 @@ class BwrapDriver:
             cpu_limit=False,
             pids_limit=False,
             id_range=self._machine.root,
+            several_users=not self._machine.single_id,
             process_oom=True,
             memory_checkpoint=False,
             saves_epoll_waiters=True,

@@ -143,6 +143,7 @@ class OciDriver:
             cpu_limit="cpu" in controllers,
             pids_limit="pids" in controllers and not hides,
             id_range=self._machine.root,
+            several_users=not self._machine.single_id,
             process_oom=not hides,
             memory_checkpoint=saves,
             saves_epoll_waiters=not saves or self._saves_epoll_waiters,

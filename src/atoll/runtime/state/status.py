@@ -44,7 +44,8 @@ def describe(manifest: Manifest, directory: Path, driver: Driver | None) -> Sand
         image=manifest.spec.image,
         runtime=manifest.runtime,
         limits=manifest.limits,
-        user=manifest.spec.user,
+        user=manifest.user,
+        cwd=manifest.cwd,
         created_at=manifest.created_at,
         last_used_at=last_used
         and max(last_used, manifest.created_at),  # a warm sandbox was used before it was created under its name
