@@ -196,6 +196,13 @@ class KeeperClient(Protocol):
         """
         ...
 
+    def unanswered_since(self, directory: Path) -> datetime | None:
+        """Since when a sandbox that runs has not answered, if clients waited for it longer than its keeper lets them.
+
+        None: it answers, as far as is known.
+        """
+        ...
+
 
 class Driver(Protocol):
     """One runtime on this machine.

@@ -122,7 +122,8 @@ class SandboxInfo(Frozen):
     name: str
     status: Status
     reason: str | None = None
-    """Why it is in `error`. Unset in every other state."""
+    """Why it is in `error`; or that it is `running` and does not answer, which is known once a client has waited for it
+    for half a minute. Else unset."""
     image: str
     runtime: RuntimeName
     limits: Limits

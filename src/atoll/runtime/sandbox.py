@@ -99,7 +99,7 @@ class Sandbox:
         SandboxDied: the sandbox has ended, or the connection was lost during the call ("connection lost": then the
             next call connects again, and processes that are kept can be attached to).
         GuestUnresponsive: it runs, but its guest has sent nothing for 30 s during the call, not even the answer to a
-            ping. The next call tries again.
+            ping; for 5 s, if the call's time was over and a command was to be killed. The next call tries again.
         LaunchFailed: it never started.
         GuestProtocolError: it broke the protocol. Its processes are ended, and every later call raises this.
         InvalidRequest: an argument is wrong.
