@@ -38,6 +38,10 @@ def with_xattr(name: bytes, value: bytes, kind: bytes = b"0") -> bytes:
     return at(b"f", kind, pax=[(b"SCHILY.xattr." + name, value)])
 
 
+def with_hex_xattr(name: str) -> bytes:
+    return at(b"f", pax=[(b"ATOLL.xattr." + name.encode(), b"x")])
+
+
 def sparse(table: bytes, size: int, data: bytes = b"") -> bytes:
     pax = [(b"GNU.sparse.major", b"1"), (b"GNU.sparse.minor", b"0"), (b"GNU.sparse.realsize", b"%d" % size)]
     return at(b"f", content=table + bytes(-len(table) % 512) + data, pax=pax)
@@ -114,6 +118,13 @@ OWNERS = {
         with_xattr(b"security.capability", struct.pack("<6I", 0x3000001, 1, 0, 0, 0, 0))
     ),
     "a capability that is none": whole(with_xattr(b"security.capability", b"x" * 20)),
+    "a redirection in hexadecimal digits": whole(with_hex_xattr(b"trusted.overlay.redirect=".hex())),
+    "a user's redirection in hexadecimal digits": whole(with_hex_xattr(b"user.overlay.=".hex())),
+    "hexadecimal digits without need": whole(with_hex_xattr(b"user.x".hex())),
+    "other hexadecimal digits": whole(with_hex_xattr("757365722E783D")),
+    "digits that are none": whole(with_hex_xattr("757365722g")),
+    "no digits": whole(with_hex_xattr("")),
+    "a NUL in hexadecimal digits": whole(with_hex_xattr(b"user.=\0".hex())),
     "an attribute without a name": whole(with_xattr(b"user.", b"x")),
 }
 HEADERS = {
@@ -149,7 +160,7 @@ MANIFESTS = {
     "without end": whole(first=member(b"atoll-sandbox.json", content=b" " * 2 * MIB)),
     "nested": whole(first=member(b"atoll-sandbox.json", content=b"[" * 500_000)),
     "of another format": whole(first=manifest(format="docker")),
-    "of a later version": whole(first=manifest(version=2)),
+    "of a later version": whole(first=manifest(version=3)),
     "with more": whole(first=manifest(memory="/etc/passwd")),
     "a name that leads up": whole(first=manifest(name="../../etc")),
     "a digest that leads up": whole(first=manifest(image={**ORIGIN, "digest": "sha256:../../../../etc"})),

@@ -155,6 +155,7 @@ async def test_a_stopped_guest_holds_no_caller_up_and_a_silent_or_paused_one_is_
         frozen = await paused.spawn("read line; echo got $line", stdin=True) if paused else None
         if paused:
             await paused.pause()
+        started = await victim.spawn("sleep 60", keep=False)
         if runtime_name == "runsc":
             with contextlib.suppress(SandboxError):
                 await victim.exec("kill -STOP 1", user="root", timeout_s=0.2)
@@ -167,6 +168,16 @@ async def test_a_stopped_guest_holds_no_caller_up_and_a_silent_or_paused_one_is_
                 await operation()
             outcomes[name] = caught.value
 
+        async def timed() -> None:
+            """The caller's time counts, and little more: far less than what a caller without one waits."""
+            with anyio.fail_after(15):
+                await victim.exec("true", timeout_s=0.5)
+
+        async def limited() -> None:
+            with anyio.fail_after(15), started.time_limit(0.5):
+                async for _ in started:
+                    pass
+
         with anyio.fail_after(50):
             async with anyio.create_task_group() as group:
                 group.start_soon(call, "exec", lambda: victim.exec("true"))
@@ -175,9 +186,15 @@ async def test_a_stopped_guest_holds_no_caller_up_and_a_silent_or_paused_one_is_
                 group.start_soon(call, "processes", victim.processes)
                 group.start_soon(call, "ps", victim.ps)
                 group.start_soon(call, "dial", lambda: victim.dial(80))
+                group.start_soon(call, "timed", timed)
+                group.start_soon(call, "limited", limited)
                 group.start_soon(call, "spawn", lambda: victim.spawn("true", start_timeout_s=1))
         assert {name: type(error) for name, error in outcomes.items()} == dict.fromkeys(outcomes, GuestUnresponsive)
         assert "does not answer" in str(outcomes["ps"])
+        listed = {each.name: each for each in await engine.list()}
+        assert "has not answered since" in str(listed[victim.name].reason)
+        assert await victim.status() == "running"
+        assert listed[other.name].reason is None
         # No other sandbox is taken for dead: a command that says nothing, and a sandbox that was paused all the time.
         if paused and frozen:
             assert {each.name: each.status for each in await engine.list()}[paused.name] == "paused"
@@ -191,6 +208,8 @@ async def test_a_stopped_guest_holds_no_caller_up_and_a_silent_or_paused_one_is_
         if runtime_name != "runsc":
             os.kill(_pid(victim), signals.SIGCONT)
             assert (await shell(victim, "echo on")).stdout == "on\n"
+            await victim.status()
+            assert victim.info.reason is None
         with anyio.fail_after(10):
             await victim.destroy()
 

@@ -57,7 +57,15 @@ def write_tar(target: Path, entries: Sequence[Entry], mode: str = "w") -> Path:
     return target
 
 
-def make_layout(directory: Path, entries: Sequence[Entry], *, env: Sequence[str] = (), tag: str = "image") -> Path:
+def make_layout(
+    directory: Path,
+    entries: Sequence[Entry],
+    *,
+    env: Sequence[str] = (),
+    tag: str = "image",
+    user: str | None = "1000",
+    workdir: str | None = "/srv",
+) -> Path:
     """An OCI layout of one image, made by umoci. `directory` must not exist."""
     layer = write_tar(directory.with_suffix(".layer.tar"), entries)
     image = f"{directory}:{tag}"
@@ -65,7 +73,10 @@ def make_layout(directory: Path, entries: Sequence[Entry], *, env: Sequence[str]
     _umoci("new", "--image", image)
     _umoci("raw", "add-layer", "--image", image, str(layer))
     settings = [f"--config.env={line}" for line in env]
-    _umoci("config", "--image", image, *settings, "--config.workingdir=/srv", "--config.user=1000")
+    settings += [f"--config.user={user}"] if user is not None else []
+    settings += [f"--config.workingdir={workdir}"] if workdir is not None else []
+    if settings:
+        _umoci("config", "--image", image, *settings)
     layer.unlink()
     return directory
 

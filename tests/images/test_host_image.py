@@ -109,7 +109,8 @@ async def test_the_programs_directories_are_roots_and_there_is_nothing_else(host
     _, layers = host
     layer = layers["/usr"][0]
     found = {path: path.lstat() for path in layer.rglob("*")}
-    assert [path for path, status in found.items() if not stat.S_ISDIR(status.st_mode)] == [layer / "local/etc"]
+    others = {path for path, status in found.items() if not stat.S_ISDIR(status.st_mode)}
+    assert others - {layer / "bin/python", layer / "local/bin/python"} == {layer / "local/etc"}
     assert {status.st_uid for status in found.values()} == {os.geteuid()}
     for name in ("bin", "lib", "share", "local/bin"):
         if Path("/usr", name).is_dir():
@@ -275,6 +276,28 @@ def test_without_a_place_for_settings_the_place_is_watched(machine: Machine):
     assert os.listdir(built / "usr") == ["bin"]
     assert machine.is_current(skeleton)
     machine.file("usr/local/etc/npmrc", "token")
+    assert not machine.is_current(skeleton)
+
+
+@pytest.mark.parametrize("directory", ["usr/bin", "usr/local/bin"])
+def test_a_machine_with_python3_alone_has_python_inside(machine: Machine, directory: str):
+    machine.file(f"{directory}/python3", mode=0o755)
+    skeleton, built = machine.build()
+    assert os.readlink(built / directory / "python") == "python3"
+    assert machine.is_current(skeleton)
+    (machine.root / directory / "python").symlink_to("python3.11")
+    assert not machine.is_current(skeleton)
+    _, built = machine.build()
+    assert not os.path.lexists(built / directory / "python")
+
+
+@pytest.mark.parametrize("programs", [[], ["usr/bin/python3", "usr/local/bin/python"], ["usr/sbin/python3"]])
+def test_a_machine_with_a_python_of_its_own_or_none_gets_no_link(machine: Machine, programs: list[str]):
+    for program in programs:
+        machine.file(program, mode=0o755)
+    skeleton, built = machine.build()
+    assert not list(built.rglob("python"))
+    machine.file("usr/bin/python3", "another", mode=0o755)
     assert not machine.is_current(skeleton)
 
 

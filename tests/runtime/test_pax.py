@@ -33,6 +33,12 @@ def test_a_record_is_parsed_as_it_was_encoded_whatever_its_length(size: int):
     assert pax.parse_records(b"".join(pax.encode_record(*record) for record in records.items())) == records
 
 
+@pytest.mark.parametrize("key", [b"", b"SCHILY.xattr.user.a=b"])
+def test_a_key_that_cannot_be_read_back_is_not_written(key: bytes):
+    with pytest.raises(ValueError, match="key"):
+        pax.encode_record(key, b"value")
+
+
 def test_records_are_those_that_tarfile_writes():
     info = tarfile.TarInfo("directory/" * 20 + "name")
     info.pax_headers = {"comment": "größe"}

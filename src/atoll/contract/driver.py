@@ -27,6 +27,8 @@ class Capabilities(Frozen):
     pids_limit: bool
     id_range: bool
     """Each sandbox has its own range of host user ids. False: sandboxes share the ids of the user who runs Atoll."""
+    several_users: bool = True
+    """Users inside have ids of their own. False: there is one id inside, root's, and `user` is a name of it."""
     process_oom: bool
     """Reaching the memory limit ends a process. False: it ends the sandbox."""
     memory_checkpoint: bool
@@ -191,6 +193,13 @@ class KeeperClient(Protocol):
         """When the sandbox was last started or used, to about a second, and whether an operation is running now.
 
         None: it was never started.
+        """
+        ...
+
+    def unanswered_since(self, directory: Path) -> datetime | None:
+        """Since when a sandbox that runs has not answered, if clients waited for it longer than its keeper lets them.
+
+        None: it answers, as far as is known.
         """
         ...
 

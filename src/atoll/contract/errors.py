@@ -80,8 +80,8 @@ class InvalidRequest(CallerError, ValueError):
 class UserNotFound(InvalidRequest, LookupError):
     code = "user_not_found"
 
-    def __init__(self, user: str) -> None:
-        super().__init__(f"there is no user {user!r} in the sandbox", user=user)
+    def __init__(self, user: str, message: str | None = None) -> None:
+        super().__init__(message or f"there is no user {user!r} in the sandbox", user=user)
         self.user = user
 
 

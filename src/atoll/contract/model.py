@@ -93,8 +93,12 @@ class SandboxSpec(Frozen):
     limits: Limits = Limits()
     env: Env = Field(default_factory=dict)
     """For every command in it. A command's own `env` goes on top."""
-    user: str = "user"
-    """The user of commands that name none: `user` (uid 1000, home /home/user), `root`, or another of the image."""
+    user: str | None = Field(default=None, min_length=1, max_length=255)
+    """The user of commands and file operations that name none, as `USER` of an image is written. Unset: the image's
+    `USER`, else `user` (uid 1000, home /home/user)."""
+    cwd: str | None = Field(default=None, pattern=r"^/[^\x00]*$", max_length=4095)
+    """Where commands start that name no directory, and relative paths begin. Unset: the image's `WORKDIR`, else the
+    home of the command's user."""
     runtime: RuntimeName | None = None
     """Unset: the fastest that works on this machine."""
     ephemeral: bool = False
@@ -118,12 +122,17 @@ class SandboxInfo(Frozen):
     name: str
     status: Status
     reason: str | None = None
-    """Why it is in `error`. Unset in every other state."""
+    """Why it is in `error`; or that it is `running` and does not answer, which is known once a client has waited for it
+    for half a minute. Else unset."""
     image: str
     runtime: RuntimeName
     limits: Limits
     """The limits in force, with defaults filled in."""
     user: str
+    """The user of commands and file operations that name none."""
+    cwd: str | None = None
+    """Where commands start that name no directory, and relative paths begin. Unset: in the home of the command's
+    user."""
     created_at: datetime
     last_used_at: datetime | None = None
     """When it was last used. Unset: it has not been used since it was created."""

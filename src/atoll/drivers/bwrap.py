@@ -18,29 +18,26 @@ Not here: the keeper's part (`keeper_command.py`; `--foreground` in `keeper/keep
 from __future__ import annotations
 
 import os
-import select
-import signal
 from collections.abc import Iterator
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path, PurePath
 
 import anyio
 
 from atoll.contract.driver import Capabilities, Launch
-from atoll.contract.errors import LaunchFailed, SandboxError, Unenforceable
+from atoll.contract.errors import LaunchFailed, Unenforceable
 from atoll.contract.inside import GUEST
 from atoll.contract.model import RuntimeName, Usage
 from atoll.drivers import bundle, seccomp, storage
 from atoll.drivers.hostname import Hostnames
 from atoll.drivers.keeper_client import KeeperSocket
-from atoll.drivers.keeper_command import BIN, HostFile, KeeperCommand
+from atoll.drivers.keeper_command import BIN, HostFile, KeeperCommand, kill_holder, kill_holders
 from atoll.drivers.layer_store import OverlayLayerStore
 from atoll.drivers.limits import check_limits
 from atoll.drivers.machine import Machine, find_program
 
 NAME: RuntimeName = "bwrap"
 PACKAGE = "bubblewrap"
-_END_S = 10
 _FILTER_FD = 9
 _SMALL_TMPFS = ("--size", str(64 * 1024 * 1024))
 _MOUNTS = [
@@ -84,6 +81,7 @@ class BwrapDriver:
             cpu_limit=False,
             pids_limit=False,
             id_range=self._machine.root,
+            several_users=not self._machine.single_id,
             process_oom=True,
             memory_checkpoint=False,
             saves_epoll_waiters=True,
@@ -154,9 +152,9 @@ class BwrapDriver:
             if pid is None:
                 # On SIGTERM, a keeper that is still starting the sandbox ends what it has started.
                 await self._command.end(directory, patience_s=0)
-                await _kill_holders(directory)
+                await kill_holders(directory)
             else:
-                await _kill(pid, directory)
+                await kill_holder(pid, directory)
             await self._command.end(directory, patience_s=2)
 
     async def save(self, id: str, directory: Path, image: Path, *, lock: int) -> None:
@@ -203,59 +201,3 @@ def _hidden() -> Iterator[str]:
             yield from ("--ro-bind", "/dev/null", path)
     for path in filter(os.path.exists, bundle.READ_ONLY_PATHS):
         yield from ("--ro-bind", path, path)
-
-
-async def _kill_holders(directory: Path) -> None:
-    """Kill the processes of a sandbox whose keeper has ended, also if it was killed in the middle of the start.
-
-    What is still starting may fork while it is looked for, and inherits the FIFO. So this ends only when none has been
-    found twice: the first look may have missed one whose parent ended meanwhile.
-    """
-    clear = 0
-    while clear < 2:
-        found = _holders(directory)
-        clear = 0 if found else clear + 1
-        for pid in found:
-            await _kill(pid, directory)
-
-
-def _holders(directory: Path) -> list[int]:
-    """The processes that have a sandbox's FIFO open."""
-    if not (directory / "in").exists():
-        return []
-    return [int(name) for name in os.listdir("/proc") if name.isdecimal() and _has_open(int(name), directory / "in")]
-
-
-def _has_open(pid: int, fifo: Path) -> bool:
-    with suppress(OSError):
-        wanted = fifo.stat()
-        for name in os.listdir(f"/proc/{pid}/fd"):
-            with suppress(OSError):
-                seen = os.stat(f"/proc/{pid}/fd/{name}")
-                if (seen.st_dev, seen.st_ino) == (wanted.st_dev, wanted.st_ino):
-                    return True
-    return False
-
-
-async def _kill(pid: int, directory: Path) -> None:
-    """Kill a process of the sandbox, and wait for its end: with the first, all of its PID namespace have ended.
-
-    Raises:
-        SandboxError: it does not end.
-    """
-    try:
-        process = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    try:
-        if not _has_open(pid, directory / "in"):  # the number belongs to another process by now
-            return
-        with suppress(ProcessLookupError):
-            signal.pidfd_send_signal(process, signal.SIGKILL)
-        with anyio.move_on_after(_END_S):
-            while not select.select([process], [], [], 0)[0]:  # noqa: ASYNC110 - the process is not our child
-                await anyio.sleep(0.002)
-            return
-        raise SandboxError("a process of the sandbox does not end", hint=f"kill -9 {pid}")
-    finally:
-        os.close(process)

@@ -77,11 +77,11 @@ class KeeperSocket:
             pass
 
     def last_used(self, directory: Path) -> tuple[datetime | None, bool]:
-        try:
-            used_ms, streams = struct.unpack("<qq", (directory / "activity").read_bytes())
-        except (OSError, struct.error):
-            return None, False
-        return datetime.fromtimestamp(used_ms / 1000, UTC), streams > 0 and self.pid(directory) is not None
+        used_ms, streams, _ = _activity(directory)
+        return _time(used_ms), streams > 0 and self.pid(directory) is not None
+
+    def unanswered_since(self, directory: Path) -> datetime | None:
+        return _time(_activity(directory)[2])
 
     def pid(self, directory: Path) -> int | None:
         """`Driver.pid`, for every driver that uses the keeper."""
@@ -112,6 +112,19 @@ class KeeperSocket:
             ) from error
         finally:
             os.close(fd)
+
+
+def _activity(directory: Path) -> tuple[int, int, int]:
+    """What the keeper has written to `activity` (`write_activity` in `keeper/relay.c`). Zeros: nothing."""
+    try:
+        used_ms, streams, unanswered_ms = struct.unpack("<qqq", (directory / "activity").read_bytes())
+    except (OSError, struct.error):
+        return 0, 0, 0
+    return used_ms, streams, unanswered_ms
+
+
+def _time(milliseconds: int) -> datetime | None:
+    return datetime.fromtimestamp(milliseconds / 1000, UTC) if milliseconds else None
 
 
 @contextlib.asynccontextmanager

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import socket
 import stat
@@ -20,6 +21,7 @@ from typing import NamedTuple
 
 import anyio
 import anyio.abc
+import anyio.to_thread
 
 from atoll.contract.driver import Launch
 from atoll.contract.errors import LaunchFailed, SandboxError
@@ -33,6 +35,10 @@ ID_COUNT = 65535
 MACHINE_IDS = 0x0FFF_0000
 """Host ids below all ranges, which no sandbox has: they own the files of the machine's own layers."""
 _COVERS = ("/mnt", "/media", "/srv", "/dev/shm")
+_END_S = 10
+_LAST_FIFO_FD = 63
+"""The FIFOs are standard streams of the runtime and of the guest, and low numbers in gVisor. Programs of the host may
+have thousands of descriptors, which would take a second to look at."""
 MAX_OUTPUT_BYTES = 256 * 1024
 """What is kept of a program's output. Root inside may write to the streams of a program that runs in its sandbox."""
 _RUN_FILES = ("in", "out", "sock", "pid", ".pid", "ended", "runtime.log", "keeper.log")
@@ -253,3 +259,78 @@ async def _collect(stream: anyio.abc.ByteReceiveStream, into: bytearray) -> None
     """Read a stream to its end, so that its writer is not held up, and keep its beginning."""
     async for chunk in stream:
         into += chunk[: MAX_OUTPUT_BYTES - len(into)]
+
+
+# ---- what a killed keeper leaves ----
+
+
+async def kill_holders(directory: Path) -> None:
+    """Kill the processes of a sandbox whose keeper was killed, also if that was in the middle of the start.
+
+    What is still starting may fork while it is looked for, and inherits the FIFO. So this ends only when none has been
+    found twice: the first look may have missed one whose parent ended meanwhile.
+    """
+    if _has_ended(directory):
+        return
+    clear = 0
+    while clear < 2:
+        found = await anyio.to_thread.run_sync(_holders, directory)
+        clear = 0 if found else clear + 1
+        for pid in found:
+            await kill_holder(pid, directory)
+
+
+def _has_ended(directory: Path) -> bool:
+    """Whether there was no run, or its keeper has written that it has ended, after which nothing of it is left."""
+    return not (directory / "in").exists() or _size(directory / "ended") > 0
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def _holders(directory: Path) -> list[int]:
+    """The processes that have a sandbox's FIFO open."""
+    return [int(name) for name in os.listdir("/proc") if name.isdecimal() and _has_open(int(name), directory / "in")]
+
+
+def _has_open(pid: int, fifo: Path) -> bool:
+    with contextlib.suppress(OSError):
+        wanted = fifo.stat()
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            if int(name) > _LAST_FIFO_FD:
+                continue
+            with contextlib.suppress(OSError):
+                seen = os.stat(f"/proc/{pid}/fd/{name}")
+                if (seen.st_dev, seen.st_ino) == (wanted.st_dev, wanted.st_ino):
+                    return True
+    return False
+
+
+async def kill_holder(pid: int, directory: Path) -> None:
+    """Kill a process of the sandbox, and wait for its end: with the first, all of its PID namespace have ended.
+
+    Raises:
+        SandboxError: it does not end.
+    """
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        if not _has_open(pid, directory / "in"):  # the number belongs to another process by now
+            return
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(process, signal.SIGKILL)
+        ended = select.poll()  # select() has a limit on the number of a descriptor
+        ended.register(process, select.POLLIN)
+        with anyio.move_on_after(_END_S):
+            while not ended.poll(0):  # noqa: ASYNC110 - the process is not our child
+                await anyio.sleep(0.002)
+            return
+        raise SandboxError("a process of the sandbox does not end", hint=f"kill -9 {pid}")
+    finally:
+        os.close(process)

@@ -12,6 +12,7 @@ import contextlib
 import json
 import mmap
 import re
+import shutil
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ from atoll.drivers import bundle, seccomp, storage
 from atoll.drivers.cgroups import Cgroups
 from atoll.drivers.hostname import Hostnames
 from atoll.drivers.keeper_client import KeeperSocket
-from atoll.drivers.keeper_command import BIN, HostFile, KeeperCommand
+from atoll.drivers.keeper_command import BIN, HostFile, KeeperCommand, kill_holders
 from atoll.drivers.layer_store import OverlayLayerStore
 from atoll.drivers.limits import check_limits
 from atoll.drivers.machine import Machine, find_program
@@ -143,6 +144,7 @@ class OciDriver:
             cpu_limit="cpu" in controllers,
             pids_limit="pids" in controllers and not hides,
             id_range=self._machine.root,
+            several_users=not self._machine.single_id,
             process_oom=not hides,
             memory_checkpoint=saves,
             saves_epoll_waiters=not saves or self._saves_epoll_waiters,
@@ -271,21 +273,29 @@ class OciDriver:
     async def stop(self, id: str, directory: Path) -> None:
         with anyio.CancelScope(shield=True):
             self._cgroups.thaw(id)  # a frozen process does not die
-            if self.pid(directory) is None:
+            runs = self.pid(directory) is not None
+            if not runs:
                 await self._command.end(directory, patience_s=0)
-            if self._traits.kill_before_delete:
+                await kill_holders(directory)  # as a start that was killed may have left them
+            if self._traits.kill_before_delete or not runs:
                 await self._cgroups.kill(id)
-            await self._delete(id)
+            await self._delete(id, is_dead=not runs)
             await self._command.end(directory, patience_s=2)
             await self._cgroups.remove(id)
 
-    async def _delete(self, id: str) -> None:
-        """Have the runtime end and forget the container. That there is none is fine."""
+    async def _delete(self, id: str, *, is_dead: bool) -> None:
+        """Have the runtime end and forget the container. That there is none is fine.
+
+        With `is_dead`, none of its processes is left: the runtime's record of it may be incomplete, since it was killed
+        while it wrote it, and is removed if the runtime cannot read it.
+        """
         known = any((self._root / name).exists() for name in (id, f"{id}_sandbox:{id}.state"))
         if not known or (self._traits.state_is_processes and self._machine.controllers):
             self._forget(id)
             return
         done = await self._command.run_nsexec(*self._runtime(), "delete", "--force", id, env=self._env())
+        if is_dead:
+            shutil.rmtree(self._root / id, ignore_errors=True)
         if (self._root / id).exists():  # whatever its exit code
             error = done.stderr.decode(errors="replace").strip()[-500:] or f"exit code {done.returncode}"
             raise SandboxError(f"{self.name} could not delete the sandbox: {error}", id=id)

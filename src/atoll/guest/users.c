@@ -191,21 +191,31 @@ static void find_groups(struct account *account)
     free(text);
 }
 
-static int find_account(const char *spec, struct account *account)
+static int find_group(const char *group, uint32_t *gid)
 {
-    struct wanted wanted = {.name = spec, .by_id = !spec};
+    if (parse_id(group, gid))
+        return 0;
+    char *text = slurp("/etc/group"), *rest = text, *line, *parts[4];
+    bool found = false;
+    while (!found && rest && (line = strsep(&rest, "\n"))) {
+        split(line, parts, 4);
+        found = !strcmp(parts[0], group) && parse_id(parts[2], gid);
+    }
+    free(text);
+    return found ? 0 : ENOENT;
+}
+
+/* `user`: a name or an id, NULL for root. `group`: likewise, NULL for the user's own. */
+static int find_account(const char *user, const char *group, struct account *account)
+{
+    struct wanted wanted = {.name = user, .by_id = !user};
     uint32_t gid = 0;
-    bool has_gid = false;
-    if (spec) {
-        char *copy = strdup(spec), *parts[2];
-        if (!copy)
-            return ENOMEM;
-        split(copy, parts, 2);
-        wanted.by_id = parse_id(parts[0], &wanted.uid);
-        has_gid = wanted.by_id && parse_id(parts[1], &gid);
-        free(copy);
-        if (wanted.by_id && strchr(spec, ':') && !has_gid)
-            return EINVAL;
+    if (user)
+        wanted.by_id = parse_id(user, &wanted.uid);
+    if (group) {
+        int error = *group ? find_group(group, &gid) : EINVAL;
+        if (error)
+            return error;
     }
     /* Where only one id is mapped, the host makes a name an alias of root, whatever the image says. */
     bool all_one = !wanted.by_id && find_in_extra(&wanted, account) && account->uid == 0;
@@ -221,7 +231,7 @@ static int find_account(const char *spec, struct account *account)
         if (!wanted.uid)
             account->name = "root";
     }
-    if (has_gid)
+    if (group)
         account->gid = gid;
     return 0;
 }
@@ -229,7 +239,13 @@ static int find_account(const char *spec, struct account *account)
 int users_find(const char *spec, struct account *account)
 {
     *account = (struct account){0};
-    int error = find_account(spec, account);
+    char *copy = spec ? strdup(spec) : NULL, *group = NULL;
+    if (spec && !copy)
+        return ENOMEM;
+    if (copy && (group = strchr(copy, ':')))
+        *group++ = 0;
+    int error = find_account(copy, group, account);
+    free(copy);
     if (!error)
         find_groups(account);
     return error;

@@ -22,8 +22,8 @@ bool users_add(const char *definition);
 /* `--home UID:GID:PATH`: makes that directory and its parents, owned by that user. False when malformed. */
 bool users_make_home(const char *definition);
 
-/* Finds a NAME, `uid` or `uid:gid` (NULL: root) with home, shell and groups. 0 or an errno. Reads files of the
- * sandbox, which may be slow or hostile: only for supervisors and workers. */
+/* Finds a user by name or uid, `:group` with a name or gid after it (NULL: root), with home, shell and groups. 0 or an
+ * errno. Reads files of the sandbox, which may be slow or hostile: only for supervisors and workers. */
 int users_find(const char *spec, struct account *account);
 void users_forget(struct account *account);
 

@@ -121,7 +121,8 @@ class CreateOptions(TypedDict, total=False):
     env: Mapping[str, str] | None
     secrets: Mapping[str, Secret] | None
     secret_env: Mapping[str, str | SecretStr] | None
-    user: str
+    user: str | None
+    cwd: str | None
     runtime: RuntimeName | None
     ephemeral: bool
     pause_after_s: float | None
@@ -243,7 +244,8 @@ class Engine:
         env: Mapping[str, str] | None = None,
         secrets: Mapping[str, Secret] | None = None,
         secret_env: Mapping[str, str | SecretStr] | None = None,
-        user: str = "user",
+        user: str | None = None,
+        cwd: str | None = None,
         runtime: RuntimeName | None = None,
         ephemeral: bool = False,
         pause_after_s: float | None = None,
@@ -258,11 +260,17 @@ class Engine:
         an image is fetched. Where a warm sandbox matches (`warm`), that one is claimed. `network` is the policy of its
         egress; unset, no connection leaves it.
 
+        Commands and file operations that name no `user` and no `cwd` get these, unset those of the image's
+        configuration, and where it has none, `user` and the home of the command's user. A `cwd` that does not exist is
+        made, as `user`.
+
         For each of `secrets` the sandbox has a placeholder, in the variable of that name; `secret_env` are variables
         that it has in clear. Neither is shown, logged or written to disk in clear.
 
         Raises:
             InvalidRequest: the name, a limit, the environment or a secret is not allowed.
+            UserNotFound: the image's configuration names a user that it does not have.
+            PermissionDenied, FileError: `cwd` cannot be made.
             SandboxExists: the name is taken.
             ImageUnavailable: the image cannot be fetched or read.
             RuntimeUnavailable: the runtime is not on this machine, or no runtime is.
@@ -278,6 +286,7 @@ class Engine:
                 limits=limits or Limits(),
                 env=dict(env or {}),
                 user=user,
+                cwd=cwd,
                 runtime=runtime or self._settings.runtime,
                 ephemeral=ephemeral,
                 pause_after_s=pause_after_s,
@@ -411,8 +420,8 @@ class Engine:
         `temporary` session nothing stays: its sandboxes and their checkpoints are removed when the pool ends or, if
         this process is killed, when the state directory is next used.
 
-        `options` are those of `SandboxPool`: `image`, `limits`, `env`, `secrets`, `secret_env`, `user`, `runtime`,
-        `pause_after_s`, `network` and `sleep_after_s` (unset: ten minutes).
+        `options` are those of `SandboxPool`: `image`, `limits`, `env`, `secrets`, `secret_env`, `user`, `cwd`,
+        `runtime`, `pause_after_s`, `network` and `sleep_after_s` (unset: ten minutes).
 
         Raises:
             InvalidRequest: an option is wrong.

@@ -58,6 +58,12 @@ def parse_number(text: bytes) -> int:
 
 
 def encode_record(key: bytes, value: bytes) -> bytes:
+    """
+    Raises:
+        ValueError: the key is empty or holds "=", which would end it.
+    """
+    if not key or b"=" in key:
+        raise ValueError(f"{key!a} cannot be the key of a pax record")
     rest = b" " + key + b"=" + value + b"\n"
     size = len(rest)
     while size != len(rest) + len(b"%d" % size):

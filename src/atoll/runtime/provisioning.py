@@ -12,8 +12,9 @@ and how it is removed (`connections.py`), how many warm sandboxes there are (`li
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
 from secrets import token_hex
 from typing import TYPE_CHECKING
@@ -22,14 +23,25 @@ import anyio
 import anyio.abc
 
 from atoll.contract.driver import Driver, ProcessImage
-from atoll.contract.errors import AtollError, SandboxError, SandboxExists, SandboxNotFound
+from atoll.contract.errors import (
+    AtollError,
+    FileError,
+    InvalidRequest,
+    PathNotDirectory,
+    PathNotFound,
+    PermissionDenied,
+    SandboxError,
+    SandboxExists,
+    SandboxNotFound,
+    UserNotFound,
+)
 from atoll.contract.model import Limits, RuntimeName, SandboxSpec, check_name
 from atoll.contract.network import REGISTRIES, NetworkPolicy, PackageIndexes
 from atoll.runtime.connections import Connections
 from atoll.runtime.images.fetch import ProgressCallback
 from atoll.runtime.images.store import ImageStore
 from atoll.runtime.lifecycle.lifecycle import Lifecycle
-from atoll.runtime.lifecycle.warm_pool import SandboxTemplate, WarmPools
+from atoll.runtime.lifecycle.warm_pool import SandboxTemplate, WarmPools, rebound
 from atoll.runtime.sandbox import Sandbox
 from atoll.runtime.secrets import ca_bundle
 from atoll.runtime.secrets.authority import Authority
@@ -42,6 +54,8 @@ from atoll.runtime.state.store import Claimed, Manifest, StateStore, new_id, now
 if TYPE_CHECKING:
     from atoll.runtime.archive.export import ArchiveFile
 
+DEFAULT_USER = "user"
+"""The user of a sandbox where neither its spec nor its image names one. Every image has it."""
 _log = logging.getLogger(__name__)
 
 
@@ -89,7 +103,7 @@ class Provisioner:
         driver = self._choose(spec.runtime)
         await self._require_free(spec.name)
         limits = with_defaults(spec.limits, driver)
-        resolved = await self._resolve_base(spec.image, limits, spec.env, progress, secrets)
+        resolved = await self._resolve_base(spec, limits, driver, progress, secrets)
         authority = secrets.authority if secrets else None
         return await self._claim_warm(spec, driver, resolved, authority) or await self._make(
             spec, driver, resolved, authority=authority
@@ -118,16 +132,19 @@ class Provisioner:
 
     async def _resolve_base(
         self,
-        image: str,
+        spec: SandboxSpec,
         limits: Limits,
-        env: Mapping[str, str],
-        progress: ProgressCallback | None,
+        driver: Driver,
+        progress: ProgressCallback | None = None,
         secrets: SandboxSecrets | None = None,
     ) -> ResolvedSpec:
-        found = await self._images.resolve(image, progress=progress)
+        found = await self._images.resolve(spec.image, progress=progress)
+        image_user = found.user if driver.capabilities.several_users else None
         return ResolvedSpec(
             limits=limits,
-            env={**found.env, **(secrets.variables() if secrets else {}), **env},
+            env={**found.env, **(secrets.variables() if secrets else {}), **spec.env},
+            user=spec.user or image_user or DEFAULT_USER,
+            cwd=spec.cwd or found.working_directory,
             image_digest=found.digest,
             base=found.filesystems,
             encrypted_secrets=self._vault.seal(secrets) if secrets else None,
@@ -148,7 +165,8 @@ class Provisioner:
         """A new sandbox, with the processes in `memory`, and with `checkpoint` recorded as its parent.
 
         With `warm_pool` it is put into that pool, without a name. A sandbox of a `group` exists once the group is
-        complete. `authority` is a certificate authority that it has to trust and does not trust yet.
+        complete: it is a fork, of a sandbox whose user and directory were checked. `authority` is a certificate
+        authority that it has to trust and does not trust yet.
         """
         id = new_id()
         async with self._connections.launches, self._layers.lock():
@@ -173,6 +191,8 @@ class Provisioner:
                         await self._lifecycle.start(manifest, driver, memory)
                         sandbox = self._connections.open(manifest)
                         await sandbox.connect()
+                        if group is None:
+                            manifest, sandbox = await self._settle(manifest, sandbox)
                         await ca_bundle.install(sandbox.files, authority)
                     except BaseException:
                         with anyio.CancelScope(shield=True):
@@ -186,16 +206,53 @@ class Provisioner:
         sandbox.info = self._connections.info(manifest)
         return sandbox
 
+    async def _settle(self, manifest: Manifest, sandbox: Sandbox) -> tuple[Manifest, Sandbox]:
+        """Check, inside, the user and the directory that commands get. Asks the guest only if there is something to
+        check.
+
+        The directory of the spec is made if it is missing. That of the image counts only if the user can enter it:
+        `WORKDIR /root` is of no use to `user`.
+
+        Raises:
+            UserNotFound, InvalidRequest: the sandbox cannot have the image's user.
+            FileError: the directory of the spec cannot be made.
+        """
+        spec, user = manifest.spec, manifest.user
+        try:
+            if spec.cwd is not None:
+                await sandbox.files.mkdir(spec.cwd)
+            elif manifest.cwd is not None or (spec.user is None and user != DEFAULT_USER):
+                await sandbox.files.stat(f"{manifest.cwd or ''}/.")
+        except UserNotFound:
+            if spec.user is not None:
+                raise
+            message = f"the image {spec.image} has USER {user!r}, and no such account; name another with user="
+            raise UserNotFound(user, message) from None
+        except (PathNotFound, PathNotDirectory, PermissionDenied):
+            if spec.cwd is not None:
+                raise
+            manifest = manifest.model_copy(update={"cwd": None})
+            self._store.write(manifest)
+            self._connections.release(manifest.id)
+            sandbox = self._connections.open(manifest)
+            await sandbox.connect()
+        except FileError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            raise InvalidRequest(
+                f"the user {user!r} has an id that does not exist in a sandbox, where ids are 0 to 65535; "
+                "name another with user="
+            ) from error
+        return manifest, sandbox
+
     # ---- warm sandboxes ----
 
     async def _resolve_template(self, template: SandboxTemplate) -> tuple[Driver, ResolvedSpec]:
-        return self._choose(template.runtime), await self._resolve_base(template.image, template.limits, {}, None)
+        driver = self._choose(template.runtime)
+        return driver, await self._resolve_base(_warm_spec(template), template.limits, driver)
 
     async def _create_warm(self, template: SandboxTemplate, driver: Driver, resolved: ResolvedSpec) -> None:
-        spec = validate_spec(
-            name=f"waiting-{token_hex(4)}", image=template.image, limits=template.limits, runtime=template.runtime
-        )
-        await self._make(spec, driver, resolved, warm_pool=template.key)
+        await self._make(_warm_spec(template), driver, resolved, warm_pool=template.key)
 
     async def _destroy_claimed(self, claimed: Claimed) -> None:
         driver = self._choose(claimed.manifest.runtime) if claimed.manifest else None
@@ -210,12 +267,7 @@ class Provisioner:
             self.warm_pools.refill(key)
             if claimed is None or claimed.manifest is None:
                 return None
-            given = {
-                "spec": spec,
-                "env": resolved.env,
-                "encrypted_secrets": resolved.encrypted_secrets,
-                "created_at": now(),
-            }
+            given = {"spec": spec, "created_at": now(), **rebound(resolved)}
             manifest = claimed.manifest.model_copy(update=given)
             try:
                 sandbox = await self._bind(manifest, driver)
@@ -240,6 +292,7 @@ class Provisioner:
                 self._store.claim_name(spec.name, manifest.id)
                 sandbox = self._connections.open(manifest)
                 await sandbox.connect()
+            manifest, sandbox = await self._settle(manifest, sandbox)
             if spec.ephemeral or spec.pause_after_s is not None:
                 await driver.keeper.reconfigure(directory, ephemeral=spec.ephemeral, pause_after_s=spec.pause_after_s)
         return sandbox
@@ -339,6 +392,7 @@ class Provisioner:
                 limits=limits,
                 env=contents.env,
                 user=contents.user,
+                cwd=contents.cwd,
                 runtime=runtime,
                 pause_after_s=contents.pause_after_s,
             )
@@ -347,6 +401,8 @@ class Provisioner:
             resolved = ResolvedSpec(
                 limits=with_defaults(limits, driver),
                 env={**base.env, **spec.env},
+                user=contents.user,
+                cwd=contents.cwd,
                 image_digest=base.digest,
                 base=base.filesystems,
                 layers=await archive.unpack(base.filesystems),
@@ -357,3 +413,9 @@ class Provisioner:
         """The runtime that an archive names. None: it names none, or one that only a caller may request."""
         driver = self._connections.engine.drivers().get(named) if named else None
         return None if driver is not None and not driver.capabilities.chosen_by_default else named
+
+
+def _warm_spec(template: SandboxTemplate) -> SandboxSpec:
+    return validate_spec(
+        name=f"waiting-{token_hex(4)}", image=template.image, limits=template.limits, runtime=template.runtime
+    )

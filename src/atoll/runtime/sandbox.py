@@ -8,6 +8,7 @@ how a sandbox is created (`provisioning.py`), and which ones are open (`connecti
 
 from __future__ import annotations
 
+import posixpath
 import signal as signals
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
@@ -99,7 +100,7 @@ class Sandbox:
         SandboxDied: the sandbox has ended, or the connection was lost during the call ("connection lost": then the
             next call connects again, and processes that are kept can be attached to).
         GuestUnresponsive: it runs, but its guest has sent nothing for 30 s during the call, not even the answer to a
-            ping. The next call tries again.
+            ping; for 5 s, if the call's time was over and a command was to be killed. The next call tries again.
         LaunchFailed: it never started.
         GuestProtocolError: it broke the protocol. Its processes are ended, and every later call raises this.
         InvalidRequest: an argument is wrong.
@@ -109,7 +110,7 @@ class Sandbox:
         self, info: SandboxInfo, owner: SandboxOwner, *, env: Mapping[str, str], egress: EgressServer | None = None
     ) -> None:
         self.info = info
-        self.files = Files(self._open, info.user)
+        self.files = Files(self._open, info.user, info.cwd)
         self._owner = owner
         self._oom_kills = partial(owner.oom_kills, info.id)
         self._env = dict(env)
@@ -151,7 +152,8 @@ class Sandbox:
 
         Returns when the main process ends, even if it left processes running in the background. A program that cannot
         be started is exit code 127 or 126, as in a shell. stdout and stderr are kept up to `output_limit_bytes` each,
-        head and tail; any amount passes with bounded memory. `cwd=None` is the user's home; `stdin=None` is empty.
+        head and tail; any amount passes with bounded memory. `cwd=None` is the sandbox's own (`info.cwd`), else the
+        user's home; a relative one begins there. `stdin=None` is empty.
         With `merge_stderr`, stderr is part of stdout, in the order of writing.
         A time-out and a cancellation kill the command with all that it started, before this returns.
 
@@ -164,7 +166,7 @@ class Sandbox:
             command,
             self._user(user),
             env=env,
-            cwd=cwd,
+            cwd=self._directory(cwd),
             stdin=_stdin(stdin),
             merge_stderr=merge_stderr,
             timeout_s=timeout_s,
@@ -193,7 +195,7 @@ class Sandbox:
             command,
             self._user(user),
             env=env,
-            cwd=cwd,
+            cwd=self._directory(cwd),
             stdin=_stdin(stdin),
             merge_stderr=merge_stderr,
             timeout_s=timeout_s,
@@ -233,7 +235,7 @@ class Sandbox:
             command,
             self._user(user),
             env=env,
-            cwd=cwd,
+            cwd=self._directory(cwd),
             stdin=stdin,
             merge_stderr=merge_stderr,
             pty=pty,
@@ -587,6 +589,10 @@ class Sandbox:
 
     def _user(self, user: str | None) -> str:
         return self.info.user if user is None else user
+
+    def _directory(self, cwd: str | None) -> str | None:
+        start = self.info.cwd
+        return cwd if start is None else posixpath.join(start, cwd or "")
 
 
 def _stdin(stdin: bytes | str | None) -> bytes | bool:

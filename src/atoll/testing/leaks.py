@@ -155,7 +155,8 @@ class Ledger:
                 yield f"mount {line}"
 
     def _processes(self, pids: Set[int]) -> Iterator[str]:
-        """Those of `pids` that belong to us: by their command line or cgroup, or as our children."""
+        """Those of `pids` that belong to us: by their command line, cgroup or open files, also if these were removed,
+        or as our children."""
         ids = self._known_ids()
         for pid in sorted(pids):
             with suppress(FileNotFoundError, ProcessLookupError, PermissionError):
@@ -168,7 +169,7 @@ class Ledger:
                     int(parent) == os.getpid()
                     or self._is_ours(command, ids)
                     or (state != "Z" and self._is_ours(Path(f"/proc/{pid}/cgroup").read_text(), ids))
-                    or (command.startswith("/run/atoll/guest") and self._is_ours(os.readlink(f"/proc/{pid}/fd/0"), ids))
+                    or any(self._is_ours(path, ids) for path in _open_files(pid))
                 )
                 # gVisor keeps such processes for later, as many as its sandbox has once needed; a guest keeps idle
                 # supervisors.
@@ -202,6 +203,16 @@ def _entries(directory: str) -> list[str]:
 
 def _pids() -> set[int]:
     return {int(name) for name in os.listdir("/proc") if name.isdigit()}
+
+
+def _open_files(pid: int) -> Iterator[str]:
+    """The files that another process has open. Those of a process that we may not trace are not shown."""
+    if pid == os.getpid():
+        return
+    with suppress(FileNotFoundError, ProcessLookupError, PermissionError):
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            with suppress(FileNotFoundError):
+                yield os.readlink(f"/proc/{pid}/fd/{name}")
 
 
 def _descriptors() -> Iterator[str]:

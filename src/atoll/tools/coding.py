@@ -39,9 +39,11 @@ from atoll.tools.view import (
     View,
     as_text,
     last_lines,
+    last_name,
     media_type,
     output_text,
     searching,
+    start_directory,
     with_note,
 )
 from atoll.tools.vocabularies import Vocabulary
@@ -98,12 +100,14 @@ class DefaultContext(PoolContext):
             self.abilities |= {"tasks"}
 
     async def view(self) -> CodingView:
-        return CodingView(await self.pool.get(), tasks=self._tasks)
+        sandbox = await self.pool.get()
+        return CodingView(sandbox, start_directory(sandbox), tasks=self._tasks)
 
 
-def coding_tools(sandbox: Sandbox, *, cwd: str = HOME, tasks: Tasks | None = None) -> ToolSet:
-    """The coding tools for a sandbox; relative paths begin at `cwd`. Without `tasks` there is no `task`."""
-    return CodingView(sandbox, cwd, tasks=tasks).tools()
+def coding_tools(sandbox: Sandbox, *, cwd: str | None = None, tasks: Tasks | None = None) -> ToolSet:
+    """The coding tools for a sandbox; relative paths begin at `cwd`, unset where the sandbox's commands start. Without
+    `tasks` there is no `task`."""
+    return CodingView(sandbox, cwd or start_directory(sandbox), tasks=tasks).tools()
 
 
 def pool_coding_tools(pool: SandboxPool, *, tasks: Tasks | None = None) -> ToolSet:
@@ -119,7 +123,7 @@ def _in_default(tool: Tool) -> Tool:
         return await tool.handler(args, await context.view(), **options)
 
     def key(args: Read | Write | Edit, _context: DefaultContext) -> Hashable:
-        return posixpath.normpath(posixpath.join(HOME, args.path))
+        return last_name(args.path)
 
     return replace(tool, handler=handler, serialize_by=tool.serialize_by and key)
 
@@ -570,6 +574,7 @@ FILE_TOOLS = (READ, WRITE, EDIT, BASH, GREP, GLOB)
 
 VOCABULARY = Vocabulary(
     tools=lambda pool, tasks: pool_coding_tools(pool, tasks=tasks),
-    instructions=f"read, write, edit, bash, grep and glob all work in the one sandbox 'default', from {HOME} on.",
+    instructions="read, write, edit, bash, grep and glob all work in the one sandbox 'default', from "
+    f"{HOME} or the image's working directory on.",
     transcripts={"bash": "$ {command}", "grep": "{pattern}", "glob": "{pattern}", "task": "{role}: {prompt}"},
 )

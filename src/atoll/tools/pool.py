@@ -44,6 +44,7 @@ from atoll.tools.view import (
     View,
     as_text,
     complete_characters,
+    last_name,
     media_type,
     run,
     searching,
@@ -77,7 +78,7 @@ class SandboxContext:
     abilities = frozenset({"sandbox"})
 
     def __init__(self, sandbox: Sandbox) -> None:
-        self._view = View(sandbox)
+        self._view = View.whole(sandbox)
 
     async def view(self, args: Input, *, make: bool = False) -> View:  # noqa: ARG002 - as with a pool
         return self._view
@@ -98,7 +99,7 @@ class SessionContext(PoolContext):
     async def at(self, name: str, *, make: bool = False) -> View:
         """The view of the sandbox of this name. With `make`, and always for `default`, it is created if it does not
         exist."""
-        return View(await (self.pool.get(name) if make or name == DEFAULT else self.pool.find(name)))
+        return View.whole(await (self.pool.get(name) if make or name == DEFAULT else self.pool.find(name)))
 
     def name(self, args: Input) -> str:
         return str(getattr(args, "sandbox", DEFAULT))
@@ -126,7 +127,7 @@ class Shell(Input):
     timeout_ms: float = Field(default=30000, gt=0, le=3_600_000)
     """When it is killed, with all that it started."""
     working_dir: str = HOME
-    """Where it runs."""
+    """Where it runs. Unset, in an image with a working directory of its own: there."""
 
 
 class ShellResult(Result):
@@ -138,7 +139,7 @@ class ShellResult(Result):
 
 class ReadFile(Input):
     path: str = Field(min_length=1)
-    """Relative paths begin at /home/user."""
+    """Relative paths begin at /home/user, or at the image's working directory."""
     offset: int = Field(default=0, ge=0, le=2**62)
     """Byte offset to begin at."""
     limit: int = Field(default=DEFAULT_READ_BYTES, ge=1, le=MAX_READ_BYTES)
@@ -158,7 +159,7 @@ class ReadFileResult(Result):
 
 class WriteFile(Input):
     path: str = Field(min_length=1)
-    """Relative paths begin at /home/user. Missing directories are made."""
+    """Relative paths begin at /home/user, or at the image's working directory. Missing directories are made."""
     content: str
     append: bool = False
     """Add to the end of the file instead of replacing it."""
@@ -174,7 +175,7 @@ class SandboxGlob(Input):
     pattern: str = Field(min_length=1)
     """`*`, `?` and `[…]` within a name, `**` for any number of directories, `{a,b}` for either."""
     cwd: str = HOME
-    """Where to look; the files are named relative to it."""
+    """Where to look; the files are named relative to it. Unset: as for relative paths."""
 
 
 class SandboxGlobResult(Result):
@@ -243,7 +244,7 @@ class TransferResult(Result):
 
 async def _shell(args: Shell, context: ViewContext, *, on_output: OnOutput | None) -> ShellResult:
     view = await context.view(args, make=True)
-    cwd = view.path(args.working_dir)
+    cwd = view.path(args.working_dir if "working_dir" in args.model_fields_set else ".")
     async with view.suggesting(cwd):
         ran = await run(view.sandbox, args.command, cwd=cwd, timeout_s=args.timeout_ms / 1000, on_output=on_output)
     return ShellResult(stdout=ran.stdout, stderr=ran.stderr, exit_code=ran.exit_code)
@@ -279,7 +280,7 @@ async def _write_file(args: WriteFile, context: ViewContext) -> WriteFileResult:
 
 async def _glob(args: SandboxGlob, context: ViewContext) -> SandboxGlobResult:
     view = await context.view(args)
-    cwd = view.path(args.cwd)
+    cwd = view.path(args.cwd if "cwd" in args.model_fields_set else ".")
     async with view.suggesting(cwd):
         with searching():
             found = await view.sandbox.files.glob(args.pattern, cwd=cwd, limit=MAX_GLOB_FILES)
@@ -412,11 +413,11 @@ def _is_below(path: str, directory: str) -> bool:
 
 
 def _file_key(args: ReadFile | WriteFile, context: ViewContext) -> Hashable:
-    return context.name(args), posixpath.normpath(posixpath.join(HOME, args.path))
+    return context.name(args), last_name(args.path)
 
 
 def _target_key(args: Transfer, _context: ViewContext) -> Hashable:
-    return args.to_sandbox, posixpath.normpath(posixpath.join(HOME, args.to_path))
+    return args.to_sandbox, last_name(args.to_path)
 
 
 # --------------------------------------------------------------------------------------------------------- vocabulary

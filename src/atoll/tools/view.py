@@ -84,6 +84,17 @@ class PoolContext:
 # ----------------------------------------------------------------------------------------------------------- paths
 
 
+def start_directory(sandbox: Sandbox) -> str:
+    """Where the tools start in a sandbox: in its own directory, else in the home of `user`."""
+    return sandbox.info.cwd or HOME
+
+
+def last_name(path: str) -> str:
+    """A key for `Tool.serialize_by` that is the same for all spellings of a path, wherever relative ones begin: the
+    sandbox, which knows that, may not exist yet."""
+    return posixpath.basename(posixpath.normpath(posixpath.join(HOME, path)))
+
+
 @dataclass(frozen=True)
 class View:
     """A sandbox and a working directory. With `scoped`, file tools refuse paths outside of the directory, also through
@@ -93,8 +104,13 @@ class View:
     """
 
     sandbox: Sandbox
-    cwd: str = HOME
+    cwd: str
     scoped: bool = False
+
+    @classmethod
+    def whole(cls, sandbox: Sandbox) -> View:
+        """A view that is not scoped, of a sandbox from the directory in which its commands start."""
+        return cls(sandbox, start_directory(sandbox))
 
     def path(self, path: str) -> str:
         """Resolve a path to an absolute one.

@@ -76,6 +76,7 @@ static unsigned open_streams;
 static int64_t used_ms, recorded_ms;
 static bool asked;        /* a client's frame was relayed, and the guest has sent nothing since */
 static bool pinged;       /* a ping was sent that is not answered */
+static int64_t unanswered_ms; /* since when, by the clock of the day, clients no longer wait for it; 0: they do */
 static int silent_ticks;  /* how many ticks the guest has been silent while it was awaited */
 static int64_t tick_ms;   /* the next tick; 0: the guest is not awaited */
 
@@ -262,7 +263,20 @@ static int64_t now_ms(void)
     return clock_ms(CLOCK_MONOTONIC);
 }
 
-/* The sandbox is in use: writes the time and the number of open streams to the file `activity`. */
+/* The file `activity`: when the sandbox was last used, the number of open streams, and since when the guest has not
+ * answered (0: it does). */
+static void write_activity(int64_t used)
+{
+    static int64_t note[3];
+    if (used)
+        note[0] = used;
+    note[1] = open_streams;
+    note[2] = unanswered_ms;
+    if (pwrite(ends.activity, note, sizeof note, 0) < 0)
+        dprintf(STDERR_FILENO, "keeper: the time of the last use could not be written\n");
+}
+
+/* The sandbox is in use. */
 static void record_use(void)
 {
     static unsigned recorded_streams;
@@ -271,9 +285,7 @@ static void record_use(void)
         return;
     recorded_ms = used_ms;
     recorded_streams = open_streams;
-    int64_t note[] = {clock_ms(CLOCK_REALTIME), open_streams};
-    if (pwrite(ends.activity, note, sizeof note, 0) < 0)
-        dprintf(STDERR_FILENO, "keeper: the time of the last use could not be written\n");
+    write_activity(clock_ms(CLOCK_REALTIME));
 }
 
 static void thaw(void)
@@ -801,6 +813,10 @@ static void send_stalled(void)
     int seconds = silent_ticks * SILENCE_TICK_MS / 1000;
     snprintf(message, sizeof message, "stalled: the guest has sent nothing for %d s", seconds);
     size_t size = gone_frame(frame, message, -1);
+    if (!unanswered_ms) {
+        unanswered_ms = clock_ms(CLOCK_REALTIME) - 1000 * seconds;
+        write_activity(0);
+    }
     bool congested = used(&to_guest) > GUEST_QUEUE; /* then a client may wait whose frames were not read */
     for (int i = 0; i < client_count; i++)
         if (clients[i].fd >= 0 && (clients[i].streams || congested) && send_to_client(&clients[i], frame, size))
@@ -831,6 +847,10 @@ static void guest_was_heard(void)
 {
     asked = false;
     tick_ms = silent_ticks = 0;
+    if (unanswered_ms) {
+        unanswered_ms = 0;
+        write_activity(0);
+    }
 }
 
 /* ---- the loop ---- */

@@ -85,7 +85,7 @@ class ArchiveContents(Frozen):
     """The description of the sandbox in a file: its first member. Untrusted input."""
 
     format: Literal["atoll-sandbox"]
-    version: Literal[1]
+    version: Literal[1, 2]
     name: Name
     """The sandbox's name when it was exported."""
     checkpoint: str | None = Field(default=None, max_length=255)
@@ -97,7 +97,9 @@ class ArchiveContents(Frozen):
     limits: Limits
     """As the sandbox's spec has them, without defaults."""
     env: Env
-    user: str = Field(max_length=255)
+    user: str = Field(min_length=1, max_length=255)
+    cwd: str | None = Field(default=None, max_length=4095)
+    """Since version 2."""
     runtime: RuntimeName | None = None
     pause_after_s: float | None = None
 
@@ -129,13 +131,15 @@ async def write(
     """
     contents = ArchiveContents(
         format="atoll-sandbox",
-        version=1,
+        version=2,
         name=record.spec.name,
         checkpoint=record.checkpoint.label,
         exported_at=now(),
         image=BaseImageRef(reference=record.spec.image, digest=record.image_digest),
         layers=tuple(ArchiveLayer(trees=tuple(each.key for each in record.base)) for _ in record.layers),
-        **record.spec.model_dump(include={"limits", "env", "user", "runtime", "pause_after_s"}),
+        user=record.user,
+        cwd=record.cwd,
+        **record.spec.model_dump(include={"limits", "env", "runtime", "pause_after_s"}),
     )
     manifest = contents.model_dump_json(exclude_none=True)
     if len(manifest.encode()) > worker.MANIFEST_LIMIT_BYTES:

@@ -9,6 +9,7 @@ gave the sandbox. Features of overlayfs are written as pax records, and created 
     ATOLL.kind=socket     a socket, whose listener is gone
     ATOLL.opaque=1        a directory that hides those of the same name below it
     SCHILY.xattr.NAME     user.*, security.capability without a root id, access control lists
+    ATOLL.xattr.HEX       user.*, with "=" in its name, which ends the key of a record; since version 2
     GNU.sparse.*          a file with holes (GNU tar's format 1.0)
 
 The reader accepts only what the writer writes: any other file is refused, not interpreted. Of a member's name it uses
@@ -50,7 +51,7 @@ else:  # a program that was started by its path, alone: `python -I` does not sea
     _spec.loader.exec_module(pax)
 
 FORMAT = "atoll-sandbox"
-VERSIONS = (1,)
+VERSIONS = (1, 2)
 MANIFEST = "atoll-sandbox.json"
 CHECKSUM = "sha256"
 MANIFEST_LIMIT_BYTES = 1024 * 1024
@@ -69,6 +70,7 @@ _SPARE_BYTES, _SPARE_INODES = 256 * 1024 * 1024, 10_000
 _REPORT_S = 0.1
 _FILE, _LINK, _SYMLINK, _DIRECTORY, _FIFO, _PAX = b"0", b"1", b"2", b"5", b"6", b"x"
 _XATTR = b"SCHILY.xattr."
+_HEX_XATTR = b"ATOLL.xattr."
 _ACLS = ("system.posix_acl_access", "system.posix_acl_default")
 _READ_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _TIME = re.compile(rb"(-?)(0|[1-9][0-9]{0,11})\.([0-9]{9})")
@@ -304,7 +306,7 @@ class ArchiveWriter:
         if size >= 8**11:
             records[b"size"] = b"%d" % size
         records |= more or {}
-        records |= {_XATTR + os.fsencode(name): value for name, value in (attributes or {}).items()}
+        records |= {_attribute_key(name): value for name, value in (attributes or {}).items()}
         if records:
             content = b"".join(pax.encode_record(key, value) for key, value in records.items())
             if len(content) > _HEADER_LIMIT_BYTES:
@@ -415,6 +417,29 @@ def _acl_with(value: bytes, mapped: Callable[[int], int]) -> bytes:
         if tag in (0x02, 0x08):
             struct.pack_into("<I", changed, at + 4, mapped(id))
     return bytes(changed)
+
+
+def _attribute_key(name: str) -> bytes:
+    """The key of the pax record with an extended attribute."""
+    raw = os.fsencode(name)
+    return _HEX_XATTR + raw.hex().encode() if b"=" in raw else _XATTR + raw
+
+
+def _attribute_name(member: ArchiveMember, key: bytes) -> str | None:
+    """The inverse of `_attribute_key`. None: it is the key of another record.
+
+    Raises:
+        InvalidArchive: it is not written as that function does.
+    """
+    if key.startswith(_XATTR):
+        return os.fsdecode(key.removeprefix(_XATTR))
+    if not key.startswith(_HEX_XATTR):
+        return None
+    with contextlib.suppress(ValueError):
+        name = os.fsdecode(bytes.fromhex(key.removeprefix(_HEX_XATTR).decode("ascii")))
+        if _attribute_key(name) == key:
+            return name
+    raise InvalidArchive("malformed", f"the name of an attribute of {member.shown} is malformed")
 
 
 # --- reading ------------------------------------------------------------------------------------------------------
@@ -614,7 +639,7 @@ def _check_member(member: ArchiveMember) -> None:
     if member.kind == _DIRECTORY:
         known |= {b"ATOLL.opaque"}
     if member.kind in (_FILE, _DIRECTORY):
-        known |= {key for key in records if key.startswith(_XATTR)}
+        known |= {key for key in records if key.startswith((_XATTR, _HEX_XATTR))}
     unknown = set(records) - known
     if unknown:
         raise InvalidArchive("malformed", f"the header of {member.shown} has the unknown record {_shown(min(unknown))}")
@@ -860,8 +885,7 @@ class ArchiveUnpacker:
         ids = self._ids
         os.fchown(fd, ids.on_disk(member.uid), ids.on_disk(member.gid))
         for key, value in member.records.items():
-            if key.startswith(_XATTR):
-                name = os.fsdecode(key.removeprefix(_XATTR))
+            if (name := _attribute_name(member, key)) is not None:
                 checked = self._attribute(member, name, value)
                 try:
                     os.setxattr(fd, name, checked)

@@ -45,6 +45,7 @@ _HIGH_WATER_BYTES = 1024 * 1024
 _MAX_EVENT_BYTES = 4096  # far above any real one; unread events are kept in memory
 _MAX_STREAM_NUMBER = 2**20 - 1  # the keeper uses the other bits itself
 _DATA = int(FrameType.DATA)
+_PING = encode_fields(((Tag.OP, Op.SIGNAL), (Tag.WINDOW, WINDOW), (Tag.PROC, 0), (Tag.SIGNAL, 0)))
 _CONNECTS = frozenset({Op.DIAL, Op.ACCEPT})  # nothing is sent before there is a connection
 
 
@@ -72,6 +73,8 @@ class GuestConnection:
 
     def __init__(self, stream: ByteStream, name: str) -> None:
         self.failure: Failure | None = None
+        self.heard = 0
+        """How often something has arrived."""
         self._stream = stream
         self._name = name
         self._reader = FrameReader()
@@ -182,12 +185,7 @@ class GuestConnection:
         await self.drained()
         if self.failure is not None:
             raise self.failure.error()
-        number = self._number
-        while True:
-            number = number % _MAX_STREAM_NUMBER + 1
-            if number not in self._streams:
-                break
-        self._number = number
+        number = self._new_number()
         stream = Stream(self, number, window, receive=receive, send=send, dedicated=dedicated, sink=sink)
         self._streams[number] = stream
         frame = encode_frame(FrameType.OPEN, number, payload)
@@ -196,6 +194,22 @@ class GuestConnection:
         else:
             self.post_now(frame)
         return stream
+
+    def _new_number(self) -> int:
+        number = self._number
+        while True:
+            number = number % _MAX_STREAM_NUMBER + 1
+            if number not in self._streams:
+                break
+        self._number = number
+        return number
+
+    def ping(self) -> None:
+        """Ask the guest for an answer, after which `heard` is higher: a signal for a process that does not exist."""
+        if self.failure is None:
+            number = self._new_number()
+            self._streams[number] = Stream(self, number, WINDOW, receive=(), send=(), dedicated=(), sink=None)
+            self.post_now(encode_frame(FrameType.OPEN, number, _PING))
 
     def post(self, *parts: bytes | memoryview) -> None:
         """Queue whole frames to be sent, in order. Once queued they are sent, even if the caller is cancelled."""
@@ -291,6 +305,7 @@ class GuestConnection:
             loop.remove_reader(connection.fileno())
 
     def _take(self, chunk: bytes | memoryview) -> None:
+        self.heard += 1
         try:
             for frame in self._reader.feed(chunk):
                 self._dispatch(*frame)

@@ -12,6 +12,7 @@ import builtins
 import errno
 import io
 import os
+import posixpath
 import re
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Sequence
@@ -101,7 +102,8 @@ _ADVICE: dict[tuple[Op, int], str] = {
 class Files:
     """The files of a sandbox.
 
-    A relative path is taken from the user's home. `user=None` is the sandbox's own user. Paths are text; bytes in
+    A relative path begins where commands start: at the sandbox's own directory (`info.cwd`), else the user's home.
+    `user=None` is the sandbox's own user. Paths are text; bytes in
     them that are not UTF-8 are surrogates, as everywhere in Python. All methods raise, besides what they say:
 
     Raises:
@@ -111,9 +113,10 @@ class Files:
         SandboxDied, GuestProtocolError: the sandbox is gone.
     """
 
-    def __init__(self, opener: OpenStream, user: str) -> None:
+    def __init__(self, opener: OpenStream, user: str, cwd: str | None = None) -> None:
         self._open = opener
         self._user = user
+        self._cwd = cwd
 
     # ------------------------------------------------------------------------------------------------ contents
 
@@ -192,7 +195,7 @@ class Files:
         """
         fields = self._fields(
             user,
-            (Tag.PATH, check_path(path)),
+            (Tag.PATH, self._path(path)),
             (Tag.MODE, check_mode(mode)),
             (Tag.APPEND, _flag(append)),
             (Tag.ATOMIC, _flag(atomic and not append)),
@@ -254,7 +257,7 @@ class Files:
         Raises:
             InvalidRequest: there are more than a million entries.
         """
-        fields = self._fields(user, (Tag.PATH, check_path(path)))
+        fields = self._fields(user, (Tag.PATH, self._path(path)))
         return await self._gather(Op.LIST, fields, path, user, _entry, "use glob with a pattern and a limit")
 
     async def mkdir(
@@ -271,7 +274,7 @@ class Files:
 
     async def rename(self, source: AnyPath, target: AnyPath, *, parents: bool = False, user: str | None = None) -> None:
         """Rename `source` to `target`, atomically; an existing file or empty directory is replaced."""
-        await self._call(Op.RENAME, source, user, (Tag.TO, check_path(target)), (Tag.PARENTS, _flag(parents)))
+        await self._call(Op.RENAME, source, user, (Tag.TO, self._path(target)), (Tag.PARENTS, _flag(parents)))
 
     async def symlink(self, path: AnyPath, target: AnyPath, *, user: str | None = None) -> None:
         """Make a symlink at `path` to `target`, which need not exist."""
@@ -363,7 +366,7 @@ class Files:
 
         A slow reader gets `lost` once when the kernel had to drop events: read the tree again then.
         """
-        fields = self._fields(user, (Tag.PATH, check_path(path)), (Tag.RECURSIVE, _flag(recursive)))
+        fields = self._fields(user, (Tag.PATH, self._path(path)), (Tag.RECURSIVE, _flag(recursive)))
         async with await self._open(Op.WATCH, fields) as stream:
             changes = _Changes(lambda: self._check(stream, Op.WATCH, path, user), stream)
             await changes.ready()
@@ -384,7 +387,7 @@ class Files:
         excludes = [(Tag.EXCLUDE, check_pattern(pattern)) for pattern in exclude]
         if len(excludes) > MAX_EXCLUDES:
             raise InvalidRequest(f"exclude has {len(excludes)} patterns; it may have {MAX_EXCLUDES}")
-        fields = self._fields(user, (Tag.PATH, check_path(path)), (Tag.INSIDE, _flag(inside)), *excludes)
+        fields = self._fields(user, (Tag.PATH, self._path(path)), (Tag.INSIDE, _flag(inside)), *excludes)
         async with await self._open(Op.TAR_OUT, fields) as stream:
             while (data := await stream.next_bytes()) is not None:
                 yield data
@@ -402,7 +405,7 @@ class Files:
         Raises:
             PermissionDenied: an entry would lead outside, or is a device.
         """
-        fields = self._fields(user, (Tag.PATH, check_path(path)))
+        fields = self._fields(user, (Tag.PATH, self._path(path)))
         async with await self._open(Op.TAR_IN, fields, receive=(), send=(0,)) as stream:
             result = await self._send(stream, chunks, Op.TAR_IN, path, user)
             with stream.fail_on_violation():
@@ -447,15 +450,19 @@ class Files:
     def _fields(self, user: str | None, *fields: tuple[Tag, int | str | None]) -> bytes:
         return encode_fields(((Tag.USER, name_user(self._user if user is None else user)), *fields))
 
+    def _path(self, path: AnyPath) -> str:
+        text = check_path(path)
+        return text if self._cwd is None else posixpath.join(self._cwd, text)
+
     def _read_fields(self, path: AnyPath, offset: int, limit: int | None, user: str | None) -> bytes:
         if offset < 0 or (limit is not None and limit < 0):
             raise InvalidRequest(f"offset is {offset} and limit is {limit}; neither may be negative")
-        return self._fields(user, (Tag.PATH, check_path(path)), (Tag.OFFSET, offset or None), (Tag.LIMIT, limit))
+        return self._fields(user, (Tag.PATH, self._path(path)), (Tag.OFFSET, offset or None), (Tag.LIMIT, limit))
 
     async def _call(
         self, op: Op, path: AnyPath, user: str | None, *fields: tuple[Tag, int | str | None]
     ) -> tuple[Fields, Stream]:
-        payload = self._fields(user, (Tag.PATH, check_path(path)), *fields)
+        payload = self._fields(user, (Tag.PATH, self._path(path)), *fields)
         async with await self._open(op, payload, receive=()) as stream:
             result = await stream.ended()
         self._check(stream, op, path, user)
@@ -499,7 +506,7 @@ class Files:
     ) -> builtins.list[_Parsed]:
         if not 1 <= limit <= MAX_ENTRIES:
             raise InvalidRequest(f"limit is {limit}; it may be 1 to {MAX_ENTRIES}")
-        payload = self._fields(user, (Tag.PATH, check_path(path)), (Tag.LIMIT, limit), *fields)
+        payload = self._fields(user, (Tag.PATH, self._path(path)), (Tag.LIMIT, limit), *fields)
         return await self._gather(op, payload, path, user, parse, "use a smaller limit", expected=limit)
 
     async def _gather(
@@ -571,7 +578,7 @@ def check_path(path: AnyPath) -> str:
     """
     text = os.fspath(path)
     if not text:
-        raise InvalidRequest("the path is empty; '.' is the user's home")
+        raise InvalidRequest("the path is empty; '.' is the directory that commands start in")
     return text
 
 

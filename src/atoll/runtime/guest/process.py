@@ -62,7 +62,7 @@ from atoll.runtime.guest.exec_request import (
     check_size,
     check_timeout,
 )
-from atoll.runtime.guest.stream import ABANDON_S, ChannelStream, ResultLimit, Stream
+from atoll.runtime.guest.stream import ChannelStream, ResultLimit, SilenceWatch, Stream
 
 KILL_S = 10.0
 """How long a killed command may take to end."""
@@ -101,7 +101,7 @@ class TimeLimit:
     passes output on while the command runs, uses it through `Process.time_limit`.
     """
 
-    __slots__ = ("_elapsed_s", "_on_expiry", "_stream", "_timer", "expired", "timeout_s")
+    __slots__ = ("_elapsed_s", "_on_expiry", "_silence", "_stream", "_timer", "expired", "timeout_s")
 
     def __init__(
         self,
@@ -117,6 +117,7 @@ class TimeLimit:
         """True: the command had not ended in time, and the order to kill it was sent."""
         self._stream = stream
         self._on_expiry = on_expiry
+        self._silence: SilenceWatch | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     def __enter__(self) -> Self:
@@ -128,6 +129,8 @@ class TimeLimit:
     def __exit__(self, *_: object) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        if self._silence is not None:
+            self._silence.__exit__()
 
     def _expire(self) -> None:
         if self._stream.result is None:
@@ -135,6 +138,7 @@ class TimeLimit:
             if self._on_expiry is not None:
                 self._on_expiry()
             self._stream.control(*_KILL_TREE)
+            self._silence = SilenceWatch(self._stream).__enter__()
 
     def error(self, result: ExecResult) -> ExecTimeout:
         """The error of a command that was killed, with its output until then."""
@@ -379,8 +383,8 @@ async def spawn(
         raise
     if stream is not None and not await _kill_started(opener, stream):
         raise GuestUnresponsive(
-            f"the sandbox does not answer: the command had not started after {start_timeout_s:g} s, and the order to "
-            f"kill it was not answered within {ABANDON_S:g} s"
+            f"the sandbox does not answer: the command had not started after {start_timeout_s:g} s, and an order to "
+            "kill it was not answered"
         )
     killed = Exited(
         exit_code=128 + signals.SIGKILL, signal=signals.SIGKILL, duration_s=0, stdout_total=0, stderr_total=0

@@ -10,6 +10,7 @@ What a guest can make the host hold is bounded: per channel by the window that t
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -21,7 +22,7 @@ import anyio
 import anyio.lowlevel
 from anyio.abc import ByteStream
 
-from atoll.contract.errors import GuestProtocolError, SandboxError
+from atoll.contract.errors import GuestProtocolError, GuestUnresponsive, SandboxError
 from atoll.contract.protocol import (
     INITIAL_CREDIT,
     MAX_PAYLOAD,
@@ -45,6 +46,8 @@ MAX_CHUNKS = 1024
 MAX_COLLECT_BYTES = 256 * 1024 * 1024
 """Records that `Stream.collect` accepts."""
 ABANDON_S = 10.0
+PING_AFTER_S, ANSWER_S = 1.0, 4.0
+"""When the end of a killed command is not reported, the guest is pinged after so long, and has so long to answer."""
 
 _JOIN_BYTES = 16 * 1024
 _MOST_CREDIT = 2**40
@@ -79,7 +82,12 @@ class Transport(Protocol):
     @property
     def failure(self) -> Failure | None: ...
 
+    @property
+    def heard(self) -> int: ...
+
     def fail(self, failure: Failure) -> None: ...
+
+    def ping(self) -> None: ...
 
     def post(self, *parts: bytes | memoryview) -> None: ...
 
@@ -158,6 +166,40 @@ class _Outgoing:
         self.closed = False
 
 
+class SilenceWatch:
+    """A context around the wait for the END of a stream that was told to end: gives it up if the guest is silent.
+
+    A guest that kills a large process tree takes its time, but answers a ping meanwhile; one that was stopped does not.
+    """
+
+    __slots__ = ("_stream", "_timer")
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __enter__(self) -> Self:
+        self._timer = asyncio.get_running_loop().call_later(PING_AFTER_S, self._ping)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _ping(self) -> None:
+        if self._stream.result is None:
+            transport = self._stream.transport
+            heard = transport.heard
+            transport.ping()
+            self._timer = asyncio.get_running_loop().call_later(ANSWER_S, self._judge, heard)
+
+    def _judge(self, heard: int) -> None:
+        if self._stream.transport.heard == heard:
+            waited_s = PING_AFTER_S + ANSWER_S
+            message = f"the sandbox does not answer: an order to end a command had no effect within {waited_s:g} s"
+            self._stream.give_up(Failure(GuestUnresponsive, message))
+
+
 class Stream:
     """One operation on a connection, from OPEN to END.
 
@@ -184,7 +226,8 @@ class Stream:
         """Bytes of each channel that were dropped because of `drop_unread`."""
         self._drops_unread = False
         self._unread_bytes = 0  # counted while `_drops_unread`
-        self._transport = transport
+        self.transport = transport
+        """The connection that it is a stream of."""
         self._window = window
         self._inbox = _Inbox()
         self._events = 0
@@ -195,6 +238,7 @@ class Stream:
         self.sends = bool(self._outgoing)
         self._sink = sink
         self._abandoned = False
+        self._given_up: Failure | None = None
         self._change: anyio.Event | None = None
 
     # ------------------------------------------------------------------------------------------- for the operation
@@ -307,7 +351,7 @@ class Stream:
     def is_quiet(self, channel: int) -> bool:
         """Whether a dedicated channel has no unread bytes and is still open."""
         incoming = self._incoming[channel]
-        ended = incoming.eof or self._abandoned or self.result is not None or self._transport.failure is not None
+        ended = incoming.eof or self._abandoned or self.result is not None or self.transport.failure is not None
         return not ended and not incoming.inbox.items
 
     def problem(self) -> Problem | None:
@@ -336,13 +380,13 @@ class Stream:
                 raise anyio.ClosedResourceError
             if self.result is not None:
                 raise anyio.BrokenResourceError
-            if self._transport.failure is not None:
-                raise self._transport.failure.error()
+            if self.transport.failure is not None:
+                raise self.transport.failure.error()
             piece = view[: min(outgoing.credit, MAX_PAYLOAD)]
             outgoing.credit -= len(piece)
             view = view[len(piece) :]
-            self._transport.post_now(encode_header(FrameType.DATA, self.number, len(piece), channel), piece)
-            await self._transport.drained()
+            self.transport.post_now(encode_header(FrameType.DATA, self.number, len(piece), channel), piece)
+            await self.transport.drained()
 
     def send_eof(self, channel: int = 0) -> None:
         """Send EOF on a channel. Does nothing the second time."""
@@ -351,13 +395,13 @@ class Stream:
             return
         outgoing.closed = True
         if self.result is None and not self._abandoned:
-            self._transport.post(encode_frame(FrameType.EOF, self.number, channel=channel))
+            self.transport.post(encode_frame(FrameType.EOF, self.number, channel=channel))
         self._wake()
 
     def control(self, *fields: tuple[Tag, int]) -> None:
         """Send a CONTROL frame, unless the stream has ended."""
         if self.result is None:
-            self._transport.post(encode_frame(FrameType.CONTROL, self.number, encode_fields(fields)))
+            self.transport.post(encode_frame(FrameType.CONTROL, self.number, encode_fields(fields)))
 
     def discard(self, channel: int) -> None:
         """Drop what a dedicated channel holds and still receives, so that the guest does not wait for credit."""
@@ -372,20 +416,27 @@ class Stream:
         """Abandon the stream. What it still receives is dropped; its END comes later."""
         if self.result is None and not self._abandoned:
             self._abandoned = True
-            self._transport.post(encode_frame(FrameType.RESET, self.number))
+            self.transport.post(encode_frame(FrameType.RESET, self.number))
             self._inbox.items.clear()
             self._wake()
 
     async def abandon(self, within_s: float = ABANDON_S) -> bool:
-        """`reset`, and wait for END, shielded from cancellation, but no longer than `within_s`.
+        """`reset`, and wait for END, shielded from cancellation, but no longer than `within_s`, and less if the guest
+        does not answer a ping either.
 
         True when END has come or the connection has failed.
         """
         self.reset()
-        with anyio.move_on_after(within_s, shield=True):
-            while self.result is None and self._transport.failure is None:
+        with anyio.move_on_after(within_s, shield=True), SilenceWatch(self):
+            while self.result is None and self.transport.failure is None and self._given_up is None:
                 await self._changed()
-        return self.result is not None or self._transport.failure is not None
+        return self.result is not None or self.transport.failure is not None
+
+    def give_up(self, failure: Failure) -> None:
+        """Fail this stream alone, without waiting for its END."""
+        if self.result is None and self._given_up is None:
+            self._given_up = failure
+            self._wake()
 
     @contextlib.contextmanager
     def fail_on_violation(self) -> Iterator[None]:
@@ -393,7 +444,7 @@ class Stream:
         try:
             yield
         except GuestProtocolError as violation:
-            self._transport.fail(Failure(GuestProtocolError, violation.message))
+            self.transport.fail(Failure(GuestProtocolError, violation.message))
             raise
 
     async def __aenter__(self) -> Self:
@@ -402,11 +453,11 @@ class Stream:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.result is None and self._transport.failure is None:
+        if self.result is None and self.transport.failure is None:
             await self.abandon()
 
     async def _changed(self) -> None:
-        failure = self._transport.failure
+        failure = self.transport.failure or self._given_up
         if failure is not None:
             raise failure.error()
         if self._change is None:
@@ -422,7 +473,7 @@ class Stream:
         incoming.consumed += len(data)
         if incoming.consumed * 2 >= self._window and self.result is None and not self._abandoned and not incoming.eof:
             incoming.credit += incoming.consumed
-            self._transport.post(encode_credit(self.number, channel, incoming.consumed))
+            self.transport.post(encode_credit(self.number, channel, incoming.consumed))
             incoming.consumed = 0
 
     def drop_unread(self) -> None:

@@ -28,7 +28,7 @@ from atoll.runtime.images.overlay import HOSTS, RESOLV_CONF
 from atoll.runtime.state.records import StoredRecord
 from atoll.runtime.state.store import now
 
-RECIPE = 2
+RECIPE = 3
 """Raise it when the code below makes something else from the same inputs: all skeletons are then built again."""
 
 TREES = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
@@ -70,6 +70,10 @@ and so is `statoverride`: dpkg refuses to install anything when it names a group
 
 HIDDEN = ("usr/local/etc",)
 """Settings of administrators within the trees of programs, often readable for all. They do not exist inside."""
+
+PYTHONS = ("usr/bin", "usr/local/bin", "bin", "usr/sbin", "usr/local/sbin", "sbin")
+"""Where `python` is looked for. A machine that has only `python3` gets a link to it inside, beside the first that is
+found in one of the first two: models and scripts call it `python`, and Debian has that name only in a package."""
 
 PACKAGES = ("var/lib/rpm/rpmdb.sqlite", "usr/lib/sysimage/rpm/rpmdb.sqlite", "var/lib/pacman/local", "lib/apk/db")
 """What changes when packages are installed, and with them directories come and go. dpkg's is in `PUBLIC_STATE`."""
@@ -155,6 +159,7 @@ class _Builder:
         trees = tuple(tree for tree in TREES if self._is_directory(tree))
         for tree in trees:
             self._cover(tree, destination)
+        self._name_python(destination)
         for path in PACKAGES:
             self._inputs[str(self._machine / path)] = _stamp(self._machine / path)
         return Skeleton(
@@ -285,6 +290,19 @@ class _Builder:
                 os.mknod(covers + path, stat.S_IFCHR, os.makedev(0, 0))
         self._written_bytes += len(modes) * top.st_blocks * 512
         self._note("cover", tree, repr(sorted(modes.items())).encode())
+
+    def _name_python(self, destination: Path) -> None:
+        """Link `python` to `python3` in the layer above the programs, if the machine has only the latter."""
+        places = [f"{directory}/{name}" for name in ("python", "python3") for directory in PYTHONS]
+        for path in places:
+            self._inputs[str(self._machine / path)] = _stamp(self._machine / path)
+        if any(os.path.lexists(self._machine / path) for path in places[: len(PYTHONS)]):
+            return
+        for directory in PYTHONS[:2]:
+            if (self._machine / directory / "python3").exists() and (destination / directory).is_dir():
+                os.symlink("python3", destination / directory / "python")
+                self._note("cover link", f"{directory}/python", b"python3")
+                return
 
     # --- writing ----------------------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ import errno
 import hashlib
 import logging
 import os
+import posixpath
 import secrets
 import shutil
 import stat
@@ -78,17 +79,23 @@ class ImageInfo(StoredRecord):
     pulled_at: datetime
     env: Env = Field(default_factory=dict)
     user: str | None = None
-    """This and the three below are the image's configuration: shown, not used."""
+    """`USER`, as it is in the image's configuration. Unset or empty: it has none."""
     working_directory: str | None = None
+    """`WORKDIR`, likewise."""
     entrypoint: tuple[str, ...] | None = None
+    """This and `command` are shown, not used."""
     command: tuple[str, ...] | None = None
 
 
 class ImageLayers(Frozen):
-    """An image's file systems and environment, for a sandbox."""
+    """An image's file systems and what its configuration says of processes, for a sandbox."""
 
     filesystems: tuple[Filesystem, ...]
     env: Env
+    user: str | None = None
+    """Unset: it names none."""
+    working_directory: str | None = None
+    """An absolute path. Unset: it names none, or `/`, which is what builders write if none was set."""
     digest: str
 
 
@@ -426,7 +433,14 @@ class ImageStore:
         self._touch(image.digest)
         layers = (Layer(path=tree / "layer"), Layer(path=root or tree / "rootfs"))
         filesystem = Filesystem(target="/", key="root", layers=layers)
-        return ImageLayers(filesystems=(filesystem,), env=image.env, digest=image.digest)
+        directory = posixpath.normpath(image.working_directory or "/")
+        return ImageLayers(
+            filesystems=(filesystem,),
+            env=image.env,
+            user=image.user or None,
+            working_directory=directory if directory.startswith("/") and directory.strip("/") else None,
+            digest=image.digest,
+        )
 
     # --- files on disk ----------------------------------------------------------------------------------------
 

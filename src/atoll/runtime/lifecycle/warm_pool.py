@@ -75,6 +75,11 @@ class WarmPoolSpec(StoredRecord):
     count: int
 
 
+def rebound(resolved: ResolvedSpec) -> dict[str, object]:
+    """The fields of a resolved spec that a warm sandbox gets when it is claimed."""
+    return {name: getattr(resolved, name) for name in ("env", "encrypted_secrets", "user", "cwd")}
+
+
 class WarmPools:
     """`resolved` resolves a template, `make` creates a warm sandbox, and `remove` destroys a claimed one."""
 
@@ -188,12 +193,11 @@ class WarmPools:
     # ---- warm sandboxes ----
 
     def fits(self, manifest: Manifest | None, driver: Driver, resolved: ResolvedSpec) -> bool:
-        """Whether a warm sandbox runs and is what a create would make now, except for its environment and secrets."""
+        """Whether a warm sandbox runs and is what a create would make now, except for what `rebound` gives it."""
         return (
             manifest is not None
             and manifest.runtime == driver.name
-            and {**manifest.resolved(), "env": resolved.env, "encrypted_secrets": resolved.encrypted_secrets}
-            == resolved.resolved()
+            and {**manifest.resolved(), **rebound(resolved)} == resolved.resolved()
             and driver.pid(self._store.directory(manifest.id)) is not None
         )
 

@@ -23,7 +23,7 @@ from atoll.runtime.state.status import modified
 class CheckpointRecord(ResolvedSpec, StoredRecord):
     """All that is needed to create a sandbox from a checkpoint."""
 
-    VERSION = 3
+    VERSION = 4
     checkpoint: Checkpoint
     spec: SandboxSpec
 

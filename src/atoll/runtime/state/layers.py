@@ -49,6 +49,10 @@ class ResolvedSpec(Frozen):
     """In force, defaults filled in."""
     env: Env
     """The image's variables and the spec's."""
+    user: str
+    """The user of commands and file operations that name none."""
+    cwd: str | None
+    """Where commands start that name no directory. Unset: in the home of the command's user."""
     image_digest: str
     base: tuple[Filesystem, ...]
     """The image's file systems."""

@@ -7,6 +7,7 @@ Used by the engine. What the manifest says alone is not the status. The first li
     its keeper is dead, the manifest says not `running` sleeping or shutdown, as the manifest says
     its keeper is dead, or has written why it ended     error, with that reason
     its cgroup is frozen                                paused
+    its guest has not answered for half a minute        running, with that reason
     otherwise                                           running
 """
 
@@ -36,6 +37,8 @@ def describe(manifest: Manifest, directory: Path, driver: Driver | None) -> Sand
         status, reason, pid = "error", reason or "its keeper has ended", None
     elif driver is not None and driver.is_frozen(manifest.run_id):
         status = "paused"
+    elif driver is not None and (since := driver.keeper.unanswered_since(directory)) is not None:
+        reason = f"it has not answered since {since:%Y-%m-%d %H:%M:%S} UTC"
     return SandboxInfo(
         id=manifest.id,
         name=manifest.spec.name,
@@ -44,7 +47,8 @@ def describe(manifest: Manifest, directory: Path, driver: Driver | None) -> Sand
         image=manifest.spec.image,
         runtime=manifest.runtime,
         limits=manifest.limits,
-        user=manifest.spec.user,
+        user=manifest.user,
+        cwd=manifest.cwd,
         created_at=manifest.created_at,
         last_used_at=last_used
         and max(last_used, manifest.created_at),  # a warm sandbox was used before it was created under its name

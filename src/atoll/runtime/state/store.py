@@ -57,7 +57,7 @@ _WORK_TIMEOUT_S = 600
 class Manifest(ResolvedSpec, StoredRecord):
     """A sandbox's record on disk: all that is needed to start it again."""
 
-    VERSION = 3
+    VERSION = 4
     id: str
     spec: SandboxSpec
     runtime: RuntimeName

@@ -47,7 +47,7 @@ UserOption = Annotated[
     typer.Option("--user", "-u", metavar="USER", help="The user inside the sandbox.  [default: the sandbox's user]"),
 ]
 CwdOption = Annotated[
-    str | None, typer.Option("--cwd", "-w", metavar="DIR", help="The working directory.  [default: the home directory]")
+    str | None, typer.Option("--cwd", "-w", metavar="DIR", help="The working directory.  [default: the sandbox's]")
 ]
 TimeoutOption = Annotated[
     float | None,

@@ -42,6 +42,7 @@ class SandboxOptions:
     disk_bytes: int | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     user: str | None = None
+    cwd: str | None = None
     network: NetworkPolicy | None = None
     secrets: Sequence[values.SecretSource] = ()
     secret_env: Sequence[values.SecretSource] = ()
@@ -115,7 +116,16 @@ def sandbox_options(
     ] = None,
     user: Annotated[
         str | None,
-        typer.Option("--user", "-u", metavar="USER", help="The user inside the sandbox.  [default: user]"),
+        typer.Option("--user", "-u", metavar="USER", help="The user inside.  [default: the image's, else user]"),
+    ] = None,
+    cwd: Annotated[
+        str | None,
+        typer.Option(
+            "--cwd",
+            "-w",
+            metavar="DIR",
+            help="Where commands start; it is made if it is missing.  [default: the image's, else the user's home]",
+        ),
     ] = None,
 ) -> SandboxOptions:
     """Declare the resource options, and build one object from their values.
@@ -133,6 +143,7 @@ def sandbox_options(
         disk_bytes=disk,
         env=values.environment(env or []),
         user=user,
+        cwd=cwd,
         network=network_policy(allow or []),
         secrets=tuple(map(values.secret, secret or [])),
         secret_env=tuple(map(values.secret_variable, secret_env or [])),
@@ -174,7 +185,8 @@ def engine_arguments(options: SandboxOptions) -> dict[str, Any]:
             for each in options.secrets
         },
         "secret_env": {each.name: values.secret_value(each) for each in options.secret_env},
-        "user": options.user or "user",
+        "user": options.user,
+        "cwd": options.cwd,
         "runtime": runtime_name(options.runtime),
         "network": options.network,
     }

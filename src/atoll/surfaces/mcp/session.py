@@ -36,7 +36,7 @@ from atoll.runtime.engine import Engine
 from atoll.runtime.sandbox_pool import SandboxPool
 from atoll.tools import export
 from atoll.tools.tool import ToolResult, readable
-from atoll.tools.view import HOME, PoolContext, as_text, media_type
+from atoll.tools.view import HOME, PoolContext, as_text, media_type, start_directory
 from atoll.tools.vocabularies import VOCABULARIES, choose, session_tools
 
 DISCONNECTED = "atoll.disconnected"
@@ -163,18 +163,21 @@ class SessionHandlers:
     async def _list_resources(
         self, ctx: _RequestContext, _args: types.PaginatedRequestParams | None
     ) -> types.ListResourcesResult:
-        """The files in the home directories of running sandboxes. Sleeping ones are not woken; a sandbox that fails is
+        """The files where the tools start in running sandboxes. Sleeping ones are not woken; a sandbox that fails is
         left out."""
         found: list[types.Resource] = []
         with self._translating_errors(ctx):
             running = [each.name for each in await self._pool.list() if each.status == "running"]
         for name in running:
             entries: list[FileEntry] = []
+            start = HOME
             with suppress(AtollError), anyio.move_on_after(MAX_RESOURCE_READ_S):
-                entries = await (await self._pool.find(name)).files.glob("*", cwd=HOME, limit=MAX_LISTED_FILES)
+                sandbox = await self._pool.find(name)
+                start = start_directory(sandbox)
+                entries = await sandbox.files.glob("*", cwd=start, limit=MAX_LISTED_FILES)
             found += [
                 types.Resource(
-                    uri=_uri(name, f"{HOME}/{entry.name}"),
+                    uri=_uri(name, f"{start}/{entry.name}"),
                     name=_printable(readable(f"{name}:{entry.name}")),
                     size=entry.size,
                 )

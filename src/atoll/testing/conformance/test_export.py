@@ -53,6 +53,8 @@ import os, struct, sys
 acl = [(1, 6, -1), (2, 7, 1234), (4, 4, -1), (8, 5, 1235), (16, 7, -1), (32, 4, -1)]
 for name, value in {
     "user.note": b"bytes \\0 and more",
+    "user.a=b=": b"with =",
+    "user.%3D": b"no escape",
     "user.overlay.opaque": b"y",
     "security.capability": struct.pack("<5I", 0x2000001, 1 << 10, 0, 0, 0),
     "system.posix_acl_access": struct.pack("<I", 2) + b"".join(struct.pack("<HHi", *entry) for entry in acl),

@@ -87,6 +87,13 @@ async def test_the_usual_devices_work(shared: Sandbox) -> None:
 
 
 @pytest.mark.core
+async def test_python_is_found_by_either_name_where_the_machine_has_one(shared: Sandbox) -> None:
+    if not (await shared.exec("command -v python3")).ok:
+        pytest.skip("the machine has no python3")
+    ran = await shared.exec(["python", "-I", "-S", "-c", "import sys; print(sys.version_info[0])"])
+    assert (ran.stdout, ran.exit_code) == ("3\n", 0)
+
+
 async def test_a_sandbox_has_process_ids_of_its_own(shared: Sandbox) -> None:
     assert all(process.pid < 100_000 for process in await shared.ps())
     host = {name for name in os.listdir("/proc") if name.isdigit()}

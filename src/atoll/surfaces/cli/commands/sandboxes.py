@@ -24,7 +24,7 @@ commands = command_module()
 
 
 class _CreateCommand(AtollCommand):
-    resources = SANDBOX
+    resources = (*SANDBOX, "cwd")
 
 
 @commands.command(cls=_CreateCommand)
