@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import pytest
 
 from atoll import Engine, NetworkPolicy, Sandbox, Secret
-from atoll.runtime.egress.server import PORT
+from atoll.contract.inside import EGRESS_PORT
 from tests import searching
 from tests.egress.world import World
 from tests.origin import Origin, TestAuthority, origin
@@ -154,7 +154,7 @@ async def test_a_server_that_says_what_it_was_sent_says_asterisks(scene: Scene) 
     assert (len(scene.api.asked), len(scene.plain.asked)) == (3, 2)
 
 
-WAYS = ("", "-p", f"--socks5-hostname 127.0.0.1:{PORT}")
+WAYS = ("", "-p", f"--socks5-hostname 127.0.0.1:{EGRESS_PORT}")
 """A plain request to the proxy, CONNECT, and SOCKS."""
 
 
@@ -173,7 +173,7 @@ async def test_a_host_that_shows_later_what_it_was_sent_shows_asterisks_whatever
     assert said == scene.api.stored.decode().replace(VALUE, "*" * len(VALUE))
 
 
-@pytest.mark.parametrize("options", ["", f"--socks5-hostname 127.0.0.1:{PORT}"])
+@pytest.mark.parametrize("options", ["", f"--socks5-hostname 127.0.0.1:{EGRESS_PORT}"])
 async def test_tls_to_a_host_that_was_named_without_it_is_refused_because_it_cannot_be_searched(
     scene: Scene, options: str
 ) -> None:

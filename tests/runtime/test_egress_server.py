@@ -14,11 +14,12 @@ import pytest
 from anyio.abc import UNIXSocketStream
 
 from atoll.contract.errors import GuestProtocolError
+from atoll.contract.inside import EGRESS_PORT
 from atoll.contract.model import SandboxSpec
 from atoll.contract.network import NetworkPolicy
 from atoll.contract.protocol import EventKind, FrameType, Op, Tag
 from atoll.runtime.egress import server as egress_server
-from atoll.runtime.egress.server import PORT, EgressServer, EgressServers
+from atoll.runtime.egress.server import EgressServer, EgressServers
 from atoll.runtime.guest.connection import GuestConnection
 from atoll.runtime.guest.ports import listen_idle
 from atoll.runtime.lifetimes import BackgroundTasks
@@ -94,7 +95,7 @@ class Guest:
 
     async def answer(self, heard: Heard) -> None:
         if heard.kind is FrameType.OPEN and heard.fields.integer(Tag.OP) == Op.LISTEN:
-            await self.event(heard.stream, EventKind.LISTENING, (Tag.PORT, PORT))
+            await self.event(heard.stream, EventKind.LISTENING, (Tag.PORT, EGRESS_PORT))
             await self.event(heard.stream, EventKind.ACCEPTED, (Tag.CONN, 1))
         elif heard.kind is FrameType.OPEN:
             self.connections += 1

@@ -1,10 +1,13 @@
 """Facts about the inside of every sandbox that several layers rely on.
 
-Used by the drivers, which set them for the guest, and by `runtime/guest/process.py`, which sets them for commands. The
-guest has the same default (`guest/supervisor.c`) for a client that sends no environment.
+Used by the drivers, which set them for the guest, by `runtime/guest/process.py`, which sets them for commands, and by
+the egress server. The guest has the same default of PATH (`guest/supervisor.c`) for a client that sends no environment.
 """
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 """PATH inside, where a command's environment does not set it."""
+EGRESS_PORT = 1023
+"""The port of the egress proxy inside. Always the same, so that processes can still use it after a wake, a restore or a
+fork. IANA reserves it, and only root inside could listen on it."""
 GUEST = "/run/atoll/guest"
 """Where the guest's program is mounted."""

@@ -12,7 +12,7 @@ import os
 from collections.abc import Sequence
 
 from atoll.contract.driver import Launch
-from atoll.contract.inside import DEFAULT_PATH, GUEST
+from atoll.contract.inside import DEFAULT_PATH, EGRESS_PORT, GUEST
 from atoll.drivers import seccomp
 from atoll.drivers.keeper_command import ID_COUNT, HostFile
 from atoll.drivers.machine import Machine
@@ -40,12 +40,14 @@ GUEST_ENVIRONMENT = {"PATH": DEFAULT_PATH, "HOME": "/root"}
 """With HOME given, a runtime does not look it up in the image's /etc/passwd."""
 
 
-def guest_command(launch: Launch, machine: Machine) -> list[str]:
-    """The command line of the guest, inside."""
+def guest_command(launch: Launch, machine: Machine, *, refuse: bool = True) -> list[str]:
+    """The command line of the guest, inside. `refuse`: it answers on the egress proxy's port while that is unserved."""
     user_ids = "0:0" if machine.single_id else "1000:1000"
     command = [GUEST, "--home", f"{user_ids}:/home/user", "--user", f"user:{user_ids}:/home/user"]
     if launch.limits.open_files is not None:
         command += ["--open-files", str(launch.limits.open_files)]
+    if refuse:
+        command += ["--refuse", str(EGRESS_PORT)]
     return command
 
 
@@ -58,12 +60,14 @@ def config(
     cgroup: str | None,
     own_user_namespace: bool,
     own_sys: bool,
+    refuse: bool,
     seccomp_annotation: tuple[str, bytes] | None,
 ) -> dict[str, object]:
     """`config.json`.
 
     `cgroup`: where the runtime puts the sandbox; None: it starts there. `own_user_namespace`: the runtime makes the
-    user namespace; else it joins the keeper's. `own_sys`: its /sys shows a kernel of its own. `seccomp_annotation`: its
+    user namespace; else it joins the keeper's. `own_sys`: its /sys shows a kernel of its own.
+    `refuse`: as `guest_command`. `seccomp_annotation`: its
     key and the compiled filter, for a runtime that takes one.
     """
     namespaces = [{"type": kind} for kind in ("pid", "network", "ipc", "uts", "mount")]
@@ -92,7 +96,7 @@ def config(
         "process": {
             "terminal": False,
             "user": {"uid": 0, "gid": 0},
-            "args": guest_command(launch, machine),
+            "args": guest_command(launch, machine, refuse=refuse),
             "env": [f"{name}={value}" for name, value in GUEST_ENVIRONMENT.items()],
             "cwd": "/",
             "capabilities": dict.fromkeys(("bounding", "effective", "permitted"), LINUX_CAPABILITIES),

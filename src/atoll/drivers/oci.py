@@ -215,6 +215,7 @@ class OciDriver:
             cgroup=None if self._traits.starts_in_cgroup else f"/atoll/{launch.id}",
             own_user_namespace=self._traits.own_user_namespace,
             own_sys=self._traits.hides_processes,
+            refuse=self.capabilities.saves_epoll_waiters,  # the guest waits for the port so
             seccomp_annotation=annotation,
         )
 

@@ -26,6 +26,7 @@
 #include "loop.h"
 #include "net.h"
 #include "proc.h"
+#include "refuse.h"
 #include "search.h"
 #include "slots.h"
 #include "stream.h"
@@ -329,6 +330,8 @@ static bool take_arguments(char **argv)
             continue;
         if (!strcmp(argv[0], "--home") && users_make_home(argv[1]))
             continue;
+        if (!strcmp(argv[0], "--refuse") && refuse_set_port(argv[1]))
+            continue;
         if (!strcmp(argv[0], "--open-files") && (open_files = strtoul(argv[1], NULL, 10)) > 0)
             continue;
         return false;
@@ -360,7 +363,7 @@ int main(int argc, char **argv)
         return list_unsavable(argc == 3 && !strcmp(argv[2], "queues"));
     if (!take_arguments(argv)) {
         static const char usage[] =
-            "usage: atoll-guest [--user NAME:UID:GID:HOME] [--home UID:GID:PATH] [--open-files N]\n"
+            "usage: atoll-guest [--user NAME:UID:GID:HOME] [--home UID:GID:PATH] [--open-files N] [--refuse PORT]\n"
             "       atoll-guest --hostname NAME\n"
             "       atoll-guest --unsavable [queues]\n";
         (void)!write(2, usage, sizeof usage - 1);
@@ -383,6 +386,7 @@ int main(int argc, char **argv)
     loop_start();
     link_start(in, out);
     say_hello();
+    refuse_resume(0);
     for (bool busy = true;;) {
         loop_round(busy, child_ended);
         link_read(take);

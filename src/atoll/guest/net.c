@@ -18,6 +18,7 @@
 
 #include "link.h"
 #include "loop.h"
+#include "refuse.h"
 #include "sink.h"
 #include "stream.h"
 
@@ -270,6 +271,7 @@ struct listener {
     struct stream stream;
     struct source source;
     int waiting_count;
+    int port; /* as the host asked for it; 0: any */
 };
 
 static struct waiting *all_waiting;
@@ -352,6 +354,7 @@ static void stop_listening(struct stream *stream)
             close(take_out(waiting));
     }
     loop_remove(&listener->source);
+    refuse_resume(listener->port);
     stream_fail(stream, ECANCELED, NULL);
 }
 
@@ -376,9 +379,13 @@ void net_open_listen(uint32_t id, struct fields fields)
     struct address address;
     struct listener *listener = calloc(1, sizeof *listener);
     int error = listener ? read_address(fields, 0, &address) : ENOMEM;
-    if (!error)
+    if (!error) {
+        listener->port = port_of(&address);
+        refuse_yield(listener->port);
         error = start_listening(listener, &address);
+    }
     if (error) {
+        refuse_resume(0);
         free(listener);
         stream_refuse(id, error, "PORT or HOST");
         return;

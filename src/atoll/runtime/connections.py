@@ -100,9 +100,14 @@ class Connections:
             RuntimeUnavailable: the runtime of the sandbox is not on this machine.
         """
         id = manifest.id
-        self._choose(manifest.runtime)
+        capabilities = self._choose(manifest.runtime).capabilities
         self._manifests[id] = manifest
-        egress = EgressServer(self.egress_servers, self._store.directory(id), partial(self.spec, id))
+        egress = EgressServer(
+            self.egress_servers,
+            self._store.directory(id),
+            partial(self.spec, id),
+            refused_inside=capabilities.saves_epoll_waiters,
+        )
         secret = (
             self._vault.open(manifest.encrypted_secrets) if manifest.encrypted_secrets is not None else SandboxSecrets()
         )

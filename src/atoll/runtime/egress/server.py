@@ -7,7 +7,8 @@ policy, and the variables that commands inside get. Not here: what is allowed (`
 There is no daemon. Of the processes that are connected to a sandbox with a policy, the one that holds `egress.lock` in
 the sandbox's directory listens inside. When it ends, in whatever way, the kernel releases the lock and the keeper
 closes the port; each other connected process tries once a second, and one of them serves from then on. While no process
-is connected, connections inside are refused.
+serves it, and without a policy, the guest itself answers on the port (`guest/refuse.c`): with 403, and with the command
+that would allow the request.
 
 The policy is in the manifest, which is checked for each decision: a change by any process holds from the next
 connection on.
@@ -29,6 +30,7 @@ import anyio
 import anyio.abc
 
 from atoll.contract.errors import AtollError, PortRefused, SandboxError
+from atoll.contract.inside import EGRESS_PORT
 from atoll.contract.model import SandboxSpec
 from atoll.drivers.locks import try_lock
 from atoll.runtime.egress.audit import AuditLog
@@ -42,9 +44,6 @@ if TYPE_CHECKING:
     from atoll.runtime.egress.proxy import Connector, EgressProxy, Interceptor
     from atoll.runtime.lifetimes import BackgroundTasks
 
-PORT = 1023
-"""The proxy's port inside. Always the same, so that processes can still use it after a wake, a restore or a fork. IANA
-reserves it, and only root inside could listen on it."""
 LOCK = "egress.lock"
 MAX_CONNECTIONS = 128
 """Of one sandbox at the same time. Further ones wait inside."""
@@ -52,11 +51,11 @@ _WATCH_INTERVAL_S = 1.0
 _LISTEN_TIMEOUT_S = 5.0
 _HANDOVER_TIMEOUT_S = 1.0
 """How long the previous server may still hold the port."""
-_URL = f"http://127.0.0.1:{PORT}"
+_URL = f"http://127.0.0.1:{EGRESS_PORT}"
 _NAMES = ("http_proxy", "https_proxy", "ftp_proxy", "all_proxy")
 # The same port serves SOCKS, but no variable says so: some HTTP clients refuse to start when all_proxy is a SOCKS URL
 # and they lack the package for it, even if they would never use it.
-PROXY_ENV: Mapping[str, str] = {
+_PROXY_ENV: Mapping[str, str] = {
     **{name: _URL for each in _NAMES for name in (each, each.upper())},
     **dict.fromkeys(("no_proxy", "NO_PROXY"), "localhost,127.0.0.1,::1"),
 }
@@ -116,14 +115,24 @@ class EgressServers:
 class EgressServer:
     """The egress of one sandbox, as this process serves it."""
 
-    def __init__(self, egress_servers: EgressServers, directory: Path, spec: Callable[[], SandboxSpec | None]) -> None:
+    def __init__(
+        self,
+        egress_servers: EgressServers,
+        directory: Path,
+        spec: Callable[[], SandboxSpec | None],
+        *,
+        refused_inside: bool = False,
+    ) -> None:
+        """`refused_inside`: the guest answers while no process serves the sandbox."""
         self.interceptor: Interceptor | None = None
         self._servers = egress_servers
         self._directory = directory
         self._manifest = str(directory / "manifest.json")
         self._read_spec = spec
+        self._refused_inside = refused_inside
         self._seen: tuple[int, int] | None = None
         self._spec: SandboxSpec | None = None
+        self._env: Mapping[str, str] = {}
         self._evaluator = PolicyEvaluator()
         self._link: GuestConnection | None = None
         self._listen_inside: Listen | None = None
@@ -140,10 +149,16 @@ class EgressServer:
         return self._evaluator
 
     def env(self) -> Mapping[str, str]:
-        """The variables for commands inside: the proxy and the package indexes. Empty without a policy."""
-        if self._spec is None or self._spec.network is None:
+        """The variables for commands inside: the proxy and the package indexes.
+
+        Without a policy, the guest answers on the proxy's port, and says how to allow what is refused.
+        """
+        return self._env
+
+    def _make_env(self) -> Mapping[str, str]:
+        if self._spec is None or not (self._has_policy or self._refused_inside):
             return {}
-        return {**PROXY_ENV, **(self._spec.indexes.env if self._spec.indexes else {})}
+        return {**_PROXY_ENV, **(self._spec.indexes.env if self._has_policy and self._spec.indexes else {})}
 
     def reload_policy(self) -> bool:
         """Read the policy in the manifest, if that was written. Returns whether the policy has changed.
@@ -159,6 +174,7 @@ class EgressServer:
             self._warn_once("its network policy cannot be read", error)
             spec, self._seen = None, None
         before, self._spec = self._spec, spec
+        self._env = self._make_env()
         if _rules(before) == _rules(spec):
             return False
         self._evaluator = PolicyEvaluator(spec.network, spec.indexes) if spec else PolicyEvaluator()
@@ -297,7 +313,7 @@ class EgressServer:
         until = anyio.current_time() + _HANDOVER_TIMEOUT_S
         while True:
             try:
-                return await stack.enter_async_context(listen(link, PORT))
+                return await stack.enter_async_context(listen(link, EGRESS_PORT))
             except PortRefused:
                 # The previous server has ended, and the guest may not know yet.
                 if anyio.current_time() > until:

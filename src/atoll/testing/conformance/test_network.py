@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import anyio
 import pytest
 from anyio.abc import ByteStream
 
-from atoll import InvalidRequest, PortRefused, Sandbox
+from atoll import Capabilities, InvalidRequest, PortRefused, Sandbox
+from atoll.contract.inside import EGRESS_PORT
+from atoll.contract.model import RuntimeName
 from atoll.testing.inside import Peak, until_running
 
 MIB = 1024 * 1024
@@ -251,3 +253,66 @@ async def test_two_sandboxes_have_each_their_own_ports(sandbox: Sandbox, neighbo
             await neighbour.dial(8124)
         async with neighbour.listen(8124) as listener:
             assert listener.port == 8124
+
+
+FETCH = """
+import sys, urllib.error, urllib.request
+try:
+    urllib.request.urlopen(sys.argv[1], timeout=20)
+except urllib.error.HTTPError as error:
+    print(error.code, error.read().decode(), end="")
+except OSError as error:
+    print(error)
+"""
+
+
+@pytest.fixture
+def answers_inside(capabilities: Capabilities, runtime_name: RuntimeName) -> None:
+    """For tests of what the guest answers, where it may wait for a port: see `Capabilities.saves_epoll_waiters`."""
+    if not capabilities.saves_epoll_waiters:
+        pytest.skip(f"{runtime_name} declares that it cannot save epoll waiters, of which the guest would be one")
+
+
+@pytest.mark.usefixtures("answers_inside")
+async def test_without_a_policy_a_refused_request_says_how_to_allow_it(shared: Sandbox) -> None:
+    said = (await shared.exec(["python3", "-c", FETCH, "http://example.com/page"])).stdout
+    assert said.startswith("403 No connection leaves this sandbox")
+    assert said.endswith(f"atoll network {shared.name} --allow example.com:80\n")
+    tunnel = (await shared.exec(["python3", "-c", FETCH, "https://example.com/"])).stdout
+    assert f"403 No network policy; to allow this: atoll network {shared.name} --allow example.com:443" in tunnel
+
+
+@pytest.mark.usefixtures("answers_inside")
+async def test_the_host_takes_the_proxys_port_and_the_guest_answers_when_it_is_free_again(shared: Sandbox) -> None:
+    async with shared.listen(EGRESS_PORT) as listener:
+        async with await shared.dial(EGRESS_PORT) as near, await anext(listener) as far:
+            await near.send(b"x")
+            assert await far.receive() == b"x"
+        with pytest.raises(PortRefused):
+            async with shared.listen(EGRESS_PORT):
+                pass
+    async with await shared.dial(EGRESS_PORT) as near:
+        await near.send(b"CONNECT h:1 HTTP/1.1\r\n\r\n")
+        assert (await near.receive()).startswith(b"HTTP/1.1 403 ")
+
+
+@pytest.mark.usefixtures("answers_inside")
+async def test_connections_that_say_nothing_keep_neither_the_guest_nor_others_from_an_answer(shared: Sandbox) -> None:
+    async with AsyncExitStack() as stack:
+        for _ in range(100):  # the guest has answers for 32 at a time
+            await stack.enter_async_context(await shared.dial(EGRESS_PORT))
+        assert (await shared.exec("echo still here")).stdout == "still here\n"
+        said = (await shared.exec(["python3", "-c", FETCH, "http://example.com/"], timeout_s=40)).stdout
+        assert said.startswith("403 ")
+
+
+@pytest.mark.parametrize("sent", [b"\n", b"GET / HTTP/1.1\r\n\r\n", b"x" * 300_000, b"CONNECT " + b"a" * 5000])
+@pytest.mark.usefixtures("answers_inside")
+async def test_whatever_is_sent_to_the_proxys_port_is_answered_or_cut(shared: Sandbox, sent: bytes) -> None:
+    async with await shared.dial(EGRESS_PORT) as near:
+        try:
+            await near.send(sent)
+            assert (await near.receive()).startswith(b"HTTP/1.1 403 ")
+        except anyio.BrokenResourceError:
+            assert len(sent) > 256 * 1024
+    assert (await shared.exec("true")).exit_code == 0
