@@ -99,8 +99,10 @@ class ExecRequest:
     """`run` kills its process tree after so long. Unset: no limit."""
     output_limit_bytes: int = OUTPUT_LIMIT_BYTES
     """What `run` keeps of each of stdout and stderr, head and tail."""
-    on_output: Callable[[bytes], None] | None = None
-    """Called by `run` with each chunk of either stream. Unset: output is only collected."""
+    on_stdout: Callable[[bytes], None] | None = None
+    """Called by `run` with each chunk of stdout. Unset: it is only collected."""
+    on_stderr: Callable[[bytes], None] | None = None
+    """The same for stderr."""
 
     def encode(self, environment: Environment, *, no_started_event: bool = False) -> bytes:
         """The fields of SPAWN. With `no_started_event`, the guest does not report that it has started.
