@@ -14,7 +14,7 @@ is passed through as it is. What is awaited there blocks here, `async with` is `
 - Any thread may call. Calls of several threads run at the same time.
 - Ctrl-C during a call cancels it, as cancelling a task does: `exec` kills its command before KeyboardInterrupt is
   raised.
-- Functions given as arguments (`progress`, `on_output`) are called in the engine's thread: they must not block, and
+- Functions given as arguments (`progress`, `on_stdout`) are called in the engine's thread: they must not block, and
   cannot call the engine.
 - After a fork, only the process that opened an engine can use it.
 

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Any, Literal, Self, Unpack
 
 from pydantic import SecretStr
 
@@ -154,6 +154,8 @@ class Sandbox(Blocking):
         merge_stderr: bool = False,
         timeout_s: float | None = None,
         output_limit_bytes: int = ...,
+        on_stdout: Callable[[str], None] | None = None,
+        on_stderr: Callable[[str], None] | None = None,
     ) -> ExecResult: ...
     def exec_bytes(
         self,
@@ -166,7 +168,8 @@ class Sandbox(Blocking):
         merge_stderr: bool = False,
         timeout_s: float | None = None,
         output_limit_bytes: int = ...,
-        on_output: Callable[[bytes], None] | None = None,
+        on_stdout: Callable[[bytes], None] | None = None,
+        on_stderr: Callable[[bytes], None] | None = None,
     ) -> ExecBytes: ...
     def spawn(
         self,
@@ -267,6 +270,7 @@ class Process(Blocking):
     def stdin(self) -> ProcessInput: ...
     def __iter__(self) -> Self: ...
     def __next__(self) -> ProcessEvent: ...
+    def lines(self, stream: Literal["stdout", "stderr"] | None = None) -> Iterator[str]: ...
     def wait(self) -> Exited: ...
     def channel(self, i: int) -> PortConnection: ...
     def signal(self, signal: int, *, tree: bool = False) -> None: ...

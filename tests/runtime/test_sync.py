@@ -112,7 +112,7 @@ def test_a_callback_that_calls_the_engine_is_told_so(box: atoll.sync.Sandbox) ->
         except InvalidRequest as error:
             errors.append(error)
 
-    box.exec_bytes("echo x", on_output=call)
+    box.exec_bytes("echo x", on_stdout=call)
     assert "a callback cannot call the engine" in str(errors[0])
 
 

@@ -6,6 +6,9 @@ the egress server. The guest has the same default of PATH (`guest/supervisor.c`)
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 """PATH inside, where a command's environment does not set it."""
+USER_PATH = f"/home/user/.local/bin:{DEFAULT_PATH}"
+"""The same for commands of `user`: `pip install` and others put programs there. Root's has no directory in which other
+users can write."""
 EGRESS_PORT = 1023
 """The port of the egress proxy inside. Always the same, so that processes can still use it after a wake, a restore or a
 fork. IANA reserves it, and only root inside could listen on it."""

@@ -40,6 +40,7 @@ from atoll.runtime.guest import ports, process
 from atoll.runtime.guest.connection import GuestConnection
 from atoll.runtime.guest.exec_request import OUTPUT_LIMIT_BYTES, Environment, ExecRequest, shell_line
 from atoll.runtime.guest.files import Files
+from atoll.runtime.guest.live_text import TextCallback
 from atoll.runtime.guest.ports import Listener, PortConnection
 from atoll.runtime.guest.process import OomWatch, Process, to_bytes, to_result
 from atoll.runtime.guest.stream import Failure, Sink, Stream
@@ -147,6 +148,8 @@ class Sandbox:
         merge_stderr: bool = False,
         timeout_s: float | None = None,
         output_limit_bytes: int = OUTPUT_LIMIT_BYTES,
+        on_stdout: Callable[[str], None] | None = None,
+        on_stderr: Callable[[str], None] | None = None,
     ) -> ExecResult:
         """Run a command to its end. A string is a line for the shell, a sequence a program and its arguments.
 
@@ -157,11 +160,16 @@ class Sandbox:
         With `merge_stderr`, stderr is part of stdout, in the order of writing.
         A time-out and a cancellation kill the command with all that it started, before this returns.
 
+        `on_stdout` and `on_stderr` are called with each piece of output while the command runs. They must not block. If
+        one of them raises, the command is killed as for a time-out, and this raises the same.
+
         Raises:
             ExecTimeout: it did not end within `timeout_s`; `result` holds its output until then.
             PathNotFound, PathNotDirectory, PermissionDenied: `cwd` cannot be used.
             SandboxError: how it ended is not known.
         """
+        out = None if on_stdout is None else TextCallback(on_stdout)
+        err = None if on_stderr is None else TextCallback(on_stderr)
         request = ExecRequest(
             command,
             self._user(user),
@@ -171,8 +179,14 @@ class Sandbox:
             merge_stderr=merge_stderr,
             timeout_s=timeout_s,
             output_limit_bytes=output_limit_bytes,
+            on_stdout=out,
+            on_stderr=err,
         )
-        return to_result(*await process.run(self._open, request, await self._command_environment(), self._oom_kills))
+        ran = await process.run(self._open, request, await self._command_environment(), self._oom_kills)
+        for callback in (out, err):
+            if callback is not None:
+                callback.finish()
+        return to_result(*ran)
 
     async def exec_bytes(
         self,
@@ -185,12 +199,10 @@ class Sandbox:
         merge_stderr: bool = False,
         timeout_s: float | None = None,
         output_limit_bytes: int = OUTPUT_LIMIT_BYTES,
-        on_output: Callable[[bytes], None] | None = None,
+        on_stdout: Callable[[bytes], None] | None = None,
+        on_stderr: Callable[[bytes], None] | None = None,
     ) -> ExecBytes:
-        """`exec`, with the output as bytes. `ExecTimeout.result` is text here too.
-
-        `on_output` is called with each chunk of either stream while the command runs. It must not raise.
-        """
+        """`exec`, with the output as bytes. `ExecTimeout.result` is text here too."""
         request = ExecRequest(
             command,
             self._user(user),
@@ -200,7 +212,8 @@ class Sandbox:
             merge_stderr=merge_stderr,
             timeout_s=timeout_s,
             output_limit_bytes=output_limit_bytes,
-            on_output=on_output,
+            on_stdout=on_stdout,
+            on_stderr=on_stderr,
         )
         return to_bytes(*await process.run(self._open, request, await self._command_environment(), self._oom_kills))
 

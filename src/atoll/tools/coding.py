@@ -374,7 +374,8 @@ async def _bash(args: Bash, view: CodingView, *, on_output: OnOutput | None) -> 
                 cwd=view.cwd,
                 timeout_s=args.timeout,
                 output_limit_bytes=2 * MAX_SHOWN_BYTES,
-                on_output=on_output,
+                on_stdout=on_output,
+                on_stderr=on_output,
             )
         except ExecTimeout as error:
             # It is text, with a line that says how much was cut where it was long.

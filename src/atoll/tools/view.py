@@ -278,7 +278,8 @@ async def run(
             timeout_s=timeout_s,
             env=env,
             output_limit_bytes=MAX_OUTPUT_BYTES,
-            on_output=on_output,
+            on_stdout=on_output,
+            on_stderr=on_output,
         )
     except ExecTimeout as error:
         note = f"[timed out after {timeout_s:g} s: killed with all processes that it started]"

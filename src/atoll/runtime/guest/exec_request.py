@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from atoll.contract.errors import InvalidRequest
-from atoll.contract.inside import DEFAULT_PATH
+from atoll.contract.inside import DEFAULT_PATH, USER_PATH
 from atoll.contract.model import check_env
 from atoll.contract.protocol import FIRST_CHANNEL, MAX_CHANNELS, Tag, encode_fields, encode_text
 from atoll.runtime.guest.frames import name_user
@@ -47,18 +47,21 @@ class Environment:
     """The environment that every command of a sandbox gets, encoded once."""
 
     def __init__(self, env: Mapping[str, str]) -> None:
-        self._env = {"PATH": DEFAULT_PATH, "LANG": "C.UTF-8"} | check_env(dict(env))
+        own = {"LANG": "C.UTF-8"} | check_env(dict(env))
+        self._env = {"PATH": DEFAULT_PATH} | own
+        self._user_env = {"PATH": USER_PATH} | own
         self._encoded = _encode_env(self._env)
+        self._user_encoded = _encode_env(self._user_env)
 
-    def encode(self, env: Mapping[str, str] | None, *, terminal: bool) -> bytes:
-        """The fields for a command with its own `env` on top; with `terminal`, TERM is set.
+    def encode(self, env: Mapping[str, str] | None, *, user: str, terminal: bool) -> bytes:
+        """The fields for a command of `user` with its own `env` on top; with `terminal`, TERM is set.
 
         Raises:
             InvalidRequest: a name or a value of `env` cannot be given to a process.
         """
         if not env and not terminal:
-            return self._encoded
-        merged = self._env | check_env(dict(env or {}))
+            return self._user_encoded if user == "user" else self._encoded
+        merged = (self._user_env if user == "user" else self._env) | check_env(dict(env or {}))
         if terminal:
             merged.setdefault("TERM", DEFAULT_TERM)
         return _encode_env(merged)
@@ -99,8 +102,10 @@ class ExecRequest:
     """`run` kills its process tree after so long. Unset: no limit."""
     output_limit_bytes: int = OUTPUT_LIMIT_BYTES
     """What `run` keeps of each of stdout and stderr, head and tail."""
-    on_output: Callable[[bytes], None] | None = None
-    """Called by `run` with each chunk of either stream. Unset: output is only collected."""
+    on_stdout: Callable[[bytes], None] | None = None
+    """Called by `run` with each chunk of stdout. Unset: it is only collected."""
+    on_stderr: Callable[[bytes], None] | None = None
+    """The same for stderr."""
 
     def encode(self, environment: Environment, *, no_started_event: bool = False) -> bytes:
         """The fields of SPAWN. With `no_started_event`, the guest does not report that it has started.
@@ -136,7 +141,7 @@ class ExecRequest:
             fields.append((Tag.SHELL, self.command))
         else:
             fields += [(Tag.ARGV, argument) for argument in self.command]
-        return encode_fields(fields) + environment.encode(self.env, terminal=self.pty is not None)
+        return encode_fields(fields) + environment.encode(self.env, user=self.user, terminal=self.pty is not None)
 
     @property
     def is_long(self) -> bool:

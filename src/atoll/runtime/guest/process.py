@@ -13,7 +13,7 @@ import codecs
 import contextlib
 import errno
 import signal as signals
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from types import TracebackType
 from typing import Literal, Self, TypeVar
 
@@ -62,6 +62,7 @@ from atoll.runtime.guest.exec_request import (
     check_size,
     check_timeout,
 )
+from atoll.runtime.guest.live_text import LineSplitter
 from atoll.runtime.guest.stream import ChannelStream, ResultLimit, SilenceWatch, Stream
 
 KILL_S = 10.0
@@ -250,15 +251,16 @@ async def run(
         and what `read_end` and the connection raise.
     """
     fields = request.encode(environment, no_started_event=True)
-    limit_bytes, on_output, stdin = request.output_limit_bytes, request.on_output, request.stdin
+    limit_bytes, stdin = request.output_limit_bytes, request.stdin
     out, err = Collector(limit_bytes), Collector(limit_bytes)
+    callbacks = OutputCallbacks(request.on_stdout, request.on_stderr)
 
     def sink(channel: int, data: bytes) -> None:
-        if channel not in _NAMES:
-            return
-        (out if channel == STDOUT else err).add(data)
-        if on_output is not None:
-            on_output(data)
+        if channel == STDOUT:
+            out.add(data)
+        elif channel == STDERR:
+            err.add(data)
+        callbacks.call(channel, data)
 
     watch = OomWatch(oom_kills)
     script = request.script() if request.is_long else None
@@ -269,13 +271,15 @@ async def run(
     ended = False
     try:
         async with stream:
-            with anyio.move_on_after(None if limit.timeout_s is None else limit.timeout_s + KILL_S), limit:
+            patience_s = None if limit.timeout_s is None else limit.timeout_s + KILL_S
+            with anyio.move_on_after(patience_s), limit, callbacks:
                 if script is not None:
                     await _feed(stream, script, FIRST_CHANNEL)
                 if not isinstance(stdin, bool):
                     await _feed(stream, stdin)
                 await stream.ended()
                 ended = not limit.expired
+            callbacks.raise_failure()
             if stream.result is None:
                 raise SandboxError(f"the command timed out after {limit.timeout_s:g} s and could not be killed")
             with stream.fail_on_violation():
@@ -288,6 +292,43 @@ async def run(
     if not killed and watch.caused(exited):
         exited = exited.model_copy(update={"out_of_memory": True})
     return exited, out, err
+
+
+class OutputCallbacks:
+    """The functions that are called with a command's output, and a context that ends when one of them fails.
+
+    They are called where frames are dispatched: an error there would end the connection that all calls share.
+    """
+
+    __slots__ = ("_failure", "_on_stderr", "_on_stdout", "_scope")
+
+    def __init__(self, on_stdout: Callable[[bytes], None] | None, on_stderr: Callable[[bytes], None] | None) -> None:
+        self._on_stdout, self._on_stderr = on_stdout, on_stderr
+        self._scope = anyio.CancelScope() if on_stdout or on_stderr else None
+        self._failure: Exception | None = None
+
+    def call(self, channel: int, data: bytes) -> None:
+        function = self._on_stdout if channel == STDOUT else self._on_stderr if channel == STDERR else None
+        if function is None or self._scope is None or self._failure is not None:
+            return
+        try:
+            function(data)
+        except Exception as error:  # noqa: BLE001 - raised by `raise_failure`, where the caller can catch it
+            self._failure = error
+            self._scope.cancel()
+
+    def raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def __enter__(self) -> None:
+        if self._scope is not None:
+            self._scope.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        return self._scope.__exit__(kind, error, trace) if self._scope is not None else None
 
 
 async def wait_tree_exit(opener: OpenStream, stream: Stream) -> None:
@@ -653,6 +694,24 @@ class Process:
                     self._exit_returned = isinstance(event, Exited)
                     return event
         raise StopAsyncIteration
+
+    async def lines(self, stream: Literal["stdout", "stderr"] | None = None) -> AsyncGenerator[str, None]:
+        """Its output line by line, as it comes, until it ends: of both streams, or of one. `wait` then has its end.
+
+        Lines are text without their ends. A line above a million characters comes in parts. Output that is no longer
+        kept (`Gap`) is skipped.
+
+        Raises:
+            What iterating over the process raises.
+        """
+        splitters = {name: LineSplitter() for name in _NAMES.values() if stream in (None, name)}
+        async for event in self:
+            if isinstance(event, Output) and event.stream in splitters:
+                for line in splitters[event.stream].feed(event.data):
+                    yield line
+        for splitter in splitters.values():
+            for line in splitter.finish():
+                yield line
 
     async def wait(self) -> Exited:
         """Wait for the end of the main process. Unread output is dropped.

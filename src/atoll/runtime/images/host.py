@@ -28,7 +28,7 @@ from atoll.runtime.images.overlay import HOSTS, RESOLV_CONF
 from atoll.runtime.state.records import StoredRecord
 from atoll.runtime.state.store import now
 
-RECIPE = 3
+RECIPE = 4
 """Raise it when the code below makes something else from the same inputs: all skeletons are then built again."""
 
 TREES = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
@@ -70,6 +70,9 @@ and so is `statoverride`: dpkg refuses to install anything when it names a group
 
 HIDDEN = ("usr/local/etc",)
 """Settings of administrators within the trees of programs, often readable for all. They do not exist inside."""
+EXTERNALLY_MANAGED = re.compile(r"usr/(local/)?lib(64)?/python3(\.\d+)?")
+"""Directories whose `EXTERNALLY-MANAGED` does not exist inside. It keeps pip from changing what the machine's package
+manager looks after (PEP 668). Inside nothing is the machine's, and `pip install` is what people and models type."""
 
 PYTHONS = ("usr/bin", "usr/local/bin", "bin", "usr/sbin", "usr/local/sbin", "sbin")
 """Where `python` is looked for. A machine that has only `python3` gets a link to it inside, beside the first that is
@@ -288,6 +291,8 @@ class _Builder:
             if parent in modes:
                 # A whiteout, which hides the path also if it is created later.
                 os.mknod(covers + path, stat.S_IFCHR, os.makedev(0, 0))
+        for path in filter(EXTERNALLY_MANAGED.fullmatch, modes):
+            os.mknod(f"{covers}{path}/EXTERNALLY-MANAGED", stat.S_IFCHR, os.makedev(0, 0))
         self._written_bytes += len(modes) * top.st_blocks * 512
         self._note("cover", tree, repr(sorted(modes.items())).encode())
 

@@ -26,6 +26,7 @@ from atoll import (
     Truncation,
     UserNotFound,
 )
+from atoll.contract.inside import EGRESS_PORT
 from atoll.contract.model import RuntimeName
 from atoll.testing.inside import Peak, keeper_pid, running, until_running, wait_tree_exit
 from atoll.testing.waiting import eventually
@@ -448,7 +449,9 @@ async def test_every_command_knows_its_user_home_and_path_and_nothing_of_the_hos
     assert "/usr/bin" in env["PATH"].split(":")
     assert env["SHELL"].startswith("/")
     assert "ATOLL_TEST_SECRET" not in env
-    assert set(env) <= {"HOME", "USER", "LOGNAME", "SHELL", "PATH", "LANG", "PWD", "SHLVL", "_"}
+    of_the_proxy = {name for name in env if name.lower().endswith("_proxy")}
+    assert {env[name] for name in of_the_proxy} <= {f"http://127.0.0.1:{EGRESS_PORT}", "localhost,127.0.0.1,::1"}
+    assert set(env) - of_the_proxy <= {"HOME", "USER", "LOGNAME", "SHELL", "PATH", "LANG", "PWD", "SHLVL", "_"}
 
 
 @pytest.mark.parametrize("env", [{"1A": "x"}, {"A-B": "x"}, {"": "x"}, {"A=B": "x"}, {"A": "x\0y"}], ids=repr)
@@ -612,3 +615,34 @@ async def test_stderr_can_be_part_of_stdout_in_the_order_of_writing(shared: Sand
         events = [event async for event in process if isinstance(event, Output)]
     assert {event.stream for event in events} == {"stdout"}
     assert b"".join(event.data for event in events).decode() == expected
+
+
+async def test_output_is_passed_on_while_the_command_runs(shared: Sandbox) -> None:
+    out: list[str] = []
+    err: list[str] = []
+    async with anyio.create_task_group() as group:
+
+        async def let_go_on() -> None:
+            await eventually(lambda: "".join(out) == "käse 1\n", "the first piece has come")
+            await shared.files.write_text("go-on", "")
+
+        group.start_soon(let_go_on)
+        line = "echo käse 1; until [ -e ~/go-on ]; do sleep 0.01; done; rm ~/go-on; echo 2; echo err >&2"
+        result = await shared.exec(line, timeout_s=20, on_stdout=out.append, on_stderr=err.append)
+    assert ("".join(out), "".join(err)) == (result.stdout, result.stderr) == ("käse 1\n2\n", "err\n")
+
+
+async def test_a_character_that_is_split_between_two_writes_is_passed_on_whole(shared: Sandbox) -> None:
+    out: list[str] = []
+    await shared.exec(r"printf '\303'; sleep 0.1; printf '\244 \303'", on_stdout=out.append)
+    assert "".join(out) == "ä �"
+
+
+async def test_a_callback_that_raises_kills_the_command_and_the_caller_gets_what_it_raised(shared: Sandbox) -> None:
+    def full(_: str) -> None:
+        raise OverflowError("enough")
+
+    with pytest.raises(OverflowError, match="enough"):
+        await shared.exec("echo x; exec sleep 31536411", on_stdout=full)
+    assert not any("31536411" in process.command for process in await shared.ps())
+    assert (await shared.exec("echo fine")).stdout == "fine\n"

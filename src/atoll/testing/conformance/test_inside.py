@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import zipfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -232,3 +233,31 @@ async def test_the_default_user_can_be_another(engine: Engine) -> None:
         assert (await sandbox.exec("id -u; pwd")).stdout == "0\n/root\n"
         await sandbox.files.write_text("note", "x")
         assert await sandbox.files.exists("/root/note")
+
+
+def wheel(directory: Path) -> Path:
+    """A package with a program, as pip installs it, that needs no index."""
+    path = directory / "coconut-1.0-py3-none-any.whl"
+    files = {
+        "coconut.py": "def main():\n    print('from the wheel')\n",
+        "coconut-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: coconut\nVersion: 1.0\n",
+        "coconut-1.0.dist-info/WHEEL": "Wheel-Version: 1.0\nGenerator: t\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        "coconut-1.0.dist-info/entry_points.txt": "[console_scripts]\ncoconut = coconut:main\n",
+    }
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+        archive.writestr("coconut-1.0.dist-info/RECORD", "".join(f"{name},,\n" for name in files))
+    return path
+
+
+@pytest.mark.parametrize("user", ["user", "root"])
+async def test_pip_installs_a_package_and_its_program_is_found(sandbox: Sandbox, tmp_path: Path, user: str) -> None:
+    if (await sandbox.exec("command -v pip")).exit_code != 0:
+        pytest.skip("this machine has no pip, so the host image has none")
+    if user == "root" and os.geteuid() != 0:
+        pytest.skip("an unprivileged user's root cannot write to the machine's /usr")
+    await sandbox.files.upload(wheel(tmp_path), f"/tmp/{wheel(tmp_path).name}")
+    installed = await sandbox.exec(f"pip install --no-index /tmp/{wheel(tmp_path).name}", user=user, timeout_s=50)
+    assert installed.exit_code == 0, installed.stderr
+    assert (await sandbox.exec(["coconut"], user=user)).stdout == "from the wheel\n"

@@ -772,3 +772,26 @@ async def test_a_process_is_held_up_by_a_reader_of_its_handle_and_loses_nothing(
             await anyio.lowlevel.checkpoint()
             await process.stdin.send(b"go\n")
         assert received == 5_000_000
+
+
+async def test_lines_are_read_as_they_come(shared: Sandbox) -> None:
+    async with await shared.spawn("echo one; read -r x; echo got $x; echo err >&2; printf end", stdin=True) as process:
+        lines = process.lines()
+        assert await anext(lines) == "one"
+        await process.stdin.send(b"it\n")
+        assert sorted([line async for line in lines]) == ["end", "err", "got it"]
+        assert (await process.wait()).exit_code == 0
+
+
+async def test_lines_of_one_stream_are_read(shared: Sandbox) -> None:
+    process = await shared.spawn("echo out; echo err >&2")
+    assert [line async for line in process.lines("stderr")] == ["err"]
+
+
+async def test_a_line_without_an_end_comes_in_parts(shared: Sandbox) -> None:
+    process = await shared.spawn("head -c 2500000 /dev/zero | tr '\\0' x; echo; echo last")
+    parts = [line async for line in process.lines()]
+    assert [set(part) for part in parts[:-1]] == [{"x"}] * (len(parts) - 1)
+    assert sum(map(len, parts[:-1])) == 2_500_000
+    assert max(map(len, parts)) <= 1024 * 1024
+    assert parts[-1] == "last"
