@@ -98,6 +98,18 @@ def test_public_names_are_exactly_these() -> None:
         assert getattr(atoll, name) is not None
 
 
+def test_the_guides_table_of_errors_has_them_all() -> None:
+    errors = {name for name in atoll.__all__ if name[0].isupper() and issubclass_of(name, atoll.AtollError)}
+    groups = {"AtollError", "CallerError", "SandboxError", "FileError"}
+    rows = (ROOT / "docs/guide.md").read_text().partition("## Errors")[2].partition("```")[0]
+    assert set(re.findall(r"`(\w+)`", re.sub(r"\|[^|]*\|[^|]*\|$", "", rows, flags=re.MULTILINE))) >= errors - groups
+
+
+def issubclass_of(name: str, base: type) -> bool:
+    value = getattr(atoll, name)
+    return isinstance(value, type) and issubclass(value, base)
+
+
 def test_links_between_the_documents_lead_somewhere() -> None:
     for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]:
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
