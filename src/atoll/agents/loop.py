@@ -634,4 +634,5 @@ def _return(call: ToolCallPart, result: ToolResult, outcome: Any) -> ToolReturnP
             for part in result.content
             if isinstance(part, ImagePart) or part.text.strip()
         ] or _BLANK
-    return ToolReturnPart(call.tool_name, content, call.tool_call_id, outcome=outcome)
+    # Providers are not sent `metadata`: it is for scripted models and for programs that read the history.
+    return ToolReturnPart(call.tool_name, content, call.tool_call_id, metadata=result.structured, outcome=outcome)

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 import anyio
 from pydantic import SecretStr
 
-from atoll.contract.errors import AtollError, InvalidRequest, SandboxExists, SandboxNotFound
-from atoll.contract.model import Frozen, Limits, RuntimeName, Status, check_name
+from atoll.contract.errors import AtollError, CheckpointNotFound, InvalidRequest, SandboxExists, SandboxNotFound
+from atoll.contract.model import Frozen, Limits, RuntimeName, Status, is_name
 from atoll.contract.network import NetworkPolicy
 from atoll.contract.secret import Secret
 from atoll.runtime.engine import Engine
@@ -34,6 +34,8 @@ DEFAULT = "default"
 SLEEP_AFTER_S = 600.0
 SESSION_RULE = "1 to 32 characters: lower-case letters, digits, '-' and '_', beginning with a letter or a digit"
 _SESSION = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
+NAME_RULE = "1 to 30 characters: lower-case letters, digits, '-', '_' and '.', beginning with a letter or a digit"
+"""For the names of sandboxes in a session: the engine's names have the session's id in them too."""
 _MAX_NAME_CHARACTERS = 30
 _MAX_SLEEP_AFTER_S = 1e8
 _CHECKS = 4
@@ -84,6 +86,8 @@ class SandboxPool:
         self.session_id = session_id
         self.image: str = image or engine.default_image
         """The image of sandboxes that do not name one."""
+        self.user: str | None = user
+        """The user of commands that name none. None: the image's, or `user`."""
         self.sleep_after_s: float | None = _check_sleep(sleep_after_s)
         self._sleep_after_s: dict[str, float | None] = {}
         """By name, for the sandboxes with a time of their own."""
@@ -203,18 +207,23 @@ class SandboxPool:
             for info in await self._engine.list(prefix)
         ]
 
-    async def destroy(self, name: str = DEFAULT) -> None:
-        """End a sandbox and remove all of it.
+    async def destroy(self, name: str = DEFAULT, *, checkpoints: bool = False) -> int:
+        """End a sandbox and remove all of it, with `checkpoints` also those. Returns how many those were.
 
         Raises:
             SandboxNotFound: there is none of this name.
         """
         full = self._full_name(name)
         try:
+            found = [each.id for each in await self._engine.checkpoints(full)] if checkpoints else []
             await self._engine.destroy(full)
         except SandboxNotFound:
             raise await self._unknown(name) from None
         self._sleep_after_s.pop(name, None)
+        for each in found:
+            with contextlib.suppress(CheckpointNotFound):
+                await self._engine.delete_checkpoint(each)
+        return len(found)
 
     async def aclose(self) -> None:
         """Destroy all sandboxes of the session."""
@@ -237,10 +246,9 @@ class SandboxPool:
             _log.exception("the unused sandbox %s could not be put to sleep", name)
 
     def _full_name(self, name: str) -> str:
-        check_name(name)
-        if len(name) > _MAX_NAME_CHARACTERS:
+        if not is_name(name) or len(name) > _MAX_NAME_CHARACTERS:
             raise InvalidRequest(
-                f"{name!r} is too long for a sandbox of a session; its name may have {_MAX_NAME_CHARACTERS} characters"
+                f"{name!r} is not a name for a sandbox of a session; allowed are {NAME_RULE}", name=name
             )
         return f"{self.session_id}.{name}"
 

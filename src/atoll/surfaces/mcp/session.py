@@ -37,7 +37,7 @@ from atoll.runtime.sandbox_pool import SandboxPool
 from atoll.tools import export
 from atoll.tools.tool import ToolResult, readable
 from atoll.tools.view import HOME, PoolContext, as_text, media_type, start_directory
-from atoll.tools.vocabularies import VOCABULARIES, choose, session_tools
+from atoll.tools.vocabularies import DEFAULT, VOCABULARIES, choose, session_tools
 
 DISCONNECTED = "atoll.disconnected"
 """The key in the scope of an HTTP request for the event that the client has disconnected."""
@@ -64,7 +64,7 @@ _RequestContext = ServerRequestContext[Any, Any]
 class ServerConfig:
     """What every client session of a server gets."""
 
-    tools: Sequence[str] = ("agent",)
+    tools: Sequence[str] = (DEFAULT,)
     """Names of vocabularies, see `tools/vocabularies.py`."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Options of `SandboxPool`: the image, the limits and the network policy of all sandboxes."""

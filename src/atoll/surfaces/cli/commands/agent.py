@@ -14,6 +14,7 @@ from atoll.contract.errors import InvalidRequest
 from atoll.surfaces.cli.command import AtollCommand, CommandContext, Work, command_module
 from atoll.surfaces.cli.options import ToolsOption
 from atoll.surfaces.cli.sandbox_options import SANDBOX
+from atoll.tools.vocabularies import DEFAULT
 
 commands = command_module()
 
@@ -43,7 +44,7 @@ def agent(
             "Anthropic's]",
         ),
     ] = None,
-    tools: ToolsOption = "agent",
+    tools: ToolsOption = DEFAULT,
     instructions: Annotated[
         str | None,
         typer.Option("--instructions", metavar="TEXT", help="The system prompt; @FILE reads it from a file."),
