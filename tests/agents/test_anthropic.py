@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -134,7 +135,7 @@ async def test_an_answer_that_breaks_off_is_asked_for_again(
     assert [event.reason for event in events if isinstance(event, RetryEvent)] == [
         "the provider is overloaded; try again later (Overloaded)"
         if breaks == "overloaded"
-        else "the provider cannot be reached, or the connection was lost"
+        else f"the provider cannot be reached at {os.environ['ANTHROPIC_BASE_URL']}, or the connection was lost"
     ]
 
 

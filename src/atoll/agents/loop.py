@@ -443,7 +443,7 @@ class _Run:
                     if wait_s is None or not (interrupted_answer and models.is_retryable(error)):
                         raise
                     wait_s = min(error.retry_after or wait_s, _MAX_RETRY_WAIT_S)
-                    await self._emit_guarded(RetryEvent(reason=models.reason(error), wait_s=wait_s))
+                    await self._emit_guarded(RetryEvent(reason=models.reason(error, self._model), wait_s=wait_s))
                     await anyio.sleep(wait_s)
         raise AssertionError("the last try returns or raises")
 

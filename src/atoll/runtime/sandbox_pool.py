@@ -57,6 +57,21 @@ class PooledSandbox(Frozen):
     """When it was last used. Unset: it has not been used since it was created."""
 
 
+class PoolDescription(Frozen):
+    """What the sandboxes of a pool have and may do, as `SandboxPool.describe` says."""
+
+    image: str
+    os: str | None = None
+    """The image's operating system. None: it is not known before the image is present."""
+    programs: tuple[str, ...] = ()
+    """Some of the programs that the image has. Empty: not known, likewise."""
+    user: str
+    limits: Limits
+    network: NetworkPolicy | None
+    secrets: tuple[str, ...]
+    """The names of variables that hold placeholders of secrets."""
+
+
 class SandboxPool:
     """Named sandboxes of one session. `Engine.pool` opens one: while it is open, unused sandboxes go to sleep.
 
@@ -93,6 +108,7 @@ class SandboxPool:
         """By name, for the sandboxes with a time of their own."""
         self._times_changed = anyio.Event()
         self._engine = engine
+        self._limits, self._runtime, self._network, self._secrets = limits, runtime, network, secrets or {}
         self._making: dict[str, anyio.Lock] = {}
         self._options: dict[str, object] = {
             "image": image,
@@ -169,6 +185,23 @@ class SandboxPool:
         except SandboxExists:
             raise SandboxExists(name) from None
         return made
+
+    async def describe(self) -> PoolDescription:
+        """What sandboxes with the pool's options have and may do. Nothing is created, started or fetched."""
+        limits = self._limits or Limits()
+        contents = None
+        with contextlib.suppress(AtollError):  # what is wrong is said when a sandbox is created
+            limits = self._engine.effective_limits(limits, self._runtime)
+            contents = await self._engine.images.contents(self.image)
+        return PoolDescription(
+            image=self.image,
+            os=None if contents is None else contents.os,
+            programs=() if contents is None else contents.programs,
+            user=self.user,
+            limits=limits,
+            network=self._network,
+            secrets=tuple(self._secrets),
+        )
 
     def tools(self) -> ToolSet:
         """The agent's tools for the sandboxes of this session, to be offered to a model."""
