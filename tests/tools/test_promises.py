@@ -97,6 +97,7 @@ async def test_schemas_say_all_that_a_client_needs(vocabularies: dict[str, ToolS
                 assert about["type"] in {"string", "number", "integer", "boolean"}, (tool.name, name)
                 assert (name in schema.get("required", [])) != ("default" in about), (tool.name, name)
                 assert about.get("maximum", 0) < 10**7, "a number that says nothing"
+                assert "\n" not in about.get("description", "")
                 if "timeout" in name:
                     assert re.search(r"\b(milli)?seconds\b", about["description"].lower()), (tool.name, name)
         for protocol in PROTOCOLS:

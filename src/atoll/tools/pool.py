@@ -468,7 +468,8 @@ _READ_ONLY = Hints(read_only=True, idempotent=True)
 
 SHELL = Tool(
     "shell",
-    "Run a command in a shell of the sandbox (bash, or sh where there is none) and wait for its end. "
+    "Run a command in a shell of the sandbox (bash, or sh where there is none), as its user, who is not root unless "
+    "the operator chose so, and wait for its end. "
     + SHELL_FACTS.format(timeout="timeout_ms", seconds=f"{DEFAULT_TIMEOUT_MS // 1000} s"),
     Shell,
     ShellResult,

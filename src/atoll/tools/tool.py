@@ -311,6 +311,8 @@ def _untitle(schema: Any) -> None:
             del schema["title"]
         if isinstance(schema.get("maximum"), int | float) and schema["maximum"] >= _MAX_USEFUL_BOUND:
             del schema["maximum"]
+        if isinstance(schema.get("description"), str):
+            schema["description"] = " ".join(schema["description"].split())  # docstrings have lines
         for key, value in schema.items():
             # Below `properties` the keys are field names, and a field may be called `title`.
             for each in value.values() if key in {"properties", "$defs"} else (value,):

@@ -18,7 +18,7 @@ from atoll.runtime.images import overlay
 _DIRECTORIES = ("usr/local/bin", "usr/bin", "bin", "usr/local/sbin", "usr/sbin", "sbin", "usr/local/go/bin")
 _PROGRAMS = (
     *("bash", "python3", "pip", "uv", "node", "npm", "go", "cargo", "java", "ruby", "perl", "php", "R", "gcc", "make"),
-    *("cmake", "git", "curl", "wget", "jq", "rg", "sqlite3", "ffmpeg", "convert", "pandoc", "psql", "chromium"),
+    *("cmake", "git", "curl", "wget", "jq", "rg", "sqlite3", "ffmpeg", "pandoc", "psql", "chromium"),
     *("apt-get", "apk", "dnf"),
 )
 _MAX_ENTRIES = 20_000
