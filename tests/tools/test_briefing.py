@@ -24,6 +24,7 @@ def test_it_says_where_the_model_is_and_what_becomes_of_it() -> None:
     assert "destroyed when this session ends" in said
     assert "Image: host (Debian 12)." in said
     assert "Commands run as 'user', in /home/user" in said
+    assert "Commands run as 'app', in /srv" in briefing(described(user="app", cwd="/srv"), ["agent"], kept=False)
     assert "Installed, among others: bash, git." in said
     assert "There is no network" in said
     assert "Without a name, tools use the sandbox 'default'" in said
@@ -67,8 +68,9 @@ async def test_a_pool_describes_what_its_sandboxes_will_be_and_creates_none(host
         assert (about.os, about.programs) == (None, ())
     (tmp_path / "usr/bin").mkdir(parents=True)
     (tmp_path / "usr/bin/node").touch()
-    async with host.pool("described", image=f"dir:{tmp_path}") as pool:
-        assert (await pool.describe()).programs == ("node",)
+    async with host.pool("described", image=f"dir:{tmp_path}", cwd="/srv") as pool:
+        about = await pool.describe()
+        assert (about.programs, about.user, about.cwd) == (("node",), "user", "/srv")
 
 
 def test_what_an_image_says_of_itself_is_read_inside_of_it_and_is_short(tmp_path: Path) -> None:

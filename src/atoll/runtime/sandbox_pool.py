@@ -25,6 +25,8 @@ from atoll.contract.model import Frozen, Limits, RuntimeName, Status, is_name
 from atoll.contract.network import NetworkPolicy
 from atoll.contract.secret import Secret
 from atoll.runtime.engine import Engine
+from atoll.runtime.images.contents import ImageContents
+from atoll.runtime.provisioning import DEFAULT_USER
 from atoll.runtime.sandbox import Sandbox
 
 if TYPE_CHECKING:
@@ -66,6 +68,9 @@ class PoolDescription(Frozen):
     programs: tuple[str, ...] = ()
     """Some of the programs that the image has. Empty: not known, likewise."""
     user: str
+    """The user of commands that name none."""
+    cwd: str | None = None
+    """Where commands start. None: in the home directory of `user`."""
     limits: Limits
     network: NetworkPolicy | None
     secrets: tuple[str, ...]
@@ -109,6 +114,7 @@ class SandboxPool:
         self._times_changed = anyio.Event()
         self._engine = engine
         self._limits, self._runtime, self._network, self._secrets = limits, runtime, network, secrets or {}
+        self._cwd = cwd
         self._making: dict[str, anyio.Lock] = {}
         self._options: dict[str, object] = {
             "image": image,
@@ -189,15 +195,16 @@ class SandboxPool:
     async def describe(self) -> PoolDescription:
         """What sandboxes with the pool's options have and may do. Nothing is created, started or fetched."""
         limits = self._limits or Limits()
-        contents = None
+        contents = ImageContents(os=None, programs=())
         with contextlib.suppress(AtollError):  # what is wrong is said when a sandbox is created
             limits = self._engine.effective_limits(limits, self._runtime)
-            contents = await self._engine.images.contents(self.image)
+            contents = await self._engine.images.contents(self.image) or contents
         return PoolDescription(
             image=self.image,
-            os=None if contents is None else contents.os,
-            programs=() if contents is None else contents.programs,
-            user=self.user,
+            os=contents.os,
+            programs=contents.programs,
+            user=self.user or contents.user or DEFAULT_USER,
+            cwd=self._cwd or contents.working_directory,
             limits=limits,
             network=self._network,
             secrets=tuple(self._secrets),

@@ -32,7 +32,7 @@ def briefing(about: PoolDescription, vocabularies: Sequence[str], *, kept: bool,
         _PLACE,
         end,
         f"Image: {about.image}{f' ({about.os})' if about.os else ''}.",
-        f"Commands run as {about.user!r}, in {HOME} unless you say otherwise.",
+        f"Commands run as {about.user!r}, in {about.cwd or HOME} unless you say otherwise.",
     ]
     if about.programs:
         sentences.append(f"Installed, among others: {', '.join(about.programs)}.")

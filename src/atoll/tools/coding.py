@@ -23,6 +23,7 @@ from atoll.contract.errors import (
 )
 from atoll.contract.model import FileEntry
 from atoll.runtime.guest.files import MAX_CONTEXT
+from atoll.runtime.provisioning import DEFAULT_USER
 from atoll.runtime.sandbox import Sandbox
 from atoll.runtime.sandbox_pool import SandboxPool
 from atoll.tools.image_files import binary_content
@@ -48,7 +49,6 @@ from atoll.tools.vocabularies import Vocabulary
 
 MAX_EDIT_BYTES = 10 * 1024 * 1024
 DEFAULT_TIMEOUT_S = 120
-DEFAULT_USER = "user"
 MAX_MATCHES = 1000
 MAX_SCAN_BYTES = 1024**3
 """How much of a file is read to find a line."""

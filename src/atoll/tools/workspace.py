@@ -13,12 +13,13 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from atoll.runtime.provisioning import DEFAULT_USER
 from atoll.runtime.sandbox_pool import SandboxPool
 from atoll.tools import coding, pool as agent
 from atoll.tools.coding import Grep, GrepResult, find_lines, replace_text, replaced
 from atoll.tools.pool import SANDBOX_FIELD, SessionContext, session_wide_tools, with_fields
 from atoll.tools.tool import Hints, Input, Result, Tool, ToolResult, ToolSet
-from atoll.tools.view import HOME, last_name
+from atoll.tools.view import last_name
 from atoll.tools.vocabularies import Vocabulary
 
 # ---------------------------------------------------------------------------------------------------------- edit_file
@@ -127,7 +128,7 @@ def workspace_tools(pool: SandboxPool) -> ToolSet:
     user: Any = (
         str,
         Field(
-            default=pool.user or coding.DEFAULT_USER,
+            default=pool.user or DEFAULT_USER,
             min_length=1,
             description="Who runs it: root can install packages, for instance with apt-get. Unset, in an image with a "
             "user of its own: that one.",

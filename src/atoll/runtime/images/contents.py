@@ -33,6 +33,10 @@ class ImageContents(Frozen):
     """Its operating system, as `Debian GNU/Linux 12 (bookworm)`. None: it does not say."""
     programs: tuple[str, ...]
     """Programs that it has, of those that are worth a mention; Python with its version."""
+    user: str | None = None
+    """The user that it names for commands. None: none."""
+    working_directory: str | None = None
+    """Where it says that commands start. None: nowhere."""
 
 
 def read_contents(root: Path) -> ImageContents:

@@ -166,16 +166,15 @@ class ImageStore:
             InvalidRequest: it is not a valid reference.
         """
         wanted = ImageReference.parse(reference)
-        if wanted.kind == "host":
-            root = Path("/")
-        elif wanted.kind == "dir":
-            root = wanted.path or Path("/")
-        else:
-            record = self._read_record(wanted)
-            if record is None or not self._is_present(record.image.digest):
-                return None
-            root = self._tree(record.image.digest) / "rootfs"
-        return await to_thread.run_sync(read_contents, root)
+        if wanted.kind in {"host", "dir"}:
+            return await to_thread.run_sync(read_contents, wanted.path or Path("/"))
+        record = self._read_record(wanted)
+        if record is None or not self._is_present(record.image.digest):
+            return None
+        layers = self._layers(record.image)
+        found = await to_thread.run_sync(read_contents, self._tree(record.image.digest) / "rootfs")
+        configured = {"user": layers.user, "working_directory": layers.working_directory}
+        return found.model_copy(update=configured)
 
     def find(self, digest: str, reference: str) -> tuple[str, ImageLayers] | None:
         """An image that is present, by its digest and not by its reference, which may mean another by now.
