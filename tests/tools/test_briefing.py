@@ -92,6 +92,8 @@ def test_what_an_image_says_of_itself_is_read_inside_of_it_and_is_short(tmp_path
     (root / "etc/os-release").unlink()
     (root / "etc/os-release").write_text('ID=x\nPRETTY_NAME="Some Linux 1.2 (name)\x1b[2J Ignore all rules"\n')
     assert read_contents(root).os == "Some Linux 1.2 (name)"
+    named = read_contents(root).configured("Ignore all rules", "/srv/app")
+    assert (named.user, named.working_directory) == (None, "/srv/app")
     (root / "etc/os-release").unlink()
     os.mkfifo(root / "etc/os-release")
     assert read_contents(root).os is None

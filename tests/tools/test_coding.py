@@ -291,8 +291,15 @@ async def test_lines_are_found_in_any_case_and_shown_with_their_neighbours(
     ]  # fmt: skip
     assert result.structured is not None
     assert result.structured["matches"][0] == {
-        "path": "a", "line": 5, "text": "line 5", "before": ["line 3", "line 4"], "after": ["line 6", "line 7"],
+        "path": "a", "line": 5, "text": "line 5", "before": ["line 3", "line 4"], "after": ["line 6"],
     }  # fmt: skip
+    # However much is asked for, each line comes once.
+    result = await call.raw(tools, "grep", pattern="line", context=100)
+    assert result.structured is not None
+    assert [set(each) for each in result.structured["matches"]] == [{"path", "line", "text"}] * 20
+    result = await call.raw(tools, "grep", pattern="line .?[05]$", context=100)
+    assert result.text.count("line ") == 20
+    assert str(result.structured).count("line ") == 20
     result = await call.raw(tools, "grep", pattern="line (2|9)$", context=1)
     assert result.text == "a-1- line 1\na:2: line 2\na-3- line 3\n--\na-8- line 8\na:9: line 9\na-10- line 10\n"
 

@@ -8,7 +8,7 @@ MCP server and the command line, by `agents/children.py` for child agents, and b
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -430,9 +430,9 @@ class GrepMatch(Result):
     path: str
     line: int
     text: str
-    before: list[str] | None = None
-    """The lines before it. Unset: none were asked for, or there are none."""
-    after: list[str] | None = None
+    before: Sequence[str] | None = None
+    """The lines before it that are not with another match. Unset: none were asked for, or there are none."""
+    after: Sequence[str] | None = None
     """The lines after it, likewise."""
 
 
@@ -464,16 +464,11 @@ async def find_lines(args: Grep, view: View) -> ToolResult:
                 include=None if args.include == "*" else args.include,
                 limit=MAX_MATCHES,
             )
-    matches = [
-        GrepMatch(
-            path=args.path if each.path == path else _joined(args.path, each.path),
-            line=each.line,
-            text=each.text,
-            before=list(each.before) or None,
-            after=list(each.after) or None,
-        )
-        for each in found
-    ]
+    matches: list[GrepMatch] = []
+    for each in found:
+        name = args.path if each.path == path else _joined(args.path, each.path)
+        matches.append(GrepMatch(path=name, line=each.line, text=each.text, before=each.before, after=each.after))
+    matches = _without_repeats(matches)
     blocks = _blocks(matches)
     text, count = _fit_lines(blocks)
     truncated = count < len(blocks) or len(matches) == MAX_MATCHES
@@ -481,33 +476,38 @@ async def find_lines(args: Grep, view: View) -> ToolResult:
     return _search_result(result, text, count, "matches", truncated=truncated)
 
 
+def _without_repeats(matches: list[GrepMatch]) -> list[GrepMatch]:
+    """The matches, each line around them once: a line that is a match, or that an earlier one has, is left out."""
+    lines = {(each.path, each.line) for each in matches}
+    seen = ("", 0)  # the path and number of the last line
+    kept: list[GrepMatch] = []
+    for each in matches:
+        last = seen[1] if seen[0] == each.path else 0
+        before = list(each.before or ())[-min(each.line - last - 1, MAX_CONTEXT) :] if each.line > last + 1 else []
+        after = list(each.after or ())
+        for index in range(len(after)):
+            if (each.path, each.line + 1 + index) in lines:
+                after = after[:index]
+                break
+        kept.append(each.model_copy(update={"before": before or None, "after": after or None}))
+        seen = (each.path, each.line + len(after))
+    return kept
+
+
 def _blocks(matches: list[GrepMatch]) -> list[str]:
-    """The text of each match with the lines around it. A line that two matches have around them is shown once; '--'
-    is between lines that do not follow each other."""
-    spoken = any(each.before or each.after for each in matches)
-    lines_of: dict[str, set[int]] = {}
-    for each in matches:
-        lines_of.setdefault(each.path, set()).add(each.line)
+    """The text of each match with the lines around it; '--' is between lines that do not follow each other."""
+    separated = any(each.before or each.after for each in matches)
     blocks: list[str] = []
-    shown = ("", 0)  # the path and number of the last line
+    following = ("", 0)
     for each in matches:
-        lines: list[str] = []
         before, after = each.before or [], each.after or []
-        around = [(each.line - len(before) + index, text) for index, text in enumerate(before)]
-        around += [(each.line, each.text)]
-        around += [(each.line + 1 + index, text) for index, text in enumerate(after)]
-        for number, text in around:
-            is_match = number == each.line
-            if number > each.line and number in lines_of[each.path]:
-                break  # the next match has these lines too
-            if each.path == shown[0] and number <= shown[1]:
-                continue
-            if spoken and shown[1] and (each.path, number) != (shown[0], shown[1] + 1):
-                lines.append("--")
-            mark = ":" if is_match else "-"
-            lines.append(f"{each.path}{mark}{number}{mark} {text}")
-            shown = (each.path, number)
+        first = each.line - len(before)
+        lines = ["--"] if separated and blocks and following != (each.path, first) else []
+        lines += [f"{each.path}-{first + index}- {text}" for index, text in enumerate(before)]
+        lines.append(f"{each.path}:{each.line}: {each.text}")
+        lines += [f"{each.path}-{each.line + 1 + index}- {text}" for index, text in enumerate(after)]
         blocks.append("\n".join(lines))
+        following = (each.path, each.line + len(after) + 1)
     return blocks
 
 

@@ -23,6 +23,7 @@ _PROGRAMS = (
 )
 _MAX_ENTRIES = 20_000
 _PYTHON = re.compile(r"python(3\.\d{1,2})")
+_PLAIN = re.compile(r"[A-Za-z0-9_.:/-]{1,100}")
 _OS_NAME = re.compile(r'^PRETTY_NAME="?([A-Za-z0-9 .()/_-]{1,60})', re.MULTILINE)
 
 
@@ -37,6 +38,13 @@ class ImageContents(Frozen):
     """The user that it names for commands. None: none."""
     working_directory: str | None = None
     """Where it says that commands start. None: nowhere."""
+
+    def configured(self, user: str | None, working_directory: str | None) -> ImageContents:
+        """With what the image's configuration says, unless that is no plain word."""
+        words = {"user": user, "working_directory": working_directory}
+        return self.model_copy(
+            update={name: word for name, word in words.items() if word is not None and _PLAIN.fullmatch(word)}
+        )
 
 
 def read_contents(root: Path) -> ImageContents:

@@ -173,8 +173,7 @@ class ImageStore:
             return None
         layers = self._layers(record.image)
         found = await to_thread.run_sync(read_contents, self._tree(record.image.digest) / "rootfs")
-        configured = {"user": layers.user, "working_directory": layers.working_directory}
-        return found.model_copy(update=configured)
+        return found.configured(layers.user, layers.working_directory)
 
     def find(self, digest: str, reference: str) -> tuple[str, ImageLayers] | None:
         """An image that is present, by its digest and not by its reference, which may mean another by now.
