@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 
 import atoll
-from atoll.tools.coding import BASH_WRAPPER, coding_tools
+from atoll.tools.coding import coding_tools
 from atoll.tools.sprites import sprite_tools
 from atoll.tools.tool import ToolSet
 from bench.lab import Lab
@@ -37,7 +37,7 @@ async def measure(lab: Lab) -> Section:
             (agent, "glob", {"pattern": "*"}, partial(box.files.glob, "*", cwd="/home/user")),
             (sprites, "sprite_exec", {"name": "default", "command": "true"}, partial(box.exec, "true", timeout_s=30)),
             (coding, "read", {"path": "file"}, partial(box.files.read_bytes, "/home/user/file")),
-            (coding, "bash", {"command": "true"}, partial(box.exec, ["sh", "-c", BASH_WRAPPER, "true"], timeout_s=120)),
+            (coding, "bash", {"command": "true"}, partial(box.exec, "true", timeout_s=120, merge_stderr=True)),
         ]
         overhead, table = await _overhead(lab, calls)
         rates = await _transfers(lab, pool.tools(), box)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -21,6 +23,7 @@ from atoll.contract.errors import BudgetExceeded, ModelFailed, ModelUnavailable
 from atoll.tools.tool import Input, TextPart, Tool, ToolResult, ToolSet
 from tests.agents.conftest import Anthropic
 from tests.agents.messages_api import OVERLOADED, Raw, Refuse, Say
+from tests.tools.test_coding import IMAGES
 
 if TYPE_CHECKING:
     from atoll.runtime.sandbox_pool import SandboxPool
@@ -46,10 +49,9 @@ def results(request: dict[str, Any]) -> list[dict[str, Any]]:
     return [block for block in request["messages"][-1]["content"] if block["type"] == "tool_result"]
 
 
-def said(result: dict[str, Any]) -> dict[str, Any]:
+def said(result: dict[str, Any]) -> str:
     (block,) = result["content"]
-    data: dict[str, Any] = json.loads(block["text"])
-    return data
+    return str(block["text"])
 
 
 def texts(events: list[AgentEvent]) -> str:
@@ -84,8 +86,8 @@ async def test_parallel_calls_run_and_their_results_come_back_in_one_message(
     assert "Be brief." in str(first["system"])
     assert {tool["name"] for tool in first["tools"]} == {tool.name for tool in pool.tools()}
     one, two, three = results(second)
-    assert said(one)["stdout"] == "one\n"
-    assert (said(two)["stderr"], said(two)["exit_code"]) == ("two\n", 3)
+    assert said(one) == "one\n"
+    assert said(two) == "two\n[exit code 3]"
     assert [result.get("is_error", False) for result in (one, two, three)] == [False, False, True]
     assert "/no/such/file" in str(three["content"])
 
@@ -99,6 +101,18 @@ async def test_parallel_calls_run_and_their_results_come_back_in_one_message(
     done = {event.id: event.result.is_error for event in events if isinstance(event, ToolResultEvent)}
     assert done == {call.id: call.tool == "read_file" for call in calls}
     assert [event.step for event in events if isinstance(event, UsageEvent)] == [1, 2]
+
+
+async def test_an_image_that_a_tool_reads_is_sent_as_an_image(pool: SandboxPool, anthropic: Anthropic) -> None:
+    data = IMAGES["a.png"][0]
+    await (await pool.get()).files.write_bytes("plot.png", data)
+    api = anthropic([Say("I look.", [("read_file", {"path": "plot.png"})]), Say("A dot.")])
+    answer, _ = await play(pool, "What is on it?", streams=True)
+    assert (answer.text, api.complaints) == ("A dot.", [])
+    (result,) = results(api.requests[1])
+    assert [block["type"] for block in result["content"]] == ["text", "image"]
+    source = result["content"][1]["source"]
+    assert (source["media_type"], base64.b64decode(source["data"])) == ("image/png", data)
 
 
 @pytest.mark.parametrize("streams", [True, False], ids=["streaming", "whole"])
@@ -121,7 +135,7 @@ async def test_an_answer_that_breaks_off_is_asked_for_again(
     assert [event.reason for event in events if isinstance(event, RetryEvent)] == [
         "the provider is overloaded; try again later (Overloaded)"
         if breaks == "overloaded"
-        else "the provider cannot be reached, or the connection was lost"
+        else f"the provider cannot be reached at {os.environ['ANTHROPIC_BASE_URL']}, or the connection was lost"
     ]
 
 

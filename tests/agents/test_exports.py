@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -54,7 +53,7 @@ async def test_anthropics_client_drives_the_tools(pool: SandboxPool, anthropic: 
             messages.append({"role": "user", "content": results})
     assert api.complaints == []
     good, bad = api.requests[1]["messages"][2]["content"]
-    assert json.loads(good["content"])["stdout"] == "in\n"
+    assert good["content"] == "in\n"
     assert (bad["is_error"], "command is missing" in bad["content"]) == (True, True)
 
 

@@ -65,6 +65,45 @@ async def test_openais_own_server_is_asked_for_responses(monkeypatch: pytest.Mon
     assert "Responses" in type(models.resolve("openai:some-model")).__name__
 
 
+async def test_ollama_is_called_at_the_address_that_its_own_client_uses(
+    pool: SandboxPool, api: OtherApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY")
+    monkeypatch.delenv("OPENAI_BASE_URL")
+    monkeypatch.setenv("OLLAMA_HOST", api.url.removeprefix("http://"))
+    answer = await atoll.Agent("ollama:qwen3", pool.tools()).run("Look inside")
+    assert (answer.text, answer.steps) == (DONE, 2)
+    assert set(api.paths) == {"/v1/chat/completions"}
+    assert api.requests[0]["model"] == "qwen3"
+
+
+@pytest.mark.parametrize(
+    ("host", "address"),
+    [
+        ("", "http://127.0.0.1:11434/v1"),
+        ("0.0.0.0", "http://127.0.0.1:11434/v1"),
+        ("0.0.0.0:8080", "http://127.0.0.1:8080/v1"),
+        (":8080", "http://127.0.0.1:8080/v1"),
+        ("gpu.example.com", "http://gpu.example.com:11434/v1"),
+        ("https://gpu.example.com", "https://gpu.example.com:443/v1"),
+        ("http://gpu.example.com:1/ollama/", "http://gpu.example.com:1/ollama/v1"),
+        ("::1", "http://[::1]:11434/v1"),
+        ("[::]:5", "http://[::1]:5/v1"),
+        ("'localhost'", "http://localhost:11434/v1"),
+    ],
+)
+def test_the_address_of_ollama_is_read_as_ollama_reads_it(host: str, address: str) -> None:
+    assert models.ollama_address(host) == address
+
+
+async def test_a_provider_that_cannot_be_reached_is_named_with_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OLLAMA_BASE_URL", "http://me:secret@127.0.0.1:9/v1")
+    with pytest.raises(
+        atoll.ModelUnavailable, match=r"qwen3: the provider cannot be reached at http://127\.0\.0\.1:9/v1"
+    ):
+        await atoll.Agent("ollama:qwen3").run("hi")
+
+
 @pytest.mark.parametrize("name", ["", "claude", "anthropic:", "no-such-provider:x", ":x"])
 def test_a_name_that_is_no_models_says_which_there_are(name: str) -> None:
     with pytest.raises(atoll.InvalidRequest, match="allowed are anthropic:NAME, bedrock:NAME, openai:NAME"):
@@ -85,6 +124,7 @@ def test_a_key_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, model: 
         ("anthropic:x", "ANTHROPIC_BASE_URL", "http://[::1"),
         ("openai:x", "OPENAI_BASE_URL", "::"),
         ("anthropic:x", "ALL_PROXY", "wat://x"),
+        ("ollama:x", "OLLAMA_HOST", "http://[::1"),
         ("bedrock:x", "AWS_DEFAULT_REGION", "no such region"),
     ],
 )

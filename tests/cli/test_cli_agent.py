@@ -269,6 +269,25 @@ def test_instructions_are_words_or_a_file(atoll: Atoll, script: Any, tmp_path: P
         assert atoll("agent", "--model", model, "--instructions", word, "hi").stdout == b"Aye.\n"
 
 
+def test_the_system_prompt_describes_the_sandboxes_unless_it_is_replaced(
+    atoll: Atoll, script: Any, tmp_path: Path
+) -> None:
+    told = '"You work for a user", "not the user\'s machine", "There is no network", "Image: host"'
+    model = script(f'[[step]]\ntext = "Aye."\nexpect.instructions = [{told}]')
+    assert atoll("agent", "--model", model, "hi").stdout == b"Aye.\n"
+    model = script(f'[[step]]\ntext = "Aye."\nexpect.instructions = [{told}, "a pirate"]')
+    assert atoll("agent", "--model", model, "--instructions", "You are a pirate.", "hi").stdout == b"Aye.\n"
+    (tmp_path / "told").write_text("Only this.")
+    model = script('[[step]]\ntext = "Aye."\nexpect.instructions = ["Only this.\\n\\nAnd that."]')
+    words = ("agent", "--model", model, "--system", f"@{tmp_path}/told")
+    assert atoll(*words, "--instructions", "And that.", "hi").stdout == b"Aye.\n"
+    model = script('[[step]]\ntext = "Aye."\nexpect.instructions = ["Image: host"]')
+    assert (
+        "should contain 'Image: host', but is: 'Only this.'"
+        in atoll("agent", "--model", model, "--system", "Only this.", "hi", status=1).stderr.decode()
+    )
+
+
 def test_a_conversation_is_kept_and_gone_on_with(atoll: Atoll, script: Any, tmp_path: Path) -> None:
     words = ("agent", "--model", script(TURNS), "--history", str(tmp_path / "kept.json"))
     assert atoll(*words, "first").stdout == b"One.\n"
@@ -392,6 +411,8 @@ def test_ask_asks_before_what_may_destroy_and_children_are_asked_for_too(atoll: 
     terminal = atoll.terminal("agent", "--ask", "--tools", "coding", "--model", script(CAREFUL), "hi")
     terminal.read_until(b"wants to call task:\r\n  prompt: child's work\r\n")
     terminal.read_until(b"[a]lways for task: ")
+    terminal.type(b"u\n")  # a slip is asked again
+    terminal.read_until(b"Answer y, n or a. May it? [y]es, [N]o, [a]lways for task: ")
     terminal.type(b"y\n")
     terminal.read_until(b"path: file\r\n  content: by the child\r\n")
     terminal.read_until(b"[a]lways for write: ")
@@ -404,6 +425,19 @@ def test_ask_asks_before_what_may_destroy_and_children_are_asked_for_too(atoll: 
     assert seen.count("✓\x1b[0m write") == 2
     assert terminal.wait() == 0
     assert sessions(atoll) == []
+
+
+def test_what_is_typed_while_a_conversation_starts_is_not_its_first_prompt(atoll: Atoll, script: Any) -> None:
+    terminal = atoll.terminal("agent", "--model", script('[[step]]\ntext = "Yes."\nexpect.prompt = ["late"]'))
+    terminal.type(b"early\n")
+    terminal.read_until("starting …".encode())
+    terminal.read_until(b"An empty line ends the conversation.")
+    terminal.read_until(b"> ")
+    terminal.type(b"late\n")
+    terminal.read_until(b"Yes.")
+    terminal.read_until(b"> ")
+    terminal.type(b"\n")
+    assert terminal.wait() == 0
 
 
 def test_a_ctrl_c_at_a_question_and_at_the_prompt_ends_each(atoll: Atoll, script: Any) -> None:

@@ -162,6 +162,38 @@ def test_long_lines_are_cut_and_counted_once(guest: Guest, tmp_path: Path) -> No
     assert [(line, len(text)) for _, line, text in found] == [(2, 4096), (3, 17)]
 
 
+def test_matches_come_with_the_lines_around_them(guest: Guest, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"needle 1\n\ntwo\nneedle 4\n" + b"x" * 20_000 + b"\nneedle 6\nlast")
+
+    def around(context: int) -> list[tuple[bytes | None, bytes | None]]:
+        found = guest.records("GREP", PATH=str(path), PATTERN="needle", CONTEXT=context)
+        return [(each.get("BEFORE"), each.get("AFTER")) for each in found]
+
+    cut = b"x" * 8191
+    assert around(1) == [(None, b""), (b"two", cut + b"x"), (cut, b"last")]
+    assert around(2) == [(None, b"\ntwo"), (b"\ntwo", cut + b"x"), (cut, b"last")]
+    assert around(100)[1][0] == b"needle 1\n\ntwo"
+    assert guest.run("GREP", PATH=str(path), PATTERN="needle", CONTEXT=2).end == {
+        "COUNT": 3, "TRUNCATED": 0, "CONTEXT": 2,
+    }  # fmt: skip
+    for wrong in (-1, 101):
+        assert guest.run("GREP", PATH=str(path), PATTERN="needle", CONTEXT=wrong).end["ERRNO"] == errno.EINVAL
+
+
+def test_lines_around_a_match_are_right_across_blocks_and_long_lines(guest: Guest, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    numbered = [b"%d" % number for number in range(200_000)]
+    path.write_bytes(b"\n".join(numbered) + b"\n" + b"y" * 2_000_000 + b"\nneedle\nafter")
+    found = guest.records("GREP", PATH=str(path), PATTERN="000$", CONTEXT=1)
+    assert len(found) == 199
+    for each in found:
+        at = int(each["TEXT"])
+        assert (each["LINE"], each["BEFORE"], each["AFTER"]) == (at + 1, b"%d" % (at - 1), b"%d" % (at + 1))
+    [last] = guest.records("GREP", PATH=str(path), PATTERN="needle", CONTEXT=1)
+    assert (last["LINE"], last["BEFORE"], last["AFTER"]) == (200_002, b"y" * 8191, b"after")
+
+
 def test_a_bad_expression_is_einval_with_a_message(guest: Guest, tmp_path: Path) -> None:
     end = guest.run("GREP", PATH=str(tmp_path), PATTERN="a(b").end
     assert end["ERRNO"] == errno.EINVAL

@@ -13,6 +13,7 @@ from atoll import Engine, PathNotFound, PermissionDenied, Sandbox, UserNotFound
 from atoll.contract.errors import InvalidRequest
 from atoll.contract.model import Output
 from atoll.tools.coding import coding_tools
+from atoll.tools.workspace import workspace_tools
 from tests.images.registry import entry, file, make_layout, rootfs
 
 pytestmark = pytest.mark.runtimes("crun", "runsc")
@@ -218,4 +219,16 @@ async def test_tools_start_in_the_image_s_directory(make: Make):
     assert read.structured["content"] == "/srv\n"
     found = await tools.handle_tool_call("glob", {"pattern": "no*"})
     assert found.structured == {"files": ["note"]}
-    assert (await coding_tools(sandbox).handle_tool_call("read", {"path": "note"})).text == "/srv\n"
+    assert (await coding_tools(sandbox).handle_tool_call("read", {"path": "note"})).text == "     1\t/srv\n"
+
+
+async def test_a_pool_describes_them_and_its_tools_use_them(make: Make, engine: Engine):
+    sandbox = await make("app", "/srv")
+    async with engine.pool("configured", image=sandbox.info.image, temporary=True) as pool:
+        about = await pool.describe()
+        assert (about.user, about.cwd, about.image) == ("app", "/srv", sandbox.info.image)
+        tools = workspace_tools(pool)
+        ran = await tools.handle_tool_call("shell", {"command": WHO})
+        assert ran.text.split() == ["1500", "1600", "/srv"]
+        ran = await tools.handle_tool_call("shell", {"command": WHO, "user": "root"})
+        assert ran.text.split() == ["0", "0", "/srv"]

@@ -23,7 +23,7 @@ from atoll.tools.vocabularies import VOCABULARIES
 
 PROGRAM = [sys.executable, "-m", "atoll.surfaces.cli", "mcp"]
 """For tests about how the program ends. Others begin a copy of one that was started before."""
-CHOICES = ("agent,sprites", "coding")
+CHOICES = ("workspace,sprites", "agent", "coding")
 """All vocabularies, as they can be offered."""
 
 
@@ -35,20 +35,28 @@ class Step(NamedTuple):
 
 
 _SERVER = "(python3 -m http.server 8000 --bind 127.0.0.1 >/dev/null 2>&1 &)"
+_AGENT = (
+    Step("shell", {"command": f"echo hello > a.txt; {_SERVER}; echo done"}, "done"),
+    Step("write_file", {"path": "b.txt", "content": "written"}, "wrote b.txt, which has 7 bytes now"),
+    Step("read_file", {"path": "b.txt"}, "written"),
+    Step("glob", {"pattern": "*.txt"}, "a.txt\nb.txt"),
+    Step("browse", {"port": 8000}, "http://"),
+    Step("sandbox_create", {"sandbox": "work"}, "created the sandbox 'work'"),
+    Step(
+        "transfer",
+        {"from_sandbox": "default", "from_path": "a.txt", "to_sandbox": "work", "to_path": "c.txt"},
+        "copied 6 bytes",
+    ),
+    Step("sandbox_list", {}, "work: running, image host"),
+)
 WALK: Mapping[str, Sequence[Step]] = {
-    "agent,sprites": (
-        Step("shell", {"command": f"echo hello > a.txt; {_SERVER}; echo done"}, '"exit_code":0'),
-        Step("write_file", {"path": "b.txt", "content": "written"}, '"size":7'),
-        Step("read_file", {"path": "b.txt"}, "written"),
-        Step("glob", {"pattern": "*.txt"}, '["a.txt","b.txt"]'),
-        Step("browse", {"port": 8000}, "http://"),
-        Step("sandbox_create", {"sandbox": "work"}, '"created":true'),
-        Step(
-            "transfer",
-            {"from_sandbox": "default", "from_path": "a.txt", "to_sandbox": "work", "to_path": "c.txt"},
-            '"bytes":6',
-        ),
-        Step("sandbox_list", {}, '"name":"work"'),
+    "agent": _AGENT,
+    "workspace,sprites": (
+        *_AGENT,
+        Step("edit_file", {"path": "b.txt", "old_text": "written", "new_text": "edited"}, "replaced 1 match"),
+        Step("grep", {"pattern": "ED$", "ignore_case": True}, "b.txt:1: edited"),
+        Step("shell", {"command": "id -un", "user": "root"}, "root"),
+        Step("sandbox_destroy", {"sandbox": "work"}, "destroyed the sandbox 'work'"),
         Step("sprite_create", {"name": "s"}, '"status":"running"'),
         Step("sprite_checkpoint", {"name": "s", "checkpointName": "one"}, '"name":"one"'),
         Step("sprite_exec", {"name": "s", "command": "echo $((6 * 7)) | tee file"}, '"stdout":"42\\n"'),
@@ -58,11 +66,12 @@ WALK: Mapping[str, Sequence[Step]] = {
         Step("sprite_shutdown", {"name": "s"}, '"status":"shutdown"'),
         Step("sprite_wake", {"name": "s"}, '"status":"running"'),
         Step("sprite_list", {}, '"name":"t"'),
+        Step("sprite_destroy", {"name": "t"}, "t is destroyed"),
     ),
     "coding": (
         Step("write", {"path": "f.txt", "content": "one\ntwo\n"}, "wrote 8 bytes"),
         Step("edit", {"path": "f.txt", "oldText": "two", "newText": "three"}, "replaced 1 match"),
-        Step("read", {"path": "f.txt"}, "one\nthree\n"),
+        Step("read", {"path": "f.txt"}, "     1\tone\n     2\tthree\n"),
         Step("bash", {"command": "wc -l f.txt"}, "2 f.txt"),
         Step("grep", {"pattern": "thr"}, "f.txt:2: three"),
         Step("glob", {"pattern": "*.txt"}, "f.txt"),

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 from mcp import Client
-from mcp_types import ResourceLink, TextContent
+from mcp_types import ImageContent, ResourceLink, TextContent
 
 from atoll import Engine
 from tests.mcp.serving import CHOICES, WALK, Program, listening, names
+from tests.tools.test_coding import IMAGES
 
 
 @asynccontextmanager
@@ -54,6 +56,7 @@ async def test_the_official_client_lists_and_calls_every_tool(
             assert tool.output_schema is not None
             assert tool.annotations is not None
             assert tool.description
+            assert tool.title
             refused = await client.call_tool(name, {"nonsense": 1})
             assert refused.is_error
             assert refused.structured_content is None
@@ -63,6 +66,20 @@ async def test_the_official_client_lists_and_calls_every_tool(
         assert read_only == names(tools) & {
             *("read_file", "glob", "sandbox_list", "read", "grep", "sprite_list", "sprite_list_checkpoints")
         }
+
+
+async def test_a_client_gets_text_to_read_data_beside_it_and_images_as_images(host: Engine) -> None:
+    async with listening(host) as url, Client(url) as client:
+        result = await client.call_tool("shell", {"command": "echo out; echo err >&2; exit 3"})
+        assert text_of(result) == "out\n[stderr]\nerr\n[exit code 3]"
+        assert result.structured_content == {"stdout": "out\n", "stderr": "err\n", "exit_code": 3}
+        data = base64.b64encode(IMAGES["a.png"][0]).decode()
+        await client.call_tool("shell", {"command": f"echo {data} | base64 -d > plot.png"})
+        result = await client.call_tool("read_file", {"path": "plot.png"})
+        text, image = result.content
+        assert isinstance(text, TextContent)
+        assert isinstance(image, ImageContent)
+        assert (image.mime_type, image.data) == ("image/png", data)
 
 
 async def test_listing_tools_creates_no_sandbox_and_an_unknown_tool_gets_a_suggestion(

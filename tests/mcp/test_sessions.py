@@ -153,7 +153,9 @@ async def test_a_named_session_finds_its_sandboxes_again_and_they_sleep_while_it
     async with Client(server) as client:
         await shell(client, "echo kept > file; sleep 4711 > /dev/null 2>&1 & echo $! > pid")
         assert client.instructions is not None
-        assert "kept for the next session" in client.instructions
+        assert "kept for the next time" in client.instructions
+        for fact in ("not the user's machine", "Image: host (", "Installed, among others: bash", "There is no network"):
+            assert fact in client.instructions
         async with Client(server) as other:
             assert await shell(other, "cat file") == "kept\n"
         await shell(client, "kill -0 $(cat pid)")  # what it began goes on, though another has left the session

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 import http.client
-import json
 import os
+import re
 import signal
 import tracemalloc
 import urllib.parse
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.to_thread
@@ -18,7 +19,8 @@ import pytest
 from atoll import Engine
 from atoll.testing.waiting import eventually
 from atoll.tools import pool as pool_vocabulary, view
-from atoll.tools.tool import ToolSet
+from atoll.tools.tool import ImagePart, ToolSet
+from tests.tools.test_coding import IMAGES
 
 if TYPE_CHECKING:
     from atoll.runtime.sandbox_pool import SandboxPool
@@ -28,6 +30,31 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="module")
 def tools(pool: SandboxPool) -> ToolSet:
     return pool.tools()
+
+
+async def test_the_eight_tools_have_the_arguments_and_results_that_programs_know(tools: ToolSet) -> None:
+    known = {
+        "shell": ("command* sandbox='default' timeout_ms=30000 working_dir='/home/user'", "stdout stderr exit_code"),
+        "read_file": ("path* sandbox='default' offset limit", "content size"),
+        "write_file": ("path* content* sandbox='default' append=False", "ok size"),
+        "glob": ("pattern* sandbox='default' cwd='/home/user'", "files"),
+        "browse": ("port* sandbox='default'", "url"),
+        "sandbox_create": ("sandbox* image sleep_after_ms=600000", "sandbox created"),
+        "sandbox_list": ("", "sandboxes"),
+        "transfer": ("from_sandbox* from_path* to_sandbox* to_path* recursive=False", "ok bytes"),
+    }
+    assert {tool.name for tool in tools} == set(known)
+    for tool in tools:
+        arguments, results = known[tool.name]
+        schema = tool.input_schema()
+        output = tool.output_schema()
+        assert output is not None
+        assert output["required"] == [field for field in results.split() if field != "ok"]
+        assert {field.rstrip("*").partition("=")[0] for field in arguments.split()} == set(schema["properties"])
+        for field in arguments.split():
+            name, equals, default = field.partition("=")
+            assert (name.rstrip("*") in schema.get("required", [])) == name.endswith("*")
+            assert not equals or repr(schema["properties"][name]["default"]) == default
 
 
 # -------------------------------------------------------------------------------------------------------------- shell
@@ -50,6 +77,7 @@ async def test_a_command_that_takes_too_long_is_killed_and_its_output_kept(call:
     assert ended["exit_code"] == 124
     assert ended["stdout"] == "begun\n"
     assert "timed out after 0.3 s" in ended["stderr"]
+    assert "raise timeout_ms if it needs longer" in ended["stderr"]
     assert (await call(tools, "shell", command="ps ax | grep -c '[3]153720'"))["stdout"] == "0\n"
     assert (await call(tools, "shell", command="sleep 0.4; echo done", timeout_ms=20_000))["stdout"] == "done\n"
     assert tools["shell"].input_schema()["properties"]["timeout_ms"]["default"] == 30000
@@ -67,13 +95,66 @@ async def test_a_command_runs_in_its_working_directory(call: Caller, tools: Tool
 
 async def test_output_is_cut_in_the_middle_and_says_so(call: Caller, tools: ToolSet) -> None:
     ended = await call(tools, "shell", command="seq 100000")
-    assert len(ended["stdout"]) < 70_000
+    assert len(ended["stdout"]) < 30_200
     assert ended["stdout"].startswith("1\n2\n")
     assert ended["stdout"].endswith("99999\n100000\n")
     assert "of 588895 bytes left out here" in ended["stdout"]
+    [saved] = re.findall(r"all of it is in (/tmp/tool-output/\S+)\]", ended["stdout"])
+    assert (await call(tools, "shell", command=f"seq 100000 | cmp - {saved} && echo same"))["stdout"] == "same\n"
+    # Every line is whole, and those of both ends are as they were.
+    lines = ended["stdout"].splitlines()
+    [at] = [index for index, line in enumerate(lines) if line.startswith("[")]
+    assert lines[:at] == [str(n + 1) for n in range(at)]
+    assert lines[at + 1 :] == [str(100_000 - n) for n in reversed(range(len(lines) - at - 1))]
+
+    ended = await call(tools, "shell", command="seq 100000; seq 200000 >&2; exit 1")
+    assert len(ended["stdout"]) + len(ended["stderr"]) < 30_500
+    assert len(ended["stderr"]) > 9_000
+    ended = await call(tools, "shell", command="seq 100000; echo failed >&2")
+    assert ended["stderr"] == "failed\n"
+    ended = await call(tools, "shell", command="yes | head -c 3000000")
+    assert "its first and last 512 KiB are in /tmp/tool-output/" in ended["stdout"]
+    await call(tools, "shell", command="rm -rf /tmp/tool-output; touch /tmp/tool-output")
+    ended = await call(tools, "shell", command="seq 100000")
+    assert "left out here: redirect output to a file to keep all of it]" in ended["stdout"]
+    await call(tools, "shell", command="rm /tmp/tool-output")
     ended = await call(tools, "shell", command="head -c 3000 /dev/zero; printf 'ä\\377' >&2")
     assert ended["stdout"].startswith("[binary output, 3000 bytes")
     assert ended["stderr"] == "ä\ufffd"
+
+
+async def test_a_model_reads_the_output_of_a_command_as_text(call: Caller, tools: ToolSet) -> None:
+    async def text(command: str, **more: Any) -> str:
+        return (await call.raw(tools, "shell", command=command, **more)).text
+
+    assert await text("echo out") == "out\n"
+    assert await text("true") == "[no output]"
+    assert await text("echo out; echo err >&2") == "out\n[stderr]\nerr\n"
+    assert await text("printf out; printf err >&2; exit 3") == "out\n[stderr]\nerr\n[exit code 3]"
+    assert await text("echo err >&2; exit 3") == "err\n[exit code 3]"
+    timed_out = await text("echo begun; sleep 31537203", timeout_ms=300)
+    assert timed_out.startswith("begun\n[timed out after 0.3 s: killed with all processes that it started; raise ")
+    assert timed_out.endswith("]\n[exit code 124]")
+
+
+async def test_what_the_description_of_a_shell_says_is_so(call: Caller, tools: ToolSet) -> None:
+    said = tools["shell"].description
+    assert "cd, export and shell variables do not carry over; files do" in said
+    await call(tools, "shell", command="cd /tmp; export KEPT=yes; touch /tmp/kept")
+    assert (await call(tools, "shell", command="pwd; echo $KEPT; ls /tmp/kept"))["stdout"] == (
+        "/home/user\n\n/tmp/kept\n"
+    )
+    assert "no standard input and no terminal" in said
+    assert (await call(tools, "shell", command="cat; test -t 1 || echo none", timeout_ms=20_000))["stdout"] == "none\n"
+    assert "`server >server.log 2>&1 &`" in said
+    await call(tools, "shell", command="python3 -m http.server 8765 --bind 127.0.0.1 >server.log 2>&1 &")
+    assert (
+        "Directory listing"
+        in (await call(tools, "shell", command="curl -s --retry 20 --retry-connrefused http://127.0.0.1:8765/"))[
+            "stdout"
+        ]
+    )
+    await call(tools, "shell", command="kill $(pgrep -f 'http.server 8765')")
 
 
 # -------------------------------------------------------------------------------------------------------------- files
@@ -126,11 +207,29 @@ async def test_a_binary_file_is_described_by_its_size_and_type(call: Caller, too
     files = (await pool.get()).files
     for name, data, kind in (
         ("picture", b"\x89PNG\r\n\x1a\n" + bytes(100), "image/png"),
+        ("web", b"RIFF\x0c\0\0\0WEBPVP8 " + bytes(100), "image/webp"),
         ("song.mp3", b"\xff\xfb" + bytes(100), "audio/mpeg"),
         ("latin", "Grüße".encode("latin-1"), "application/octet-stream"),
     ):
         await files.write_bytes(name, data)
         assert await call(tools, "read_file", path=name) == {"content": "", "size": len(data), "binary": kind}
+
+
+async def test_an_image_file_is_shown_as_an_image(call: Caller, tools: ToolSet, pool: SandboxPool) -> None:
+    data, kind, _size = IMAGES["a.png"]
+    await (await pool.get()).files.write_bytes("a.png", data + bytes(0))
+    result = await call.raw(tools, "read_file", path="a.png")
+    assert result.structured == {"content": "", "size": len(data), "binary": kind}
+    assert isinstance(result.content, tuple)
+    _text, image = result.content
+    assert isinstance(image, ImagePart)
+    assert base64.b64decode(image.data) == data
+    await call(tools, "write_file", path="long", content="x" * 70_000)
+    result = await call.raw(tools, "read_file", path="long")
+    assert result.text == "x" * 30_000 + "\n[stopped before byte 30000 of 70000; continue with offset 30000]"
+    assert (await call.raw(tools, "read_file", path="long", offset=70_000)).text == "[nothing from byte 70000 on]"
+    await call(tools, "write_file", path="long", content="")
+    assert (await call.raw(tools, "read_file", path="long")).text == "[empty file]"
 
 
 async def test_an_error_about_a_missing_path_suggests_the_nearest_name(call: Caller, tools: ToolSet) -> None:
@@ -153,9 +252,16 @@ async def test_files_are_found_by_pattern(call: Caller, tools: ToolSet) -> None:
     assert await call(tools, "glob", pattern="*.txt", cwd="g", sandbox="default") == {"files": ["c.txt"]}
     assert "is named 'oter'" in await call.error(tools, "glob", pattern="*", sandbox="oter")
     assert tools["glob"].input_schema()["properties"]["cwd"]["default"] == "/home/user"
-    await call(tools, "shell", command="mkdir many; cd many; seq -f 'file-%05g' 2500 | xargs touch")
+    await call(tools, "shell", command="mkdir many; cd many; seq -f 'f%05g' 2500 | xargs touch")
     found = await call(tools, "glob", pattern="many/*")
     assert (len(found["files"]), found["truncated"]) == (2000, True)
+    result = await call.raw(tools, "glob", pattern="g/*.txt")
+    assert result.text == "g/c.txt"
+    assert (await call.raw(tools, "glob", pattern="g/*.rs")).text == "[no files]"
+    await call(tools, "shell", command="cd many; for f in *; do mv $f $f-with-a-much-longer-name; done")
+    result = await call.raw(tools, "glob", pattern="many/*")
+    assert len(result.text) < 30_200
+    assert result.text.endswith(" files; there may be more: narrow the pattern]")
 
 
 async def test_a_search_that_takes_too_long_is_given_up(
@@ -170,7 +276,7 @@ async def test_writes_to_one_file_keep_their_order(call: Caller, tools: ToolSet)
              for n, path in enumerate(["log", "./log", "/home/user/log", "x/../log"] * 5)]  # fmt: skip
     results = await tools.handle_batch([*calls, ("read_file", {"path": "log"})])
     assert not any(result.is_error for result in results)
-    assert json.loads(results[-1].text)["content"] == "".join(f"{n}\n" for n in range(20))
+    assert results[-1].text == "".join(f"{n}\n" for n in range(20))
 
 
 # ------------------------------------------------------------------------------------------------------------ browse
@@ -226,7 +332,11 @@ async def test_sandboxes_are_made_once_and_listed(call: Caller, tools: ToolSet, 
     await (await pool.find("made")).sleep()
     listed = {each["name"]: each for each in (await call(tools, "sandbox_list"))["sandboxes"]}
     assert listed["made"]["status"] == "sleeping"
-    assert "allowed are" in await call.error(tools, "sandbox_create", sandbox="../x")
+    for wrong in ("../x", "x" * 31):
+        said = await call.error(tools, "sandbox_create", sandbox=wrong)
+        rule = "1 to 30 characters: lower-case letters, digits, '-', '_' and '.', beginning with a letter or a digit"
+        assert f"allowed are {rule}" in said
+        assert rule in tools["sandbox_create"].input_schema()["properties"]["sandbox"]["description"]
     await pool.destroy("made")
 
 

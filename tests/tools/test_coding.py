@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import re
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import TYPE_CHECKING, ClassVar
 
@@ -12,12 +14,33 @@ from atoll.tools import coding
 from atoll.tools.coding import CodingView, coding_tools, pool_coding_tools
 from atoll.tools.sprites import sprite_tools
 from atoll.tools.tasks import TaskEvent, TaskOutput, Tasks
-from atoll.tools.tool import ToolSet
+from atoll.tools.tool import ImagePart, TextPart, ToolSet
 
 if TYPE_CHECKING:
     from atoll import Engine, Sandbox
     from atoll.runtime.sandbox_pool import SandboxPool
     from tests.tools.conftest import Caller
+
+
+IMAGES = {
+    "a.png": (
+        base64.b64decode(
+            "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+        ),
+        "image/png",
+        (1, 1),
+    ),
+    "b": (base64.b64decode("R0lGODlhAgADAIAAAAAAAP///yH5BAEAAAAALAAAAAACAAMAAAICjFMAOw=="), "image/gif", (2, 3)),
+    "c.jpg": (
+        b"\xff\xd8\xff\xe0\0\x04AB\xff\xff\xc4\0\x02\xff\xc2\0\x0b\x08\0\x10\0\x20\x01\x01\x11\0" + b"\xff\xd9",
+        "image/jpeg",
+        (32, 16),
+    ),
+    "d": (b"RIFF\x16\0\0\0WEBPVP8L\x0a\0\0\0\x2f\x03\xc0\x01\0" + bytes(5), "image/webp", (4, 8)),
+    "e": (b"RIFF\x16\0\0\0WEBPVP8 \x0a\0\0\0" + bytes(6) + b"\x05\0\x06\0", "image/webp", (5, 6)),
+    "f": (b"RIFF\x16\0\0\0WEBPVP8X\x0a\0\0\0" + bytes(4) + b"\x06\0\0\x07\0\0", "image/webp", (7, 8)),
+}
+"""As small as they can be: name, content, media type, width and height."""
 
 
 @pytest.fixture(scope="module")
@@ -37,20 +60,21 @@ async def tools(box: Sandbox) -> AsyncIterator[ToolSet]:
 
 @pytest.mark.proves("read.path", "read.offset", "read.limit", "read->content", "read->kind", "read->nextOffset")
 async def test_a_file_is_read_by_lines_and_says_where_it_stopped(call: Caller, tools: ToolSet, box: Sandbox) -> None:
-    await box.files.write_text("code/f", "".join(f"line {n}\n" for n in range(1, 5001)))
+    await box.files.write_text("code/f", "".join(f"n {n}\n" for n in range(1, 5001)))
     first = await call.raw(tools, "read", path="f")
-    assert first.text.startswith("line 1\nline 2\n")
-    assert first.text.endswith("line 2000\n[stopped after line 2000; continue with offset 2001]")
+    assert first.text.startswith("     1\tn 1\n     2\tn 2\n")
+    assert first.text.endswith("  2000\tn 2000\n[stopped after line 2000; continue with offset 2001]")
     assert first.structured is not None
     assert first.structured["nextOffset"] == 2001
+    assert first.structured["content"].startswith("n 1\nn 2\n")
     part = await call.raw(tools, "read", path="/home/user/code/f", offset=4999, limit=1)
-    assert part.text == "line 4999\n[stopped after line 4999; continue with offset 5000]"
-    assert await call(tools, "read", path="f", offset=5000) == {"content": "line 5000\n", "kind": "file"}
+    assert part.text == "  4999\tn 4999\n[stopped after line 4999; continue with offset 5000]"
+    assert await call(tools, "read", path="f", offset=5000) == {"content": "n 5000\n", "kind": "file"}
     assert "has 5000 lines" in await call.error(tools, "read", path="f", offset=5001)
     assert "has 5000 lines" in await call.error(tools, "read", path="f", offset=9999)
 
     await box.files.write_text("code/f", "a\nb")
-    assert (await call.raw(tools, "read", path="f")).text == "a\nb"
+    assert (await call.raw(tools, "read", path="f")).text == "     1\ta\n     2\tb"
     assert (await call(tools, "read", path="f", offset=2))["content"] == "b"
     for offset in (3, 4):
         assert "has 2 lines" in await call.error(tools, "read", path="f", offset=offset)
@@ -66,7 +90,7 @@ async def test_reading_in_parts_gives_the_whole_file(call: Caller, tools: ToolSe
     parts = []
     while offset is not None:
         part = await call(tools, "read", path="f", offset=offset)
-        assert len(part["content"].encode()) <= 50 * 1024
+        assert len(part["content"].encode()) <= 30_000
         parts.append(part["content"])
         offset = part.get("nextOffset")
     assert "".join(parts) == text
@@ -77,16 +101,41 @@ async def test_a_long_line_is_cut_and_a_binary_file_is_described(
 ) -> None:
     await box.files.write_text("code/long", "ä" * 100_000 + "\nnext\n")
     result = await call.raw(tools, "read", path="long")
-    assert result.text.endswith("[line 1 is longer than 50 KB and cut here; use bash to read the rest]")
+    assert result.text.endswith("[line 1 is longer than 30 KB and cut here; use bash to read the rest]")
     assert (await call(tools, "read", path="long", offset=2))["content"] == "next\n"
     await box.files.write_bytes("code/data.bin", b"\x7fELF\0\1\2")
     result = await call.raw(tools, "read", path="data.bin")
-    assert result.text == "[7 bytes of application/x-executable, not a text file]"
+    assert result.text == "[data.bin: 7 bytes of application/x-executable, not a text file]"
     assert result.structured == {"content": "", "kind": "binary"}
     monkeypatch.setattr(coding, "MAX_SCAN_BYTES", 1000)
     assert "use bash" in await call.error(tools, "read", path="long", offset=2)
     await box.exec("mkfifo code/pipe")
     assert "not a regular file" in await call.error(tools, "read", path="pipe")
+
+
+async def test_an_image_is_shown_and_what_cannot_be_is_described(call: Caller, tools: ToolSet, box: Sandbox) -> None:
+    for name, (data, kind, size) in IMAGES.items():
+        await box.files.write_bytes(f"code/{name}", data)
+        result = await call.raw(tools, "read", path=name)
+        assert result.structured == {"content": "", "kind": "binary"}
+        assert isinstance(result.content, tuple)
+        text, image = result.content
+        assert isinstance(text, TextPart)
+        assert isinstance(image, ImagePart)
+        assert text.text == f"[{name}: {kind}, {size[0]}x{size[1]} pixels, {len(data)} bytes]"
+        assert (image.mime_type, base64.b64decode(image.data)) == (kind, data)
+    png = IMAGES["a.png"][0]
+    for data, why in (
+        (png[:-20], "damaged or incomplete"),
+        (png[:16] + b"\0\0\x20\0" + png[20:], "8192x1 pixels"),
+        (png[:16] + bytes(4) + png[20:], "0x1 pixels"),
+        (png + bytes(4_000_000), "more than the 3.7 MB that can be shown"),
+    ):
+        await box.files.write_bytes("code/odd", data)
+        result = await call.raw(tools, "read", path="odd")
+        assert isinstance(result.content, str)
+        assert why in result.text
+        assert not result.is_error
 
 
 async def test_a_directory_is_listed(call: Caller, tools: ToolSet, box: Sandbox) -> None:
@@ -146,7 +195,7 @@ async def test_writes_and_edits_of_one_file_keep_their_order(tools: ToolSet, box
         calls.append(("edit", {"path": path, "oldText": str(n), "newText": str(n + 1)}))
     results = await tools.handle_batch([*calls, ("read", {"path": "f"}), ("write", {"path": "g", "content": "beside"})])
     assert [result.text for result in results if result.is_error] == []
-    assert results[-2].text == "20"
+    assert results[-2].text == "     1\t20"
 
 
 # --------------------------------------------------------------------------------------------------------------- bash
@@ -164,19 +213,27 @@ async def test_a_command_shows_its_output_in_order_and_its_exit_code(call: Calle
 
 
 @pytest.mark.proves("bash->cutBytes")
-async def test_output_is_cut_to_its_last_lines_or_bytes(call: Caller, tools: ToolSet) -> None:
-    result = await call.raw(tools, "bash", command="seq 2001")
-    assert result.structured == {"output": "".join(f"{n}\n" for n in range(2, 2002)), "exitCode": 0, "cutBytes": 2}
-    assert result.text.startswith("[the first 2 of 8898 bytes are cut;")
-    assert (await call(tools, "bash", command="seq 2000"))["cutBytes"] == 0
-    assert (await call(tools, "bash", command="seq 2000 | head -c -1"))["cutBytes"] == 0
-    kept = await call(tools, "bash", command="yes 0123456789012345678901234567890123456789 | head -n 500000")
-    assert len(kept["output"]) <= 50 * 1024
-    assert kept["output"].startswith("0123")
-    assert kept["cutBytes"] + len(kept["output"]) == 500_000 * 41
+async def test_output_is_cut_in_the_middle_and_the_whole_is_saved(call: Caller, tools: ToolSet) -> None:
+    assert (await call(tools, "bash", command="seq 6000"))["cutBytes"] == 0
+    kept = await call(tools, "bash", command="yes 0123456789012345678901234567890123456789 | head -n 5000")
+    [note] = [line for line in kept["output"].splitlines() if line.startswith("[")]
+    shown = kept["output"].replace(f"{note}\n", "")
+    assert len(shown) <= 30_000
+    assert set(shown.splitlines()) == {"0123456789" * 4}
+    assert kept["cutBytes"] + len(shown) == 5000 * 41
+    [saved] = re.findall(r"all of it is in (/tmp/tool-output/\S+)\]", note)
+    assert (await call(tools, "bash", command=f"wc -c < {saved}"))["output"] == f"{5000 * 41}\n"
     one = await call(tools, "bash", command="yes ä | head -n 100000 | tr -d '\\n'")
-    assert 50 * 1024 - 3 <= len(one["output"].encode()) <= 50 * 1024
-    assert set(one["output"]) == {"ä"}
+    text = re.sub(r"\n\[.*\]\n", "", one["output"])
+    assert 30_000 - 4 <= len(text.encode()) <= 30_000
+    assert set(text) == {"ä"}
+
+
+@pytest.mark.proves("bash.user")
+async def test_a_command_can_be_of_root(call: Caller, tools: ToolSet) -> None:
+    assert (await call(tools, "bash", command="id -un"))["output"] == "user\n"
+    assert (await call(tools, "bash", command="id -un", user="root"))["output"] == "root\n"
+    assert "no user 'nobody-such'" in await call.error(tools, "bash", command="true", user="nobody-such")
 
 
 @pytest.mark.proves("bash.timeout", "bash->exitCode", "bash->output")
@@ -185,6 +242,7 @@ async def test_a_time_out_is_exit_code_124_with_what_was_printed(call: Caller, t
     assert not result.is_error
     assert result.structured == {"output": "begun\n", "exitCode": 124, "cutBytes": 0}
     assert "timed out after 0.4 s" in result.text
+    assert "raise timeout if it needs longer" in result.text
     assert "3153721" not in " ".join(process.command for process in await box.ps())
     assert (await call(tools, "bash", command="sleep 0.5; echo done", timeout=30))["output"] == "done\n"
 
@@ -205,11 +263,45 @@ async def test_lines_are_found(call: Caller, tools: ToolSet, box: Sandbox) -> No
     assert (await call(tools, "grep", pattern="def", path="src/a.py"))["matches"][0]["path"] == "src/a.py"
     assert (await call.raw(tools, "grep", pattern="nothing of it")).text == "[no matches]"
     assert "pattern" in await call.error(tools, "grep", pattern="(")
+    assert (await call(tools, "grep", pattern=r"\bone\b.*\d$"))["matches"][0]["line"] == 1
+    assert "look-around" in await call.error(tools, "grep", pattern="def(?= one)")
     await box.exec("cd code; seq 3000 | sed 's/$/ x/' > many")
     result = await call.raw(tools, "grep", pattern="x", path="many")
     assert result.text.endswith("[stopped after 1000 matches; there are more: narrow the search]")
     assert result.structured is not None
     assert result.structured["truncated"] is True
+
+
+@pytest.mark.proves(
+    "grep.ignore_case", "grep.context", "grep->matches.before", "grep->matches.after"
+)  # fmt: skip
+async def test_lines_are_found_in_any_case_and_shown_with_their_neighbours(
+    call: Caller, tools: ToolSet, box: Sandbox
+) -> None:
+    await box.files.write_text("code/a", "".join(f"line {n}\n" for n in range(1, 21)))
+    await box.files.write_text("code/b", "LINE 5\n")
+    assert (await call.raw(tools, "grep", pattern="line 5$")).text == "a:5: line 5\n"
+    result = await call.raw(tools, "grep", pattern="line 5$", ignore_case=True)
+    assert result.text == "a:5: line 5\nb:1: LINE 5\n"
+    result = await call.raw(tools, "grep", pattern="line (5|7|12)$", context=2, ignore_case=True)
+    assert result.text.splitlines() == [
+        "a-3- line 3", "a-4- line 4", "a:5: line 5", "a-6- line 6", "a:7: line 7", "a-8- line 8", "a-9- line 9",
+        "a-10- line 10", "a-11- line 11", "a:12: line 12", "a-13- line 13", "a-14- line 14",
+        "--", "b:1: LINE 5",
+    ]  # fmt: skip
+    assert result.structured is not None
+    assert result.structured["matches"][0] == {
+        "path": "a", "line": 5, "text": "line 5", "before": ["line 3", "line 4"], "after": ["line 6"],
+    }  # fmt: skip
+    # However much is asked for, each line comes once.
+    result = await call.raw(tools, "grep", pattern="line", context=100)
+    assert result.structured is not None
+    assert [set(each) for each in result.structured["matches"]] == [{"path", "line", "text"}] * 20
+    result = await call.raw(tools, "grep", pattern="line .?[05]$", context=100)
+    assert result.text.count("line ") == 20
+    assert str(result.structured).count("line ") == 20
+    result = await call.raw(tools, "grep", pattern="line (2|9)$", context=1)
+    assert result.text == "a-1- line 1\na:2: line 2\na-3- line 3\n--\na-8- line 8\na:9: line 9\na-10- line 10\n"
 
 
 @pytest.mark.proves("glob.pattern", "glob.path", "glob->files", "glob->truncated")
@@ -221,7 +313,7 @@ async def test_files_are_found(call: Caller, tools: ToolSet, box: Sandbox) -> No
         "truncated": False,
     }
     assert (await call.raw(tools, "glob", pattern="*.rs")).text == "[no files]"
-    await box.exec("cd code; mkdir many; cd many; seq -f 'file-%05g' 2500 | xargs touch")
+    await box.exec("cd code; mkdir many; cd many; seq -f 'f%05g' 2500 | xargs touch")
     found = await call(tools, "glob", pattern="*", path="many")
     assert (len(found["files"]), found["truncated"]) == (2000, True)
 
@@ -312,14 +404,14 @@ glob {"pattern": "in*"}"""
     assert done["status"] == "completed"
     assert done["id"].startswith("task-")
     lines = done["output"].splitlines()
-    assert lines[0] == "of the part"
+    assert lines[0] == "     1\tof the part"
     assert lines[1] == "/home/user/code/part"
     assert await box.files.read_text("code/part/made") == "by the child"
     assert await box.files.read_text("code/secret") == "of the whole"
     assert "of the whole" not in done["output"]
     assert sum("outside of /home/user/code/part" in line for line in lines) == 10
     assert "passwd" not in done["output"]
-    assert lines[-2:] == ["of the part", "inner"]
+    assert lines[-2:] == ["     1\tof the part", "inner"]
     assert runner.seen == [
         ("reviewer", "/home/user/code/part", 2, ["read", "write", "edit", "bash", "grep", "glob", "task"])
     ]
@@ -327,7 +419,7 @@ glob {"pattern": "in*"}"""
     assert {event.task for event in events} == {done["id"]}
     assert events[0].data == {"role": "reviewer", "cwd": "/home/user/code/part", "depth": 2}
     assert events[-1].data == {"status": "completed"}
-    assert (await call(parent, "task", prompt='read {"path": "secret"}'))["output"] == "of the whole"
+    assert (await call(parent, "task", prompt='read {"path": "secret"}'))["output"] == "     1\tof the whole"
     assert runner.seen[-1][:2] == ("worker", "/home/user/code")
 
 
@@ -395,7 +487,7 @@ async def test_the_sandbox_of_a_session_is_made_when_a_tool_is_first_called(host
         writes = [("write", {"path": path, "content": f"{n}\n"}) for n, path in enumerate(("f", "./f", "/home/user/f"))]
         results = await tools.handle_batch([*writes, ("edit", {"path": "f", "oldText": "2", "newText": "3"})])
         assert not [result.text for result in results if result.is_error]
-        assert (await tools.handle_tool_call("read", {"path": "f"})).text == "3\n"
+        assert (await tools.handle_tool_call("read", {"path": "f"})).text == "     1\t3\n"
 
 
 async def test_on_output_receives_what_the_command_of_its_call_prints_and_nothing_else(host: Engine) -> None:

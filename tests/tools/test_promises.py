@@ -20,6 +20,7 @@ from atoll.tools.sprites import SPRITE_TOOLS, sprite_tools
 from atoll.tools.tasks import TASK, Tasks
 from atoll.tools.tool import Tool, ToolSet
 from atoll.tools.vocabularies import VOCABULARIES
+from atoll.tools.workspace import EDIT_FILE, GREP, SANDBOX_DESTROY, workspace_tools
 from tests.tools.test_coding import Scripted
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ async def vocabularies(pool: SandboxPool) -> dict[str, ToolSet]:
     await box.exec("mkdir -p dir/sub; echo text > file; echo more > dir/file; mkfifo pipe; ln -s /etc link")
     return {
         "agent": pool.tools(),
+        "workspace": workspace_tools(pool),
         "coding": coding_tools(box, tasks=Tasks(Scripted())),
         "sprites": sprite_tools(pool),
     }
@@ -68,6 +70,8 @@ async def test_every_field_of_every_schema_has_a_test(vocabularies: dict[str, To
     for vocabulary, tools in vocabularies.items():
         assert {tool.name for tool in tools} == VOCABULARIES[vocabulary].tool_names
         claims = claimed(Path(__file__).parent / f"test_{vocabulary}.py")
+        if vocabulary == "workspace":  # the eight tools are the same: one of its tests compares them
+            claims |= claimed(Path(__file__).parent / "test_agent.py")
         assert set(promised(tools)) - claims == set(), "fields without a test"
         assert claims - set(promised(tools)) == set(), "tests of fields that there are not"
 
@@ -87,10 +91,15 @@ async def test_schemas_say_all_that_a_client_needs(vocabularies: dict[str, ToolS
         for tool in tools:
             schema = tool.input_schema()
             assert schema["additionalProperties"] is False
-            assert 20 < len(tool.description) < 300
+            assert 20 < len(tool.description) < 1000
+            assert 0 < len(tool.title) < 30
             for name, about in schema["properties"].items():
                 assert about["type"] in {"string", "number", "integer", "boolean"}, (tool.name, name)
                 assert (name in schema.get("required", [])) != ("default" in about), (tool.name, name)
+                assert about.get("maximum", 0) < 10**7, "a number that says nothing"
+                assert "\n" not in about.get("description", "")
+                if "timeout" in name:
+                    assert re.search(r"\b(milli)?seconds\b", about["description"].lower()), (tool.name, name)
         for protocol in PROTOCOLS:
             json.dumps(export.definitions(tools, protocol), allow_nan=False)
 
@@ -187,6 +196,15 @@ async def test_no_input_breaks_the_agents_tools(
     vocabularies: dict[str, ToolSet], caplog: pytest.LogCaptureFixture, call: tuple[str, object]
 ) -> None:
     await _survives(vocabularies["agent"], caplog, *call)
+
+
+@_many
+@given(call=_calls((EDIT_FILE, GREP, SANDBOX_DESTROY)))
+async def test_no_input_breaks_the_tools_that_workspace_adds(
+    vocabularies: dict[str, ToolSet], caplog: pytest.LogCaptureFixture, call: tuple[str, object]
+) -> None:
+    if call[0] != "sandbox_destroy" or "default" not in str(call[1]):  # others need it
+        await _survives(vocabularies["workspace"], caplog, *call)
 
 
 @_many

@@ -140,6 +140,23 @@ async def test_a_sprite_is_shut_down_and_woken(call: Caller, tools: ToolSet) -> 
     assert (await call(tools, "sprite_exec", name="first", command="cat kept"))["stdout"] == "kept\n"
 
 
+@pytest.mark.proves("sprite_destroy.name", "sprite_destroy->name", "sprite_destroy->message")
+async def test_a_sprite_is_destroyed_with_its_checkpoints_and_its_forks_stay(
+    call: Caller, tools: ToolSet, host: Engine
+) -> None:
+    await call(tools, "sprite_create", name="old")
+    await call(tools, "sprite_exec", name="old", command="echo kept > file")
+    await call(tools, "sprite_checkpoint", name="old", checkpointName="one")
+    await call(tools, "sprite_fork", name="old", newName="new", checkpointId="one")
+    others = {each.id for each in await host.checkpoints() if not each.sandbox.endswith(".old")}
+    done = await call(tools, "sprite_destroy", name="old")
+    assert done == {"name": "old", "message": "old is destroyed, with its files and 1 checkpoint"}
+    assert {each.id for each in await host.checkpoints()} == others
+    assert "no sandbox is named 'old'" in await call.error(tools, "sprite_destroy", name="old")
+    assert (await call(tools, "sprite_exec", name="new", command="cat file"))["stdout"] == "kept\n"
+    await call(tools, "sprite_destroy", name="new")
+
+
 async def test_sprites_of_another_session_are_not_there(call: Caller, tools: ToolSet, host: Engine) -> None:
     async with host.pool("others") as others:
         theirs = sprite_tools(others)

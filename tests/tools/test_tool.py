@@ -277,6 +277,13 @@ def test_each_protocol_gets_its_shape() -> None:
     assert "outputSchema" not in export.definitions([made("x", greet)], "mcp")[0]
 
 
+def test_a_protocol_that_there_is_not_is_refused_with_those_that_there_are() -> None:
+    wrong: Any = "gemini"
+    for use in (lambda: export.definitions([], wrong), lambda: export.result(ToolResult(content=""), wrong)):
+        with pytest.raises(InvalidRequest, match="allowed are 'anthropic', 'openai-chat', 'openai-responses', 'mcp'"):
+            use()
+
+
 def test_results_are_written_for_each_protocol() -> None:
     good = ToolResult(content='{"a":1}', structured={"a": 1})
     bad = ToolResult(content="no", is_error=True, structured={"error": {}})
@@ -289,10 +296,23 @@ def test_results_are_written_for_each_protocol() -> None:
     }
     assert export.result(seen, "anthropic", "t1")["content"][1]["source"]["media_type"] == "image/png"
     assert export.result(bad, "openai-chat", "c") == {"role": "tool", "tool_call_id": "c", "content": "Error: no"}
+    assert export.result(bad, "openai-responses", "c")["output"] == "Error: no"
     assert export.result(seen, "openai-responses", "c") == {
         "type": "function_call_output",
         "call_id": "c",
-        "output": "look\n[an image, image/png]",
+        "output": [
+            {"type": "input_text", "text": "look"},
+            {"type": "input_image", "image_url": "data:image/png;base64,AAAA"},
+        ],
+    }
+    assert export.result(seen, "openai-chat", "c")["content"] == "look\n[an image, image/png]"
+    assert export.image_message([good, bad]) is None
+    assert export.image_message([good, seen]) == {
+        "role": "user",
+        "content": [
+            {"type": "text", "text": "The images that the tools have returned:"},
+            {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}},
+        ],
     }
     assert export.result(good, "mcp") == {
         "content": [{"type": "text", "text": '{"a":1}'}],

@@ -54,6 +54,8 @@ class Children:
     steps: int = DEFAULT_STEPS
     budget: Budget | None = None
     approve: Approve | None = None
+    briefing: str = ""
+    """What every child is told beside its role: of the sandbox, and of the task as a whole."""
 
     @property
     def _roles(self) -> Mapping[str, Role]:
@@ -70,7 +72,8 @@ class Children:
         tools = view.tools()
         if chosen.read_only:
             tools = tools.only(*(tool.name for tool in tools if tool.hints.read_only))
-        instructions = f"{chosen.instructions}\n\nYou work in {cwd}. Paths are from there, or absolute."
+        told = [chosen.instructions, self.briefing, f"You work in {cwd}. Paths are from there, or absolute."]
+        instructions = "\n\n".join(filter(None, told))
         agent = Agent(models.resolve(self.model), tools, instructions, steps=self.steps, approve=self.approve)
         async with agent.stream(prompt, budget=self.budget) as stream:
             async for event in stream:

@@ -443,7 +443,7 @@ class _Run:
                     if wait_s is None or not (interrupted_answer and models.is_retryable(error)):
                         raise
                     wait_s = min(error.retry_after or wait_s, _MAX_RETRY_WAIT_S)
-                    await self._emit_guarded(RetryEvent(reason=models.reason(error), wait_s=wait_s))
+                    await self._emit_guarded(RetryEvent(reason=models.reason(error, self._model), wait_s=wait_s))
                     await anyio.sleep(wait_s)
         raise AssertionError("the last try returns or raises")
 
@@ -634,4 +634,5 @@ def _return(call: ToolCallPart, result: ToolResult, outcome: Any) -> ToolReturnP
             for part in result.content
             if isinstance(part, ImagePart) or part.text.strip()
         ] or _BLANK
-    return ToolReturnPart(call.tool_name, content, call.tool_call_id, outcome=outcome)
+    # Providers are not sent `metadata`: it is for scripted models and for programs that read the history.
+    return ToolReturnPart(call.tool_name, content, call.tool_call_id, metadata=result.structured, outcome=outcome)

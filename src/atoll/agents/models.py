@@ -7,9 +7,11 @@ requested of a model (`loop.py`), scripted models (`script.py`), and the provide
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import anyio
 from pydantic_ai import exceptions
@@ -19,7 +21,7 @@ from atoll.agents.script import Script, scripted
 from atoll.contract.errors import AtollError, InvalidRequest, ModelFailed, ModelUnavailable
 
 ALLOWED_NAMES = (
-    "anthropic:NAME, bedrock:NAME, openai:NAME (OPENAI_BASE_URL names a server that is compatible), "
+    "anthropic:NAME, bedrock:NAME, openai:NAME (OPENAI_BASE_URL names a server that is compatible), ollama:NAME, "
     "openai-chat:NAME, openai-responses:NAME, or script:FILE, which needs no provider"
 )
 _MAX_CLOSE_S = 5.0
@@ -31,6 +33,7 @@ _NEEDS = {
     **dict.fromkeys(("openai", "openai-chat", "openai-responses"), "set OPENAI_API_KEY to your key"),
 }
 _OPENAI_HOST = "https://api.openai.com"
+_OLLAMA_PORT = 11434
 
 
 def resolve(model: str | Model) -> Model:
@@ -93,6 +96,31 @@ def _openai_responses(name: str) -> Model:
     return OpenAIResponsesModel(name)
 
 
+def _ollama(name: str) -> Model:
+    from pydantic_ai.models.openai import OpenAIChatModel
+    from pydantic_ai.providers.ollama import OllamaProvider
+
+    address = os.environ.get("OLLAMA_BASE_URL") or ollama_address(os.environ.get("OLLAMA_HOST", ""))
+    return OpenAIChatModel(name, provider=OllamaProvider(base_url=address))
+
+
+def ollama_address(host: str) -> str:
+    """The address of ollama's compatible API, from $OLLAMA_HOST as ollama reads it: a host, `host:port` or a URL.
+
+    Raises:
+        ValueError: it is not an address.
+    """
+    host = host.strip().strip("\"'")
+    if host.count(":") > 1 and not host.startswith("[") and "://" not in host:
+        host = f"[{host}]"  # IPv6
+    parts = urlsplit(host if "://" in host else f"//{host}")
+    port = parts.port or {"http": 80, "https": 443}.get(parts.scheme, _OLLAMA_PORT)
+    name = parts.hostname or "127.0.0.1"
+    name = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(name, name)  # noqa: S104 - where a server listens, not a client connects
+    where = f"[{name}]" if ":" in name else name
+    return f"{parts.scheme or 'http'}://{where}:{port}{parts.path.rstrip('/')}/v1"
+
+
 def _script(path: str) -> Model:
     return scripted(Script.load(Path(path).expanduser()), name=f"script:{path}")
 
@@ -103,6 +131,7 @@ _FACTORIES = {
     "openai": _openai,
     "openai-chat": _openai_chat,
     "openai-responses": _openai_responses,
+    "ollama": _ollama,
     "script": _script,
 }
 
@@ -147,7 +176,7 @@ def translating(model: Model, unless: Callable[[Exception], bool]) -> Iterator[N
         yield
     except exceptions.ModelAPIError as error:
         kind = ModelUnavailable if is_retryable(error) else ModelFailed
-        raise kind(f"{name}: {reason(error)}", hint=str(error)[:_MAX_REASON_CHARS], model=name) from error
+        raise kind(f"{name}: {reason(error, model)}", hint=str(error)[:_MAX_REASON_CHARS], model=name) from error
     except (exceptions.UserError, exceptions.AgentRunError) as error:
         raise ModelFailed(f"{name}: {error}", model=name) from error
     except AtollError:
@@ -160,12 +189,19 @@ def translating(model: Model, unless: Callable[[Exception], bool]) -> Iterator[N
         raise ModelFailed(f"{name}: the request failed, or the answer is invalid ({what})", model=name) from error
 
 
-def reason(error: exceptions.ModelAPIError) -> str:
-    """Why a request failed, with a part of the provider's message."""
+def reason(error: exceptions.ModelAPIError, model: Model) -> str:
+    """Why a request failed, with the address that was tried and a part of the provider's message."""
     for kind, words in _REASONS:
         if isinstance(error, kind):
-            return words + _provider_message(error)
+            return words.format(where=_address(model)) + _provider_message(error)
     return f"the request failed{_provider_message(error)}"
+
+
+def _address(model: Model) -> str:
+    """` at …` with the address of the model's provider, without user names and passwords, or an empty string."""
+    parts = urlsplit(model.base_url or "")
+    host = parts.netloc.rpartition("@")[2]
+    return f" at {parts.scheme}://{host}{parts.path}" if host else ""
 
 
 _REASONS = (
@@ -179,7 +215,7 @@ _REASONS = (
     (exceptions.ModelRateLimitError, "the rate limit is reached; try again later"),
     (exceptions.ModelOverloadedError, "the provider is overloaded; try again later"),
     (exceptions.ModelUnavailableError, "the provider is not available; try again later"),
-    (exceptions.ModelConnectionError, "the provider cannot be reached, or the connection was lost"),
+    (exceptions.ModelConnectionError, "the provider cannot be reached{where}, or the connection was lost"),
     (exceptions.ModelServerError, "the provider failed; try again later"),
     (exceptions.ModelRequestRejectedError, "the request was refused"),
 )

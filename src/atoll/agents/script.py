@@ -50,11 +50,11 @@ class ExpectedResult(_ScriptModel):
     contains: tuple[str, ...] = ()
     """Parts of its text."""
     fields: dict[str, Any] = Field(default_factory=dict)
-    """Fields that its JSON must have, with these values."""
+    """Fields that its data must have, with these values."""
     error: bool | Literal["any"] = False
     """Whether the call must have failed. `any`: both are accepted."""
     keep: dict[str, str] = Field(default_factory=dict)
-    """Fields of its JSON to keep, by a name: `${name}` in this step and in later ones is replaced by the value."""
+    """Fields of its data to keep, by a name: `${name}` in this step and in later ones is replaced by the value."""
 
 
 class ExpectedConversation(_ScriptModel):
@@ -207,6 +207,9 @@ def _text(result: ToolReturnPart) -> str:
 
 
 def _data(result: ToolReturnPart) -> Mapping[str, Any]:
+    """The result as data or, of a tool that gives none, the JSON in its text."""
+    if isinstance(result.metadata, dict):
+        return result.metadata
     try:
         data = json.loads(_text(result))
     except ValueError:

@@ -310,6 +310,10 @@ class Match(Frozen):
     """From 1."""
     text: str
     """At most 4096 bytes of it, without its newline."""
+    before: tuple[str, ...] = ()
+    """The lines before it, as many as `context` asked for and there are: together at most 8192 bytes."""
+    after: tuple[str, ...] = ()
+    """The lines after it, likewise."""
 
 
 class FileChange(Frozen):

@@ -201,6 +201,9 @@ class Tag(IntEnum):
     CHANGE = 88
     EXCLUDE = 89
     OWNER = 90
+    CONTEXT = 91
+    BEFORE = 92
+    AFTER = 93
     PORT = 100
     HOST = 101
     CONN = 102
@@ -226,7 +229,7 @@ STRING_TAGS = frozenset(
     }
 )
 """Fields that hold bytes without a NUL."""
-BYTES_TAGS = frozenset({Tag.MESSAGE, Tag.COMMAND, Tag.NAME, Tag.TEXT})
+BYTES_TAGS = frozenset({Tag.MESSAGE, Tag.COMMAND, Tag.NAME, Tag.TEXT, Tag.BEFORE, Tag.AFTER})
 """Fields that hold any bytes."""
 INTEGER_TAGS = frozenset(Tag) - STRING_TAGS - BYTES_TAGS
 """Fields that hold 8 bytes, signed, little endian."""

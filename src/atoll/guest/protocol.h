@@ -178,6 +178,9 @@
     X(CHANGE, 88, INTEGER)      \
     X(EXCLUDE, 89, STRING)      \
     X(OWNER, 90, STRING)        \
+    X(CONTEXT, 91, INTEGER)     \
+    X(BEFORE, 92, BYTES)        \
+    X(AFTER, 93, BYTES)         \
     X(PORT, 100, INTEGER)       \
     X(HOST, 101, STRING)        \
     X(CONN, 102, INTEGER)       \

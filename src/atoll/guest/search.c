@@ -26,6 +26,8 @@ enum {
     MAX_LINE_BYTES = 1 << 20, /* of a longer line only the beginning is searched */
     BINARY_WITHIN = 8192,
     TEXT_KEPT = 4096,
+    CONTEXT_KEPT = 8192,
+    MAX_CONTEXT = 100,
     GREP_MEMORY_MB = 192,
     LITERAL_LIMIT = 256,
 };
@@ -257,6 +259,7 @@ struct line_search {
     bool has_include, by_path, hidden; /* by_path: INCLUDE has a slash, and is matched against the path */
     uint8_t *unused;
     struct tally tally;
+    int64_t context; /* lines to show before and after each match */
     char *buffer; /* MAX_LINE_BYTES, and one more byte */
 };
 
@@ -265,14 +268,47 @@ struct reading {
     const char *name;
     size_t name_size;
     int fd;
+    off_t offset; /* where in the file the buffer begins */
     int64_t line; /* the number of the line that begins at the front of the buffer */
     size_t size;  /* of what is in the buffer */
     bool skipping; /* in the rest of a line that was too long */
 };
 
-static bool report_line(struct line_search *search, const struct reading *reading, int64_t number, const char *text,
-                        size_t size)
+/* The lines before a match, read again: the buffer may not have them any more. */
+static void pack_before(struct line_search *search, const struct reading *reading, off_t line)
 {
+    char text[CONTEXT_KEPT];
+    off_t start = line > CONTEXT_KEPT ? line - CONTEXT_KEPT : 0;
+    ssize_t size = pread(reading->fd, text, (size_t)(line - start), start);
+    if (size <= 0 || size != line - start)
+        return;
+    size_t begin = (size_t)size;
+    for (int64_t lines = 0; lines < search->context && begin > 0; lines++) {
+        char *newline = memrchr(text, '\n', begin - 1);
+        begin = newline ? (size_t)(newline + 1 - text) : 0;
+    }
+    pack_bytes(&search->job->record, TAG_BEFORE, text + begin, (size_t)size - 1 - begin);
+}
+
+static void pack_after(struct line_search *search, const struct reading *reading, off_t following)
+{
+    char text[CONTEXT_KEPT];
+    ssize_t size = pread(reading->fd, text, sizeof text, following);
+    size_t end = 0;
+    if (size <= 0)
+        return;
+    for (int64_t lines = 0; lines < search->context && end < (size_t)size; lines++) {
+        char *newline = memchr(text + end, '\n', (size_t)size - end);
+        end = newline ? (size_t)(newline + 1 - text) : (size_t)size;
+    }
+    pack_bytes(&search->job->record, TAG_AFTER, text, end - (text[end - 1] == '\n'));
+}
+
+/* `at` is the offset of the line in the buffer. */
+static bool report_line(struct line_search *search, const struct reading *reading, int64_t number, size_t at,
+                        size_t size, bool has_end)
+{
+    const char *text = search->buffer + at;
     struct job *job = search->job;
     if (!count_one(&search->tally))
         return false;
@@ -280,6 +316,11 @@ static bool report_line(struct line_search *search, const struct reading *readin
     pack_bytes(&job->record, TAG_NAME, reading->name, reading->name_size);
     pack_int(&job->record, TAG_LINE, number);
     pack_bytes(&job->record, TAG_TEXT, text, size < TEXT_KEPT ? size : TEXT_KEPT);
+    off_t line = reading->offset + (off_t)at;
+    if (search->context && line > 0)
+        pack_before(search, reading, line);
+    if (search->context && has_end)
+        pack_after(search, reading, line + (off_t)size + 1);
     job_end_record(job);
     return true;
 }
@@ -313,7 +354,7 @@ static bool search_lines(struct line_search *search, struct reading *reading, si
         if (line_matches(needle, line, length)) {
             reading->line += count_newlines(counted, line);
             counted = line;
-            if (!report_line(search, reading, reading->line, line, length))
+            if (!report_line(search, reading, reading->line, (size_t)(line - search->buffer), length, newline != NULL))
                 return false;
         }
         at = newline ? newline + 1 : end;
@@ -334,6 +375,7 @@ static bool search_buffer(struct line_search *search, struct reading *reading, b
         return false;
     memmove(search->buffer, search->buffer + whole, reading->size - whole);
     reading->size -= whole;
+    reading->offset += (off_t)whole;
     reading->skipping |= cut;
     return true;
 }
@@ -347,6 +389,7 @@ static void skip_rest(struct line_search *search, struct reading *reading)
     size_t rest = newline ? (size_t)(newline + 1 - search->buffer) : reading->size;
     memmove(search->buffer, search->buffer + rest, reading->size - rest);
     reading->size -= rest;
+    reading->offset += (off_t)rest;
     reading->line += newline != NULL;
     reading->skipping = !newline;
 }
@@ -442,6 +485,9 @@ static int run_grep(struct job *job)
     search->hidden = fields_int(job->fields, TAG_HIDDEN, 0) == 1;
     search->has_include = include != NULL;
     search->by_path = include && strchr(include, '/');
+    search->context = fields_int(job->fields, TAG_CONTEXT, 0);
+    if (search->context < 0 || search->context > MAX_CONTEXT)
+        return job_fail(job, EINVAL, "CONTEXT");
     if (!begin_tally(job, &search->tally))
         return job_fail(job, EINVAL, "LIMIT");
     int error = include ? glob_compile(&search->include, include, true, &reason) : 0;
@@ -451,6 +497,8 @@ static int run_grep(struct job *job)
         return error;
     error = search_path(search, path);
     pack_tally(job, &search->tally);
+    if (search->context)
+        pack_int(&job->result, TAG_CONTEXT, search->context);
     return job_fail(job, error, path);
 }
 

@@ -211,6 +211,14 @@ class Engine:
         """What this machine can do and, for each thing that it lacks, the command that fixes it."""
         return registry.doctor(self.state_dir)
 
+    def effective_limits(self, limits: Limits, runtime: RuntimeName | None = None) -> Limits:
+        """The limits that a sandbox created with these has: with the defaults that this machine can enforce.
+
+        Raises:
+            RuntimeUnavailable: the runtime cannot be used on this machine.
+        """
+        return with_defaults(limits, self._choose(runtime))
+
     def _choose(self, wanted: RuntimeName | None) -> Driver:
         drivers = self.drivers()
         if wanted is not None and wanted in drivers:

@@ -20,11 +20,13 @@ from typing import TYPE_CHECKING
 import anyio
 from pydantic import SecretStr
 
-from atoll.contract.errors import AtollError, InvalidRequest, SandboxExists, SandboxNotFound
-from atoll.contract.model import Frozen, Limits, RuntimeName, Status, check_name
+from atoll.contract.errors import AtollError, CheckpointNotFound, InvalidRequest, SandboxExists, SandboxNotFound
+from atoll.contract.model import Frozen, Limits, RuntimeName, Status, is_name
 from atoll.contract.network import NetworkPolicy
 from atoll.contract.secret import Secret
 from atoll.runtime.engine import Engine
+from atoll.runtime.images.contents import ImageContents
+from atoll.runtime.provisioning import DEFAULT_USER
 from atoll.runtime.sandbox import Sandbox
 
 if TYPE_CHECKING:
@@ -34,6 +36,8 @@ DEFAULT = "default"
 SLEEP_AFTER_S = 600.0
 SESSION_RULE = "1 to 32 characters: lower-case letters, digits, '-' and '_', beginning with a letter or a digit"
 _SESSION = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
+NAME_RULE = "1 to 30 characters: lower-case letters, digits, '-', '_' and '.', beginning with a letter or a digit"
+"""For the names of sandboxes in a session: the engine's names have the session's id in them too."""
 _MAX_NAME_CHARACTERS = 30
 _MAX_SLEEP_AFTER_S = 1e8
 _CHECKS = 4
@@ -53,6 +57,24 @@ class PooledSandbox(Frozen):
     created_at: datetime
     last_used_at: datetime | None
     """When it was last used. Unset: it has not been used since it was created."""
+
+
+class PoolDescription(Frozen):
+    """What the sandboxes of a pool have and may do, as `SandboxPool.describe` says."""
+
+    image: str
+    os: str | None = None
+    """The image's operating system. None: it is not known before the image is present."""
+    programs: tuple[str, ...] = ()
+    """Some of the programs that the image has. Empty: not known, likewise."""
+    user: str
+    """The user of commands that name none."""
+    cwd: str | None = None
+    """Where commands start. None: in the home directory of `user`."""
+    limits: Limits
+    network: NetworkPolicy | None
+    secrets: tuple[str, ...]
+    """The names of variables that hold placeholders of secrets."""
 
 
 class SandboxPool:
@@ -84,11 +106,15 @@ class SandboxPool:
         self.session_id = session_id
         self.image: str = image or engine.default_image
         """The image of sandboxes that do not name one."""
+        self.user: str | None = user
+        """The user of commands that name none. None: the image's, or `user`."""
         self.sleep_after_s: float | None = _check_sleep(sleep_after_s)
         self._sleep_after_s: dict[str, float | None] = {}
         """By name, for the sandboxes with a time of their own."""
         self._times_changed = anyio.Event()
         self._engine = engine
+        self._limits, self._runtime, self._network, self._secrets = limits, runtime, network, secrets or {}
+        self._cwd = cwd
         self._making: dict[str, anyio.Lock] = {}
         self._options: dict[str, object] = {
             "image": image,
@@ -166,6 +192,24 @@ class SandboxPool:
             raise SandboxExists(name) from None
         return made
 
+    async def describe(self) -> PoolDescription:
+        """What sandboxes with the pool's options have and may do. Nothing is created, started or fetched."""
+        limits = self._limits or Limits()
+        contents = ImageContents(os=None, programs=())
+        with contextlib.suppress(AtollError):  # what is wrong is said when a sandbox is created
+            limits = self._engine.effective_limits(limits, self._runtime)
+            contents = await self._engine.images.contents(self.image) or contents
+        return PoolDescription(
+            image=self.image,
+            os=contents.os,
+            programs=contents.programs,
+            user=self.user or contents.user or DEFAULT_USER,
+            cwd=self._cwd or contents.working_directory,
+            limits=limits,
+            network=self._network,
+            secrets=tuple(self._secrets),
+        )
+
     def tools(self) -> ToolSet:
         """The agent's tools for the sandboxes of this session, to be offered to a model."""
         from atoll.tools.pool import pool_tools
@@ -203,18 +247,23 @@ class SandboxPool:
             for info in await self._engine.list(prefix)
         ]
 
-    async def destroy(self, name: str = DEFAULT) -> None:
-        """End a sandbox and remove all of it.
+    async def destroy(self, name: str = DEFAULT, *, checkpoints: bool = False) -> int:
+        """End a sandbox and remove all of it, with `checkpoints` also those. Returns how many those were.
 
         Raises:
             SandboxNotFound: there is none of this name.
         """
         full = self._full_name(name)
         try:
+            found = [each.id for each in await self._engine.checkpoints(full)] if checkpoints else []
             await self._engine.destroy(full)
         except SandboxNotFound:
             raise await self._unknown(name) from None
         self._sleep_after_s.pop(name, None)
+        for each in found:
+            with contextlib.suppress(CheckpointNotFound):
+                await self._engine.delete_checkpoint(each)
+        return len(found)
 
     async def aclose(self) -> None:
         """Destroy all sandboxes of the session."""
@@ -237,10 +286,9 @@ class SandboxPool:
             _log.exception("the unused sandbox %s could not be put to sleep", name)
 
     def _full_name(self, name: str) -> str:
-        check_name(name)
-        if len(name) > _MAX_NAME_CHARACTERS:
+        if not is_name(name) or len(name) > _MAX_NAME_CHARACTERS:
             raise InvalidRequest(
-                f"{name!r} is too long for a sandbox of a session; its name may have {_MAX_NAME_CHARACTERS} characters"
+                f"{name!r} is not a name for a sandbox of a session; allowed are {NAME_RULE}", name=name
             )
         return f"{self.session_id}.{name}"
 

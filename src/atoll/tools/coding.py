@@ -8,7 +8,7 @@ MCP server and the command line, by `agents/children.py` for child agents, and b
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -17,31 +17,30 @@ from pydantic import Field
 
 from atoll.contract.errors import (
     AtollError,
-    ExecTimeout,
     InvalidRequest,
     PathIsDirectory,
     PermissionDenied,
 )
 from atoll.contract.model import FileEntry
-from atoll.runtime.guest.exec_request import shell_line
+from atoll.runtime.guest.files import MAX_CONTEXT
+from atoll.runtime.provisioning import DEFAULT_USER
 from atoll.runtime.sandbox import Sandbox
 from atoll.runtime.sandbox_pool import SandboxPool
+from atoll.tools.image_files import binary_content
 from atoll.tools.tasks import Tasks, task_tool
-from atoll.tools.tool import Hints, Input, OnOutput, Result, Tool, ToolResult, ToolSet, readable
+from atoll.tools.tool import Hints, Input, OnOutput, Result, Tool, ToolResult, ToolSet
 from atoll.tools.view import (
     HOME,
     MAX_SEARCH_S,
     MAX_SHOWN_BYTES,
     MAX_SHOWN_LINES,
-    OUT_OF_MEMORY,
-    TIMED_OUT_EXIT_CODE,
+    SHELL_FACTS,
     PoolContext,
     View,
     as_text,
-    last_lines,
     last_name,
     media_type,
-    output_text,
+    run,
     searching,
     start_directory,
     with_note,
@@ -54,9 +53,10 @@ MAX_MATCHES = 1000
 MAX_SCAN_BYTES = 1024**3
 """How much of a file is read to find a line."""
 
-# stderr goes to stdout, so that a model sees both in the order of writing.
-BASH_WRAPPER = shell_line('-c "$0" 2>&1')
-_LIMITS_TEXT = f"{MAX_SHOWN_LINES} lines or {MAX_SHOWN_BYTES // 1024} KB"
+_LIMITS_TEXT = f"{MAX_SHOWN_LINES} lines or {MAX_SHOWN_BYTES // 1000} KB"
+_NUMBER_WIDTH = 6
+_NUMBER_BYTES = _NUMBER_WIDTH + 1
+"""What the number of a line adds to it."""
 
 
 @dataclass(frozen=True)
@@ -133,15 +133,16 @@ def _in_default(tool: Tool) -> Tool:
 
 class Read(Input):
     path: str = Field(min_length=1)
-    """A file, or a directory to be listed."""
+    """A file, or a directory to be listed. Relative paths begin at the working directory."""
     offset: int = Field(default=1, ge=1, le=2**31)
-    """The line, or the entry of a directory, to begin with."""
+    """The number of the line to begin with, or of the entry of a directory."""
     limit: int = Field(default=MAX_SHOWN_LINES, ge=1, le=MAX_SHOWN_LINES)
-    """Most lines."""
+    """How many lines to read at most."""
 
 
 class ReadResult(Result):
     content: str
+    """Without line numbers. Empty for a binary file."""
     kind: Literal["file", "directory", "binary"]
     nextOffset: int | None = None
     """Where to continue. Unset: the end was reached."""
@@ -157,21 +158,26 @@ async def _read(args: Read, view: CodingView) -> ToolResult:
             return _listing(args, await files.list(path))
         content = as_text(window.data, tail=not window.torn)
         if content is None:
-            about = f"[{(await files.stat(path)).size} bytes of {media_type(window.head, path)}, not a text file]"
-            return _read_result(about, ReadResult(content="", kind="binary"))
+            return ReadResult(content="", kind="binary").result(
+                await binary_content(view, path, window.head, args.path)
+            )
     last = args.offset + window.lines - 1
     if window.torn:
-        note = f"[line {last} is longer than {MAX_SHOWN_BYTES // 1024} KB and cut here; use bash to read the rest]"
+        note = f"[line {last} is longer than {MAX_SHOWN_BYTES // 1000} KB and cut here; use bash to read the rest]"
     elif window.more:
         note = f"[stopped after line {last}; continue with offset {last + 1}]"
     else:
         note = "" if content else "[empty file]"
     result = ReadResult(content=content, kind="file", nextOffset=last + 1 if window.more else None)
-    return _read_result(with_note(content, note), result)
+    return result.result(with_note(_numbered(content, args.offset), note))
 
 
-def _read_result(text: str, result: ReadResult) -> ToolResult:
-    return result.result().model_copy(update={"content": readable(text)})
+def _numbered(content: str, first: int) -> str:
+    """As `cat -n` shows it."""
+    lines = content.split("\n")
+    last = lines.pop()  # what follows the last newline
+    text = "".join(f"{number:>{_NUMBER_WIDTH}}\t{line}\n" for number, line in enumerate(lines, first))
+    return f"{text}{first + len(lines):>{_NUMBER_WIDTH}}\t{last}" if last else text
 
 
 def _listing(args: Read, entries: list[FileEntry]) -> ToolResult:
@@ -181,7 +187,7 @@ def _listing(args: Read, entries: list[FileEntry]) -> ToolResult:
     note = "" if names else "[empty directory]"
     if next_offset is not None:
         note = f"[stopped after entry {next_offset - 1} of {len(names)}; continue with offset {next_offset}]"
-    return _read_result(with_note(content, note), ReadResult(content=content, kind="directory", nextOffset=next_offset))
+    return ReadResult(content=content, kind="directory", nextOffset=next_offset).result(with_note(content, note))
 
 
 @dataclass
@@ -241,15 +247,16 @@ def _skip_lines(piece: bytes, wanted: int, passed: int) -> tuple[int, int]:
 
 def _cut_window(kept: bytes, limit: int, head: bytes) -> _Window:
     end = lines = 0
+    # Each line that is shown has a number too.
     while end < len(kept) and lines < limit:
         newline = kept.find(b"\n", end)
         following = newline + 1 if newline >= 0 else len(kept)
-        if following > MAX_SHOWN_BYTES:
+        if following + (lines + 1) * _NUMBER_BYTES > MAX_SHOWN_BYTES:
             break
         end, lines = following, lines + 1
-    torn = end == 0 and len(kept) > MAX_SHOWN_BYTES
+    torn = end == 0 and len(kept) > MAX_SHOWN_BYTES - _NUMBER_BYTES
     if torn:
-        end, lines = MAX_SHOWN_BYTES, 1
+        end, lines = MAX_SHOWN_BYTES - _NUMBER_BYTES, 1
     return _Window(kept[:end], lines, more=end < len(kept), torn=torn, head=head)
 
 
@@ -270,7 +277,7 @@ def _fit_lines(lines: list[str], limit: int = MAX_SHOWN_LINES) -> tuple[str, int
 
 class Write(Input):
     path: str = Field(min_length=1)
-    """Missing directories are made."""
+    """Relative paths begin at the working directory. Missing directories are made."""
     content: str
     """The whole content of the file."""
 
@@ -283,14 +290,14 @@ class WriteResult(Result):
 
 async def _write(args: Write, view: CodingView) -> ToolResult:
     size = await view.sandbox.files.write_text(await view.reach(args.path), args.content)
-    result = WriteResult(path=args.path, size=size).result()
-    return result.model_copy(update={"content": readable(f"wrote {size} bytes to {args.path}")})
+    return WriteResult(path=args.path, size=size).result(f"wrote {size} bytes to {args.path}")
 
 
 class Edit(Input):
     path: str = Field(min_length=1)
+    """Relative paths begin at the working directory."""
     oldText: str = Field(min_length=1)
-    """The text to replace, exactly as it is in the file, and long enough to be unique."""
+    """The text to replace, exactly as it is in the file, without line numbers, and with enough context to be unique."""
     newText: str
     """The text to put in its place."""
     replaceAll: bool = False
@@ -303,29 +310,45 @@ class EditResult(Result):
 
 
 async def _edit(args: Edit, view: CodingView) -> ToolResult:
-    path = await view.reach(args.path)
+    count = await replace_text(
+        view, args.path, args.oldText, args.newText, all_of_them=args.replaceAll, fields=("oldText", "replaceAll")
+    )
+    return EditResult(path=args.path, replacements=count).result(replaced(count, args.path))
+
+
+async def replace_text(view: View, name: str, old: str, new: str, *, all_of_them: bool, fields: tuple[str, str]) -> int:
+    """Replace text in a file. Returns how often. `fields` are the names of the arguments for `old` and `all_of_them`.
+
+    Raises:
+        InvalidRequest: there is no match, or more than one; nothing was changed.
+        and what reading and writing the file raises.
+    """
+    path = await view.reach(name)
     files = view.sandbox.files
     async with view.suggesting(path):
         data = await files.read_bytes(path, limit=MAX_EDIT_BYTES + 1)
     if len(data) > MAX_EDIT_BYTES:
-        raise InvalidRequest(f"{args.path}: more than {MAX_EDIT_BYTES >> 20} MiB; use bash and sed")
+        raise InvalidRequest(f"{name}: more than {MAX_EDIT_BYTES >> 20} MiB; use a command such as sed")
     text = as_text(data)
     if text is None:
-        raise InvalidRequest(f"{args.path}: {media_type(data, path)}, not a text file; use bash")
-    count = text.count(args.oldText)
+        raise InvalidRequest(f"{name}: {media_type(data, path)}, not a text file; use a command")
+    count = text.count(old)
     if not count:
         raise InvalidRequest(
-            f"{args.path}: found 0 matches for oldText, so nothing was changed{_near_match_hint(text, args.oldText)}"
+            f"{name}: found 0 matches for {fields[0]}, so nothing was changed{_near_match_hint(text, old)}"
         )
-    if count > 1 and not args.replaceAll:
+    if count > 1 and not all_of_them:
         raise InvalidRequest(
-            f"{args.path}: found {count} matches for oldText, at lines {_line_numbers(text, args.oldText)}, so nothing "
-            "was changed; quote more of the text around the match, or set replaceAll to true"
+            f"{name}: found {count} matches for {fields[0]}, at lines {_line_numbers(text, old)}, so nothing was "
+            f"changed; quote more of the text around the match, or set {fields[1]} to true"
         )
-    await files.write_text(path, text.replace(args.oldText, args.newText))
-    result = EditResult(path=args.path, replacements=count).result()
-    words = f"replaced {count} {'match' if count == 1 else 'matches'} in {args.path}"
-    return result.model_copy(update={"content": readable(words)})
+    await files.write_text(path, text.replace(old, new))
+    return count
+
+
+def replaced(count: int, name: str) -> str:
+    """What a model is told after `replace_text`."""
+    return f"replaced {count} {'match' if count == 1 else 'matches'} in {name}"
 
 
 def _line_numbers(text: str, wanted: str) -> str:
@@ -353,8 +376,12 @@ def _near_match_hint(text: str, wanted: str) -> str:
 
 class Bash(Input):
     command: str = Field(min_length=1)
+    """A command line for bash. It begins in the working directory, in a new shell."""
     timeout: float = Field(default=DEFAULT_TIMEOUT_S, gt=0, le=3600)
-    """Seconds until it is killed, with all that it started."""
+    """Seconds until it is killed, with all that it started. Raise it for installs, builds and tests."""
+    user: str = Field(default=DEFAULT_USER, min_length=1)
+    """Who runs it: root can install packages, for instance with apt-get. Unset, in an image with a user of its own:
+    that one."""
 
 
 class BashResult(Result):
@@ -363,46 +390,23 @@ class BashResult(Result):
     exitCode: int
     """124: it timed out."""
     cutBytes: int = 0
-    """How many bytes are missing at the beginning of the output."""
+    """How many bytes are missing in the middle of the output."""
 
 
 async def _bash(args: Bash, view: CodingView, *, on_output: OnOutput | None) -> ToolResult:
+    user = args.user if "user" in args.model_fields_set else None
     async with view.suggesting(view.cwd):
-        try:
-            done = await view.sandbox.exec_bytes(
-                ["sh", "-c", BASH_WRAPPER, args.command],
-                cwd=view.cwd,
-                timeout_s=args.timeout,
-                output_limit_bytes=2 * MAX_SHOWN_BYTES,
-                on_stdout=on_output,
-                on_stderr=on_output,
-            )
-        except ExecTimeout as error:
-            # It is text, with a line that says how much was cut where it was long.
-            partial = error.result.stdout.encode()
-            cut = error.result.stdout_truncation
-            note = f"[timed out after {args.timeout:g} s: killed with all processes that it started; "
-            note += f"exit code {TIMED_OUT_EXIT_CODE}]"
-            return _bash_result(partial, len(partial) if cut is None else cut.total, TIMED_OUT_EXIT_CODE, note)
-    total = len(done.stdout) if done.stdout_truncation is None else done.stdout_truncation.total
-    note = f"[exit code {done.exit_code}]" if done.exit_code else ""
-    if done.out_of_memory:
-        note = f"{OUT_OF_MEMORY}\n{note}"
-    return _bash_result(done.stdout, total, done.exit_code, note)
-
-
-def _bash_result(data: bytes, total: int, exit_code: int, note: str) -> ToolResult:
-    if b"\0" in data:
-        text, cut = output_text(data, None), 0
-    else:
-        kept = last_lines(data)
-        text, cut = kept.decode("utf-8", "replace"), total - len(kept)
-    words = with_note(text, note) if note else text or "[no output]"
-    if cut:
-        note = f"[the first {cut} of {total} bytes are cut; redirect output to a file to keep all of it]"
-        words = f"{note}\n{words}"
-    result = BashResult(output=text, exitCode=exit_code, cutBytes=cut).result()
-    return result.model_copy(update={"content": words})
+        ran = await run(
+            view.sandbox,
+            args.command,
+            cwd=view.cwd,
+            timeout_s=args.timeout,
+            timeout_name="timeout",
+            user=user,
+            merge_stderr=True,
+            on_output=on_output,
+        )
+    return BashResult(output=ran.stdout, exitCode=ran.exit_code, cutBytes=ran.cut_bytes).result(ran.text)
 
 
 # ------------------------------------------------------------------------------------------------------ grep and glob
@@ -410,17 +414,26 @@ def _bash_result(data: bytes, total: int, exit_code: int, note: str) -> ToolResu
 
 class Grep(Input):
     pattern: str = Field(min_length=1)
-    """A POSIX extended regular expression."""
+    """A regular expression as in Python or ripgrep, such as (?i)todo|\\bfix\\d+. Without look-around; no match spans
+    lines."""
     path: str = Field(default=".", min_length=1)
-    """A file, or a directory to be searched with all below it."""
+    """A file, or a directory to be searched with all below it. Relative paths begin at the working directory."""
     include: str = Field(default="*", min_length=1)
     """A glob that the files' names have to match or, with a slash, their paths: `*.py`, `src/**/*.py`."""
+    ignore_case: bool = False
+    """Find upper and lower case alike, as -i."""
+    context: int = Field(default=0, ge=0, le=MAX_CONTEXT)
+    """Lines to show before and after each match, as -C."""
 
 
 class GrepMatch(Result):
     path: str
     line: int
     text: str
+    before: Sequence[str] | None = None
+    """The lines before it that are not with another match. Unset: none were asked for, or there are none."""
+    after: Sequence[str] | None = None
+    """The lines after it, likewise."""
 
 
 class GrepResult(Result):
@@ -430,29 +443,79 @@ class GrepResult(Result):
 
 
 async def _grep(args: Grep, view: CodingView) -> ToolResult:
+    return await find_lines(args, view)
+
+
+async def find_lines(args: Grep, view: View) -> ToolResult:
+    """The lines that match, each as `path:line: text`; lines around a match as `path-line- text`, as grep shows them.
+
+    Raises:
+        InvalidRequest: the pattern is invalid, or the search took too long.
+        and what `files.grep` raises.
+    """
     path = await view.reach(args.path)
     async with view.suggesting(path):
         with searching():
-            include = None if args.include == "*" else args.include
-            found = await view.sandbox.files.grep(args.pattern, path, include=include, limit=MAX_MATCHES)
-    matches = [
-        GrepMatch(
-            path=args.path if each.path == path else _joined(args.path, each.path), line=each.line, text=each.text
-        )
-        for each in found
-    ]
-    lines = [f"{each.path}:{each.line}: {each.text}" for each in matches]
-    text, count = _fit_lines(lines)
-    truncated = count < len(lines) or len(lines) == MAX_MATCHES
-    result = GrepResult(matches=matches[:count], truncated=truncated).result()
+            found = await view.sandbox.files.grep(
+                args.pattern,
+                path,
+                ignore_case=args.ignore_case,
+                context=args.context,
+                include=None if args.include == "*" else args.include,
+                limit=MAX_MATCHES,
+            )
+    matches: list[GrepMatch] = []
+    for each in found:
+        name = args.path if each.path == path else _joined(args.path, each.path)
+        matches.append(GrepMatch(path=name, line=each.line, text=each.text, before=each.before, after=each.after))
+    matches = _without_repeats(matches)
+    blocks = _blocks(matches)
+    text, count = _fit_lines(blocks)
+    truncated = count < len(blocks) or len(matches) == MAX_MATCHES
+    result = GrepResult(matches=matches[:count], truncated=truncated)
     return _search_result(result, text, count, "matches", truncated=truncated)
+
+
+def _without_repeats(matches: list[GrepMatch]) -> list[GrepMatch]:
+    """The matches, each line around them once: a line that is a match, or that an earlier one has, is left out."""
+    lines = {(each.path, each.line) for each in matches}
+    seen = ("", 0)  # the path and number of the last line
+    kept: list[GrepMatch] = []
+    for each in matches:
+        last = seen[1] if seen[0] == each.path else 0
+        before = list(each.before or ())[-min(each.line - last - 1, MAX_CONTEXT) :] if each.line > last + 1 else []
+        after = list(each.after or ())
+        for index in range(len(after)):
+            if (each.path, each.line + 1 + index) in lines:
+                after = after[:index]
+                break
+        kept.append(each.model_copy(update={"before": before or None, "after": after or None}))
+        seen = (each.path, each.line + len(after))
+    return kept
+
+
+def _blocks(matches: list[GrepMatch]) -> list[str]:
+    """The text of each match with the lines around it; '--' is between lines that do not follow each other."""
+    separated = any(each.before or each.after for each in matches)
+    blocks: list[str] = []
+    following = ("", 0)
+    for each in matches:
+        before, after = each.before or [], each.after or []
+        first = each.line - len(before)
+        lines = ["--"] if separated and blocks and following != (each.path, first) else []
+        lines += [f"{each.path}-{first + index}- {text}" for index, text in enumerate(before)]
+        lines.append(f"{each.path}:{each.line}: {each.text}")
+        lines += [f"{each.path}-{each.line + 1 + index}- {text}" for index, text in enumerate(after)]
+        blocks.append("\n".join(lines))
+        following = (each.path, each.line + len(after) + 1)
+    return blocks
 
 
 class Glob(Input):
     pattern: str = Field(min_length=1)
     """`*`, `?` and `[…]` within a name, `**` for any number of directories, `{a,b}` for either."""
     path: str = Field(default=".", min_length=1)
-    """Where to look."""
+    """The directory to look in. Relative paths begin at the working directory."""
 
 
 class GlobResult(Result):
@@ -471,7 +534,7 @@ async def _glob(args: Glob, view: CodingView) -> ToolResult:
     text, count = _fit_lines(files)
     truncated = count < len(files) or len(found) == MAX_SHOWN_LINES
     return _search_result(
-        GlobResult(files=files[:count], truncated=truncated).result(), text, count, "files", truncated=truncated
+        GlobResult(files=files[:count], truncated=truncated), text, count, "files", truncated=truncated
     )
 
 
@@ -493,10 +556,10 @@ def _joined(directory: str, name: str) -> str:
     return name if directory in {".", "./"} else f"{directory.rstrip('/')}/{name}"
 
 
-def _search_result(result: ToolResult, text: str, count: int, what: str, *, truncated: bool) -> ToolResult:
+def _search_result(result: Result, text: str, count: int, what: str, *, truncated: bool) -> ToolResult:
     if truncated:
         text = with_note(text, f"[stopped after {count} {what}; there are more: narrow the search]")
-    return result.model_copy(update={"content": readable(text) or f"[no {what}]"})
+    return result.result(text or f"[no {what}]")
 
 
 # --------------------------------------------------------------------------------------------------------- vocabulary
@@ -511,22 +574,26 @@ _DESTRUCTIVE = Hints(destructive=True)
 
 READ = Tool(
     "read",
-    f"Read a text file by lines, or list a directory. Shows up to {_LIMITS_TEXT} and says where it stopped.",
+    "Read a text file with line numbers, see an image (PNG, JPEG, GIF, WebP), or list a directory. Shows up to "
+    f"{_LIMITS_TEXT} and says where it stopped; offset continues there. The numbers and the tab after them are not "
+    "part of the file.",
     Read,
     ReadResult,
     _read,
     hints=_READ_ONLY,
     serialize_by=_file_key,
+    title="Read file",
     vocabulary="coding",
 )
 WRITE = Tool(
     "write",
-    "Write a text file, whole or not at all. What it held is replaced.",
+    "Write a text file, whole or not at all. What it held is replaced; to change a part of it, use edit.",
     Write,
     WriteResult,
     _write,
     hints=Hints(destructive=True, idempotent=True),
     serialize_by=_file_key,
+    title="Write file",
     vocabulary="coding",
 )
 EDIT = Tool(
@@ -538,27 +605,30 @@ EDIT = Tool(
     _edit,
     hints=_DESTRUCTIVE,
     serialize_by=_file_key,
+    title="Edit file",
     vocabulary="coding",
 )
 BASH = Tool(
     "bash",
-    f"Run a command in bash, or in sh where there is none, and wait for its end. Shows the last {_LIMITS_TEXT} of "
-    "stdout and stderr together. A command that takes too long is exit code 124, with what it printed.",
+    "Run a command in bash, or in sh where there is none, and wait for its end. Shows stdout and stderr together, and "
+    "the exit code if it is not 0. " + SHELL_FACTS.format(timeout="timeout", seconds=f"{DEFAULT_TIMEOUT_S} s"),
     Bash,
     BashResult,
     _bash,
     hints=Hints(destructive=True, open_world=True),
     streams_output=True,
+    title="Run command",
     vocabulary="coding",
 )
 GREP = Tool(
     "grep",
-    f"Find lines by a regular expression. Shows up to {MAX_MATCHES} matches and {MAX_SHOWN_BYTES // 1024} KB. Passes "
-    f"over binary and hidden files. May take {MAX_SEARCH_S:g} s.",
+    f"Find lines by a regular expression; shows path:line: text. Up to {MAX_MATCHES} matches and "
+    f"{MAX_SHOWN_BYTES // 1000} KB. Passes over binary and hidden files. May take {MAX_SEARCH_S:g} s.",
     Grep,
     GrepResult,
     _grep,
     hints=_READ_ONLY,
+    title="Search in files",
     vocabulary="coding",
 )
 GLOB = Tool(
@@ -569,13 +639,14 @@ GLOB = Tool(
     GlobResult,
     _glob,
     hints=_READ_ONLY,
+    title="Find files",
     vocabulary="coding",
 )
 FILE_TOOLS = (READ, WRITE, EDIT, BASH, GREP, GLOB)
 
 VOCABULARY = Vocabulary(
     tools=lambda pool, tasks: pool_coding_tools(pool, tasks=tasks),
-    instructions="read, write, edit, bash, grep and glob all work in the one sandbox 'default', from "
-    f"{HOME} or the image's working directory on.",
+    instructions="read, write, edit, bash, grep and glob all work in the one sandbox 'default'. The working "
+    f"directory, where relative paths begin, is {HOME}, or the image's own.",
     transcripts={"bash": "$ {command}", "grep": "{pattern}", "glob": "{pattern}", "task": "{role}: {prompt}"},
 )

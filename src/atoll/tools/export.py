@@ -8,24 +8,53 @@ provider's API themselves.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import pydantic_core
 
+from atoll.contract.errors import InvalidRequest
 from atoll.tools.tool import ContentPart, ImagePart, TextPart, Tool, ToolResult
 
 ToolProtocol = Literal["anthropic", "openai-chat", "openai-responses", "mcp"]
+_Writer = TypeVar("_Writer", bound=Callable[..., dict[str, Any]])
 
 
 def definitions(tools: Iterable[Tool], protocol: ToolProtocol) -> list[dict[str, Any]]:
-    """Tool definitions: the `tools` of a request or, with MCP, of the result of `tools/list`."""
-    write = _DEFINITIONS[protocol]
+    """Tool definitions: the `tools` of a request or, with MCP, of the result of `tools/list`.
+
+    Raises:
+        InvalidRequest: there is no such protocol.
+    """
+    write = _of(_DEFINITIONS, protocol)
     return [write(tool) for tool in tools]
 
 
 def result(result: ToolResult, protocol: ToolProtocol, call_id: str = "") -> dict[str, Any]:
-    """A tool result: a block, message or item that answers `call_id` or, with MCP, the result itself."""
-    return _RESULTS[protocol](result, call_id)
+    """A tool result: a block, message or item that answers `call_id` or, with MCP, the result itself.
+
+    A message of OpenAI chat completions that answers a call has no place for images: `image_message` has them.
+
+    Raises:
+        InvalidRequest: there is no such protocol.
+    """
+    return _of(_RESULTS, protocol)(result, call_id)
+
+
+def image_message(results: Iterable[ToolResult]) -> dict[str, Any] | None:
+    """The images of these results as a user's message of OpenAI chat completions, to be added after the messages that
+    answer the calls. None: there are none."""
+    images = [part for each in results for part in _parts(each) if isinstance(part, ImagePart)]
+    if not images:
+        return None
+    shown = [{"type": "image_url", "image_url": {"url": _data_url(image)}} for image in images]
+    return {"role": "user", "content": [{"type": "text", "text": "The images that the tools have returned:"}, *shown]}
+
+
+def _of(table: Mapping[ToolProtocol, _Writer], protocol: str) -> _Writer:
+    for name, write in table.items():
+        if name == protocol:
+            return write
+    raise InvalidRequest(f"there is no tool protocol {protocol!r}; allowed are {', '.join(map(repr, table))}")
 
 
 # ---------------------------------------------------------------------------------------------------------- definitions
@@ -65,6 +94,8 @@ def _mcp(tool: Tool) -> dict[str, Any]:
             "openWorldHint": tool.hints.open_world,
         },
     }
+    if tool.title:
+        definition["title"] = tool.title
     output = tool.output_schema()
     return definition if output is None else {**definition, "outputSchema": output}
 
@@ -101,20 +132,31 @@ def _anthropic_result(result: ToolResult, call_id: str) -> dict[str, Any]:
 
 
 def _openai_text(result: ToolResult) -> str:
-    # The format has no flag for errors and no images: both become text.
-    images = [part for part in _parts(result) if isinstance(part, ImagePart)]
-    text = "\n".join([result.text, *(f"[an image, {image.mime_type}]" for image in images)]).strip(
-        "\n" if images else ""
-    )
-    return f"Error: {text.removeprefix('Error: ')}" if result.is_error else text
+    # The format has no flag for errors.
+    return f"Error: {result.text.removeprefix('Error: ')}" if result.is_error else result.text
+
+
+def _data_url(image: ImagePart) -> str:
+    return f"data:{image.mime_type};base64,{image.data}"
 
 
 def _openai_chat_result(result: ToolResult, call_id: str) -> dict[str, Any]:
-    return {"role": "tool", "tool_call_id": call_id, "content": _openai_text(result)}
+    images = [f"[an image, {part.mime_type}]" for part in _parts(result) if isinstance(part, ImagePart)]
+    text = "\n".join(filter(None, [_openai_text(result), *images])) if images else _openai_text(result)
+    return {"role": "tool", "tool_call_id": call_id, "content": text}
 
 
 def _openai_responses_result(result: ToolResult, call_id: str) -> dict[str, Any]:
-    return {"type": "function_call_output", "call_id": call_id, "output": _openai_text(result)}
+    output: Any = _openai_text(result)
+    if any(isinstance(part, ImagePart) for part in _parts(result)):
+        output = [_openai_part(part) for part in _parts(result)]
+    return {"type": "function_call_output", "call_id": call_id, "output": output}
+
+
+def _openai_part(part: ContentPart) -> dict[str, Any]:
+    if isinstance(part, ImagePart):
+        return {"type": "input_image", "image_url": _data_url(part)}
+    return {"type": "input_text", "text": part.text}
 
 
 def _mcp_part(part: ContentPart) -> dict[str, Any]:

@@ -1,5 +1,8 @@
 """The vocabulary `agent`: eight tools over the named sandboxes of a session, or five bound to one sandbox.
 
+Their names, arguments, defaults and results (the data) are fixed: programs are written against them. More is in the
+vocabulary `workspace` (`workspace.py`), which has these eight too.
+
 Owns what each tool does with a `SandboxPool` or a `Sandbox`. Not here: paths, text and output (`view.py`), schemas and
 calls (`tool.py`). Used by `SandboxPool.tools` and `Sandbox.tools`, and through `vocabularies.py` by the surfaces.
 
@@ -34,12 +37,14 @@ from atoll.contract.errors import (
 from atoll.contract.model import FileStat
 from atoll.runtime.images.reference import ImageReference
 from atoll.runtime.sandbox import Sandbox
-from atoll.runtime.sandbox_pool import DEFAULT, SandboxPool
+from atoll.runtime.sandbox_pool import DEFAULT, NAME_RULE, SandboxPool
+from atoll.tools.image_files import binary_content, image_type
 from atoll.tools.tool import Hints, Input, OnOutput, Result, ResultLink, Tool, ToolContext, ToolResult, ToolSet
 from atoll.tools.view import (
     HOME,
-    MAX_OUTPUT_BYTES,
     MAX_SEARCH_S,
+    MAX_SHOWN_BYTES,
+    SHELL_FACTS,
     PoolContext,
     View,
     as_text,
@@ -48,12 +53,13 @@ from atoll.tools.view import (
     media_type,
     run,
     searching,
+    with_note,
 )
 from atoll.tools.vocabularies import Vocabulary
 
-DEFAULT_READ_BYTES = 256 * 1024
-MAX_READ_BYTES = 4 * 1024 * 1024
+MAX_READ_BYTES = 256 * 1024
 MAX_GLOB_FILES = 2000
+DEFAULT_TIMEOUT_MS = 30_000
 MAX_TRANSFER_BYTES = 16 * 1024**3
 MAX_LISTEN_WAIT_S = 10.0
 _SLEEPING = frozenset({"paused", "sleeping", "shutdown"})
@@ -123,11 +129,13 @@ def _check_sleep(sleep_after_ms: float) -> float:
 
 class Shell(Input):
     command: str = Field(min_length=1)
-    """A line for the shell."""
-    timeout_ms: float = Field(default=30000, gt=0, le=3_600_000)
-    """When it is killed, with all that it started."""
+    """A command line for the shell."""
+    timeout_ms: float = Field(default=DEFAULT_TIMEOUT_MS, gt=0, le=3_600_000)
+    """Milliseconds until it is killed, with all that it started. Raise it for installs, builds and tests, for instance
+    to 600000."""
     working_dir: str = HOME
-    """Where it runs. Unset, in an image with a working directory of its own: there."""
+    """Where it runs; relative paths begin at the default. Unset, in an image with a working directory of its own:
+    there."""
 
 
 class ShellResult(Result):
@@ -142,8 +150,8 @@ class ReadFile(Input):
     """Relative paths begin at /home/user, or at the image's working directory."""
     offset: int = Field(default=0, ge=0, le=2**62)
     """Byte offset to begin at."""
-    limit: int = Field(default=DEFAULT_READ_BYTES, ge=1, le=MAX_READ_BYTES)
-    """Most bytes to read."""
+    limit: int = Field(default=MAX_SHOWN_BYTES, ge=1, le=MAX_READ_BYTES)
+    """How many bytes to read at most."""
 
 
 class ReadFileResult(Result):
@@ -175,7 +183,7 @@ class SandboxGlob(Input):
     pattern: str = Field(min_length=1)
     """`*`, `?` and `[…]` within a name, `**` for any number of directories, `{a,b}` for either."""
     cwd: str = HOME
-    """Where to look; the files are named relative to it. Unset: as for relative paths."""
+    """The directory to look in; files are named relative to it. Unset: as for relative paths."""
 
 
 class SandboxGlobResult(Result):
@@ -186,7 +194,7 @@ class SandboxGlobResult(Result):
 
 class Browse(Input):
     port: int = Field(ge=1, le=65535)
-    """The port that the server listens on."""
+    """The port that the server in the sandbox listens on, on 127.0.0.1 or all addresses."""
 
 
 class BrowseResult(Result):
@@ -194,12 +202,12 @@ class BrowseResult(Result):
 
 
 class SandboxCreate(Input):
-    sandbox: str = Field(min_length=1)
-    """Its name: lower-case letters, digits, '-', '_' and '.', at most 30."""
+    sandbox: str = Field(min_length=1, description=f"Its name: {NAME_RULE}.")
     image: str = Field(default="host", min_length=1)
-    """What it is made from: 'host', or an image of a registry, such as 'python:3.12'."""
+    """What it is made from: 'host', which has the programs of the machine that sandboxes run on, or an image of a
+    registry, such as 'python:3.12' or 'node:22'."""
     sleep_after_ms: Annotated[float, AfterValidator(_check_sleep)] = Field(default=600_000, ge=0, le=1e10)
-    """How long it may be unused before it sleeps, at least 1000; 0 is for ever. Using it wakes it."""
+    """Milliseconds that it may be unused before it sleeps, at least 1000; 0 is for ever. Using it wakes it."""
 
 
 class SandboxCreateResult(Result):
@@ -225,7 +233,9 @@ class SandboxListResult(Result):
 class Transfer(Input):
     from_sandbox: str = Field(min_length=1)
     from_path: str = Field(min_length=1)
+    """Relative paths begin at /home/user, here and in to_path."""
     to_sandbox: str = Field(min_length=1)
+    """It is created if it does not exist."""
     to_path: str = Field(min_length=1)
     """The path of the copy. If a directory exists there, a file is copied into it under its own name, and a directory
     is merged with it."""
@@ -242,15 +252,24 @@ class TransferResult(Result):
 # ----------------------------------------------------------------------------------------------------------- handlers
 
 
-async def _shell(args: Shell, context: ViewContext, *, on_output: OnOutput | None) -> ShellResult:
+async def _shell(args: Shell, context: ViewContext, *, on_output: OnOutput | None) -> ToolResult:
     view = await context.view(args, make=True)
     cwd = view.path(args.working_dir if "working_dir" in args.model_fields_set else ".")
     async with view.suggesting(cwd):
-        ran = await run(view.sandbox, args.command, cwd=cwd, timeout_s=args.timeout_ms / 1000, on_output=on_output)
-    return ShellResult(stdout=ran.stdout, stderr=ran.stderr, exit_code=ran.exit_code)
+        ran = await run(
+            view.sandbox,
+            args.command,
+            cwd=cwd,
+            timeout_s=args.timeout_ms / 1000,
+            timeout_name="timeout_ms",
+            user=getattr(args, "user", None) if "user" in args.model_fields_set else None,
+            on_output=on_output,
+        )
+    data = ShellResult(stdout=ran.stdout, stderr=with_note(ran.stderr, ran.note), exit_code=ran.exit_code)
+    return data.result(ran.text)
 
 
-async def _read_file(args: ReadFile, context: ViewContext) -> ReadFileResult:
+async def _read_file(args: ReadFile, context: ViewContext) -> ToolResult:
     view = await context.view(args)
     path = view.path(args.path)
     async with view.suggesting(path):
@@ -258,9 +277,12 @@ async def _read_file(args: ReadFile, context: ViewContext) -> ReadFileResult:
         end = args.offset + len(data)
         # A short read means the end of the file.
         size = end if data and len(data) < args.limit else (await view.sandbox.files.stat(path)).size
-    content = as_text(data, head=args.offset == 0, tail=end >= size)
-    if content is None:
-        return ReadFileResult(content="", size=size, binary=media_type(data if args.offset == 0 else b"", path))
+        content = as_text(data, head=args.offset == 0, tail=end >= size)
+        if content is None:
+            head = data if args.offset == 0 else b""
+            kind = image_type(head) or media_type(head, path)
+            shown = await binary_content(view, path, head, args.path)
+            return ReadFileResult(content="", size=size, binary=kind).result(shown)
     next_offset = None
     if end < size:
         next_offset = args.offset + len(complete_characters(data, tail=False))
@@ -268,23 +290,36 @@ async def _read_file(args: ReadFile, context: ViewContext) -> ReadFileResult:
             raise InvalidRequest(
                 f"limit is {args.limit}, and the character at {args.offset} is longer; read at least 4 bytes"
             )
-    return ReadFileResult(content=content, size=size, next_offset=next_offset)
+    note = "" if content else f"[nothing from byte {args.offset} on]" if args.offset else "[empty file]"
+    if next_offset is not None:
+        note = f"[stopped before byte {next_offset} of {size}; continue with offset {next_offset}]"
+    data_result = ReadFileResult(content=content, size=size, next_offset=next_offset)
+    return data_result.result(with_note(content, note))
 
 
-async def _write_file(args: WriteFile, context: ViewContext) -> WriteFileResult:
+async def _write_file(args: WriteFile, context: ViewContext) -> ToolResult:
     view = await context.view(args, make=True)
-    return WriteFileResult(
-        size=await view.sandbox.files.write_text(view.path(args.path), args.content, append=args.append)
-    )
+    size = await view.sandbox.files.write_text(view.path(args.path), args.content, append=args.append)
+    did = "appended to" if args.append else "wrote"
+    return WriteFileResult(size=size).result(f"{did} {args.path}, which has {size} bytes now")
 
 
-async def _glob(args: SandboxGlob, context: ViewContext) -> SandboxGlobResult:
+async def _glob(args: SandboxGlob, context: ViewContext) -> ToolResult:
     view = await context.view(args)
     cwd = view.path(args.cwd if "cwd" in args.model_fields_set else ".")
     async with view.suggesting(cwd):
         with searching():
             found = await view.sandbox.files.glob(args.pattern, cwd=cwd, limit=MAX_GLOB_FILES)
-    return SandboxGlobResult(files=[entry.name for entry in found], truncated=len(found) == MAX_GLOB_FILES or None)
+    files, room = [], MAX_SHOWN_BYTES
+    for entry in found:
+        room -= len(entry.name.encode("utf-8", "surrogateescape")) + 1
+        if room < 0:
+            break
+        files.append(entry.name)
+    truncated = len(files) < len(found) or len(found) == MAX_GLOB_FILES
+    note = f"[stopped after {len(files)} files; there may be more: narrow the pattern]" if truncated else ""
+    text = with_note("\n".join(files), note) or "[no files]"
+    return SandboxGlobResult(files=files, truncated=truncated or None).result(text)
 
 
 async def _browse(args: Browse, context: ViewContext) -> ToolResult:
@@ -297,10 +332,12 @@ async def _browse(args: Browse, context: ViewContext) -> ToolResult:
             "in the background, on 127.0.0.1 or all addresses, and call browse again"
         ) from None
     link = ResultLink(url=preview.url, name=f"port {args.port} of {context.name(args)}")
-    return BrowseResult(url=preview.url).result().model_copy(update={"links": (link,)})
+    text = f"{preview.url}\nGive this URL to the user, who can open it in a browser. You cannot: to see the page, run "
+    text += f"curl http://127.0.0.1:{args.port}/ in the sandbox."
+    return BrowseResult(url=preview.url).result(text, links=(link,))
 
 
-async def _sandbox_create(args: SandboxCreate, context: SessionContext) -> SandboxCreateResult:
+async def _sandbox_create(args: SandboxCreate, context: SessionContext) -> ToolResult:
     _check_image(args.image, context.pool.image)
     created = True
     try:
@@ -318,7 +355,8 @@ async def _sandbox_create(args: SandboxCreate, context: SessionContext) -> Sandb
             await found.wake()
     if created or "sleep_after_ms" in args.model_fields_set:
         context.pool.sleep_after(args.sandbox, args.sleep_after_ms / 1000 or None)
-    return SandboxCreateResult(sandbox=args.sandbox, created=created)
+    made = f"created the sandbox {args.sandbox!r}" if created else f"the sandbox {args.sandbox!r} existed already"
+    return SandboxCreateResult(sandbox=args.sandbox, created=created).result(made)
 
 
 def _check_image(image: str, own: str) -> None:
@@ -343,20 +381,20 @@ def _is_same(image: str, other: str) -> bool:
     return ImageReference.parse(image) == ImageReference.parse(other)
 
 
-async def _sandbox_list(_args: SandboxList, context: SessionContext) -> SandboxListResult:
-    return SandboxListResult(
-        sandboxes=[
-            ListedSandbox(
-                name=each.name,
-                image=each.image,
-                status="sleeping" if each.status in _SLEEPING else each.status,  # type: ignore[arg-type]
-            )
-            for each in await context.pool.list()
-        ]
-    )
+async def _sandbox_list(_args: SandboxList, context: SessionContext) -> ToolResult:
+    listed = [
+        ListedSandbox(
+            name=each.name,
+            image=each.image,
+            status="sleeping" if each.status in _SLEEPING else each.status,  # type: ignore[arg-type]
+        )
+        for each in await context.pool.list()
+    ]
+    text = "\n".join(f"{each.name}: {each.status}, image {each.image}" for each in listed)
+    return SandboxListResult(sandboxes=listed).result(text or "[no sandboxes]")
 
 
-async def _transfer(args: Transfer, context: SessionContext) -> TransferResult:
+async def _transfer(args: Transfer, context: SessionContext) -> ToolResult:
     source = await context.at(args.from_sandbox)
     path, target = source.path(args.from_path), source.path(args.to_path)
     async with source.suggesting(path):
@@ -371,8 +409,10 @@ async def _transfer(args: Transfer, context: SessionContext) -> TransferResult:
             raise InvalidRequest(
                 f"{args.to_path}: inside of {args.from_path}; a directory cannot be copied into itself"
             )
-        return TransferResult(bytes=await _copy_tree(source, path, view, target))
-    return TransferResult(bytes=await _copy_file(source, path, status, view, target))
+        copied = await _copy_tree(source, path, view, target)
+    else:
+        copied = await _copy_file(source, path, status, view, target)
+    return TransferResult(bytes=copied).result(f"copied {copied} bytes to {args.to_path} in {args.to_sandbox}")
 
 
 async def _copy_tree(source: View, path: str, view: View, target: str) -> int:
@@ -428,24 +468,28 @@ _READ_ONLY = Hints(read_only=True, idempotent=True)
 
 SHELL = Tool(
     "shell",
-    f"Run a shell command and wait for its end. Returns stdout, stderr (up to {MAX_OUTPUT_BYTES // 1024} KiB of each, "
-    "head and tail) and the exit code. Background processes keep running.",
+    "Run a command in a shell of the sandbox (bash, or sh where there is none), as its user, who is not root unless "
+    "the operator chose so, and wait for its end. "
+    + SHELL_FACTS.format(timeout="timeout_ms", seconds=f"{DEFAULT_TIMEOUT_MS // 1000} s"),
     Shell,
     ShellResult,
     _shell,
     hints=Hints(destructive=True, open_world=True),
     streams_output=True,
+    title="Run command",
     vocabulary="agent",
 )
 READ_FILE = Tool(
     "read_file",
-    f"Read a text file, {DEFAULT_READ_BYTES // 1024} KiB unless limit says otherwise, {MAX_READ_BYTES >> 20} MiB at "
-    "most; next_offset says where to continue. For a binary file you get its size and type.",
+    f"Read a text file, {MAX_SHOWN_BYTES // 1000} KB unless limit says otherwise, {MAX_READ_BYTES // 1024} KiB at "
+    "most, and learn where to continue; or see an image (PNG, JPEG, GIF, WebP). Of another binary file you get its "
+    "size and type.",
     ReadFile,
     ReadFileResult,
     _read_file,
     hints=_READ_ONLY,
     serialize_by=_file_key,
+    title="Read file",
     vocabulary="agent",
 )
 WRITE_FILE = Tool(
@@ -456,26 +500,30 @@ WRITE_FILE = Tool(
     _write_file,
     hints=Hints(destructive=True),
     serialize_by=_file_key,
+    title="Write file",
     vocabulary="agent",
 )
 GLOB = Tool(
     "glob",
-    f"Find files by pattern, {MAX_GLOB_FILES} at most. Names that begin with a dot match only patterns that do. "
-    f"May take {MAX_SEARCH_S:g} s.",
+    f"Find files by a pattern of their names, {MAX_GLOB_FILES} at most. Names that begin with a dot match only "
+    f"patterns that do. May take {MAX_SEARCH_S:g} s.",
     SandboxGlob,
     SandboxGlobResult,
     _glob,
     hints=_READ_ONLY,
+    title="Find files",
     vocabulary="agent",
 )
 BROWSE = Tool(
     "browse",
-    "Get a URL for a server that listens on a port in the sandbox. Anyone with the URL can use it. Waits up to "
-    f"{MAX_LISTEN_WAIT_S:g} s for the server.",
+    "Get a preview URL, for the user, of a web server that you have started in the sandbox. It is an address of the "
+    "machine that sandboxes run on, and anyone who has it can use it there. You cannot open it: to look at a page "
+    f"yourself, run curl http://127.0.0.1:PORT/ in the sandbox. Waits up to {MAX_LISTEN_WAIT_S:g} s for the server.",
     Browse,
     BrowseResult,
     _browse,
     hints=Hints(idempotent=True, open_world=True),
+    title="Preview a port",
     vocabulary="agent",
 )
 TRANSFER = Tool(
@@ -488,40 +536,43 @@ TRANSFER = Tool(
     needs=_NEEDS_POOL,
     hints=Hints(destructive=True, idempotent=True),
     serialize_by=_target_key,
+    title="Copy between sandboxes",
     vocabulary="agent",
 )
 SANDBOX_CREATE = Tool(
     "sandbox_create",
-    "Create a named sandbox, with its own files and processes. One that exists already stays as it is; one that has "
-    "died is started again.",
+    "Create a named sandbox, with its own files and processes: for another image, or to keep work apart. One that "
+    "exists already stays as it is; one that has died is started again.",
     SandboxCreate,
     SandboxCreateResult,
     _sandbox_create,
     needs=_NEEDS_POOL,
     hints=Hints(idempotent=True),
+    title="Create sandbox",
     vocabulary="agent",
 )
 SANDBOX_LIST = Tool(
     "sandbox_list",
-    "List the sandboxes of this session.",
+    "List the sandboxes of this session, each with its image and status. One that is sleeping wakes when it is used.",
     SandboxList,
     SandboxListResult,
     _sandbox_list,
     needs=_NEEDS_POOL,
     hints=_READ_ONLY,
+    title="List sandboxes",
     vocabulary="agent",
 )
 
 
-def _with(tool: Tool, **fields: Any) -> Tool:
+def with_fields(tool: Tool, **fields: Any) -> Tool:
     """A copy of a tool, with fields added to its input or replaced in it."""
     model: type[Input] = create_model(tool.input.__name__, __base__=tool.input, **fields)
     return replace(tool, input=model)
 
 
 _SANDBOX_TOOLS = (SHELL, READ_FILE, WRITE_FILE, GLOB, BROWSE)
-_SANDBOX_FIELD = (str, Field(default=DEFAULT, min_length=1, description="Which sandbox."))
-_NAMING = tuple(_with(tool, sandbox=_SANDBOX_FIELD) for tool in _SANDBOX_TOOLS)
+SANDBOX_FIELD: Any = (str, Field(default=DEFAULT, min_length=1, description="The name of the sandbox."))
+_NAMING = tuple(with_fields(tool, sandbox=SANDBOX_FIELD) for tool in _SANDBOX_TOOLS)
 POOL_TOOLS = (*_NAMING, SANDBOX_CREATE, SANDBOX_LIST, TRANSFER)
 
 
@@ -532,15 +583,20 @@ def sandbox_tools(sandbox: Sandbox) -> ToolSet:
 
 def pool_tools(pool: SandboxPool) -> ToolSet:
     """All eight tools for the sandboxes of a session. The schemas show the pool's defaults."""
+    return ToolSet(session_wide_tools(pool), SessionContext(pool))
+
+
+def session_wide_tools(pool: SandboxPool) -> tuple[Tool, ...]:
+    """The eight tools, with the pool's defaults in their schemas."""
     sleep_after_ms = 0 if pool.sleep_after_s is None else pool.sleep_after_s * 1000
-    create = _with(
+    create = with_fields(
         SANDBOX_CREATE,
         image=_with_default("image", pool.image),
         sleep_after_ms=_with_default(
             "sleep_after_ms", int(sleep_after_ms) if sleep_after_ms % 1 == 0 else sleep_after_ms
         ),
     )
-    return ToolSet((*_NAMING, create, SANDBOX_LIST, TRANSFER), SessionContext(pool))
+    return (*_NAMING, create, SANDBOX_LIST, TRANSFER)
 
 
 def _with_default(field: str, default: object) -> tuple[Any, Any]:
@@ -551,7 +607,8 @@ def _with_default(field: str, default: object) -> tuple[Any, Any]:
 
 VOCABULARY = Vocabulary(
     tools=lambda pool, _tasks: pool_tools(pool),
-    instructions="Without a name, tools use the sandbox 'default', which is created when it is first used.",
+    instructions="Without a name, tools use the sandbox 'default', which is created when it is first used. Relative "
+    f"paths begin at {HOME}.",
     transcripts={
         "shell": "$ {command}",
         "glob": "{pattern}",

@@ -27,12 +27,13 @@ from atoll.contract.errors import (
 )
 from atoll.contract.model import Checkpoint, Status
 from atoll.runtime.sandbox import Sandbox
-from atoll.runtime.sandbox_pool import PooledSandbox, SandboxPool
+from atoll.runtime.sandbox_pool import NAME_RULE, PooledSandbox, SandboxPool
 from atoll.tools.tool import Hints, Input, OnOutput, Result, Tool, ToolResult, ToolSet
-from atoll.tools.view import HOME, MAX_OUTPUT_BYTES, TIMED_OUT_EXIT_CODE, PoolContext, run
+from atoll.tools.view import HOME, SHELL_FACTS, TIMED_OUT_EXIT_CODE, PoolContext, run, with_note
 from atoll.tools.vocabularies import Vocabulary
 
 MAX_CLONE_S = 300
+DEFAULT_TIMEOUT_MS = 30_000
 _MAX_CLONE_ERROR_CHARS = 2000
 
 
@@ -92,16 +93,17 @@ class SpriteInput(Input):
 
 
 class SpriteCreate(Input):
-    name: str = Field(min_length=1)
-    """Its name: lower-case letters, digits, '-', '_' and '.', at most 30."""
+    name: str = Field(min_length=1, description=f"Its name: {NAME_RULE}.")
     repoUrl: str = Field(default="", max_length=2048)
     """A Git repository to clone into its home: https or http, from a host that its network policy allows."""
 
 
 class SpriteExec(SpriteInput):
     command: str = Field(min_length=1)
-    timeout: float = Field(default=30000, gt=0, le=3_600_000)
-    """Milliseconds until it is killed, with all that it started."""
+    """A command line for the shell. It begins in /home/user, as the sprite's user."""
+    timeout: float = Field(default=DEFAULT_TIMEOUT_MS, gt=0, le=3_600_000)
+    """In milliseconds, not seconds: how long until it is killed, with all that it started. Raise it for installs,
+    builds and tests, for instance to 600000."""
 
 
 class SpriteCheckpointInput(SpriteInput):
@@ -116,7 +118,7 @@ class SpriteRestore(SpriteInput):
 
 class SpriteFork(SpriteInput):
     newName: str = Field(min_length=1)
-    """The name of the new sprite."""
+    """The name of the new sprite, by the same rule as that of any other."""
     checkpointId: str = ""
     """Id or name of one of its checkpoints to fork from. Empty: the sprite as it is now."""
 
@@ -164,6 +166,11 @@ class SpriteCheckpointList(Result):
 
 
 class ChangedSprite(Sprite):
+    message: str
+
+
+class DestroyedSprite(Result):
+    name: str
     message: str
 
 
@@ -265,11 +272,21 @@ async def _clone(sandbox: Sandbox, url: str, name: str, on_output: OnOutput | No
 async def _exec(args: SpriteExec, context: SpriteContext, *, on_output: OnOutput | None) -> SpriteExecResult:
     name, sandbox = await context.find(args.name)
     try:
-        ran = await run(sandbox, args.command, cwd=None, timeout_s=args.timeout / 1000, on_output=on_output)
+        ran = await run(
+            sandbox,
+            args.command,
+            cwd=None,
+            timeout_s=args.timeout / 1000,
+            timeout_name="timeout",
+            on_output=on_output,
+        )
     except SandboxShutdown:
         raise SandboxShutdown(f"the sprite {name!r} is shut down; call sprite_wake first") from None
     return SpriteExecResult(
-        stdout=ran.stdout, stderr=ran.stderr, exitCode=ran.exit_code, durationMs=round(ran.duration_s * 1000)
+        stdout=ran.stdout,
+        stderr=with_note(ran.stderr, ran.note),
+        exitCode=ran.exit_code,
+        durationMs=round(ran.duration_s * 1000),
     )
 
 
@@ -309,6 +326,13 @@ async def _wake(args: SpriteInput, context: SpriteContext) -> ChangedSprite:
     return await _changed(context, name, f"{name} is running")
 
 
+async def _destroy(args: SpriteInput, context: SpriteContext) -> DestroyedSprite:
+    name, _sandbox = await context.find(args.name)
+    count = await context.pool.destroy(name, checkpoints=True)
+    checkpoints = f"{count} checkpoint{'' if count == 1 else 's'}"
+    return DestroyedSprite(name=name, message=f"{name} is destroyed, with its files and {checkpoints}")
+
+
 async def _changed(context: SpriteContext, name: str, message: str) -> ChangedSprite:
     return ChangedSprite(**(await context.describe(name)).dump(), message=message)
 
@@ -325,6 +349,7 @@ async def _fork(args: SpriteFork, context: SpriteContext) -> Sprite:
 
 def _tool(
     name: str,
+    title: str,
     description: str,
     input: type[Input],
     result: type[Result],
@@ -342,6 +367,7 @@ def _tool(
         needs=frozenset({"pool"}),
         hints=hints,
         streams_output=streams_output,
+        title=title,
         vocabulary="sprites",
     )
 
@@ -351,8 +377,10 @@ _READ_ONLY = Hints(read_only=True, idempotent=True)
 SPRITE_TOOLS = (
     _tool(
         "sprite_create",
-        "Create a sandbox, with a clone of a Git repository if one is named. If the clone fails, no sandbox is "
-        f"created. Cloning may take {MAX_CLONE_S} s.",
+        "Create sprite",
+        "Create a sprite: a sandbox, with files and processes of its own, that can be saved as a checkpoint, restored "
+        "and forked. With repoUrl, a Git repository is cloned into it; if that fails, nothing is created. Cloning may "
+        f"take {MAX_CLONE_S} s.",
         SpriteCreate,
         CreatedSprite,
         _create,
@@ -361,8 +389,9 @@ SPRITE_TOOLS = (
     ),
     _tool(
         "sprite_exec",
-        f"Run a shell command in a sprite. Shows up to {MAX_OUTPUT_BYTES // 1024} KiB of each stream, head and tail. "
-        "One that takes too long is exit code 124.",
+        "Run command in sprite",
+        "Run a shell command in a sprite and wait for its end. "
+        + SHELL_FACTS.format(timeout="timeout", seconds=f"{DEFAULT_TIMEOUT_MS} ms"),
         SpriteExec,
         SpriteExecResult,
         _exec,
@@ -371,6 +400,7 @@ SPRITE_TOOLS = (
     ),
     _tool(
         "sprite_checkpoint",
+        "Save checkpoint",
         "Save the state of a sprite as a checkpoint, to restore or to fork. The sprite keeps running.",
         SpriteCheckpointInput,
         SpriteCheckpoint,
@@ -379,6 +409,7 @@ SPRITE_TOOLS = (
     ),
     _tool(
         "sprite_restore",
+        "Restore checkpoint",
         "Restore a sprite to one of its checkpoints. What was written since is lost, and running processes end.",
         SpriteRestore,
         ChangedSprite,
@@ -387,16 +418,26 @@ SPRITE_TOOLS = (
     ),
     _tool(
         "sprite_list_checkpoints",
+        "List checkpoints",
         "List the checkpoints of a sprite, the oldest first.",
         SpriteInput,
         SpriteCheckpointList,
         _list_checkpoints,
         _READ_ONLY,
     ),
-    _tool("sprite_list", "List the sprites, with their status.", SpriteListInput, SpriteList, _list, _READ_ONLY),
+    _tool(
+        "sprite_list",
+        "List sprites",
+        "List the sprites of this session, with their status.",
+        SpriteListInput,
+        SpriteList,
+        _list,
+        _READ_ONLY,
+    ),
     _tool(
         "sprite_shutdown",
-        "Stop a sprite and keep its files. It stays down until sprite_wake.",
+        "Shut down sprite",
+        "End the processes of a sprite and keep its files. It stays down until sprite_wake.",
         SpriteInput,
         ChangedSprite,
         _shutdown,
@@ -404,6 +445,7 @@ SPRITE_TOOLS = (
     ),
     _tool(
         "sprite_wake",
+        "Start sprite",
         "Start a sprite that sleeps or is shut down.",
         SpriteInput,
         ChangedSprite,
@@ -412,11 +454,21 @@ SPRITE_TOOLS = (
     ),
     _tool(
         "sprite_fork",
+        "Fork sprite",
         "Create a copy of a sprite, as it is now or as it was at one of its checkpoints. The two are independent.",
         SpriteFork,
         Sprite,
         _fork,
         Hints(),
+    ),
+    _tool(
+        "sprite_destroy",
+        "Destroy sprite",
+        "Remove a sprite for good, with its files and checkpoints. Its forks are not touched.",
+        SpriteInput,
+        DestroyedSprite,
+        _destroy,
+        Hints(destructive=True, idempotent=True),
     ),
 )
 
@@ -428,7 +480,9 @@ def sprite_tools(pool: SandboxPool) -> ToolSet:
 
 VOCABULARY = Vocabulary(
     tools=lambda pool, _tasks: sprite_tools(pool),
-    instructions="Create a sprite before you use it; restore takes it back to one of its checkpoints.",
+    instructions="A sprite is a sandbox with checkpoints: create it with sprite_create before you use it; "
+    "sprite_restore takes it back to one of its checkpoints, and sprite_fork makes a copy. Time-outs of sprite_exec "
+    "are in milliseconds.",
     transcripts={
         "sprite_create": "{repoUrl}",
         "sprite_exec": "$ {command}",

@@ -155,6 +155,7 @@ TASK = Tool(
     _task,
     needs=frozenset({"tasks"}),
     hints=Hints(destructive=True, open_world=True),
+    title="Start child agent",
     vocabulary="coding",
 )
 

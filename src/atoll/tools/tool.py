@@ -147,15 +147,22 @@ class Result(Frozen):
     def dump(self) -> dict[str, Any]:
         return self.model_dump(mode="python", exclude_none=True)
 
-    def result(self) -> ToolResult:
-        """As a `ToolResult`: JSON in the text, and the same as data."""
+    def result(
+        self, content: str | tuple[ContentPart, ...] | None = None, *, links: tuple[ResultLink, ...] = ()
+    ) -> ToolResult:
+        """As a `ToolResult`: `content` for the model, and this as data for programs. Without `content`, the model reads
+        the data as JSON."""
+        data = self.dump()
         try:
-            text = self.model_dump_json(exclude_none=True)
-            data = self.model_dump(mode="json", exclude_none=True)
+            written = pydantic_core.to_json(data)
         except (pydantic_core.PydanticSerializationError, UnicodeEncodeError):
-            data = readable_all(self.dump())
-            text = pydantic_core.to_json(data).decode()
-        return ToolResult(content=text, structured=data)
+            data = readable_all(data)
+            written = pydantic_core.to_json(data)
+        if content is None:
+            content = written.decode()
+        elif isinstance(content, str):
+            content = readable(content)
+        return ToolResult(content=content, structured=data, links=links)
 
 
 class Hints(Frozen):
@@ -212,6 +219,8 @@ class Tool:
     they were made. None: the tool's calls run concurrently."""
     streams_output: bool = False
     """The handler also takes `on_output`, an `OnOutput` or None, and passes it to the command that it runs."""
+    title: str = ""
+    """A short name for people, where a client shows tools. Empty: the name is shown."""
     vocabulary: str | None = None
     """Which of `VOCABULARIES` it belongs to. None: it is not built in, and must not have the name of a tool that is."""
 
@@ -282,7 +291,7 @@ class Tool:
 
 
 class _PlainSchema(GenerateJsonSchema):
-    """Schemas without titles, which only repeat the names."""
+    """Schemas without titles, which only repeat the names, and without bounds that no call reaches."""
 
     def generate(self, schema: Any, mode: JsonSchemaMode = "validation") -> JsonSchemaValue:
         plain = super().generate(schema, mode)
@@ -292,10 +301,18 @@ class _PlainSchema(GenerateJsonSchema):
         return plain
 
 
+_MAX_USEFUL_BOUND = 2**31
+"""A larger `maximum` only keeps arithmetic in bounds: it says nothing to a model, and costs tokens."""
+
+
 def _untitle(schema: Any) -> None:
     if isinstance(schema, dict):
         if isinstance(schema.get("title"), str):
             del schema["title"]
+        if isinstance(schema.get("maximum"), int | float) and schema["maximum"] >= _MAX_USEFUL_BOUND:
+            del schema["maximum"]
+        if isinstance(schema.get("description"), str):
+            schema["description"] = " ".join(schema["description"].split())  # docstrings have lines
         for key, value in schema.items():
             # Below `properties` the keys are field names, and a field may be called `title`.
             for each in value.values() if key in {"properties", "$defs"} else (value,):

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import itertools
 import mimetypes
 import posixpath
+import secrets
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -35,11 +37,23 @@ HOME = "/home/user"
 TIMED_OUT_EXIT_CODE = 124
 """The exit code of a command that timed out, as with `timeout`(1)."""
 MAX_SEARCH_S = 60.0
-MAX_OUTPUT_BYTES = 64 * 1024
-"""How much of stdout, and of stderr, of a command a model is shown."""
 MAX_SHOWN_LINES = 2000
-MAX_SHOWN_BYTES = 50 * 1024
-"""What the coding tools show of a file or an output in one result."""
+MAX_SHOWN_BYTES = 30_000
+"""What a model is shown of a file or an output in one result: about 8,000 tokens."""
+MAX_CAPTURED_BYTES = 1024 * 1024
+"""How much of a stream is kept of a command. What is not shown of it is saved in the sandbox."""
+OUTPUT_DIRECTORY = "/tmp/tool-output"
+_MAX_SAVED_OUTPUTS = 50
+"""Saved outputs of one program. The next one replaces the oldest."""
+
+SHELL_FACTS = (
+    "Each call is a new shell: cd, export and shell variables do not carry over; files do. There is no standard input "
+    "and no terminal. A command that takes longer than {timeout} ({seconds} unless you raise it) is killed with all "
+    "that it started, and is exit code 124. To leave a server running, start it in the background with its output in a "
+    "file: `server >server.log 2>&1 &`. Of long output the head and tail are shown, "
+    f"{MAX_SHOWN_BYTES // 1000} KB in all, and the rest is saved in a file that is named."
+)
+"""What a model has to know of a tool that runs commands."""
 
 _MAX_NEIGHBOURS = 1000
 _MAX_SYMLINKS = 40
@@ -254,6 +268,60 @@ class CommandOutput:
     stderr: str
     exit_code: int
     duration_s: float
+    cut_bytes: int
+    """How many bytes of both streams are not shown."""
+    note: str
+    """What is to be said of its end: that it timed out, or reached the memory limit. Empty: nothing."""
+
+    @property
+    def text(self) -> str:
+        """All of it, as a terminal would show it: stdout, then stderr, then how it ended."""
+        text = self.stdout
+        if self.stderr:
+            text = with_note(text, f"[stderr]\n{self.stderr}") if text else self.stderr
+        text = with_note(text, self.note)
+        if self.exit_code:
+            text = with_note(text, f"[exit code {self.exit_code}]")
+        return text or "[no output]"
+
+
+@dataclass(frozen=True)
+class _OutputStream:
+    """What was captured of stdout or stderr."""
+
+    data: bytes
+    truncation: Truncation | None
+
+    @property
+    def total(self) -> int:
+        return len(self.data) if self.truncation is None else self.truncation.total
+
+    def saved(self) -> bytes:
+        """For a file: with a line where something is missing."""
+        cut = self.truncation
+        if cut is None:
+            return self.data
+        return b"%b\n[%d bytes left out here]\n%b" % (self.data[: cut.start], cut.bytes, self.data[cut.start :])
+
+    def shown(self, room: int, advice: str) -> tuple[str, int]:
+        """At most `room` bytes of it, head and tail, as text, and how many are left out. Binary output is replaced by a
+        note with its size and type."""
+        if b"\0" in self.data:
+            about = f"[binary output, {self.total} bytes, {media_type(self.data)}: not shown; {_TO_FILE}]"
+            return about, self.total
+        if self.truncation is None and len(self.data) <= room:
+            return self.data.decode("utf-8", "replace"), 0
+        start = room // 2 if self.truncation is None else min(room // 2, self.truncation.start)
+        head, tail = self.data[:start], self.data[len(self.data) - room // 2 :]
+        # Whole lines, unless they are long.
+        if (newline := head.rfind(b"\n", len(head) // 2)) >= 0:
+            head = head[: newline + 1]
+        if (newline := tail.find(b"\n", 0, len(tail) // 2)) >= 0:
+            tail = tail[newline + 1 :]
+        head, tail = complete_characters(head, tail=False), complete_characters(tail, head=False)
+        left_out = self.total - len(head) - len(tail)
+        note = f"[{left_out} of {self.total} bytes left out here: {advice}]"
+        return f"{with_note(head.decode('utf-8', 'replace'), note)}\n{tail.decode('utf-8', 'replace')}", left_out
 
 
 async def run(
@@ -262,10 +330,16 @@ async def run(
     *,
     cwd: str | None,
     timeout_s: float,
+    timeout_name: str = "the time-out",
+    user: str | None = None,
     env: Mapping[str, str] | None = None,
+    merge_stderr: bool = False,
     on_output: OnOutput | None = None,
 ) -> CommandOutput:
     """Run a command and wait for its end. A time-out is exit code 124, with the output until then.
+
+    Of both streams together, `MAX_SHOWN_BYTES` are returned. A stream that is cut is saved in the sandbox, and the text
+    says where.
 
     Raises:
         PathNotFound, PathNotDirectory, PermissionDenied: `cwd` cannot be used.
@@ -276,25 +350,64 @@ async def run(
             command,
             cwd=cwd,
             timeout_s=timeout_s,
+            user=user,
             env=env,
-            output_limit_bytes=MAX_OUTPUT_BYTES,
+            merge_stderr=merge_stderr,
+            output_limit_bytes=MAX_CAPTURED_BYTES,
             on_stdout=on_output,
             on_stderr=on_output,
         )
     except ExecTimeout as error:
-        note = f"[timed out after {timeout_s:g} s: killed with all processes that it started]"
-        return CommandOutput(
-            output_text(error.result.stdout.encode(), None),
-            with_note(output_text(error.result.stderr.encode(), None), note),
-            TIMED_OUT_EXIT_CODE,
-            error.result.duration_s,
-        )
-    stderr = output_text(done.stderr, done.stderr_truncation)
-    if done.out_of_memory:
-        stderr = with_note(stderr, OUT_OF_MEMORY)
-    return CommandOutput(output_text(done.stdout, done.stdout_truncation), stderr, done.exit_code, done.duration_s)
+        ended = error.result
+        note = f"[timed out after {timeout_s:g} s: killed with all processes that it started; raise {timeout_name} if "
+        note += "it needs longer, or start it in the background with its output in a file]"
+        # It is text, with a line that says how much was cut where it was long.
+        streams = [_OutputStream(text.encode(), None) for text in (ended.stdout, ended.stderr)]
+        return await _command_output(sandbox, streams, TIMED_OUT_EXIT_CODE, ended.duration_s, note)
+    streams = [_OutputStream(done.stdout, done.stdout_truncation), _OutputStream(done.stderr, done.stderr_truncation)]
+    note = OUT_OF_MEMORY if done.out_of_memory else ""
+    return await _command_output(sandbox, streams, done.exit_code, done.duration_s, note)
 
 
+async def _command_output(
+    sandbox: Sandbox, streams: list[_OutputStream], exit_code: int, duration_s: float, note: str
+) -> CommandOutput:
+    out, err = streams
+    rooms = [MAX_SHOWN_BYTES, MAX_SHOWN_BYTES]
+    if out.total + err.total > MAX_SHOWN_BYTES:
+        # stderr has a third at least, because it says what failed.
+        rooms[1] = min(err.total, max(MAX_SHOWN_BYTES // 3, MAX_SHOWN_BYTES - out.total))
+        rooms[0] = MAX_SHOWN_BYTES - rooms[1]
+    texts, cut = [], 0
+    for stream, room in zip(streams, rooms, strict=True):
+        advice = _TO_FILE
+        if stream.total > room and b"\0" not in stream.data:
+            advice = await _save(sandbox, stream) or _TO_FILE
+        text, left_out = stream.shown(room, advice)
+        texts.append(text)
+        cut += left_out
+    return CommandOutput(texts[0], texts[1], exit_code, duration_s, cut, note)
+
+
+async def _save(sandbox: Sandbox, stream: _OutputStream) -> str | None:
+    """Save an output in the sandbox. Returns where it is, in words, or None if it could not be written."""
+    path = f"{OUTPUT_DIRECTORY}/{next(_SAVED_NAMES)}.txt"
+    try:
+        await sandbox.files.write_bytes(path, stream.saved())
+    except AtollError:  # its disk is full, or it has just ended
+        return None
+    if stream.truncation is None:
+        return f"all of it is in {path}"
+    return f"its first and last {MAX_CAPTURED_BYTES // 2 // 1024} KiB are in {path}; {_TO_FILE}"
+
+
+_SAVED_NAMES = (
+    f"{program}-{number}"
+    for program in [secrets.token_hex(2)]
+    for number in itertools.cycle(range(1, _MAX_SAVED_OUTPUTS + 1))
+)
+"""Names for saved outputs. Other programs that use the same sandbox have others."""
+_TO_FILE = "redirect output to a file to keep all of it"
 OUT_OF_MEMORY = "[killed: the sandbox's memory limit was reached]"
 
 
@@ -303,18 +416,6 @@ def with_note(text: str, note: str) -> str:
     if not note or not text:
         return text + note
     return f"{text}{note}" if text.endswith("\n") else f"{text}\n{note}"
-
-
-def output_text(data: bytes, cut: Truncation | None) -> str:
-    """The output of a command as text. Binary output is replaced by a note with its size and type."""
-    if b"\0" in data:
-        total = len(data) if cut is None else cut.total
-        return f"[binary output, {total} bytes, {media_type(data)}: not shown; redirect it to a file to keep it]"
-    if cut is None:
-        return data.decode("utf-8", "replace")
-    head, tail = complete_characters(data[: cut.start], tail=False), complete_characters(data[cut.start :], head=False)
-    note = f"[{cut.bytes} of {cut.total} bytes left out here: redirect output to a file and read it in parts]"
-    return f"{with_note(head.decode('utf-8', 'replace'), note)}\n{tail.decode('utf-8', 'replace')}"
 
 
 def last_lines(data: bytes) -> bytes:

@@ -63,9 +63,14 @@ def _entry(module: str, description: str, tool_names: str) -> VocabularyEntry:
 
 
 VOCABULARIES: Mapping[str, VocabularyEntry] = {
+    "workspace": _entry(
+        "workspace",
+        "several sandboxes by name: commands, files, search, previews",
+        "shell read_file write_file edit_file grep glob browse sandbox_create sandbox_list sandbox_destroy transfer",
+    ),
     "agent": _entry(
         "pool",
-        "several sandboxes by name: commands, files, previews",
+        "eight tools of workspace, without edit_file, grep and sandbox_destroy",
         "shell read_file write_file glob browse sandbox_create sandbox_list transfer",
     ),
     "coding": _entry(
@@ -77,10 +82,12 @@ VOCABULARIES: Mapping[str, VocabularyEntry] = {
         "sprites",
         "sandboxes with checkpoints, restore and fork",
         "sprite_create sprite_exec sprite_checkpoint sprite_restore sprite_list_checkpoints sprite_list "
-        "sprite_shutdown sprite_wake sprite_fork",
+        "sprite_shutdown sprite_wake sprite_fork sprite_destroy",
     ),
 }
 """All vocabularies, by name."""
+DEFAULT = "workspace"
+"""What `atoll mcp` and `atoll agent` offer unless they are told otherwise."""
 
 
 def summary() -> str:

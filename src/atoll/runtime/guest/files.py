@@ -13,7 +13,6 @@ import errno
 import io
 import os
 import posixpath
-import re
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -36,7 +35,7 @@ from atoll.contract.errors import (
 )
 from atoll.contract.model import FileChange, FileEntry, FileKind, FileStat, Match
 from atoll.contract.protocol import Change, Fields, FileType, Op, Problem, Tag, encode_fields
-from atoll.runtime.guest import copying
+from atoll.runtime.guest import copying, regex
 from atoll.runtime.guest.connection import OpenStream
 from atoll.runtime.guest.frames import name_user
 from atoll.runtime.guest.stream import ResultLimit, Stream
@@ -45,10 +44,13 @@ MAX_READ_BYTES = 256 * 1024 * 1024
 """The largest result of `read_bytes`."""
 MAX_EXCLUDES = 256
 """Patterns of `exclude`."""
+MAX_CONTEXT = 100
+"""Lines around a match of `grep`, before and after."""
+MAX_CONTEXT_BYTES = 8192
+"""What the guest sends of the lines before, and after, a match."""
 MAX_ENTRIES = 1_000_000
 """Entries or matches that one call returns at most."""
 
-_REGEX_SPECIAL = re.compile(r"[\\.\[\](){}*+?|^$]")
 AnyPath = str | os.PathLike[str]
 _Parsed = TypeVar("_Parsed")
 
@@ -323,27 +325,37 @@ class Files:
         *,
         literal: bool = False,
         ignore_case: bool = False,
+        context: int = 0,
         include: str | None = None,
         hidden: bool = False,
         limit: int = 1000,
         user: str | None = None,
     ) -> builtins.list[Match]:
-        """Lines that match a POSIX extended regular expression, in a file or in all files below a directory.
+        """Lines that match a regular expression, in a file or in all files below a directory.
 
-        With `literal`, lines that contain `pattern` as it is. `include` is a glob on the file's name (`*.py`) or, with
-        a slash, on its path relative to `path` (`src/*.py`, `**/test/*.py`), as in `glob`. Binary files are skipped.
-        Paths are relative to `path`, or `path` itself where that is a file. At most `limit` matches are returned; if
-        there are exactly as many, there may be more.
+        Expressions mean what they mean in Python, JavaScript and ripgrep, with classes (`\\d`, `\\w`, `\\s`, `\\b`) of
+        ASCII; look-around is refused, as is all that would match across lines (`regex.py`). With `literal`, lines that
+        contain `pattern` as it is. `context` is how many lines around each match are returned with it. `include` is a
+        glob on the file's name (`*.py`) or, with a slash, on its path relative to `path` (`src/*.py`, `**/test/*.py`),
+        as in `glob`. Binary files are skipped. Paths are relative to `path`, or `path` itself where that is a file. At
+        most `limit` matches are returned; if there are exactly as many, there may be more.
 
         Raises:
-            InvalidRequest: the pattern is not a regular expression.
+            InvalidRequest: the pattern is not a regular expression, or one that cannot be searched for.
         """
+        if not 0 <= context <= MAX_CONTEXT:
+            raise InvalidRequest(f"context is {context}; it may be 0 to {MAX_CONTEXT} lines")
+        expression, ignore_case = regex.translate(
+            regex.escape(pattern) if literal else pattern, ignore_case=ignore_case
+        )
 
         def parse(record: Fields) -> Match:
             return Match(
                 path=record.path(Tag.NAME) or os.fspath(path),
                 line=record.count(Tag.LINE),
                 text=record.raw(Tag.TEXT)[:4096].decode("utf-8", "replace"),
+                before=_context_lines(record, Tag.BEFORE, context),
+                after=_context_lines(record, Tag.AFTER, context),
             )
 
         return await self._find(
@@ -351,11 +363,13 @@ class Files:
             path,
             user,
             limit,
-            (Tag.PATTERN, _REGEX_SPECIAL.sub(r"\\\g<0>", pattern) if literal else pattern),
+            (Tag.PATTERN, expression),
+            (Tag.CONTEXT, context or None),
             (Tag.IGNORE_CASE, _flag(ignore_case)),
             (Tag.INCLUDE, include),
             (Tag.HIDDEN, _flag(hidden)),
             parse=parse,
+            confirmed=Tag.CONTEXT if context else None,
         )
 
     @asynccontextmanager
@@ -503,11 +517,14 @@ class Files:
         limit: int,
         *fields: tuple[Tag, int | str | None],
         parse: Callable[[Fields], _Parsed],
+        confirmed: Tag | None = None,
     ) -> builtins.list[_Parsed]:
         if not 1 <= limit <= MAX_ENTRIES:
             raise InvalidRequest(f"limit is {limit}; it may be 1 to {MAX_ENTRIES}")
         payload = self._fields(user, (Tag.PATH, self._path(path)), (Tag.LIMIT, limit), *fields)
-        return await self._gather(op, payload, path, user, parse, "use a smaller limit", expected=limit)
+        return await self._gather(
+            op, payload, path, user, parse, "use a smaller limit", expected=limit, confirmed=confirmed
+        )
 
     async def _gather(
         self,
@@ -519,6 +536,7 @@ class Files:
         advice: str,
         *,
         expected: int = MAX_ENTRIES + 1,
+        confirmed: Tag | None = None,
     ) -> builtins.list[_Parsed]:
         async with await self._open(op, payload) as stream:
             try:
@@ -529,6 +547,11 @@ class Files:
                         raise GuestProtocolError("the guest returned more results than the limit") from None
                 raise InvalidRequest(f"{os.fspath(path)}: {error}; {advice}") from None
             self._check(stream, op, path, user)
+            if confirmed is not None and confirmed not in await stream.ended():
+                raise SandboxError(
+                    f"{confirmed.name.lower()} is not known to this sandbox, which an older Atoll started; put it to "
+                    "sleep and wake it first"
+                )
         return found
 
     def _check(self, stream: Stream, op: Op, path: AnyPath, user: str | None) -> None:
@@ -647,6 +670,14 @@ def _attributes(record: Fields) -> _FileAttributes:
         "mtime": record.time_ns(Tag.MTIME_NS),
         "target": record.path(Tag.TARGET) if Tag.TARGET in record else None,
     }
+
+
+def _context_lines(record: Fields, tag: Tag, count: int) -> tuple[str, ...]:
+    """The lines around a match. A guest that sends more than it was asked for is not believed."""
+    if not count or tag not in record:
+        return ()
+    lines = record.raw(tag)[:MAX_CONTEXT_BYTES].decode("utf-8", "replace").split("\n")
+    return tuple(lines[-count:] if tag is Tag.BEFORE else lines[:count])
 
 
 def _change(record: Fields) -> FileChange:

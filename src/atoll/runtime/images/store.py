@@ -41,6 +41,7 @@ from atoll.contract.errors import ImageUnavailable, InvalidRequest, SandboxError
 from atoll.contract.model import Env, Frozen
 from atoll.drivers.locks import locked, open_lock, try_lock
 from atoll.runtime.images import host, overlay
+from atoll.runtime.images.contents import ImageContents, read_contents
 from atoll.runtime.images.fetch import (
     Fetcher,
     ImageConfig,
@@ -157,6 +158,22 @@ class ImageStore:
         if record is None or not self._is_present(record.image.digest) or _has_changed(wanted, record):
             return self._layers(await self._obtain(wanted, progress, refresh=False))
         return self._layers(record.image)
+
+    async def contents(self, reference: str) -> ImageContents | None:
+        """What an image has, as its files say. Nothing is fetched or built: None for an image that is not present.
+
+        Raises:
+            InvalidRequest: it is not a valid reference.
+        """
+        wanted = ImageReference.parse(reference)
+        if wanted.kind in {"host", "dir"}:
+            return await to_thread.run_sync(read_contents, wanted.path or Path("/"))
+        record = self._read_record(wanted)
+        if record is None or not self._is_present(record.image.digest):
+            return None
+        layers = self._layers(record.image)
+        found = await to_thread.run_sync(read_contents, self._tree(record.image.digest) / "rootfs")
+        return found.configured(layers.user, layers.working_directory)
 
     def find(self, digest: str, reference: str) -> tuple[str, ImageLayers] | None:
         """An image that is present, by its digest and not by its reference, which may mean another by now.

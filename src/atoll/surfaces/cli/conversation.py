@@ -29,6 +29,7 @@ from atoll.runtime.sandbox_pool import SandboxPool
 from atoll.settings import Settings
 from atoll.surfaces.cli import FAILED, render, terminal, transcript
 from atoll.surfaces.cli.sandbox_options import SandboxOptions, engine_arguments
+from atoll.tools.briefing import briefing
 from atoll.tools.tasks import TaskEvent, Tasks
 from atoll.tools.tool import Tool
 from atoll.tools.vocabularies import choose, session_tools
@@ -39,6 +40,11 @@ if TYPE_CHECKING:
 MAX_PROMPT_BYTES = 4 * 1024 * 1024
 """Limit of a prompt on standard input: more than any model reads."""
 _MARGIN = "    "
+_PREAMBLE = (
+    "You work for a user with the tools that you are given. Do the work rather than describe it, check what you did, "
+    "and say plainly what you did not do or what failed."
+)
+"""How the system prompt begins. What follows describes the sandboxes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +55,7 @@ class AgentOptions:
     model: str | None
     tools: str
     instructions: str | None
+    system: str | None
     steps: int
     tokens: int | None
     session: str | None
@@ -66,6 +73,9 @@ class ConversationPlan:
     model: Model
     tools: tuple[str, ...]
     instructions: str
+    """What is added to the system prompt."""
+    system: str | None
+    """The system prompt. None: the default one, which describes the sandboxes."""
     steps: int
     budget: Budget
     session: str | None
@@ -90,7 +100,8 @@ def plan(options: AgentOptions, *, stdin_is_taken: bool = False) -> Conversation
             "--ask needs a terminal on standard input and standard error; give the prompt as an argument"
         )
     chosen = choose(filter(None, map(str.strip, options.tools.split(","))))
-    instructions = _instructions(options.instructions)
+    instructions = _text(options.instructions, "instructions") or ""
+    system = _text(options.system, "system prompt")
     history = _history(options.history)
     model = models.resolve(Settings.from_environment().model if options.model is None else options.model)
     return ConversationPlan(
@@ -98,6 +109,7 @@ def plan(options: AgentOptions, *, stdin_is_taken: bool = False) -> Conversation
         model=model,
         tools=chosen,
         instructions=instructions,
+        system=system,
         steps=options.steps,
         budget=Budget(options.tokens),
         session=options.session,
@@ -136,14 +148,14 @@ def _prompt(options: AgentOptions, *, stdin_is_taken: bool) -> str | None:
     return text
 
 
-def _instructions(word: str | None) -> str:
+def _text(word: str | None, what: str) -> str | None:
     if word is None or not word.startswith("@"):
-        return word or ""
+        return word
     try:
         return Path(word[1:]).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "it is not text"
-        raise InvalidRequest(f"cannot read the instructions from {word[1:]}: {why}") from None
+        raise InvalidRequest(f"cannot read the {what} from {word[1:]}: {why}") from None
 
 
 def _history(file: Path | None) -> History:
@@ -169,7 +181,8 @@ async def converse(
         kept = plan.session is not None
         name = f"agent-{secrets.token_hex(6)}" if plan.session is None else plan.session
         async with engine.pool(name, temporary=not kept, sleeps=kept, **arguments) as pool:
-            conversation = _AgentConversation(plan, pool)
+            about = briefing(await pool.describe(), plan.tools, kept=kept, until="conversation")
+            conversation = _AgentConversation(plan, pool, about)
             async with transcript.opened(conversation.display):
                 if plan.prompt is None:
                     return await conversation.turns()
@@ -177,18 +190,20 @@ async def converse(
 
 
 class _AgentConversation:
-    def __init__(self, plan: ConversationPlan, pool: SandboxPool) -> None:
+    def __init__(self, plan: ConversationPlan, pool: SandboxPool, about: str) -> None:
         self._plan = plan
         self._keyboard = terminal.Keyboard()
         approve = self._approve if plan.ask else None
         self._always: set[str] = set()
         self._served = False
-        children = Children(plan.model, steps=plan.steps, budget=plan.budget, approve=approve)
+        children = Children(plan.model, steps=plan.steps, budget=plan.budget, approve=approve, briefing=about)
         tools = session_tools(pool, plan.tools, tasks=Tasks(children, self._take_child))
         self.display: transcript.Display = (
             transcript.JsonLines() if plan.as_json else transcript.Screen(tools, plan.model.model_name)
         )
-        self._agent = Agent(plan.model, tools, plan.instructions, steps=plan.steps, approve=approve)
+        system = f"{_PREAMBLE} {about}" if plan.system is None else plan.system
+        instructions = "\n\n".join(filter(None, (system, plan.instructions)))
+        self._agent = Agent(plan.model, tools, instructions, steps=plan.steps, approve=approve)
 
     def _take_child(self, event: TaskEvent) -> None:
         self.display.take_child(event)
@@ -215,6 +230,7 @@ class _AgentConversation:
 
     async def turns(self) -> int:
         """Turn by turn, until an empty line. Ctrl-C ends a turn and what runs in it; between turns it ends all."""
+        self._keyboard.forget()  # What was typed while it started is not a prompt.
         await self.display.say(render.styled(f"{self._greeting()}\n", render.DIM))
         while True:
             prompt = await self._typed()
@@ -283,19 +299,22 @@ class _AgentConversation:
     # --------------------------------------------------------------------------------------------------- asking
 
     async def _approve(self, tool: Tool, arguments: dict[str, Any]) -> bool:
-        """Ask whether a call may be made. Every answer but yes is no."""
+        """Ask whether a call may be made, until the answer is yes or no. No answer is no."""
         async with self.display.aside():
             if tool.name in self._always:
                 return True
             self._keyboard.forget()  # What was typed before the question is not an answer to it.
             await self.display.say(_question(tool, arguments, *terminal.terminal_size()))
-            typed = await self._keyboard.read()
-            if not typed.endswith("\n"):
-                await self.display.say("\n")
-            answer = typed.strip().lower()
-            if answer in {"a", "always"}:
-                self._always.add(tool.name)
-            return answer in {"y", "yes", "a", "always"}
+            while True:
+                typed = await self._keyboard.read()
+                if not typed.endswith("\n"):
+                    await self.display.say("\n")
+                answer = typed.strip().lower()
+                if answer in {"a", "always"}:
+                    self._always.add(tool.name)
+                if answer in _ANSWERS:
+                    return _ANSWERS[answer]
+                await self.display.say(f"Answer y, n or a. {_choices(tool)}")
 
 
 def _question(tool: Tool, arguments: dict[str, Any], rows: int, columns: int) -> str:
@@ -315,7 +334,14 @@ def _question(tool: Tool, arguments: dict[str, Any], rows: int, columns: int) ->
         lines += [f"{_MARGIN}{line}" for line in rest]
     if len(lines) >= rows:
         lines.append(f"These are {len(lines):,} lines, more than the terminal shows.")
-    return "\n".join(lines) + f"\nMay it? [y]es, [N]o, [a]lways for {tool.name}: "
+    return "\n".join(lines) + f"\n{_choices(tool)}"
+
+
+def _choices(tool: Tool) -> str:
+    return f"May it? [y]es, [N]o, [a]lways for {tool.name}: "
+
+
+_ANSWERS = {"y": True, "yes": True, "a": True, "always": True, "n": False, "no": False, "": False}
 
 
 def _folded(text: str, columns: int) -> list[str]:

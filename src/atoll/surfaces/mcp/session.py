@@ -35,9 +35,10 @@ from atoll.contract.model import FileEntry
 from atoll.runtime.engine import Engine
 from atoll.runtime.sandbox_pool import SandboxPool
 from atoll.tools import export
+from atoll.tools.briefing import briefing
 from atoll.tools.tool import ToolResult, readable
 from atoll.tools.view import HOME, PoolContext, as_text, media_type, start_directory
-from atoll.tools.vocabularies import VOCABULARIES, choose, session_tools
+from atoll.tools.vocabularies import DEFAULT, choose, session_tools
 
 DISCONNECTED = "atoll.disconnected"
 """The key in the scope of an HTTP request for the event that the client has disconnected."""
@@ -64,7 +65,7 @@ _RequestContext = ServerRequestContext[Any, Any]
 class ServerConfig:
     """What every client session of a server gets."""
 
-    tools: Sequence[str] = ("agent",)
+    tools: Sequence[str] = (DEFAULT,)
     """Names of vocabularies, see `tools/vocabularies.py`."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Options of `SandboxPool`: the image, the limits and the network policy of all sandboxes."""
@@ -83,19 +84,9 @@ async def open_session(engine: Engine, config: ServerConfig, name: str | None = 
     kept = name is not None
     id = f"mcp-{secrets.token_hex(8)}" if name is None else name
     async with engine.pool(id, temporary=not kept, sleeps=kept, **config.options) as pool:
-        yield SessionHandlers(pool, chosen, kept=kept).server
-
-
-def _instructions(chosen: Sequence[str], *, kept: bool) -> str:
-    sentences = [
-        "Linux sandboxes of your own, with files and processes that are isolated from the machine you are called from.",
-        "They are kept for the next session."
-        if kept
-        else "They are destroyed when this session ends: copy out what matters.",
-        *(VOCABULARIES[name].load().instructions for name in chosen),
-        f"Files can be read as resources too: {_SCHEME}NAME/absolute/path.",
-    ]
-    return " ".join(sentences)
+        instructions = briefing(await pool.describe(), chosen, kept=kept)
+        instructions += f" Files can be read as resources too: {_SCHEME}NAME/absolute/path."
+        yield SessionHandlers(pool, chosen, instructions).server
 
 
 # ------------------------------------------------------------------------------------------------------------- session
@@ -104,7 +95,7 @@ def _instructions(chosen: Sequence[str], *, kept: bool) -> str:
 class SessionHandlers:
     """The tools and resources of one client session, as handlers of the SDK's `server`."""
 
-    def __init__(self, pool: SandboxPool, chosen: Sequence[str], *, kept: bool) -> None:
+    def __init__(self, pool: SandboxPool, chosen: Sequence[str], instructions: str) -> None:
         self._pool = pool
         self._context = PoolContext(pool)
         self._tools = session_tools(pool, chosen)
@@ -114,7 +105,7 @@ class SessionHandlers:
             "atoll",
             version=atoll.__version__,
             title="Atoll",
-            instructions=_instructions(chosen, kept=kept),
+            instructions=instructions,
             on_list_tools=self._list_tools,
             on_call_tool=self._call_tool,
             on_list_resources=self._list_resources,

@@ -171,6 +171,35 @@ async def test_grep_finds_a_literal_as_it_is(shared: Sandbox, here: str, text: s
     assert [match.line for match in found] == [2]
 
 
+@pytest.mark.core
+async def test_grep_means_by_a_pattern_what_other_engines_mean(shared: Sandbox, here: str) -> None:
+    await shared.files.write_text(f"{here}/file", "x = 42\nx = y\nme.you-a@b.org\nÄ\n")
+
+    async def lines(pattern: str) -> list[int]:
+        return [match.line for match in await shared.files.grep(pattern, here)]
+
+    assert await lines(r"\d+") == [1]
+    assert await lines(r"^[\w.-]+@\w+") == [3]
+    assert await lines(r"^X = .*?[^\d\W]$") == []
+    assert await lines(r"(?i)^X = .*?[^\d\W]$") == [2]
+    assert await lines(r"(?i)^ä$") == await lines(r"^.$") == [4]
+    with pytest.raises(InvalidRequest, match=r"look-around, \(\?=…\), is not supported"):
+        await lines("x(?= = y)")
+
+
+async def test_grep_returns_the_lines_around_a_match(shared: Sandbox, here: str) -> None:
+    await shared.files.write_text(f"{here}/file", "one\ntwo\n\nfour\nfive")
+    [match] = await shared.files.grep("two", here, context=2)
+    assert (match.before, match.text, match.after) == (("one",), "two", ("", "four"))
+    [match] = await shared.files.grep("five", here, context=1)
+    assert (match.before, match.after) == (("four",), ())
+    [match] = await shared.files.grep("four", here)
+    assert (match.before, match.after) == ((), ())
+    for wrong in (-1, 101):
+        with pytest.raises(InvalidRequest, match="0 to 100 lines"):
+            await shared.files.grep("two", here, context=wrong)
+
+
 async def test_grep_in_one_file_names_it_as_asked(shared: Sandbox, tree: str) -> None:
     [match] = await shared.files.grep("^def", f"{tree}/src/deep/er/d.py")
     assert (match.path, match.line, match.text) == (f"{tree}/src/deep/er/d.py", 1, "def main():")

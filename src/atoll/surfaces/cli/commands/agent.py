@@ -5,15 +5,18 @@ Not here: the turns (`conversation.py`), how they are shown (`transcript.py`), h
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from atoll.contract.errors import InvalidRequest
+from atoll.surfaces.cli import render
 from atoll.surfaces.cli.command import AtollCommand, CommandContext, Work, command_module
 from atoll.surfaces.cli.options import ToolsOption
 from atoll.surfaces.cli.sandbox_options import SANDBOX
+from atoll.tools.vocabularies import DEFAULT
 
 commands = command_module()
 
@@ -39,14 +42,24 @@ def agent(
         typer.Option(
             "--model",
             metavar="MODEL",
-            help="anthropic:NAME, bedrock:NAME, openai:NAME or script:FILE.  [default: $ATOLL_MODEL, else one of "
-            "Anthropic's]",
+            help="anthropic:NAME, bedrock:NAME, openai:NAME, ollama:NAME or script:FILE.  [default: $ATOLL_MODEL, else "
+            "one of Anthropic's]",
         ),
     ] = None,
-    tools: ToolsOption = "agent",
+    tools: ToolsOption = DEFAULT,
     instructions: Annotated[
         str | None,
-        typer.Option("--instructions", metavar="TEXT", help="The system prompt; @FILE reads it from a file."),
+        typer.Option(
+            "--instructions", metavar="TEXT", help="Add this to the system prompt; @FILE reads it from a file."
+        ),
+    ] = None,
+    system: Annotated[
+        str | None,
+        typer.Option(
+            "--system",
+            metavar="TEXT",
+            help="The system prompt; @FILE reads it from a file.  [default: one that describes the sandboxes]",
+        ),
     ] = None,
     steps: Annotated[
         int,
@@ -82,6 +95,8 @@ def agent(
     atoll agent --tools coding --session fix --history fix.json --ask "Make the tests pass"
     """
     sandbox = context.sandbox_options()
+    if prompt is None and not context.as_json and sys.stdin.isatty() and sys.stderr.isatty():
+        render.note("starting …")  # the packages for models take a second or more to load
     try:
         import atoll.agents  # noqa: F401
     except ImportError as error:
@@ -93,6 +108,7 @@ def agent(
         model=model,
         tools=tools,
         instructions=instructions,
+        system=system,
         steps=steps,
         tokens=tokens,
         session=session,

@@ -18,6 +18,7 @@ from atoll.surfaces.cli import render, values
 from atoll.surfaces.cli.command import AtollCommand, CommandContext, Work, command_module, needing_extra
 from atoll.surfaces.cli.options import ToolsOption
 from atoll.surfaces.cli.sandbox_options import SANDBOX, SandboxOptions, engine_arguments
+from atoll.tools.vocabularies import DEFAULT
 
 if TYPE_CHECKING:
     from atoll.surfaces.mcp.session import ServerConfig
@@ -55,7 +56,7 @@ class McpOptions:
 @commands.command(cls=_McpCommand)
 def mcp(
     context: CommandContext,
-    tools: ToolsOption = "agent",
+    tools: ToolsOption = DEFAULT,
     http: Annotated[
         str | None,
         typer.Option(
