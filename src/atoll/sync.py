@@ -57,7 +57,7 @@ def open(state_dir: Path | str | None = None, *, settings: Settings | None = Non
     """
     loop = _Loop()
     try:
-        return _Engine(loop.run(asynchronous.open, state_dir, settings=settings), loop)
+        return _BlockingEngine(loop.run(asynchronous.open, state_dir, settings=settings), loop)
     except BaseException:
         loop.stop()
         raise
@@ -195,7 +195,7 @@ class _Iterable(Blocking):
             raise StopIteration from None
 
 
-class _Engine(Blocking):
+class _BlockingEngine(Blocking):
     """An engine: its end is the end of its loop, too."""
 
     def close(self) -> None:

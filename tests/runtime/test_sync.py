@@ -162,7 +162,7 @@ def test_the_types_name_every_attribute_of_what_they_describe(
     described = {node.name: node for node in stub.body if isinstance(node, ast.ClassDef)}
     with box.spawn("cat", stdin=True, keep=False) as process, engine.pool("described") as pool:
         for given in (engine, box, box.files, process, process.stdin, pool, engine.images, engine.storage):
-            node = described[type(given).__name__.lstrip("_")]
+            node = described[type(given).__name__.removeprefix("_Blocking")]
             names = {each.name for each in node.body if isinstance(each, ast.FunctionDef)}
             names |= {ast.unparse(each.target) for each in node.body if isinstance(each, ast.AnnAssign)}
             assert {name for name in dir(given) if not name.startswith("_")} <= names | _NOT_DESCRIBED, node.name
