@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
 
 import anyio
 import anyio.to_thread
-from pydantic import SecretStr
 
 from atoll.contract.driver import Diagnostic, Driver, LayerStore
 from atoll.contract.errors import (
@@ -46,11 +45,9 @@ from atoll.contract.model import (
     check_name,
 )
 from atoll.contract.network import AuditRecord, NetworkPolicy
-from atoll.contract.secret import Secret
 from atoll.drivers import registry
 from atoll.runtime.connections import Connections
 from atoll.runtime.egress import audit
-from atoll.runtime.images.fetch import ProgressCallback
 from atoll.runtime.images.store import ImageStore
 from atoll.runtime.lifecycle.lifecycle import Lifecycle
 from atoll.runtime.lifecycle.recovery import Recovery
@@ -69,8 +66,12 @@ from atoll.runtime.state.store import Manifest, StateStore
 from atoll.settings import Settings
 
 if TYPE_CHECKING:
+    from pydantic import SecretStr
+
+    from atoll.contract.secret import Secret
     from atoll.runtime.archive.export import ArchiveFile
     from atoll.runtime.egress.server import EgressServers
+    from atoll.runtime.images.fetch import ProgressCallback
     from atoll.runtime.previews.router import Previews
     from atoll.runtime.sandbox_pool import SandboxPool
 

@@ -38,7 +38,6 @@ from atoll.contract.errors import (
 from atoll.contract.model import Limits, RuntimeName, SandboxSpec, check_name
 from atoll.contract.network import REGISTRIES, NetworkPolicy, PackageIndexes
 from atoll.runtime.connections import Connections
-from atoll.runtime.images.fetch import ProgressCallback
 from atoll.runtime.images.store import ImageStore
 from atoll.runtime.lifecycle.lifecycle import Lifecycle
 from atoll.runtime.lifecycle.warm_pool import SandboxTemplate, WarmPools, rebound
@@ -53,6 +52,7 @@ from atoll.runtime.state.store import Claimed, Manifest, StateStore, new_id, now
 
 if TYPE_CHECKING:
     from atoll.runtime.archive.export import ArchiveFile
+    from atoll.runtime.images.fetch import ProgressCallback
 
 DEFAULT_USER = "user"
 """The user of a sandbox where neither its spec nor its image names one. Every image has it."""

@@ -14,18 +14,17 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
-import ssl
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 from ipaddress import ip_network
 from typing import TYPE_CHECKING
 
-from pydantic import Field
-
-from atoll.contract.model import Frozen
+from atoll.contract.frozen import Field, Frozen
 from atoll.runtime.state.store import now
 
 if TYPE_CHECKING:
+    import ssl
+
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -110,6 +109,8 @@ class Issuer:
 
 
 def _server_context(host: str, certificate: str, key: str) -> ssl.SSLContext:
+    import ssl
+
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_RENEGOTIATION

@@ -16,16 +16,19 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from secrets import token_hex, token_urlsafe
-from typing import Literal
-
-from pydantic import Field, SecretStr, ValidationError
+from typing import TYPE_CHECKING, Literal
 
 from atoll.contract.errors import InvalidRequest, SandboxError
-from atoll.contract.model import Frozen, check_env
-from atoll.contract.secret import PLAIN_HTTP, Secret, check_secret_env
+from atoll.contract.frozen import Field, Frozen
+from atoll.contract.model import check_env
 from atoll.runtime.secrets import ca_bundle
 from atoll.runtime.secrets.authority import Authority
 from atoll.settings import SHORTEST_KEY
+
+if TYPE_CHECKING:
+    from pydantic import SecretStr
+
+    from atoll.contract.secret import Secret
 
 _PURPOSE = b"atoll secrets 1"
 _NONCE_BYTES = 12
@@ -66,6 +69,8 @@ class SandboxSecrets(Frozen):
         """
         if not secrets and not secret_env:
             return None
+        from atoll.contract.secret import PLAIN_HTTP, Secret, check_secret_env
+
         given = [*secrets, *(secret_env or {}), *(env or {})]
         twice = [name for name in given if given.count(name) > 1]
         if twice:
@@ -121,7 +126,7 @@ class Vault:
 
         key = self._key()
         secrets = None
-        with contextlib.suppress(InvalidTag, ValueError, ValidationError):  # their messages could contain secrets
+        with contextlib.suppress(InvalidTag, ValueError):  # their messages could contain secrets
             data = base64.b64decode(sealed, validate=True)
             opened = AESGCM(key).decrypt(data[:_NONCE_BYTES], data[_NONCE_BYTES:], _PURPOSE)
             secrets = SandboxSecrets.model_validate_json(opened)

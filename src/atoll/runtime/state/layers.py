@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from atoll.contract.driver import Filesystem, Layer
-from atoll.contract.model import Env, Frozen, Limits
+from atoll.contract.frozen import Frozen
+from atoll.contract.model import Env, Limits
 from atoll.drivers import storage
 from atoll.drivers.locks import lock_timeout, lock_within, open_lock
 
@@ -63,7 +64,7 @@ class ResolvedSpec(Frozen):
 
     def resolved(self) -> dict[str, Any]:
         """These fields, for another record with the same base."""
-        return {name: getattr(self, name) for name in ResolvedSpec.model_fields}
+        return {name: getattr(self, name) for name in ResolvedSpec.field_names()}
 
 
 class Layers:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -18,6 +18,8 @@ from atoll.surfaces.cli import render, values
 from atoll.surfaces.cli.options import EnvOption
 
 if TYPE_CHECKING:
+    from pydantic import ValidationError
+
     from atoll.contract.model import Limits, RuntimeName
     from atoll.contract.network import NetworkPolicy
     from atoll.runtime.engine import Engine
@@ -206,8 +208,6 @@ def limits(options: SandboxOptions) -> Limits:
     """Raises:
     InvalidRequest: a limit is out of range.
     """
-    from pydantic import ValidationError
-
     from atoll.contract.model import Limits
 
     names = {
@@ -219,8 +219,8 @@ def limits(options: SandboxOptions) -> Limits:
     }
     try:
         return Limits(**{name: getattr(options, name) for name in names})
-    except ValidationError as error:
-        wrong = error.errors()[0]
+    except ValueError as error:
+        wrong = cast("ValidationError", error).errors()[0]
         reason = wrong["msg"].replace("Input should be", "it must be")
         raise InvalidRequest(f"{names[str(wrong['loc'][0])]} is {wrong['input']}, but {reason}") from None
 
