@@ -11,10 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
-import typer
-
 from atoll.contract.errors import InvalidRequest
 from atoll.surfaces.cli import render, values
+from atoll.surfaces.cli.grammar import Option
 from atoll.surfaces.cli.options import EnvOption
 
 if TYPE_CHECKING:
@@ -59,7 +58,7 @@ def sandbox_options(
     *,
     image: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--image",
             metavar="REF",
             help="The image: host, dir:PATH, tar:PATH, or a reference to a registry such as python:3.12."
@@ -68,7 +67,7 @@ def sandbox_options(
     ] = None,
     runtime: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--runtime",
             metavar="NAME",
             help="The runtime: crun, runc, runsc, or bwrap (only by name)."
@@ -77,21 +76,21 @@ def sandbox_options(
     ] = None,
     memory: Annotated[
         int | None,
-        typer.Option("--memory", "-m", metavar="SIZE", parser=values.size, help="Memory limit: 512m, 1.5g."),
+        Option("--memory", "-m", metavar="SIZE", parser=values.size, help="Memory limit: 512m, 1.5g."),
     ] = None,
-    cpus: Annotated[float | None, typer.Option("--cpus", metavar="N", help="CPU limit, in cores: 1.5.")] = None,
-    pids: Annotated[int | None, typer.Option("--pids", metavar="N", help="Limit on processes and threads.")] = None,
+    cpus: Annotated[float | None, Option("--cpus", metavar="N", help="CPU limit, in cores: 1.5.")] = None,
+    pids: Annotated[int | None, Option("--pids", metavar="N", help="Limit on processes and threads.")] = None,
     open_files: Annotated[
-        int | None, typer.Option("--open-files", metavar="N", help="Limit on open files per process.")
+        int | None, Option("--open-files", metavar="N", help="Limit on open files per process.")
     ] = None,
     disk: Annotated[
         int | None,
-        typer.Option("--disk", metavar="SIZE", parser=values.size, help="Disk quota, for what it writes: 512m, 10g."),
+        Option("--disk", metavar="SIZE", parser=values.size, help="Disk quota, for what it writes: 512m, 10g."),
     ] = None,
     env: EnvOption = None,
     allow: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--allow",
             metavar="RULE",
             help="Allow egress to example.com, *.example.com:443, 10.0.0.0/8:5432 or registries. Repeatable."
@@ -100,7 +99,7 @@ def sandbox_options(
     ] = None,
     secret: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--secret",
             metavar="NAME[=FROM]@HOST",
             help="A secret that stays outside the sandbox and is injected into requests to these hosts only: "
@@ -110,7 +109,7 @@ def sandbox_options(
     ] = None,
     secret_env: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--secret-env",
             metavar="NAME[=FROM]",
             help="An environment variable that is never shown outside the sandbox; FROM as for --secret. Repeatable.",
@@ -118,11 +117,11 @@ def sandbox_options(
     ] = None,
     user: Annotated[
         str | None,
-        typer.Option("--user", "-u", metavar="USER", help="The user inside.  [default: the image's, else user]"),
+        Option("--user", "-u", metavar="USER", help="The user inside.  [default: the image's, else user]"),
     ] = None,
     cwd: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--cwd",
             "-w",
             metavar="DIR",

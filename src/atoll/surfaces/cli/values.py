@@ -1,6 +1,6 @@
 """Parsers for values on the command line: sizes, durations, variables, secrets, paths of a copy, offsets.
 
-All of them raise `InvalidRequest`, whose message says what would have been right. Not here: typer and the options
+All of them raise `InvalidRequest`, whose message says what would have been right. Not here: the options
 (`options.py`, `sandbox_options.py`), what the values are used for. Imports nothing heavy, because `atoll --help`
 imports it.
 """
