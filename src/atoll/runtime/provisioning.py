@@ -14,9 +14,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
-from secrets import token_hex
 from typing import TYPE_CHECKING
 
 import anyio
@@ -417,5 +417,5 @@ class Provisioner:
 
 def _warm_spec(template: SandboxTemplate) -> SandboxSpec:
     return validate_spec(
-        name=f"waiting-{token_hex(4)}", image=template.image, limits=template.limits, runtime=template.runtime
+        name=f"waiting-{os.urandom(4).hex()}", image=template.image, limits=template.limits, runtime=template.runtime
     )

@@ -17,7 +17,6 @@ images are mounted (the driver). Used by the engine and by `archive/`.
 from __future__ import annotations
 
 import builtins
-import ctypes
 import errno
 import hashlib
 import logging
@@ -687,6 +686,8 @@ def _flush_filesystem(path: Path) -> None:
     """Sync the file system of `path`: faster than syncing many small files one by one."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
+        import ctypes
+
         if ctypes.CDLL(None, use_errno=True).syncfs(fd) != 0:
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number), str(path))

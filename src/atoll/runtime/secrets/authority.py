@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import secrets
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 from ipaddress import ip_network
@@ -48,7 +47,7 @@ class Authority(Frozen):
 
         key = _new_key()
         # In lower case, as OpenSSL converts a name before it hashes it: see `openssl_name`.
-        name = _name(f"atoll sandbox {secrets.token_hex(4)}")
+        name = _name(f"atoll sandbox {os.urandom(4).hex()}")
         permitted = [x509.DNSName(host) for host in sorted(set(hosts))]
         excluded = [x509.IPAddress(ip_network(every)) for every in ("0.0.0.0/0", "::/0")]
         certificate = (

@@ -15,7 +15,6 @@ import contextlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from secrets import token_hex, token_urlsafe
 from typing import TYPE_CHECKING, Literal
 
 from atoll.contract.errors import InvalidRequest, SandboxError
@@ -84,7 +83,7 @@ class SandboxSecrets(Frozen):
         return cls(
             secrets={
                 name: StoredSecret(
-                    placeholder=f"atoll_secret_{token_hex(16)}",
+                    placeholder=f"atoll_secret_{os.urandom(16).hex()}",
                     value=secret.value.get_secret_value(),
                     hosts=secret.hosts,
                     header=secret.header,
@@ -148,10 +147,10 @@ class Vault:
         with contextlib.suppress(FileNotFoundError):
             return self._read()
         # Complete before it has its name, and never replaced: several processes may create it at the same time.
-        temporary = self._path.with_name(f"key.{token_hex(4)}.new")
+        temporary = self._path.with_name(f"key.{os.urandom(4).hex()}.new")
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            os.write(fd, token_urlsafe(32).encode())
+            os.write(fd, base64.urlsafe_b64encode(os.urandom(32)).rstrip(b"="))
             os.fsync(fd)
             with contextlib.suppress(FileExistsError):
                 os.link(temporary, self._path)

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import Any
@@ -85,7 +84,7 @@ class Layers:
 
     @staticmethod
     def new_id() -> str:
-        return f"layer-{secrets.token_hex(8)}"
+        return f"layer-{os.urandom(8).hex()}"
 
     def compose(self, base: Iterable[Filesystem], stack: Iterable[LayerRef]) -> tuple[Filesystem, ...]:
         """An image's file systems with the layers of `stack` above them, the first on top."""

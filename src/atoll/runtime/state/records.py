@@ -12,7 +12,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import shutil
 import stat
 from pathlib import Path
 from typing import ClassVar, Literal, TypeVar
@@ -96,6 +95,8 @@ def remove_record(path: Path) -> None:
     try:
         path.unlink(missing_ok=True)
     except IsADirectoryError:
+        import shutil
+
         shutil.rmtree(path)
 
 

@@ -10,6 +10,7 @@ import os
 from importlib import import_module
 from typing import Annotated
 
+import atoll
 from atoll.surfaces.cli import render
 from atoll.surfaces.cli.command import (
     AtollCommand,
@@ -51,7 +52,8 @@ def root(
     ] = False,
 ) -> int | None:
     if show_version:
-        return context.answer({"version": installed_version()}, f"atoll {installed_version()}")
+        render.say(f"atoll {atoll.__version__}")
+        return 0
     if install_completion or show_completion:
         from atoll.surfaces.cli import completion
 
@@ -124,12 +126,3 @@ def run(words: list[str]) -> int:
     else:
         render.say(completion.answer(shell, app.completions(*completion.typed_words())))
     return 0
-
-
-def installed_version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("atoll")
-    except PackageNotFoundError:
-        return "unknown (not installed)"

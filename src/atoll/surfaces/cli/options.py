@@ -10,7 +10,6 @@ from typing import Annotated
 
 from atoll.surfaces.cli import values
 from atoll.surfaces.cli.grammar import Argument, Option
-from atoll.tools.vocabularies import summary
 
 NameArgument = Annotated[str, Argument(metavar="NAME", help="The sandbox.")]
 CommandArgument = Annotated[
@@ -53,7 +52,10 @@ TimeoutOption = Annotated[
 ]
 TtyOption = Annotated[bool, Option("--tty", "-t", help="Give the command a terminal.")]
 StdinOption = Annotated[bool, Option("--stdin/--no-stdin", "-i/-n", help="Pass standard input to the command.")]
-ToolsOption = Annotated[
-    str,
-    Option("--tools", metavar="NAMES", help=f"Vocabularies, separated by commas: {summary()}."),
-]
+
+
+def tools_option() -> Option:
+    """`--tools`, in the annotation of a parameter: evaluated for the commands that have it."""
+    from atoll.tools.vocabularies import summary
+
+    return Option("--tools", metavar="NAMES", help=f"Vocabularies, separated by commas: {summary()}.")

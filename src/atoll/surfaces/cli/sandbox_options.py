@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from atoll.contract.model import Limits, RuntimeName
     from atoll.contract.network import NetworkPolicy
+    from atoll.contract.secret import Secret
     from atoll.runtime.engine import Engine
     from atoll.runtime.sandbox import Sandbox
 
@@ -175,22 +176,23 @@ def engine_arguments(options: SandboxOptions) -> dict[str, Any]:
     Raises:
         InvalidRequest: a limit is out of range, there is no such runtime, or a secret has no value.
     """
-    from atoll.contract.secret import Secret
-
     return {
         "image": options.image,
         "limits": limits(options),
         "env": options.env,
-        "secrets": {
-            each.name: Secret(values.secret_value(each), hosts=each.hosts, header=each.header or "authorization")
-            for each in options.secrets
-        },
+        "secrets": {each.name: _secret(each) for each in options.secrets},
         "secret_env": {each.name: values.secret_value(each) for each in options.secret_env},
         "user": options.user,
         "cwd": options.cwd,
         "runtime": runtime_name(options.runtime),
         "network": options.network,
     }
+
+
+def _secret(source: values.SecretSource) -> Secret:
+    from atoll.contract.secret import Secret
+
+    return Secret(values.secret_value(source), hosts=source.hosts, header=source.header or "authorization")
 
 
 async def create_sandbox(engine: Engine, options: SandboxOptions, name: str | None, *, ephemeral: bool) -> Sandbox:

@@ -11,7 +11,7 @@ from typing import Annotated
 from atoll.contract.errors import InvalidRequest
 from atoll.surfaces.cli.command import AtollCommand, CommandContext, CommandModule, Work
 from atoll.surfaces.cli.grammar import Argument, Option
-from atoll.surfaces.cli.options import ToolsOption
+from atoll.surfaces.cli.options import tools_option
 from atoll.surfaces.cli.sandbox_options import SANDBOX
 
 commands = CommandModule()
@@ -41,7 +41,7 @@ def agent(
             "Anthropic's]",
         ),
     ] = None,
-    tools: ToolsOption = "agent",
+    tools: Annotated[str, tools_option()] = "agent",
     instructions: Annotated[
         str | None,
         Option("--instructions", metavar="TEXT", help="The system prompt; @FILE reads it from a file."),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atoll
 from atoll.surfaces.cli import FAILED, render
 from atoll.surfaces.cli.command import CommandContext, CommandModule
 
@@ -37,6 +38,4 @@ async def doctor(context: CommandContext) -> int:
 @commands.command()
 def version(context: CommandContext) -> int:
     """Print the version."""
-    from atoll.surfaces.cli.app import installed_version
-
-    return context.answer({"version": installed_version()}, f"atoll {installed_version()}")
+    return context.answer({"version": atoll.__version__}, f"atoll {atoll.__version__}")

@@ -15,7 +15,7 @@ from atoll.contract.errors import InvalidRequest
 from atoll.surfaces.cli import render, values
 from atoll.surfaces.cli.command import AtollCommand, CommandContext, CommandModule, Work, needing_extra
 from atoll.surfaces.cli.grammar import Option
-from atoll.surfaces.cli.options import ToolsOption
+from atoll.surfaces.cli.options import tools_option
 from atoll.surfaces.cli.sandbox_options import SANDBOX, SandboxOptions, engine_arguments
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class McpOptions:
 @commands.command(cls=_McpCommand)
 def mcp(
     context: CommandContext,
-    tools: ToolsOption = "agent",
+    tools: Annotated[str, tools_option()] = "agent",
     http: Annotated[
         str | None,
         Option(
