@@ -193,7 +193,8 @@ class Provisioner:
                         await sandbox.connect()
                         if group is None:
                             manifest, sandbox = await self._settle(manifest, sandbox)
-                        await ca_bundle.install(sandbox.files, authority)
+                        if authority is not None:
+                            await ca_bundle.install(sandbox.files, authority)
                     except BaseException:
                         with anyio.CancelScope(shield=True):
                             await self._connections.remove(id, spec.name, driver, locked=True)
@@ -271,7 +272,8 @@ class Provisioner:
             manifest = claimed.manifest.model_copy(update=given)
             try:
                 sandbox = await self._bind(manifest, driver)
-                await ca_bundle.install(sandbox.files, authority)
+                if authority is not None:
+                    await ca_bundle.install(sandbox.files, authority)
             except BaseException as error:
                 with anyio.CancelScope(shield=True):
                     await self._connections.remove(claimed.id, spec.name, driver, locked=True)

@@ -22,7 +22,6 @@ import hashlib
 import logging
 import os
 import posixpath
-import secrets
 import shutil
 import stat
 import time
@@ -555,7 +554,7 @@ class ImageStore:
 
         self._make_directories()
         while True:
-            path = self._root / "tmp" / secrets.token_hex(8)
+            path = self._root / "tmp" / os.urandom(8).hex()
             path.mkdir(mode=0o700)
             # Another process may remove it between these steps, since it is not locked yet: then try again.
             with suppress(FileNotFoundError):

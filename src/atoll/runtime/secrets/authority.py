@@ -11,7 +11,6 @@ forks, and nothing else.
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterable
 from datetime import datetime, timedelta
@@ -64,6 +63,8 @@ class Authority(Frozen):
         from cryptography import x509
 
         subject = x509.load_pem_x509_certificate(self.certificate.encode()).subject.public_bytes()
+        import hashlib
+
         digest = hashlib.sha1(subject[2:], usedforsecurity=False).digest()
         return f"{int.from_bytes(digest[:4], 'little'):08x}.0"
 
