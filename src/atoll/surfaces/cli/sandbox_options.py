@@ -8,8 +8,8 @@ how a single value is written (`values.py`), what the engine does with the value
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
 
 from atoll.contract.errors import InvalidRequest
 from atoll.surfaces.cli import render, values
@@ -31,8 +31,7 @@ TEMPLATE = ("image", "runtime", *LIMITS)
 SANDBOX = (*TEMPLATE, "env", "allow", "secret", "secret_env", "user")
 
 
-@dataclass(frozen=True, kw_only=True)
-class SandboxOptions:
+class SandboxOptions(NamedTuple):
     """A sandbox as the command line describes it. None: the engine's default."""
 
     image: str | None = None
@@ -42,7 +41,7 @@ class SandboxOptions:
     pids: int | None = None
     open_files: int | None = None
     disk_bytes: int | None = None
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = MappingProxyType({})
     user: str | None = None
     cwd: str | None = None
     network: NetworkPolicy | None = None

@@ -6,7 +6,6 @@ parsing (`grammar.py`). Imported only when help is asked for.
 
 from __future__ import annotations
 
-import inspect
 import os
 import sys
 import textwrap
@@ -89,7 +88,8 @@ def _described(each: Parameter) -> str:
 def _paragraphs(description: str) -> list[str]:
     """A docstring, wrapped. A paragraph that begins with a line `\\b` stays as it is."""
     lines: list[str] = []
-    for paragraph in inspect.cleandoc(description).split("\n\n"):
+    first, _, others = description.partition("\n")
+    for paragraph in f"{first}\n{textwrap.dedent(others)}".strip().split("\n\n"):
         first, _, rest = paragraph.partition("\n")
         body = rest.split("\n") if first == "\b" else textwrap.wrap(" ".join(paragraph.split()), _columns() - 2)
         lines += ["", *(f"  {line}" for line in body)]

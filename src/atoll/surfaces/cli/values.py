@@ -12,8 +12,8 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from atoll.contract.errors import InvalidRequest
 
@@ -88,8 +88,7 @@ def environment(words: Sequence[str]) -> dict[str, str]:
     return variables
 
 
-@dataclass(frozen=True)
-class SecretSource:
+class SecretSource(NamedTuple):
     """A secret as the command line names it: where its value is, never the value."""
 
     name: str
@@ -150,8 +149,7 @@ def secret_value(word: SecretSource) -> str:
     return value
 
 
-@dataclass(frozen=True)
-class CopySpec:
+class CopySpec(NamedTuple):
     """A copy between this machine and a sandbox."""
 
     sandbox: str

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -199,7 +198,7 @@ def import_(
     """
     if str(file) == "-" and sys.stdin.isatty():
         raise InvalidRequest("standard input is a terminal; name a file, or pipe one into this command")
-    options = replace(context.sandbox_options(), image=image, runtime=runtime)
+    options = context.sandbox_options()._replace(image=image, runtime=runtime)
     return _import(context, file, name, options, default_limits=default_limits, limit_bytes=limit)
 
 

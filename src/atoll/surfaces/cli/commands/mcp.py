@@ -8,8 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from atoll.contract.errors import InvalidRequest
 from atoll.surfaces.cli import render, values
@@ -39,8 +38,7 @@ class _McpCommand(AtollCommand):
         return prepared
 
 
-@dataclass(frozen=True, kw_only=True)
-class McpOptions:
+class McpOptions(NamedTuple):
     """An MCP server as the command line describes it."""
 
     tools: Sequence[str]
