@@ -238,7 +238,8 @@ os.environ["ATOLL_RUNTIME"] = "crun"
 assert Settings.from_environment().runtime == "crun"
 manifest = Manifest.model_validate(
     dict(id="atoll-0123456789abcdef", spec=dict(name="a", network=dict(allow=["a.example"])), runtime="crun",
-         limits=dict(memory_bytes=2**31, cpus=1.5), env={"A": "b"}, user="user", cwd="/srv", image_digest="sha256:0", active_layer="layer-1",
+         limits=dict(memory_bytes=2**31, cpus=1.5), env={"A": "b"}, user="user", cwd="/srv", image_digest="sha256:0",
+         active_layer="layer-1",
          base=[dict(target="/", key="root", layers=[dict(path="/usr", owner="machine")])],
          layers=[dict(id="layer-0", owner=3)], id_slot=3, created_at="2026-01-02T03:04:05.678901Z"))
 assert Manifest.model_validate(manifest.model_dump(mode="json")) == manifest
