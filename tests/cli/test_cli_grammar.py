@@ -107,6 +107,7 @@ def test_a_command_in_a_sandbox_imports_nothing_heavy(atoll: Atoll) -> None:
 
 
 def test_a_new_sandbox_needs_images_and_nothing_else_that_is_heavy(atoll: Atoll) -> None:
+    atoll.box()  # the first sandbox of a state directory prepares the image and the seccomp filter
     needed = {"atoll.runtime.images", "hashlib", "shutil"}
     assert imported_by(command_line("run", "--", "true"), env=atoll.env) & HEAVY <= needed
 
