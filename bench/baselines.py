@@ -6,23 +6,21 @@ filter of its own, no layers. A sandbox has all of these, so its ratio to them i
 
 from __future__ import annotations
 
-import io
 import itertools
 import json
 import os
 import re
 import shutil
 import subprocess
-import tarfile
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench import docker
 from bench.machine import is_hybrid
 
 HOST = "host, subprocess.run"
-_DOCKER_IMAGE = "atoll-bench-true:latest"
 _KEEPER = Path(__file__).resolve().parent.parent / "src" / "atoll" / "_bin" / "keeper"
 _OCI_CONFIG = {
     "ociVersion": "1.0.2",
@@ -58,14 +56,16 @@ class Absent:
 
 
 class Baselines:
-    """All baselines, prepared in a directory. A context manager: removes its image from Docker at the end."""
+    """All baselines, prepared in a directory. A context manager: ends the Docker engine that it has started."""
 
     def __init__(self, directory: Path) -> None:
         self.absent: list[Absent] = []
         self._numbers = itertools.count()
         self._bundle = directory / "bundle"
         self._roots = directory / "runs"
-        self._imported = False
+        self._ends = ExitStack()
+        self.docker: docker.Docker | None = None
+        """Its commands and its HTTP interface, for figures of other kinds. None: see `absent`."""
         _make_root(self._bundle / "rootfs")
         (self._bundle / "config.json").write_text(json.dumps(_OCI_CONFIG))
         self.all = [Baseline(HOST, lambda: ["/bin/true"])]
@@ -78,8 +78,7 @@ class Baselines:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._imported:
-            subprocess.run(["docker", "image", "rm", "--force", _DOCKER_IMAGE], capture_output=True, check=False)
+        self._ends.close()
 
     def _add(self, program: str, label: str, command: Callable[[str], Sequence[str]]) -> None:
         path = shutil.which(program, path=f"{os.environ.get('PATH', os.defpath)}:/usr/local/sbin:/usr/sbin:/sbin")
@@ -108,41 +107,22 @@ class Baselines:
 
     def _add_docker(self) -> None:
         label = "docker run --rm"
-        why = "not installed"
-        with suppress(OSError, subprocess.TimeoutExpired):
-            asked = ["docker", "version", "--format", "{{.Server.Version}}"]
-            why = "no engine answers"
-            if subprocess.run(asked, capture_output=True, check=False, timeout=10).returncode == 0:
-                done = subprocess.run(
-                    ["docker", "import", "-", _DOCKER_IMAGE],
-                    input=_as_tar(self._bundle / "rootfs"),
-                    capture_output=True,
-                    check=False,
-                    timeout=60,
-                )
-                why = done.stderr.decode(errors="replace").strip()[-200:]
-                if done.returncode == 0:
-                    self._imported = True
-                    command = ["docker", "run", "--rm", "--network=none", _DOCKER_IMAGE, "/bin/true"]
-                    self.all.append(Baseline(label, lambda: command, slow=True))
-                    return
-        self.absent.append(Absent(label, why))
+        try:
+            self.docker = self._ends.enter_context(docker.engine(self._bundle / "rootfs"))
+        except docker.Unavailable as error:
+            self.absent.append(Absent(label, str(error)))
+            return
+        self.all.append(Baseline(label, self.docker.run_command, slow=True))
 
 
 def _make_root(root: Path) -> None:
-    """`true`, its libraries, and the directories that runtimes expect."""
+    """`true` and `sleep`, their libraries, and the directories that runtimes expect."""
     for name in ("bin", "dev", "proc", "sys"):
         (root / name).mkdir(parents=True)
-    shutil.copy("/bin/true", root / "bin" / "true")
-    linked = subprocess.run(["ldd", "/bin/true"], capture_output=True, text=True, check=False).stdout
-    for library in re.findall(r"(/\S+)", linked):
-        target = root / library.lstrip("/")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(library, target)
-
-
-def _as_tar(root: Path) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
-        archive.add(root, arcname=".")
-    return buffer.getvalue()
+    for program in ("/bin/true", "/bin/sleep"):
+        shutil.copy(program, root / "bin")
+        linked = subprocess.run(["ldd", program], capture_output=True, text=True, check=False).stdout
+        for library in re.findall(r"(/\S+)", linked):
+            target = root / library.lstrip("/")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(library, target)

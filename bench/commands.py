@@ -11,14 +11,15 @@ import anyio
 
 import atoll
 from atoll.contract.model import RuntimeName
-from bench.baselines import HOST
+from bench.baselines import HOST, Baselines
 from bench.lab import Lab
 from bench.results import Cell, Row, Section, Spread, Table, Target, Value, ratio, times
 from bench.sampling import Contender, in_turns, program, throughput, timed
 
 HOW = """\
 `sandbox.exec(["true"])` in a running sandbox, from Python to Python, interleaved with
-`subprocess.run(["/bin/true"])` on the host; `exec("true")` is a shell command line and starts a shell. The
+`subprocess.run(["/bin/true"])` on the host and, where Docker is installed, with its engine's HTTP interface, which
+Docker's SDKs use (create, start and inspect an exec); `exec("true")` is a shell command line and starts a shell. The
 throughput is that of one Python process that keeps the given number of commands of one sandbox in progress for some
 seconds; on the host it is `anyio.run_process`, which is how the same program would be written without sandboxes."""
 
@@ -35,6 +36,9 @@ async def measure(lab: Lab) -> Section:
         contenders.append(
             Contender(f"Atoll, {lab.fastest}, as a shell line", partial(_exec, boxes[lab.fastest], "true"))
         )
+        baselines = stack.enter_context(Baselines(lab.scratch / "commands"))
+        if baselines.docker is not None:
+            contenders.append(Contender("Docker over HTTP", baselines.docker.take_exec, every=10))
         rounds = lab.amount(1000, 100)
         with lab.progress("exec true, interleaved", rounds) as advance:
             samples = await in_turns(contenders, rounds, advance)

@@ -74,6 +74,8 @@ async def _sequential(lab: Lab, baselines: Baselines) -> tuple[Table, Target | N
         Contender(f"Atoll, {runtime}", partial(_once, lab, runtime), every=5 if runtime == "runsc" else 1)
         for runtime in lab.runtimes
     ]
+    if baselines.docker is not None:
+        contenders.append(Contender("Docker over HTTP", baselines.docker.take_create, every=5))
     rounds = lab.amount(60, 10)
     with lab.progress("create → first command, interleaved", rounds) as advance:
         samples = await in_turns(contenders, rounds, advance)

@@ -161,7 +161,7 @@ def _members(node: ast.stmt, names: Names) -> dict[str, str]:
 
 
 def _method(node: ast.FunctionDef | ast.AsyncFunctionDef, names: Names) -> dict[str, str]:
-    decorators = {ast.unparse(each).rpartition(".")[2] for each in node.decorator_list}
+    decorators = {ast.unparse(each).rpartition(".")[2].replace("cached_", "") for each in node.decorator_list}
     name = MAGIC.get(node.name, "close" if node.name == "aclose" else node.name)
     arguments = _arguments(node.args, names)
     returned = names.text(node.returns) if node.returns else "None"

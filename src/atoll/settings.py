@@ -12,16 +12,17 @@ that are not Atoll's own and are read where they are used:
 
 from __future__ import annotations
 
-import ipaddress
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, get_args
-
-from pydantic import AfterValidator, Field, SecretStr, ValidationError
+from typing import TYPE_CHECKING, Annotated, cast, get_args
 
 from atoll.contract.errors import InvalidRequest
-from atoll.contract.model import Frozen, RuntimeName
+from atoll.contract.frozen import AfterValidator, Field, Frozen, pydantic_model
+from atoll.contract.model import RuntimeName
+
+if TYPE_CHECKING:
+    from pydantic import SecretStr, ValidationError
 
 SHORTEST_KEY = 32
 """Of the key that encrypts secrets, in characters."""
@@ -45,6 +46,8 @@ def where_to_listen(value: str) -> tuple[str, int]:
         ValueError: it is not of this form.
     """
     address, _, port = value.rpartition(":")
+    import ipaddress
+
     known = address == "localhost"
     with suppress(ValueError):
         known = known or bool(ipaddress.ip_address(address.strip("[]")))
@@ -62,6 +65,8 @@ def _check_listen(value: str) -> str:
 
 def _holds_secret(annotation: object) -> bool:
     """Whether a field of this type may hold a `SecretStr`."""
+    from pydantic import SecretStr
+
     return annotation is SecretStr or any(map(_holds_secret, get_args(annotation)))
 
 
@@ -95,16 +100,16 @@ class Settings(Frozen):
         Raises:
             InvalidRequest: the value of a variable is not allowed.
         """
-        variables = {name: _PREFIX + name.upper() for name in cls.model_fields}
+        variables = {name: _PREFIX + name.upper() for name in cls.field_names()}
         given = {name: os.environ[variable] for name, variable in variables.items() if variable in os.environ}
         try:
             return cls.model_validate(given)
-        except ValidationError as error:
+        except ValueError as error:
             # Never chained: the message of pydantic's error shows the values of all wrong variables.
-            first = error.errors()[0]
+            first = cast("ValidationError", error).errors()[0]
             field = str(first["loc"][0])
             shortest = first.get("ctx", {}).get("min_length")
-            if not _holds_secret(cls.model_fields[field].annotation):
+            if not _holds_secret(pydantic_model(cls).model_fields[field].annotation):
                 reason = f"{variables[field]}={first['input']!r}: {first['msg']}"
             elif shortest is not None:
                 reason = f"{variables[field]} has fewer than {shortest} characters"

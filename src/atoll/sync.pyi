@@ -56,7 +56,8 @@ class Blocking: ...
 
 class Engine(Blocking):
     storage: LoopStorage
-    images: ImageStore
+    @property
+    def images(self) -> ImageStore: ...
     @property
     def state_dir(self) -> Path: ...
     @property
@@ -140,7 +141,8 @@ class Engine(Blocking):
 
 class Sandbox(Blocking):
     info: SandboxInfo
-    files: Files
+    @property
+    def files(self) -> Files: ...
     @property
     def name(self) -> str: ...
     @property

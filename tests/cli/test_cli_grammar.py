@@ -6,12 +6,13 @@ import json
 import subprocess
 import sys
 from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-import typer
 
 from atoll.surfaces.cli.app import MODULES
+from atoll.surfaces.cli.grammar import Option, Parameter, Parser
 from tests.cli.driving import PROGRAM, Atoll
 
 COMMANDS = [name for names in MODULES.values() for name in names]
@@ -34,8 +35,7 @@ def test_every_command_has_help_within_100_columns(atoll: Atoll, command: list[s
 def test_the_index_names_every_module_and_command() -> None:
     found = {}
     for module in MODULES:
-        group = typer.main.get_group(import_module(f"atoll.surfaces.cli.commands.{module}").commands)
-        found[module] = (group.name,) if group.name else tuple(group.commands)
+        found[module] = tuple(import_module(f"atoll.surfaces.cli.commands.{module}").commands.commands)
     assert found == MODULES
     files = {path.stem for path in Path(import_module("atoll.surfaces.cli.commands").__path__[0]).glob("[a-z]*.py")}
     assert files == set(MODULES)
@@ -78,10 +78,53 @@ def test_as_a_module_it_ends_with_the_same_status() -> None:
     assert done.returncode == 2
 
 
-def test_help_imports_neither_pydantic_nor_asyncio_nor_rich() -> None:
-    done = subprocess.run([sys.executable, "-X", "importtime", *PROGRAM[1:], "--help"], capture_output=True, check=True)
-    imported = {line.rpartition(b"|")[2].strip().partition(b".")[0].decode() for line in done.stderr.splitlines()}
-    assert not imported & {"pydantic", "anyio", "asyncio", "rich"}
+HEAVY = frozenset(
+    "pydantic pydantic_core typer rich mcp httpx h11 cryptography idna secrets tarfile tempfile shutil hashlib "
+    "importlib.metadata atoll.tools atoll.agents atoll.runtime.images atoll.runtime.archive "
+    "atoll.runtime.previews".split()
+)
+"""What takes long to import, and what a command in a sandbox does without. `anyio` and `asyncio` are not among them:
+the engine is written with them, and they import `ssl` and `inspect` themselves."""
+LOOP = frozenset({"anyio", "asyncio", "ssl", "dataclasses", "inspect"})
+OPEN = "import atoll, anyio\nasync def main():\n    async with atoll.open(): pass\nanyio.run(main)"
+
+
+def imported_by(script: str, *words: str, env: dict[str, str]) -> set[str]:
+    """The modules that a Python program imports, and the packages that they are in."""
+    run = f"import sys\n{script}\nprint('imported', *sys.modules, file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", run, *words], capture_output=True, check=True, text=True, env=env)
+    modules = done.stderr.splitlines()[-1].removeprefix("imported ").split()
+    return {name.rsplit(".", cut)[0] for name in modules for cut in range(name.count(".") + 1)}
+
+
+def command_line(*words: str) -> str:
+    return f"from atoll.surfaces.cli import main\nassert main({list(words)!r}) == 0"
+
+
+def test_a_command_in_a_sandbox_imports_nothing_heavy(atoll: Atoll) -> None:
+    """A command takes a few milliseconds in its sandbox: what it waits for is what is imported here."""
+    assert imported_by(command_line("exec", atoll.box(), "--", "true"), env=atoll.env) & HEAVY == set()
+
+
+def test_a_new_sandbox_needs_images_and_nothing_else_that_is_heavy(atoll: Atoll) -> None:
+    atoll.box()  # the first sandbox of a state directory prepares the image and the seccomp filter
+    needed = {"atoll.runtime.images", "hashlib", "shutil"}
+    assert imported_by(command_line("run", "--", "true"), env=atoll.env) & HEAVY <= needed
+
+
+def test_opening_an_engine_imports_nothing_heavy(atoll: Atoll) -> None:
+    assert imported_by(OPEN, env=atoll.env) & HEAVY == set()
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--version"], ["exec", "--help"]])
+def test_help_and_version_import_neither_what_is_heavy_nor_an_event_loop(atoll: Atoll, words: list[str]) -> None:
+    unneeded = (HEAVY | LOOP) - {"dataclasses", "inspect"} if "--help" in words else HEAVY | LOOP
+    assert imported_by(command_line(*words), env=atoll.env) & unneeded == set()
+
+
+def test_completion_imports_neither_what_is_heavy_nor_an_event_loop(atoll: Atoll) -> None:
+    env = {**atoll.env, "_ATOLL_COMPLETE": "complete_bash", "_ATOLL_COMPLETE_ARGS": "atoll exec --"}
+    assert imported_by(command_line(), env=env) & (HEAVY | LOOP) - {"dataclasses", "inspect"} == set()
 
 
 @pytest.mark.parametrize(
@@ -155,6 +198,89 @@ def test_the_version_is_the_same_by_option_and_by_command(atoll: Atoll) -> None:
     assert text.startswith("atoll ")
     assert atoll.text("version") == text
     assert text == f"atoll {atoll.json('version', '--json')['version']}\n"
+
+
+def test_the_version_is_that_of_the_package(atoll: Atoll) -> None:
+    assert atoll.text("--version") == f"atoll {version('atoll')}\n"
+
+
+def test_a_missing_value_is_said_to_be_missing(atoll: Atoll) -> None:
+    for words in (["run", "--memory"], ["exec", "box", "--timeout", "--", "true"], ["--state-dir"]):
+        assert "requires an argument" in atoll(*words, status=2).stderr.decode()
+
+
+@pytest.mark.parametrize("line", [["-qx"], ["--quie"], ["--quiet=1"], ["-q", "extra"], ["--", "-q"]])
+def test_options_that_do_not_exist_are_refused(atoll: Atoll, line: list[str]) -> None:
+    assert atoll("ls", *line, status=2).stderr.startswith(b"error: ")
+
+
+@pytest.mark.parametrize(
+    "words", [["-qc", "ab", "-e", "A=1"], ["-qcab", "-eA=1"], ["--shell=ab", "--env", "A=1", "-q"]]
+)
+def test_options_may_be_joined_with_flags_and_with_their_values(words: list[str]) -> None:
+    line = Parameter("line", str | None, Option("--shell", "-c", help=""), None, required=False)
+    env = Parameter("env", list[str] | None, Option("--env", "-e", help=""), None, required=False)
+    quiet = Parameter("quiet", bool, Option("--quiet", "-q", help=""), False, required=False)
+    parser = Parser([line, env, quiet], "atoll")
+    assert parser.split([*words, "x", "--", "-q"], None) == (["x", "-q"], [])
+    assert parser.values([]) == {"line": "ab", "env": ["A=1"], "quiet": True}
+
+
+def test_the_installed_command_ends_with_the_status_and_all_output(atoll: Atoll) -> None:
+    script = "from atoll.surfaces.cli import program; program()"
+    for words, status in (["--help"], 0), (["nonsense"], 2):
+        done = subprocess.run([sys.executable, "-c", script, *words], capture_output=True, check=False, env=atoll.env)
+        assert done.returncode == status
+        assert done.stdout.decode() == (atoll.text("--help") if status == 0 else "")
+        assert bool(done.stderr) == bool(status)
+
+
+COMPLETED = [
+    ("atoll e", "exec export expose"),
+    ("atoll images ", "ls pull rm import"),
+    ("atoll --json images p", "pull"),
+    ("atoll run --m", "--memory"),
+    ("atoll exec box --st", "--stdin --state-dir"),
+    ("atoll storage ", "init remove"),
+    ("atoll cp ", ""),
+]
+
+
+@pytest.mark.parametrize(("line", "words"), COMPLETED)
+def test_a_shell_is_told_the_words_that_may_follow(atoll: Atoll, line: str, words: str) -> None:
+    for shell, separated in ("bash", line.replace(" ", "\n")), ("fish", line):
+        env = {**atoll.env, "_ATOLL_COMPLETE": f"complete_{shell}", "_ATOLL_COMPLETE_ARGS": separated}
+        done = subprocess.run(PROGRAM, capture_output=True, check=True, env=env)
+        assert [each.partition("\t")[0] for each in done.stdout.decode().split("\n") if each] == words.split()
+
+
+@pytest.mark.parametrize(("shell", "place"), [("bash", ".bash_completions/atoll.sh"), ("zsh", ".zfunc/_atoll")])
+def test_completion_is_installed_for_the_shell_that_asks(atoll: Atoll, tmp_path: Path, shell: str, place: str) -> None:
+    env = {**atoll.env, "HOME": str(tmp_path), "SHELL": f"/bin/{shell}"}
+    for _ in range(2):
+        subprocess.run([*PROGRAM, "--install-completion"], env=env, check=True, capture_output=True)
+    shown = subprocess.run([*PROGRAM, "--show-completion"], env=env, check=True, capture_output=True).stdout.decode()
+    assert (tmp_path / place).read_text() == shown
+    assert len((tmp_path / f".{shell}rc").read_text().splitlines()) == 1
+
+
+def test_bash_completes_with_the_script(atoll: Atoll) -> None:
+    env = {**atoll.env, "SHELL": "/bin/bash", "PATH": f"{Path(sys.executable).parent}:{atoll.env['PATH']}"}
+    script = """
+        eval "$(atoll --show-completion)"
+        COMP_WORDS=(atoll images pu) COMP_CWORD=2
+        _atoll_completion atoll
+        echo "${COMPREPLY[@]}"
+    """
+    done = subprocess.run(["bash", "-c", script], env=env, check=True, capture_output=True)
+    assert done.stdout == b"pull\n"
+
+
+def test_a_shell_without_a_script_is_an_error(atoll: Atoll) -> None:
+    env = {**atoll.env, "SHELL": "/bin/tcsh"}
+    done = subprocess.run([*PROGRAM, "--show-completion"], env=env, check=False, capture_output=True)
+    assert done.returncode == 1
+    assert done.stderr.startswith(b"error: there is no completion for the shell 'tcsh'")
 
 
 def test_closed_standard_streams_do_no_harm(atoll: Atoll) -> None:

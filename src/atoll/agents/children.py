@@ -14,12 +14,12 @@ from pydantic_ai.models import Model
 
 from atoll.agents import models
 from atoll.agents.loop import DEFAULT_STEPS, Agent, Approve, Budget
-from atoll.contract.model import Frozen
 from atoll.tools.coding import CodingView
 from atoll.tools.tasks import TaskEvent, TaskOutput
+from atoll.tools.tool import StrictModel
 
 
-class Role(Frozen):
+class Role(StrictModel):
     """A kind of child agent."""
 
     about: str

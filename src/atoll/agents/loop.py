@@ -45,9 +45,8 @@ from pydantic_ai.usage import RequestUsage
 from atoll.agents import models
 from atoll.agents.history import History, interrupted
 from atoll.contract.errors import BudgetExceeded, InvalidRequest
-from atoll.contract.model import Frozen
 from atoll.settings import Settings
-from atoll.tools.tool import ImagePart, Tool, ToolResult, ToolSet, failure, readable, readable_all
+from atoll.tools.tool import ImagePart, StrictModel, Tool, ToolResult, ToolSet, failure, readable, readable_all
 
 DEFAULT_STEPS = 50
 """The default limit of model requests in one run."""
@@ -64,7 +63,7 @@ _MAX_TOOL_NAME_CHARS = 64
 # -------------------------------------------------------------------------------------------------------------- events
 
 
-class Tokens(Frozen):
+class Tokens(StrictModel):
     """Token counts of a model."""
 
     input: int = 0
@@ -94,21 +93,21 @@ class Tokens(Frozen):
         )
 
 
-class TextEvent(Frozen):
+class TextEvent(StrictModel):
     """Text of the model: a piece of it when streaming, else all text of one step."""
 
     type: Literal["text"] = "text"
     text: str
 
 
-class ThinkingEvent(Frozen):
+class ThinkingEvent(StrictModel):
     """Visible reasoning of the model."""
 
     type: Literal["thinking"] = "thinking"
     text: str
 
 
-class ToolCallEvent(Frozen):
+class ToolCallEvent(StrictModel):
     """The model calls a tool. Calls of one step run concurrently."""
 
     type: Literal["tool_call"] = "tool_call"
@@ -118,7 +117,7 @@ class ToolCallEvent(Frozen):
     """A string if it is not a JSON object; the call then fails."""
 
 
-class ToolResultEvent(Frozen):
+class ToolResultEvent(StrictModel):
     """A tool call has ended."""
 
     type: Literal["tool_result"] = "tool_result"
@@ -128,7 +127,7 @@ class ToolResultEvent(Frozen):
     duration_s: float
 
 
-class UsageEvent(Frozen):
+class UsageEvent(StrictModel):
     """The model has completed an answer."""
 
     type: Literal["usage"] = "usage"
@@ -139,7 +138,7 @@ class UsageEvent(Frozen):
     """Tokens of the run so far."""
 
 
-class RetryEvent(Frozen):
+class RetryEvent(StrictModel):
     """An answer was interrupted and is requested again: the text of this step so far is void."""
 
     type: Literal["retry"] = "retry"

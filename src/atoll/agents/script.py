@@ -32,7 +32,7 @@ from pydantic_ai.messages import (
 from pydantic_ai.models.function import AgentInfo, DeltaToolCall, DeltaToolCalls, FunctionModel
 
 from atoll.contract.errors import InvalidRequest, ScriptFailed
-from atoll.contract.model import Frozen
+from atoll.tools.tool import StrictModel
 
 _VALUE = re.compile(r"\$\{(\w+)\}")
 _PIECE = re.compile(r"\S*\s*")
@@ -40,7 +40,7 @@ _MAX_QUOTED_CHARS = 600
 """How much of a text an error message quotes."""
 
 
-class _ScriptModel(Frozen):
+class _ScriptModel(StrictModel):
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
 

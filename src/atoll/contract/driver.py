@@ -16,7 +16,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Literal, Protocol
 
-from atoll.contract.model import Frozen, Limits, RuntimeName, Usage
+from atoll.contract.frozen import Frozen
+from atoll.contract.model import Limits, RuntimeName, Usage
 
 
 class Capabilities(Frozen):

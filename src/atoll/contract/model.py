@@ -12,9 +12,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
-
 from atoll.contract.errors import InvalidRequest
+from atoll.contract.frozen import AfterValidator, Field, Frozen
 from atoll.contract.network import NetworkPolicy, PackageIndexes
 
 NAME_RULE = "1 to 63 characters: lower-case letters, digits, '-', '_' and '.', beginning with a letter or a digit"
@@ -62,10 +61,6 @@ def check_env(env: dict[str, str]) -> dict[str, str]:
 
 Name = Annotated[str, AfterValidator(check_name)]
 Env = Annotated[dict[str, str], AfterValidator(check_env)]
-
-
-class Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Limits(Frozen):

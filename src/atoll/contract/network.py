@@ -14,9 +14,8 @@ from functools import lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict
-
 from atoll.contract.errors import InvalidRequest
+from atoll.contract.frozen import AfterValidator, Frozen
 
 REGISTRIES = "registries"
 """The preset for the package indexes that this machine is configured for."""
@@ -31,7 +30,6 @@ RULE_SYNTAX = (
 MAX_RULES = 1000
 ALL_PORTS = (1, 65535)
 
-_STRICT = ConfigDict(frozen=True, extra="forbid")  # as `model.Frozen`, whose specs hold these
 _LABEL = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)")
 _LOOKS_LIKE_A_NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
 _PORTS = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?")
@@ -190,10 +188,8 @@ def _check_rules(rules: Sequence[str] | str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(str(parse_rule(text)) for text in texts))
 
 
-class NetworkPolicy(BaseModel):
+class NetworkPolicy(Frozen):
     """The network connections that a sandbox may make. What no rule allows is refused."""
-
-    model_config = _STRICT
 
     allow: Annotated[Sequence[str] | str, AfterValidator(_check_rules)] = ()
     """The rules, one or several, as `parse_rule` reads them. Empty: every connection is refused, with the reason."""
@@ -207,10 +203,8 @@ class NetworkPolicy(BaseModel):
         return frozenset(rule.preset for rule in self.rules if rule.preset is not None)
 
 
-class PackageIndexes(BaseModel):
+class PackageIndexes(Frozen):
     """The package indexes that the machine was configured for when a policy with `registries` was set."""
-
-    model_config = _STRICT
 
     allow: tuple[str, ...]
     """Their hosts and ports, as rules. They may have private addresses: this machine is configured to use them."""
@@ -224,10 +218,8 @@ class PackageIndexes(BaseModel):
         return tuple(parse_rule(rule) for rule in self.allow)
 
 
-class AuditRecord(BaseModel):
+class AuditRecord(Frozen):
     """A connection that a program in a sandbox asked for; with plain HTTP, a request."""
-
-    model_config = ConfigDict(**_STRICT, defer_build=True)  # most programs that import this never create one
 
     id: str
     time: datetime

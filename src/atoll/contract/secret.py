@@ -10,10 +10,10 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Annotated
 
-from pydantic import AfterValidator, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
 from atoll.contract.errors import InvalidRequest
-from atoll.contract.model import Frozen, check_env
+from atoll.contract.model import check_env
 
 PLAIN_HTTP = "http://"
 """The prefix of a host to which a secret may be sent without TLS."""
@@ -61,14 +61,14 @@ def _check_header(header: str) -> str:
     return header.lower()
 
 
-class Secret(Frozen):
+class Secret(BaseModel):
     """A value that stays outside: the sandbox has a placeholder, which is replaced only in requests to `hosts`.
 
     Raises:
         InvalidRequest: the value, a host or the header is not valid. The message never contains the value.
     """
 
-    model_config = ConfigDict(hide_input_in_errors=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     value: Annotated[SecretStr, AfterValidator(_check_value)]
     """Shown as asterisks when it is printed or dumped."""

@@ -9,24 +9,26 @@ gVisor, whose hostname the host's kernel does not know (`oci.py`).
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import fcntl
 import os
 import struct
 import subprocess
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from atoll.contract.errors import LaunchFailed
 from atoll.drivers.keeper_client import KeeperSocket
 from atoll.drivers.keeper_command import BIN
 from atoll.drivers.machine import Machine
 
+if TYPE_CHECKING:
+    from ctypes import CDLL
+
 _CLONE_NEWUTS = 0x0400_0000
 _NS_GET_USERNS, _NS_GET_OWNER_UID = 0xB701, 0xB704
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Hostnames:
@@ -86,7 +88,7 @@ def set_hostname(pid: int | None, owner: int, hostname: str) -> str | None:
                 _enter(uts)
                 try:
                     name = os.fsencode(hostname)
-                    _check(_libc.sethostname(name, len(name)))
+                    _check(_libc().sethostname(name, len(name)))
                 finally:
                     _enter(own)
             finally:
@@ -108,10 +110,19 @@ def _owner_of(namespace: int) -> int:
 
 
 def _enter(namespace: int) -> None:
-    _check(_libc.setns(namespace, _CLONE_NEWUTS))
+    _check(_libc().setns(namespace, _CLONE_NEWUTS))
+
+
+@cache
+def _libc() -> CDLL:
+    from ctypes import CDLL
+
+    return CDLL(None, use_errno=True)
 
 
 def _check(result: int) -> None:
     if result < 0:
+        import ctypes
+
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))

@@ -6,10 +6,8 @@ Every driver imports this module first, so it also refuses other systems than Li
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
-import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,11 +56,14 @@ class Machine:
 
 def find_program(name: str) -> str | None:
     """The path of a program of the host. None: it is not installed."""
-    return shutil.which(name, path=PROGRAM_PATH)
+    paths = (os.path.join(directory, name) for directory in PROGRAM_PATH.split(os.pathsep) if directory)
+    return next((path for path in paths if os.access(path, os.X_OK) and os.path.isfile(path)), None)
 
 
 def filesystem_type(path: Path) -> int:
     """The magic number of the file system at `path`, or 0."""
+    import ctypes
+
     buffer = (ctypes.c_long * 32)()
     libc = ctypes.CDLL(None, use_errno=True)
     return int(buffer[0]) if libc.statfs(os.fsencode(path), ctypes.byref(buffer)) == 0 else 0

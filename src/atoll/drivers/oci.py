@@ -12,7 +12,6 @@ import contextlib
 import json
 import mmap
 import re
-import shutil
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
@@ -296,6 +295,8 @@ class OciDriver:
             return
         done = await self._command.run_nsexec(*self._runtime(), "delete", "--force", id, env=self._env())
         if is_dead:
+            import shutil
+
             shutil.rmtree(self._root / id, ignore_errors=True)
         if (self._root / id).exists():  # whatever its exit code
             error = done.stderr.decode(errors="replace").strip()[-500:] or f"exit code {done.returncode}"

@@ -13,12 +13,9 @@ libseccomp; crun and bubblewrap take the result.
 
 from __future__ import annotations
 
-import ctypes
 import errno
-import hashlib
 import json
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +102,8 @@ def profile() -> dict[str, Any]:
 
 def compiled(directory: Path) -> bytes | None:
     """The profile as a program for the kernel, cached in `directory`. None: libseccomp cannot be used here."""
+    import hashlib
+
     wanted = profile()
     digest = hashlib.sha256(json.dumps(wanted).encode() + os.uname().machine.encode()).hexdigest()[:16]
     path = directory / f"seccomp-{digest}.bpf"
@@ -119,11 +118,13 @@ def compiled(directory: Path) -> bytes | None:
     return program
 
 
-class _Comparison(ctypes.Structure):
-    _fields_ = [("arg", ctypes.c_uint), ("op", ctypes.c_int), ("a", ctypes.c_uint64), ("b", ctypes.c_uint64)]
-
-
 def _compile(wanted: dict[str, Any]) -> bytes | None:
+    import ctypes
+    import tempfile
+
+    class _Comparison(ctypes.Structure):
+        _fields_ = [("arg", ctypes.c_uint), ("op", ctypes.c_int), ("a", ctypes.c_uint64), ("b", ctypes.c_uint64)]
+
     try:
         lib = ctypes.CDLL("libseccomp.so.2")
     except OSError:

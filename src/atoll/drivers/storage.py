@@ -11,11 +11,9 @@ an ordinary directory to every function here, so layers of both kinds can exist 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import fcntl
 import os
-import secrets
 import struct
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -273,7 +271,9 @@ def release(path: Path, ended: Iterable[int]) -> None:
 
 def _free_project(fd: int) -> int:
     while True:
-        project = secrets.randbelow(2**31 - 2**24) + 2**24  # administrators use small numbers
+        import random
+
+        project = random.SystemRandom().randrange(2**24, 2**31)  # administrators use small numbers
         record = bytearray(_QUOTA.size)
         if _quotactl(fd, _Q_GET, project, record) != 0:
             return project  # unknown to the kernel
@@ -291,6 +291,8 @@ def _lift_project(fd: int, project: int) -> None:
 
 def _quotactl(fd: int, command: int, id: int, record: bytearray) -> int:
     """0, or the errno."""
+    import ctypes
+
     libc = ctypes.CDLL(None, use_errno=True)
     buffer = (ctypes.c_char * len(record)).from_buffer(record)
     done = libc.syscall(

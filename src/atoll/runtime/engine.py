@@ -16,15 +16,13 @@ import contextlib
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import timedelta
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
-from secrets import token_hex
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
 
 import anyio
 import anyio.to_thread
-from pydantic import SecretStr
 
 from atoll.contract.driver import Diagnostic, Driver, LayerStore
 from atoll.contract.errors import (
@@ -46,17 +44,12 @@ from atoll.contract.model import (
     check_name,
 )
 from atoll.contract.network import AuditRecord, NetworkPolicy
-from atoll.contract.secret import Secret
 from atoll.drivers import registry
 from atoll.runtime.connections import Connections
 from atoll.runtime.egress import audit
-from atoll.runtime.images.fetch import ProgressCallback
-from atoll.runtime.images.store import ImageStore
 from atoll.runtime.lifecycle.lifecycle import Lifecycle
 from atoll.runtime.lifecycle.recovery import Recovery
-from atoll.runtime.lifecycle.warm_pool import MAX_WARM, SandboxTemplate
 from atoll.runtime.lifetimes import AwaitableContext, BackgroundTasks
-from atoll.runtime.provisioning import Provisioner
 from atoll.runtime.sandbox import Sandbox
 from atoll.runtime.secrets.vault import SandboxSecrets, Vault
 from atoll.runtime.state import loop_storage
@@ -69,9 +62,16 @@ from atoll.runtime.state.store import Manifest, StateStore
 from atoll.settings import Settings
 
 if TYPE_CHECKING:
+    from pydantic import SecretStr
+
+    from atoll.contract.secret import Secret
     from atoll.runtime.archive.export import ArchiveFile
     from atoll.runtime.egress.server import EgressServers
+    from atoll.runtime.images.fetch import ProgressCallback
+    from atoll.runtime.images.store import ImageStore
+    from atoll.runtime.lifecycle.warm_pool import WarmPools
     from atoll.runtime.previews.router import Previews
+    from atoll.runtime.provisioning import Provisioner
     from atoll.runtime.sandbox_pool import SandboxPool
 
 
@@ -151,33 +151,50 @@ class Engine:
             destroy=self.destroy,
             delete=self.delete_checkpoint,
         )
-        self.images = ImageStore(store.state_dir / "images", rootless=os.geteuid() != 0, in_use=self._digests_in_use)
-        vault = Vault(store.state_dir, settings.secrets_key)
+        self._vault = Vault(store.state_dir, settings.secrets_key)
         self._connections = Connections(
             self,
             store,
             self._layers,
             self._lifecycle,
-            vault,
+            self._vault,
             tasks,
             choose=self._choose,
             preview_address=settings.preview_address(),
         )
-        self._provisioner = Provisioner(
-            store,
+        self._recovery = Recovery(
+            store, self._lifecycle, self.leases, choose=self._choose, remove=self._connections.remove
+        )
+
+    # Imported and made when first used: a command in a sandbox that exists needs neither.
+
+    @cached_property
+    def images(self) -> ImageStore:
+        """The images of this state directory."""
+        from atoll.runtime.images.store import ImageStore
+
+        directory = self._store.state_dir / "images"
+        return ImageStore(directory, rootless=os.geteuid() != 0, in_use=self._digests_in_use)
+
+    @cached_property
+    def _provisioner(self) -> Provisioner:
+        from atoll.runtime.provisioning import Provisioner
+
+        return Provisioner(
+            self._store,
             self._layers,
             self._checkpoints,
             self._lifecycle,
-            vault,
+            self._vault,
             self.images,
             self._connections,
             choose=self._choose,
             free_names=self.remove_abandoned,
         )
-        self._warm_pools = self._provisioner.warm_pools
-        self._recovery = Recovery(
-            store, self._lifecycle, self.leases, choose=self._choose, remove=self._connections.remove
-        )
+
+    @property
+    def _warm_pools(self) -> WarmPools:
+        return self._provisioner.warm_pools
 
     async def _epoll_waiters(self, manifest: Manifest) -> Sequence[SystemProcess]:
         return await self._connections.epoll_waiters(manifest)  # which are made after the lifecycle that asks for this
@@ -289,7 +306,7 @@ class Engine:
         async def making() -> Sandbox:
             contents = SandboxSecrets.of(secrets or {}, secret_env or {}, env or {})
             spec = validate_spec(
-                name=f"sandbox-{token_hex(4)}" if name is None else name,
+                name=f"sandbox-{os.urandom(4).hex()}" if name is None else name,
                 image=image or self._settings.image,
                 limits=limits or Limits(),
                 env=dict(env or {}),
@@ -337,6 +354,8 @@ class Engine:
             InvalidRequest: the count or a limit is not allowed.
             ImageUnavailable, RuntimeUnavailable, Unenforceable, LaunchFailed: as `create`.
         """
+        from atoll.runtime.lifecycle.warm_pool import MAX_WARM, SandboxTemplate
+
         if not 0 <= count <= MAX_WARM:
             raise InvalidRequest(f"the count of a warm pool is {count}; it may be 0 to {MAX_WARM}")
         driver = self._choose(runtime or self._settings.runtime)
@@ -354,7 +373,8 @@ class Engine:
 
     async def wait_refilled(self) -> None:
         """Wait until the warm pools that this engine claimed from are full again. `atoll.open()` does so at its end."""
-        await self._warm_pools.finish()
+        if "_provisioner" in vars(self):  # else it has claimed from none
+            await self._warm_pools.finish()
 
     # ---- sleeping and waking ----
 
@@ -579,7 +599,7 @@ class Engine:
             InvalidRequest: the count is below 1, or is not the number of names.
             SandboxExists: a name is taken.
         """
-        names = names or [f"{source[:50]}-{token_hex(4)}" for _ in range(count)]
+        names = names or [f"{source[:50]}-{os.urandom(4).hex()}" for _ in range(count)]
         if count < 1 or len(names) != count:
             plural = "copy" if count == 1 else "copies"
             given = "1 name" if len(names) == 1 else f"{len(names)} names"

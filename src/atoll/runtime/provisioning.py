@@ -14,9 +14,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
-from secrets import token_hex
 from typing import TYPE_CHECKING
 
 import anyio
@@ -38,7 +38,6 @@ from atoll.contract.errors import (
 from atoll.contract.model import Limits, RuntimeName, SandboxSpec, check_name
 from atoll.contract.network import REGISTRIES, NetworkPolicy, PackageIndexes
 from atoll.runtime.connections import Connections
-from atoll.runtime.images.fetch import ProgressCallback
 from atoll.runtime.images.store import ImageStore
 from atoll.runtime.lifecycle.lifecycle import Lifecycle
 from atoll.runtime.lifecycle.warm_pool import SandboxTemplate, WarmPools, rebound
@@ -53,6 +52,7 @@ from atoll.runtime.state.store import Claimed, Manifest, StateStore, new_id, now
 
 if TYPE_CHECKING:
     from atoll.runtime.archive.export import ArchiveFile
+    from atoll.runtime.images.fetch import ProgressCallback
 
 DEFAULT_USER = "user"
 """The user of a sandbox where neither its spec nor its image names one. Every image has it."""
@@ -193,7 +193,8 @@ class Provisioner:
                         await sandbox.connect()
                         if group is None:
                             manifest, sandbox = await self._settle(manifest, sandbox)
-                        await ca_bundle.install(sandbox.files, authority)
+                        if authority is not None:
+                            await ca_bundle.install(sandbox.files, authority)
                     except BaseException:
                         with anyio.CancelScope(shield=True):
                             await self._connections.remove(id, spec.name, driver, locked=True)
@@ -271,7 +272,8 @@ class Provisioner:
             manifest = claimed.manifest.model_copy(update=given)
             try:
                 sandbox = await self._bind(manifest, driver)
-                await ca_bundle.install(sandbox.files, authority)
+                if authority is not None:
+                    await ca_bundle.install(sandbox.files, authority)
             except BaseException as error:
                 with anyio.CancelScope(shield=True):
                     await self._connections.remove(claimed.id, spec.name, driver, locked=True)
@@ -417,5 +419,5 @@ class Provisioner:
 
 def _warm_spec(template: SandboxTemplate) -> SandboxSpec:
     return validate_spec(
-        name=f"waiting-{token_hex(4)}", image=template.image, limits=template.limits, runtime=template.runtime
+        name=f"waiting-{os.urandom(4).hex()}", image=template.image, limits=template.limits, runtime=template.runtime
     )

@@ -13,7 +13,7 @@ import signal as signals
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from functools import partial
+from functools import cached_property, partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
@@ -39,7 +39,6 @@ from atoll.contract.protocol import Op, encode_text
 from atoll.runtime.guest import ports, process
 from atoll.runtime.guest.connection import GuestConnection
 from atoll.runtime.guest.exec_request import OUTPUT_LIMIT_BYTES, Environment, ExecRequest, shell_line
-from atoll.runtime.guest.files import Files
 from atoll.runtime.guest.live_text import TextCallback
 from atoll.runtime.guest.ports import Listener, PortConnection
 from atoll.runtime.guest.process import OomWatch, Process, to_bytes, to_result
@@ -49,6 +48,7 @@ if TYPE_CHECKING:
     from atoll.runtime.archive.export import ArchiveFile
     from atoll.runtime.egress.server import EgressServer
     from atoll.runtime.engine import Engine
+    from atoll.runtime.guest.files import Files
     from atoll.runtime.images.fetch import ProgressCallback
     from atoll.runtime.lifetimes import BackgroundTasks
     from atoll.tools.tool import ToolSet
@@ -111,7 +111,6 @@ class Sandbox:
         self, info: SandboxInfo, owner: SandboxOwner, *, env: Mapping[str, str], egress: EgressServer | None = None
     ) -> None:
         self.info = info
-        self.files = Files(self._open, info.user, info.cwd)
         self._owner = owner
         self._oom_kills = partial(owner.oom_kills, info.id)
         self._env = dict(env)
@@ -123,6 +122,13 @@ class Sandbox:
         self._connecting = anyio.Lock()
         self._failure: Failure | None = None
         self._oom_watches: OrderedDict[int, OomWatch] = OrderedDict()
+
+    @cached_property
+    def files(self) -> Files:
+        """The files of the sandbox, as its user sees them."""
+        from atoll.runtime.guest.files import Files
+
+        return Files(self._open, self.info.user, self.info.cwd)
 
     @property
     def name(self) -> str:

@@ -18,18 +18,20 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 import anyio
-from pydantic import SecretStr
 
 from atoll.contract.errors import AtollError, CheckpointNotFound, InvalidRequest, SandboxExists, SandboxNotFound
-from atoll.contract.model import Frozen, Limits, RuntimeName, Status, is_name
+from atoll.contract.frozen import Frozen
+from atoll.contract.model import Limits, RuntimeName, Status, is_name
 from atoll.contract.network import NetworkPolicy
-from atoll.contract.secret import Secret
 from atoll.runtime.engine import Engine
 from atoll.runtime.images.contents import ImageContents
 from atoll.runtime.provisioning import DEFAULT_USER
 from atoll.runtime.sandbox import Sandbox
 
 if TYPE_CHECKING:
+    from pydantic import SecretStr
+
+    from atoll.contract.secret import Secret
     from atoll.tools.tool import ToolSet
 
 DEFAULT = "default"

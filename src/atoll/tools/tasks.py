@@ -17,8 +17,7 @@ import anyio
 from pydantic import Field, create_model
 
 from atoll.contract.errors import InvalidRequest, PathNotDirectory
-from atoll.contract.model import Frozen
-from atoll.tools.tool import Hints, Input, Result, Tool, ToolResult
+from atoll.tools.tool import Hints, Input, Result, StrictModel, Tool, ToolResult
 from atoll.tools.view import last_lines
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ MAX_AGENT_DEPTH = 3
 """Agents below each other, the one that a person started included."""
 
 
-class TaskEvent(Frozen):
+class TaskEvent(StrictModel):
     """Something that happened in a child agent."""
 
     task: str
@@ -38,7 +37,7 @@ class TaskEvent(Frozen):
     data: dict[str, Any] = Field(default_factory=dict)
 
 
-class TaskOutput(Frozen):
+class TaskOutput(StrictModel):
     """The final answer of a child agent. The last item that its runner yields."""
 
     output: str

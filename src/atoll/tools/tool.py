@@ -25,7 +25,6 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode, JsonSchemaValue
 
 from atoll.contract.errors import AtollError, InvalidRequest
-from atoll.contract.model import Frozen
 from atoll.tools.vocabularies import VOCABULARIES
 
 NAME_RULE = "1 to 64 characters: letters, digits, '_' and '-'"
@@ -37,15 +36,21 @@ _MAX_ERROR_CHARS = 4000
 _log = logging.getLogger(__name__)
 
 
+class StrictModel(BaseModel):
+    """The base of what tools and agents exchange with models and clients: frozen, and unknown fields are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
 # --------------------------------------------------------------------------------------------------------- results
 
 
-class TextPart(Frozen):
+class TextPart(StrictModel):
     type: Literal["text"] = "text"
     text: str
 
 
-class ImagePart(Frozen):
+class ImagePart(StrictModel):
     type: Literal["image"] = "image"
     data: str
     """Base64."""
@@ -55,14 +60,14 @@ class ImagePart(Frozen):
 ContentPart = TextPart | ImagePart
 
 
-class ResultLink(Frozen):
+class ResultLink(StrictModel):
     """A URL in a result that a client can open."""
 
     url: str
     name: str
 
 
-class ToolResult(Frozen):
+class ToolResult(StrictModel):
     """The result of a call, for the model and for programs."""
 
     content: str | tuple[ContentPart, ...]
@@ -139,7 +144,7 @@ class Input(BaseModel):
         return {name: value for name, value in given.items() if value is not None or name not in optional}
 
 
-class Result(Frozen):
+class Result(StrictModel):
     """The result of a tool as data. Fields that are None are omitted."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
@@ -165,7 +170,7 @@ class Result(Frozen):
         return ToolResult(content=content, structured=data, links=links)
 
 
-class Hints(Frozen):
+class Hints(StrictModel):
     """What a client may consider before it lets a model call the tool."""
 
     read_only: bool = False

@@ -32,7 +32,7 @@ import anyio.abc
 import anyio.to_thread
 from anyio.abc import ByteReceiveStream, ByteSendStream
 from anyio.streams.buffered import BufferedByteReceiveStream
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from atoll.contract.driver import Driver, Filesystem
 from atoll.contract.errors import (
@@ -43,7 +43,8 @@ from atoll.contract.errors import (
     RuntimeUnavailable,
     SandboxError,
 )
-from atoll.contract.model import Env, ExportResult, Frozen, Limits, Name, RuntimeName
+from atoll.contract.frozen import Field, Frozen
+from atoll.contract.model import Env, ExportResult, Limits, Name, RuntimeName
 from atoll.runtime.archive import worker
 from atoll.runtime.images.fetch import ProgressCallback
 from atoll.runtime.images.reference import ImageReference, PathKind

@@ -20,7 +20,6 @@ import contextlib
 import logging
 import os
 import resource
-import ssl
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -34,12 +33,14 @@ from atoll.contract.inside import EGRESS_PORT
 from atoll.contract.model import SandboxSpec
 from atoll.drivers.locks import try_lock
 from atoll.runtime.egress.audit import AuditLog
-from atoll.runtime.egress.policy import PolicyEvaluator
 from atoll.runtime.guest.connection import GuestConnection
-from atoll.runtime.guest.files import Files
 from atoll.runtime.guest.ports import PortConnection
 
 if TYPE_CHECKING:
+    import ssl
+
+    from atoll.runtime.egress.policy import PolicyEvaluator
+
     # Imported where something is served: most processes that open an engine never need an HTTP parser.
     from atoll.runtime.egress.proxy import Connector, EgressProxy, Interceptor
     from atoll.runtime.lifetimes import BackgroundTasks
@@ -87,6 +88,8 @@ class EgressServers:
     @cached_property
     def trust(self) -> ssl.SSLContext:
         """Verifies servers to which secrets are sent: by the certificate authorities that this machine trusts."""
+        import ssl
+
         context = ssl.create_default_context()
         context.set_alpn_protocols(["http/1.1"])
         return context
@@ -133,7 +136,7 @@ class EgressServer:
         self._seen: tuple[int, int] | None = None
         self._spec: SandboxSpec | None = None
         self._env: Mapping[str, str] = {}
-        self._evaluator = PolicyEvaluator()
+        self._evaluator: PolicyEvaluator | None = None
         self._link: GuestConnection | None = None
         self._listen_inside: Listen | None = None
         self._serving: anyio.CancelScope | None = None
@@ -145,7 +148,12 @@ class EgressServer:
 
     def evaluator(self) -> PolicyEvaluator:
         """The evaluator of the current policy."""
+        from atoll.runtime.egress.policy import PolicyEvaluator
+
         self.reload_policy()
+        if self._evaluator is None:
+            spec = self._spec
+            self._evaluator = PolicyEvaluator(spec.network, spec.indexes) if spec else PolicyEvaluator()
         return self._evaluator
 
     def env(self) -> Mapping[str, str]:
@@ -177,7 +185,7 @@ class EgressServer:
         self._env = self._make_env()
         if _rules(before) == _rules(spec):
             return False
-        self._evaluator = PolicyEvaluator(spec.network, spec.indexes) if spec else PolicyEvaluator()
+        self._evaluator = None
         if self._proxy is not None:
             self._proxy.recheck()
         if self._serving is not None and not self._has_policy:
@@ -238,6 +246,8 @@ class EgressServer:
 
     async def _prepare(self, link: GuestConnection) -> None:
         """Copy the CA bundles of the package indexes into the sandbox, unless they are there."""
+        from atoll.runtime.guest.files import Files
+
         files = Files(link.open, "root")
         certificates = self._spec.indexes.certificates if self._spec and self._spec.indexes else {}
         for inside, here in certificates.items():

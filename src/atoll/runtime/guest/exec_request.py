@@ -7,7 +7,6 @@ sandbox gets. Not here: running it (`process.py`). Used by `sandbox.py` and `pro
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -159,6 +158,8 @@ class ExecRequest:
         Raises:
             InvalidRequest: it is longer than `MAX_COMMAND_BYTES`, or holds a NUL.
         """
+        import shlex
+
         line = self.command if isinstance(self.command, str) else "exec " + shlex.join(self.command)
         raw = encode_text(line, "command")
         size = len(raw) if isinstance(self.command, str) else _arguments_bytes(self.command)

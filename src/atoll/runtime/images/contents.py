@@ -12,7 +12,7 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
-from atoll.contract.model import Frozen
+from atoll.contract.frozen import Frozen
 from atoll.runtime.images import overlay
 
 _DIRECTORIES = ("usr/local/bin", "usr/bin", "bin", "usr/local/sbin", "usr/sbin", "sbin", "usr/local/go/bin")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from atoll.contract.errors import InvalidRequest
-from atoll.contract.model import Frozen
+from atoll.contract.frozen import Frozen
 
 PathKind = Literal["dir", "tar", "oci", "oci-archive", "docker-archive"]
 ImageKind = Literal["host", "registry"] | PathKind

@@ -17,42 +17,37 @@ images are mounted (the driver). Used by the engine and by `archive/`.
 from __future__ import annotations
 
 import builtins
-import ctypes
 import errno
 import hashlib
 import logging
 import os
 import posixpath
-import secrets
 import shutil
 import stat
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import anyio
 from anyio import from_thread, to_thread
-from pydantic import Field
 
 from atoll.contract.driver import Filesystem, Layer
 from atoll.contract.errors import ImageUnavailable, InvalidRequest, SandboxError
-from atoll.contract.model import Env, Frozen
+from atoll.contract.frozen import Field, Frozen
+from atoll.contract.model import Env
 from atoll.drivers.locks import locked, open_lock, try_lock
 from atoll.runtime.images import host, overlay
 from atoll.runtime.images.contents import ImageContents, read_contents
-from atoll.runtime.images.fetch import (
-    Fetcher,
-    ImageConfig,
-    ProgressCallback,
-    Scratch,
-    digest_of,
-    kind_of_archive,
-)
 from atoll.runtime.images.reference import HOST, ImageKind, ImageReference
 from atoll.runtime.state.records import StoredRecord, read_record, write_record
 from atoll.runtime.state.store import now
+
+if TYPE_CHECKING:
+    from atoll.runtime.images.fetch import Fetcher, ImageConfig, ProgressCallback, Scratch
 
 _SCRATCH_LOCK = ".lock"
 _log = logging.getLogger(__name__)
@@ -132,9 +127,15 @@ class ImageStore:
         self._rootless = rootless
         self._in_use = in_use
         self._grace_s = grace_s
-        self._fetcher = Fetcher(rootless=rootless, max_bytes=max_bytes)
+        self._max_bytes = max_bytes
         self._skeleton: host.Skeleton | None = None
         self._looked_at = -_LOOK_EVERY_S
+
+    @cached_property
+    def _fetcher(self) -> Fetcher:
+        from atoll.runtime.images.fetch import Fetcher
+
+        return Fetcher(rootless=self._rootless, max_bytes=self._max_bytes)
 
     async def resolve(self, reference: str, *, progress: ProgressCallback | None = None) -> ImageLayers:
         """The layers of an image, fetched, imported or built first if it is not present.
@@ -396,6 +397,8 @@ class ImageStore:
     async def _load(
         self, scratch: Scratch, wanted: ImageReference, source: Path, tag: str, progress: ProgressCallback | None
     ) -> ImageInfo:
+        from atoll.runtime.images.fetch import digest_of, kind_of_archive
+
         found: str = wanted.kind
         try:
             stamp = _stamp(os.stat(source / "index.json" if source.is_dir() else source))
@@ -564,9 +567,11 @@ class ImageStore:
     @asynccontextmanager
     async def _scratch(self) -> AsyncIterator[Scratch]:
         """A directory for one piece of work, removed afterwards; after a kill, by `remove_unreferenced`."""
+        from atoll.runtime.images.fetch import Scratch
+
         self._make_directories()
         while True:
-            path = self._root / "tmp" / secrets.token_hex(8)
+            path = self._root / "tmp" / os.urandom(8).hex()
             path.mkdir(mode=0o700)
             # Another process may remove it between these steps, since it is not locked yet: then try again.
             with suppress(FileNotFoundError):
@@ -697,6 +702,8 @@ def _flush_filesystem(path: Path) -> None:
     """Sync the file system of `path`: faster than syncing many small files one by one."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
+        import ctypes
+
         if ctypes.CDLL(None, use_errno=True).syncfs(fd) != 0:
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number), str(path))

@@ -56,7 +56,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import shutil
 import stat
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from datetime import timedelta
@@ -436,6 +435,8 @@ class Lifecycle:
             parent = manifest.checkpoint
             if asleep is not None:
                 # Hard links, one set for the sandbox and one for the checkpoint: these files are never changed.
+                import shutil
+
                 await anyio.to_thread.run_sync(partial(shutil.copytree, asleep, saved, copy_function=os.link))
             if with_memory and running:
                 _refuse_ephemeral(manifest)

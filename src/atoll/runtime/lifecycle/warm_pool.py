@@ -28,7 +28,8 @@ import anyio.abc
 
 from atoll.contract.driver import Driver
 from atoll.contract.errors import AtollError, SandboxError
-from atoll.contract.model import Frozen, Limits, RuntimeName, WarmPool
+from atoll.contract.frozen import Frozen
+from atoll.contract.model import Limits, RuntimeName, WarmPool
 from atoll.drivers.locks import locked
 from atoll.runtime.images.reference import ImageReference
 from atoll.runtime.state.layers import ResolvedSpec

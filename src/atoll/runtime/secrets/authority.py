@@ -11,21 +11,18 @@ forks, and nothing else.
 
 from __future__ import annotations
 
-import hashlib
 import os
-import secrets
-import ssl
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 from ipaddress import ip_network
 from typing import TYPE_CHECKING
 
-from pydantic import Field
-
-from atoll.contract.model import Frozen
+from atoll.contract.frozen import Field, Frozen
 from atoll.runtime.state.store import now
 
 if TYPE_CHECKING:
+    import ssl
+
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -49,7 +46,7 @@ class Authority(Frozen):
 
         key = _new_key()
         # In lower case, as OpenSSL converts a name before it hashes it: see `openssl_name`.
-        name = _name(f"atoll sandbox {secrets.token_hex(4)}")
+        name = _name(f"atoll sandbox {os.urandom(4).hex()}")
         permitted = [x509.DNSName(host) for host in sorted(set(hosts))]
         excluded = [x509.IPAddress(ip_network(every)) for every in ("0.0.0.0/0", "::/0")]
         certificate = (
@@ -66,6 +63,8 @@ class Authority(Frozen):
         from cryptography import x509
 
         subject = x509.load_pem_x509_certificate(self.certificate.encode()).subject.public_bytes()
+        import hashlib
+
         digest = hashlib.sha1(subject[2:], usedforsecurity=False).digest()
         return f"{int.from_bytes(digest[:4], 'little'):08x}.0"
 
@@ -110,6 +109,8 @@ class Issuer:
 
 
 def _server_context(host: str, certificate: str, key: str) -> ssl.SSLContext:
+    import ssl
+
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_RENEGOTIATION

@@ -11,12 +11,14 @@ trusts stays trusted. An image without a bundle gets this machine's: some progra
 from __future__ import annotations
 
 import contextlib
-import ssl
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from atoll.contract.errors import InvalidRequest, PathNotDirectory, PathNotFound
-from atoll.runtime.guest.files import Files
-from atoll.runtime.secrets.authority import Authority
+
+if TYPE_CHECKING:
+    from atoll.runtime.guest.files import Files
+    from atoll.runtime.secrets.authority import Authority
 
 BUNDLE = "/etc/ssl/certs/ca-certificates.crt"
 """The path in Debian, Ubuntu, Alpine, Arch and distroless images. Created where it is missing."""
@@ -39,15 +41,13 @@ VARIABLES = dict.fromkeys(_VARIABLE_NAMES, BUNDLE)
 """For programs that do not use the bundle by default."""
 
 
-async def install(files: Files, authority: Authority | None) -> None:
-    """Make programs of a sandbox trust `authority`, if there is one, in addition to what they trust already.
+async def install(files: Files, authority: Authority) -> None:
+    """Make programs of a sandbox trust `authority` in addition to what they trust already.
 
     Raises:
         FileError: a bundle cannot be written in this image.
         InvalidRequest: a bundle of the image is too large.
     """
-    if authority is None:
-        return
     certificate = authority.certificate.encode()
     trusted = None
     for path in (BUNDLE, *_OTHER_BUNDLES):
@@ -84,6 +84,8 @@ async def _write(files: Files, path: str, content: bytes) -> None:
 
 
 def _host_bundle() -> bytes:
+    import ssl
+
     place = ssl.get_default_verify_paths().cafile
     for path in (BUNDLE, *_OTHER_BUNDLES, *([place] if place else [])):
         with contextlib.suppress(OSError):

@@ -15,17 +15,19 @@ import contextlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from secrets import token_hex, token_urlsafe
-from typing import Literal
-
-from pydantic import Field, SecretStr, ValidationError
+from typing import TYPE_CHECKING, Literal
 
 from atoll.contract.errors import InvalidRequest, SandboxError
-from atoll.contract.model import Frozen, check_env
-from atoll.contract.secret import PLAIN_HTTP, Secret, check_secret_env
+from atoll.contract.frozen import Field, Frozen
+from atoll.contract.model import check_env
 from atoll.runtime.secrets import ca_bundle
 from atoll.runtime.secrets.authority import Authority
 from atoll.settings import SHORTEST_KEY
+
+if TYPE_CHECKING:
+    from pydantic import SecretStr
+
+    from atoll.contract.secret import Secret
 
 _PURPOSE = b"atoll secrets 1"
 _NONCE_BYTES = 12
@@ -66,6 +68,8 @@ class SandboxSecrets(Frozen):
         """
         if not secrets and not secret_env:
             return None
+        from atoll.contract.secret import PLAIN_HTTP, Secret, check_secret_env
+
         given = [*secrets, *(secret_env or {}), *(env or {})]
         twice = [name for name in given if given.count(name) > 1]
         if twice:
@@ -79,7 +83,7 @@ class SandboxSecrets(Frozen):
         return cls(
             secrets={
                 name: StoredSecret(
-                    placeholder=f"atoll_secret_{token_hex(16)}",
+                    placeholder=f"atoll_secret_{os.urandom(16).hex()}",
                     value=secret.value.get_secret_value(),
                     hosts=secret.hosts,
                     header=secret.header,
@@ -121,7 +125,7 @@ class Vault:
 
         key = self._key()
         secrets = None
-        with contextlib.suppress(InvalidTag, ValueError, ValidationError):  # their messages could contain secrets
+        with contextlib.suppress(InvalidTag, ValueError):  # their messages could contain secrets
             data = base64.b64decode(sealed, validate=True)
             opened = AESGCM(key).decrypt(data[:_NONCE_BYTES], data[_NONCE_BYTES:], _PURPOSE)
             secrets = SandboxSecrets.model_validate_json(opened)
@@ -143,10 +147,10 @@ class Vault:
         with contextlib.suppress(FileNotFoundError):
             return self._read()
         # Complete before it has its name, and never replaced: several processes may create it at the same time.
-        temporary = self._path.with_name(f"key.{token_hex(4)}.new")
+        temporary = self._path.with_name(f"key.{os.urandom(4).hex()}.new")
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            os.write(fd, token_urlsafe(32).encode())
+            os.write(fd, base64.urlsafe_b64encode(os.urandom(32)).rstrip(b"="))
             os.fsync(fd)
             with contextlib.suppress(FileExistsError):
                 os.link(temporary, self._path)

@@ -7,8 +7,6 @@ is stopped or started for one (`lifecycle/lifecycle.py`). Used by the engine and
 from __future__ import annotations
 
 import os
-import secrets
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,7 +33,7 @@ class Checkpoints:
 
     @staticmethod
     def new_id() -> str:
-        return f"cp-{secrets.token_hex(6)}"
+        return f"cp-{os.urandom(6).hex()}"
 
     def memory(self, record: CheckpointRecord) -> ProcessImage | None:
         """The saved processes of a checkpoint, if it has any."""
@@ -122,6 +120,8 @@ class Checkpoints:
 
         Those whose records cannot be read stay. Call it with the layers locked exclusively.
         """
+        import shutil
+
         records, damaged = self._read_all()
         kept = {record.checkpoint.id for record in records} | damaged.keys()
         for id in os.listdir(self._root):

@@ -17,13 +17,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import Any
 
 from atoll.contract.driver import Filesystem, Layer
-from atoll.contract.model import Env, Frozen, Limits
+from atoll.contract.frozen import Frozen
+from atoll.contract.model import Env, Limits
 from atoll.drivers import storage
 from atoll.drivers.locks import lock_timeout, lock_within, open_lock
 
@@ -63,7 +63,7 @@ class ResolvedSpec(Frozen):
 
     def resolved(self) -> dict[str, Any]:
         """These fields, for another record with the same base."""
-        return {name: getattr(self, name) for name in ResolvedSpec.model_fields}
+        return {name: getattr(self, name) for name in ResolvedSpec.field_names()}
 
 
 class Layers:
@@ -84,7 +84,7 @@ class Layers:
 
     @staticmethod
     def new_id() -> str:
-        return f"layer-{secrets.token_hex(8)}"
+        return f"layer-{os.urandom(8).hex()}"
 
     def compose(self, base: Iterable[Filesystem], stack: Iterable[LayerRef]) -> tuple[Filesystem, ...]:
         """An image's file systems with the layers of `stack` above them, the first on top."""

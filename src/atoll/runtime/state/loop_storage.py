@@ -16,11 +16,9 @@ many mount namespaces it is mounted in: a second one would let two file systems 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import fcntl
 import os
-import shutil
 import struct
 import subprocess
 import time
@@ -84,6 +82,8 @@ class LoopStorage:
         """The file system that the layers are on, and what it can do."""
         place = self._state_dir / "layers"
         facts = storage.probe(place, root=os.geteuid() == 0)
+        import shutil
+
         room = shutil.disk_usage(place)
         record = _read(self._state_dir)
         return StorageInfo(
@@ -194,6 +194,8 @@ class LoopStorage:
             )
 
     def _require_room(self, size_bytes: int) -> None:
+        import shutil
+
         free = shutil.disk_usage(self._state_dir).free
         if not SMALLEST_BYTES <= size_bytes <= free:
             raise InvalidRequest(
@@ -285,6 +287,8 @@ def _mount(state_dir: Path, record: LoopStorageRecord) -> None:
 
 
 def _mount_device(device: str, place: Path, filesystem: StorageKind) -> None:
+    import ctypes
+
     libc = ctypes.CDLL(None, use_errno=True)
     number = 0
     # Overlays on it have their own flags, and need no device to be opened for whiteouts.
@@ -302,6 +306,8 @@ def _mount_device(device: str, place: Path, filesystem: StorageKind) -> None:
 
 
 def _unmount(place: Path) -> None:
+    import ctypes
+
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.umount2(os.fsencode(place), 0) != 0:
         number = ctypes.get_errno()

@@ -12,16 +12,12 @@ from __future__ import annotations
 import errno
 import json
 import os
-import shutil
 import stat
 from pathlib import Path
 from typing import ClassVar, Literal, TypeVar
 
-from pydantic import ValidationError
-from pydantic_core import from_json
-
 from atoll.contract.errors import SandboxError
-from atoll.contract.model import Frozen
+from atoll.contract.frozen import Frozen
 
 _R = TypeVar("_R", bound="StoredRecord")
 _SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
@@ -61,7 +57,7 @@ def read_record(path: Path, model: type[_R], what: str) -> _R | None:
             f"the record of {what} cannot be read", hint=f"{path}: {problem}", reason="unreadable", problem=problem
         ) from error
     try:
-        fields = from_json(content)
+        fields = _parsed(content)
         version = _version_of(fields)
     except ValueError as error:
         raise _malformed(path, what, error) from error
@@ -69,8 +65,17 @@ def read_record(path: Path, model: type[_R], what: str) -> _R | None:
         raise _other_version(path, what, version, model.VERSION)
     try:
         return model.model_validate(fields)
-    except ValidationError as error:
+    except ValueError as error:
         raise _malformed(path, what, error) from error
+
+
+def _parsed(content: bytes) -> object:
+    try:
+        return json.loads(content.decode())
+    except (ValueError, RecursionError):
+        from pydantic_core import from_json  # its messages say where it is wrong
+
+        return from_json(content)
 
 
 def _read_file(path: Path) -> bytes:
@@ -90,6 +95,8 @@ def remove_record(path: Path) -> None:
     try:
         path.unlink(missing_ok=True)
     except IsADirectoryError:
+        import shutil
+
         shutil.rmtree(path)
 
 
@@ -102,6 +109,8 @@ def _version_of(fields: object) -> int:
 
 
 def _malformed(path: Path, what: str, error: ValueError) -> SandboxError:
+    from pydantic import ValidationError
+
     problem = str(error)
     if isinstance(error, ValidationError):  # without the values, which its text has
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]

@@ -5,11 +5,14 @@ Not here: the model itself (`contract/model.py`), and the resolved spec (`layers
 
 from __future__ import annotations
 
-from pydantic import ValidationError
+from typing import TYPE_CHECKING, cast
 
 from atoll.contract.driver import Driver
 from atoll.contract.errors import InvalidRequest
 from atoll.contract.model import Limits, SandboxSpec
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 _MEMORY_BYTES = 2 * 1024**3
 _PIDS = 1024
@@ -23,8 +26,8 @@ def validate_spec(**fields: object) -> SandboxSpec:
     """
     try:
         return SandboxSpec.model_validate(fields)
-    except ValidationError as error:
-        first = error.errors()[0]
+    except ValueError as error:
+        first = cast("ValidationError", error).errors()[0]
         cause = first.get("ctx", {}).get("error")
         where = ".".join(str(part) for part in first["loc"])
         raise InvalidRequest(str(cause) if cause else f"{where}: {first['msg']}", field=where) from error

@@ -26,9 +26,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import re
-import secrets
 import stat
 from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import UTC, datetime
@@ -172,7 +170,9 @@ class StateStore:
     def claim_ids(self, id: str) -> int:
         """Claim a range of user ids that no other sandbox of this state directory has. Returns its slot."""
         for _ in range(1000):
-            slot = secrets.randbelow(ID_SLOTS)
+            import random
+
+            slot = random.SystemRandom().randrange(ID_SLOTS)
             with contextlib.suppress(FileExistsError):
                 os.symlink(id, self.state_dir / "ids" / str(slot))
                 return slot
@@ -254,7 +254,7 @@ class StateStore:
     @contextlib.contextmanager
     def create_group(self) -> Iterator[str]:
         """A group of sandboxes to be created. All are committed at once when the context ends without an error."""
-        group = secrets.token_hex(8)
+        group = os.urandom(8).hex()
         path = self.state_dir / "groups" / group
         fd = open_lock(path)
         try:
@@ -303,6 +303,8 @@ class StateStore:
         called with None for a manifest that cannot be read.
         """
         candidates = self.warm(key)
+        import random
+
         random.shuffle(candidates)  # so that concurrent claims do not all try the same one first
         for id in candidates:
             with contextlib.ExitStack() as stack, contextlib.suppress(FileNotFoundError):
@@ -548,7 +550,7 @@ def _narrow(directory: Path) -> None:
 
 def new_id() -> str:
     """Never used twice: runtimes derive the names of sockets from it."""
-    return f"atoll-{secrets.token_hex(8)}"
+    return f"atoll-{os.urandom(8).hex()}"
 
 
 def now() -> datetime:

@@ -1,18 +1,26 @@
 """The app: `atoll` itself, and which module has which command.
 
-Only the module of the command that is called is imported: all of them take a tenth of a short command's time. Not here:
-the commands (`commands/`), and what all of them share (`command.py`). Used by `main` in the package.
+Only the module of the command that is called is imported. Not here: the commands (`commands/`), and what all of them
+share (`command.py`). Used by `main` in the package.
 """
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
-from typing import Annotated, Any
+from typing import Annotated
 
-import typer
-
+import atoll
 from atoll.surfaces.cli import render
-from atoll.surfaces.cli.command import AtollGroup, CommandContext, help_without_command
+from atoll.surfaces.cli.command import (
+    AtollCommand,
+    AtollGroup,
+    CommandContext,
+    CommandModule,
+    app_parameters,
+    help_without_command,
+)
+from atoll.surfaces.cli.grammar import HELP, Option, Parameter, parameters_of
 
 MODULES = {
     "exec": ("run", "exec", "shell", "logs"),
@@ -30,56 +38,91 @@ MODULES = {
 """The modules in `commands/`, in the order of the help, and an index of their commands."""
 
 
-class _App(AtollGroup):
-    """The commands of all modules. One that the index lacks is found too, by importing all modules."""
-
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings)
-        self._loaded: list[typer.Typer] = []
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        for module in MODULES:
-            self._load(module)
-        return super().list_commands(ctx)
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        for module in [module for module, names in MODULES.items() if cmd_name in names] or MODULES:
-            self._load(module)
-        return super().get_command(ctx, cmd_name)
-
-    def _load(self, module: str) -> None:
-        commands = import_module(f"atoll.surfaces.cli.commands.{module}").commands
-        if commands not in self._loaded:
-            self._loaded.append(commands)
-            group = typer.main.get_group(commands)
-            self.commands.update({group.name: group} if group.name else group.commands)
-
-
-app = typer.Typer(
-    name="atoll",
-    cls=_App,
-    help="Give every AI agent its own Linux machine, on your own hardware.",
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-)
-
-
-@app.callback(invoke_without_command=True)
 def root(
     context: CommandContext,
-    show_version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
-) -> None:
+    show_version: Annotated[bool, Option("--version", help="Print the version and exit.")] = False,
+    install_completion: Annotated[
+        bool, Option("--install-completion", help="Install completion for the current shell.")
+    ] = False,
+    show_completion: Annotated[
+        bool,
+        Option(
+            "--show-completion", help="Show completion for the current shell, to copy it or customize the installation."
+        ),
+    ] = False,
+) -> int | None:
     if show_version:
-        render.say(f"atoll {installed_version()}")
-        raise typer.Exit
-    help_without_command(context)
+        render.say(f"atoll {atoll.__version__}")
+        return 0
+    if install_completion or show_completion:
+        from atoll.surfaces.cli import completion
+
+        shell = completion.current_shell()
+        if show_completion:
+            render.say(completion.script(shell).rstrip())
+        else:
+            render.say(f"{shell} completion installed in {completion.install(shell)}; it works in new terminals")
+        return 0
+    return help_without_command(context)
 
 
-def installed_version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
+class App(AtollGroup):
+    """The commands of all modules."""
 
-    try:
-        return version("atoll")
-    except PackageNotFoundError:
-        return "unknown (not installed)"
+    def __init__(self) -> None:
+        super().__init__("atoll", "Give every AI agent its own Linux machine, on your own hardware.", root)
+
+    def shown_parameters(self) -> list[Parameter]:
+        version, *completions = parameters_of(root).values()
+        return [version, *app_parameters().values(), *completions]
+
+    def commands(self) -> dict[str, AtollCommand | AtollGroup]:
+        return {name: command for module in MODULES for name, command in _load(module).items()}
+
+    def find(self, name: str) -> AtollCommand | AtollGroup | None:
+        for module, names in MODULES.items():
+            if name in names:
+                return _load(module)[name]
+        return None
+
+    def completions(self, words: list[str], last: str) -> list[tuple[str, str]]:
+        """The words that begin with `last` and may follow `words`, and their descriptions."""
+        from atoll.surfaces.cli.usage import summary
+
+        command: AtollCommand | AtollGroup = self
+        for word in words:
+            if isinstance(command, AtollGroup) and not word.startswith("-"):
+                command = command.find(word) or command
+        found: list[tuple[str, str]] = []
+        if last.startswith("-"):
+            for each in command.shown_parameters():
+                text = each.help.partition("  [default")[0]
+                found += [(name, text) for name in (*each.names, *each.negative_names)]
+            found += [(name, "Show this message and exit.") for name in HELP]
+        elif isinstance(command, AtollGroup):
+            found = [(name, summary(each.description)) for name, each in command.commands().items()]
+        return [(word, text) for word, text in found if word.startswith(last)]
+
+
+def _load(module: str) -> dict[str, AtollCommand | AtollGroup]:
+    commands: CommandModule = import_module(f"atoll.surfaces.cli.commands.{module}").commands
+    return commands.commands
+
+
+def run(words: list[str]) -> int:
+    """Run the command line, or answer a shell that completes one.
+
+    Raises:
+        UsageError, InvalidRequest: the words are wrong.
+    """
+    app = App()
+    asked, _, shell = os.environ.get("_ATOLL_COMPLETE", "").partition("_")
+    if asked not in ("complete", "source"):
+        return app.run(words)
+    from atoll.surfaces.cli import completion
+
+    if asked == "source":
+        render.say(completion.script(shell).rstrip())
+    else:
+        render.say(completion.answer(shell, app.completions(*completion.typed_words())))
+    return 0

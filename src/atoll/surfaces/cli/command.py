@@ -1,76 +1,84 @@
 """What all commands share: their context, the options of the app, and how a command's work becomes an exit status.
 
-Owns the classes that typer builds commands and groups from. `--state-dir` and `--json` are declared here once; every
-command and group accepts them, so a user may write them before or after the command. A command class also names the
-resource options that it takes. Not here: the commands themselves (`commands/`), what the resource options mean
-(`sandbox_options.py`), arguments that some commands share (`options.py`), errors (`finish` in the package).
+Owns the classes of commands and groups. `--state-dir` and `--json` are declared here once; every command and group
+accepts them, so a user may write them before or after the command. A command class also names the resource options that
+it takes. Not here: the commands themselves (`commands/`), how words are parsed (`grammar.py`), what the resource
+options mean (`sandbox_options.py`), arguments that some commands share (`options.py`), errors (`finish` in the
+package).
 
-Imports typer and nothing heavy, because `atoll --help` imports it.
+Imports nothing heavy, because `atoll --help` imports it.
 """
 
 from __future__ import annotations
 
 import copy
-import inspect
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
-from typer.core import TyperCommand, TyperGroup
+from types import CoroutineType
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from atoll.contract.errors import CallerError, InvalidRequest
 from atoll.surfaces.cli import FAILED, finish, render
-from atoll.surfaces.cli.sandbox_options import SandboxOptions, sandbox_options
+from atoll.surfaces.cli.grammar import Option, Parameter, Parser, UsageError, parameters_of, similar
 
 if TYPE_CHECKING:
     from atoll.runtime.engine import Engine
     from atoll.settings import Settings
+    from atoll.surfaces.cli.sandbox_options import SandboxOptions
 
 Work = Coroutine[Any, Any, int]
 """What a command does once its arguments are checked. Its value is the exit status."""
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def app_options(
     state_dir: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             "--state-dir",
             metavar="DIR",
             help="The directory of sandboxes and images.  [default: $ATOLL_STATE_DIR, else one of this user]",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, also for errors.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print JSON, also for errors.")] = False,
 ) -> None:
     """The options of the app. Only the signature is used: every command and group gets these parameters."""
 
 
 @cache
-def _parameters(declaration: Callable[..., Any]) -> dict[str, Any]:
-    """The parameters that typer reads from a function's signature, by name."""
-    reader = typer.Typer(add_completion=False)
-    reader.command()(declaration)
-    return {str(parameter.name): parameter for parameter in typer.main.get_command(reader).params}
+def app_parameters() -> dict[str, Parameter]:
+    return parameters_of(app_options)
 
 
-class CommandContext(typer.Context):
+@cache
+def _resource_parameters() -> dict[str, Parameter]:
+    from atoll.surfaces.cli.sandbox_options import sandbox_options
+
+    return parameters_of(sandbox_options)
+
+
+class CommandContext:
     """One call of a command: the options of the app, the resource options, and the way to the engine."""
 
-    def __init__(self, *args: Any, **settings: Any) -> None:
-        super().__init__(*args, **settings)
+    def __init__(self, command: AtollCommand | AtollGroup, parent: CommandContext | None) -> None:
+        self._command = command
+        self.command_path: str = f"{parent.command_path} {command.name}" if parent is not None else command.name
+        self.as_json: bool = parent.as_json if parent is not None else False
+        self.state_dir: Path | None = parent.state_dir if parent is not None else None
+        """None: the default of the engine."""
         self.resources: dict[str, Any] = {}
         """The values of the resource options that the command takes."""
+        self.invoked_subcommand: str | None = None
+        """The command of a group that is called next. None: none is."""
 
-    @property
-    def as_json(self) -> bool:
-        return bool(self.meta.get("as_json"))
-
-    @property
-    def state_dir(self) -> Path | None:
-        """None: the default of the engine."""
-        return self.meta.get("state_dir")
+    def take_app_options(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Note the options of the app, and return the other values."""
+        rest = {name: value for name, value in values.items() if name not in app_parameters()}
+        self.as_json = self.as_json or values["as_json"]
+        self.state_dir = values["state_dir"] or self.state_dir
+        return rest
 
     def sandbox_options(self) -> SandboxOptions:
         """The sandbox that the resource options describe.
@@ -78,6 +86,8 @@ class CommandContext(typer.Context):
         Raises:
             InvalidRequest: an option has a wrong value.
         """
+        from atoll.surfaces.cli.sandbox_options import sandbox_options
+
         return sandbox_options(**self.resources)
 
     def open_engine(self, settings: Settings | None = None) -> AbstractAsyncContextManager[Engine]:
@@ -93,20 +103,18 @@ class CommandContext(typer.Context):
             render.say(text)
         return 0
 
-    def take(self, names: Iterable[str]) -> dict[str, Any]:
-        """Remove parameters that the command's function does not declare, and return those that were given."""
-        values = {name: self.params.pop(name, None) for name in names}
-        return {name: value for name, value in values.items() if value is not None and value is not False}
+    def print_help(self) -> int:
+        render.say(self._command.help(self.command_path))
+        return 0
 
 
-class AtollCommand(TyperCommand):
+class AtollCommand:
     """A command. Its function is called with a `CommandContext` and returns its `Work`, or an exit status.
 
     An error before there is work is a wrong command line, with status 2: an `async def` function has no such errors, a
     `def` function checks its arguments and then calls an `async def` one.
     """
 
-    context_class = CommandContext
     resources: tuple[str, ...] = ()
     """The resource options that it takes: parameters of `sandbox_options`."""
     failed_status = FAILED
@@ -115,52 +123,139 @@ class AtollCommand(TyperCommand):
     """False: `--json` is refused."""
     json_help: str | None = None
     """Replaces the usual help of `--json`."""
+    leading: int | None = None
+    """Of a command whose last argument is another command, which keeps its own options: how many arguments precede it.
+    Our own options may be written before and after these; the first other word begins the command. `--` before it makes
+    that explicit, and is needed if it begins with a dash."""
 
-    def __init__(self, name: str | None, *, params: list[Any] | None = None, **settings: Any) -> None:
-        resources = [_parameters(sandbox_options)[each] for each in self.resources]
-        common = dict(_parameters(app_options))
-        json = common["as_json"] = copy.copy(common["as_json"])
-        json.help, json.hidden = self.json_help or json.help, not self.has_json
-        super().__init__(name, params=[*(params or []), *resources, *common.values()], **settings)
+    def __init__(self, name: str, function: Callable[..., Any]) -> None:
+        self.name = name
+        self.description = function.__doc__ or ""
+        self._function = function
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        rest = super().parse_args(ctx, args)
-        ctx.meta.update(ctx.take(_parameters(app_options)))
-        ctx.resources = ctx.take(self.resources)
-        return rest
+    def parameters(self) -> list[Parameter]:
+        """All of them, those with `has_json` false included."""
+        common = dict(app_parameters())
+        if self.json_help is not None:
+            common["as_json"] = copy.copy(common["as_json"])
+            common["as_json"].help = self.json_help
+        resources = [_resource_parameters()[each] for each in self.resources]
+        return [*parameters_of(self._function).values(), *resources, *common.values()]
 
-    def invoke(self, ctx: Any) -> Any:
-        if ctx.as_json and not self.has_json:
-            raise InvalidRequest(f"`{ctx.command_path}` has no JSON output; leave out --json")
-        return _exit_status(ctx, super().invoke(ctx), self.failed_status)
+    def shown_parameters(self) -> list[Parameter]:
+        return [each for each in self.parameters() if self.has_json or each.name != "as_json"]
+
+    def help(self, path: str) -> str:
+        from atoll.surfaces.cli.usage import command_help
+
+        return command_help(path, self.description, self.shown_parameters())
+
+    def prepared(self, words: list[str]) -> list[str]:
+        """The words as they are parsed. For a command with a grammar of its own."""
+        return words
+
+    def run(self, words: list[str], parent: CommandContext) -> int:
+        """
+        Raises:
+            UsageError, InvalidRequest: the words are wrong.
+        """
+        context = CommandContext(self, parent)
+        parser = Parser(self.parameters(), context.command_path)
+        own, rest = parser.split(self.prepared(words), self.leading)
+        if parser.wants_help:
+            return context.print_help()
+        values = context.take_app_options(parser.values([*own, *rest]))
+        if context.as_json and not self.has_json:
+            raise InvalidRequest(f"`{context.command_path}` has no JSON output; leave out --json")
+        given = {name: values.pop(name) for name in self.resources}
+        context.resources = {name: value for name, value in given.items() if value is not None}
+        return _exit_status(context, self._function(context, **values), self.failed_status)
 
 
-class AtollGroup(TyperGroup):
-    """A group of commands. Without a command, its own function is called, which may return work too."""
+class AtollGroup:
+    """A group of commands. Its function is called before a command of it, or alone if none is given: then it may return
+    work too. A status that it returns is the end."""
 
-    context_class = CommandContext
+    def __init__(self, name: str, description: str, function: Callable[..., Any]) -> None:
+        self.name = name
+        self.description = description
+        self._function = function
+        self._commands: dict[str, AtollCommand | AtollGroup] = {}
 
-    def __init__(self, *, params: list[Any] | None = None, **settings: Any) -> None:
-        super().__init__(params=[*(params or []), *_parameters(app_options).values()], **settings)
+    def add(self, command: AtollCommand | AtollGroup) -> None:
+        self._commands[command.name] = command
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        rest = super().parse_args(ctx, args)
-        ctx.meta.update(ctx.take(_parameters(app_options)))
-        return rest
+    def commands(self) -> dict[str, AtollCommand | AtollGroup]:
+        """All of them, in the order of the help."""
+        return self._commands
 
-    def invoke(self, ctx: Any) -> Any:
-        return _exit_status(ctx, super().invoke(ctx), FAILED)
+    def find(self, name: str) -> AtollCommand | AtollGroup | None:
+        return self._commands.get(name)
+
+    def shown_parameters(self) -> list[Parameter]:
+        return [*parameters_of(self._function).values(), *app_parameters().values()]
+
+    def help(self, path: str) -> str:
+        from atoll.surfaces.cli.usage import command_help
+
+        listed = [(name, each.description) for name, each in self.commands().items()]
+        return command_help(path, self.description, self.shown_parameters(), listed)
+
+    def run(self, words: list[str], parent: CommandContext | None = None) -> int:
+        """
+        Raises:
+            UsageError, InvalidRequest: the words are wrong.
+        """
+        context = CommandContext(self, parent)
+        parser = Parser(self.shown_parameters(), context.command_path)
+        _, rest = parser.split(words, 0)
+        if parser.wants_help:
+            return context.print_help()
+        values = context.take_app_options(parser.values([]))
+        found = self.find(rest[0]) if rest else None
+        context.invoked_subcommand = rest[0] if rest else None
+        result = self._function(context, **values)
+        if result is not None or not rest:
+            return _exit_status(context, result, FAILED)
+        if found is None:
+            near = similar(rest[0], list(self.commands()))
+            meant = f" Did you mean {', '.join(map(repr, near))}?" if near else ""
+            raise UsageError(f"No such command {rest[0]!r}.{meant}", context.command_path)
+        return found.run(rest[1:], context)
 
 
 def _exit_status(context: CommandContext, result: Any, failed_status: int) -> int:
-    if inspect.iscoroutine(result):
+    if isinstance(result, CoroutineType):
         return finish(result, as_json=context.as_json, failed=failed_status)
     return result or 0
 
 
-def command_module(**settings: Any) -> typer.Typer:
+def help_without_command(context: CommandContext) -> int | None:
+    """What a group's function does that has nothing else to do: print the group's help if no command was given."""
+    return context.print_help() if context.invoked_subcommand is None else None
+
+
+class CommandModule:
     """What a module registers its commands with: a group if it has a `name`, else commands of the app."""
-    return typer.Typer(rich_markup_mode=None, add_completion=False, **settings)
+
+    def __init__(
+        self, name: str | None = None, description: str = "", function: Callable[..., Any] = help_without_command
+    ) -> None:
+        self.group = AtollGroup(name, description, function) if name is not None else None
+        self.commands: dict[str, AtollCommand | AtollGroup] = {name: self.group} if name and self.group else {}
+
+    def command(self, name: str | None = None, cls: type[AtollCommand] = AtollCommand) -> Callable[[_F], _F]:
+        """Register the decorated function as a command, by its own name if none is given."""
+
+        def register(function: _F) -> _F:
+            command = cls(name or function.__name__, function)
+            if self.group is not None:
+                self.group.add(command)
+            else:
+                self.commands[command.name] = command
+            return function
+
+        return register
 
 
 @contextmanager
@@ -179,58 +274,3 @@ def needing_extra(what: str, extra: str) -> Iterator[None]:
         raise CallerError(
             f"{what} needs {missing}, which is not installed; install the extra: pip install 'atoll[{extra}]'"
         ) from error
-
-
-def help_without_command(context: CommandContext) -> None:
-    """What a group's function does that has nothing else to do: print the group's help if no command was given."""
-    if context.invoked_subcommand is None:
-        render.say(context.get_help())
-        raise typer.Exit
-
-
-class CommandLast(AtollCommand):
-    """A command whose last argument is another command, which keeps its own options.
-
-    Our own options may be written before and after the arguments that precede it; the first other word begins the
-    command. `--` before it makes that explicit, and is needed if it begins with a dash.
-    """
-
-    leading = 0
-    """How many arguments precede it."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        takes_value = {
-            name: not getattr(param, "is_flag", False)
-            for param in self.get_params(ctx)
-            if param.param_type_name == "option"
-            for name in (*param.opts, *param.secondary_opts)
-        }
-        options: list[str] = []
-        arguments: list[str] = []
-        rest = list(args)
-        while rest and rest[0] != "--":
-            word = rest[0]
-            if word.startswith("-") and len(word) > 1:
-                options.append(rest.pop(0))
-                # Of flags that are written together, only the last can take the next word as its value.
-                last = word if word.startswith("--") else f"-{word[-1]}"
-                if "=" not in word and takes_value.get(last) and rest and not _holds_value(word, takes_value):
-                    options.append(rest.pop(0))
-            elif len(arguments) < self.leading:
-                arguments.append(rest.pop(0))
-            else:
-                break
-        if rest and rest[0] == "--":
-            rest.pop(0)
-        return super().parse_args(ctx, [*options, "--", *arguments, *rest])
-
-
-class NameThenCommand(CommandLast):
-    """As `CommandLast`, after the name of a sandbox."""
-
-    leading = 1
-
-
-def _holds_value(word: str, takes_value: dict[str, bool]) -> bool:
-    """Whether a short option that takes a value has it attached: `-cLINE`."""
-    return not word.startswith("--") and any(takes_value.get(f"-{letter}", False) for letter in word[1:-1])

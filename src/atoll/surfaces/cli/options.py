@@ -8,34 +8,26 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from atoll.surfaces.cli import values
-from atoll.tools.vocabularies import summary
+from atoll.surfaces.cli.grammar import Argument, Option
 
-NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The sandbox.", show_default=False)]
+NameArgument = Annotated[str, Argument(metavar="NAME", help="The sandbox.")]
 CommandArgument = Annotated[
     list[str] | None,
-    typer.Argument(metavar="COMMAND", help="The command and its arguments.", show_default=False),
+    Argument(metavar="COMMAND", help="The command and its arguments."),
 ]
-CheckpointArgument = Annotated[
-    str, typer.Argument(metavar="CHECKPOINT", help="The checkpoint: its id, or its label.", show_default=False)
-]
+CheckpointArgument = Annotated[str, Argument(metavar="CHECKPOINT", help="The checkpoint: its id, or its label.")]
 CheckpointOption = Annotated[
     str | None,
-    typer.Option(
-        "--checkpoint", metavar="CHECKPOINT", help="Use this checkpoint.  [default: the sandbox as it is now]"
-    ),
+    Option("--checkpoint", metavar="CHECKPOINT", help="Use this checkpoint.  [default: the sandbox as it is now]"),
 ]
-ReferenceArgument = Annotated[
-    str, typer.Argument(metavar="REF", help="The image reference: python:3.12.", show_default=False)
-]
+ReferenceArgument = Annotated[str, Argument(metavar="REF", help="The image reference: python:3.12.")]
 ShellLineOption = Annotated[
-    str | None, typer.Option("--shell", "-c", metavar="LINE", help="Run this shell line instead of COMMAND.")
+    str | None, Option("--shell", "-c", metavar="LINE", help="Run this shell line instead of COMMAND.")
 ]
 EnvOption = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         "--env",
         "-e",
         metavar="K=V",
@@ -44,23 +36,26 @@ EnvOption = Annotated[
 ]
 UserOption = Annotated[
     str | None,
-    typer.Option("--user", "-u", metavar="USER", help="The user inside the sandbox.  [default: the sandbox's user]"),
+    Option("--user", "-u", metavar="USER", help="The user inside the sandbox.  [default: the sandbox's user]"),
 ]
 CwdOption = Annotated[
-    str | None, typer.Option("--cwd", "-w", metavar="DIR", help="The working directory.  [default: the sandbox's]")
+    str | None, Option("--cwd", "-w", metavar="DIR", help="The working directory.  [default: the sandbox's]")
 ]
 TimeoutOption = Annotated[
     float | None,
-    typer.Option(
+    Option(
         "--timeout",
         metavar="TIME",
         parser=values.duration,
         help="Kill the command after this time: 30s, 5m, 500ms.  [default: no time-out]",
     ),
 ]
-TtyOption = Annotated[bool, typer.Option("--tty", "-t", help="Give the command a terminal.")]
-StdinOption = Annotated[bool, typer.Option("--stdin/--no-stdin", "-i/-n", help="Pass standard input to the command.")]
-ToolsOption = Annotated[
-    str,
-    typer.Option("--tools", metavar="NAMES", help=f"Vocabularies, separated by commas: {summary()}."),
-]
+TtyOption = Annotated[bool, Option("--tty", "-t", help="Give the command a terminal.")]
+StdinOption = Annotated[bool, Option("--stdin/--no-stdin", "-i/-n", help="Pass standard input to the command.")]
+
+
+def tools_option() -> Option:
+    """`--tools`, in the annotation of a parameter: evaluated for the commands that have it."""
+    from atoll.tools.vocabularies import summary
+
+    return Option("--tools", metavar="NAMES", help=f"Vocabularies, separated by commas: {summary()}.")

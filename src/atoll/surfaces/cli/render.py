@@ -10,8 +10,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import textwrap
-import unicodedata
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from types import TracebackType
@@ -78,6 +76,8 @@ def facts(pairs: Sequence[tuple[str, str]]) -> None:
 
 def diagnostics(rows: Sequence[tuple[bool, str, str, str | None]]) -> None:
     """Print diagnostics: whether a topic is in order, the topic, the detail, and the fix."""
+    import textwrap
+
     width = max((columns_of(topic) for _, topic, _, _ in rows), default=0)
     room = terminal_columns()
     for ok, topic, detail, fix in rows:
@@ -227,6 +227,8 @@ def columns_of(text: str) -> int:
     """How many columns `text` takes on a terminal."""
     if text.isascii():
         return len(text)
+    import unicodedata
+
     return sum(
         0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in ("W", "F") else 1 for c in text
     )

@@ -8,18 +8,20 @@ how a single value is written (`values.py`), what the engine does with the value
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
 
 from atoll.contract.errors import InvalidRequest
 from atoll.surfaces.cli import render, values
+from atoll.surfaces.cli.grammar import Option
 from atoll.surfaces.cli.options import EnvOption
 
 if TYPE_CHECKING:
+    from pydantic import ValidationError
+
     from atoll.contract.model import Limits, RuntimeName
     from atoll.contract.network import NetworkPolicy
+    from atoll.contract.secret import Secret
     from atoll.runtime.engine import Engine
     from atoll.runtime.sandbox import Sandbox
 
@@ -29,8 +31,7 @@ TEMPLATE = ("image", "runtime", *LIMITS)
 SANDBOX = (*TEMPLATE, "env", "allow", "secret", "secret_env", "user")
 
 
-@dataclass(frozen=True, kw_only=True)
-class SandboxOptions:
+class SandboxOptions(NamedTuple):
     """A sandbox as the command line describes it. None: the engine's default."""
 
     image: str | None = None
@@ -40,7 +41,7 @@ class SandboxOptions:
     pids: int | None = None
     open_files: int | None = None
     disk_bytes: int | None = None
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = MappingProxyType({})
     user: str | None = None
     cwd: str | None = None
     network: NetworkPolicy | None = None
@@ -57,7 +58,7 @@ def sandbox_options(
     *,
     image: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--image",
             metavar="REF",
             help="The image: host, dir:PATH, tar:PATH, or a reference to a registry such as python:3.12."
@@ -66,7 +67,7 @@ def sandbox_options(
     ] = None,
     runtime: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--runtime",
             metavar="NAME",
             help="The runtime: crun, runc, runsc, or bwrap (only by name)."
@@ -75,21 +76,21 @@ def sandbox_options(
     ] = None,
     memory: Annotated[
         int | None,
-        typer.Option("--memory", "-m", metavar="SIZE", parser=values.size, help="Memory limit: 512m, 1.5g."),
+        Option("--memory", "-m", metavar="SIZE", parser=values.size, help="Memory limit: 512m, 1.5g."),
     ] = None,
-    cpus: Annotated[float | None, typer.Option("--cpus", metavar="N", help="CPU limit, in cores: 1.5.")] = None,
-    pids: Annotated[int | None, typer.Option("--pids", metavar="N", help="Limit on processes and threads.")] = None,
+    cpus: Annotated[float | None, Option("--cpus", metavar="N", help="CPU limit, in cores: 1.5.")] = None,
+    pids: Annotated[int | None, Option("--pids", metavar="N", help="Limit on processes and threads.")] = None,
     open_files: Annotated[
-        int | None, typer.Option("--open-files", metavar="N", help="Limit on open files per process.")
+        int | None, Option("--open-files", metavar="N", help="Limit on open files per process.")
     ] = None,
     disk: Annotated[
         int | None,
-        typer.Option("--disk", metavar="SIZE", parser=values.size, help="Disk quota, for what it writes: 512m, 10g."),
+        Option("--disk", metavar="SIZE", parser=values.size, help="Disk quota, for what it writes: 512m, 10g."),
     ] = None,
     env: EnvOption = None,
     allow: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--allow",
             metavar="RULE",
             help="Allow egress to example.com, *.example.com:443, 10.0.0.0/8:5432 or registries. Repeatable."
@@ -98,7 +99,7 @@ def sandbox_options(
     ] = None,
     secret: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--secret",
             metavar="NAME[=FROM]@HOST",
             help="A secret that stays outside the sandbox and is injected into requests to these hosts only: "
@@ -108,7 +109,7 @@ def sandbox_options(
     ] = None,
     secret_env: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--secret-env",
             metavar="NAME[=FROM]",
             help="An environment variable that is never shown outside the sandbox; FROM as for --secret. Repeatable.",
@@ -116,11 +117,11 @@ def sandbox_options(
     ] = None,
     user: Annotated[
         str | None,
-        typer.Option("--user", "-u", metavar="USER", help="The user inside.  [default: the image's, else user]"),
+        Option("--user", "-u", metavar="USER", help="The user inside.  [default: the image's, else user]"),
     ] = None,
     cwd: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--cwd",
             "-w",
             metavar="DIR",
@@ -174,22 +175,23 @@ def engine_arguments(options: SandboxOptions) -> dict[str, Any]:
     Raises:
         InvalidRequest: a limit is out of range, there is no such runtime, or a secret has no value.
     """
-    from atoll.contract.secret import Secret
-
     return {
         "image": options.image,
         "limits": limits(options),
         "env": options.env,
-        "secrets": {
-            each.name: Secret(values.secret_value(each), hosts=each.hosts, header=each.header or "authorization")
-            for each in options.secrets
-        },
+        "secrets": {each.name: _secret(each) for each in options.secrets},
         "secret_env": {each.name: values.secret_value(each) for each in options.secret_env},
         "user": options.user,
         "cwd": options.cwd,
         "runtime": runtime_name(options.runtime),
         "network": options.network,
     }
+
+
+def _secret(source: values.SecretSource) -> Secret:
+    from atoll.contract.secret import Secret
+
+    return Secret(values.secret_value(source), hosts=source.hosts, header=source.header or "authorization")
 
 
 async def create_sandbox(engine: Engine, options: SandboxOptions, name: str | None, *, ephemeral: bool) -> Sandbox:
@@ -206,8 +208,6 @@ def limits(options: SandboxOptions) -> Limits:
     """Raises:
     InvalidRequest: a limit is out of range.
     """
-    from pydantic import ValidationError
-
     from atoll.contract.model import Limits
 
     names = {
@@ -219,8 +219,8 @@ def limits(options: SandboxOptions) -> Limits:
     }
     try:
         return Limits(**{name: getattr(options, name) for name in names})
-    except ValidationError as error:
-        wrong = error.errors()[0]
+    except ValueError as error:
+        wrong = cast("ValidationError", error).errors()[0]
         reason = wrong["msg"].replace("Input should be", "it must be")
         raise InvalidRequest(f"{names[str(wrong['loc'][0])]} is {wrong['input']}, but {reason}") from None
 

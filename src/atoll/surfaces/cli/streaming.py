@@ -11,8 +11,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import anyio
 
@@ -28,13 +28,12 @@ CAPTURE_BYTES = 16 * 1024 * 1024
 """How much of each stream `--json` keeps: one half from the beginning, one from the end."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExecOptions:
+class ExecOptions(NamedTuple):
     """A command as the command line describes it."""
 
     command: str | Sequence[str]
     """A shell line, or the words of a command."""
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = MappingProxyType({})
     user: str | None = None
     cwd: str | None = None
     timeout_s: float | None = None

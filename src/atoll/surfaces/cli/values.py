@@ -1,6 +1,6 @@
 """Parsers for values on the command line: sizes, durations, variables, secrets, paths of a copy, offsets.
 
-All of them raise `InvalidRequest`, whose message says what would have been right. Not here: typer and the options
+All of them raise `InvalidRequest`, whose message says what would have been right. Not here: the options
 (`options.py`, `sandbox_options.py`), what the values are used for. Imports nothing heavy, because `atoll --help`
 imports it.
 """
@@ -12,19 +12,20 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from atoll.contract.errors import InvalidRequest
 
-_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*(?:([kmgt])(?:i?b)?|b)?\s*", re.IGNORECASE)
+# Compiled when they are used: `atoll exec` needs none of them.
+_SIZE = r"(?i)\s*([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*(?:([kmgt])(?:i?b)?|b)?\s*"
 _SIZE_POWER = {"k": 1, "m": 2, "g": 3, "t": 4}
 _DURATION_PART = r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)(ms|s|m|h|d)"
-_DURATION = re.compile(rf"(?:{_DURATION_PART})+")
+_DURATION = rf"(?:{_DURATION_PART})+"
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?|\.[0-9]+")
-_HOSTS = re.compile(r"([^@]+?)(?::([A-Za-z][A-Za-z0-9_-]*))?")
-_PLACE = re.compile(r"([a-z0-9][a-z0-9_.-]{0,62}):(.*)", re.DOTALL)
+_NUMBER = r"[0-9]+(?:\.[0-9]+)?|\.[0-9]+"
+_HOSTS = r"([^@]+?)(?::([A-Za-z][A-Za-z0-9_-]*))?"
+_PLACE = r"(?s)([a-z0-9][a-z0-9_.-]{0,62}):(.*)"
 
 
 def size(text: str) -> int:
@@ -33,7 +34,7 @@ def size(text: str) -> int:
     Raises:
         InvalidRequest: it is not a size, or is below one byte.
     """
-    found = _SIZE.fullmatch(text)
+    found = re.fullmatch(_SIZE, text)
     if not found:
         raise InvalidRequest(
             f"{text!r} is not a size; write bytes (1048576) or a number with k, m, g or t (512m, 1.5g)"
@@ -52,9 +53,9 @@ def duration(text: str) -> float:
         InvalidRequest: it is not a duration, or is 0.
     """
     word = text.strip().lower()
-    if _NUMBER.fullmatch(word):
+    if re.fullmatch(_NUMBER, word):
         seconds = float(word)
-    elif _DURATION.fullmatch(word):
+    elif re.fullmatch(_DURATION, word):
         seconds = sum(float(number) * _SECONDS[unit] for number, unit in re.findall(_DURATION_PART, word))
     else:
         raise InvalidRequest(
@@ -87,8 +88,7 @@ def environment(words: Sequence[str]) -> dict[str, str]:
     return variables
 
 
-@dataclass(frozen=True)
-class SecretSource:
+class SecretSource(NamedTuple):
     """A secret as the command line names it: where its value is, never the value."""
 
     name: str
@@ -105,7 +105,7 @@ def secret(word: str) -> SecretSource:
         InvalidRequest: it has another form. The message does not repeat it: it may be a value.
     """
     source, _, rest = word.rpartition("@")
-    found = _HOSTS.fullmatch(rest)
+    found = re.fullmatch(_HOSTS, rest)
     if not source or not found:
         raise InvalidRequest(
             "a secret has no hosts; write NAME@HOST, NAME=VARIABLE@HOST,HOST or NAME=file:PATH@HOST:HEADER"
@@ -149,8 +149,7 @@ def secret_value(word: SecretSource) -> str:
     return value
 
 
-@dataclass(frozen=True)
-class CopySpec:
+class CopySpec(NamedTuple):
     """A copy between this machine and a sandbox."""
 
     sandbox: str
@@ -176,7 +175,7 @@ def copy_spec(source: str, target: str) -> CopySpec:
     """
     if not source or not target:
         raise InvalidRequest("a path is empty; write a path on this machine, or NAME:PATH for one in a sandbox")
-    start, end = _PLACE.fullmatch(source), _PLACE.fullmatch(target)
+    start, end = re.fullmatch(_PLACE, source), re.fullmatch(_PLACE, target)
     if start and end:
         raise InvalidRequest(
             f"{source} and {target} are both in sandboxes; copy to this machine first, then to the other sandbox"

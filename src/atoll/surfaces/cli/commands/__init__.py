@@ -1,6 +1,6 @@
 """The commands: each is one function, which holds its grammar and what it does.
 
-To add a command, write a function in the module of its group, with `@commands.command(cls=AtollCommand)`: its
+To add a command, write a function in the module of its group, with `@commands.command()`: its
 parameters are the arguments and options, its docstring is the help, its body is the work. `async def` for a command
 that checks nothing first; `def` for one that refuses wrong arguments (status 2) and then returns the coroutine of an
 `async def` function. `--json`, `--state-dir` and the resource options come with the command class (`command.py`). A new

@@ -9,16 +9,15 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from atoll.contract.errors import InvalidRequest
 from atoll.surfaces.cli import render
-from atoll.surfaces.cli.command import AtollCommand, CommandContext, Work, command_module
-from atoll.surfaces.cli.options import ToolsOption
+from atoll.surfaces.cli.command import AtollCommand, CommandContext, CommandModule, Work
+from atoll.surfaces.cli.grammar import Argument, Option
+from atoll.surfaces.cli.options import tools_option
 from atoll.surfaces.cli.sandbox_options import SANDBOX
 from atoll.tools.vocabularies import DEFAULT
 
-commands = command_module()
+commands = CommandModule()
 
 
 class _AgentCommand(AtollCommand):
@@ -31,31 +30,28 @@ def agent(
     context: CommandContext,
     prompt: Annotated[
         str | None,
-        typer.Argument(
+        Argument(
             metavar="PROMPT",
             help="The prompt; - reads standard input.  [default: standard input, or a conversation on a terminal]",
-            show_default=False,
         ),
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--model",
             metavar="MODEL",
             help="anthropic:NAME, bedrock:NAME, openai:NAME, ollama:NAME or script:FILE.  [default: $ATOLL_MODEL, else "
             "one of Anthropic's]",
         ),
     ] = None,
-    tools: ToolsOption = DEFAULT,
+    tools: Annotated[str, tools_option()] = DEFAULT,
     instructions: Annotated[
         str | None,
-        typer.Option(
-            "--instructions", metavar="TEXT", help="Add this to the system prompt; @FILE reads it from a file."
-        ),
+        Option("--instructions", metavar="TEXT", help="Add this to the system prompt; @FILE reads it from a file."),
     ] = None,
     system: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--system",
             metavar="TEXT",
             help="The system prompt; @FILE reads it from a file.  [default: one that describes the sandboxes]",
@@ -63,17 +59,15 @@ def agent(
     ] = None,
     steps: Annotated[
         int,
-        typer.Option("--steps", metavar="N", help="Limit of requests to the model in a turn.", show_default=True),
+        Option("--steps", metavar="N", help="Limit of requests to the model in a turn."),
     ] = 50,
     tokens: Annotated[
         int | None,
-        typer.Option(
-            "--tokens", metavar="N", help="Limit of tokens, those of child sessions included.  [default: no limit]"
-        ),
+        Option("--tokens", metavar="N", help="Limit of tokens, those of child sessions included.  [default: no limit]"),
     ] = None,
     session: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--session",
             metavar="NAME",
             help="Keep the sandboxes for the next time.  [default: destroy them at the end]",
@@ -81,9 +75,9 @@ def agent(
     ] = None,
     history: Annotated[
         Path | None,
-        typer.Option("--history", metavar="FILE", help="Continue the conversation in this file, and save it there."),
+        Option("--history", metavar="FILE", help="Continue the conversation in this file, and save it there."),
     ] = None,
-    ask: Annotated[bool, typer.Option("--ask", help="Ask before each tool call that may destroy something.")] = False,
+    ask: Annotated[bool, Option("--ask", help="Ask before each tool call that may destroy something.")] = False,
 ) -> Work:
     """Let a model work in sandboxes of its own, and watch it.
 

@@ -7,35 +7,31 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from atoll.contract.errors import InvalidRequest, SandboxNotFound
 from atoll.surfaces.cli import render, values
-from atoll.surfaces.cli.command import AtollCommand, CommandContext, Work, command_module
+from atoll.surfaces.cli.command import AtollCommand, CommandContext, CommandModule, Work
+from atoll.surfaces.cli.grammar import Argument, Option
 from atoll.surfaces.cli.options import CheckpointArgument, CheckpointOption, NameArgument
 from atoll.surfaces.cli.sandbox_options import LIMITS, SandboxOptions, limits, runtime_name
 
 if TYPE_CHECKING:
     from atoll.contract.model import Checkpoint
 
-commands = command_module()
+commands = CommandModule()
 
 
 class _ImportCommand(AtollCommand):
     resources = LIMITS
 
 
-@commands.command(cls=AtollCommand)
+@commands.command()
 async def checkpoint(
     context: CommandContext,
     name: NameArgument,
-    label: Annotated[
-        str | None, typer.Argument(metavar="LABEL", help="Its label.  [default: none]", show_default=False)
-    ] = None,
+    label: Annotated[str | None, Argument(metavar="LABEL", help="Its label.  [default: none]")] = None,
 ) -> int:
     """Make a checkpoint of a sandbox, and print its id."""
     async with context.open_engine() as engine:
@@ -43,17 +39,17 @@ async def checkpoint(
     return context.answer(made.model_dump(mode="json"), made.id)
 
 
-@commands.command(cls=AtollCommand)
+@commands.command()
 async def checkpoints(
     context: CommandContext,
     name: Annotated[
         str | None,
-        typer.Argument(metavar="NAME", help="The sandbox.  [default: all sandboxes]", show_default=False),
+        Argument(metavar="NAME", help="The sandbox.  [default: all sandboxes]"),
     ] = None,
     delete: Annotated[
-        list[str] | None, typer.Option("--delete", metavar="CHECKPOINT", help="Delete this checkpoint. Repeatable.")
+        list[str] | None, Option("--delete", metavar="CHECKPOINT", help="Delete this checkpoint. Repeatable.")
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print ids only.")] = False,
+    quiet: Annotated[bool, Option("--quiet", "-q", help="Print ids only.")] = False,
 ) -> int:
     """Show the tree of checkpoints, or delete some. Those of a destroyed sandbox are found by its name."""
     async with context.open_engine() as engine:
@@ -87,7 +83,7 @@ async def checkpoints(
     return 0
 
 
-@commands.command(cls=AtollCommand)
+@commands.command()
 async def restore(context: CommandContext, name: NameArgument, checkpoint: CheckpointArgument) -> int:
     """Restore a sandbox to a checkpoint. What was written since is lost."""
     async with context.open_engine() as engine:
@@ -96,17 +92,17 @@ async def restore(context: CommandContext, name: NameArgument, checkpoint: Check
     return context.answer(value, f"{name} is restored to {checkpoint}")
 
 
-@commands.command(cls=AtollCommand)
+@commands.command()
 async def fork(
     context: CommandContext,
     name: NameArgument,
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="NEW", help="The names of the forks.  [default: generated]", show_default=False),
+        Argument(metavar="NEW", help="The names of the forks.  [default: generated]"),
     ] = None,
     count: Annotated[
         int,
-        typer.Option("--count", "-n", metavar="N", help="How many forks, if no names are given.", show_default=True),
+        Option("--count", "-n", metavar="N", help="How many forks, if no names are given."),
     ] = 1,
     checkpoint: CheckpointOption = None,
 ) -> int:
@@ -117,15 +113,13 @@ async def fork(
     return context.answer([info.model_dump(mode="json") for info in infos], "\n".join(info.name for info in infos))
 
 
-@commands.command(cls=AtollCommand)
+@commands.command()
 def export(
     context: CommandContext,
     name: NameArgument,
     file: Annotated[
         Path | None,
-        typer.Argument(
-            metavar="FILE", help="The file to write; - is standard output.  [default: NAME.tar.zst]", show_default=False
-        ),
+        Argument(metavar="FILE", help="The file to write; - is standard output.  [default: NAME.tar.zst]"),
     ] = None,
     checkpoint: CheckpointOption = None,
 ) -> Work:
@@ -168,20 +162,16 @@ def import_(
     context: CommandContext,
     file: Annotated[
         Path,
-        typer.Argument(
-            metavar="FILE", help="A file that `atoll export` wrote; - is standard input.", show_default=False
-        ),
+        Argument(metavar="FILE", help="A file that `atoll export` wrote; - is standard input."),
     ],
-    name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="Its name.  [default: its old name]", show_default=False)
-    ] = None,
+    name: Annotated[str | None, Argument(metavar="NAME", help="Its name.  [default: its old name]")] = None,
     image: Annotated[
         str | None,
-        typer.Option("--image", metavar="REF", help="The image of the sandbox.  [default: the image in the file]"),
+        Option("--image", metavar="REF", help="The image of the sandbox.  [default: the image in the file]"),
     ] = None,
     runtime: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--runtime",
             metavar="NAME",
             help="The runtime: crun, runc, runsc, or bwrap (only by name)."
@@ -189,11 +179,11 @@ def import_(
         ),
     ] = None,
     default_limits: Annotated[
-        bool, typer.Option("--default-limits", help="Use the default limits, not those in the file.")
+        bool, Option("--default-limits", help="Use the default limits, not those in the file.")
     ] = False,
     limit: Annotated[
         int | None,
-        typer.Option(
+        Option(
             "--limit",
             metavar="SIZE",
             parser=values.size,
@@ -208,7 +198,7 @@ def import_(
     """
     if str(file) == "-" and sys.stdin.isatty():
         raise InvalidRequest("standard input is a terminal; name a file, or pipe one into this command")
-    options = replace(context.sandbox_options(), image=image, runtime=runtime)
+    options = context.sandbox_options()._replace(image=image, runtime=runtime)
     return _import(context, file, name, options, default_limits=default_limits, limit_bytes=limit)
 
 

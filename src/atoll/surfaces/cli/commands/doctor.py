@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import atoll
 from atoll.surfaces.cli import FAILED, render
-from atoll.surfaces.cli.command import AtollCommand, CommandContext, command_module
+from atoll.surfaces.cli.command import CommandContext, CommandModule
 
-commands = command_module()
+commands = CommandModule()
 
 
-@commands.command(cls=AtollCommand)
+@commands.command()
 async def doctor(context: CommandContext) -> int:
     """Show what works on this machine, and how to fix the rest.
 
@@ -34,9 +35,7 @@ async def doctor(context: CommandContext) -> int:
     return 0 if working else FAILED
 
 
-@commands.command(cls=AtollCommand)
+@commands.command()
 def version(context: CommandContext) -> int:
     """Print the version."""
-    from atoll.surfaces.cli.app import installed_version
-
-    return context.answer({"version": installed_version()}, f"atoll {installed_version()}")
+    return context.answer({"version": atoll.__version__}, f"atoll {atoll.__version__}")

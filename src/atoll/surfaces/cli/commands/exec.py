@@ -9,11 +9,10 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from atoll.contract.errors import InvalidRequest, ProcessNotFound
 from atoll.surfaces.cli import ENGINE_FAILED, render, values
-from atoll.surfaces.cli.command import AtollCommand, CommandContext, CommandLast, NameThenCommand, Work, command_module
+from atoll.surfaces.cli.command import AtollCommand, CommandContext, CommandModule, Work
+from atoll.surfaces.cli.grammar import Argument, Option
 from atoll.surfaces.cli.options import (
     CommandArgument,
     CwdOption,
@@ -31,19 +30,22 @@ if TYPE_CHECKING:
     from atoll.contract.model import ProcessInfo
     from atoll.surfaces.cli.streaming import ExecOptions
 
-commands = command_module()
+commands = CommandModule()
 
 
-class _RunCommand(CommandLast):
+class _RunCommand(AtollCommand):
+    leading = 0
     resources = SANDBOX
     failed_status = ENGINE_FAILED
 
 
-class _ExecCommand(NameThenCommand):
+class _ExecCommand(AtollCommand):
+    leading = 1
     failed_status = ENGINE_FAILED
 
 
-class _ShellCommand(NameThenCommand):
+class _ShellCommand(AtollCommand):
+    leading = 1
     failed_status = ENGINE_FAILED
     has_json = False
 
@@ -57,9 +59,9 @@ def run(
     timeout: TimeoutOption = None,
     tty: TtyOption = False,
     stdin: StdinOption = True,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep the sandbox when the command has ended.")] = False,
+    keep: Annotated[bool, Option("--keep", help="Keep the sandbox when the command has ended.")] = False,
     name: Annotated[
-        str | None, typer.Option("--name", metavar="NAME", help="The sandbox's name.  [default: generated]")
+        str | None, Option("--name", metavar="NAME", help="The sandbox's name.  [default: generated]")
     ] = None,
 ) -> Work:
     """Run a command in a new sandbox.
@@ -107,9 +109,7 @@ def exec(
     timeout: TimeoutOption = None,
     tty: TtyOption = False,
     stdin: StdinOption = True,
-    detach: Annotated[
-        bool, typer.Option("--detach", "-d", help="Leave the command running and print its number.")
-    ] = False,
+    detach: Annotated[bool, Option("--detach", "-d", help="Leave the command running and print its number.")] = False,
 ) -> Work:
     """Run a command in a sandbox.
 
@@ -191,22 +191,21 @@ async def _shell(context: CommandContext, name: str, options: ExecOptions) -> in
         return await streaming.shell(await engine.get(name), options)
 
 
-@commands.command(cls=AtollCommand)
+@commands.command()
 def logs(
     context: CommandContext,
     name: NameArgument,
     number: Annotated[
         int | None,
-        typer.Argument(
+        Argument(
             metavar="ID",
             help="The command's number, as `atoll ps` shows it.  [default: the latest]",
-            show_default=False,
         ),
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue until the command ends.")] = False,
+    follow: Annotated[bool, Option("--follow", "-f", help="Continue until the command ends.")] = False,
     since: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--since-offset",
             metavar="BYTES",
             help="Begin at this offset: one number for both streams, or STDOUT,STDERR.",

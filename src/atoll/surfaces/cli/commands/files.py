@@ -9,24 +9,23 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from atoll.contract.errors import InvalidRequest
 from atoll.surfaces.cli import render, values
-from atoll.surfaces.cli.command import AtollCommand, CommandContext, Work, command_module
+from atoll.surfaces.cli.command import CommandContext, CommandModule, Work
+from atoll.surfaces.cli.grammar import Argument
 from atoll.surfaces.cli.options import UserOption
 
 if TYPE_CHECKING:
     from atoll.runtime.guest.files import Files
 
-commands = command_module()
+commands = CommandModule()
 
 
-@commands.command(cls=AtollCommand)
+@commands.command()
 def cp(
     context: CommandContext,
-    source: Annotated[str, typer.Argument(metavar="SRC", help="What to copy.", show_default=False)],
-    target: Annotated[str, typer.Argument(metavar="DST", help="Where to copy it.", show_default=False)],
+    source: Annotated[str, Argument(metavar="SRC", help="What to copy.")],
+    target: Annotated[str, Argument(metavar="DST", help="Where to copy it.")],
     user: UserOption = None,
 ) -> Work:
     """Copy files between this machine and a sandbox.

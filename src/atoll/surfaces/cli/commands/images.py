@@ -8,25 +8,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from atoll.surfaces.cli import render
-from atoll.surfaces.cli.command import AtollCommand, AtollGroup, CommandContext, command_module, help_without_command
+from atoll.surfaces.cli.command import CommandContext, CommandModule
+from atoll.surfaces.cli.grammar import Argument, Option
 from atoll.surfaces.cli.options import ReferenceArgument
 
-commands = command_module(
-    name="images",
-    cls=AtollGroup,
-    help="Pull, import, list and remove images.",
-    callback=help_without_command,
-    invoke_without_command=True,
-)
+commands = CommandModule("images", "Pull, import, list and remove images.")
 
 
-@commands.command(cls=AtollCommand)
+@commands.command()
 async def ls(
     context: CommandContext,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print references only.")] = False,
+    quiet: Annotated[bool, Option("--quiet", "-q", help="Print references only.")] = False,
 ) -> int:
     """List the images on this machine."""
     async with context.open_engine() as engine:
@@ -52,7 +45,7 @@ async def ls(
     return 0
 
 
-@commands.command(cls=AtollCommand)
+@commands.command()
 async def pull(context: CommandContext, reference: ReferenceArgument) -> int:
     """Pull an image from a registry, before a sandbox needs it."""
     async with context.open_engine() as engine:
@@ -61,10 +54,10 @@ async def pull(context: CommandContext, reference: ReferenceArgument) -> int:
     return context.answer(image.model_dump(mode="json"), image.reference)
 
 
-@commands.command(cls=AtollCommand)
+@commands.command()
 async def rm(
     context: CommandContext,
-    references: Annotated[list[str], typer.Argument(metavar="REF", help="The images.", show_default=False)],
+    references: Annotated[list[str], Argument(metavar="REF", help="The images.")],
 ) -> int:
     """Remove images that no sandbox uses."""
     async with context.open_engine() as engine:
@@ -77,12 +70,10 @@ async def rm(
     return 0
 
 
-@commands.command("import", cls=AtollCommand)
+@commands.command("import")
 async def import_(
     context: CommandContext,
-    source: Annotated[
-        Path, typer.Argument(metavar="FILE", help="A tar of a root file system, or a saved image.", show_default=False)
-    ],
+    source: Annotated[Path, Argument(metavar="FILE", help="A tar of a root file system, or a saved image.")],
     reference: ReferenceArgument,
 ) -> int:
     """Make an image from a file."""

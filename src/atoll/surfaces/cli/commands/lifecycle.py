@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from atoll.contract.errors import InvalidRequest
 from atoll.surfaces.cli import render
-from atoll.surfaces.cli.command import AtollCommand, CommandContext, Work, command_module
+from atoll.surfaces.cli.command import AtollCommand, CommandContext, CommandModule, Work
+from atoll.surfaces.cli.grammar import Option
 from atoll.surfaces.cli.options import NameArgument
 from atoll.surfaces.cli.sandbox_options import TEMPLATE, SandboxOptions, limits, runtime_name
 
@@ -19,19 +18,19 @@ if TYPE_CHECKING:
     from atoll.contract.model import Limits
     from atoll.runtime.engine import Engine
 
-commands = command_module()
+commands = CommandModule()
 
 
 class _TemplateCommand(AtollCommand):
     resources = TEMPLATE
 
 
-@commands.command(cls=AtollCommand)
+@commands.command()
 async def sleep(
     context: CommandContext,
     name: NameArgument,
     shutdown: Annotated[
-        bool, typer.Option("--shutdown", help="Sleep until `atoll wake`; using the sandbox is an error until then.")
+        bool, Option("--shutdown", help="Sleep until `atoll wake`; using the sandbox is an error until then.")
     ] = False,
 ) -> int:
     """Put a sandbox to sleep on disk, until it is next used.
@@ -44,7 +43,7 @@ async def sleep(
         return await _show_status(context, engine, name)
 
 
-@commands.command(cls=AtollCommand)
+@commands.command()
 async def wake(context: CommandContext, name: NameArgument) -> int:
     """Start a sandbox that sleeps, was shut down, or has ended."""
     async with context.open_engine() as engine:
@@ -52,7 +51,7 @@ async def wake(context: CommandContext, name: NameArgument) -> int:
     return context.answer({"name": name, "status": "running"}, f"{name} is running")
 
 
-@commands.command(cls=AtollCommand)
+@commands.command()
 async def pause(context: CommandContext, name: NameArgument) -> int:
     """Freeze the processes of a sandbox in memory.
 
@@ -63,7 +62,7 @@ async def pause(context: CommandContext, name: NameArgument) -> int:
         return await _show_status(context, engine, name)
 
 
-@commands.command(cls=AtollCommand)
+@commands.command()
 async def resume(context: CommandContext, name: NameArgument) -> int:
     """Let the processes of a paused sandbox continue."""
     async with context.open_engine() as engine:
@@ -81,14 +80,14 @@ def warm(
     context: CommandContext,
     count: Annotated[
         int | None,
-        typer.Option(
+        Option(
             "--count",
             "-n",
             metavar="N",
             help="The size of the warm pool; 0 removes it.  [default: show the warm pools]",
         ),
     ] = None,
-    every: Annotated[bool, typer.Option("--all", help="With --count 0: remove all warm pools.")] = False,
+    every: Annotated[bool, Option("--all", help="With --count 0: remove all warm pools.")] = False,
 ) -> Work:
     """Show warm pools, or keep one.
 
@@ -135,7 +134,7 @@ def _limits_text(limits: Limits) -> str:
     return ", ".join(text for text in texts if text) or "none"
 
 
-@commands.command(cls=AtollCommand)
+@commands.command()
 async def gc(context: CommandContext) -> int:
     """Remove abandoned sandboxes, unused layers and images.
 

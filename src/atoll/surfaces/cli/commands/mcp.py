@@ -8,22 +8,20 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from atoll.contract.errors import InvalidRequest
 from atoll.surfaces.cli import render, values
-from atoll.surfaces.cli.command import AtollCommand, CommandContext, Work, command_module, needing_extra
-from atoll.surfaces.cli.options import ToolsOption
+from atoll.surfaces.cli.command import AtollCommand, CommandContext, CommandModule, Work, needing_extra
+from atoll.surfaces.cli.grammar import Option
+from atoll.surfaces.cli.options import tools_option
 from atoll.surfaces.cli.sandbox_options import SANDBOX, SandboxOptions, engine_arguments
 from atoll.tools.vocabularies import DEFAULT
 
 if TYPE_CHECKING:
     from atoll.surfaces.mcp.session import ServerConfig
 
-commands = command_module()
+commands = CommandModule()
 
 
 class _McpCommand(AtollCommand):
@@ -33,16 +31,15 @@ class _McpCommand(AtollCommand):
     has_json = False
     default_address = "127.0.0.1:8000"
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        words = list(args)
-        for index, word in enumerate(args):
-            if word == "--http" and (index + 1 == len(args) or args[index + 1].startswith("-")):
-                words[index] = f"--http={self.default_address}"
-        return super().parse_args(ctx, words)
+    def prepared(self, words: list[str]) -> list[str]:
+        prepared = list(words)
+        for index, word in enumerate(words):
+            if word == "--http" and (index + 1 == len(words) or words[index + 1].startswith("-")):
+                prepared[index] = f"--http={self.default_address}"
+        return prepared
 
 
-@dataclass(frozen=True, kw_only=True)
-class McpOptions:
+class McpOptions(NamedTuple):
     """An MCP server as the command line describes it."""
 
     tools: Sequence[str]
@@ -56,10 +53,10 @@ class McpOptions:
 @commands.command(cls=_McpCommand)
 def mcp(
     context: CommandContext,
-    tools: ToolsOption = DEFAULT,
+    tools: Annotated[str, tools_option()] = DEFAULT,
     http: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--http",
             metavar="[ADDRESS:PORT]",
             help="Serve clients over HTTP, at /mcp; without an address, on 127.0.0.1:8000."
@@ -68,7 +65,7 @@ def mcp(
     ] = None,
     session: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--session",
             metavar="NAME",
             help="Keep the sandboxes for the next time.  [default: destroy them when the client leaves]",
@@ -76,7 +73,7 @@ def mcp(
     ] = None,
     idle: Annotated[
         float | None,
-        typer.Option(
+        Option(
             "--idle",
             metavar="TIME",
             parser=values.duration,

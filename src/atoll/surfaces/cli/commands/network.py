@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from atoll.contract.errors import InvalidRequest
 from atoll.surfaces.cli import render, values
-from atoll.surfaces.cli.command import AtollCommand, CommandContext, Work, command_module
+from atoll.surfaces.cli.command import CommandContext, CommandModule, Work
+from atoll.surfaces.cli.grammar import Argument, Option
 from atoll.surfaces.cli.options import NameArgument
 from atoll.surfaces.cli.sandbox_options import network_policy
 
@@ -21,20 +20,18 @@ if TYPE_CHECKING:
 
 COLUMNS = ("TIME", "VERDICT", "VIA", "HOST", "ADDRESS", "SENT", "RECEIVED", "WHY")
 
-commands = command_module()
+commands = CommandModule()
 
 
-@commands.command(cls=AtollCommand)
+@commands.command()
 def network(
     context: CommandContext,
     name: NameArgument,
-    allow: Annotated[
-        list[str] | None, typer.Option("--allow", metavar="RULE", help="Add this rule. Repeatable.")
-    ] = None,
+    allow: Annotated[list[str] | None, Option("--allow", metavar="RULE", help="Add this rule. Repeatable.")] = None,
     remove: Annotated[
-        list[str] | None, typer.Option("--remove", metavar="RULE", help="Remove this rule. Repeatable.")
+        list[str] | None, Option("--remove", metavar="RULE", help="Remove this rule. Repeatable.")
     ] = None,
-    nothing: Annotated[bool, typer.Option("--none", help="Remove all rules: no egress.")] = False,
+    nothing: Annotated[bool, Option("--none", help="Remove all rules: no egress.")] = False,
 ) -> Work:
     """Show or change the egress policy of a sandbox.
 
@@ -83,11 +80,11 @@ def _changed(policy: NetworkPolicy | None, allow: Sequence[str], remove: Sequenc
     return NetworkPolicy(allow=[*rules, *allow])
 
 
-@commands.command(cls=AtollCommand)
+@commands.command()
 async def audit(
     context: CommandContext,
     name: NameArgument,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue with new connections, a line each.")] = False,
+    follow: Annotated[bool, Option("--follow", "-f", help="Continue with new connections, a line each.")] = False,
 ) -> int:
     """Show the audit log of a sandbox.
 
@@ -123,14 +120,14 @@ def _row(record: AuditRecord) -> tuple[str, ...]:
     )
 
 
-@commands.command(cls=AtollCommand)
+@commands.command()
 async def expose(
     context: CommandContext,
     name: NameArgument,
-    port: Annotated[int, typer.Argument(metavar="PORT", help="The port inside the sandbox.", show_default=False)],
+    port: Annotated[int, Argument(metavar="PORT", help="The port inside the sandbox.")],
     wait: Annotated[
         float | None,
-        typer.Option(
+        Option(
             "--wait",
             metavar="TIME",
             parser=values.duration,
@@ -160,14 +157,12 @@ async def expose(
     return 0
 
 
-@commands.command(cls=AtollCommand)
+@commands.command()
 async def forward(
     context: CommandContext,
     name: NameArgument,
-    port: Annotated[int, typer.Argument(metavar="PORT", help="The port inside the sandbox.", show_default=False)],
-    local: Annotated[
-        int, typer.Option("--local", metavar="PORT", help="The port on 127.0.0.1. 0 is any free port.")
-    ] = 0,
+    port: Annotated[int, Argument(metavar="PORT", help="The port inside the sandbox.")],
+    local: Annotated[int, Option("--local", metavar="PORT", help="The port on 127.0.0.1. 0 is any free port.")] = 0,
 ) -> int:
     """Forward a port on 127.0.0.1 to a port of a sandbox.
 

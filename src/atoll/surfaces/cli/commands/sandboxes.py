@@ -9,18 +9,17 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from atoll.contract.errors import AtollError, InvalidRequest, SandboxNotFound
 from atoll.surfaces.cli import FAILED, render
-from atoll.surfaces.cli.command import AtollCommand, CommandContext, Work, command_module
+from atoll.surfaces.cli.command import AtollCommand, CommandContext, CommandModule, Work
+from atoll.surfaces.cli.grammar import Argument, Option
 from atoll.surfaces.cli.options import NameArgument
 from atoll.surfaces.cli.sandbox_options import SANDBOX, SandboxOptions, create_sandbox
 
 if TYPE_CHECKING:
     from atoll.contract.model import ProcessInfo, SandboxInfo, SystemProcess, Usage
 
-commands = command_module()
+commands = CommandModule()
 
 
 class _CreateCommand(AtollCommand):
@@ -30,9 +29,7 @@ class _CreateCommand(AtollCommand):
 @commands.command(cls=_CreateCommand)
 def create(
     context: CommandContext,
-    name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="Its name.  [default: generated]", show_default=False)
-    ] = None,
+    name: Annotated[str | None, Argument(metavar="NAME", help="Its name.  [default: generated]")] = None,
 ) -> Work:
     """Create a sandbox and print its name."""
     return _create(context, context.sandbox_options(), name)
@@ -44,10 +41,10 @@ async def _create(context: CommandContext, options: SandboxOptions, name: str | 
         return context.answer(sandbox.info.model_dump(mode="json"), sandbox.name)
 
 
-@commands.command(cls=AtollCommand)
+@commands.command()
 async def ls(
     context: CommandContext,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print names only.")] = False,
+    quiet: Annotated[bool, Option("--quiet", "-q", help="Print names only.")] = False,
 ) -> int:
     """List the sandboxes."""
     async with context.open_engine() as engine:
@@ -68,7 +65,7 @@ async def ls(
     return 0
 
 
-@commands.command(cls=AtollCommand)
+@commands.command()
 async def ps(context: CommandContext, name: NameArgument) -> int:
     """List the commands and processes of a sandbox."""
     async with context.open_engine() as engine:
@@ -94,7 +91,7 @@ async def ps(context: CommandContext, name: NameArgument) -> int:
     return 0
 
 
-@commands.command(cls=AtollCommand)
+@commands.command()
 async def stat(context: CommandContext, name: NameArgument) -> int:
     """Show what a sandbox uses, and its limits."""
     async with context.open_engine() as engine:
@@ -109,17 +106,13 @@ async def stat(context: CommandContext, name: NameArgument) -> int:
     return 0
 
 
-@commands.command(cls=AtollCommand)
+@commands.command()
 def rm(
     context: CommandContext,
-    names: Annotated[
-        list[str] | None, typer.Argument(metavar="NAME", help="The sandboxes.", show_default=False)
-    ] = None,
-    every: Annotated[bool, typer.Option("--all", help="Destroy all sandboxes.")] = False,
-    force: Annotated[
-        bool, typer.Option("--force", "-f", help="Do not ask, and ignore sandboxes that do not exist.")
-    ] = False,
-) -> Work:
+    names: Annotated[list[str] | None, Argument(metavar="NAME", help="The sandboxes.")] = None,
+    every: Annotated[bool, Option("--all", help="Destroy all sandboxes.")] = False,
+    force: Annotated[bool, Option("--force", "-f", help="Do not ask, and ignore sandboxes that do not exist.")] = False,
+) -> Work | int:
     """Destroy sandboxes: their processes and their files.
 
     If one cannot be destroyed, the others are, and the exit status is 1.
@@ -127,7 +120,10 @@ def rm(
     if bool(names) == every:
         raise InvalidRequest("name the sandboxes to destroy, or give --all")
     if every and not force and sys.stdin.isatty():
-        typer.confirm("Destroy all sandboxes?", abort=True, err=True)
+        sys.stderr.write("Destroy all sandboxes? [y/N]: ")
+        sys.stderr.flush()
+        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+            return FAILED
     return _rm(context, names or [], every=every, force=force)
 
 

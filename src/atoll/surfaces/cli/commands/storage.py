@@ -7,22 +7,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, cast, get_args
 
-import typer
-
 from atoll.contract.errors import InvalidRequest
 from atoll.surfaces.cli import render, values
-from atoll.surfaces.cli.command import AtollCommand, AtollGroup, CommandContext, Work, command_module
+from atoll.surfaces.cli.command import CommandContext, CommandModule, Work
+from atoll.surfaces.cli.grammar import Option
 
 if TYPE_CHECKING:
     from atoll.contract.model import StorageInfo
 
-commands = command_module(name="storage", cls=AtollGroup)
 
-
-@commands.callback(invoke_without_command=True)
 def storage(context: CommandContext) -> Work | None:
-    """Show or create the file system of sandboxes."""
     return _storage(context) if context.invoked_subcommand is None else None
+
+
+commands = CommandModule("storage", "Show or create the file system of sandboxes.", storage)
 
 
 async def _storage(context: CommandContext) -> int:
@@ -30,13 +28,13 @@ async def _storage(context: CommandContext) -> int:
         return _show(context, engine.storage.info())
 
 
-@commands.command(cls=AtollCommand)
+@commands.command()
 async def init(
     context: CommandContext,
     size: Annotated[
-        int, typer.Option("--size", metavar="SIZE", parser=values.size, help="The size of the file system: 50g.")
+        int, Option("--size", metavar="SIZE", parser=values.size, help="The size of the file system: 50g.")
     ],
-    filesystem: Annotated[str, typer.Option("--fs", metavar="KIND", help="btrfs or xfs.", show_default=True)] = "btrfs",
+    filesystem: Annotated[str, Option("--fs", metavar="KIND", help="btrfs or xfs.")] = "btrfs",
 ) -> int:
     """Create a file system for what sandboxes write, in a file in the state directory.
 
@@ -51,7 +49,7 @@ async def init(
         return _show(context, await engine.storage.init(size, cast("StorageKind", filesystem)))
 
 
-@commands.command(cls=AtollCommand)
+@commands.command()
 async def remove(context: CommandContext) -> int:
     """Remove that file system. There must be no sandboxes and no checkpoints."""
     async with context.open_engine() as engine:
