@@ -67,7 +67,10 @@ class RuntimeTraits:
     saves_memory: bool = False
     """Root can save running processes to disk, and resume them."""
     epoll_waiters_error: bytes | None = None
-    """A message in the program if this version fails to save a process that waits for a TCP socket with `epoll`."""
+    """A message in the program if this version fails to save a process that waits for a TCP socket with `epoll`. No
+    version number tells: gVisor failed until about 2023. It also marks the old versions for `old_lacks`."""
+    old_lacks: str | None = None
+    """What a version with that error lacks besides, for `atoll doctor`."""
     kill_before_delete: bool = False
     """Its `delete` polls every 100 ms for the end of what it killed: killing through the cgroup first is faster."""
     state_is_processes: bool = False
@@ -99,6 +102,10 @@ RUNTIMES = (
         max_host_threads=16384,
         saves_memory=True,
         epoll_waiters_error=b"endpoint still has waiters upon save",
+        old_lacks=(
+            "saving processes that wait for the network (asyncio and node servers), Ctrl-C in terminals, "
+            "fast system calls"
+        ),
         kill_before_delete=True,
         state_is_processes=True,
         statx_fixed="20240101",
@@ -115,6 +122,24 @@ def drivers(state_dir: Path, machine: Machine) -> Iterator[OciDriver]:
         program = find_program(traits.name)
         if program is not None and not (traits.needs_second_id and machine.single_id):
             yield OciDriver(traits, program, state_dir, machine)
+
+
+def find_older() -> dict[RuntimeName, str]:
+    """The runtimes that are installed in an old version, and what that lacks."""
+    installed = ((traits, find_program(traits.name)) for traits in RUNTIMES if traits.old_lacks)
+    return {
+        traits.name: traits.old_lacks
+        for traits, program in installed
+        if program and traits.old_lacks and _fails_on_epoll_waiters(traits, program)
+    }
+
+
+def _fails_on_epoll_waiters(traits: RuntimeTraits, program: str) -> bool:
+    """Takes 5 ms."""
+    if traits.epoll_waiters_error is None:
+        return False
+    with open(program, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
+        return text.find(traits.epoll_waiters_error) >= 0
 
 
 class OciDriver:
@@ -155,11 +180,7 @@ class OciDriver:
 
     @cached_property
     def _saves_epoll_waiters(self) -> bool:
-        """Searched for in the program, which takes 5 ms: no version number tells (gVisor failed until about 2023)."""
-        if self._traits.epoll_waiters_error is None:
-            return True
-        with open(self._program, "rb") as program, mmap.mmap(program.fileno(), 0, access=mmap.ACCESS_READ) as text:
-            return text.find(self._traits.epoll_waiters_error) < 0
+        return not _fails_on_epoll_waiters(self._traits, self._program)
 
     # ---- starting ----
 
