@@ -75,7 +75,7 @@ def config(
         "namespaces": namespaces,
         "maskedPaths": MASKED_PATHS + (_MASKED_IN_SYS if own_sys else []),
         "readonlyPaths": READ_ONLY_PATHS,
-        "seccomp": seccomp.profile(),
+        "seccomp": seccomp.denials() if own_sys else seccomp.profile(),
     }
     if machine.root:
         namespaces.append({"type": "user"} | ({} if own_user_namespace else {"path": f"{cover}/userns"}))
