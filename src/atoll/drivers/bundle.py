@@ -66,8 +66,8 @@ def config(
     """`config.json`.
 
     `cgroup`: where the runtime puts the sandbox; None: it starts there. `own_user_namespace`: the runtime makes the
-    user namespace; else it joins the keeper's. `own_sys`: its /sys shows a kernel of its own.
-    `refuse`: as `guest_command`. `seccomp_annotation`: its
+    user namespace; else it joins the keeper's. `own_sys`: it has a kernel of its own, which shows another /sys and
+    interprets the filter. `refuse`: as `guest_command`. `seccomp_annotation`: its
     key and the compiled filter, for a runtime that takes one.
     """
     namespaces = [{"type": kind} for kind in ("pid", "network", "ipc", "uts", "mount")]

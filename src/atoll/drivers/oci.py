@@ -109,10 +109,7 @@ RUNTIMES = (
         # Compressing takes several times as long as writing. An attacker's memory does not get smaller by it.
         save_flags_if_known=("--compression=none", "--exclude-committed-zero-pages=true"),
         mark_of_old=b"endpoint still has waiters upon save",
-        old_lacks=(
-            "saving processes that wait for the network (asyncio and node servers), Ctrl-C in terminals, "
-            "fast system calls"
-        ),
+        old_lacks="saving processes that wait for the network (asyncio, node), Ctrl-C in terminals, fast saves",
         kill_before_delete=True,
         state_is_processes=True,
         statx_fixed="20240101",
@@ -354,8 +351,9 @@ class OciDriver:
         await self._require_savable(id)
         await self.layers.remove(image)  # gVisor refuses a directory that an earlier save has used
         image.mkdir(mode=0o700)
+        flags = await anyio.to_thread.run_sync(lambda: self._save_flags)
+        command = [*self._runtime(), "checkpoint", *flags, "--image-path", str(image), id]
         async with self.keeper.quiesced(directory):
-            command = [*self._runtime(), "checkpoint", *self._save_flags, "--image-path", str(image), id]
             done = await self._command.run_nsexec(*command, within_s=_SAVE_S, pass_fds=(lock,), env=self._env())
         if done.returncode != 0:
             error = done.stderr.decode(errors="replace").strip().partition("\n")[0][:300]  # a stack trace follows

@@ -8,7 +8,7 @@ sockets of other families than Unix, IPv4, IPv6 and netlink (pairs: Unix alone).
 before. `io_setup` and its kin are left out because all of the machine shares one pool of them (`fs.aio-max-nr`).
 
 crun would compile the list for each container, which takes a third of a start. `compiled` does that once, with the same
-libseccomp; crun and bubblewrap take the result.
+libseccomp; crun and bubblewrap take the result. gVisor, whose kernel has few of these calls, gets `denials` instead.
 """
 
 from __future__ import annotations
