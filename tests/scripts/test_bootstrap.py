@@ -10,7 +10,8 @@ import hashlib
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -161,10 +162,10 @@ class Mirror:
 
 
 @pytest.fixture
-def mirror(tmp_path: Path) -> Mirror:
-    for directory in (tmp_path, *tmp_path.parents[:2]):
-        directory.chmod(0o755)  # for bootstrap as another user
-    return Mirror(tmp_path)
+def mirror() -> Iterator[Mirror]:
+    with tempfile.TemporaryDirectory(prefix="atoll-apt-") as directory:
+        Path(directory).chmod(0o755)  # for apt's own user, and for bootstrap as another one
+        yield Mirror(Path(directory))
 
 
 def publish_own(mirror: Mirror, version: str = OLD) -> None:
