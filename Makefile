@@ -20,12 +20,12 @@ CHECKED := $(wildcard src tests bench examples build_guest.py scripts/*.py)
 NATIVE := src/atoll/_bin
 GUEST_HEADERS := $(wildcard src/atoll/guest/*.h)
 
-.PHONY: help demo test check format bench fuzz chaos build lock clean programs lint
+.PHONY: help demo test test-old-gvisor check format bench fuzz chaos build lock clean programs lint
 .DEFAULT_GOAL := help
 
 help: ## show this list
-	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/  make \1 | \2/p' $(firstword $(MAKEFILE_LIST)) | \
-		while IFS='|' read -r target what; do printf '%-16s%s\n' "$$target" "$$what"; done
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1 | \2/p' $(firstword $(MAKEFILE_LIST)) | \
+		while IFS='|' read -r target what; do printf '%-24s%s\n' "$$target" "$$what"; done
 
 demo: ## install what is missing and run the demo
 	@scripts/bootstrap demo
@@ -37,6 +37,12 @@ test: ## install what is missing, run all checks and tests
 	@$(MAKE) --no-print-directory programs WERROR=--werror
 	@$(MAKE) --no-print-directory lint
 	@$(BIN)/pytest $(PYTEST_ARGS)
+
+test-old-gvisor: ## run the tests of sandboxes with the gVisor of Debian 12 itself, of 2022
+	@scripts/bootstrap test
+	@$(MAKE) --no-print-directory programs WERROR=--werror
+	@old=$$(scripts/old-gvisor) && PATH="$$old:$$PATH" $(BIN)/pytest $(PYTEST_ARGS) --atoll-runtime runsc \
+		tests/conformance tests/attacks tests/chaos src/atoll/testing/conformance
 
 check: ## check format, lint, types, import contract and shell scripts
 	@scripts/bootstrap check
@@ -81,7 +87,7 @@ lint:
 	@$(BIN)/python scripts/sync_stub.py --check
 	@$(BIN)/mypy --no-error-summary $(CHECKED)
 	@said=$$($(BIN)/lint-imports) || { echo "$$said" >&2; exit 1; }
-	@! command -v shellcheck >/dev/null || shellcheck scripts/bootstrap scripts/fuzz scripts/lock .ci/run
+	@! command -v shellcheck >/dev/null || shellcheck scripts/bootstrap scripts/fuzz scripts/lock scripts/old-gvisor .ci/run
 
 programs: $(NATIVE)/guest $(NATIVE)/keeper $(NATIVE)/statx.so
 	@:

@@ -41,9 +41,14 @@ def in_archive(path: Path, wanted: bytes) -> bool:
     return wanted in subprocess.run(["zstd", "-dc", path], capture_output=True, check=True, timeout=30).stdout
 
 
-def in_saved_memory(path: Path, wanted: bytes) -> bool:
-    """Whether it is in what gVisor wrote of its processes: a header, then pieces of deflate with their lengths."""
-    data = path.read_bytes()
+def in_saved_memory(directory: Path, wanted: bytes) -> bool:
+    """Whether it is in what gVisor wrote of its processes.
+
+    Either in a file of pages, or in the state: a header, then pieces of deflate with their lengths.
+    """
+    if (pages := directory / "pages.img").exists():
+        return wanted in pages.read_bytes() + (directory / "checkpoint.img").read_bytes()
+    data = (directory / "checkpoint.img").read_bytes()
     assert data.startswith(b"gVisorSF")
     at = 16 + int.from_bytes(data[8:16], "big") + 36
     before = b""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 
 import pytest
@@ -26,9 +25,11 @@ async def test_dot_dot_ends_at_the_sandboxs_root(prey: Sandbox, engine: Engine, 
     assert set(said.stdout.split()) == await _inner_root(prey)
 
 
-async def test_chroot_by_root_does_not_lead_out(prey: Sandbox) -> None:
+async def test_chroot_by_root_does_not_lead_out(prey: Sandbox, runtime_name: RuntimeName) -> None:
     said = await probe(prey, "chroot", user="root")
-    assert {name for name in said.stdout.split() if not name.startswith(".")} == await _inner_root(prey)
+    found = {name for name in said.stdout.split() if not name.startswith(".")}
+    # Below the root, gVisor since 2023 has an empty directory of its own kernel.
+    assert found == await _inner_root(prey) or (runtime_name == "runsc" and not found)
 
 
 async def test_chroot_is_refused_to_a_user(prey: Sandbox) -> None:
@@ -94,5 +95,5 @@ async def test_namespaces_cannot_be_nested_to_gain_rights(prey: Sandbox, runtime
 async def test_pivot_root_and_setns_do_not_exist(prey: Sandbox, runtime_name: RuntimeName) -> None:
     found = await attempts(prey, "system-calls", user="root")
     for name in ("pivot_root", "setns"):
-        # gVisor has the one and asks for a capability that nobody has; of the other it has a stub (EOPNOTSUPP).
-        assert found[name] in (ABSENT if runtime_name != "runsc" else ABSENT | DENIED | {errno.EOPNOTSUPP}), name
+        # gVisor answers EPERM to all that its filter refuses.
+        assert found[name] in (ABSENT if runtime_name != "runsc" else ABSENT | DENIED), name

@@ -56,7 +56,6 @@ async def test_nothing_can_be_mounted_or_unmounted(prey: Sandbox, user: str) -> 
 
 @pytest.mark.parametrize("user", ["user", "root"])
 async def test_nothing_can_be_mounted_from_a_nested_user_namespace(prey: Sandbox, user: str) -> None:
-    """gVisor makes the namespace, in its own kernel, and still lets nobody mount."""
     said = await shell(
         prey,
         "for t in tmpfs proc sysfs overlay cgroup2; do unshare -Urmpf mount -t $t none /mnt && echo MOUNTED $t; done; "
@@ -64,6 +63,29 @@ async def test_nothing_can_be_mounted_from_a_nested_user_namespace(prey: Sandbox
         user=user,
     )
     assert said.stdout == "end\n"
+
+
+_CLONE3 = """
+import ctypes, os, signal
+CLONE3, MOUNT, NEWUSER, NEWNS = 435, 165 if os.uname().machine == 'x86_64' else 40, 0x10000000, 0x20000
+call = ctypes.CDLL(None, use_errno=True).syscall
+arguments = (ctypes.c_uint64 * 11)(NEWUSER | NEWNS, 0, 0, 0, signal.SIGCHLD)
+child = call(CLONE3, arguments, ctypes.sizeof(arguments))
+if child > 0: os.waitpid(child, 0)
+elif child == 0:
+    for kind in (b'tmpfs', b'proc', b'sysfs'):
+        if call(MOUNT, b'none', b'/mnt', kind, 0, None) == 0: print('MOUNTED', kind, flush=True)
+    os._exit(0)
+print('end')
+"""
+
+
+@pytest.mark.parametrize("user", ["user", "root"])
+async def test_nothing_can_be_mounted_from_a_namespace_that_no_filter_sees_the_making_of(
+    prey: Sandbox, user: str
+) -> None:
+    """gVisor since 2023 makes the namespace, in its own kernel, and lets nobody mount."""
+    assert (await python(prey, _CLONE3, user=user)).stdout == "end\n"
 
 
 async def test_what_can_be_written_carries_no_devices_and_no_setuid(prey: Sandbox, runtime_name: RuntimeName) -> None:

@@ -59,6 +59,8 @@ for pid in os.listdir('/proc'):
         for flags in (os.O_WRONLY, os.O_RDWR):
             try:
                 opened = os.open(f'/proc/{pid}/fd/{fd}', flags | os.O_NONBLOCK)
+                # gVisor since 2023: the output of the user's own commands, which the user may write to anyway.
+                if os.getuid() and os.fstat(opened).st_uid == os.getuid(): continue
                 os.write(opened, frame)
                 print('wrote to', pid, fd, os.readlink(f'/proc/{pid}/fd/{fd}'))
             except OSError:

@@ -33,6 +33,7 @@ pytestmark = [
 
 
 RUNC_FILES = "test_lifecycle or test_exec or test_limits or test_sharing"
+RUNSC_FILES = "test_sleep or test_export or (test_lifecycle and destroy)"
 
 
 @contextmanager
@@ -111,7 +112,7 @@ def run_as(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("with_ids", "runtimes"),
     [
-        (True, f"crun or (bwrap and test_lifecycle) or (runc and ({RUNC_FILES}))"),
+        (True, f"crun or (bwrap and test_lifecycle) or (runc and ({RUNC_FILES})) or (runsc and ({RUNSC_FILES}))"),
         (False, "crun or (bwrap and test_sleep)"),
     ],
     ids=["with a range of ids", "with a single id"],

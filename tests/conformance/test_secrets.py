@@ -70,10 +70,10 @@ async def test_values_are_nowhere(
 
     if kept.with_memory:
         for image in engine.state_dir.glob("**/checkpoint.img"):
-            assert searching.in_saved_memory(image, SHOWN.encode())
-            assert not searching.in_saved_memory(image, VALUE.encode())
-    written = set(searching.in_tree(engine.state_dir, SHOWN.encode()))
-    assert {os.path.basename(path) for path in written} == {"seen", "all"}  # what was written inside, to its files
+            assert searching.in_saved_memory(image.parent, SHOWN.encode())
+            assert not searching.in_saved_memory(image.parent, VALUE.encode())
+    written = {os.path.basename(path) for path in searching.in_tree(engine.state_dir, SHOWN.encode())}
+    assert written - {"pages.img"} == {"seen", "all"}  # what was written inside, to its files, and saved memory
     assert searching.in_tree(engine.state_dir, VALUE.encode()) == []
     assert searching.in_tree(engine.state_dir, b"PRIVATE KEY") == []
     assert searching.in_archive(archive, SHOWN.encode())

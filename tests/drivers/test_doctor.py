@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import os
+import platform
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from atoll.contract.driver import Diagnostic
 from atoll.contract.errors import LaunchFailed
 from atoll.contract.model import Limits
-from atoll.drivers import cgroups, doctor
+from atoll.drivers import cgroups, doctor, oci, registry
 from atoll.drivers.machine import Machine, read_machine
 
 
@@ -44,6 +45,24 @@ def test_overlay_may_be_a_module_that_is_loaded_when_first_used(
     monkeypatch.setattr(doctor, "find_program", lambda name: str(modprobe) if name == "modprobe" else None)
     found = _finding("overlay", tmp_path)
     assert (found.ok, found.fix) == (ok, None if ok else "modprobe overlay")
+
+
+@pytest.mark.parametrize("old", [True, False])
+def test_the_version_of_a_runtime_is_shown_and_of_an_old_one_what_it_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: bool
+) -> None:
+    runsc = tmp_path / "runsc"
+    error = "endpoint still has waiters upon save" if old else ""
+    runsc.write_text(f"#!/bin/sh\necho runsc version 0.0~2.0\necho spec 1\nexit\n{error}\n")
+    runsc.chmod(0o755)
+    for module in (doctor, oci):
+        monkeypatch.setattr(module, "find_program", lambda name: str(runsc) if name == "runsc" else None)
+    monkeypatch.setattr(platform, "freedesktop_os_release", lambda: {"VERSION_CODENAME": "trout"})
+    [found] = [each for each in registry.doctor(tmp_path) if each.topic == "runsc"]
+    assert found.ok
+    assert found.detail.startswith(f"{runsc}, version 0.0~2.0")
+    assert ("lacks: saving processes that wait" in found.detail) is old
+    assert ("apt-get install runsc/trout-backports" in str(found.fix)) is old
 
 
 # ---- cgroup v2, as files of a directory ----

@@ -37,6 +37,8 @@ class Capabilities(Frozen):
     saves_epoll_waiters: bool
     """`save` also works while a process waits for a TCP socket with `epoll`. False: it would fail and end the sandbox.
     True without `memory_checkpoint`, where nothing is saved."""
+    terminal_keys: bool
+    """Keys and sizes of a terminal have a meaning: Ctrl-C, Ctrl-D, SIGWINCH. False: they are bytes and numbers."""
     freeze: bool
     """All processes of a sandbox can be frozen in memory at once."""
     disk_limit: bool

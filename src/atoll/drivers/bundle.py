@@ -66,8 +66,8 @@ def config(
     """`config.json`.
 
     `cgroup`: where the runtime puts the sandbox; None: it starts there. `own_user_namespace`: the runtime makes the
-    user namespace; else it joins the keeper's. `own_sys`: its /sys shows a kernel of its own.
-    `refuse`: as `guest_command`. `seccomp_annotation`: its
+    user namespace; else it joins the keeper's. `own_sys`: it has a kernel of its own, which shows another /sys and
+    interprets the filter. `refuse`: as `guest_command`. `seccomp_annotation`: its
     key and the compiled filter, for a runtime that takes one.
     """
     namespaces = [{"type": kind} for kind in ("pid", "network", "ipc", "uts", "mount")]
@@ -75,7 +75,7 @@ def config(
         "namespaces": namespaces,
         "maskedPaths": MASKED_PATHS + (_MASKED_IN_SYS if own_sys else []),
         "readonlyPaths": READ_ONLY_PATHS,
-        "seccomp": seccomp.profile(),
+        "seccomp": seccomp.denials() if own_sys else seccomp.profile(),
     }
     if machine.root:
         namespaces.append({"type": "user"} | ({} if own_user_namespace else {"path": f"{cover}/userns"}))

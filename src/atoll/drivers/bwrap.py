@@ -85,6 +85,7 @@ class BwrapDriver:
             process_oom=True,
             memory_checkpoint=False,
             saves_epoll_waiters=True,
+            terminal_keys=True,
             freeze=False,
             disk_limit=self.layers.can_limit,
             chosen_by_default=False,

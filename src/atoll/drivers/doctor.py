@@ -5,7 +5,10 @@ Owns the wording and the fixes. Not here: reading the machine (`machine.py`), wh
 
 from __future__ import annotations
 
+import contextlib
 import os
+import platform
+import re
 import subprocess
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -30,15 +33,20 @@ _OPEN_FILE_BYTES = 240
 
 
 def examine(
-    state_dir: Path, machine: Machine, packages: Mapping[str, str], by_name: Collection[str] = ()
+    state_dir: Path,
+    machine: Machine,
+    packages: Mapping[str, str],
+    by_name: Collection[str] = (),
+    older: Mapping[str, str] | None = None,
 ) -> list[Diagnostic]:
     """What the machine supports.
 
     `packages` maps the program of each runtime to the Debian package that installs it. Those in `by_name` are used only
-    if they are requested by name.
+    if they are requested by name. `older` has the programs that are installed in an old version, and what those lack.
     """
+    older = older or {}
     return [
-        *(_program(name, package, by_name=name in by_name) for name, package in packages.items()),
+        *(_program(name, package, name in by_name, older.get(name)) for name, package in packages.items()),
         _kernel(machine),
         _user_namespaces(machine),
         _cgroups(machine),
@@ -49,11 +57,39 @@ def examine(
     ]
 
 
-def _program(name: str, package: str, *, by_name: bool) -> Diagnostic:
+def _program(name: str, package: str, by_name: bool, lacks: str | None) -> Diagnostic:
     path = find_program(name)
-    detail = (path or "not installed") + ("; used only if it is requested by name" if by_name else "")
+    detail = f"{path}{_version(path)}" if path else "not installed"
+    detail += "; used only if it is requested by name" if by_name else ""
     fix = None if path else f"apt-get install {package}"
+    if path and lacks:
+        detail += f", which is old and lacks: {lacks}"
+        backports = f"{_codename()}-backports"
+        fix = (
+            f"on Debian, add the suite {backports} to the sources of apt, then: "
+            f"apt-get update && apt-get install {package}/{backports}"
+        )
     return Diagnostic(topic=name, ok=path is not None, detail=detail, fix=fix)
+
+
+def _version(program: str) -> str:
+    """What a program says of its version, as in `, version 1.8.1`; empty: nothing."""
+    said = subprocess.run(
+        [program, "--version"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=program_environment(),
+        check=False,
+    ).stdout.decode(errors="replace")
+    found = re.search(r"\d\S*", said.partition("\n")[0])
+    return f", version {found[0]}" if found else ""
+
+
+def _codename() -> str:
+    """Of the distribution's release, as in `bookworm`."""
+    with contextlib.suppress(OSError):
+        return platform.freedesktop_os_release().get("VERSION_CODENAME", "CODENAME")
+    return "CODENAME"
 
 
 def _kernel(machine: Machine) -> Diagnostic:

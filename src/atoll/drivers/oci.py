@@ -50,7 +50,7 @@ class RuntimeTraits:
     flags: tuple[str, ...] = ()
     """Options before the verb."""
     flags_if_known: tuple[str, ...] = ()
-    """Options before the verb that some versions do not know: they get those alone that their `flags` lists."""
+    """Options before the verb that some versions do not know: they get those whose name and value `flags` shows."""
     starts_in_cgroup: bool = True
     """The keeper starts it in the sandbox's cgroup. False: it insists on moving the sandbox there, which is slower."""
     own_user_namespace: bool = False
@@ -65,8 +65,14 @@ class RuntimeTraits:
     reaches it ends, before the machine runs out. Unset: the limit on processes applies."""
     saves_memory: bool = False
     """Root can save running processes to disk, and resume them."""
-    epoll_waiters_error: bytes | None = None
-    """A message in the program if this version fails to save a process that waits for a TCP socket with `epoll`."""
+    save_flags_if_known: tuple[str, ...] = ()
+    """Options of `checkpoint` that some versions do not know."""
+    mark_of_old: bytes | None = None
+    """A text that only old versions of the program have. Those cannot save all processes (see `_require_savable`) and
+    give keys and sizes of terminals no meaning. No version number tells: gVisor is known by the error that saving a
+    process which waits for a TCP socket with `epoll` gave until about 2023."""
+    old_lacks: str | None = None
+    """What these old versions lack, for `atoll doctor`."""
     kill_before_delete: bool = False
     """Its `delete` polls every 100 ms for the end of what it killed: killing through the cgroup first is faster."""
     state_is_processes: bool = False
@@ -89,15 +95,20 @@ RUNTIMES = (
     RuntimeTraits(
         name="runsc",
         package="runsc",
-        flags=("--network=none", "--ignore-cgroups"),
+        flags=("--network=none", "--ignore-cgroups", "--oci-seccomp"),
         # Since 2023 it keeps what is written to `/` in a file of its own, and only a save of the processes has it.
-        flags_if_known=("--overlay2=none",),
+        # Design note 15: the newer platform, systrap, wakes up a thousand times a second while nothing runs inside.
+        # With directfs, gVisor's kernel opens the sandbox's files itself, and has user ids and capabilities for that.
+        flags_if_known=("--overlay2=none", "--platform=ptrace", "--directfs=false"),
         own_user_namespace=True,
         needs_second_id=True,
         hides_processes=True,
         max_host_threads=16384,
         saves_memory=True,
-        epoll_waiters_error=b"endpoint still has waiters upon save",
+        # Compressing takes several times as long as writing. An attacker's memory does not get smaller by it.
+        save_flags_if_known=("--compression=none", "--exclude-committed-zero-pages=true"),
+        mark_of_old=b"endpoint still has waiters upon save",
+        old_lacks="saving processes that wait for the network (asyncio, node), Ctrl-C in terminals, fast saves",
         kill_before_delete=True,
         state_is_processes=True,
         statx_fixed="20240101",
@@ -114,6 +125,24 @@ def drivers(state_dir: Path, machine: Machine) -> Iterator[OciDriver]:
         program = find_program(traits.name)
         if program is not None and not (traits.needs_second_id and machine.single_id):
             yield OciDriver(traits, program, state_dir, machine)
+
+
+def find_older() -> dict[RuntimeName, str]:
+    """The runtimes that are installed in an old version, and what that lacks."""
+    installed = ((traits, find_program(traits.name)) for traits in RUNTIMES if traits.old_lacks)
+    return {
+        traits.name: traits.old_lacks
+        for traits, program in installed
+        if program and traits.old_lacks and _is_old(traits, program)
+    }
+
+
+def _is_old(traits: RuntimeTraits, program: str) -> bool:
+    """Takes 5 ms."""
+    if traits.mark_of_old is None:
+        return False
+    with open(program, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
+        return text.find(traits.mark_of_old) >= 0
 
 
 class OciDriver:
@@ -146,19 +175,16 @@ class OciDriver:
             several_users=not self._machine.single_id,
             process_oom=not hides,
             memory_checkpoint=saves,
-            saves_epoll_waiters=not saves or self._saves_epoll_waiters,
+            saves_epoll_waiters=not saves or not self._is_old,
+            terminal_keys=not self._is_old,
             freeze="memory" in controllers,
             disk_limit=self.layers.can_limit,
             chosen_by_default=True,
         )
 
     @cached_property
-    def _saves_epoll_waiters(self) -> bool:
-        """Searched for in the program, which takes 5 ms: no version number tells (gVisor failed until about 2023)."""
-        if self._traits.epoll_waiters_error is None:
-            return True
-        with open(self._program, "rb") as program, mmap.mmap(program.fileno(), 0, access=mmap.ACCESS_READ) as text:
-            return text.find(self._traits.epoll_waiters_error) < 0
+    def _is_old(self) -> bool:
+        return _is_old(self._traits, self._program)
 
     # ---- starting ----
 
@@ -186,15 +212,27 @@ class OciDriver:
 
     @cached_property
     def _flags(self) -> tuple[str, ...]:
-        if not self._traits.flags_if_known:
-            return self._traits.flags
-        listed = set(re.findall(r"^\s+-(\S+)", self._output("flags"), re.MULTILINE))
-        known = (flag for flag in self._traits.flags_if_known if flag.lstrip("-").partition("=")[0] in listed)
-        return (*self._traits.flags, *known)
+        return (*self._traits.flags, *self._known(self._traits.flags_if_known, "flags"))
 
-    def _output(self, verb: str) -> str:
+    @cached_property
+    def _save_flags(self) -> tuple[str, ...]:
+        return self._known(self._traits.save_flags_if_known, "help", "checkpoint")
+
+    def _known(self, flags: tuple[str, ...], *help: str) -> tuple[str, ...]:
+        """Those of `flags` that the program describes in the output of `help`, with the value if it is no switch."""
+        if not flags:
+            return ()
+        described = dict(re.findall(r"^ +-(\S+).*\n(.*)", self._output(*help), re.MULTILINE))
+        options = ((flag, *flag.lstrip("-").split("=")) for flag in flags)
+        return tuple(
+            flag
+            for flag, name, value in options
+            if name in described and (value in {"true", "false"} or re.search(rf"\b{value}\b", described[name]))
+        )
+
+    def _output(self, *words: str) -> str:
         """What the program prints about itself. Takes 20 ms."""
-        command, env = [self._program, verb], program_environment()
+        command, env = [self._program, *words], program_environment()
         return subprocess.run(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env, check=False
         ).stdout
@@ -314,8 +352,9 @@ class OciDriver:
         await self._require_savable(id)
         await self.layers.remove(image)  # gVisor refuses a directory that an earlier save has used
         image.mkdir(mode=0o700)
+        flags = await anyio.to_thread.run_sync(lambda: self._save_flags)
+        command = [*self._runtime(), "checkpoint", *flags, "--image-path", str(image), id]
         async with self.keeper.quiesced(directory):
-            command = [*self._runtime(), "checkpoint", "--image-path", str(image), id]
             done = await self._command.run_nsexec(*command, within_s=_SAVE_S, pass_fds=(lock,), env=self._env())
         if done.returncode != 0:
             error = done.stderr.decode(errors="replace").strip().partition("\n")[0][:300]  # a stack trace follows
@@ -327,7 +366,7 @@ class OciDriver:
             NotCheckpointable: a process holds something that this runtime cannot save: it would fail and end them all.
         """
         look = ["exec", "--user", "0:0", "--cap", "CAP_SYS_PTRACE", id, GUEST, "--unsavable"]
-        if not self._saves_epoll_waiters:  # as old a version loses message queues too
+        if self._is_old:  # it loses message queues too
             look.append("queues")
         found: list[str] = []
         with contextlib.suppress(SandboxError):

@@ -82,7 +82,8 @@ def doctor(state_dir: Path, machine: Machine | None = None) -> list[Diagnostic]:
     machine = machine or read_machine()
     drivers = _Available(state_dir, machine)
     len(drivers)  # loads the outside drivers
-    return [*examine(state_dir, machine, _PACKAGES, by_name=(bwrap.NAME,)), *drivers.failures]
+    found = examine(state_dir, machine, _PACKAGES, by_name=(bwrap.NAME,), older=oci.find_older())
+    return [*found, *drivers.failures]
 
 
 def _cannot_load(entry: EntryPoint, error: Exception) -> Diagnostic:

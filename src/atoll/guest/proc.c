@@ -385,8 +385,12 @@ static void resize(struct proc *proc, struct fields fields)
 {
     int64_t rows = fields_int(fields, TAG_PTY_ROWS, 0), columns = fields_int(fields, TAG_PTY_COLS, 0);
     struct winsize size = {.ws_row = (unsigned short)rows, .ws_col = (unsigned short)columns};
-    if (proc->terminal && proc->outputs[0].source.fd >= 0 && rows > 0 && rows < 65536 && columns > 0 && columns < 65536)
-        ioctl(proc->outputs[0].source.fd, TIOCSWINSZ, &size);
+    int fd = proc->terminal ? proc->outputs[0].source.fd : -1;
+    if (fd < 0 || rows <= 0 || rows >= 65536 || columns <= 0 || columns >= 65536 || ioctl(fd, TIOCSWINSZ, &size) < 0)
+        return;
+    /* gVisor sends no signal for a new size, and does not tell to whom. Who does not handle it ignores it. */
+    if (tcgetpgrp(fd) < 0)
+        send_command(proc, SIGWINCH, true);
 }
 
 void proc_control(struct proc *proc, struct fields fields)

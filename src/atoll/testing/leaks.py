@@ -211,7 +211,7 @@ def _open_files(pid: int) -> Iterator[str]:
         return
     with suppress(FileNotFoundError, ProcessLookupError, PermissionError):
         for name in os.listdir(f"/proc/{pid}/fd"):
-            with suppress(FileNotFoundError):
+            with suppress(OSError):  # closed meanwhile, or its path is longer than can be shown
                 yield os.readlink(f"/proc/{pid}/fd/{name}")
 
 

@@ -11,6 +11,7 @@ import anyio
 import pytest
 
 from atoll import (
+    Capabilities,
     Engine,
     Exited,
     Gap,
@@ -505,9 +506,9 @@ async def test_a_terminal_has_the_size_it_was_given_and_takes_another(shared: Sa
 
 
 @pytest.fixture
-def terminal_keys(runtime_name: RuntimeName) -> None:
-    if runtime_name == "runsc":
-        pytest.skip("gVisor's terminals give keys and sizes no meaning: no end of file, no signals")
+def terminal_keys(capabilities: Capabilities) -> None:
+    if not capabilities.terminal_keys:
+        pytest.skip("the driver declares that keys and sizes of terminals have no meaning: no end of file, no signals")
 
 
 async def test_an_end_of_file_key_ends_the_input(shared: Sandbox, terminal_keys: None) -> None:
