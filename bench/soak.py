@@ -8,6 +8,7 @@ its own section of `bench/RESULTS.md`, which a run of the benchmarks keeps, as t
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
 import math
 import os
@@ -109,6 +110,9 @@ class Log:
 
 
 def take_sample(began: float) -> Sample:
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)  # what was freed and is kept for later is no growth
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return Sample(
         time.monotonic() - began,
