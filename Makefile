@@ -13,6 +13,9 @@ PYTEST_ARGS ?= -n $(PYTEST_WORKERS) --dist loadfile
 BENCH_ARGS ?=
 FUZZ_SECONDS ?= 60
 KILLS ?= 1000
+SOAK_MINUTES ?= 30
+SOAK_SANDBOXES ?= 200
+SOAK_ARGS ?=
 
 # The paths that ruff and mypy check, if they exist.
 CHECKED := $(wildcard src tests bench examples build_guest.py scripts/*.py)
@@ -20,7 +23,7 @@ CHECKED := $(wildcard src tests bench examples build_guest.py scripts/*.py)
 NATIVE := src/atoll/_bin
 GUEST_HEADERS := $(wildcard src/atoll/guest/*.h)
 
-.PHONY: help demo test test-old-gvisor check format bench fuzz chaos build lock clean programs lint
+.PHONY: help demo test test-old-gvisor check format bench soak fuzz chaos build lock clean programs lint
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -58,6 +61,11 @@ bench: ## run the benchmarks with BENCH_ARGS='...'
 	@scripts/bootstrap bench
 	@$(MAKE) --no-print-directory programs
 	@$(BIN)/python -m bench $(BENCH_ARGS)
+
+soak: ## keep SOAK_SANDBOXES sandboxes busy for SOAK_MINUTES, and fail on any error, leak or growth
+	@scripts/bootstrap bench
+	@$(MAKE) --no-print-directory programs
+	@$(BIN)/python -m bench.soak --minutes $(SOAK_MINUTES) --sandboxes $(SOAK_SANDBOXES) $(SOAK_ARGS)
 
 fuzz: ## fuzz the parsers of the C programs, each for FUZZ_SECONDS
 	@scripts/bootstrap test

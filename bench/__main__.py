@@ -36,13 +36,12 @@ from bench import (
 from bench.btrfs import keep_mounts_apart
 from bench.lab import Lab, open_lab
 from bench.machine import describe
-from bench.render import markdown, show_machine, show_section, show_targets
+from bench.render import show_machine, show_section, show_targets, write_report
 from bench.results import Report, Section
 
 RUNTIMES = tuple(traits.name for traits in oci.RUNTIMES)
 
 WIDTH = 140
-RESULTS = Path(__file__).parent / "RESULTS.md"
 SUBJECTS: dict[str, Callable[[Lab], Awaitable[Section]]] = {
     "create": creation.measure,
     "warm": warm.measure,
@@ -84,7 +83,7 @@ def main() -> int:
             Path(options.json).write_text(text + "\n")
     complete = not options.quick and not options.only and not options.runtime
     if complete and not options.no_results:
-        RESULTS.write_text(markdown(report))
+        write_report(report)
         console.print("written to bench/RESULTS.md", highlight=False)
     return 1 if any(section.failure for section in report.sections) else 0
 

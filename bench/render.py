@@ -1,9 +1,15 @@
-"""Renders results for a terminal and as Markdown. Not here: what was measured."""
+"""Renders results for a terminal and as Markdown, and writes the page `RESULTS`. Not here: what was measured.
+
+The page has two parts, each written by a run of its own that keeps the other: the benchmarks, and the soak run, whose
+part is between two comments.
+"""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
+from datetime import datetime
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table as Grid
@@ -14,6 +20,9 @@ INTRODUCTION = """\
 Written by `make bench`, which repeats all of it on your machine; `python -m bench --help` shows how to run parts of
 it. Figures are compared with what the same machine does without Atoll, interleaved in the same loop, so that noise
 affects both."""
+
+RESULTS = Path(__file__).parent / "RESULTS.md"
+SOAK, SOAK_END = "<!-- written by `make soak` -->", "<!-- end of what `make soak` has written -->"
 
 _SCALES = {
     "s": ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")),
@@ -118,23 +127,53 @@ def markdown(report: Report) -> str:
             ]
         ),
         "## Targets",
-        _rows(
-            ("target", "bound", "measured", ""),
-            ((target.what, _bound(target), text(target.measured), verdict(target)) for target in report.targets),
-        ),
+        _targets(report.targets),
     ]
     for section in report.sections:
-        parts += [f"## {section.title}", section.how.replace("\n", " ")]
-        if section.failure:
-            parts.append(f"**Failed:** {section.failure}")
-        for table in section.tables:
-            parts += [
-                f"### {table.title}",
-                _rows(table.columns, (_cells(table, row) for row in range(len(table.rows)))),
-            ]
-            if table.note:
-                parts.append(table.note)
+        parts += [f"## {section.title}", *_section(section)]
     return "\n\n".join(parts) + "\n"
+
+
+def write_report(report: Report, page: Path = RESULTS) -> None:
+    """Write the page with a new report. What a soak run has written stays."""
+    page.write_text(markdown(report) + _parts(page)[1])
+
+
+def write_soak(section: Section, began: datetime, machine: Machine, page: Path = RESULTS) -> None:
+    """Write the page with the section of a new soak run. What the benchmarks have written stays."""
+    facts = [f"- measured {began:%Y-%m-%d %H:%M} UTC, in {text(Value(number=section.took_s, unit='s'))}"]
+    facts += [f"- {line}" for line in _machine_lines(machine)]
+    parts = [SOAK, f"## {section.title}", "\n".join(facts), *_section(section)]
+    parts += [_targets(section.targets), SOAK_END]
+    page.write_text(_parts(page)[0].rstrip("\n") + "\n\n" + "\n\n".join(parts) + "\n")
+
+
+def _parts(page: Path) -> tuple[str, str]:
+    """What is written on the page by the benchmarks, and by the soak run with an empty line before it."""
+    whole = page.read_text() if page.exists() else "# Benchmark results\n"
+    before, begin, rest = whole.partition(SOAK)
+    soak, end, after = rest.partition(SOAK_END)
+    if not (begin and end):
+        return whole, ""
+    return before + after.lstrip("\n"), f"\n{begin}{soak}{end}\n"
+
+
+def _section(section: Section) -> list[str]:
+    parts = [section.how.replace("\n", " ")]
+    if section.failure:
+        parts.append(f"**Failed:** {section.failure}")
+    for table in section.tables:
+        parts += [f"### {table.title}", _rows(table.columns, (_cells(table, row) for row in range(len(table.rows))))]
+        if table.note:
+            parts.append(table.note)
+    return parts
+
+
+def _targets(targets: Iterable[Target]) -> str:
+    return _rows(
+        ("target", "bound", "measured", ""),
+        ((target.what, _bound(target), text(target.measured), verdict(target)) for target in targets),
+    )
 
 
 def _rows(columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:

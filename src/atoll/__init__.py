@@ -73,6 +73,7 @@ if TYPE_CHECKING:
         FileEntry as FileEntry,
         FileStat as FileStat,
         Gap as Gap,
+        GcResult as GcResult,
         Limits as Limits,
         Match as Match,
         Output as Output,
@@ -122,7 +123,7 @@ _HOMES = {
         SandboxNotFound ScriptFailed Unenforceable UserNotFound
     """,
     "atoll.contract.model": """
-        Checkpoint ExecBytes ExecResult Exited ExportResult FileChange FileEntry FileStat Gap Limits
+        Checkpoint ExecBytes ExecResult Exited ExportResult FileChange FileEntry FileStat Gap GcResult Limits
         Match Output Preview ProcessEvent ProcessInfo SandboxInfo StorageInfo SystemProcess Truncation Usage WarmPool
     """,
     "atoll.contract.network": "AuditRecord NetworkPolicy",

@@ -21,6 +21,7 @@ from atoll.contract.model import (
     FileChange,
     FileEntry,
     FileStat,
+    GcResult,
     Limits,
     Match,
     Preview,
@@ -137,7 +138,7 @@ class Engine(Blocking):
     def destroy(self, name: str) -> None: ...
     def begin_recovery(self) -> None: ...
     def remove_abandoned(self) -> builtins.list[str]: ...
-    def gc(self) -> builtins.list[str]: ...
+    def gc(self) -> GcResult: ...
 
 class Sandbox(Blocking):
     info: SandboxInfo

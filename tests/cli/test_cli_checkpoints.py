@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from tests.cli.driving import Atoll
 
 
@@ -56,8 +58,22 @@ def test_checkpoints_are_made_drawn_gone_back_to_and_deleted(atoll: Atoll) -> No
     ]
     assert atoll.json("checkpoints", name, "--json") == []
     atoll("restore", name, "one", status=1)
-    freed = atoll.json("gc", "--json")
-    assert set(freed) == {"freed", "unreadable"}
+    assert set(atoll.json("gc", "--json")) == {"sandboxes", "layers", "images", "downloads", "unreadable"}
+
+
+def test_gc_says_what_and_how_many_it_removed(atoll: Atoll) -> None:
+    atoll("gc")
+    for number in range(2):
+        (atoll.state_dir / "layers" / f"layer-{number:016x}").mkdir()
+    tree = atoll.state_dir / "images/unpacked" / ("0" * 64)
+    tree.mkdir()
+    os.utime(tree, (0, 0))
+    assert atoll.text("gc") == "removed 2 layers, 1 image\n"
+    assert atoll.text("gc") == "nothing to remove\n"
+    (atoll.state_dir / "layers/layer-0000000000000007").mkdir()
+    removed = atoll.json("gc", "--json")
+    assert removed["layers"] == ["layer-0000000000000007"]
+    assert (removed["sandboxes"], removed["images"], removed["downloads"]) == ([], [], [])
 
 
 def test_a_checkpoint_whose_record_cannot_be_read_is_shown_with_the_reason_and_deleted(atoll: Atoll) -> None:

@@ -13,7 +13,7 @@ def test_a_warm_pool_is_kept_claimed_from_refilled_and_removed(atoll: Atoll) -> 
     try:
         assert atoll.json("ls", "--json") == []
         assert atoll.json("rm", "--all", "--force", "--json") == {"removed": [], "errors": []}
-        assert atoll.json("gc", "--json") == {"freed": [], "unreadable": {}}
+        assert not any(atoll.json("gc", "--json").values())
         ready = ids(atoll)
         claimed = atoll.json("create", "claimed", "--memory", "256m", "--json")
         assert claimed["id"] in ready

@@ -85,7 +85,7 @@ def test_public_names_are_exactly_these() -> None:
     names = """
     Agent Answer ArchiveRefused AtollError AuditRecord Budget BudgetExceeded CallerError Capabilities Checkpoint
     CheckpointNotFound Children Diagnostic DiskFull Engine ExecBytes ExecResult ExecTimeout Exited ExportResult
-    FileChange FileEntry FileError FileStat Files Gap GuestProtocolError GuestUnresponsive History ImageStore
+    FileChange FileEntry FileError FileStat Files Gap GcResult GuestProtocolError GuestUnresponsive History ImageStore
     ImageUnavailable InvalidRequest LaunchFailed Limits Match ModelFailed ModelUnavailable NetworkPolicy
     NotCheckpointable Output PathExists PathIsDirectory PathNotDirectory PathNotFound PermissionDenied
     PortRefused Preview Process ProcessEvent ProcessInfo ProcessNotFound Role RuntimeUnavailable Sandbox

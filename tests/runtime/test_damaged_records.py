@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import atoll
-from atoll import CheckpointNotFound, SandboxError, SandboxNotFound
+from atoll import CheckpointNotFound, GcResult, SandboxError, SandboxNotFound
 from atoll.runtime.state.records import remove_record
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ async def test_a_sandbox_whose_manifest_cannot_be_read_is_shown_and_destroyed_an
             with pytest.raises((SandboxError, SandboxNotFound)):
                 await another.get("damaged")
             assert list(await another.unreadable_records()) == [damaged.id]
-            assert await another.gc() == []
+            assert await another.gc() == GcResult()
             assert names_in(state / "layers") == layers, "what it may refer to stays"
             (fork,) = await another.fork("whole", names=["forked"])
             await fork.destroy()
@@ -136,7 +136,7 @@ async def test_a_checkpoint_whose_record_cannot_be_read_is_shown_and_deleted_and
         assert str(shown[damaged.id].reason).startswith("its record cannot be read: ")
         assert shown[whole.id].reason is None
         assert [each.id for each in await engine.checkpoints("box")] == [whole.id]
-        assert await engine.gc() == []
+        assert await engine.gc() == GcResult()
         assert names_in(state / "layers") == layers
         for wanted in (damaged.id, "first"):
             with pytest.raises(SandboxError):
@@ -165,7 +165,7 @@ async def test_a_warm_pool_whose_record_cannot_be_read_is_shown_and_removed_and_
         (shown,) = await another.warm_pools()
         assert str(shown.reason).startswith("its record cannot be read: ")
         assert (shown.ready, shown.count) == (1, 0)
-        assert await another.gc() == []
+        assert await another.gc() == GcResult()
         async with await another.create("box") as box:
             assert (await box.exec("true")).exit_code == 0
         await another.remove_warm_pools()

@@ -214,6 +214,18 @@ class ExportResult(Frozen):
     """True: the checkpoint held processes, which are not in the file: only files are exported."""
 
 
+class GcResult(Frozen):
+    """What `gc` removed."""
+
+    sandboxes: tuple[str, ...] = ()
+    """Ids of sandboxes that were abandoned, or whose session's process died."""
+    layers: tuple[str, ...] = ()
+    images: tuple[str, ...] = ()
+    """Digests."""
+    downloads: tuple[str, ...] = ()
+    """Directories of images that were being fetched or unpacked when their process died."""
+
+
 class Preview(Frozen):
     """A port of a sandbox that clients of the host can reach. It ends with the process that serves it."""
 

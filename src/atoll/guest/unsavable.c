@@ -7,6 +7,8 @@
  * Deleted files on a tmpfs, memfds and shared memory are saved. Those of the layers are not: gVisor opens files anew by
  * their paths when it resumes, and such a file has none. Its mounts of the layers have the type 9p.
  *
+ * Each thread is looked at: it may have a table of descriptors and a working directory of its own (unshare).
+ *
  * Output: per process a line PID, tab, what it holds, tab, its command; at most MAX_FOUND lines. */
 #define _GNU_SOURCE
 #include "unsavable.h"
@@ -26,6 +28,7 @@ enum { MAX_FOUND = 4, MAX_SHOWN = 200, MAX_DEVICES = 64, MAX_PATH = 256 << 10 };
 static const char DELETED[] = " (deleted)";
 static dev_t devices[MAX_DEVICES]; /* of the mounts of layers */
 static int device_count;
+static dev_t namespaces; /* of descriptors of namespaces, which have no path either, and are saved */
 static char target[MAX_PATH]; /* what was read last; a path may be longer than PATH_MAX */
 
 /* The text after `count` words of a line, without the spaces before it. sscanf would add 100 kB to the guest. */
@@ -47,6 +50,9 @@ static dev_t parse_device(const char *text, int base)
 
 static void read_devices(void)
 {
+    struct stat status;
+    if (stat("/proc/self/ns/net", &status) == 0)
+        namespaces = status.st_dev;
     FILE *mounts = fopen("/proc/self/mountinfo", "re");
     static char line[8192];
     while (mounts && device_count < MAX_DEVICES && fgets(line, sizeof line, mounts))
@@ -88,7 +94,7 @@ static const char *held_by_link(const char *path, bool queues)
         return NULL;
     if (stat(path, &held) < 0)
         return NULL;
-    if (queues && !deleted && !S_ISDIR(held.st_mode))
+    if (queues && !deleted && !S_ISDIR(held.st_mode) && held.st_dev != namespaces)
         return "a message queue";
     return deleted && is_deleted(held.st_dev, held.st_ino) ? target : NULL;
 }
@@ -114,27 +120,47 @@ static const char *held_by_maps(pid_t pid)
     return found;
 }
 
-/* What a process holds that cannot be saved, in words or as a path with DELETED; NULL: nothing. */
-static const char *held_by(pid_t pid, bool queues)
+/* What a process, or one thread of it, holds by a descriptor or a link in its directory in /proc. */
+static const char *held_in(const char *directory, bool queues)
 {
     static const char *const links[] = {"cwd", "root", "exe"};
-    char path[64];
+    char path[96];
     const char *found = NULL;
     for (size_t i = 0; i < sizeof links / sizeof *links && !found; i++) {
-        snprintf(path, sizeof path, "/proc/%d/%s", pid, links[i]);
+        snprintf(path, sizeof path, "%s/%s", directory, links[i]);
         found = held_by_link(path, queues);
     }
-    snprintf(path, sizeof path, "/proc/%d/fd", pid);
+    snprintf(path, sizeof path, "%s/fd", directory);
     DIR *list = found ? NULL : opendir(path);
     struct dirent *entry;
     while (list && !found && (entry = readdir(list))) {
         if (entry->d_name[0] == '.')
             continue;
-        snprintf(path, sizeof path, "/proc/%d/fd/%.20s", pid, entry->d_name);
+        snprintf(path, sizeof path, "%s/fd/%.20s", directory, entry->d_name);
         found = held_by_link(path, queues);
     }
     if (list)
         closedir(list);
+    return found;
+}
+
+/* What a process holds that cannot be saved, in words or as a path with DELETED; NULL: nothing. */
+static const char *held_by(pid_t pid, bool queues)
+{
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%d", pid);
+    const char *found = held_in(path, queues);
+    snprintf(path, sizeof path, "/proc/%d/task", pid);
+    DIR *threads = found ? NULL : opendir(path);
+    struct dirent *entry;
+    while (threads && !found && (entry = readdir(threads))) {
+        if (entry->d_name[0] == '.' || atoi(entry->d_name) == pid)
+            continue;
+        snprintf(path, sizeof path, "/proc/%d/task/%.20s", pid, entry->d_name);
+        found = held_in(path, queues);
+    }
+    if (threads)
+        closedir(threads);
     return found ? found : held_by_maps(pid);
 }
 

@@ -36,6 +36,7 @@ from atoll.contract.errors import (
 from atoll.contract.model import (
     Checkpoint,
     ExportResult,
+    GcResult,
     Limits,
     RuntimeName,
     SandboxInfo,
@@ -802,13 +803,19 @@ class Engine:
         """
         return await self._recovery.remove_abandoned()
 
-    async def gc(self) -> builtins.list[str]:
-        """`remove_abandoned`, and remove unreferenced layers and images. Returns the ids of all that was removed.
+    async def gc(self) -> GcResult:
+        """`remove_abandoned`, and remove unreferenced layers and images. Returns what was removed.
 
         Layers and images stay as long as there are `unreadable_records`, which may refer to any of them.
         """
-        freed = await self.remove_abandoned()
+        sandboxes = await self.remove_abandoned()
         await self._warm_pools.remove_unwanted()
         await self._recovery.reconcile()
-        freed += [path.name for path in await self._lifecycle.remove_unreferenced()]
-        return freed + await self.images.remove_unreferenced()
+        paths = await self._lifecycle.remove_unreferenced()
+        images = await self.images.remove_unreferenced()
+        return GcResult(
+            sandboxes=(*sandboxes, *(path.name for path in paths if path.parent.name == "sandboxes")),
+            layers=tuple(path.name for path in paths if path.parent.name == "layers"),
+            images=tuple(digest for digest in images if digest.startswith("sha256:")),
+            downloads=tuple(name for name in images if not name.startswith("sha256:")),
+        )

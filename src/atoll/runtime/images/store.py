@@ -264,7 +264,7 @@ class ImageStore:
         """Garbage collection: remove the work of processes that died, and images that no reference means any more.
 
         An image that was resolved within the last hour stays, as a sandbox may be about to use it. If a record cannot
-        be read that may refer to an image, all images stay. Returns what was removed.
+        be read that may refer to an image, all images stay. Returns what was removed: digests, and `tmp/…` of work.
         """
         freed = await to_thread.run_sync(self._remove_abandoned_scratch)
         if not (self._root / "unpacked").is_dir():

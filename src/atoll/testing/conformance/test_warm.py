@@ -19,6 +19,7 @@ import atoll
 from atoll import (
     Capabilities,
     Engine,
+    GcResult,
     InvalidRequest,
     LaunchFailed,
     Limits,
@@ -247,7 +248,7 @@ async def test_a_dead_or_outdated_warm_sandbox_is_never_claimed(fastest: Engine,
     async with warm(engine, 1, image=image) as stale:
         with pytest.raises(InvalidRequest, match="atoll warm"):
             await engine.images.remove(image)
-        assert await engine.gc() == []
+        assert await engine.gc() == GcResult()
         assert waiting(engine) == stale
         (root / "etc/passwd").write_text("root:x:0:0:changed:/root:/bin/sh\n")
         async with await engine.create(image=image) as sandbox:

@@ -142,7 +142,7 @@ async def gc(context: CommandContext) -> int:
     operations are finished or undone.
     """
     async with context.open_engine() as engine:
-        freed = await engine.gc()
+        removed = await engine.gc()
         unreadable = await engine.unreadable_records()
     if not context.as_json:
         for id, reason in unreadable.items():
@@ -150,6 +150,7 @@ async def gc(context: CommandContext) -> int:
             render.note(
                 f"layers and images are kept: the record of {id} cannot be read: {reason} (`{remove}` removes it)"
             )
-    items = "1 item" if len(freed) == 1 else f"{len(freed)} items"
-    value = {"freed": freed, "unreadable": unreadable}
-    return context.answer(value, f"removed {items}" if freed else "nothing to remove")
+    counts = ((len(ids), noun) for noun, ids in removed.model_dump().items())
+    text = ", ".join(f"{count} {noun[:-1] if count == 1 else noun}" for count, noun in counts if count)
+    value = {**removed.model_dump(mode="json"), "unreadable": unreadable}
+    return context.answer(value, f"removed {text}" if text else "nothing to remove")
