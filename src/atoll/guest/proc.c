@@ -584,7 +584,8 @@ static int begin_output(struct proc *proc, int channel, int fd, size_t ring)
     output->fill_task.run = on_fill_task;
     output->open = true;
     ring_begin(&output->ring, ring);
-    int error = loop_add(&output->source, fd, on_output);
+    bool written = channel >= FIRST_CHANNEL || proc->terminal;
+    int error = (written ? loop_add : loop_add_reader)(&output->source, fd, on_output);
     if (error)
         output->open = false; /* as if closed; the descriptor is closed with the record */
     if (channel >= FIRST_CHANNEL)
