@@ -134,11 +134,14 @@ static _Noreturn void end_worker(void)
     _exit(1); /* the guest is gone, or has abandoned the operation */
 }
 
-static void send_answer(struct job *job, struct answer answer, const struct iovec *more, int count)
+static void send_answer(struct job *job, struct answer answer)
 {
-    struct iovec parts[3] = {{&answer, sizeof answer}};
-    memcpy(parts + 1, more, (size_t)count * sizeof *more);
-    const struct msghdr message = {.msg_iov = parts, .msg_iovlen = (size_t)count + 1};
+    struct iovec parts[] = {
+        {&answer, sizeof answer},
+        {job->result.at, answer.result_size},
+        {job->buffer, answer.output_size},
+    };
+    const struct msghdr message = {.msg_iov = parts, .msg_iovlen = 3};
     while (sendmsg(job->link, &message, MSG_NOSIGNAL) < 0)
         if (errno != EINTR)
             end_worker();
@@ -159,7 +162,7 @@ void job_open_output(struct job *job)
     };
     if (job->out >= 0)
         return;
-    send_answer(job, (struct answer){.kind = ANSWER_WANTS_OUTPUT}, NULL, 0);
+    send_answer(job, (struct answer){.kind = ANSWER_WANTS_OUTPUT});
     ssize_t size;
     while ((size = recvmsg(job->link, &message, MSG_CMSG_CLOEXEC)) < 0 && errno == EINTR)
         ;
@@ -256,8 +259,9 @@ static struct account became; /* the user that this worker is; no groups: root, 
 
 static bool is_another(const struct account *account)
 {
+    size_t size = (size_t)account->group_count * sizeof *account->groups;
     return became.uid != account->uid || became.gid != account->gid || became.group_count != account->group_count ||
-           memcmp(became.groups, account->groups, (size_t)account->group_count * sizeof *account->groups);
+           (size && memcmp(became.groups, account->groups, size));
 }
 
 /* Becomes the user of the first job; those that follow name the same one, but the name may mean another user by then:
@@ -295,7 +299,7 @@ static void carry_out(struct job *job, const struct operation *operation, bool f
     int error = operation->as_root ? 0 : take_user(job, first);
     bool has_user = !error;
     if (!first && error == ESTALE) {
-        send_answer(job, (struct answer){.kind = ANSWER_STALE}, NULL, 0);
+        send_answer(job, (struct answer){.kind = ANSWER_STALE});
         _exit(0);
     }
     /* After the change of user, which clears it. Only matters in tests: PID 1 takes all processes along. */
@@ -323,7 +327,7 @@ static void carry_out(struct job *job, const struct operation *operation, bool f
         .result_size = (uint32_t)job->result.size,
         .output_size = (uint32_t)job->buffered,
     };
-    send_answer(job, answer, (struct iovec[]){{result, job->result.size}, {buffer, job->buffered}}, 2);
+    send_answer(job, answer);
     if (!idle)
         _exit(0);
     for (int i = 0; i < JOB_PATHS; i++)

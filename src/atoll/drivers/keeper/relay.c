@@ -277,7 +277,7 @@ static void write_activity(int64_t used)
         dprintf(STDERR_FILENO, "keeper: the time of the last use could not be written\n");
 }
 
-/* The sandbox is in use. It is recorded later, when nobody waits for what is relayed. */
+/* The sandbox is in use. It is recorded later, when no client waits for what is relayed. */
 static void note_use(void)
 {
     used_ms = now_ms();
