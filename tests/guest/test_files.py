@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
+import signal as signals
 import stat
 from pathlib import Path
 
@@ -316,3 +318,127 @@ def test_missing_fields_are_an_error_and_not_a_crash(guest: Guest) -> None:
         assert guest.run(op).end["ERRNO"] in (errno.ENOENT, errno.EINVAL), op
     assert guest.run("WRITE", b"").end["ERRNO"] == errno.ENOENT
     assert guest.run("TAR_IN", b"").end["ERRNO"] == errno.ENOENT
+
+
+# ---- workers that are used again ----
+
+
+def worker_of(guest: Guest) -> int:
+    [pid] = guest.children()
+    return pid
+
+
+def test_an_idle_worker_serves_the_next_operations_of_its_user(guest: Guest, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    assert guest.run("WRITE", b"0123456789", PATH=str(path), ATOMIC=1).end == {"SIZE": 10}
+    first = worker_of(guest)
+    for _ in range(3):
+        assert guest.run("READ", PATH=str(path)).out == b"0123456789"
+        assert guest.run("STAT", PATH=str(path)).end["SIZE"] == 10
+        assert guest.run("STAT", PATH=str(tmp_path / "missing")).end["ERRNO"] == errno.ENOENT
+        assert guest.run("WRITE", b"9876543210", PATH=str(path), ATOMIC=1).end == {"SIZE": 10}
+        assert guest.run("WRITE", b"0123456789", PATH=str(path)).end == {"SIZE": 10}
+        assert worker_of(guest) == first
+
+
+def test_a_large_file_comes_whole_out_of_an_idle_worker(guest: Guest, tmp_path: Path) -> None:
+    data = os.urandom(3_000_001)
+    (tmp_path / "large").write_bytes(data)
+    guest.run("STAT", PATH="/")
+    first = worker_of(guest)
+    for size in (32 << 10, (32 << 10) + 1, 65536, 65537, len(data)):
+        assert guest.run("READ", PATH=str(tmp_path / "large"), LIMIT=size).out == data[:size]
+    assert guest.run("READ", PATH=str(tmp_path / "large")).out == data
+    assert worker_of(guest) == first
+
+
+def test_output_that_came_with_the_result_waits_for_credit(guest: Guest, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"x" * 1000)
+    stream = guest.open("READ", window=10, auto=False, PATH=str(tmp_path / "file"))
+    stream.until_received(10)
+    assert stream.end is None
+    for _ in range(9):
+        stream.give(110)
+    assert stream.wait()["SIZE"] == 1000
+    assert stream.out == b"x" * 1000
+
+
+def test_abandoned_output_that_came_with_the_result_ends_the_stream(guest: Guest, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"x" * 1000)
+    stream = guest.open("READ", window=10, auto=False, PATH=str(tmp_path / "file"))
+    stream.until_received(10)
+    stream.reset()
+    assert stream.wait()["ERRNO"] == errno.ECANCELED
+    assert guest.run("STAT", PATH="/").end["KIND"] == 2
+
+
+def test_a_worker_serves_one_user(guest: Guest) -> None:
+    guest.run("STAT", PATH="/")
+    first = worker_of(guest)
+    guest.run("STAT", PATH="/", USER="12345")
+    [other] = set(guest.children()) - {first}
+    assert os.stat(f"/proc/{other}").st_uid in (0, 12345)  # root where the process is not dumpable
+    assert "Uid:\t12345\t12345\t12345\t12345" in Path(f"/proc/{other}/status").read_text()
+    guest.run("STAT", PATH="/", USER="12345")
+    guest.run("STAT", PATH="/")
+    assert sorted(guest.children()) == sorted((first, other))
+
+
+def test_a_worker_whose_operation_failed_is_not_used_again(guest: Guest, tmp_path: Path) -> None:
+    """A process of its user may have set a limit on it."""
+    guest.run("STAT", PATH="/")
+    first = worker_of(guest)
+    resource.prlimit(first, resource.RLIMIT_NOFILE, (0, 0))
+    (tmp_path / "file").write_bytes(b"x")
+    assert guest.run("READ", PATH=str(tmp_path / "file")).end["ERRNO"] == errno.EMFILE
+    assert guest.run("READ", PATH=str(tmp_path / "file")).out == b"x"
+    wait_for(lambda: first not in guest.children())
+
+
+@pytest.mark.parametrize("signal", ["SIGKILL", "SIGSTOP", "SIGTERM"])
+def test_an_idle_worker_that_was_killed_or_stopped_costs_no_operation(guest: Guest, signal: str) -> None:
+    guest.run("STAT", PATH="/")
+    first = worker_of(guest)
+    os.kill(first, getattr(signals, signal))
+    if signal != "SIGSTOP":
+        wait_for(lambda: first not in guest.children())
+    assert guest.run("STAT", PATH="/").end["KIND"] == 2
+
+
+def test_idle_workers_end_soon(guest: Guest) -> None:
+    streams = [guest.open("STAT", PATH="/") for _ in range(20)]
+    assert all(stream.wait()["KIND"] == 2 for stream in streams)
+    wait_for(lambda: len(guest.children()) <= 4)
+    wait_for(lambda: not guest.children())
+
+
+def test_a_worker_that_is_used_again_keeps_nothing_of_its_operations(guest: Guest, tmp_path: Path) -> None:
+    (tmp_path / "directory").mkdir()
+    path = str(tmp_path / "file")
+
+    def each_operation() -> None:
+        guest.run("WRITE", b"x" * 4096, PATH=path, ATOMIC=1, PARENTS=1)
+        guest.run("WRITE", b"x" * 4096, PATH=path)
+        guest.run("WRITE", b"x", PATH=str(tmp_path / "missing" / "file"), ATOMIC=1)
+        guest.run("READ", PATH=path)
+        guest.run("READ", PATH=path + "-missing")
+        guest.run("LIST", PATH=str(tmp_path / "directory"))
+        guest.run("MKDIR", PATH=path + "-new", PARENTS=1)
+        guest.run("SYMLINK", PATH=path + "-link", TARGET=path)
+        guest.run("RENAME", PATH=path + "-link", TO=path + "-new/link")
+        guest.run("CHMOD", PATH=path, MODE=0o640)
+        guest.run("REMOVE", PATH=path + "-new", RECURSIVE=1)
+        guest.run("STAT", PATH="relative")
+
+    def held() -> tuple[list[str], str]:
+        status = Path(f"/proc/{worker}/status").read_text()
+        return sorted(os.listdir(f"/proc/{worker}/fd")), next(x for x in status.splitlines() if x.startswith("VmSize"))
+
+    for _ in range(3):
+        each_operation()
+    worker = worker_of(guest)
+    before = held()
+    for _ in range(50):
+        each_operation()
+    assert worker_of(guest) == worker
+    assert held() == before

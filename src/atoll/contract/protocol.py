@@ -284,8 +284,14 @@ def encode_fields(fields: Iterable[tuple[Tag, Value | None]]) -> bytes:
             except struct.error:
                 raise InvalidRequest(f"{tag.name.lower()} is {value}; numbers have at most 63 bits") from None
             continue
-        raw = encode_text(value, tag.name.lower()) if isinstance(value, str) else value
-        if tag in STRING_TAGS and b"\0" in raw:
+        if isinstance(value, str):
+            try:
+                raw = value.encode("utf-8", "surrogateescape")
+            except UnicodeEncodeError:
+                raw = encode_text(value, tag.name.lower())  # which raises, and says why
+        else:
+            raw = value
+        if b"\0" in raw and tag in STRING_TAGS:
             raise InvalidRequest(f"{tag.name.lower()} holds a NUL character, which no path or argument can")
         parts.append(_FIELD.pack(tag, len(raw)))
         parts.append(raw)

@@ -21,6 +21,8 @@
 
 enum { CHUNK = 256 << 10, WIDE_FROM = 64 << 10, MAX_LINKS = 40, TEMPORARY_TRIES = 16 };
 
+static char chunk[CHUNK]; /* not allocated: a worker that is used again would map and unmap it each time */
+
 int files_kind(mode_t mode)
 {
     switch (mode & S_IFMT) {
@@ -94,27 +96,19 @@ static int fail_open(struct job *job, int error, const char *path)
 
 static int64_t send_by_copying(struct job *job, int fd, int64_t offset, int64_t limit)
 {
-    char *chunk = malloc(CHUNK);
     int64_t sent = 0;
-    if (!chunk) {
-        errno = ENOMEM;
-        return -1;
-    }
     while (sent < limit) {
         size_t want = limit - sent < CHUNK ? (size_t)(limit - sent) : CHUNK;
         ssize_t count = pread(fd, chunk, want, offset + sent);
         if (count < 0 && errno == EINTR)
             continue;
         if (count < 0)
-            sent = -1;
-        if (count <= 0)
+            return -1;
+        if (count == 0)
             break;
         job_write(job, chunk, (size_t)count);
         sent += count;
     }
-    int error = errno;
-    free(chunk);
-    errno = error;
     return sent;
 }
 
@@ -124,6 +118,7 @@ int64_t files_send(struct job *job, int fd, int64_t offset, int64_t limit)
     int64_t sent = 0;
     job_flush(job);
     while (limit - sent >= WIDE_FROM) {
+        job_open_output(job);
         off_t at = offset + sent;
         size_t want = limit - sent < (1 << 20) ? (size_t)(limit - sent) : (1 << 20);
         ssize_t count = splice(fd, &at, job->out, NULL, want, 0);
@@ -151,14 +146,20 @@ static int run_read(struct job *job)
         return fail_open(job, errno, path);
     if (limit > INT64_MAX - offset)
         limit = INT64_MAX - offset;
-    int64_t expected = status.st_size - offset;
-    if (expected > WIDE_FROM && limit > WIDE_FROM)
+    int64_t expected = status.st_size - offset, sent;
+    if (expected > WIDE_FROM && limit > WIDE_FROM) {
+        job_open_output(job);
         job_widen(job->out);
-    else if (expected >= 0 && status.st_size && limit > WIDE_FROM)
-        limit = WIDE_FROM; /* small: copying is faster than splicing */
-    int64_t sent = files_send(job, fd, offset, limit);
+        sent = files_send(job, fd, offset, limit);
+    } else if (status.st_size) { /* small: copying is faster than splicing */
+        sent = send_by_copying(job, fd, offset, limit < expected ? limit : expected);
+    } else {
+        sent = files_send(job, fd, offset, limit);
+    }
+    int error = errno;
+    close(fd);
     if (sent < 0)
-        return job_fail(job, errno, path);
+        return job_fail(job, error, path);
     int64_t seen = offset + sent; /* files of /proc report a size of 0 */
     pack_int(&job->result, TAG_SIZE, sent && seen > status.st_size ? seen : status.st_size);
     pack_int(&job->result, TAG_MODE, status.st_mode & 07777);
@@ -166,7 +167,7 @@ static int run_read(struct job *job)
     return 0;
 }
 
-const struct operation operation_read = {.run = run_read, .gives_output = true};
+const struct operation operation_read = {.run = run_read, .reusable = true, .gives_output = true};
 
 /* ---- WRITE ---- */
 
@@ -235,12 +236,9 @@ static char *resolve_links(const char *path)
 /* Copies channel 0 into the file until the host sends EOF. 0 or an errno. */
 static int receive(struct job *job, int fd)
 {
-    char *chunk = malloc(CHUNK);
-    if (!chunk)
-        return ENOMEM;
     bool wide = false;
     for (;;) {
-        ssize_t count = read(job->in, chunk, CHUNK);
+        ssize_t count = job_read(job, chunk, CHUNK);
         if (count < 0 && errno == EINTR)
             continue;
         if (count <= 0)
@@ -295,12 +293,17 @@ static int open_temporary(const char *path, char **name)
     if (!parent)
         return -1;
     job_hold_abandon(true); /* until the file is registered for removal */
-    for (int i = 0; i < TEMPORARY_TRIES && fd < 0; i++) {
+    for (int i = 0; i < TEMPORARY_TRIES; i++) {
         clock_gettime(CLOCK_REALTIME, &now);
         if (asprintf(name, "%s/.atoll-%d-%lx", parent, getpid(), (unsigned long)now.tv_nsec) < 0)
             break;
         fd = open(*name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
-        if (fd < 0 && errno != EEXIST)
+        if (fd >= 0)
+            break;
+        int error = errno;
+        free(*name);
+        errno = error;
+        if (error != EEXIST)
             break;
     }
     int error = errno;
@@ -333,12 +336,11 @@ static int put_in_place(const char *temporary, const char *path, bool exclusive)
     return 0;
 }
 
-static int write_atomically(struct job *job, const char *given, int64_t mode, bool exclusive)
+/* Writes a file beside `path`, which is no symlink any more, and renames it. */
+static int replace(struct job *job, const char *path, const char *given, int64_t mode, bool exclusive)
 {
     struct stat old;
-    char *temporary = NULL, *path = resolve_links(given);
-    if (!path)
-        return job_fail(job, errno, given);
+    char *temporary = NULL;
     bool exists = stat(path, &old) == 0;
     int error = !exists ? 0 : exclusive ? EEXIST : refuse_kind(&old);
     if (error)
@@ -362,7 +364,16 @@ static int write_atomically(struct job *job, const char *given, int64_t mode, bo
     if (error)
         unlink(temporary);
     job_set_leftover(NULL);
+    free(temporary);
     return job_fail(job, error, given);
+}
+
+static int write_atomically(struct job *job, const char *given, int64_t mode, bool exclusive)
+{
+    char *path = resolve_links(given);
+    int error = path ? replace(job, path, given, mode, exclusive) : job_fail(job, errno, given);
+    free(path);
+    return error;
 }
 
 static int run_write(struct job *job)
@@ -381,7 +392,7 @@ static int run_write(struct job *job)
     return atomic ? write_atomically(job, path, mode, exclusive) : write_in_place(job, path, mode, append, exclusive);
 }
 
-const struct operation operation_write = {.run = run_write, .takes_input = true};
+const struct operation operation_write = {.run = run_write, .reusable = true, .takes_input = true};
 
 /* ---- STAT, LIST ---- */
 
@@ -396,7 +407,7 @@ static int run_stat(struct job *job)
     return 0;
 }
 
-const struct operation operation_stat = {.run = run_stat};
+const struct operation operation_stat = {.run = run_stat, .reusable = true};
 
 static enum walk_answer list_entry(struct walk *walk, const struct walk_entry *entry)
 {
@@ -418,10 +429,12 @@ static int run_list(struct job *job)
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0)
         return job_fail(job, errno, path);
-    return job_fail(job, walk_tree(&walk, fd), path);
+    int error = walk_tree(&walk, fd);
+    close(fd);
+    return job_fail(job, error, path);
 }
 
-const struct operation operation_list = {.run = run_list, .gives_output = true};
+const struct operation operation_list = {.run = run_list, .reusable = true, .gives_output = true};
 
 /* ---- MKDIR, REMOVE, RENAME, SYMLINK, CHMOD ---- */
 
@@ -440,7 +453,7 @@ static int run_mkdir(struct job *job)
     return job_fail(job, error, path);
 }
 
-const struct operation operation_mkdir = {.run = run_mkdir};
+const struct operation operation_mkdir = {.run = run_mkdir, .reusable = true};
 
 static enum walk_answer remove_entry(struct walk *walk, const struct walk_entry *entry)
 {
@@ -508,7 +521,7 @@ static int run_remove(struct job *job)
     return job_fail(job, error, path);
 }
 
-const struct operation operation_remove = {.run = run_remove};
+const struct operation operation_remove = {.run = run_remove, .reusable = true};
 
 static int run_rename(struct job *job)
 {
@@ -519,7 +532,7 @@ static int run_rename(struct job *job)
     return job_fail(job, error, path);
 }
 
-const struct operation operation_rename = {.run = run_rename};
+const struct operation operation_rename = {.run = run_rename, .reusable = true};
 
 static int run_symlink(struct job *job)
 {
@@ -527,7 +540,7 @@ static int run_symlink(struct job *job)
     return symlink(target, path) < 0 ? job_fail(job, errno, path) : 0;
 }
 
-const struct operation operation_symlink = {.run = run_symlink};
+const struct operation operation_symlink = {.run = run_symlink, .reusable = true};
 
 static int run_chmod(struct job *job)
 {
@@ -538,7 +551,7 @@ static int run_chmod(struct job *job)
     return chmod(path, (mode_t)mode) < 0 ? job_fail(job, errno, path) : 0;
 }
 
-const struct operation operation_chmod = {.run = run_chmod};
+const struct operation operation_chmod = {.run = run_chmod, .reusable = true};
 
 struct owning {
     struct job *job;

@@ -11,7 +11,7 @@
 /* Begins the operation that an OPEN asks for. */
 void operation_open(uint32_t id, struct fields fields);
 
-/* A new epoch has begun: watches the link again and dismisses idle supervisors. */
+/* A new epoch has begun: watches the link again and dismisses idle supervisors and workers. */
 void operation_epoch(void);
 
 /* Kills every process that was started inside, then exits. */

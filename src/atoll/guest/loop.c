@@ -136,22 +136,33 @@ static struct source *named(uint64_t name)
 static int watch(struct source *source)
 {
     struct epoll_event event = {
-        .events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET,
+        .events = EPOLLIN | (source->reads_only ? 0 : EPOLLOUT) | EPOLLRDHUP | EPOLLET,
         .data.u64 = (uint64_t)places[source->place].taken << 32 | source->place,
     };
     return epoll_ctl(epoll_fd, EPOLL_CTL_ADD, source->fd, &event) < 0 ? errno : 0;
+}
+
+static int add(struct source *source, int flags)
+{
+    if (fcntl(source->fd, F_SETFL, flags | O_NONBLOCK) < 0)
+        return errno;
+    int error = take_place(source);
+    if (!error && (error = watch(source)))
+        leave_place(source);
+    return error;
 }
 
 int loop_add(struct source *source, int fd, void (*wake)(struct source *source))
 {
     *source = (struct source){.fd = fd, .wake = wake};
     int flags = fcntl(fd, F_GETFL);
-    if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) < 0)
-        return errno;
-    int error = take_place(source);
-    if (!error && (error = watch(source)))
-        leave_place(source);
-    return error;
+    return flags < 0 ? errno : add(source, flags);
+}
+
+int loop_add_reader(struct source *source, int fd, void (*wake)(struct source *source))
+{
+    *source = (struct source){.fd = fd, .wake = wake, .reads_only = true};
+    return add(source, 0);
 }
 
 void loop_renew(struct source *source)

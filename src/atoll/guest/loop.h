@@ -16,7 +16,8 @@ struct source {
     bool readable;
     bool writable;
     bool hangup;
-    uint32_t place; /* its index in the loop's table; 0: none */
+    bool reads_only; /* events of writing are not asked for: each would be a wake-up for nothing */
+    uint32_t place;  /* its index in the loop's table; 0: none */
     void (*wake)(struct source *source);
 };
 
@@ -41,6 +42,9 @@ void loop_start(void);
 
 /* Takes ownership of the descriptor and makes it non-blocking; loop_remove() closes it. 0 or an errno. */
 int loop_add(struct source *source, int fd, void (*wake)(struct source *source));
+
+/* The same for a pipe or a socket that is only read through this source. */
+int loop_add_reader(struct source *source, int fd, void (*wake)(struct source *source));
 void loop_remove(struct source *source);
 
 /* Watches it again: after a restore from disk gVisor does not report events of host descriptors watched before. */

@@ -210,6 +210,7 @@ void operation_epoch(void)
 {
     link_renew();
     slots_dismiss_idle();
+    workers_dismiss_idle();
 }
 
 static void take(const struct frame *frame, const uint8_t *payload)

@@ -181,8 +181,10 @@ static void begin_settling(struct output *output)
         output->to_settle = (size_t)count;
     else
         output->to_settle = MAX_PIPE_BYTES;
-    if (!output->to_settle)
-        settle(output);
+    if (!output->to_settle) {
+        settle(output); /* what is written from now on is an event */
+        return;
+    }
     output->source.readable = true;
     proc_fill(output);
 }
@@ -269,11 +271,11 @@ void proc_left(struct proc *proc)
     }
     for (int i = 0; i < proc->output_count; i++) {
         struct output *output = &proc->outputs[i];
-        if (output->open) {
+        if (!output->open) {
+            loop_remove(&output->source);
+        } else if (proc->terminal || output->channel >= FIRST_CHANNEL) { /* the end of a pipe is an event */
             output->source.readable = true;
             proc_fill(output);
-        } else {
-            loop_remove(&output->source);
         }
     }
     loop_remove(&proc->input);
@@ -588,7 +590,8 @@ static int begin_output(struct proc *proc, int channel, int fd, size_t ring)
     output->fill_task.run = on_fill_task;
     output->open = true;
     ring_begin(&output->ring, ring);
-    int error = loop_add(&output->source, fd, on_output);
+    bool written = channel >= FIRST_CHANNEL || proc->terminal;
+    int error = (written ? loop_add : loop_add_reader)(&output->source, fd, on_output);
     if (error)
         output->open = false; /* as if closed; the descriptor is closed with the record */
     if (channel >= FIRST_CHANNEL)

@@ -79,10 +79,11 @@ static void on_report(struct source *source)
 {
     struct supervisor_slot *slot = container_of(source, struct supervisor_slot, source);
     while (source->readable && source->fd >= 0) {
-        struct report report;
-        ssize_t size = recv(source->fd, &report, sizeof report, 0);
-        if (size == (ssize_t)sizeof report) {
-            take_report(slot, &report);
+        struct report reports[MAX_REPORTS];
+        ssize_t size = recv(source->fd, reports, sizeof reports, 0);
+        if (size > 0) {
+            for (size_t i = 0; i < (size_t)size / sizeof *reports; i++)
+                take_report(slot, &reports[i]);
         } else if (size < 0 && (errno == EAGAIN || errno == EINTR)) {
             source->readable = errno == EINTR;
         } else {
@@ -168,7 +169,7 @@ static int fork_supervisor(struct supervisor_slot *slot, struct spawn_job *job)
     free(copy);
     close(link[1]);
     if (!error)
-        error = loop_add(&slot->source, link[0], on_report);
+        error = loop_add_reader(&slot->source, link[0], on_report);
     if (error)
         close(link[0]); /* a supervisor that was forked nevertheless sees the end of its link */
     return error;

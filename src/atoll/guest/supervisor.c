@@ -51,6 +51,7 @@ enum {
     HOLD_MS = 300, /* how long zombies are left unreaped to fill the process limit, against processes that fork */
     COMMAND_TIMEOUT_MS = 4000,
     ORPHAN_POLL_MS = 500,
+    HOLD_REPORT_MS = 3, /* STARTED of a QUIET process is sent together with ENDED if that comes within this time */
 };
 
 static const char default_path[] = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -80,13 +81,29 @@ struct supervisor {
     int64_t started;
 };
 
+static struct report held[MAX_REPORTS]; /* to be sent with the next one */
+static int held_count;
+
+static void hold_report(enum report_kind kind, int value, int64_t number, const char *text)
+{
+    struct report *report = &held[held_count++];
+    *report = (struct report){.kind = (int32_t)kind, .value = value, .number = number};
+    if (text)
+        memcpy(report->text, text, strnlen(text, sizeof report->text - 1));
+}
+
+static void send_held(const struct spawn_job *job)
+{
+    /* If this fails the guest is gone, which the next receive reports. */
+    if (held_count)
+        (void)!send(job->link, held, (size_t)held_count * sizeof *held, MSG_NOSIGNAL);
+    held_count = 0;
+}
+
 static void report(const struct spawn_job *job, enum report_kind kind, int value, int64_t number, const char *text)
 {
-    struct report message = {.kind = (int32_t)kind, .value = value, .number = number};
-    if (text)
-        memcpy(message.text, text, strnlen(text, sizeof message.text - 1));
-    /* If this fails the guest is gone, which the next receive reports. */
-    (void)!send(job->link, &message, sizeof message, MSG_NOSIGNAL);
+    hold_report(kind, value, number, text);
+    send_held(job);
 }
 
 /* ---- preparing the program ---- */
@@ -218,16 +235,26 @@ static int prepare(struct program *program, const struct spawn_job *job, const c
     return 0;
 }
 
-/* Releases what prepare() allocated, and the program's ends of all channels. */
+static void close_all(const int *ends, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        if (ends[i] >= 0)
+            close(ends[i]);
+}
+
+/* The program's ends of stdout and stderr stay open here until it has ended: else the guest would be woken for the end
+ * of each, just before it is woken for the end of the program. */
+static void close_outputs(const struct spawn_job *job)
+{
+    close_all((const int[]){job->out, job->err}, 2);
+}
+
+/* Releases what prepare() allocated, and the program's ends of all channels but stdout and stderr. */
 static void forget(struct program *program)
 {
     const struct spawn_job *job = program->job;
-    const int ends[] = {job->in, job->out, job->err, job->terminal, program->terminal};
-    for (size_t i = 0; i < sizeof ends / sizeof *ends; i++)
-        if (ends[i] >= 0)
-            close(ends[i]);
-    for (int i = 0; i < job->extra_count; i++)
-        close(job->extras[i]);
+    close_all((const int[]){job->in, job->terminal, program->terminal}, 3);
+    close_all(job->extras, (size_t)job->extra_count);
     if (program->line)
         free(program->argv); /* which holds only the line and string literals */
     else
@@ -267,13 +294,9 @@ static void place_descriptors(struct program *program)
             give_up(program, errno == EBADF ? EMFILE : errno, too_few_descriptors);
 }
 
+/* The supervisor has made all others default. These two it cannot block, and so ignores as the guest does. */
 static void reset_signals(void)
 {
-    /* exec() resets handlers, but keeps ignored signals ignored. */
-    struct sigaction standard = {.sa_handler = SIG_DFL};
-    for (int signal = 1; signal < 65; signal++)
-        if (signal != SIGKILL && signal != SIGSTOP)
-            sigaction(signal, &standard, NULL);
     guest_set_reserved_signals(SIG_DFL);
     sigset_t none;
     sigemptyset(&none);
@@ -369,7 +392,6 @@ static _Noreturn void become_program(struct program *program)
     if (program->terminal >= 0)
         ioctl(0, TIOCSCTTY, 0);
     set_marker(program, program->job->marker);
-    umask(022);
     setrlimit(RLIMIT_NOFILE, &program->nofile);
     int error = users_become(&program->account);
     if (error)
@@ -398,9 +420,12 @@ static pid_t start_main(struct program *program, const struct spawn_job *job)
         if (pid > 0)
             waitpid(pid, NULL, 0);
         report(job, REPORT_REFUSED, error, 0, about);
+        close_outputs(job);
         pid = 0;
     } else {
-        report(job, REPORT_STARTED, pid, program->account.uid, NULL);
+        hold_report(REPORT_STARTED, pid, program->account.uid, NULL);
+        if (fields_int(job->fields, TAG_QUIET, 0) != 1)
+            send_held(job);
     }
     forget(program);
     return pid;
@@ -419,6 +444,7 @@ static bool reap_children(struct supervisor *supervisor)
         if (pid == supervisor->main) {
             supervisor->main = 0;
             report(supervisor->job, REPORT_ENDED, status, now_us() - supervisor->started, NULL);
+            close_outputs(supervisor->job);
         }
     }
 }
@@ -510,11 +536,15 @@ static void supervise(const struct spawn_job *job)
     supervisor.main = start_main(&program, job);
     sigset_t mask = all_but_child();
     struct pollfd commands = {.fd = job->link, .events = POLLIN};
-    /* No signal reports the end of orphans that were reparented to the guest: they are polled for. */
-    const struct timespec poll_interval = {.tv_nsec = ORPHAN_POLL_MS * 1000000L};
-    while (!(reap(&supervisor) && !supervisor.main))
-        if (ppoll(&commands, 1, supervisor.tree.marker && !supervisor.main ? &poll_interval : NULL, &mask) > 0)
+    while (!(reap(&supervisor) && !supervisor.main)) {
+        /* No signal reports the end of orphans that were reparented to the guest: they are polled for. */
+        int ms = held_count ? HOLD_REPORT_MS : supervisor.tree.marker && !supervisor.main ? ORPHAN_POLL_MS : -1;
+        const struct timespec interval = {.tv_nsec = ms * 1000000L};
+        if (ppoll(&commands, 1, ms < 0 ? NULL : &interval, &mask) > 0)
             take_command(&supervisor);
+        else if (!reap_children(&supervisor))
+            send_held(job);
+    }
     report(job, REPORT_EMPTY, 0, 0, NULL);
 }
 
@@ -582,6 +612,10 @@ _Noreturn void supervisor_run(const struct spawn_job *first)
     sigset_t all;
     sigfillset(&all);
     sigprocmask(SIG_SETMASK, &all, NULL);
+    /* For the programs: exec() resets handlers, but keeps ignored signals ignored. */
+    for (int signal = 1; signal < 65; signal++)
+        if (signal != SIGKILL && signal != SIGSTOP)
+            sigaction(signal, &(struct sigaction){.sa_handler = SIG_DFL}, NULL);
     sigaction(SIGCHLD, &(struct sigaction){.sa_handler = on_child, .sa_flags = SA_NOCLDSTOP}, NULL);
     prctl(PR_SET_CHILD_SUBREAPER, 1);
     do

@@ -6,7 +6,7 @@
  *     |                                      |                                     |
  *     |-- fork, with the first spawn_job --->|                                     |
  *     |                                      |-- vfork ... execve ---------------->|
- *     |<-- STARTED pid, uid -----------------|                                     |
+ *     |<-- STARTED pid, uid -----------------|  (QUIET: held for a moment)         |
  *     |       or REFUSED errno, subject -----|  (then EMPTY, below)                |
  *     |                                      |                                     |
  *     |-- command: signal, tree, sequence -->|-- kill() or tree_signal() --------->|
@@ -69,6 +69,8 @@ struct report {
     int64_t number;
     char text[112];
 };
+
+enum { MAX_REPORTS = 4 }; /* in one message */
 
 _Noreturn void supervisor_run(const struct spawn_job *first);
 

@@ -47,7 +47,7 @@ struct unpacking {
 static const char *take(struct unpacking *unpacking, size_t want, size_t *got)
 {
     while (!unpacking->size) {
-        ssize_t count = read(unpacking->job->in, unpacking->chunk, CHUNK);
+        ssize_t count = job_read(unpacking->job, unpacking->chunk, CHUNK);
         if (count < 0 && errno == EINTR)
             continue;
         if (count <= 0) {

@@ -59,8 +59,6 @@ static void put(struct packing *packing, const void *bytes, size_t size)
 {
     struct job *job = packing->job;
     /* Through the buffer for records, so that small entries do not cost a system call each. */
-    if (!job->buffer)
-        job_begin_record(job);
     if (job->buffered + size > 2 * MAX_RECORD)
         job_flush(job);
     if (size > 2 * MAX_RECORD) {
@@ -367,6 +365,7 @@ static int run_tar_out(struct job *job)
         return error;
     if (lstat(path, &status) < 0)
         return job_fail(job, errno, path);
+    job_open_output(job);
     job_widen(job->out);
     /* With INSIDE, a symlink to a directory means that directory. */
     if (S_ISDIR(status.st_mode) || (inside && S_ISLNK(status.st_mode)))

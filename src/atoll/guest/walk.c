@@ -315,7 +315,7 @@ int walk_tree(struct walk *walk, int directory)
     free(state.levels);
     free(state.buffer);
     free(child_mark);
-    walk->stuck_at = error ? state.path : NULL; /* the worker ends soon: not freed */
+    walk->stuck_at = error ? state.path : NULL; /* not freed: a worker rarely serves on after an error */
     if (!error)
         free(state.path);
     return error;

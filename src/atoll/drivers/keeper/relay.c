@@ -74,6 +74,7 @@ static bool paused;  /* the sandbox is frozen until it is next used */
 static int holders;
 static unsigned open_streams;
 static int64_t used_ms, recorded_ms;
+static bool use_noted;    /* and not yet recorded */
 static bool asked;        /* a client's frame was relayed, and the guest has sent nothing since */
 static bool pinged;       /* a ping was sent that is not answered */
 static int64_t unanswered_ms; /* since when, by the clock of the day, clients no longer wait for it; 0: they do */
@@ -276,11 +277,20 @@ static void write_activity(int64_t used)
         dprintf(STDERR_FILENO, "keeper: the time of the last use could not be written\n");
 }
 
-/* The sandbox is in use. */
+/* The sandbox is in use. It is recorded later, when no client waits for what is relayed. */
+static void note_use(void)
+{
+    used_ms = now_ms();
+    use_noted = true;
+}
+
+/* Writes the last use, unless it was written shortly before. */
 static void record_use(void)
 {
     static unsigned recorded_streams;
-    used_ms = now_ms();
+    if (!use_noted)
+        return;
+    use_noted = false;
     if (recorded_ms && used_ms - recorded_ms < ACTIVITY_MS && recorded_streams == open_streams)
         return;
     recorded_ms = used_ms;
@@ -376,7 +386,7 @@ static void resume(void)
 
 static void wake(void)
 {
-    record_use();
+    note_use();
     resume();
 }
 
@@ -508,6 +518,7 @@ static void finish(const char *message, int status)
 {
     uint8_t frame[HEADER_SIZE + 512];
     size_t size = gone_frame(frame, message, status);
+    record_use();
     char text[320];
     int n = snprintf(text, sizeof text, "%s\n", message);
     if (write(ends.exit_file, text, (size_t)n) != n)
@@ -625,7 +636,7 @@ static struct client *take_guest_frame(uint8_t *frame)
         c->streams--;
         open_streams -= !s->idle;
         if (!s->idle)
-            record_use();
+            note_use();
         free(s);
     }
     return c;
@@ -914,7 +925,7 @@ void relay_run(const struct relay_ends *given)
     static struct pollfd polls[4 + CLIENTS];
     static int slots[4 + CLIENTS];
     ends = *given;
-    record_use();
+    note_use();
     int64_t deadline = now_ms() + HELLO_TIMEOUT_MS;
     bool shrunk = false;
     for (;;) {
@@ -937,6 +948,7 @@ void relay_run(const struct relay_ends *given)
                 slots[n] = i;
                 polls[n++] = (struct pollfd){.fd = clients[i].fd, .events = want};
             }
+        record_use();
         int64_t until = !hello_size ? deadline : pause_at(), left = until < 0 ? -1 : until - now_ms();
         int timeout = until >= 0 ? (int)(left < 0 ? 0 : left) : -1;
         if (hello_size && !shrunk && (timeout < 0 || timeout > IDLE_MS))

@@ -16,6 +16,7 @@ import socket
 import weakref
 from collections import deque
 from collections.abc import Iterable
+from functools import cache
 from typing import Protocol
 
 import anyio
@@ -176,13 +177,14 @@ class GuestConnection:
             InvalidRequest: the fields do not fit into one frame.
             SandboxError: the connection has failed.
         """
-        payload = encode_fields(((Tag.OP, op), (Tag.WINDOW, window))) + fields
+        payload = _operation(op, window) + fields
         if len(payload) > MAX_PAYLOAD:
             raise InvalidRequest(
                 f"the request takes {len(payload)} bytes; arguments, environment and paths together may take "
                 f"{MAX_PAYLOAD}. Write what is long to a file first, or send it through stdin"
             )
-        await self.drained()
+        if self._queued_bytes > _HIGH_WATER_BYTES:
+            await self.drained()
         if self.failure is not None:
             raise self.failure.error()
         number = self._new_number()
@@ -354,6 +356,12 @@ class GuestConnection:
             self.fail(Failure(LaunchFailed, f"{self._name} did not start: {reason}"))
         else:
             raise GuestProtocolError(f"the guest sent a frame of type {kind}, which is not allowed here")
+
+
+@cache
+def _operation(op: Op, window: int) -> bytes:
+    """The fields that every OPEN of an operation begins with. A process uses few windows."""
+    return encode_fields(((Tag.OP, op), (Tag.WINDOW, window)))
 
 
 def _gone(fields: Fields, name: str) -> Failure:

@@ -117,6 +117,7 @@ class ExecRequest:
         check_timeout(self.timeout_s)
         if self.output_limit_bytes < 0:
             raise InvalidRequest(f"output_limit_bytes is {self.output_limit_bytes}; it must not be negative")
+        is_long = self.is_long
         fields: list[tuple[Tag, int | str | None]] = [
             (Tag.USER, name_user(self.user)),
             (Tag.CWD, self.cwd),
@@ -124,7 +125,7 @@ class ExecRequest:
             (Tag.KEEP, 1 if self.keep else None),
             (Tag.MERGE, 1 if self.merge_stderr else None),
             (Tag.QUIET, 1 if no_started_event else None),
-            (Tag.CHANNELS, (self.channels + self.is_long) or None),
+            (Tag.CHANNELS, (self.channels + is_long) or None),
         ]
         if self.pty is not None:
             rows, cols = check_size(*self.pty)
@@ -134,7 +135,7 @@ class ExecRequest:
                 raise InvalidRequest("the command is empty; give a line for the shell, or a list of arguments")
         elif not self.command or not self.command[0]:
             raise InvalidRequest("the command is empty; its first argument must name a program")
-        if self.is_long:
+        if is_long:
             fields.append((Tag.SHELL, self._reader()))
         elif isinstance(self.command, str):
             fields.append((Tag.SHELL, self.command))

@@ -1,9 +1,9 @@
 """Files inside a sandbox.
 
 Owns the file operations of the protocol, what their results mean, and which error an errno from inside becomes. Every
-operation runs as a user of the sandbox, in a process of its own, so the kernel decides permissions and a hanging file
-system inside blocks nothing else. Not here: connections (`connection.py`, `stream.py`), commands (`process.py`), and
-the file system of the host (`copying.py`). Used by `sandbox.py`, `egress/` and `secrets/`.
+operation runs as a user of the sandbox, in a process that serves it alone, so the kernel decides permissions and a
+hanging file system inside blocks nothing else. Not here: connections (`connection.py`, `stream.py`), commands
+(`process.py`), and the file system of the host (`copying.py`). Used by `sandbox.py`, `egress/` and `secrets/`.
 """
 
 from __future__ import annotations

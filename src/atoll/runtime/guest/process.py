@@ -271,8 +271,7 @@ async def run(
     ended = False
     try:
         async with stream:
-            patience_s = None if limit.timeout_s is None else limit.timeout_s + KILL_S
-            with anyio.move_on_after(patience_s), limit, callbacks:
+            with _patience(limit.timeout_s), limit, callbacks:
                 if script is not None:
                     await _feed(stream, script, FIRST_CHANNEL)
                 if not isinstance(stdin, bool):
@@ -329,6 +328,11 @@ class OutputCallbacks:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
         return self._scope.__exit__(kind, error, trace) if self._scope is not None else None
+
+
+def _patience(timeout_s: float | None) -> contextlib.AbstractContextManager[object]:
+    """Bounds the wait for a command whose tree is killed at its time-out. Without one there is no scope to pay for."""
+    return contextlib.nullcontext() if timeout_s is None else anyio.move_on_after(timeout_s + KILL_S)
 
 
 async def wait_tree_exit(opener: OpenStream, stream: Stream) -> None:

@@ -239,7 +239,7 @@ class Stream:
         self._sink = sink
         self._abandoned = False
         self._given_up: Failure | None = None
-        self._change: anyio.Event | None = None
+        self._waiters: list[asyncio.Future[None]] = []
 
     # ------------------------------------------------------------------------------------------- for the operation
 
@@ -460,14 +460,21 @@ class Stream:
         failure = self.transport.failure or self._given_up
         if failure is not None:
             raise failure.error()
-        if self._change is None:
-            self._change = anyio.Event()
-        await self._change.wait()
+        # Not an `anyio.Event`: a short command waits once, and should not pay for more than a future.
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
+            raise
 
     def _wake(self) -> None:
-        if self._change is not None:
-            self._change.set()
-            self._change = None
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
 
     def _consume(self, incoming: _Incoming, channel: int, data: bytes) -> None:
         incoming.consumed += len(data)

@@ -264,6 +264,25 @@ async def test_root_gives_files_away(shared: Sandbox, here: str, single_id: bool
     assert await owners("/deep/file") == {(0, 0)}
 
 
+async def test_a_file_is_written_as_whom_the_name_means_at_the_time(sandbox: Sandbox, single_id: bool) -> None:
+    if single_id:
+        pytest.skip("this machine gives a sandbox one user id")
+    passwd = await sandbox.files.read_text("/etc/passwd")
+    groups = await sandbox.files.read_text("/etc/group")
+    for uid, gid, member_of in ((1234, 1234, 1235), (1234, 1235, 1234), (1235, 1235, 1236), (1235, 1235, 1237)):
+        entry = f"clerk:x:{uid}:{gid}::/tmp:/bin/sh\n"
+        await sandbox.files.write_text("/etc/passwd", passwd + entry, user="root")
+        await sandbox.files.write_text("/etc/group", f"{groups}team:x:{member_of}:clerk\n", user="root")
+        await sandbox.files.remove("/tmp/theirs", missing_ok=True, user="root")
+        await sandbox.files.write_text("/tmp/theirs", "x", user="clerk")
+        stat = await sandbox.files.stat("theirs", user="clerk")
+        assert (stat.uid, stat.gid) == (uid, gid)
+        await sandbox.files.write_text("/tmp/shared", "x", mode=0o640, user="root")
+        await sandbox.files.chown("/tmp/shared", f"0:{member_of}", user="root")
+        assert await sandbox.files.read_text("/tmp/shared", user="clerk") == "x"
+        await sandbox.files.remove("/tmp/shared", user="root")
+
+
 async def test_a_write_through_a_symlink_writes_what_it_leads_to(shared: Sandbox, here: str) -> None:
     await shared.files.write_bytes(f"{here}/target", b"old")
     await shared.files.symlink(f"{here}/link", "target")
