@@ -19,6 +19,7 @@ import hashlib
 import json
 import os
 import tempfile
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -105,18 +106,21 @@ def profile() -> dict[str, Any]:
 
 def compiled(directory: Path) -> bytes | None:
     """The profile as a program for the kernel, cached in `directory`. None: libseccomp cannot be used here."""
-    wanted = profile()
-    digest = hashlib.sha256(json.dumps(wanted).encode() + os.uname().machine.encode()).hexdigest()[:16]
-    path = directory / f"seccomp-{digest}.bpf"
+    path = directory / f"seccomp-{_digest()}.bpf"
     try:
         return path.read_bytes()
     except FileNotFoundError:
-        program = _compile(wanted)
+        program = _compile(profile())
     if program is not None:
         temporary = path.with_suffix(f".{os.getpid()}")
         temporary.write_bytes(program)
         temporary.rename(path)
     return program
+
+
+@cache
+def _digest() -> str:
+    return hashlib.sha256(json.dumps(profile()).encode() + os.uname().machine.encode()).hexdigest()[:16]
 
 
 class _Comparison(ctypes.Structure):
