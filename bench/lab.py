@@ -30,6 +30,9 @@ CGROUPS = Path("/sys/fs/cgroup")
 
 
 class Lab:
+    many: int | None = None
+    """How many sandboxes are to be alive at once, instead of a thousand."""
+
     def __init__(self, engine: atoll.Engine, console: Console, *, quick: bool, runtimes: Iterable[RuntimeName]) -> None:
         self.engine = engine
         self.console = console

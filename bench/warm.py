@@ -41,7 +41,7 @@ async def measure(lab: Lab) -> Section:
     if claimed := samples.get("claimed, crun"):
         median = Value(number=Spread.of(claimed).median, unit="s")
         what = "warm sandbox → first command with crun, median"
-        targets.append(Target(what=what, bound=Value(number=0.005, unit="s"), at_most=True, measured=median))
+        targets.append(Target(what=what, bound=Value(number=0.0025, unit="s"), at_most=True, measured=median))
     tables = [
         times(
             f"With {runtime}",

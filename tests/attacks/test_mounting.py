@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 
 from atoll.contract.model import RuntimeName
+from atoll.drivers.bundle import MASKED_PATHS
 from atoll.runtime.sandbox import Sandbox
 from tests.attacks.programs import python, shell
 
@@ -100,4 +104,16 @@ async def test_what_can_be_written_carries_no_devices_and_no_setuid(prey: Sandbo
         # What stands below /dev are single nodes, those that every process needs.
         if "rw" in options and not where.startswith(("/proc", "/sys", "/dev/")):
             assert "nosuid" in options, where
-            assert "nodev" in options or where == "/dev", where
+            assert "nodev" in options or (where == "/dev" and runtime_name == "bwrap"), where
+
+
+async def test_a_sandbox_has_few_file_systems_of_its_own(prey: Sandbox, runtime_name: RuntimeName) -> None:
+    """Each costs kernel memory in every memory cgroup, so that many sandboxes would exhaust the machine."""
+    if runtime_name not in ("crun", "runc"):
+        return  # the mounts of the one are its own kernel's, those of the other bubblewrap's
+    ours = {line.split()[2] for line in Path("/proc/self/mountinfo").read_text().splitlines()}
+    said = await shell(prey, "cat /proc/self/mountinfo")
+    own = {line.split()[2]: line.split(" - ")[1].split()[0] for line in said.stdout.splitlines()}
+    kinds = sorted(kind for device, kind in own.items() if device not in ours)
+    masks = [] if runtime_name == "crun" else ["tmpfs"] * sum(map(os.path.isdir, MASKED_PATHS))
+    assert kinds == sorted(["devpts", "mqueue", "overlay", "overlay", "proc", "tmpfs", *masks])

@@ -29,10 +29,12 @@ MASKED_PATHS = """
 /proc/locks /proc/partitions /proc/pressure/cpu /proc/pressure/io /proc/pressure/irq /proc/pressure/memory
 /proc/sched_debug /proc/scsi /proc/timer_list /proc/timer_stats
 """.split()
-"""A runtime mounts /dev/null over a file, and a tmpfs over a directory, which takes more of the kernel's memory."""
+"""A runtime mounts /dev/null over a file, and a tmpfs over a directory, unless `mounts_in_proc`."""
 _MASKED_IN_SYS = "/sys/devices/virtual/powercap /sys/firmware /sys/kernel/debug".split()
 SYS_PATHS = "/sys/devices/system/cpu /sys/devices/system/node /sys/kernel/mm/transparent_hugepage".split()
 """All that a sandbox sees of the host's /sys: how many processors, how memory is managed. No disks, buses, drivers."""
+SCRATCH_BYTES = 64 * 1024 * 1024
+"""The size of /dev, /dev/shm and /run together, in one tmpfs that the keeper makes (`keeper/launch.c`)."""
 READ_ONLY_PATHS = "/proc/bus /proc/fs /proc/irq /proc/sys /proc/sysrq-trigger".split()
 MAX_TERMINALS = 256
 """Of a sandbox. All sandboxes of a machine share 3,072 (`kernel.pty.max` less what is reserved for the host)."""
@@ -59,23 +61,26 @@ def config(
     files: Sequence[HostFile],
     cgroup: str | None,
     own_user_namespace: bool,
-    own_sys: bool,
+    own_kernel: bool,
+    mounts_in_proc: bool,
     refuse: bool,
     seccomp_annotation: tuple[str, bytes] | None,
 ) -> dict[str, object]:
     """`config.json`.
 
     `cgroup`: where the runtime puts the sandbox; None: it starts there. `own_user_namespace`: the runtime makes the
-    user namespace; else it joins the keeper's. `own_sys`: it has a kernel of its own, which shows another /sys and
-    interprets the filter. `refuse`: as `guest_command`. `seccomp_annotation`: its
-    key and the compiled filter, for a runtime that takes one.
+    user namespace; else it joins the keeper's. `own_kernel`: it interprets the filter, /dev, /run and /sys are its own,
+    and `files` are bound; else the keeper has made all of them. `mounts_in_proc`: it accepts mounts below /proc.
+    `refuse`: as `guest_command`. `seccomp_annotation`: its key and the compiled filter, for a runtime that takes one.
     """
     namespaces = [{"type": kind} for kind in ("pid", "network", "ipc", "uts", "mount")]
+    covered = [path for path in MASKED_PATHS if mounts_in_proc and os.path.isdir(path)]
+    mounts = _own_mounts(cover, files, machine.single_id) if own_kernel else _mounts(cover, machine.single_id, covered)
     linux: dict[str, object] = {
         "namespaces": namespaces,
-        "maskedPaths": MASKED_PATHS + (_MASKED_IN_SYS if own_sys else []),
+        "maskedPaths": [path for path in MASKED_PATHS if path not in covered] + (_MASKED_IN_SYS if own_kernel else []),
         "readonlyPaths": READ_ONLY_PATHS,
-        "seccomp": seccomp.denials() if own_sys else seccomp.profile(),
+        "seccomp": seccomp.denials() if own_kernel else seccomp.profile(),
     }
     if machine.root:
         namespaces.append({"type": "user"} | ({} if own_user_namespace else {"path": f"{cover}/userns"}))
@@ -103,42 +108,52 @@ def config(
             "noNewPrivileges": True,
         },
         "root": {"path": f"{cover}/root", "readonly": False},
-        "mounts": _mounts(cover, files, machine.single_id, own_sys),
+        "mounts": mounts,
         "linux": linux,
     }
 
 
-def _mounts(cover: str, files: Sequence[HostFile], single_id: bool, own_sys: bool) -> list[dict[str, object]]:
-    safe = ["nosuid", "noexec", "nodev"]
-    scratch = ["nosuid", "nodev", "mode=755", "size=64m"]
-    terminals = ["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", f"max={MAX_TERMINALS}"]
+def _mounts(cover: str, single_id: bool, covered: Sequence[str]) -> list[dict[str, object]]:
+    """The file systems that belong to namespaces of the sandbox; the keeper has mounted /dev, /run and /sys.
+
+    That of the message queues comes with the IPC namespace: without its mount, nothing would be saved.
+    """
     return [
-        {"destination": "/proc", "type": "proc", "source": "proc", "options": safe},
+        _PROC,
+        _devpts(single_id),
+        _MQUEUE,
+        *(_bind(f"{cover}/empty", path, "noexec") for path in covered),
+    ]
+
+
+def _own_mounts(cover: str, files: Sequence[HostFile], single_id: bool) -> list[dict[str, object]]:
+    """File systems of the runtime's own kernel."""
+    shm, run = ["mode=1777", "size=64m"], ["nosuid", "nodev", "mode=755", "size=64m"]
+    return [
+        _PROC,
         {"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid", "mode=755", "size=64k"]},
-        {
-            "destination": "/dev/pts",
-            "type": "devpts",
-            "source": "devpts",
-            "options": terminals if single_id else [*terminals, "gid=5"],
-        },
-        {"destination": "/dev/shm", "type": "tmpfs", "source": "shm", "options": [*safe, "mode=1777", "size=64m"]},
-        {"destination": "/dev/mqueue", "type": "mqueue", "source": "mqueue", "options": safe},
-        *_sys(own_sys, safe),
-        {"destination": "/run", "type": "tmpfs", "source": "tmpfs", "options": scratch},
+        _devpts(single_id),
+        {"destination": "/dev/shm", "type": "tmpfs", "source": "shm", "options": [*_SAFE, *shm]},
+        _MQUEUE,
+        {"destination": "/sys", "type": "sysfs", "source": "sysfs", "options": [*_SAFE, "ro"]},
+        {"destination": "/run", "type": "tmpfs", "source": "tmpfs", "options": run},
         *(_bind(f"{cover}/{file.name}", file.destination) for file in files),
     ]
 
 
-def _sys(own_sys: bool, safe: list[str]) -> list[dict[str, object]]:
-    if own_sys:
-        return [{"destination": "/sys", "type": "sysfs", "source": "sysfs", "options": [*safe, "ro"]}]
-    # Runtimes make a tmpfs read-only when all is mounted: until then, they make directories for mounts in it.
-    options = [*safe, "ro", "mode=555", "size=64k"]
-    shown = filter(os.path.isdir, SYS_PATHS)
-    return [
-        {"destination": "/sys", "type": "tmpfs", "source": "tmpfs", "options": options},
-        *(_bind(path, path, "noexec") for path in shown),
-    ]
+_SAFE = ["nosuid", "noexec", "nodev"]
+_PROC: dict[str, object] = {"destination": "/proc", "type": "proc", "source": "proc", "options": _SAFE}
+_MQUEUE: dict[str, object] = {"destination": "/dev/mqueue", "type": "mqueue", "source": "mqueue", "options": _SAFE}
+
+
+def _devpts(single_id: bool) -> dict[str, object]:
+    options = ["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", f"max={MAX_TERMINALS}"]
+    return {
+        "destination": "/dev/pts",
+        "type": "devpts",
+        "source": "devpts",
+        "options": options if single_id else [*options, "gid=5"],
+    }
 
 
 def _bind(source: str, destination: str, *more: str) -> dict[str, object]:

@@ -22,6 +22,7 @@ import anyio
 
 from atoll.contract.errors import LaunchFailed, SandboxError
 from atoll.contract.model import Limits
+from atoll.drivers.locks import read_small
 from atoll.drivers.machine import CGROUP_ROOT, Machine
 
 _V1 = ("memory", "cpu", "cpuacct", "pids", "freezer")
@@ -159,28 +160,25 @@ class Cgroups:
         nano = self.read(id, "cpuacct/cpuacct.usage", "")
         return None if nano is None else nano / 1e9
 
-    def _freezer(self, id: str) -> Path:
+    def _freezer(self, id: str) -> str:
         if self._mode == "v2":
-            return CGROUP_ROOT / "atoll" / id / "cgroup.freeze"
-        return CGROUP_ROOT / "freezer" / "atoll" / id / "freezer.state"
+            return f"{CGROUP_ROOT}/atoll/{id}/cgroup.freeze"
+        return f"{CGROUP_ROOT}/freezer/atoll/{id}/freezer.state"
 
     def is_frozen(self, id: str) -> bool:
-        try:
-            return self._mode != "none" and self._freezer(id).read_text().strip() not in ("0", "THAWED")
-        except OSError:
-            return False
+        return self._mode != "none" and read_small(self._freezer(id)).strip() not in (b"", b"0", b"THAWED")
 
     def freezer(self, id: str) -> list[str]:
         """For the keeper: the file to write, the values that freeze and thaw, the file to read, its line if frozen."""
         file = self._freezer(id)
         if self._mode == "v2":
-            return [str(file), "1", "0", str(file.with_name("cgroup.events")), "frozen 1"]
-        return [str(file), "FROZEN", "THAWED", str(file), "FROZEN"]
+            return [file, "1", "0", str(Path(file).with_name("cgroup.events")), "frozen 1"]
+        return [file, "FROZEN", "THAWED", file, "FROZEN"]
 
     def thaw(self, id: str) -> None:
         if self._mode != "none":
             with contextlib.suppress(FileNotFoundError):
-                self._freezer(id).write_text("0" if self._mode == "v2" else "THAWED")
+                Path(self._freezer(id)).write_text("0" if self._mode == "v2" else "THAWED")
 
     async def kill(self, id: str) -> None:
         """Kill the processes in the sandbox's cgroup, and wait some seconds for their end. No cgroup is no error."""
@@ -195,8 +193,9 @@ class Cgroups:
         Raises:
             SandboxError: a process in it does not end.
         """
-        # runc makes one in every hierarchy, also in those that are not used here.
-        everywhere = {*self.paths(id), *(CGROUP_ROOT.glob(f"*/atoll/{id}") if self._mode == "v1" else ())}
+        everywhere = [f"{path}/{id}" for path in self._parents]
+        if self._mode == "v1":  # runc makes one in every hierarchy, also in those that are not used here
+            everywhere = [f"{CGROUP_ROOT}/{name}/atoll/{id}" for name in os.listdir(CGROUP_ROOT)]
         for _ in range(_REMOVE_POLLS):
             left = [path for path in everywhere if not _removed(path)]
             if not left:
@@ -207,10 +206,11 @@ class Cgroups:
         raise SandboxError("processes of the sandbox do not end", hint=f"see cgroup.procs in {self.paths(id)}")
 
 
-def _killed(path: Path) -> bool:
+def _killed(path: Path | str) -> bool:
     """Kill the processes in a cgroup. Whether there were any."""
     try:
-        pids = (path / "cgroup.procs").read_text().split()
+        with open(f"{path}/cgroup.procs") as file:
+            pids = file.read().split()
     except OSError:
         return False
     for pid in pids:
@@ -219,10 +219,10 @@ def _killed(path: Path) -> bool:
     return bool(pids)
 
 
-def _removed(path: Path) -> bool:
+def _removed(path: str) -> bool:
     try:
-        path.rmdir()
-    except FileNotFoundError:
+        os.rmdir(path)
+    except (FileNotFoundError, NotADirectoryError):
         return True
     except OSError:
         return False

@@ -24,7 +24,7 @@ import anyio.streams.buffered
 
 from atoll.contract.errors import LaunchFailed, SandboxDied, SandboxError, Unenforceable
 from atoll.contract.protocol import HEADER, FrameType, FreezeAction, Tag, decode_fields, encode_fields, encode_frame
-from atoll.drivers.locks import is_held
+from atoll.drivers.locks import is_held, read_small
 
 _ACTIONS = {"pause": FreezeAction.PAUSE, "hold": FreezeAction.HOLD, "quiesce": FreezeAction.QUIESCE}
 _ANSWER_S = 20
@@ -86,12 +86,12 @@ class KeeperSocket:
     def pid(self, directory: Path) -> int | None:
         """`Driver.pid`, for every driver that uses the keeper."""
         # A number alone may belong to another process by now; not while the keeper lives that watches the process.
-        if not is_held(directory / "keeper.lock"):
+        if not is_held(f"{directory}/keeper.lock"):
             return None
         try:
-            if (directory / "ended").stat().st_size:  # its keeper is about to end too
+            if os.stat(f"{directory}/ended").st_size:  # its keeper is about to end too
                 return None
-            return int((directory / "pid").read_text())
+            return int(read_small(f"{directory}/pid"))
         except (OSError, ValueError):
             return None
 
@@ -117,8 +117,8 @@ class KeeperSocket:
 def _activity(directory: Path) -> tuple[int, int, int]:
     """What the keeper has written to `activity` (`write_activity` in `keeper/relay.c`). Zeros: nothing."""
     try:
-        used_ms, streams, unanswered_ms = struct.unpack("<qqq", (directory / "activity").read_bytes())
-    except (OSError, struct.error):
+        used_ms, streams, unanswered_ms = struct.unpack("<qqq", read_small(f"{directory}/activity"))
+    except struct.error:
         return 0, 0, 0
     return used_ms, streams, unanswered_ms
 

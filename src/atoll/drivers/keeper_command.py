@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import socket
 import stat
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,7 +23,7 @@ import anyio
 import anyio.abc
 import anyio.to_thread
 
-from atoll.contract.driver import Launch
+from atoll.contract.driver import Filesystem, Launch
 from atoll.contract.errors import LaunchFailed, SandboxError
 from atoll.drivers.locks import lock_within, try_lock
 from atoll.drivers.machine import PROGRAM_PATH, Machine
@@ -113,47 +113,48 @@ class KeeperCommand:
 
     # ---- starting ----
 
-    def choose_cover(self, *needed: Path | str) -> str:
+    def choose_cover(self, directory: Path, *needed: Path | str) -> str:
         """A directory whose contents the runtime does not need: mounts hide it in the runtime's mount namespace.
 
+        It needs the sandbox's `directory`, and others.
+
         Raises:
-            LaunchFailed: every candidate holds something `needed`.
+            LaunchFailed: every candidate holds something that it needs.
         """
-        paths = [os.path.realpath(path) for path in (BIN, *needed)]
-        for candidate in _COVERS:
-            if os.path.isdir(candidate) and not any(path.startswith(candidate + "/") for path in paths):
-                return candidate
-        raise LaunchFailed(f"none of {', '.join(_COVERS)} can be used for mounts", hint=f"mkdir {_COVERS[0]}")
+        return _choose_cover(BIN, directory.parent, *needed)
 
     def prepare(self, launch: Launch) -> None:
         """Make the FIFOs and the overlays' directories of a run."""
         for name in _RUN_FILES:
-            (launch.directory / name).unlink(missing_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(f"{launch.directory}/{name}")
         for name in ("in", "out"):
-            os.mkfifo(launch.directory / name, 0o600)
-        for fs in launch.filesystems:
-            for part in ("upper", "work"):
-                path = launch.active_layer / part / fs.key
-                if path.exists():
-                    continue
-                # Renamed when it is complete: a process killed before that must not leave one that the host owns.
-                new = launch.active_layer / "new"
-                with contextlib.suppress(FileNotFoundError):
-                    new.rmdir()
-                new.mkdir()
-                mode, uid, gid = 0o755, launch.id_base, launch.id_base
-                below = fs.layers[0]
-                if isinstance(below.owner, int) and below.owner:  # a sandbox wrote it, and may have changed these
-                    seen = below.path.stat()
-                    mode = stat.S_IMODE(seen.st_mode)
-                    uid, gid = (each - below.owner + launch.id_base for each in (seen.st_uid, seen.st_gid))
-                if part == "upper":
-                    # Inside, the upper's own directory replaces the image's: its owner and mode are seen.
-                    new.chmod(mode)
-                if self._machine.root:
-                    os.chown(new, uid, gid)
-                path.parent.mkdir(exist_ok=True)
-                new.rename(path)
+            os.mkfifo(f"{launch.directory}/{name}", 0o600)
+        for part in ("upper", "work"):
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(f"{launch.active_layer}/{part}")
+            for fs in launch.filesystems:
+                if not os.path.exists(f"{launch.active_layer}/{part}/{fs.key}"):
+                    self._make_part(launch, part, fs)
+
+    def _make_part(self, launch: Launch, part: str, fs: Filesystem) -> None:
+        # Renamed when it is complete: a process killed before that must not leave one that the host owns.
+        new = f"{launch.active_layer}/new"
+        with contextlib.suppress(FileNotFoundError):
+            os.rmdir(new)
+        mode, uid, gid = 0o755, launch.id_base, launch.id_base
+        below = fs.layers[0]
+        if isinstance(below.owner, int) and below.owner:  # a sandbox wrote it, and may have changed these
+            seen = below.path.stat()
+            mode = stat.S_IMODE(seen.st_mode)
+            uid, gid = (each - below.owner + launch.id_base for each in (seen.st_uid, seen.st_gid))
+        os.mkdir(new)
+        if part == "upper":
+            # Inside, the upper's own directory replaces the image's: its owner and mode are seen.
+            os.chmod(new, mode)
+        if self._machine.root:
+            os.chown(new, uid, gid)
+        os.rename(new, f"{launch.active_layer}/{part}/{fs.key}")
 
     def start(
         self,
@@ -212,17 +213,54 @@ class KeeperCommand:
         except FileNotFoundError:
             return
         try:
-            if await lock_within(lock, patience_s):
+            if await _freed_within(lock, patience_s):
                 return
             # On SIGTERM, a keeper that is still starting the sandbox also ends what it has started.
             for number in (signal.SIGTERM, signal.SIGKILL):
                 with contextlib.suppress(ValueError, ProcessLookupError):
                     os.kill(int(os.pread(lock, 32, 0)), number)
-                if await lock_within(lock, 5):
+                if await _freed_within(lock, 5):
                     return
             raise SandboxError("the sandbox's keeper does not end", hint=f"see {directory}/keeper.log")
         finally:
             os.close(lock)
+
+
+@cache
+def _choose_cover(*needed: Path | str) -> str:
+    paths = [os.path.realpath(path) + "/" for path in needed]
+    for candidate in _COVERS:
+        if os.path.isdir(candidate) and not any(path.startswith(candidate + "/") for path in paths):
+            return candidate
+    raise LaunchFailed(f"none of {', '.join(_COVERS)} can be used for mounts", hint=f"mkdir {_COVERS[0]}")
+
+
+async def end_process(pid: int, is_it: Callable[[], bool], *, kill: bool = True) -> None:
+    """Kill a process that need not be a child, and wait for its end; without `kill`, only wait.
+
+    `is_it` is asked when the process is held: false if the number may have become another's before that.
+    """
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        if is_it():
+            if kill:
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(process, signal.SIGKILL)
+            await anyio.wait_readable(process)
+    finally:
+        os.close(process)
+
+
+async def _freed_within(lock: int, timeout_s: float) -> bool:
+    """Whether a keeper's lock is free in time: its end is waited for, and copies of the lock are polled."""
+    begun = anyio.current_time()
+    if timeout_s and not try_lock(lock):
+        with contextlib.suppress(ValueError), anyio.move_on_after(timeout_s):
+            await end_process(int(os.pread(lock, 32, 0)), lambda: not try_lock(lock), kill=False)
+    return await lock_within(lock, max(0.0, begun + timeout_s - anyio.current_time()))
 
 
 @contextlib.contextmanager
@@ -316,21 +354,7 @@ async def kill_holder(pid: int, directory: Path) -> None:
     Raises:
         SandboxError: it does not end.
     """
-    try:
-        process = os.pidfd_open(pid)
-    except ProcessLookupError:
+    with anyio.move_on_after(_END_S):
+        await end_process(pid, lambda: _has_open(pid, directory / "in"))
         return
-    try:
-        if not _has_open(pid, directory / "in"):  # the number belongs to another process by now
-            return
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(process, signal.SIGKILL)
-        ended = select.poll()  # select() has a limit on the number of a descriptor
-        ended.register(process, select.POLLIN)
-        with anyio.move_on_after(_END_S):
-            while not ended.poll(0):  # noqa: ASYNC110 - the process is not our child
-                await anyio.sleep(0.002)
-            return
-        raise SandboxError("a process of the sandbox does not end", hint=f"kill -9 {pid}")
-    finally:
-        os.close(process)
+    raise SandboxError("a process of the sandbox does not end", hint=f"kill -9 {pid}")

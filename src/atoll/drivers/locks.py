@@ -22,6 +22,7 @@ import anyio
 from atoll.contract.errors import SandboxError
 
 _FLOCK = struct.Struct("hhqqi4x")
+_ANY_LOCK = _FLOCK.pack(fcntl.F_WRLCK, 0, 0, 0, 0)
 _POLL_S = (0.002, 0.1)
 """How often a lock is tried: at first, and at most how far apart when it has been waited for for long."""
 
@@ -87,14 +88,28 @@ def lock_timeout(timeout_s: float | None, what: str, path: Path) -> SandboxError
     return SandboxError(f"timed out after {timeout_s or 0:g} s waiting for another process ({what})", hint=str(path))
 
 
-def is_held(path: Path) -> bool:
+def is_held(path: Path | str) -> bool:
     """Whether a living process holds the lock file `path`."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
         return False
     try:
-        answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _FLOCK.pack(fcntl.F_WRLCK, 0, 0, 0, 0))
+        answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _ANY_LOCK)
         return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
+    finally:
+        os.close(fd)
+
+
+def read_small(path: str) -> bytes:
+    """A file of at most a page, such as those that a keeper writes. Empty: it cannot be read."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        return os.read(fd, 4096)
+    except OSError:
+        return b""
     finally:
         os.close(fd)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -131,20 +132,23 @@ def denials() -> dict[str, Any]:
 
 def compiled(directory: Path) -> bytes | None:
     """The profile as a program for the kernel, cached in `directory`. None: libseccomp cannot be used here."""
-    import hashlib
-
-    wanted = profile()
-    digest = hashlib.sha256(json.dumps(wanted).encode() + os.uname().machine.encode()).hexdigest()[:16]
-    path = directory / f"seccomp-{digest}.bpf"
+    path = directory / f"seccomp-{_digest()}.bpf"
     try:
         return path.read_bytes()
     except FileNotFoundError:
-        program = _compile(wanted)
+        program = _compile(profile())
     if program is not None:
         temporary = path.with_suffix(f".{os.getpid()}")
         temporary.write_bytes(program)
         temporary.rename(path)
     return program
+
+
+@cache
+def _digest() -> str:
+    import hashlib
+
+    return hashlib.sha256(json.dumps(profile()).encode() + os.uname().machine.encode()).hexdigest()[:16]
 
 
 def _compile(wanted: dict[str, Any]) -> bytes | None:

@@ -147,6 +147,42 @@ def remove(path: Path) -> bool:
     return True
 
 
+def remove_few(path: Path, most: int) -> bool:
+    """Remove a directory and all that is in it, if that is at most `most` entries. False: some of it is left.
+
+    Neither symlinks nor mounts are followed, and nothing of a sandbox may run: what has more is for a program.
+    """
+    left = most
+
+    def empty(fd: int, device: int) -> bool:
+        nonlocal left
+        entries = list(os.scandir(fd))
+        left -= len(entries)
+        if left < 0 or os.fstat(fd).st_dev != device:
+            return False
+        for entry in entries:
+            if not entry.is_dir(follow_symlinks=False):
+                os.unlink(entry.name, dir_fd=fd)
+                continue
+            inner = os.open(entry.name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
+            try:
+                if not empty(inner, device):
+                    return False
+            finally:
+                os.close(inner)
+            os.rmdir(entry.name, dir_fd=fd)
+        return True
+
+    try:
+        with _opened(path) as fd:
+            if not empty(fd, os.fstat(fd).st_dev):
+                return False
+        path.rmdir()
+    except OSError:
+        return False
+    return True
+
+
 def prepare_quota(path: Path, *, root: bool) -> None:
     """Prepare the layer `path` for a limit on what is written to it. The limit holds once the keeper has set it.
 
@@ -293,9 +329,8 @@ def _quotactl(fd: int, command: int, id: int, record: bytearray) -> int:
     """0, or the errno."""
     import ctypes
 
-    libc = ctypes.CDLL(None, use_errno=True)
     buffer = (ctypes.c_char * len(record)).from_buffer(record)
-    done = libc.syscall(
+    done = ctypes.CDLL(None, use_errno=True).syscall(
         ctypes.c_long(_SYS_QUOTACTL_FD),
         ctypes.c_uint(fd),
         ctypes.c_uint(command << 8 | _PROJECT_QUOTA),

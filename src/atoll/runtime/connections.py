@@ -10,9 +10,11 @@ over a connection (`guest/`). Used by `engine.py` and `provisioning.py`.
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import logging
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
@@ -24,6 +26,7 @@ import anyio.to_thread
 from atoll.contract.driver import Driver
 from atoll.contract.errors import AtollError, GuestProtocolError, SandboxDied, SandboxError, SandboxNotFound
 from atoll.contract.model import RuntimeName, SandboxInfo, SandboxSpec, SystemProcess, Usage
+from atoll.drivers.locks import is_held
 from atoll.runtime.egress.server import EgressServer, EgressServers
 from atoll.runtime.guest.connection import GuestConnection
 from atoll.runtime.guest.process import list_epoll_waiters
@@ -33,7 +36,7 @@ from atoll.runtime.secrets.vault import SandboxSecrets, Vault
 from atoll.runtime.state.checkpoints import CheckpointRecord
 from atoll.runtime.state.layers import Layers
 from atoll.runtime.state.records import unreadable
-from atoll.runtime.state.status import describe, describe_unreadable, ending
+from atoll.runtime.state.status import RecordedSandbox, describe, describe_unreadable, ending
 from atoll.runtime.state.store import Manifest, StateStore
 
 if TYPE_CHECKING:
@@ -77,6 +80,8 @@ class Connections:
         self._manifests: dict[str, Manifest] = {}
         """The manifest of each open sandbox, as it was when a connection was last made."""
         self._creating: set[str] = set()
+        self._recorded: dict[str, tuple[tuple[int, int] | None, RecordedSandbox]] = {}
+        """The sandboxes that were listed last, with the version of their manifests."""
 
     @property
     def previews(self) -> Previews:
@@ -115,7 +120,9 @@ class Connections:
             from atoll.runtime.secrets.injection import SecretInjector
 
             egress.interceptor = SecretInjector(secret, lambda: self.egress_servers.trust)
-        sandbox = Sandbox(self.info(manifest), self, env={**manifest.env, **secret.env}, egress=egress)
+        # One that is being created is described when it is complete.
+        info = RecordedSandbox.of(manifest).info if id in self._creating else self.info(manifest)
+        sandbox = Sandbox(info, self, env={**manifest.env, **secret.env}, egress=egress)
         self._sandboxes[id] = sandbox
         return sandbox
 
@@ -128,14 +135,47 @@ class Connections:
                 return describe(self._store.read(manifest.id) or manifest, directory, driver)
         return info
 
-    def describe_unreadable(self, id: str, name: str, reason: str) -> SandboxInfo:
+    def list(self, prefix: str) -> builtins.list[SandboxInfo]:
+        """See `Engine.list`. Manifests that have not been written since the last call are not read again."""
+        found, recorded = [], {}
+        uncommitted = self._store.uncommitted()
+        drivers = self.engine.drivers()
+        for name, id in self._store.named(prefix):
+            version = self._store.version(id)
+            known = self._recorded.get(id)
+            if known is None or version is None or known[0] != version:
+                try:
+                    manifest = self._store.read(id or self._store.lookup(name))
+                except SandboxNotFound:
+                    continue
+                except SandboxError as error:
+                    found.append(self._describe_unreadable(id, name, unreadable(error)))
+                    continue
+                if manifest is None:
+                    if self._store.is_lost(name, id):
+                        found.append(self._describe_unreadable(id, name, "its record is missing"))
+                    continue
+                known = version, RecordedSandbox.of(manifest)
+            recorded[id] = known
+            directory = self._store.directory(id)
+            is_busy = id in uncommitted and is_held(directory / "busy.lock")
+            info = known[1].now(directory, drivers.get(known[1].runtime), is_busy=is_busy)
+            if info.status == "error":  # or another process has put it to sleep since the manifest was read
+                with contextlib.suppress(SandboxError):
+                    manifest = self._store.read(id)
+                    info = self.info(manifest) if manifest else info
+            found.append(info)
+        self._recorded = recorded if not prefix else self._recorded | recorded
+        return found
+
+    def _describe_unreadable(self, id: str, name: str, reason: str) -> SandboxInfo:
         """A sandbox whose manifest cannot be read, as `Engine.list` shows it."""
         any_driver = next(iter(self.engine.drivers().values()), None)
         return describe_unreadable(id, name, self._store.directory(id), reason, any_driver)
 
     def spec(self, id: str) -> SandboxSpec | None:
         """The spec in the manifest as it is on disk now. None: the sandbox was removed."""
-        manifest = self._store.read(id)
+        manifest = self._manifests[id] if id in self._creating else self._store.read(id)
         return manifest.spec if manifest else None
 
     @contextlib.contextmanager
@@ -317,14 +357,32 @@ class Connections:
             # The one that started it is asked first: only it ends the processes before their keeper, which reaps them.
             known = () if driver else self.engine.drivers().values()
             drivers = [driver] if driver else sorted(known, key=lambda each: each.name != runtime)
-            with anyio.CancelScope(shield=True):
+            with anyio.CancelScope(shield=True), _unmounting_later(drivers[0].pid(directory) if drivers else None):
                 for each in drivers:
                     await each.stop(run_id, directory)
                 if drivers:
                     await drivers[0].layers.remove(directory, *more)
+                self._store.release_ids(id, manifest.id_slot if manifest else None)
         self._manifests.pop(id, None)
         if sandbox is not None:
             await sandbox.aclose()
         has_layers = not is_readable or (manifest is not None and manifest.layers)
         if has_layers and not (locked or held):
             await self._lifecycle.remove_unreferenced(timeout_s=1)
+
+
+@contextlib.contextmanager
+def _unmounting_later(pid: int | None) -> Iterator[None]:
+    """Hold the mounts of a sandbox that is removed, and have a thread unmount them afterwards.
+
+    Unmounting an overlay writes all that is dirty in the file system below it (`syncfs`). Without this, the end of the
+    last process would wait for that, with nothing left that is worth writing.
+    """
+    held = None
+    with contextlib.suppress(OSError):
+        held = None if pid is None else os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        yield
+    finally:
+        if held is not None:
+            threading.Thread(target=os.close, args=(held,)).start()

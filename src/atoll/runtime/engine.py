@@ -57,7 +57,6 @@ from atoll.runtime.state import loop_storage
 from atoll.runtime.state.checkpoints import Checkpoints
 from atoll.runtime.state.layers import Layers
 from atoll.runtime.state.leases import SessionLeases
-from atoll.runtime.state.records import unreadable
 from atoll.runtime.state.spec import validate_spec, with_defaults
 from atoll.runtime.state.store import Manifest, StateStore
 from atoll.settings import Settings
@@ -703,24 +702,7 @@ class Engine:
 
         One whose record cannot be read has the status `error`, and a `reason` that says so.
         """
-        return await anyio.to_thread.run_sync(self._list, prefix)
-
-    def _list(self, prefix: str) -> builtins.list[SandboxInfo]:
-        found = []
-        for name in filter(lambda name: name.startswith(prefix), self._store.names()):
-            with contextlib.suppress(SandboxNotFound):
-                id = ""
-                try:
-                    id = self._store.lookup(name)
-                    manifest = self._store.read(id)
-                except SandboxError as error:
-                    found.append(self._connections.describe_unreadable(id, name, unreadable(error)))
-                    continue
-                if manifest is not None:
-                    found.append(self._connections.info(manifest))
-                elif self._store.is_lost(name, id):
-                    found.append(self._connections.describe_unreadable(id, name, "its record is missing"))
-        return found
+        return await anyio.to_thread.run_sync(self._connections.list, prefix)
 
     async def unreadable_records(self) -> dict[str, str]:
         """The sandboxes and checkpoints whose records cannot be read, by id, and why.
@@ -732,12 +714,12 @@ class Engine:
         )
 
     def _unreadable(self) -> dict[str, SandboxError]:
-        return {**self._store.read_all()[1], **self._checkpoints.unreadable()}
+        return {**self._store.references()[1], **self._checkpoints.unreadable()}
 
     def _digests_in_use(self) -> set[str]:
         for error in self._unreadable().values():
             raise error  # it may use any image
-        digests = {manifest.image_digest for manifest in self._store.read_all()[0]}
+        digests = {each.image_digest for each in self._store.references()[0]}
         return digests | {record.image_digest for record in self._checkpoints.all()}
 
     # ---- ending ----

@@ -187,7 +187,7 @@ class Provisioner:
                             checkpoint=checkpoint,
                             **resolved.resolved(),
                         )
-                        self._store.write(manifest)
+                        wait_written = self._store.write_uncommitted(manifest)
                         await self._lifecycle.start(manifest, driver, memory)
                         sandbox = self._connections.open(manifest)
                         await sandbox.connect()
@@ -195,6 +195,7 @@ class Provisioner:
                             manifest, sandbox = await self._settle(manifest, sandbox)
                         if authority is not None:
                             await ca_bundle.install(sandbox.files, authority)
+                        wait_written()
                     except BaseException:
                         with anyio.CancelScope(shield=True):
                             await self._connections.remove(id, spec.name, driver, locked=True)
@@ -271,7 +272,7 @@ class Provisioner:
             given = {"spec": spec, "created_at": now(), **rebound(resolved)}
             manifest = claimed.manifest.model_copy(update=given)
             try:
-                sandbox = await self._bind(manifest, driver)
+                manifest, sandbox = await self._bind(manifest, driver)
                 if authority is not None:
                     await ca_bundle.install(sandbox.files, authority)
             except BaseException as error:
@@ -282,22 +283,23 @@ class Provisioner:
                 _log.warning("a warm sandbox could not be bound; a new one is created instead", exc_info=True)
                 return None
             self._store.commit(claimed.id, ephemeral=spec.ephemeral)
-        sandbox.info = sandbox.info.model_copy(update={"status": "running"})
+        sandbox.info = self._connections.info(manifest)
         return sandbox
 
-    async def _bind(self, manifest: Manifest, driver: Driver) -> Sandbox:
+    async def _bind(self, manifest: Manifest, driver: Driver) -> tuple[Manifest, Sandbox]:
         """Give a claimed warm sandbox the name, hostname, environment and policy of its new manifest."""
         spec, directory = manifest.spec, self._store.directory(manifest.id)
         with self._connections.creating(manifest.id):
             async with driver.setting_hostname(manifest.run_id, directory, spec.name, manifest.id_base):
-                self._store.write(manifest)
+                wait_written = self._store.write_uncommitted(manifest)
                 self._store.claim_name(spec.name, manifest.id)
                 sandbox = self._connections.open(manifest)
                 await sandbox.connect()
+                wait_written()
             manifest, sandbox = await self._settle(manifest, sandbox)
             if spec.ephemeral or spec.pause_after_s is not None:
                 await driver.keeper.reconfigure(directory, ephemeral=spec.ephemeral, pause_after_s=spec.pause_after_s)
-        return sandbox
+        return manifest, sandbox
 
     # ---- forks ----
 

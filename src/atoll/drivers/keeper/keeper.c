@@ -2,7 +2,7 @@
  * guest and shares it among clients, so that no program that uses a sandbox has to outlive another.
  *
  *   keeper start --dir D --active-layer L --cover C --listen FD --lock FD
- *                [--file NAME PATH]… [--uid I O N]… [--gid I O N]… [--rootless] [--ephemeral]
+ *                [--file NAME PATH]… [--scratch BYTES] [--uid I O N]… [--gid I O N]… [--rootless] [--ephemeral]
  *                [--foreground] [--confine ID] [--machine ID] [--freezer FILE FREEZE THAW FILE LINE] [--pause-after MS]
  *                [--disk BYTES] [--epoch N] [--cgroup DIR]… [--limit FILE VALUE]…
  *                [--overlay KEY TARGET COUNT (LAYER OWNER)…]… -- RUNTIME ARGUMENTS…
@@ -103,7 +103,9 @@ static struct plan parse(int argc, char **argv)
         else if (!strcmp(arg, "--file") && left >= 2 && plan.file_count < MAX_FILES) {
             plan.files[plan.file_count].name = argv[++i];
             plan.files[plan.file_count++].path = argv[++i];
-        } else if (!strcmp(arg, "--listen") && left)
+        } else if (!strcmp(arg, "--scratch") && left)
+            plan.scratch_bytes = strtoull(argv[++i], NULL, 10);
+        else if (!strcmp(arg, "--listen") && left)
             plan.listener = (int)number(argv[++i]);
         else if (!strcmp(arg, "--lock") && left)
             plan.lock = (int)number(argv[++i]);

@@ -36,7 +36,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-enum { MAX_MAPS = 4, MAX_OVERLAYS = 8, MAX_LAYERS = 128, MAX_CGROUPS = 8, MAX_LIMITS = 8, MAX_FILES = 4 };
+enum { MAX_MAPS = 4, MAX_OVERLAYS = 8, MAX_LAYERS = 128, MAX_CGROUPS = 8, MAX_LIMITS = 8, MAX_FILES = 8 };
 enum { MAX_OWNERS = 130 };
 
 struct id_map {
@@ -56,8 +56,9 @@ struct plan {
     const char *cover; /* the directory on which the mounts are assembled, in a private mount namespace */
     struct {
         const char *name, *path;
-    } files[MAX_FILES]; /* files of the host that the runtime finds as COVER/NAME */
+    } files[MAX_FILES]; /* files and directories of the host that the runtime finds, read-only, as COVER/NAME */
     int file_count;
+    uint64_t scratch_bytes; /* the size of /dev, /run and /sys, made here; 0: the runtime makes its own */
     struct id_map uids[MAX_MAPS], gids[MAX_MAPS];
     int uid_count, gid_count;
     bool rootless;

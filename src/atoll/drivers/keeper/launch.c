@@ -12,6 +12,7 @@
 #include <fcntl.h>
 #include <grp.h>
 #include <linux/mount.h>
+#include <linux/openat2.h>
 #include <linux/sched.h>
 #include <sched.h>
 #include <signal.h>
@@ -35,6 +36,9 @@
 #endif
 #ifndef OPEN_TREE_CLOEXEC
 #define OPEN_TREE_CLOEXEC O_CLOEXEC
+#endif
+#ifndef AT_RECURSIVE
+#define AT_RECURSIVE 0x8000
 #endif
 enum { CGROUP2_MAGIC_NUMBER = 0x63677270 };
 
@@ -249,16 +253,14 @@ void enter_namespaces(const struct plan *plan)
         close(fd);
 }
 
-/* A detached clone of the mount at `fd`; a layer's is read-only and id-mapped. */
-static int clone_tree(int fd, bool layer, int user_fd)
+/* A detached clone of the mount at `fd`, without set-uid programs and with `attributes`; id-mapped if `user_fd` >= 0. */
+static int clone_tree(int fd, uint64_t attributes, int user_fd)
 {
     int tree = (int)syscall(SYS_open_tree, fd, "", AT_EMPTY_PATH | OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC);
     if (tree < 0)
         return -1;
-    struct mount_attr attr = {.attr_set = MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV};
-    if (layer)
-        attr.attr_set |= MOUNT_ATTR_RDONLY;
-    if (layer && user_fd >= 0) {
+    struct mount_attr attr = {.attr_set = MOUNT_ATTR_NOSUID | attributes};
+    if (user_fd >= 0) {
         attr.attr_set |= MOUNT_ATTR_IDMAP;
         attr.userns_fd = (uint64_t)user_fd;
     }
@@ -278,6 +280,88 @@ static void attach(int tree, const char *at)
     close(tree);
 }
 
+/* Binds the file or directory at `fd`, which is closed, on `at`, which is made. No file of a directory is a program. */
+static void bind_new(int fd, const char *at, uint64_t attributes)
+{
+    struct stat seen;
+    if (fstat(fd, &seen) < 0)
+        give_up(at);
+    int tree = clone_tree(fd, attributes | (S_ISDIR(seen.st_mode) ? MOUNT_ATTR_NOEXEC : 0), -1);
+    if (tree < 0)
+        give_up_f("binding %s", at);
+    if (S_ISDIR(seen.st_mode) ? mkdir(at, 0555) < 0 : mknod(at, S_IFREG | 0555, 0) < 0)
+        give_up_f("making %s", at);
+    attach(tree, at);
+    close(fd);
+}
+
+static uid_t sandbox_root(const struct plan *plan)
+{
+    return plan->rootless ? 0 : plan->uids[0].outside;
+}
+
+/* A directory that belongs to root inside. It may exist. */
+static void make_directory(const struct plan *plan, const char *path, mode_t mode)
+{
+    uid_t id = sandbox_root(plan);
+    if ((mkdir(path, mode) < 0 && errno != EEXIST) || chmod(path, mode) < 0 || chown(path, id, id) < 0)
+        give_up_f("making %s", path);
+}
+
+static void make_parents(const struct plan *plan, const char *path)
+{
+    char parent[256];
+    for (const char *slash = strchr(path, '/'); slash; slash = strchr(slash + 1, '/')) {
+        snprintf(parent, sizeof parent, "%.*s", (int)(slash - path), path);
+        make_directory(plan, parent, 0755);
+    }
+}
+
+/* Mounts `name`, a directory of the cover with all that is mounted in it, on the directory of that name in the root.
+ * The image may have made that a link: it is resolved as a process inside would, and never leads out of the root. */
+static void mount_in_root(const struct plan *plan, const char *name, uint64_t attributes)
+{
+    int root = open("root", O_PATH | O_DIRECTORY | O_CLOEXEC);
+    struct open_how how = {.flags = O_PATH | O_DIRECTORY | O_CLOEXEC, .resolve = RESOLVE_IN_ROOT};
+    int at = (int)syscall(SYS_openat2, root, name, &how, sizeof how);
+    if (at < 0 && errno == ENOENT) {
+        uid_t id = sandbox_root(plan);
+        if (mkdirat(root, name, 0755) == 0 && fchownat(root, name, id, id, AT_SYMLINK_NOFOLLOW) == 0)
+            at = (int)syscall(SYS_openat2, root, name, &how, sizeof how);
+    }
+    if (at < 0)
+        give_up_f("opening /%s, which must be a directory of the image", name);
+    int tree = (int)syscall(SYS_open_tree, AT_FDCWD, name, OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_RECURSIVE);
+    struct mount_attr attr = {.attr_set = MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | attributes};
+    if (tree < 0 || syscall(SYS_mount_setattr, tree, "", AT_EMPTY_PATH, &attr, sizeof attr) < 0 ||
+        syscall(SYS_move_mount, tree, "", at, "", MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH) < 0)
+        give_up_f("mounting /%s", name);
+    close(tree);
+    close(at);
+    close(root);
+}
+
+/* The sandbox's /dev, /run and /sys. `empty` is for the runtime, which masks other directories with it.
+ *
+ * They are directories of one file system, that of the cover, since each file system costs kernel memory in every
+ * memory cgroup of the machine (docs/design/0016-many-sandboxes.md). The size of that one bounds them together. */
+static void mount_scratch(const struct plan *plan)
+{
+    static const char *const directories[] = {"dev", "dev/mqueue", "dev/pts", "run"};
+    for (size_t i = 0; i < sizeof directories / sizeof directories[0]; i++)
+        make_directory(plan, directories[i], 0755);
+    make_directory(plan, "sys", 0555);
+    make_directory(plan, "empty", 0555);
+    make_directory(plan, "shm", 01777);
+    int shm = open("shm", O_PATH | O_DIRECTORY | O_CLOEXEC);
+    if (shm < 0)
+        give_up("opening shm");
+    bind_new(shm, "dev/shm", MOUNT_ATTR_NODEV);
+    mount_in_root(plan, "dev", 0);
+    mount_in_root(plan, "run", 0);
+    mount_in_root(plan, "sys", MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOEXEC);
+}
+
 static void mount_overlay(const struct plan *plan, int index, const int *layer_fds, int user_fd)
 {
     const struct overlay *o = &plan->overlays[index];
@@ -285,7 +369,8 @@ static void mount_overlay(const struct plan *plan, int index, const int *layer_f
     int used = snprintf(options, sizeof options, "lowerdir=");
     for (int i = 0; i < o->layer_count; i++) {
         snprintf(name, sizeof name, "l%d.%d", index, i);
-        int tree = clone_tree(layer_fds[i], true, layer_mapping(plan, o->layers[2 * i + 1], user_fd));
+        int tree = clone_tree(layer_fds[i], MOUNT_ATTR_RDONLY | MOUNT_ATTR_NODEV,
+                              layer_mapping(plan, o->layers[2 * i + 1], user_fd));
         if (tree < 0)
             give_up_f("id-mapping the layer %s (its file system may not support it)", o->layers[2 * i]);
         if (mkdir(name, 0755) < 0)
@@ -322,11 +407,14 @@ static void assemble(const struct plan *plan, int user_fd)
         if (files[i] < 0)
             give_up(plan->files[i].path);
     }
-    if (mount("atoll", plan->cover, "tmpfs", MS_NOSUID | MS_NODEV, "mode=755,size=1m") < 0)
+    char options[64];
+    snprintf(options, sizeof options, "mode=755,size=%llu",
+             (unsigned long long)(plan->scratch_bytes ? plan->scratch_bytes : 1 << 20));
+    if (mount("atoll", plan->cover, "tmpfs", MS_NOSUID | MS_NODEV, options) < 0)
         give_up_f("mounting a tmpfs on %s", plan->cover);
     if (chdir(plan->cover) < 0 || mkdir("active", 0700) < 0 || mkdir("root", 0755) < 0)
         give_up("preparing the mounts");
-    int tree = clone_tree(layer, false, -1);
+    int tree = clone_tree(layer, MOUNT_ATTR_NODEV, -1);
     if (tree < 0)
         give_up("cloning the active layer");
     attach(tree, "active");
@@ -345,14 +433,11 @@ static void assemble(const struct plan *plan, int user_fd)
         close(file);
     }
     for (int i = 0; i < plan->file_count; i++) {
-        int file = open(plan->files[i].name, O_CREAT | O_WRONLY | O_CLOEXEC, 0555);
-        tree = clone_tree(files[i], false, -1);
-        if (file < 0 || tree < 0)
-            give_up_f("mounting %s", plan->files[i].path);
-        attach(tree, plan->files[i].name);
-        close(file);
-        close(files[i]);
+        make_parents(plan, plan->files[i].name);
+        bind_new(files[i], plan->files[i].name, MOUNT_ATTR_RDONLY | MOUNT_ATTR_NODEV);
     }
+    if (plan->scratch_bytes)
+        mount_scratch(plan);
 }
 
 static int open_in(const char *dir, const char *name, int flags)

@@ -615,16 +615,13 @@ class Lifecycle:
         async with self._layers.lock(exclusive=True, timeout_s=timeout_s) as held:
             if not held:
                 return []
-            manifests, unreadable = self._store.read_all()
+            references, unreadable = self._store.references()
             self._store.drop_groups()
             unreferenced = self._store.orphaned()
             if not unreadable and not self._checkpoints.unreadable():
                 named = {layer.id for record in self._checkpoints.all() for layer in record.layers}
-                memories = set()
-                for manifest in manifests:
-                    named |= {manifest.active_layer, *(layer.id for layer in manifest.layers)}
-                    memories.add((self._store.directory(manifest.id) / (manifest.memory or "")).parent)
-                self._checkpoints.remove_unreferenced(spare=memories)
+                named.update(layer for each in references for layer in each.layers)
+                self._checkpoints.remove_unreferenced(spare={each.memory for each in references})
                 unreferenced += self._layers.unreferenced(named)
         # A process that creates a layer refers to it before it unlocks the layers. So nothing will ever refer to one of
         # these, and they can be removed without the lock.

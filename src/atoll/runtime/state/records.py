@@ -32,9 +32,25 @@ class StoredRecord(Frozen):
 
 def write_record(path: Path, record: StoredRecord, *, durable: bool = False) -> None:
     """Write a record with `write_atomic`."""
-    write_atomic(
-        path, json.dumps({"version": record.VERSION, **record.model_dump(mode="json")}).encode(), durable=durable
-    )
+    write_atomic(path, _encode(record), durable=durable)
+
+
+def write_record_early(path: Path, record: StoredRecord) -> int:
+    """Write a record in one step, which a power failure may undo or damage until the descriptor returned is synced.
+
+    The caller syncs it (`os.fdatasync`) and closes it before anything relies on the record.
+    """
+    fd = _replace(path, _encode(record))
+    try:
+        os.rename(_temporary(path), path)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _encode(record: StoredRecord) -> bytes:
+    return json.dumps({"version": record.VERSION, **record.model_dump(mode="json")}).encode()
 
 
 def read_record(path: Path, model: type[_R], what: str) -> _R | None:
@@ -150,14 +166,31 @@ def write_atomic(path: Path, content: bytes, *, durable: bool = False) -> None:
 
     The caller holds a lock: two writers at once would use one temporary file.
     """
-    temporary = path.with_suffix(".new")
-    with open(temporary, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fdatasync(file.fileno())
-    temporary.rename(path)
+    fd = _replace(path, content)
+    try:
+        os.fdatasync(fd)
+    finally:
+        os.close(fd)
+    os.rename(_temporary(path), path)
     if durable:
         sync(path.parent)
+
+
+def _temporary(path: Path) -> str:
+    return f"{path.parent}/{path.stem}.new"
+
+
+def _replace(path: Path, content: bytes) -> int:
+    """Write what is to become the file `path`. The descriptor returned is to be closed."""
+    fd = os.open(_temporary(path), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+    try:
+        with memoryview(content) as left:
+            while left:
+                left = left[os.write(fd, left) :]
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
 
 
 def sync(path: Path) -> None:

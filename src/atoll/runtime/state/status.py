@@ -18,43 +18,73 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from atoll.contract.driver import Driver
-from atoll.contract.model import Limits, SandboxInfo, Status
-from atoll.drivers.locks import is_held
+from atoll.contract.model import Limits, RuntimeName, SandboxInfo
+from atoll.drivers.locks import is_held, read_small
 from atoll.runtime.state.store import Manifest
 
 
 def describe(manifest: Manifest, directory: Path, driver: Driver | None) -> SandboxInfo:
     """A sandbox as `list` shows it. Without a driver it cannot run: its runtime is not on this machine."""
-    pid = driver.pid(directory) if driver else None
-    last_used = driver.keeper.last_used(directory)[0] if driver else None
-    status: Status = "running"
-    reason = ending(directory)
-    if is_held(directory / "busy.lock"):
-        status, reason = "provisioning", None
-    elif pid is None and manifest.state != "running":
-        status, reason = manifest.state, None
-    elif pid is None or reason is not None:
-        status, reason, pid = "error", reason or "its keeper has ended", None
-    elif driver is not None and driver.is_frozen(manifest.run_id):
-        status = "paused"
-    elif driver is not None and (since := driver.keeper.unanswered_since(directory)) is not None:
-        reason = f"it has not answered since {since:%Y-%m-%d %H:%M:%S} UTC"
-    return SandboxInfo(
-        id=manifest.id,
-        name=manifest.spec.name,
-        status=status,
-        reason=reason,
-        image=manifest.spec.image,
-        runtime=manifest.runtime,
-        limits=manifest.limits,
-        user=manifest.user,
-        cwd=manifest.cwd,
-        created_at=manifest.created_at,
-        last_used_at=last_used
-        and max(last_used, manifest.created_at),  # a warm sandbox was used before it was created under its name
-        pid=pid,
-        network=manifest.spec.network,
-    )
+    return RecordedSandbox.of(manifest).now(directory, driver, is_busy=is_held(directory / "busy.lock"))
+
+
+class RecordedSandbox:
+    """What the manifest of a sandbox says about it, to be shown again and again while the manifest does not change."""
+
+    __slots__ = ("_last_used", "_run_id", "info")
+
+    def __init__(self, info: SandboxInfo, run_id: str) -> None:
+        self.info = info
+        """With the manifest's state as its status."""
+        self._run_id = run_id
+        self._last_used: datetime | None = None
+        """Noted once it sleeps."""
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> RecordedSandbox:
+        info = SandboxInfo(
+            id=manifest.id,
+            name=manifest.spec.name,
+            status=manifest.state,
+            image=manifest.spec.image,
+            runtime=manifest.runtime,
+            limits=manifest.limits,
+            user=manifest.user,
+            cwd=manifest.cwd,
+            created_at=manifest.created_at,
+            network=manifest.spec.network,
+        )
+        return cls(info, manifest.run_id)
+
+    @property
+    def runtime(self) -> RuntimeName:
+        return self.info.runtime
+
+    def now(self, directory: Path, driver: Driver | None, *, is_busy: bool) -> SandboxInfo:
+        """As `list` shows it now. `is_busy`: it is created or removed."""
+        pid = driver.pid(directory) if driver else None
+        status, reason = self.info.status, None
+        asleep = pid is None and status != "running"
+        if asleep and self._last_used is not None and not is_busy:
+            return self.info
+        if is_busy:
+            status = "provisioning"
+        elif not asleep:
+            status = "running"
+            if pid is None:
+                status, reason = "error", ending(directory) or "its keeper has ended"
+            elif driver is not None and driver.is_frozen(self._run_id):
+                status = "paused"
+            elif driver is not None and (since := driver.keeper.unanswered_since(directory)) is not None:
+                reason = f"it has not answered since {since:%Y-%m-%d %H:%M:%S} UTC"
+        used = driver.keeper.last_used(directory)[0] if driver else None
+        # A warm sandbox was used before it was created under its name.
+        last_used = used and max(used, self.info.created_at)
+        now = {"status": status, "reason": reason, "pid": pid, "last_used_at": last_used}
+        info = self.info.model_copy(update=now)
+        if asleep and last_used is not None and not is_busy:
+            self.info, self._last_used = info, last_used
+        return info
 
 
 def describe_unreadable(id: str, name: str, directory: Path, reason: str, driver: Driver | None) -> SandboxInfo:
@@ -83,10 +113,7 @@ def modified(*paths: Path) -> datetime:
 
 def ending(directory: Path) -> str | None:
     """Why a sandbox has ended, as its keeper wrote it. None: it has not, or gave no reason."""
-    try:
-        return (directory / "ended").read_text(errors="replace")[:300].strip() or None
-    except OSError:
-        return None
+    return read_small(f"{directory}/ended")[:300].decode(errors="replace").strip() or None
 
 
 def record_ending(directory: Path, reason: str) -> None:

@@ -28,8 +28,11 @@ import contextlib
 import os
 import re
 import stat
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -37,7 +40,7 @@ from atoll.contract.errors import InvalidRequest, SandboxDied, SandboxError, San
 from atoll.contract.model import RuntimeName, SandboxSpec, check_name, is_name
 from atoll.drivers.locks import is_held, lock_timeout, lock_within, open_lock, try_lock
 from atoll.runtime.state.layers import ResolvedSpec
-from atoll.runtime.state.records import StoredRecord, read_record, remove_record, write_record
+from atoll.runtime.state.records import StoredRecord, read_record, remove_record, write_record, write_record_early
 
 ID_BASE, ID_STEP, ID_SLOTS = 0x1000_0000, 0x1_0000, 28_000
 """Host user ids of sandboxes: far above people and services, below 2**31."""
@@ -48,6 +51,7 @@ _IN_PROGRESS = re.compile(r"(atoll|cp|layer)-[0-9a-f]+")
 _GROUP = re.compile(r"[0-9a-f]{16}")
 _BEFORE_FIRST_USE = {"images", "storage.img", "storage.json", "storage.lock", "lost+found"}
 """What may be in a state directory before it is first opened."""
+_CLOCK_STEP_NS = 100_000_000
 _BUSY_TIMEOUT_S = 60
 _WORK_TIMEOUT_S = 600
 
@@ -86,6 +90,21 @@ class Manifest(ResolvedSpec, StoredRecord):
         return f"{self.id}.{self.run}"
 
 
+class References(NamedTuple):
+    """What a sandbox refers to, which must not be removed."""
+
+    image_digest: str
+    layers: tuple[str, ...]
+    """The ids of its committed layers, and of the one that it writes to."""
+    memory: Path
+    """The directory that its saved processes are in, if it has any."""
+
+    @classmethod
+    def of(cls, manifest: Manifest, directory: Path) -> References:
+        layers = manifest.active_layer, *(layer.id for layer in manifest.layers)
+        return cls(manifest.image_digest, layers, (directory / (manifest.memory or "")).parent)
+
+
 class Claimed(NamedTuple):
     """A warm sandbox that this process has claimed."""
 
@@ -102,6 +121,9 @@ class StateStore:
             OSError: it cannot be made.
         """
         self.state_dir = state_dir
+        self._sandboxes = state_dir / "sandboxes"
+        self._references: dict[str, tuple[tuple[int, int] | None, References]] = {}
+        """What `references` returned last, with the versions of the manifests."""
         state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         _require_private(state_dir)
         for name in ("names", "ids", "uncommitted", "warm", "groups", "in-progress", "sandboxes", "run"):
@@ -114,7 +136,7 @@ class StateStore:
         return [entry for entry in os.listdir(self.state_dir / name) if pattern.fullmatch(entry)]
 
     def directory(self, id: str) -> Path:
-        return self.state_dir / "sandboxes" / id
+        return self._sandboxes / id
 
     # ---- names ----
 
@@ -162,6 +184,19 @@ class StateStore:
     def name_taken(self, name: str) -> bool:
         return os.path.lexists(self.state_dir / "names" / name)
 
+    def named(self, prefix: str) -> Iterator[tuple[str, str]]:
+        """The names that begin with `prefix`, sorted, and their ids; no id if the entry is damaged."""
+        names = f"{self.state_dir}/names"
+        for name in self.names():
+            if name.startswith(prefix):
+                try:
+                    id = os.readlink(f"{names}/{name}")
+                except FileNotFoundError:
+                    continue
+                except OSError:
+                    id = ""
+                yield name, id if _ID.fullmatch(id) else ""
+
     def names(self) -> list[str]:
         return sorted(name for name in os.listdir(self.state_dir / "names") if is_name(name))
 
@@ -183,6 +218,20 @@ class StateStore:
     def write(self, manifest: Manifest) -> None:
         write_record(self.directory(manifest.id) / "manifest.json", manifest)
 
+    def write_uncommitted(self, manifest: Manifest) -> Callable[[], None]:
+        """Write the manifest of a sandbox that is created or claimed. Call what it returns before the commit.
+
+        A thread brings it to disk meanwhile, which takes as long as all else that a claim does. If power fails first,
+        the sandbox is abandoned, and removed whatever its manifest says.
+        """
+        fd = write_record_early(self.directory(manifest.id) / "manifest.json", manifest)
+        syncing = self._syncs.submit(_sync_and_close, fd)
+        return syncing.result
+
+    @cached_property
+    def _syncs(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(4, "atoll-sync")
+
     def read(self, id: str) -> Manifest | None:
         """The manifest of `id`. None: it is not written yet, or was removed.
 
@@ -191,19 +240,41 @@ class StateStore:
         """
         return read_record(self.directory(id) / "manifest.json", Manifest, f"sandbox {id}")
 
-    def read_all(self) -> tuple[list[Manifest], dict[str, SandboxError]]:
-        """All manifests; and of those that cannot be read, the ids and the errors of `read`."""
-        manifests, unreadable = [], {}
+    def version(self, id: str) -> tuple[int, int] | None:
+        """Differs whenever the manifest of `id` has been written. None: it cannot be told, or was written just now."""
+        try:
+            seen = os.stat(f"{self._sandboxes}/{id}/manifest.json", follow_symlinks=False)
+        except OSError:
+            return None
+        # A file system counts time in steps. Within one, a file may be replaced twice and have the number of the first.
+        return None if time.time_ns() - seen.st_mtime_ns < _CLOCK_STEP_NS else (seen.st_ino, seen.st_mtime_ns)
+
+    def uncommitted(self) -> set[str]:
+        """Ids of the sandboxes that are created or removed, are ephemeral, or wait in a warm pool."""
+        return set(self._entries("uncommitted"))
+
+    def references(self) -> tuple[list[References], dict[str, SandboxError]]:
+        """What the manifests refer to; and of those that cannot be read, the ids and the errors of `read`.
+
+        Manifests that have not been written since the last call are not read again.
+        """
+        found: dict[str, tuple[tuple[int, int] | None, References]] = {}
+        unreadable = {}
         for id in self._entries("sandboxes"):
+            version, known = self.version(id), self._references.get(id)
+            if known is not None and version is not None and known[0] == version:
+                found[id] = known
+                continue
             try:
                 if (manifest := self.read(id)) is not None:
-                    manifests.append(manifest)
+                    found[id] = version, References.of(manifest, self.directory(id))
                 elif any(self.is_lost(name, id) for name in self.names()):
                     missing = f"the record of sandbox {id} is missing"
                     unreadable[id] = SandboxError(missing, reason="missing", problem="it is missing")
             except SandboxError as error:
                 unreadable[id] = error
-        return manifests, unreadable
+        self._references = found
+        return [each for _, each in found.values()], unreadable
 
     def drop_unreadable(self, id: str) -> None:
         """Remove a manifest that cannot be read. Call it in `removing`: the sandbox is abandoned then, and if its
@@ -357,8 +428,8 @@ class StateStore:
         """The directory of a sandbox that is to be removed, with its locks held. It may not exist any more.
 
         Before it is given, the name is freed and the sandbox uncommitted, so that an interrupted removal is finished
-        later. Without `name`, whichever name it has is freed. `locked`: the caller holds the locks. `abandoned`: it is
-        to be removed only if it is abandoned.
+        later. The caller releases its user ids when nothing has them any more. Without `name`, whichever name it has
+        is freed. `locked`: the caller holds the locks. `abandoned`: it is to be removed only if it is abandoned.
 
         Raises:
             SandboxError: another process works on it for too long, or it is not abandoned any more.
@@ -371,7 +442,7 @@ class StateStore:
                     stack.callback(os.close, fd)
                     if not locked and not await lock_within(fd, timeout_s):
                         raise lock_timeout(timeout_s, f"working on sandbox {id}", directory / lock)
-                if abandoned and id not in self._uncommitted_not_ready():
+                if abandoned and not self._is_uncommitted_not_ready(id):
                     raise SandboxError(f"sandbox {id} is not abandoned any more", hint=str(directory))
                 with contextlib.suppress(FileExistsError):
                     os.symlink(id, self.state_dir / "uncommitted" / id)
@@ -383,14 +454,14 @@ class StateStore:
                 if self._resolves_to(each, id):
                     (self.state_dir / "names" / each).unlink(missing_ok=True)
             yield directory
-        self._release_ids(id)
         self.clear_in_progress(id)
         self.commit(id)
 
-    def _release_ids(self, id: str) -> None:
-        for slot in os.listdir(self.state_dir / "ids"):
+    def release_ids(self, id: str, slot: int | None) -> None:
+        """Release the range of user ids of a sandbox that is removed. Without its `slot`, all are looked at."""
+        for each in os.listdir(self.state_dir / "ids") if slot is None else [str(slot)]:
             with contextlib.suppress(OSError):  # released already, or no symlink
-                path = self.state_dir / "ids" / slot
+                path = self.state_dir / "ids" / each
                 if os.readlink(path) == id:
                     path.unlink()
 
@@ -451,6 +522,12 @@ class StateStore:
         entries = [name.partition(".") for name in os.listdir(self.state_dir / "warm")]
         warm = {id for key, _, id in entries if key != "-" and self.is_alive(id)}
         return (set(self._entries("uncommitted")) - warm) | set(self.warm("-"))
+
+    def _is_uncommitted_not_ready(self, id: str) -> bool:
+        """Whether `id` is one of those."""
+        keys = [name.partition(".")[0] for name in os.listdir(self.state_dir / "warm") if name.endswith(f".{id}")]
+        is_ready = bool(keys) and "-" not in keys and self.is_alive(id)
+        return "-" in keys or (os.path.lexists(self.state_dir / "uncommitted" / id) and not is_ready)
 
     def is_alive(self, id: str) -> bool:
         """Whether its keeper lives."""
@@ -546,6 +623,13 @@ def _narrow(directory: Path) -> None:
     mode = stat.S_IMODE(directory.stat().st_mode)
     if mode & 0o077:
         directory.chmod(mode & ~0o077)
+
+
+def _sync_and_close(fd: int) -> None:
+    try:
+        os.fdatasync(fd)
+    finally:
+        os.close(fd)
 
 
 def new_id() -> str:
