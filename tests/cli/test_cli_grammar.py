@@ -13,6 +13,8 @@ import pytest
 
 from atoll.surfaces.cli.app import MODULES
 from atoll.surfaces.cli.grammar import Option, Parameter, Parser
+from atoll.surfaces.cli.options import DEFAULT_TOOLS
+from atoll.tools import vocabularies
 from tests.cli.driving import PROGRAM, Atoll
 
 COMMANDS = [name for names in MODULES.values() for name in names]
@@ -120,6 +122,10 @@ def test_opening_an_engine_imports_nothing_heavy(atoll: Atoll) -> None:
 def test_help_and_version_import_neither_what_is_heavy_nor_an_event_loop(atoll: Atoll, words: list[str]) -> None:
     unneeded = (HEAVY | LOOP) - {"dataclasses", "inspect"} if "--help" in words else HEAVY | LOOP
     assert imported_by(command_line(*words), env=atoll.env) & unneeded == set()
+
+
+def test_the_default_vocabulary_is_one() -> None:
+    assert DEFAULT_TOOLS == vocabularies.DEFAULT
 
 
 def test_completion_imports_neither_what_is_heavy_nor_an_event_loop(atoll: Atoll) -> None:

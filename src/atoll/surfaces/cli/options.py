@@ -54,6 +54,10 @@ TtyOption = Annotated[bool, Option("--tty", "-t", help="Give the command a termi
 StdinOption = Annotated[bool, Option("--stdin/--no-stdin", "-i/-n", help="Pass standard input to the command.")]
 
 
+DEFAULT_TOOLS = "workspace"
+"""The vocabulary of commands that name none: `vocabularies.DEFAULT`, which help must not wait for. A test compares."""
+
+
 def tools_option() -> Option:
     """`--tools`, in the annotation of a parameter: evaluated for the commands that have it."""
     from atoll.tools.vocabularies import summary

@@ -13,9 +13,8 @@ from atoll.contract.errors import InvalidRequest
 from atoll.surfaces.cli import render
 from atoll.surfaces.cli.command import AtollCommand, CommandContext, CommandModule, Work
 from atoll.surfaces.cli.grammar import Argument, Option
-from atoll.surfaces.cli.options import tools_option
+from atoll.surfaces.cli.options import DEFAULT_TOOLS, tools_option
 from atoll.surfaces.cli.sandbox_options import SANDBOX
-from atoll.tools.vocabularies import DEFAULT
 
 commands = CommandModule()
 
@@ -44,7 +43,7 @@ def agent(
             "one of Anthropic's]",
         ),
     ] = None,
-    tools: Annotated[str, tools_option()] = DEFAULT,
+    tools: Annotated[str, tools_option()] = DEFAULT_TOOLS,
     instructions: Annotated[
         str | None,
         Option("--instructions", metavar="TEXT", help="Add this to the system prompt; @FILE reads it from a file."),

@@ -14,9 +14,8 @@ from atoll.contract.errors import InvalidRequest
 from atoll.surfaces.cli import render, values
 from atoll.surfaces.cli.command import AtollCommand, CommandContext, CommandModule, Work, needing_extra
 from atoll.surfaces.cli.grammar import Option
-from atoll.surfaces.cli.options import tools_option
+from atoll.surfaces.cli.options import DEFAULT_TOOLS, tools_option
 from atoll.surfaces.cli.sandbox_options import SANDBOX, SandboxOptions, engine_arguments
-from atoll.tools.vocabularies import DEFAULT
 
 if TYPE_CHECKING:
     from atoll.surfaces.mcp.session import ServerConfig
@@ -53,7 +52,7 @@ class McpOptions(NamedTuple):
 @commands.command(cls=_McpCommand)
 def mcp(
     context: CommandContext,
-    tools: Annotated[str, tools_option()] = DEFAULT,
+    tools: Annotated[str, tools_option()] = DEFAULT_TOOLS,
     http: Annotated[
         str | None,
         Option(
