@@ -344,7 +344,7 @@ static void mount_in_root(const struct plan *plan, const char *name, uint64_t at
 /* The sandbox's /dev, /run and /sys. `empty` is for the runtime, which masks other directories with it.
  *
  * They are directories of one file system, that of the cover, since each file system costs kernel memory in every
- * memory cgroup of the machine (docs/design/0016-many-sandboxes.md). The size of that one bounds them together. */
+ * memory cgroup of the machine (docs/design/0017-many-sandboxes.md). The size of that one bounds them together. */
 static void mount_scratch(const struct plan *plan)
 {
     static const char *const directories[] = {"dev", "dev/mqueue", "dev/pts", "run"};
