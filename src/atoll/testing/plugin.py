@@ -46,7 +46,7 @@ BWRAP_FILES = {
     "attacks": "bombs devices host_files keeper_confinement kernel_information killing_the_guest leaving_the_root "
     "malicious_images mounting network proc_and_sys reaching_the_guest setuid system_calls traversal user_ids",
     "conformance": "checkpoints egress_once exec export files inside lifecycle limits network processes sharing sleep "
-    "storage warm",
+    "storage units warm",
 }
 """Where bwrap is tested too, unless it is named: what the driver, and not the guest alone, decides."""
 STRICT = os.environ.get("ATOLL_STRICT") == "1" or os.environ.get("CI") == "true"
