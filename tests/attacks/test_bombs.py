@@ -15,6 +15,7 @@ from atoll.contract.errors import AtollError, ExecTimeout, SandboxDied
 from atoll.contract.model import Limits, RuntimeName
 from atoll.runtime.engine import Engine
 from atoll.runtime.sandbox import Sandbox
+from atoll.testing.waiting import BOUND_S
 from tests.attacks.programs import PROBE, attempts, running, shell
 
 MIB = 1024 * 1024
@@ -65,9 +66,9 @@ async def test_a_fork_bomb_does_not_stop_other_operations_from_failing_fast(
     async with await _make(engine, probe_program, limits) as sandbox:
         async with running(sandbox, PROBE, "fork-bomb") as (bomb, _):
             for _ in range(3):
-                with anyio.fail_after(20), contextlib.suppress(AtollError):
+                with anyio.fail_after(BOUND_S), contextlib.suppress(AtollError):
                     await sandbox.exec(["true"], timeout_s=5)
-                with anyio.fail_after(20), contextlib.suppress(AtollError):
+                with anyio.fail_after(BOUND_S), contextlib.suppress(AtollError):
                     await sandbox.files.read_bytes("/etc/hosts")
             await bomb.kill()
         assert (await shell(sandbox, "echo on")).stdout == "on\n"

@@ -21,7 +21,9 @@ from pathlib import Path
 
 import anyio
 
-BOUND_S = 10.0
+from atoll.testing.waiting import SLOWNESS
+
+BOUND_S = 10.0 * SLOWNESS
 """How long processes and directories that go by themselves may take."""
 
 _CGROUPS = Path("/sys/fs/cgroup")
