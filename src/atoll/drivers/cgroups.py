@@ -307,6 +307,8 @@ def _is_root_of_container(cgroup: Path) -> bool:
 def _move_processes(source: Path, target: Path) -> None:
     target.mkdir(exist_ok=True)
     for pid in (source / "cgroup.procs").read_text().split():
+        if pid == "0":  # of a process outside of our PID namespace, which cannot be moved; written, it would mean us
+            continue
         with contextlib.suppress(ProcessLookupError):
             (target / "cgroup.procs").write_text(pid)
 
