@@ -16,6 +16,7 @@ KILLS ?= 1000
 SOAK_MINUTES ?= 30
 SOAK_SANDBOXES ?= 200
 SOAK_ARGS ?=
+VM_PARTS ?=
 
 # The paths that ruff and mypy check, if they exist.
 CHECKED := $(wildcard src tests bench examples build_guest.py scripts/*.py)
@@ -23,7 +24,7 @@ CHECKED := $(wildcard src tests bench examples build_guest.py scripts/*.py)
 NATIVE := src/atoll/_bin
 GUEST_HEADERS := $(wildcard src/atoll/guest/*.h)
 
-.PHONY: help demo test test-old-gvisor check format bench soak fuzz chaos build lock clean programs lint
+.PHONY: help demo test test-old-gvisor test-vm check format bench soak fuzz chaos build lock clean programs lint
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -46,6 +47,10 @@ test-old-gvisor: ## run the tests of sandboxes with the gVisor of Debian 12 itse
 	@$(MAKE) --no-print-directory programs WERROR=--werror
 	@old=$$(scripts/old-gvisor) && PATH="$$old:$$PATH" $(BIN)/pytest $(PYTEST_ARGS) --atoll-runtime runsc \
 		tests/conformance tests/attacks tests/chaos src/atoll/testing/conformance
+
+test-vm: ## run a core of the tests in an emulated guest with systemd and cgroup v2; VM_PARTS='systemd container'
+	@scripts/bootstrap vm
+	@scripts/vm/test $(VM_PARTS)
 
 check: ## check format, lint, types, import contract and shell scripts
 	@scripts/bootstrap check
@@ -95,7 +100,7 @@ lint:
 	@$(BIN)/python scripts/sync_stub.py --check
 	@$(BIN)/mypy --no-error-summary $(CHECKED)
 	@said=$$($(BIN)/lint-imports) || { echo "$$said" >&2; exit 1; }
-	@! command -v shellcheck >/dev/null || shellcheck scripts/bootstrap scripts/fuzz scripts/lock scripts/old-gvisor .ci/run
+	@! command -v shellcheck >/dev/null || shellcheck -x scripts/bootstrap scripts/fuzz scripts/lock scripts/vm/* scripts/old-gvisor .ci/run
 
 programs: $(NATIVE)/guest $(NATIVE)/keeper $(NATIVE)/statx.so
 	@:

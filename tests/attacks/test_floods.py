@@ -13,7 +13,7 @@ import pytest
 from atoll.contract.errors import ExecTimeout, FileError
 from atoll.contract.model import Output
 from atoll.runtime.sandbox import Sandbox
-from atoll.testing.waiting import eventually
+from atoll.testing.waiting import BOUND_S, SLOWNESS, eventually
 from tests.attacks.programs import PROBE, python, running, shell
 
 MIB = 1024 * 1024
@@ -71,7 +71,7 @@ sys.stdin.read()
             assert event.data == b"flooded\n"
             assert (await prey.exec(["true"], timeout_s=10)).ok
             assert (await bystander.exec(["true"], timeout_s=10)).ok
-            with anyio.fail_after(20):
+            with anyio.fail_after(BOUND_S):
                 async with await anext(aiter(listener)) as connection:
                     await connection.send(b"x")
     assert _resident_bytes() - before < 64 * MIB
@@ -150,7 +150,7 @@ async def test_a_huge_directory_is_listed_with_bounded_memory_while_others_work(
 async def test_a_directory_that_grows_while_it_is_walked_is_walked_to_an_end(victim: Sandbox) -> None:
     grow = "mkdir -p /tmp/g; echo growing; i=0; while :; do i=$((i+1)); mkdir -p /tmp/g/$((i%50))/$i; done"
     async with running(victim, "/bin/sh", "-c", grow):
-        with anyio.fail_after(30):
+        with anyio.fail_after(30 * SLOWNESS):
             await victim.files.glob("**", cwd="/tmp/g", limit=100_000)
             await victim.files.grep("x", "/tmp/g")
 
@@ -159,7 +159,7 @@ async def test_links_in_a_circle_are_walked_to_an_end(victim: Sandbox) -> None:
     await shell(
         victim, "mkdir -p /tmp/c/a/b && ln -s ../.. /tmp/c/a/b/up && ln -s self /tmp/c/self && ln -s / /tmp/c/all"
     )
-    with anyio.fail_after(20):
+    with anyio.fail_after(BOUND_S):
         found = await victim.files.glob("**", cwd="/tmp/c", limit=100_000)
     assert {entry.name for entry in found if "up/" in entry.name or "all/" in entry.name} == set()
 
@@ -167,12 +167,12 @@ async def test_links_in_a_circle_are_walked_to_an_end(victim: Sandbox) -> None:
 async def test_reading_what_never_ends_or_never_begins_is_refused(victim: Sandbox) -> None:
     await shell(victim, "mkfifo /tmp/fifo; ln -s /dev/zero /tmp/zero")
     for path in ("/tmp/fifo", "/dev/zero", "/tmp/zero", "/dev/tty", "/tmp"):
-        with anyio.fail_after(10):
+        with anyio.fail_after(10 * SLOWNESS):
             with pytest.raises(FileError):
                 await victim.files.read_bytes(path)
             with pytest.raises(FileError):
                 await victim.files.write_bytes(path, b"x", atomic=False)
-    with anyio.fail_after(20):
+    with anyio.fail_after(BOUND_S):
         await victim.files.grep("x", "/tmp")
         async for _ in victim.files.tar_out("/tmp"):
             pass

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
 import os
 import platform
 from pathlib import Path
@@ -11,10 +10,8 @@ from pathlib import Path
 import pytest
 
 from atoll.contract.driver import Diagnostic
-from atoll.contract.errors import LaunchFailed
-from atoll.contract.model import Limits
-from atoll.drivers import cgroups, doctor, oci, registry
-from atoll.drivers.machine import Machine, read_machine
+from atoll.drivers import doctor, machine, oci, registry
+from atoll.drivers.machine import KEEPER, read_machine
 
 
 def _finding(topic: str, state_dir: Path) -> Diagnostic:
@@ -65,47 +62,78 @@ def test_the_version_of_a_runtime_is_shown_and_of_an_old_one_what_it_lacks(
     assert ("apt-get install runsc/trout-backports" in str(found.fix)) is old
 
 
-# ---- cgroup v2, as files of a directory ----
+# ---- user namespaces ----
 
 
 @pytest.fixture
-def v2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Machine]:
-    root = tmp_path / "cgroup"
-    root.mkdir()
-    monkeypatch.setattr(cgroups, "CGROUP_ROOT", root)
-    machine = dataclasses.replace(
-        read_machine(), root=True, cgroup_mode="v2", controllers=frozenset({"memory", "cpu", "pids"})
-    )
-    return root, machine
+def restricted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The settings of a kernel on which AppArmor restricts user namespaces, as on Ubuntu 24.04. Returns the keeper."""
+    (tmp_path / "sys" / "user").mkdir(parents=True)
+    (tmp_path / "sys" / "user" / "max_user_namespaces").write_text("95000\n")
+    (tmp_path / "sys" / "kernel").mkdir()
+    (tmp_path / "sys" / "kernel" / "apparmor_restrict_unprivileged_userns").write_text("1\n")
+    monkeypatch.setattr(machine, "_SYSCTLS", tmp_path / "sys")
+    keeper = tmp_path / "keeper"
+    monkeypatch.setattr(machine, "KEEPER", keeper)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    return keeper
 
 
-def test_a_parent_cgroup_that_was_left_half_made_is_completed(v2: tuple[Path, Machine]) -> None:
-    root, machine = v2
-    (root / "cgroup.subtree_control").write_text("cpuset cpu memory\n")
-    (root / "atoll").mkdir()
-    (root / "atoll" / "cgroup.subtree_control").write_text("\n")
-    cgroups.Cgroups(machine).make_parents()
-    assert (root / "cgroup.subtree_control").read_text() == "+pids"
-    assert (root / "atoll" / "cgroup.subtree_control").read_text() == "+memory +cpu +pids"
+def _program(path: Path, status: int) -> None:
+    path.write_text(f'#!/bin/sh\n[ "$1" = nsexec ] && exit {status}\nexit 9\n')
+    path.chmod(0o755)
 
 
-def test_where_processes_are_in_the_way_of_controllers_the_error_and_doctor_say_how_to_move_them(
-    v2: tuple[Path, Machine], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_where_apparmor_denies_user_namespaces_doctor_says_which_profile_or_setting_permits_them(
+    tmp_path: Path, restricted: Path
 ) -> None:
-    root, machine = v2
-    (root / "cgroup.subtree_control").write_text("\n")
-    (root / "atoll").mkdir()
-
-    def write_text(path: Path, text: str) -> int:
-        raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), str(path))
-
-    monkeypatch.setattr(Path, "write_text", write_text)
-    made = cgroups.Cgroups(machine)
-    with pytest.raises(LaunchFailed, match=r"memory, cpu, pids cannot be enabled .* processes are in it") as caught:
-        made.make("sandbox")
-    assert f"{root}/init/cgroup.procs" in str(caught.value.hint)
-    with pytest.raises(LaunchFailed, match="processes are in it"):
-        made.settings("sandbox", Limits(pids=5))
-    [found] = [each for each in doctor.examine(tmp_path, machine, {}) if each.topic == "cgroups"]
+    _program(restricted, status=1)
+    found = _finding("user namespaces", tmp_path)
     assert not found.ok
-    assert found.fix == caught.value.hint
+    assert "AppArmor" in found.detail
+    fix = str(found.fix)
+    assert f"profile atoll-keeper {KEEPER} flags=(unconfined)" in fix
+    assert "userns," in fix
+    assert "apparmor_parser -r /etc/apparmor.d/atoll-keeper" in fix
+    assert "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0" in fix
+
+
+def test_user_namespaces_are_allowed_where_a_profile_of_apparmor_permits_them_to_the_keeper(
+    tmp_path: Path, restricted: Path
+) -> None:
+    _program(restricted, status=0)
+    assert _finding("user namespaces", tmp_path).ok
+
+
+def test_without_the_compiled_keeper_a_restriction_of_apparmor_is_taken_at_its_word(
+    tmp_path: Path, restricted: Path
+) -> None:
+    assert not restricted.exists()
+    assert not _finding("user namespaces", tmp_path).ok
+
+
+# ---- systemd ----
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "named"),
+    [("/system.slice/ci.service", "ci.service"), ("/user.slice/user-1000.slice/session-4.scope", "the service")],
+)
+def test_where_keepers_cannot_leave_their_unit_doctor_names_it_and_the_fix(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cgroup: str, named: str
+) -> None:
+    (tmp_path / "cgroup").write_text(f"0::{cgroup}\n")
+    monkeypatch.setattr(machine, "_OWN_CGROUP", tmp_path / "cgroup")
+    monkeypatch.setattr(doctor, "_SYSTEMD", tmp_path)
+    user = dataclasses.replace(read_machine(), root=False, cgroup_mode="v2", controllers=frozenset())
+    found = {each.topic: each for each in doctor.examine(tmp_path, user, {})}
+    assert not found["systemd"].ok
+    assert named in found["systemd"].detail
+    assert "KillMode=process" in str(found["systemd"].fix)
+    assert "loginctl enable-linger" in str(found["systemd"].fix)
+    assert "loginctl enable-linger" in str(found["cgroups"].fix)
+
+
+def test_a_machine_without_systemd_hears_nothing_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_SYSTEMD", tmp_path / "none")
+    assert "systemd" not in {each.topic for each in doctor.examine(tmp_path, read_machine(), {})}

@@ -86,8 +86,8 @@ def config(
         namespaces.append({"type": "user"} | ({} if own_user_namespace else {"path": f"{cover}/userns"}))
         mapping = [{"containerID": 0, "hostID": launch.id_base, "size": ID_COUNT}]
         linux |= {"uidMappings": mapping, "gidMappings": mapping}
-        if cgroup is not None:
-            linux["cgroupsPath"] = cgroup
+    if cgroup is not None:
+        linux["cgroupsPath"] = cgroup
     if machine.cgroup_mode == "v2":
         namespaces.append({"type": "cgroup"})
     annotations = {}

@@ -1,7 +1,9 @@
-"""Makes, limits, reads, freezes and removes the cgroup of a sandbox.
+"""Makes, limits, reads, freezes and removes the cgroup of a sandbox, and the one that all keepers share.
 
-Owns the files of cgroup v1 and v2. Not here: which processes are in one (`oci.py`, the keeper). A sandbox's cgroup is
-`atoll/<id>`, in each v1 hierarchy that is used, or in the one of v2.
+Owns the files of cgroup v1 and v2. Not here: which processes are in one (`oci.py`, the keeper), and where an
+unprivileged user's are (`machine.py`). A sandbox's cgroup is `atoll/<id>`, in each v1 hierarchy that is used, or in the
+one of v2. Keepers are in `atoll/keepers` where systemd knows processes by their cgroup, so that none is killed with the
+unit that has started it (`docs/design/0016-systemd.md`).
 
 crun and runsc do not manage cgroups for us: the keeper's child *begins* in the cgroup and becomes the runtime there.
 Moving a process into a v1 cgroup from outside waits for an RCU grace period, some ten milliseconds, half of what a
@@ -16,6 +18,7 @@ import contextlib
 import errno
 import os
 import signal
+import subprocess
 from pathlib import Path
 
 import anyio
@@ -23,25 +26,38 @@ import anyio
 from atoll.contract.errors import LaunchFailed, SandboxError
 from atoll.contract.model import Limits
 from atoll.drivers.locks import read_small
-from atoll.drivers.machine import CGROUP_ROOT, Machine
+from atoll.drivers.machine import CGROUP_ROOT, PROGRAM_PATH, Machine, find_program
 
 _V1 = ("memory", "cpu", "cpuacct", "pids", "freezer")
 _V2 = ("memory", "cpu", "pids")
+_SYSTEMD_V1 = ("unified", "systemd")
+"""The hierarchies by which systemd knows processes on a machine with v1: hybrid machines have both."""
+_INIT_CGROUP = Path("/proc/1/cgroup")
 _OPTIONAL = ("memory.memsw.limit_in_bytes", "memory.swap.max", "memory.kmem.tcp.limit_in_bytes")
 """Files that a kernel may lack. One that does not account for swap has no swap that could evade the limit."""
 _PERIOD_US = 100_000
 _POLL_S = 0.002
 _KILL_POLLS, _REMOVE_POLLS = 1000, 5000
+_MOVES = 10
+"""How often processes are moved out of the way: some may be forked meanwhile."""
 
 
 class Cgroups:
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
-        self._mode = machine.cgroup_mode if machine.controllers else "none"
-        hierarchies = {os.path.realpath(CGROUP_ROOT / name) for name in _V1} if self._mode == "v1" else ()
-        self._parents = [Path(path) / "atoll" for path in sorted(hierarchies) if os.path.isdir(path)]
-        if self._mode == "v2":
-            self._parents = [CGROUP_ROOT / "atoll"]
+        self._mode = machine.cgroup_mode if machine.controllers or machine.cgroup_parent else "none"
+        self._parents: list[Path] = []
+        self._keepers: list[Path] = []
+        if self._mode == "v1":
+            hierarchies = {os.path.realpath(CGROUP_ROOT / name) for name in _V1}
+            self._parents = [Path(path) / "atoll" for path in sorted(hierarchies) if os.path.isdir(path)]
+            of_systemd = [CGROUP_ROOT / name for name in _SYSTEMD_V1]
+            usable = (path for path in of_systemd if os.access(path / "cgroup.procs", os.W_OK))
+            self._keepers = [path / "atoll" / "keepers" for path in usable]
+        elif self._mode == "v2":
+            self._v2 = (machine.cgroup_parent or CGROUP_ROOT) / "atoll"
+            self._parents = [self._v2]
+            self._keepers = [self._v2 / "keepers"]
 
     def paths(self, id: str) -> list[Path]:
         return [parent / id for parent in self._parents]
@@ -52,6 +68,8 @@ class Cgroups:
         Raises:
             LaunchFailed: the machine refused.
         """
+        if not self._machine.controllers:
+            return []
         self.make_parents()
         try:
             for path in self.paths(id):
@@ -81,18 +99,77 @@ class Cgroups:
         file = above / "cgroup.subtree_control"
         enabled = file.read_text().split()
         missing = [name for name in _V2 if name in self._machine.controllers and name not in enabled]
-        if not missing:
-            return
+        for _ in range(_MOVES):
+            if not missing:
+                return
+            try:
+                file.write_text(" ".join(f"+{name}" for name in missing))
+                return
+            except OSError as error:
+                if error.errno != errno.EBUSY:
+                    raise
+                if not _is_root_of_container(above):
+                    break
+            _move_processes(above, above / "init")
+        raise LaunchFailed(
+            f"the cgroup controllers {', '.join(missing)} cannot be enabled in {above}: processes are in it; "
+            "move them to a cgroup below it",
+            hint=f"mkdir -p {above}/init && xargs -rn1 <{above}/cgroup.procs >{above}/init/cgroup.procs",
+        )
+
+    # ---- keepers ----
+
+    def keepers(self) -> list[Path]:
+        """The cgroups that a new keeper has to be in, one per hierarchy. It makes them itself.
+
+        Raises:
+            LaunchFailed: the machine refused to make the cgroups above.
+        """
+        if not self._machine.controllers:
+            return []
         try:
-            file.write_text(" ".join(f"+{name}" for name in missing))
+            for path in self._keepers:
+                path.parent.mkdir(exist_ok=True)
         except OSError as error:
-            if error.errno != errno.EBUSY:
-                raise
-            raise LaunchFailed(
-                f"the cgroup controllers {', '.join(missing)} cannot be enabled in {above}: processes are in it, as in "
-                "a container; move them to a cgroup below it",
-                hint=f"mkdir -p {above}/init && xargs -rn1 <{above}/cgroup.procs >{above}/init/cgroup.procs",
-            ) from error
+            raise LaunchFailed(f"cannot make a cgroup: {error}", hint="atoll doctor") from error
+        return self._keepers
+
+    def remove_keepers(self) -> None:
+        """Remove the cgroup of keepers if none is left."""
+        for path in self._keepers:
+            with contextlib.suppress(OSError):
+                path.rmdir()
+
+    def try_out(self) -> None:
+        """Do what a new sandbox's cgroup and keeper need, short of making them.
+
+        Raises:
+            LaunchFailed: the machine refused.
+        """
+        self.make_parents()
+        self.keepers()
+        if self._machine.needs_scope:
+            command, env = self.launcher(["/bin/true"], {"PATH": PROGRAM_PATH})
+            tried = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
+            if tried.returncode != 0:
+                raise LaunchFailed(
+                    f"the user's systemd starts no scope: {tried.stderr.strip()}", hint=" ".join(command)
+                )
+
+    def launcher(self, keeper: list[str], env: dict[str, str]) -> tuple[list[str], dict[str, str]]:
+        """The command that starts a keeper, and its environment.
+
+        The kernel lets an unprivileged process enter another cgroup only if it may also write to the one above both. In
+        the session of a login it may not: there the user's systemd starts the keeper, in a scope that ends when the
+        keeper has moved on.
+        """
+        if not self._machine.needs_scope:
+            return keeper, env
+        scope = [find_program("systemd-run") or "systemd-run", "--user", "--scope", "--quiet", "--collect"]
+        scope += [f"--setenv={name}={value}" for name, value in env.items()]
+        return [*scope, "--", *keeper], env | {"XDG_RUNTIME_DIR": f"/run/user/{os.geteuid()}"}
+
+    # ---- limits ----
 
     def settings(self, id: str, limits: Limits) -> list[tuple[Path, str]]:
         """Which value to write to which file for `limits` to be enforced, in order.
@@ -100,7 +177,8 @@ class Cgroups:
         Raises:
             LaunchFailed: the machine refused to make the cgroup above.
         """
-        self.make_parents()
+        if self._machine.controllers:
+            self.make_parents()
         v2 = self._mode == "v2"
         wanted: list[tuple[str, str, str, str | None]] = []
         if limits.memory_bytes is not None:
@@ -118,7 +196,7 @@ class Cgroups:
             wanted.append(("pids", "pids.max", "pids.max", str(limits.pids + 1)))  # the guest is one of them
         settings = []
         for controller, v1_file, v2_file, value in wanted:
-            path = CGROUP_ROOT / "atoll" / id / v2_file if v2 else CGROUP_ROOT / controller / "atoll" / id / v1_file
+            path = self._v2 / id / v2_file if v2 else CGROUP_ROOT / controller / "atoll" / id / v1_file
             optional = path.name in _OPTIONAL
             if value is not None and (not optional or (path.parents[1] / path.name).exists()):
                 settings.append((path, value))
@@ -128,8 +206,9 @@ class Cgroups:
         """A number from the sandbox's cgroup: the whole file, or the value of `key`. None: not accounted for here."""
         if self._mode == "none":
             return None
-        path = f"{CGROUP_ROOT}/atoll/{id}/{v2}"
-        if self._mode == "v1":
+        if self._mode == "v2":
+            path = f"{self._v2}/{id}/{v2}"
+        else:
             controller, file = v1.split("/")
             path = f"{CGROUP_ROOT}/{controller}/atoll/{id}/{file}"
         try:
@@ -150,8 +229,15 @@ class Cgroups:
     def oom_file(self, id: str) -> Path:
         """For the keeper: the file that has the number of out-of-memory kills."""
         if self._mode == "v2":
-            return CGROUP_ROOT / "atoll" / id / "memory.events"
+            return self._v2 / id / "memory.events"
         return CGROUP_ROOT / "memory" / "atoll" / id / "memory.oom_control"
+
+    def runtime_path(self, id: str) -> str | None:
+        """The sandbox's cgroup as a runtime wants it, that moves the sandbox there: from a hierarchy's root."""
+        if not self._machine.controllers and not self._machine.root:
+            return None
+        parent = self._machine.cgroup_parent or CGROUP_ROOT
+        return f"/{(parent / 'atoll' / id).relative_to(CGROUP_ROOT)}"
 
     def cpu_s(self, id: str) -> float | None:
         if self._mode == "v2":
@@ -162,7 +248,7 @@ class Cgroups:
 
     def _freezer(self, id: str) -> str:
         if self._mode == "v2":
-            return f"{CGROUP_ROOT}/atoll/{id}/cgroup.freeze"
+            return f"{self._v2}/{id}/cgroup.freeze"
         return f"{CGROUP_ROOT}/freezer/atoll/{id}/freezer.state"
 
     def is_frozen(self, id: str) -> bool:
@@ -204,6 +290,27 @@ class Cgroups:
                 _killed(path)
             await anyio.sleep(_POLL_S)
         raise SandboxError("processes of the sandbox do not end", hint=f"see cgroup.procs in {self.paths(id)}")
+
+
+def _is_root_of_container(cgroup: Path) -> bool:
+    """Whether a container's first process is in this cgroup, which then is the container's, with no one to manage it.
+
+    `cgroup.type` is missing in the kernel's own root; a service manager, such as systemd, leaves the root to be in a
+    cgroup below; and a process that has entered a cgroup namespace without a PID namespace sees another PID 1.
+    """
+    try:
+        return cgroup == CGROUP_ROOT and (cgroup / "cgroup.type").exists() and _INIT_CGROUP.read_text() == "0::/\n"
+    except OSError:
+        return False
+
+
+def _move_processes(source: Path, target: Path) -> None:
+    target.mkdir(exist_ok=True)
+    for pid in (source / "cgroup.procs").read_text().split():
+        if pid == "0":  # of a process outside of our PID namespace, which cannot be moved; written, it would mean us
+            continue
+        with contextlib.suppress(ProcessLookupError):
+            (target / "cgroup.procs").write_text(pid)
 
 
 def _killed(path: Path | str) -> bool:

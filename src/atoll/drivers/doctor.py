@@ -17,13 +17,20 @@ from atoll.contract.driver import Diagnostic
 from atoll.contract.errors import LaunchFailed
 from atoll.drivers import storage
 from atoll.drivers.cgroups import Cgroups
-from atoll.drivers.machine import Machine, find_program
+from atoll.drivers.machine import (
+    APPARMOR_RESTRICTION,
+    KEEPER,
+    Machine,
+    find_program,
+    own_cgroup,
+    sysctl,
+)
 from atoll.settings import program_environment
 
-_USER_NAMESPACES = (
-    "sysctl -w user.max_user_namespaces=10000 kernel.unprivileged_userns_clone=1"
-    " kernel.apparmor_restrict_unprivileged_userns=0"
-)
+_USER_NAMESPACES = "sysctl -w user.max_user_namespaces=10000 kernel.unprivileged_userns_clone=1"
+_APPARMOR_PROFILE = Path("/etc/apparmor.d/atoll-keeper")
+_SYSTEMD = Path("/run/systemd/system")
+"""There while systemd is the service manager."""
 _ID_RANGE = "apt-get install uidmap && usermod --add-subuids 100000-165535 --add-subgids 100000-165535"
 
 _FILE_SYSTEMS = Path("/proc/filesystems")
@@ -50,6 +57,7 @@ def examine(
         _kernel(machine),
         _user_namespaces(machine),
         _cgroups(machine),
+        *([_systemd(machine)] if _SYSTEMD.is_dir() else []),
         _overlay(),
         _ids(machine),
         _open_files(),
@@ -106,21 +114,47 @@ def _user_namespaces(machine: Machine) -> Diagnostic:
     allowed = machine.user_namespaces
     detail = "this user may create them" if allowed else "this user may not create them"
     fix = None if allowed else _USER_NAMESPACES
+    if not allowed and sysctl("user/max_user_namespaces") not in ("0", None) and sysctl(APPARMOR_RESTRICTION) == "1":
+        detail = "AppArmor denies them to programs without a profile"
+        profile = f"abi <abi/4.0>,\\nprofile atoll-keeper {KEEPER} flags=(unconfined) {{\\n  userns,\\n}}\\n"
+        fix = (
+            f"printf '{profile}' >{_APPARMOR_PROFILE} && apparmor_parser -r {_APPARMOR_PROFILE}"
+            f" (for this program alone), or sysctl -w {APPARMOR_RESTRICTION.replace('/', '.')}=0 (for all)"
+        )
     return Diagnostic(topic="user namespaces", ok=allowed, detail=detail, fix=fix)
 
 
 def _cgroups(machine: Machine) -> Diagnostic:
     missing = sorted({"memory", "cpu", "pids"} - machine.controllers)
     detail = f"{machine.cgroup_mode}; limits can be set on {', '.join(sorted(machine.controllers)) or 'nothing'}"
-    fix = None if not missing else "run as root for limits on " + ", ".join(missing)
+    fix = "run as root for limits on " + ", ".join(missing)
+    if not machine.root and machine.controllers:
+        detail += f", in {machine.cgroup_parent}"
+        fix = "systemctl edit user@.service, and add Delegate=cpu memory pids to its section [Service]"
+    elif not machine.root and machine.cgroup_mode == "v2" and _SYSTEMD.is_dir():
+        fix = f"loginctl enable-linger {os.geteuid()}, or run as root"
     if machine.controllers:
         try:
-            Cgroups(machine).make_parents()
+            Cgroups(machine).try_out()
         except LaunchFailed as error:  # permissions do not tell: processes may be in the way
             return Diagnostic(
                 topic="cgroups", ok=False, detail=f"{machine.cgroup_mode}; {error.message}", fix=error.hint
             )
-    return Diagnostic(topic="cgroups", ok=not missing, detail=detail, fix=fix)
+    return Diagnostic(topic="cgroups", ok=not missing, detail=detail, fix=fix if missing else None)
+
+
+def _systemd(machine: Machine) -> Diagnostic:
+    """Whether sandboxes outlive the unit whose process has created them."""
+    if machine.controllers:
+        return Diagnostic(topic="systemd", ok=True, detail="sandboxes outlive the unit that creates them")
+    unit = own_cgroup().rpartition("/")[2]
+    of = unit if unit.endswith(".service") else "the service"
+    return Diagnostic(
+        topic="systemd",
+        ok=False,
+        detail=f"sandboxes end together with {of} that creates them",
+        fix=f"KillMode=process in that service, or loginctl enable-linger {os.geteuid()}",
+    )
 
 
 def _overlay() -> Diagnostic:

@@ -67,7 +67,7 @@ class KeeperSocket:
             raise Unenforceable(
                 "a sandbox cannot be frozen here: this runtime and this user have no cgroup; "
                 "put it to sleep, or run crun as root",
-                hint="atoll doctor",
+                hint="atoll sleep NAME; atoll doctor says how an unprivileged user gets cgroups",
             )
 
     async def reconfigure(self, directory: Path, *, ephemeral: bool, pause_after_s: float | None) -> None:

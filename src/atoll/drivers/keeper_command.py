@@ -25,10 +25,11 @@ import anyio.to_thread
 
 from atoll.contract.driver import Filesystem, Launch
 from atoll.contract.errors import LaunchFailed, SandboxError
+from atoll.drivers.cgroups import Cgroups
 from atoll.drivers.locks import lock_within, try_lock
-from atoll.drivers.machine import PROGRAM_PATH, Machine
+from atoll.drivers.machine import KEEPER, PROGRAM_PATH, Machine
 
-BIN = Path(__file__).resolve().parent.parent / "_bin"
+BIN = KEEPER.parent
 """Our own compiled programs: the guest, the keeper, and a library for old versions of gVisor."""
 ID_COUNT = 65535
 """Ids of a sandbox's range that exist inside. The one after them is the keeper's: nothing inside can be it."""
@@ -58,9 +59,10 @@ class KeeperCommand:
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
+        self._cgroups = Cgroups(machine)
 
     def line(self, verb: str, *arguments: str) -> list[str]:
-        return [str(BIN / "keeper"), verb, *arguments, *([] if self._machine.root else ["--rootless"])]
+        return [str(KEEPER), verb, *arguments, *([] if self._machine.root else ["--rootless"])]
 
     def maps(self, id_base: int) -> list[str]:
         """The options for a sandbox's mapping of user ids."""
@@ -183,12 +185,15 @@ class KeeperCommand:
             line += ["--epoch", str(time.time_ns() // 1000)]
         if self._machine.root:
             line += ["--confine", str(launch.id_base + ID_COUNT), "--machine", str(MACHINE_IDS)]
+        for path in self._cgroups.keepers():
+            line += ["--keeper-cgroup", str(path)]
         line += [*self.maps(launch.id_base), *options]
         for fs in launch.filesystems:
             layers = [word for layer in fs.layers for word in (str(layer.path), str(layer.owner))]
             line += ["--overlay", fs.key, fs.target, str(len(fs.layers)), *layers]
         with _listener(directory) as listener, _held_lock(directory) as lock:
             line += ["--listen", str(listener.fileno()), "--lock", str(lock), "--", *runtime]
+            line, variables = self._cgroups.launcher(line, {"PATH": PROGRAM_PATH} | dict(env or {}))
             # The keeper detaches at once, so neither a thread nor a child watcher is needed.
             started = subprocess.run(
                 line,
@@ -196,7 +201,7 @@ class KeeperCommand:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 pass_fds=(listener.fileno(), lock),
-                env={"PATH": PROGRAM_PATH} | dict(env or {}),
+                env=variables,
                 check=False,
             )
         if started.returncode != 0:
@@ -224,6 +229,7 @@ class KeeperCommand:
             raise SandboxError("the sandbox's keeper does not end", hint=f"see {directory}/keeper.log")
         finally:
             os.close(lock)
+            self._cgroups.remove_keepers()
 
 
 @cache

@@ -28,7 +28,7 @@ def check_limits(limits: Limits, able: Capabilities, name: RuntimeName) -> None:
         ("pids", limits.pids, able.pids_limit),
     ):
         if value is not None and not can:
-            why, fix = "this user may not use cgroups", "run as root on a machine with cgroups"
+            why, fix = "this user may not use cgroups", "run as root, or as a user to whom systemd delegates cgroups"
             if able.memory_limit:
                 why, fix = f"the host does not see the processes of {name}", "limit memory instead, or use crun"
             elif not able.chosen_by_default:

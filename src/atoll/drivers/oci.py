@@ -267,7 +267,7 @@ class OciDriver:
             self._machine,
             cover=cover,
             files=files,
-            cgroup=None if self._traits.starts_in_cgroup else f"/atoll/{launch.id}",
+            cgroup=None if self._traits.starts_in_cgroup else self._cgroups.runtime_path(launch.id),
             own_user_namespace=self._traits.own_user_namespace,
             own_kernel=self._traits.hides_processes,
             mounts_in_proc=self._traits.mounts_in_proc,

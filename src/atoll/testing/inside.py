@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import anyio
 import anyio.abc
 
-from atoll.testing.waiting import eventually
+from atoll.testing.waiting import BOUND_S, SLOWNESS, eventually
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -63,7 +63,7 @@ async def read_until(process: Process, text: bytes) -> bytes:
     from atoll import Output
 
     seen = b""
-    with anyio.fail_after(20):
+    with anyio.fail_after(BOUND_S):
         async for event in process:
             if isinstance(event, Output) and event.stream == "stdout":
                 seen += event.data
@@ -162,7 +162,7 @@ class Client:
     async def line(self) -> str:
         """The next line of its output."""
         assert self._process.stdout is not None
-        with anyio.fail_after(30):
+        with anyio.fail_after(30 * SLOWNESS):
             while b"\n" not in self._rest:
                 try:
                     self._rest += await self._process.stdout.receive()
@@ -176,7 +176,7 @@ class Client:
 
     async def ends(self) -> int:
         """Wait until it exits, and return its exit status."""
-        with anyio.fail_after(30):
+        with anyio.fail_after(30 * SLOWNESS):
             return await self._process.wait()
 
     async def succeeds(self) -> None:

@@ -21,7 +21,9 @@ from pathlib import Path
 
 import anyio
 
-BOUND_S = 10.0
+from atoll.testing.waiting import SLOWNESS
+
+BOUND_S = 10.0 * SLOWNESS
 """How long processes and directories that go by themselves may take."""
 
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -143,7 +145,9 @@ class Ledger:
                     yield f"directory entry {place}/{name}"
 
     def _cgroups(self, ids: Set[str]) -> Iterator[str]:
-        for parent in (_CGROUPS / "atoll", *_CGROUPS.glob("*/atoll")):
+        # Those of an unprivileged user are below what systemd delegates.
+        delegated = _CGROUPS.glob("user.slice/user-*.slice/user@*.service/atoll")
+        for parent in (_CGROUPS / "atoll", *_CGROUPS.glob("*/atoll"), *delegated):
             with suppress(FileNotFoundError, NotADirectoryError):
                 for name in os.listdir(parent):
                     if name.partition(".")[0] in ids:
@@ -185,8 +189,12 @@ class Ledger:
 
     def _is_alive(self, cgroup: str) -> bool:
         """Whether the sandbox of this cgroup still exists."""
-        name = cgroup.rpartition("/atoll/")[2].split("\n")[0].partition(".")[0]
-        return any(os.path.exists(f"{state_dir}/sandboxes/{name}/manifest.json") for state_dir in self._state_dirs)
+        names = {line.partition("/atoll/")[2].partition(".")[0] for line in cgroup.splitlines()} - {"", "keepers"}
+        return any(
+            os.path.exists(f"{state_dir}/sandboxes/{name}/manifest.json")
+            for state_dir in self._state_dirs
+            for name in names
+        )
 
     def _is_ours(self, text: str, ids: Set[str]) -> bool:
         return any(state_dir in text for state_dir in self._state_dirs) or (

@@ -6,7 +6,7 @@ line. A runtime that cannot be used on this machine skips its tests. It fails th
 and with `ATOLL_STRICT=1` or `CI=true`. State directories belong to one test process, so several may run side by side.
 
 Needs no setting of pytest and no other plugin than anyio's. Every asynchronous test of a run that loads this plugin is
-cancelled after `TEST_BOUND_S`.
+cancelled after `TEST_BOUND_S`. On a slow machine, `ATOLL_TEST_SLOWNESS=20` makes all bounds twenty times as long.
 
 Used by `atoll.testing.conformance` and by the tests of this repository. Not here: what tests do in sandboxes
 (`inside.py`), how leaks are found (`leaks.py`).
@@ -34,6 +34,7 @@ import pytest
 from atoll.testing import inside
 from atoll.testing.leaks import Ledger, Snapshot
 from atoll.testing.nursery import Nursery
+from atoll.testing.waiting import SLOWNESS
 
 if TYPE_CHECKING:
     # Imported where used: tests of single parts need not wait for the whole.
@@ -46,12 +47,12 @@ BWRAP_FILES = {
     "attacks": "bombs devices host_files keeper_confinement kernel_information killing_the_guest leaving_the_root "
     "malicious_images mounting network proc_and_sys reaching_the_guest setuid system_calls traversal user_ids",
     "conformance": "checkpoints egress_once exec export files inside lifecycle limits network processes sharing sleep "
-    "storage warm",
+    "storage units warm",
 }
 """Where bwrap is tested too, unless it is named: what the driver, and not the guest alone, decides."""
 STRICT = os.environ.get("ATOLL_STRICT") == "1" or os.environ.get("CI") == "true"
 """A runtime that is missing fails its tests instead of skipping them."""
-TEST_BOUND_S = 60
+TEST_BOUND_S = 60 * SLOWNESS
 
 # The tests start Python some thousand times. Without bytecode on disk, each start would compile all of Atoll.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

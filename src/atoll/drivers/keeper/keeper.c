@@ -4,7 +4,7 @@
  *   keeper start --dir D --active-layer L --cover C --listen FD --lock FD
  *                [--file NAME PATH]… [--scratch BYTES] [--uid I O N]… [--gid I O N]… [--rootless] [--ephemeral]
  *                [--foreground] [--confine ID] [--machine ID] [--freezer FILE FREEZE THAW FILE LINE] [--pause-after MS]
- *                [--disk BYTES] [--epoch N] [--cgroup DIR]… [--limit FILE VALUE]…
+ *                [--disk BYTES] [--epoch N] [--keeper-cgroup DIR]… [--cgroup DIR]… [--limit FILE VALUE]…
  *                [--overlay KEY TARGET COUNT (LAYER OWNER)…]… -- RUNTIME ARGUMENTS…
  *   keeper nsexec [--uid I O N]… [--gid I O N]… [--rootless] -- COMMAND ARGUMENTS…
  *   keeper copy [--uid I O N]… [--gid I O N]… [--rootless] -- FROM TO [EARLIER]
@@ -13,6 +13,8 @@
  *
  * `start` returns at once; clients on the socket learn the outcome (keeper.h draws the handshake). `--lock` is a file
  * that the driver has locked: the keeper holds the lock as long as it lives, and writes its process id into the file.
+ * `--keeper-cgroup`: where the keeper is, not in the cgroup of who starts it. A service manager such as systemd kills a
+ * unit by its cgroup: sandboxes outlive the unit that has created them.
  * `--foreground`: the command, such as bwrap, does not leave the sandbox behind and exit, but stays as its parent. It
  * runs as root of the sandbox's user namespace, and is ended when the guest has spoken: the sandbox is then the keeper's
  * own child.
@@ -37,7 +39,7 @@
 
 #include "keeper.h"
 
-enum { RUNTIME_TIMEOUT_MS = 30000, LISTENER = 3, LOCK = 4 };
+enum { RUNTIME_TIMEOUT_MS = 30000, LISTENER = 3, LOCK = 4, MAX_ATTEMPTS = 100 };
 
 static void usage(const char *what) __attribute__((noreturn));
 static void usage(const char *what)
@@ -126,6 +128,8 @@ static struct plan parse(int argc, char **argv)
             plan.owner = number(argv[++i]);
         else if (!strcmp(arg, "--confine") && left)
             plan.confine_id = (int)number(argv[++i]);
+        else if (!strcmp(arg, "--keeper-cgroup") && left && plan.keeper_cgroup_count < MAX_KEEPER_CGROUPS)
+            plan.keeper_cgroups[plan.keeper_cgroup_count++] = argv[++i];
         else if (!strcmp(arg, "--cgroup") && left && plan.cgroup_count < MAX_CGROUPS)
             plan.cgroups[plan.cgroup_count++] = argv[++i];
         else if (!strcmp(arg, "--limit") && left >= 2 && plan.limit_count < MAX_LIMITS) {
@@ -155,12 +159,44 @@ static int open_in(const struct plan *plan, const char *name, int flags)
     return fd;
 }
 
+static bool was_removed(int error)
+{
+    return error == ENOENT || error == ENODEV;
+}
+
+/* Forks a child into the cgroups of keepers: one of v2 at birth, those of v1 through this process, which exits. Another
+ * process may remove a cgroup in the moment in which it is empty; then it is made again. */
+static pid_t fork_keeper(const struct plan *plan)
+{
+    const char *unified = NULL;
+    for (int i = 0, attempts = 0; i < plan->keeper_cgroup_count; i++) {
+        const char *cgroup = plan->keeper_cgroups[i];
+        if (mkdir(cgroup, 0755) < 0 && errno != EEXIST)
+            give_up(cgroup);
+        if (is_v2(cgroup))
+            unified = cgroup;
+        else if (join_v1(cgroup) < 0) {
+            if (!was_removed(errno) || ++attempts > MAX_ATTEMPTS)
+                give_up(cgroup);
+            i--;
+        }
+    }
+    if (!unified)
+        return fork();
+    pid_t pid = fork_into(unified);
+    for (int attempts = 0; pid < 0 && was_removed(errno) && attempts < MAX_ATTEMPTS; attempts++) {
+        mkdir(unified, 0755);
+        pid = fork_into(unified);
+    }
+    return pid;
+}
+
 /* Leaves the driver's session, and closes all its descriptors except the listener and the lock. */
 static void detach(const struct plan *plan)
 {
-    pid_t pid = fork();
+    pid_t pid = fork_keeper(plan);
     if (pid < 0)
-        give_up("fork");
+        give_up("starting the keeper");
     if (pid > 0)
         _exit(0);
     setsid();

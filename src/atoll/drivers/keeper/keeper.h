@@ -8,7 +8,7 @@
  *   driver, clients            keeper                       runtime (crun, runc, runsc) (1) guest (PID 1)
  *     |                          |                            |                               |
  *     |-- exec: keeper start --->|                            |                               |
- *     |<------- exit status 0 ---| fork, setsid               |                               |
+ *     |<------- exit status 0 ---| fork into the cgroup of keepers, setsid                    |
  *     |                          | its pid into the lock      |                               |
  *     |-- connect: sock -------->| (waits in the backlog)     |                               |
  *     |                          |-- HELLO EPOCH=n into `in`, of a restored sandbox alone --->| (read on resuming)
@@ -37,7 +37,7 @@
 #include <sys/types.h>
 
 enum { MAX_MAPS = 4, MAX_OVERLAYS = 8, MAX_LAYERS = 128, MAX_CGROUPS = 8, MAX_LIMITS = 8, MAX_FILES = 8 };
-enum { MAX_OWNERS = 130 };
+enum { MAX_OWNERS = 130, MAX_KEEPER_CGROUPS = 4 };
 
 struct id_map {
     unsigned inside, outside, count;
@@ -66,6 +66,8 @@ struct plan {
     bool foreground; /* the command stays, and its child is the sandbox's first process */
     struct overlay overlays[MAX_OVERLAYS];
     int overlay_count;
+    const char *keeper_cgroups[MAX_KEEPER_CGROUPS]; /* the cgroups of all keepers, one per hierarchy; may be missing */
+    int keeper_cgroup_count;
     const char *cgroups[MAX_CGROUPS]; /* the cgroups that the runtime is started in */
     int cgroup_count;
     struct {
@@ -85,6 +87,11 @@ struct plan {
 };
 
 /* launch.c */
+bool is_v2(const char *cgroup);
+/* Forks into a v2 cgroup: moving the child there afterwards would wait for an RCU grace period. */
+pid_t fork_into(const char *cgroup);
+/* Moves the calling thread, which in v1 does not wait for a grace period. 0, or -1 and errno. */
+int join_v1(const char *cgroup);
 pid_t launch_runtime(const struct plan *plan);
 void enter_namespaces(const struct plan *plan);
 void give_up(const char *what) __attribute__((noreturn));

@@ -209,7 +209,7 @@ static int layer_mapping(const struct plan *plan, const char *owner, int user_fd
     return known[known_count++].fd = release_user_namespace(holder, line);
 }
 
-static bool is_v2(const char *cgroup)
+bool is_v2(const char *cgroup)
 {
     struct statfs fs;
     return statfs(cgroup, &fs) == 0 && fs.f_type == CGROUP2_MAGIC_NUMBER;
@@ -450,8 +450,7 @@ static int open_in(const char *dir, const char *name, int flags)
     return fd;
 }
 
-/* Forks into a v2 cgroup: moving the child there afterwards would wait for an RCU grace period. */
-static pid_t fork_into(const char *cgroup)
+pid_t fork_into(const char *cgroup)
 {
     int fd = open(cgroup, O_PATH | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0)
@@ -463,12 +462,18 @@ static pid_t fork_into(const char *cgroup)
     return pid;
 }
 
-/* A thread that moves itself in v1 does not wait for a grace period. */
-static void join_v1(const char *cgroup)
+int join_v1(const char *cgroup)
 {
     char path[4352];
     snprintf(path, sizeof path, "%s/tasks", cgroup);
-    write_file(path, "0");
+    int fd = open(path, O_WRONLY | O_CLOEXEC);
+    if (fd < 0)
+        return -1;
+    ssize_t written = write(fd, "0", 1);
+    int saved = errno;
+    close(fd);
+    errno = saved;
+    return written == 1 ? 0 : -1;
 }
 
 /* The caller is killed when its parent, the keeper, ends, also if it has ended already. */
@@ -493,7 +498,8 @@ pid_t launch_runtime(const struct plan *plan)
     if (dup2(log, STDERR_FILENO) < 0)
         give_up("dup2");
     for (int i = 0; i < plan->cgroup_count && !v2; i++)
-        join_v1(plan->cgroups[i]);
+        if (join_v1(plan->cgroups[i]) < 0)
+            give_up_f("joining the cgroup %s", plan->cgroups[i]);
     int user_fd = private_namespaces(plan);
     assemble(plan, user_fd);
     if (plan->foreground && !plan->rootless) {

@@ -32,7 +32,7 @@ from atoll.drivers import registry
 from atoll.drivers.machine import find_program
 from atoll.testing.inside import client, until_running
 from atoll.testing.plugin import LeakCheck
-from atoll.testing.waiting import eventually
+from atoll.testing.waiting import BOUND_S, SLOWNESS, eventually
 
 # ---- creating ----
 
@@ -388,7 +388,7 @@ async def test_a_sandbox_knows_its_status_and_is_not_woken_for_it(engine: Engine
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
     await eventually(lambda: not Path(f"/proc/{pid}").exists(), "its first process has ended")
-    with anyio.fail_after(20):
+    with anyio.fail_after(BOUND_S):
         while await sandbox.status() != "error":
             await anyio.sleep(0.01)
     assert sandbox.info.reason
@@ -530,7 +530,7 @@ async def test_a_sandbox_whose_keeper_died_can_be_destroyed(
     await sandbox.spawn("exec sleep 31537007")
     keeper = int((state_dir / "sandboxes" / sandbox.id / "keeper.lock").read_text())
     os.kill(keeper, signal.SIGKILL)
-    with pytest.raises(SandboxDied), anyio.fail_after(30):
+    with pytest.raises(SandboxDied), anyio.fail_after(30 * SLOWNESS):
         await sandbox.exec("sleep 31537008")
     await engine.destroy("keeperless")
     await leak_check.back_to_start()

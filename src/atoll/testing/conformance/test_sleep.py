@@ -26,7 +26,7 @@ from atoll import (
 from atoll.contract.model import RuntimeName
 from atoll.runtime.lifecycle import lifecycle
 from atoll.testing.inside import client, until_running
-from atoll.testing.waiting import eventually
+from atoll.testing.waiting import BOUND_S, eventually
 
 COUNT = "i=0; while :; do i=$((i+1)); echo $i > count; sleep 0.01; done"
 
@@ -169,7 +169,7 @@ async def ask(sandbox: Sandbox) -> int:
         async with await sandbox.dial(8080) as connection:
             return int(await connection.receive())
 
-    with anyio.fail_after(20):
+    with anyio.fail_after(BOUND_S):
         while True:
             try:
                 return await answer()
