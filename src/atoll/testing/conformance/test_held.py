@@ -225,7 +225,7 @@ async def test_what_cannot_be_saved_is_refused_and_nothing_changes(
         for kind, (code, words) in kinds.items():
             process = await hold(sandbox, {kind: code})
             if process is None:
-                assert kind == "io_uring", f"{kind} cannot be made"
+                assert kind in ("io_uring", "deleted file in a PID namespace"), f"{kind} cannot be made"
                 continue
             with pytest.raises(NotCheckpointable) as caught:
                 await sandbox.checkpoint()
