@@ -12,8 +12,6 @@ import pytest
 import atoll
 from atoll import Engine, NetworkPolicy
 from atoll.testing.inside import client
-from atoll.testing.plugin import STRICT
-from atoll.testing.waiting import eventually
 from tests.conformance.test_egress import fetches
 from tests.egress.world import World, on_loopback
 
@@ -87,59 +85,3 @@ cd .. && git clone -q --bare work repo.git && git -C repo.git update-server-info
                 done = await box.exec(clone)
                 assert done.stdout == "hello\n", done.stderr
             server.kill()
-
-
-# ------------------------------------------------------------------------------------------------ package indexes
-
-PIP = "pip install --no-input --disable-pip-version-check --retries 1 --no-cache-dir --target lib six"
-NPM = "npm install --no-audit --no-fund --fetch-retries=0 --prefix lib left-pad"
-
-
-@pytest.fixture
-async def indexes(engine: Engine) -> NetworkPolicy:
-    """The preset, where this machine reaches its own index."""
-    policy = NetworkPolicy(allow="registries")
-    found = await engine._provisioner.find_indexes(policy)
-    assert found is not None
-    host, _, port = found.allow[-1].rpartition(":")
-    try:
-        with anyio.fail_after(10):
-            await (await anyio.connect_tcp(host, int(port))).aclose()
-    except OSError as error:
-        if STRICT:
-            raise
-        pytest.skip(f"a package index does not answer: {error}")
-    return policy
-
-
-async def test_packages_are_installed_from_the_indexes_that_this_machine_is_configured_for(
-    engine: Engine, indexes: NetworkPolicy
-) -> None:
-    async with await engine.create(network=indexes) as box:
-        done = await box.exec(f"{PIP} && PYTHONPATH=lib python3 -c 'import six; print(six.__name__)'", timeout_s=50)
-        assert done.stdout.endswith("six\n"), done.stderr
-        done = await box.exec(f"{NPM} && ls lib/node_modules", timeout_s=50)
-        assert done.stdout.endswith("left-pad\n"), done.stderr
-        assert {record.verdict for record in await box.audit()} == {"allowed"}
-
-        async def told() -> bool:
-            return all(record.received_bytes for record in await box.audit())
-
-        await eventually(told, "each connection has ended, and what it brought is written down")
-        # Nothing else is allowed by that.
-        refused = await box.exec("curl -sS http://example.com/")
-        assert "to allow it, add the rule example.com:80" in refused.stdout
-
-
-async def test_packages_that_are_not_allowed_fail_with_the_rule_that_is_missing(
-    engine: Engine, indexes: NetworkPolicy
-) -> None:
-    async with await engine.create(network=NetworkPolicy()) as box:
-        refused = await box.exec(PIP, timeout_s=50)
-        assert refused.exit_code != 0
-        assert "403 Forbidden" in refused.stderr
-        assert "to allow it, add the rule " in refused.stderr
-        refused = await box.exec(NPM, timeout_s=50)
-        assert refused.exit_code != 0
-        assert "403" in refused.stderr
-        assert {record.verdict for record in await box.audit()} == {"denied"}

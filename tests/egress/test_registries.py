@@ -112,6 +112,14 @@ def test_sources_of_apt_are_read_in_both_forms(tmp_path: Path) -> None:
         "three.test:80",
         "two.test:8000",
     ]
+    assert found.files["/etc/apt/sources.list.d/atoll.list"] == (
+        "deb [arch=amd64 signed-by=/k.gpg] https://one.test/debian stable main\n"
+        "deb-src http://two.test:8000/debian stable main\n"
+    )
+    assert found.files["/etc/apt/sources.list.d/atoll.sources"] == (
+        "Types: deb\nUris: http://three.test/debian https://[fd00::7]/x\nSuites: s\n"
+    )
+    assert "secret" not in repr(found)
 
 
 async def test_a_machine_that_is_configured_for_none_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:

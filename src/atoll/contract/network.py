@@ -15,7 +15,7 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_add
 from typing import Annotated, Literal
 
 from atoll.contract.errors import InvalidRequest
-from atoll.contract.frozen import AfterValidator, Frozen
+from atoll.contract.frozen import AfterValidator, Field, Frozen
 
 REGISTRIES = "registries"
 """The preset for the package indexes that this machine is configured for."""
@@ -212,6 +212,9 @@ class PackageIndexes(Frozen):
     """The variables that configure pip and npm inside. Without user names and passwords."""
     certificates: dict[str, str]
     """CA bundles for them: the path of the file inside, and that on this machine."""
+    files: dict[str, str] = Field(default_factory=dict)
+    """Files that configure apt inside, in sandboxes of the image `host`: path and content. Without user names and
+    passwords."""
 
     @property
     def rules(self) -> tuple[Rule, ...]:

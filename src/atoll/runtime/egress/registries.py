@@ -53,6 +53,7 @@ class _ToolConfig:
     urls: list[SplitResult] = field(default_factory=list)
     env: dict[str, str] = field(default_factory=dict)
     certificates: dict[str, str] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)
 
     def trust(self, tool: str, bundle: object, variable: str) -> None:
         """Pass a CA bundle to a tool inside."""
@@ -85,7 +86,10 @@ async def find() -> PackageIndexes:
     env = {name: value for each in found for name, value in each.env.items()}
     certificates = {inside: here for each in found for inside, here in each.certificates.items()}
     return PackageIndexes(
-        allow=tuple(sorted(map(str, rules))), env=dict(sorted(env.items())), certificates=certificates
+        allow=tuple(sorted(map(str, rules))),
+        env=dict(sorted(env.items())),
+        certificates=certificates,
+        files={path: content for each in found for path, content in each.files.items()},
     )
 
 
@@ -184,26 +188,53 @@ def npm() -> Iterator[_ToolConfig]:
     yield found
 
 
+_APT_LINE = re.compile(r"^\s*(deb(?:-src)?\s+(?:\[[^\]]*\]\s*)?)(\S+)(\s+\S.*)$", re.MULTILINE)
+_APT_CONF = 'APT::Sandbox::User "root";\n'
+"""Without a user of its own for downloads: a sandbox may have one user id only."""
+
+
 def apt(root: Path = Path("/etc/apt")) -> Iterator[_ToolConfig]:
-    """The sources of apt, in the one-line and in the deb822 format."""
-    texts: list[object] = []
+    """The sources of apt, in the one-line and in the deb822 format, and the same sources for the inside."""
+    found, lines, paragraphs = _ToolConfig(), [], []
     for path in [root / "sources.list", *sorted((root / "sources.list.d").glob("*"))]:
         with contextlib.suppress(OSError, UnicodeDecodeError):
             text = path.read_text()
             if path.suffix == ".list":
-                texts += re.findall(r"^\s*deb(?:-src)?\s+(?:\[[^\]]*\]\s*)?(\S+)", text, flags=re.MULTILINE)
+                for kind, uri, rest in _APT_LINE.findall(text):
+                    if url := _remote(uri):
+                        found.urls.append(url)
+                        lines.append(f"{kind}{urlunsplit(url)}{rest}\n")
             elif path.suffix == ".sources":
-                texts += _uris(text)
-    if urls := _remotes(texts):
-        yield _ToolConfig(urls=urls)
+                for paragraph in re.split(r"\n[ \t]*\n", text):
+                    urls, inside = _apt_paragraph(paragraph)
+                    found.urls += urls
+                    paragraphs += [inside] if urls else []
+    if not found.urls:
+        return
+    directory = "/etc/apt/sources.list.d/atoll"
+    found.files = {"/etc/apt/apt.conf.d/90atoll": _APT_CONF}
+    if lines:
+        found.files[f"{directory}.list"] = "".join(lines)
+    if paragraphs:
+        found.files[f"{directory}.sources"] = "\n".join(paragraphs)
+    yield found
 
 
-def _uris(text: str) -> Iterator[str]:
-    for paragraph in re.split(r"\n\s*\n", text):
-        lines = [line for line in paragraph.splitlines() if not line.lstrip().startswith("#")]
-        joined = re.sub(r"\n[ \t]+", " ", "\n".join(lines))
-        fields = {
-            name.strip().lower(): value for name, _, value in (line.partition(":") for line in joined.splitlines())
-        }
-        if fields.get("enabled", "yes").strip().lower() not in {"no", "false", "0"}:
-            yield from fields.get("uris", "").split()
+def _apt_paragraph(text: str) -> tuple[list[SplitResult], str]:
+    """The indexes on the network that a deb822 paragraph names, and the paragraph with these alone."""
+    fields: dict[str, str] = {}
+    name = ""
+    for line in text.splitlines():
+        if line.lstrip().startswith("#"):
+            continue
+        if line[:1] in (" ", "\t") and name:
+            fields[name] += f"\n{line}"
+        elif ":" in line:
+            name, _, value = line.partition(":")
+            name = name.strip().lower()
+            fields[name] = value.strip()
+    if fields.get("enabled", "yes").strip().lower() in {"no", "false", "0"}:
+        return [], ""
+    urls = _remotes(fields.get("uris", "").split())
+    fields["uris"] = " ".join(map(urlunsplit, urls))
+    return urls, "".join(f"{name.title()}: {value}\n" for name, value in fields.items())

@@ -245,18 +245,24 @@ class EgressServer:
             await self.try_serve()
 
     async def _prepare(self, link: GuestConnection) -> None:
-        """Copy the CA bundles of the package indexes into the sandbox, unless they are there."""
+        """Put the CA bundles and the settings of the package indexes into the sandbox, unless they are there."""
+        if self._spec is None or self._spec.indexes is None:
+            return
         from atoll.runtime.guest.files import Files
+        from atoll.runtime.images.reference import HOST
 
-        files = Files(link.open, "root")
-        certificates = self._spec.indexes.certificates if self._spec and self._spec.indexes else {}
-        for inside, here in certificates.items():
+        files, indexes = Files(link.open, "root"), self._spec.indexes
+        wanted: dict[str, Path | str] = {inside: Path(here) for inside, here in indexes.certificates.items()}
+        if self._spec.image == HOST:  # another image may be of another distribution
+            wanted |= indexes.files
+        for inside, content in wanted.items():
             try:
                 with anyio.fail_after(_LISTEN_TIMEOUT_S):
                     if not await files.exists(inside):
-                        await files.write_bytes(inside, await anyio.Path(here).read_bytes())
+                        data = content.encode() if isinstance(content, str) else await anyio.Path(content).read_bytes()
+                        await files.write_bytes(inside, data)
             except (AtollError, OSError):
-                _log.warning("cannot copy %s into %s", here, self._directory.name, exc_info=True)
+                _log.warning("cannot put %s into %s", inside, self._directory.name, exc_info=True)
 
     async def try_serve(self) -> None:
         """Serve the sandbox from now on, if no other process does. A failure is logged."""

@@ -28,7 +28,7 @@ from atoll.runtime.images.overlay import HOSTS, RESOLV_CONF
 from atoll.runtime.state.records import StoredRecord
 from atoll.runtime.state.store import now
 
-RECIPE = 4
+RECIPE = 5
 """Raise it when the code below makes something else from the same inputs: all skeletons are then built again."""
 
 TREES = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
@@ -501,6 +501,8 @@ PS1='\\u@\\h:\\w\\$ '
 }
 
 _SKEL = {
+    # `npm install -g` then puts programs where `pip install` does; /usr is not the user's.
+    ".npmrc": "prefix=${HOME}/.local\n",
     ".profile": """\
 if [ -n "${BASH_VERSION-}" ] && [ -r "$HOME/.bashrc" ]; then . "$HOME/.bashrc"; fi
 for directory in "$HOME/bin" "$HOME/.local/bin"; do
