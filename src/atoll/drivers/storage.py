@@ -118,7 +118,7 @@ def make(path: Path) -> None:
 
 def snapshot(source: Path, target: Path) -> bool:
     """Make `target` a snapshot of the layer `source`. False: this file system has none, and nothing is done."""
-    if not _is_subvolume(source):
+    if not is_subvolume(source):
         return False
     with _opened(target.parent) as parent, _opened(source) as origin:
         _ask(parent, _SNAP_CREATE, _VOLUME_2.pack(origin, 0, 0, os.fsencode(target.name)))
@@ -129,7 +129,7 @@ def snapshot(source: Path, target: Path) -> bool:
 
 def remove(path: Path) -> bool:
     """Remove a layer in constant time. False: it is an ordinary directory, or removing failed."""
-    if not _is_subvolume(path):
+    if not is_subvolume(path):
         return False
     try:
         with _opened(path) as fd:
@@ -190,7 +190,7 @@ def prepare_quota(path: Path, *, root: bool) -> None:
         Unenforceable: it cannot be limited; the message says why and how to fix it.
     """
     facts = probe(path, root=root)
-    if facts.limits and facts.filesystem == "btrfs" and _is_subvolume(path):
+    if facts.limits and facts.filesystem == "btrfs" and is_subvolume(path):
         _keep_accounting(path)
         _lift_group(path)
         return
@@ -218,7 +218,7 @@ def enable_quotas(path: Path) -> None:
             _ask(fd, _QUOTA_CTL, struct.pack("=QQ", _QUOTA_ENABLE, 0))
 
 
-def _is_subvolume(path: Path) -> bool:
+def is_subvolume(path: Path) -> bool:
     try:
         return path.lstat().st_ino == _SUBVOLUME_INODE and filesystem_type(path) == _BTRFS
     except OSError:

@@ -26,6 +26,7 @@ import anyio.to_thread
 from atoll.contract.driver import Driver
 from atoll.contract.errors import AtollError, GuestProtocolError, SandboxDied, SandboxError, SandboxNotFound
 from atoll.contract.model import RuntimeName, SandboxInfo, SandboxSpec, SystemProcess, Usage
+from atoll.drivers import storage
 from atoll.drivers.locks import is_held
 from atoll.runtime.egress.server import EgressServer, EgressServers
 from atoll.runtime.guest.connection import GuestConnection
@@ -357,7 +358,9 @@ class Connections:
             # The one that started it is asked first: only it ends the processes before their keeper, which reaps them.
             known = () if driver else self.engine.drivers().values()
             drivers = [driver] if driver else sorted(known, key=lambda each: each.name != runtime)
-            with anyio.CancelScope(shield=True), _unmounting_later(drivers[0].pid(directory) if drivers else None):
+            # A subvolume that is deleted while it is mounted is cleaned up half a minute later.
+            later = drivers and not any(map(storage.is_subvolume, more))
+            with anyio.CancelScope(shield=True), _unmounting_later(drivers[0].pid(directory) if later else None):
                 for each in drivers:
                     await each.stop(run_id, directory)
                 if drivers:
