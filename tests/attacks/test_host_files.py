@@ -72,7 +72,7 @@ async def test_secrets_below_etc_are_not_there(prey: Sandbox) -> None:
 
 async def test_homes_are_not_there(prey: Sandbox) -> None:
     said = await shell(prey, "find /root /home", user="root")
-    skeleton = {"/root", "/home", "/home/user", "/home/user/.profile", "/home/user/.bashrc"}
+    skeleton = {"/root", "/home", "/home/user", "/home/user/.npmrc", "/home/user/.profile", "/home/user/.bashrc"}
     assert set(said.stdout.split()) <= skeleton, "nothing of any home of the host"
 
 
