@@ -41,7 +41,7 @@ _SUBVOLUME_INODE = 256
 _VOLUME = struct.Struct("=q4088s")
 _VOLUME_2 = struct.Struct("=qQQ32x4040s")
 _SNAP_DESTROY, _SNAP_CREATE, _SUBVOL_CREATE = 0x5000940F, 0x50009417, 0x50009418
-_INO_LOOKUP, _START_SYNC, _FS_INFO = 0xD0009412, 0x80089418, 0x8400941F
+_INO_LOOKUP, _SYNC, _FS_INFO = 0xD0009412, 0x9408, 0x8400941F
 _QUOTA_CTL, _QUOTA_ENABLE, _QUOTA_RESCAN = 0xC0109428, 1, 0x4040942C
 _QGROUP_CREATE, _QGROUP_LIMIT, _MAX_REFERENCED = 0x4010942A, 0x8030942B, 1
 _NO_LIMIT = 2**64 - 1
@@ -139,9 +139,10 @@ def remove(path: Path) -> bool:
             # Kernels before 6.10 leave the group behind; later ones remove it themselves, when they have freed all.
             with contextlib.suppress(OSError):
                 _ask(parent, _QGROUP_CREATE, struct.pack("=QQ", 0, group))
-            # Otherwise the space is free after half a minute.
+            # Otherwise the space is free after half a minute. START_SYNC would not wait for the commit, but sometimes
+            # waits for that half a minute: it loses the wake-up of a kernel thread that is about to sleep.
             with contextlib.suppress(OSError):
-                _ask(parent, _START_SYNC, bytes(8))
+                fcntl.ioctl(parent, _SYNC)
     except OSError:
         return False
     return True
