@@ -99,12 +99,15 @@ def uninstall(
 
     settings = Settings.from_environment()
     state_dir = (context.state_dir or settings.resolve_state_dir()).absolute()
-    if not (state_dir / "sandboxes").is_dir():
+    try:
+        counts = [
+            (len(os.listdir(state_dir / several)), one, several)
+            for one, several in (("sandbox", "sandboxes"), ("checkpoint", "checkpoints"))
+        ]
+    except FileNotFoundError:
         return _say_removed(context, [])
-    counts = [
-        (len(os.listdir(state_dir / several)), one, several)
-        for one, several in (("sandbox", "sandboxes"), ("checkpoint", "checkpoints"))
-    ]
+    except OSError as error:
+        raise InvalidRequest(f"the state directory {state_dir} cannot be read: {error.strerror}") from error
     told = " and ".join(f"{count} {one if count == 1 else several}" for count, one, several in counts)
     if not yes and not _agreed(f"Destroy {told}, and remove {state_dir} with all images?"):
         return FAILED
