@@ -140,6 +140,16 @@ class Cgroups:
             with contextlib.suppress(OSError):
                 path.rmdir()
 
+    def remove_parents(self) -> None:
+        """Remove the cgroups above those of sandboxes and keepers, unless there are any, of any state directory."""
+        self.remove_keepers()
+        parents = {*self._parents, *(path.parent for path in self._keepers)}
+        if self._mode == "v1":
+            parents |= {CGROUP_ROOT / name / "atoll" for name in os.listdir(CGROUP_ROOT)}  # see `remove`
+        for path in parents:
+            with contextlib.suppress(OSError):
+                path.rmdir()
+
     def try_out(self) -> None:
         """Do what a new sandbox's cgroup and keeper need, short of making them.
 

@@ -33,7 +33,7 @@ MODULES = {
     "storage": ("storage",),
     "agent": ("agent",),
     "mcp": ("mcp",),
-    "doctor": ("doctor", "version"),
+    "doctor": ("doctor", "version", "uninstall"),
 }
 """The modules in `commands/`, in the order of the help, and an index of their commands."""
 

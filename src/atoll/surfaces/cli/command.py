@@ -19,7 +19,7 @@ from pathlib import Path
 from types import CoroutineType
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-from atoll.contract.errors import CallerError, InvalidRequest
+from atoll.contract.errors import CallerError, InvalidRequest, install_extra
 from atoll.surfaces.cli import FAILED, finish, render
 from atoll.surfaces.cli.grammar import Option, Parameter, Parser, UsageError, parameters_of, similar
 
@@ -271,6 +271,4 @@ def needing_extra(what: str, extra: str) -> Iterator[None]:
         missing = (error.name or "atoll").partition(".")[0]
         if missing == "atoll":
             raise
-        raise CallerError(
-            f"{what} needs {missing}, which is not installed; install the extra: pip install 'atoll[{extra}]'"
-        ) from error
+        raise CallerError(f"{what} needs {missing}, which is not installed; {install_extra(extra)}") from error

@@ -90,19 +90,40 @@ def install(shell: str) -> Path:
         CallerError: there is no script for this shell.
         OSError: a file cannot be written.
     """
-    text, home = script(shell), Path.home()
-    place = {
-        "bash": home / ".bash_completions" / "atoll.sh",
-        "zsh": home / ".zfunc" / "_atoll",
-        "fish": home / ".config" / "fish" / "completions" / "atoll.fish",
-    }[shell]
+    text, place = script(shell), _places()[shell]
     place.parent.mkdir(parents=True, exist_ok=True)
     place.write_text(text)
     if shell == "bash":
-        _append(home / ".bashrc", f"source '{place}'")
+        _append(Path.home() / ".bashrc", _bash_line(place))
     elif shell == "zsh":
-        _append(home / ".zshrc", "fpath+=~/.zfunc; autoload -Uz compinit; compinit")
+        _append(Path.home() / ".zshrc", "fpath+=~/.zfunc; autoload -Uz compinit; compinit")
     return place
+
+
+def remove() -> list[Path]:
+    """Remove what `install` has written, and return it. The line in .zshrc stays: it is not for `atoll` alone."""
+    places = _places()
+    removed = [place for place in places.values() if place.exists()]
+    for place in removed:
+        place.unlink()
+    settings = Path.home() / ".bashrc"
+    if places["bash"] in removed and settings.exists():
+        lines = settings.read_text().splitlines(keepends=True)
+        settings.write_text("".join(line for line in lines if line.strip() != _bash_line(places["bash"])))
+    return removed
+
+
+def _places() -> dict[str, Path]:
+    home = Path.home()
+    return {
+        "bash": home / ".bash_completions" / "atoll.sh",
+        "zsh": home / ".zfunc" / "_atoll",
+        "fish": home / ".config" / "fish" / "completions" / "atoll.fish",
+    }
+
+
+def _bash_line(place: Path) -> str:
+    return f"source '{place}'"
 
 
 def _append(file: Path, line: str) -> None:
