@@ -198,3 +198,41 @@ def test_a_sandbox_whose_record_cannot_be_read_is_listed_with_the_reason_and_rem
     assert f"`atoll rm {id}` removes it" in atoll("gc").stderr.decode()
     assert atoll.text("rm", name) == f"{name}\n"
     assert atoll.json("gc", "--json")["unreadable"] == {}
+
+
+def test_labels_and_lifetime_are_shown_filtered_by_and_changed(atoll: Atoll, box: str) -> None:
+    name = atoll.create("--label", "team=search", "--label", "stage=ci", "--ttl", "2h")
+    header, row = atoll.text("ls", "--label", "team=search", "--label", "stage").splitlines()
+    assert header.split() == ["NAME", "STATUS", "RUNTIME", "CREATED", "USED", "EXPIRES", "LABELS", "IMAGE"]
+    assert "in 2h 0m" in row or "in 1h 59m" in row
+    assert "stage=ci, team=search" in row
+    assert atoll.text("ls", "-q", "--label", "team=other") == ""
+    changed = atoll.json(
+        "update", name, "--memory", "100m", "--label", "team=infra", "--remove-label", "stage", "--json"
+    )
+    assert (changed["limits"]["memory_bytes"], changed["labels"]) == (100 * 1024**2, {"team": "infra"})
+    assert atoll.text("update", name, "--ttl", "none") == f"{name} is updated\n"
+    shown = atoll.json("stat", name, "--json")
+    assert (shown["labels"], shown["expires_at"], shown["limits"]["memory_bytes"]) == (
+        {"team": "infra"},
+        None,
+        100 * 1024**2,
+    )
+    assert "labels     team=infra\n" in atoll.text("stat", name)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("update", "BOX"), "nothing to change is given; give a limit"),
+        (("update", "BOX", "--label", "team"), "the label 'team' has no value; write KEY=VALUE"),
+        (("update", "BOX", "--label", "a b=c"), "'a b' is not a key for a label"),
+        (("update", "BOX", "--ttl", "soon"), "'soon' is not a duration"),
+        (("create", "--ttl", "10ms"), "ttl_s is 0.01, but it should be greater than or equal to 1"),
+        (("update", "BOX", "--open-files", "128"), "put the sandbox to sleep first"),
+    ],
+)
+def test_a_wrong_label_lifetime_or_change_is_refused(atoll: Atoll, box: str, words: tuple[str, ...], told: str) -> None:
+    done = atoll(*(box if word == "BOX" else word for word in words), status=None)
+    assert done.returncode in (1, 2)
+    assert told in done.stderr.decode()

@@ -16,6 +16,7 @@ import errno
 import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -187,6 +188,7 @@ class Provisioner:
                             checkpoint=checkpoint,
                             **resolved.resolved(),
                         )
+                        self._store.set_expiry(id, _expiry(spec, manifest))
                         wait_written = self._store.write_uncommitted(manifest)
                         await self._lifecycle.start(manifest, driver, memory)
                         sandbox = self._connections.open(manifest)
@@ -297,8 +299,12 @@ class Provisioner:
                 await sandbox.connect()
                 wait_written()
             manifest, sandbox = await self._settle(manifest, sandbox)
-            if spec.ephemeral or spec.pause_after_s is not None:
-                await driver.keeper.reconfigure(directory, ephemeral=spec.ephemeral, pause_after_s=spec.pause_after_s)
+            expires_at = _expiry(spec, manifest)
+            self._store.set_expiry(manifest.id, expires_at)
+            if spec.ephemeral or spec.pause_after_s is not None or expires_at is not None:
+                await driver.keeper.reconfigure(
+                    directory, ephemeral=spec.ephemeral, pause_after_s=spec.pause_after_s, expires_at=expires_at
+                )
         return manifest, sandbox
 
     # ---- forks ----
@@ -417,6 +423,11 @@ class Provisioner:
         """The runtime that an archive names. None: it names none, or one that only a caller may request."""
         driver = self._connections.engine.drivers().get(named) if named else None
         return None if driver is not None and not driver.capabilities.chosen_by_default else named
+
+
+def _expiry(spec: SandboxSpec, manifest: Manifest) -> datetime | None:
+    """When the lifetime of a new sandbox is over."""
+    return None if spec.ttl_s is None else manifest.created_at + timedelta(seconds=spec.ttl_s)
 
 
 def _warm_spec(template: SandboxTemplate) -> SandboxSpec:

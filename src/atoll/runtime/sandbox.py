@@ -27,6 +27,7 @@ from atoll.contract.model import (
     ExecBytes,
     ExecResult,
     ExportResult,
+    Limits,
     Preview,
     ProcessInfo,
     SandboxInfo,
@@ -430,6 +431,16 @@ class Sandbox:
         if self._connection is not None:
             self._connection.fail(self._failure)
         await self._owner.destroy(self.info)
+
+    async def update(
+        self,
+        *,
+        labels: Mapping[str, str | None] | None = None,
+        ttl_s: float | None = None,
+        limits: Limits | None = None,
+    ) -> SandboxInfo:
+        """As `Engine.update`."""
+        return await self._owner.engine.update(self.name, labels=labels, ttl_s=ttl_s, limits=limits)
 
     async def pause(self) -> None:
         """As `Engine.pause`."""

@@ -30,7 +30,8 @@ def validate_spec(**fields: object) -> SandboxSpec:
         first = cast("ValidationError", error).errors()[0]
         cause = first.get("ctx", {}).get("error")
         where = ".".join(str(part) for part in first["loc"])
-        raise InvalidRequest(str(cause) if cause else f"{where}: {first['msg']}", field=where) from error
+        told = f"{where} is {first['input']!r}, but {first['msg'].replace('Input should', 'it should')}"
+        raise InvalidRequest(str(cause) if cause else told, field=where) from error
 
 
 def with_defaults(limits: Limits, driver: Driver) -> Limits:

@@ -24,7 +24,7 @@ from atoll.surfaces.cli.grammar import HELP, Option, Parameter, parameters_of
 
 MODULES = {
     "exec": ("run", "exec", "shell", "logs"),
-    "sandboxes": ("create", "ls", "ps", "stat", "rm"),
+    "sandboxes": ("create", "update", "ls", "ps", "stat", "rm"),
     "files": ("cp",),
     "lifecycle": ("sleep", "wake", "pause", "resume", "warm", "gc"),
     "checkpoints": ("checkpoint", "checkpoints", "restore", "fork", "export", "import"),

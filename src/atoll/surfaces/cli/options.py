@@ -34,6 +34,10 @@ EnvOption = Annotated[
         help="Set an environment variable; K alone takes the value from our environment. Repeatable.",
     ),
 ]
+LabelOption = Annotated[
+    list[str] | None,
+    Option("--label", metavar="K=V", help="A label, to find the sandbox by: team=search. Repeatable."),
+]
 UserOption = Annotated[
     str | None,
     Option("--user", "-u", metavar="USER", help="The user inside the sandbox.  [default: the sandbox's user]"),

@@ -103,6 +103,12 @@ def ago(moment: datetime, now: datetime | None = None) -> str:
     raise AssertionError("the last unit has no next one")
 
 
+def until(moment: datetime, now: datetime | None = None) -> str:
+    """Return how long it is until `moment`, as people say it: `in 3m 20s`."""
+    left = (moment - (now or datetime.now(UTC))).total_seconds()
+    return f"in {human_seconds(left)}" if left > 0 else "now"
+
+
 def human_bytes(amount: int | None) -> str:
     """Return a size as people read it: `1.5 GiB`; `?` when it is not known."""
     if amount is None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
 from atoll.contract.errors import InvalidRequest
 from atoll.surfaces.cli import render, values
 from atoll.surfaces.cli.grammar import Option
-from atoll.surfaces.cli.options import EnvOption
+from atoll.surfaces.cli.options import EnvOption, LabelOption
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 LIMITS = ("memory", "cpus", "pids", "open_files", "disk")
 TEMPLATE = ("image", "runtime", *LIMITS)
 """What a warm pool keeps sandboxes of."""
-SANDBOX = (*TEMPLATE, "env", "allow", "secret", "secret_env", "user")
+SANDBOX = (*TEMPLATE, "env", "allow", "secret", "secret_env", "user", "label", "ttl")
 
 
 class SandboxOptions(NamedTuple):
@@ -47,6 +47,8 @@ class SandboxOptions(NamedTuple):
     network: NetworkPolicy | None = None
     secrets: Sequence[values.SecretSource] = ()
     secret_env: Sequence[values.SecretSource] = ()
+    labels: Mapping[str, str] = MappingProxyType({})
+    ttl_s: float | None = None
 
     @property
     def reads_stdin(self) -> bool:
@@ -54,7 +56,7 @@ class SandboxOptions(NamedTuple):
         return any(secret.source == "-" for secret in (*self.secrets, *self.secret_env))
 
 
-def sandbox_options(
+def sandbox_options(  # noqa: PLR0913 - one for each option
     *,
     image: Annotated[
         str | None,
@@ -128,6 +130,16 @@ def sandbox_options(
             help="Where commands start; it is made if it is missing.  [default: the image's, else the user's home]",
         ),
     ] = None,
+    label: LabelOption = None,
+    ttl: Annotated[
+        float | None,
+        Option(
+            "--ttl",
+            metavar="TIME",
+            parser=values.duration,
+            help="Destroy the sandbox after this time, in use or not: 30m, 8h, 7d.  [default: never]",
+        ),
+    ] = None,
 ) -> SandboxOptions:
     """Declare the resource options, and build one object from their values.
 
@@ -148,6 +160,8 @@ def sandbox_options(
         network=network_policy(allow or []),
         secrets=tuple(map(values.secret, secret or [])),
         secret_env=tuple(map(values.secret_variable, secret_env or [])),
+        labels=values.labels(label or []),
+        ttl_s=ttl,
     )
     if [each.source for each in (*options.secrets, *options.secret_env)].count("-") > 1:
         raise InvalidRequest("two secrets are read from standard input; only one can be")
@@ -185,6 +199,8 @@ def engine_arguments(options: SandboxOptions) -> dict[str, Any]:
         "cwd": options.cwd,
         "runtime": runtime_name(options.runtime),
         "network": options.network,
+        "labels": options.labels,
+        "ttl_s": options.ttl_s,
     }
 
 

@@ -66,6 +66,30 @@ def duration(text: str) -> float:
     return seconds
 
 
+def lifetime(text: str) -> float:
+    """As `duration`; `none` is a lifetime without end.
+
+    Raises:
+        InvalidRequest: it is neither.
+    """
+    return math.inf if text.strip().lower() == "none" else duration(text)
+
+
+def labels(words: Sequence[str]) -> dict[str, str]:
+    """Return the labels that `K=V` words set.
+
+    Raises:
+        InvalidRequest: a word has another form, or the key or value is not allowed.
+    """
+    from atoll.contract.model import check_labels
+
+    pairs = [word.partition("=") for word in words]
+    for key, equals, _ in pairs:
+        if not equals:
+            raise InvalidRequest(f"the label {key!r} has no value; write KEY=VALUE")
+    return check_labels({key: value for key, _, value in pairs})
+
+
 def environment(words: Sequence[str]) -> dict[str, str]:
     """Return the variables that `K=V` words set. `K` alone takes its value from our environment.
 

@@ -1,4 +1,4 @@
-"""`create`, `ls`, `ps`, `stat` and `rm`: sandboxes are created, listed, shown and destroyed.
+"""`create`, `update`, `ls`, `ps`, `stat` and `rm`: sandboxes are created, changed, listed, shown and destroyed.
 
 Not here: the options that describe a sandbox (`sandbox_options.py`), how tables and values look (`render.py`).
 """
@@ -6,15 +6,15 @@ Not here: the options that describe a sandbox (`sandbox_options.py`), how tables
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 from atoll.contract.errors import AtollError, InvalidRequest, SandboxNotFound
-from atoll.surfaces.cli import FAILED, render
+from atoll.surfaces.cli import FAILED, render, values
 from atoll.surfaces.cli.command import AtollCommand, CommandContext, CommandModule, Work
 from atoll.surfaces.cli.grammar import Argument, Option
 from atoll.surfaces.cli.options import NameArgument
-from atoll.surfaces.cli.sandbox_options import SANDBOX, SandboxOptions, create_sandbox
+from atoll.surfaces.cli.sandbox_options import LIMITS, SANDBOX, SandboxOptions, create_sandbox, limits
 
 if TYPE_CHECKING:
     from atoll.contract.model import ProcessInfo, SandboxInfo, SystemProcess, Usage
@@ -41,27 +41,82 @@ async def _create(context: CommandContext, options: SandboxOptions, name: str | 
         return context.answer(sandbox.info.model_dump(mode="json"), sandbox.name)
 
 
+class _UpdateCommand(AtollCommand):
+    resources = (*LIMITS, "label")
+
+
+@commands.command(cls=_UpdateCommand)
+def update(
+    context: CommandContext,
+    name: NameArgument,
+    ttl: Annotated[
+        float | None,
+        Option("--ttl", metavar="TIME", parser=values.lifetime, help="Its lifetime from now on: 8h; none: no end."),
+    ] = None,
+    remove_label: Annotated[
+        list[str] | None, Option("--remove-label", metavar="K", help="Remove this label. Repeatable.")
+    ] = None,
+) -> Work:
+    """Change the limits, the labels or the lifetime of a sandbox.
+
+    What is not given stays as it is. Limits hold at once and after it sleeps; the limit on open files can be changed
+    only while it sleeps.
+
+    \b
+    atoll update box --memory 4g --cpus 2
+    atoll update box --label team=search --ttl 8h
+    """
+    options = context.sandbox_options()
+    labels = {**options.labels, **dict.fromkeys(remove_label or [])}
+    if ttl is None and not labels and not any(name in context.resources for name in LIMITS):
+        raise InvalidRequest("nothing to change is given; give a limit, --label, --remove-label or --ttl")
+    return _update(context, name, options, labels, ttl)
+
+
+async def _update(
+    context: CommandContext, name: str, options: SandboxOptions, labels: Mapping[str, str | None], ttl_s: float | None
+) -> int:
+    wanted = limits(options)
+    async with context.open_engine() as engine:
+        info = await engine.update(name, labels=labels, ttl_s=ttl_s, limits=wanted)
+    return context.answer(info.model_dump(mode="json"), f"{name} is updated")
+
+
 @commands.command()
 async def ls(
     context: CommandContext,
     quiet: Annotated[bool, Option("--quiet", "-q", help="Print names only.")] = False,
+    label: Annotated[
+        list[str] | None,
+        Option("--label", metavar="K[=V]", help="Only sandboxes with this label; K alone: of any value. Repeatable."),
+    ] = None,
 ) -> int:
     """List the sandboxes."""
+    pairs = [word.partition("=") for word in label or []]
     async with context.open_engine() as engine:
-        infos = await engine.list()
+        infos = await engine.list(labels={key: value if equals else None for key, equals, value in pairs})
     if context.as_json:
         render.emit_json([info.model_dump(mode="json") for info in infos])
     elif quiet:
         for info in infos:
             render.say(info.name)
     elif not infos:
-        render.note("no sandboxes; `atoll create` creates one")
+        render.note("no sandboxes have these labels" if label else "no sandboxes; `atoll create` creates one")
     else:
-        rows = [
-            (info.name, _status(info), info.runtime, render.ago(info.created_at), _used(info), info.image)
-            for info in sorted(infos, key=lambda info: info.created_at)
-        ]
-        render.table(("NAME", "STATUS", "RUNTIME", "CREATED", "USED", "IMAGE"), rows, flex=5)
+        infos = sorted(infos, key=lambda info: info.created_at)
+        columns = {
+            "NAME": [info.name for info in infos],
+            "STATUS": [_status(info) for info in infos],
+            "RUNTIME": [info.runtime for info in infos],
+            "CREATED": [render.ago(info.created_at) for info in infos],
+            "USED": [_used(info) for info in infos],
+            "EXPIRES": [_expires(info) for info in infos],
+            "LABELS": [_labels(info) for info in infos],
+            "IMAGE": [info.image for info in infos],
+        }
+        # Few have a lifetime or labels: these columns are shown if any has.
+        shown = [title for title, cells in columns.items() if any(cells)]
+        render.table(shown, list(zip(*(columns[title] for title in shown), strict=True)), flex=len(shown) - 1)
     return 0
 
 
@@ -99,8 +154,8 @@ async def stat(context: CommandContext, name: NameArgument) -> int:
         usage = await sandbox.stat()
         info = sandbox.info
     if context.as_json:
-        limits = info.limits.model_dump(mode="json")
-        render.emit_json({"name": name, **usage.model_dump(mode="json"), "limits": limits})
+        shown = info.model_dump(mode="json", include={"limits", "labels", "expires_at"})
+        render.emit_json({"name": name, **usage.model_dump(mode="json"), **shown})
     else:
         render.facts(_usage_facts(info, usage))
     return 0
@@ -157,6 +212,14 @@ def _used(info: SandboxInfo) -> str:
     return render.ago(info.last_used_at) if info.last_used_at else "never"
 
 
+def _expires(info: SandboxInfo) -> str:
+    return render.until(info.expires_at) if info.expires_at else ""
+
+
+def _labels(info: SandboxInfo) -> str:
+    return ", ".join(f"{key}={value}" for key, value in sorted(info.labels.items()))
+
+
 def _status(info: SandboxInfo) -> str:
     return f"{info.status}: {info.reason}" if info.reason else info.status
 
@@ -202,6 +265,8 @@ def _usage_facts(info: SandboxInfo, usage: Usage) -> list[tuple[str, str]]:
         ("runtime", info.runtime),
         ("created", render.ago(info.created_at)),
         ("used", _used(info)),
+        ("expires", _expires(info) or "never"),
+        ("labels", _labels(info) or "none"),
         ("memory", memory),
         ("cpu time", cpu),
         ("processes", pids),
