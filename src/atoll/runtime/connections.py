@@ -269,6 +269,18 @@ class Connections:
             raise SandboxDied(f"the sandbox {info.name!r} was destroyed")
         return self.info(manifest)
 
+    def why_ended(self, info: SandboxInfo) -> str | None:
+        if info.id in self._creating:
+            return None
+        if not self._store.resolves_to(info.name, info.id):
+            return "was destroyed"
+        try:
+            manifest = self._store.read(info.id)
+        except SandboxError:
+            return None
+        ended = {"running": None, "sleeping": "was put to sleep", "shutdown": "was shut down"}
+        return ended[manifest.state] if manifest is not None else "was destroyed"
+
     async def destroy(self, info: SandboxInfo) -> None:
         await self.remove(info.id, info.name, self._choose(info.runtime))
 

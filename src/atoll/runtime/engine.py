@@ -315,7 +315,7 @@ class Engine:
 
         Raises:
             InvalidRequest: the name, a limit, the environment or a secret is not allowed.
-            UserNotFound: the image's configuration names a user that it does not have.
+            UserNotFound: the image does not have `user`, or the user that its configuration names.
             PermissionDenied, FileError: `cwd` cannot be made.
             SandboxExists: the name is taken.
             ImageUnavailable: the image cannot be fetched or read.

@@ -218,19 +218,19 @@ class Provisioner:
         `WORKDIR /root` is of no use to `user`.
 
         Raises:
-            UserNotFound, InvalidRequest: the sandbox cannot have the image's user.
+            UserNotFound, InvalidRequest: the sandbox cannot have the spec's or the image's user.
             FileError: the directory of the spec cannot be made.
         """
         spec, user = manifest.spec, manifest.user
         try:
             if spec.cwd is not None:
                 await sandbox.files.mkdir(spec.cwd)
-            elif manifest.cwd is not None or (spec.user is None and user != DEFAULT_USER):
+            elif manifest.cwd is not None or user != DEFAULT_USER:
                 await sandbox.files.stat(f"{manifest.cwd or ''}/.")
         except UserNotFound:
             if spec.user is not None:
                 raise
-            message = f"the image {spec.image} has USER {user!r}, and no such account; name another with user="
+            message = f"the image {spec.image} has USER {user!r}, and no such account; name another user"
             raise UserNotFound(user, message) from None
         except (PathNotFound, PathNotDirectory, PermissionDenied):
             if spec.cwd is not None:
@@ -245,7 +245,7 @@ class Provisioner:
                 raise
             raise InvalidRequest(
                 f"the user {user!r} has an id that does not exist in a sandbox, where ids are 0 to 65535; "
-                "name another with user="
+                "name another user"
             ) from error
         return manifest, sandbox
 

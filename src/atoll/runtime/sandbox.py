@@ -84,6 +84,9 @@ class SandboxOwner(Protocol):
     async def current_info(self, info: SandboxInfo) -> SandboxInfo:
         """The sandbox as `Engine.list` would show it now."""
 
+    def why_ended(self, info: SandboxInfo) -> str | None:
+        """What was done to a sandbox that has ended, in words that follow its name. None: it ended by itself."""
+
     async def destroy(self, info: SandboxInfo) -> None:
         """End the sandbox and remove all of it. Does nothing if it is gone, even if another has its name now."""
 
@@ -561,7 +564,7 @@ class Sandbox:
                 if isinstance(error, AtollError):
                     raise
                 raise SandboxDied(f"{name} cannot be reached: {error}") from error
-            connection = GuestConnection(stream, name)
+            connection = GuestConnection(stream, name, why_ended=lambda: self._owner.why_ended(self.info))
             try:
                 await connection.handshake()
             except SandboxError:

@@ -327,7 +327,7 @@ class StateStore:
 
     def is_lost(self, name: str, id: str) -> bool:
         """Whether a sandbox that was found to have no manifest should have one: it is neither created nor removed."""
-        if os.path.lexists(self.state_dir / "uncommitted" / id) or not self._resolves_to(name, id):
+        if os.path.lexists(self.state_dir / "uncommitted" / id) or not self.resolves_to(name, id):
             return False
         return not os.path.lexists(self.directory(id) / "manifest.json")  # it may have been created just now
 
@@ -498,7 +498,7 @@ class StateStore:
                     self._try_claim(entry.partition(".")[0], id)
             # A process that was killed before it wrote the manifest has claimed a name that is recorded only here.
             for each in self.names() if name is None else [name]:
-                if self._resolves_to(each, id):
+                if self.resolves_to(each, id):
                     (self.state_dir / "names" / each).unlink(missing_ok=True)
             yield directory
         self.clear_in_progress(id)
@@ -513,7 +513,8 @@ class StateStore:
                 if os.readlink(path) == id:
                     path.unlink()
 
-    def _resolves_to(self, name: str, id: str) -> bool:
+    def resolves_to(self, name: str, id: str) -> bool:
+        """Whether this is the name of this sandbox: not any more once its removal has begun."""
         try:
             return os.readlink(self.state_dir / "names" / name) == id
         except OSError:  # it does not exist, or is no symlink
@@ -603,7 +604,7 @@ class StateStore:
             return False
         if group is not None and (self.state_dir / "groups" / group).exists():
             return False
-        return self._resolves_to(manifest.spec.name, manifest.id) and (running or group is not None)
+        return self.resolves_to(manifest.spec.name, manifest.id) and (running or group is not None)
 
     def finish_created(self, id: str) -> None:
         """Commit a complete sandbox whose creator died before it did. Does nothing while some process creates it."""
@@ -624,7 +625,7 @@ class StateStore:
             for id in self._entries("sandboxes")
             if not os.path.lexists(self.state_dir / "uncommitted" / id)
             and not os.path.lexists(self.directory(id) / "manifest.json")
-            and not any(self._resolves_to(name, id) for name in self.names())
+            and not any(self.resolves_to(name, id) for name in self.names())
         ]
 
     def drop_groups(self) -> None:
