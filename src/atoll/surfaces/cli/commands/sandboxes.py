@@ -1,4 +1,4 @@
-"""`create`, `update`, `ls`, `inspect`, `stat`, `top` and `rm`: sandboxes are created, changed, listed, shown, destroyed.
+"""`create`, `update`, `ls`, `inspect`, `stat`, `top` and `rm`: sandboxes from their creation to their end.
 
 Not here: the options that describe a sandbox (`sandbox_options.py`), how tables and values look (`render.py`).
 """
