@@ -45,6 +45,7 @@ uninstall: ## remove what `make install` has installed and, after asking, all sa
 wheel: ## build a wheel that needs no compiler, and the source distribution, in dist/
 	@scripts/bootstrap wheel
 	@$(MAKE) --no-print-directory dist
+	@ls dist/*
 
 demo: ## install what is missing and run the demo
 	@scripts/bootstrap demo
@@ -122,7 +123,7 @@ lint:
 # Not by the wheel's own build hook, which would compile each time.
 dist: programs
 	@rm -rf dist
-	@ATOLL_BUILD_GUEST=0 $(BIN)/python -m hatchling build -d dist >/dev/null
+	@said=$$(ATOLL_BUILD_GUEST=0 $(BIN)/python -m hatchling build -d dist 2>&1) || { echo "$$said" >&2; exit 1; }
 
 programs: $(NATIVE)/guest $(NATIVE)/keeper $(NATIVE)/statx.so
 	@:

@@ -47,14 +47,19 @@ def _manifest(sandbox: Path) -> bytes:
 
 
 def test_uninstall_asks_first(atoll: Atoll, elsewhere: Path) -> None:
-    atoll("ls")
+    atoll("create", "box")
     terminal = atoll.terminal("uninstall")
-    question = f"Destroy 0 sandboxes and 0 checkpoints, and remove {elsewhere} with all images? [y/N]: "
+    question = f"Destroy 1 sandbox and 0 checkpoints, and remove {elsewhere} with all images? [y/N]: "
     terminal.read_until(question.encode())
     terminal.type(b"\n")
     assert terminal.wait() == 1
-    assert (elsewhere / "sandboxes").is_dir()
     assert b"Give --yes" in atoll("uninstall", status=2).stderr
+    assert atoll.names() == ["box"]
+    terminal = atoll.terminal("uninstall")
+    terminal.read_until(question.encode())
+    terminal.type(b"y\n")
+    assert terminal.wait() == 0
+    assert not elsewhere.exists()
 
 
 def test_completion_can_be_removed_and_leaves_the_users_own_lines(

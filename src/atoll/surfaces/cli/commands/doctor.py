@@ -101,8 +101,11 @@ def uninstall(
     state_dir = (context.state_dir or settings.resolve_state_dir()).absolute()
     if not (state_dir / "sandboxes").is_dir():
         return _say_removed(context, [])
-    counts = {kind: len(os.listdir(state_dir / kind)) for kind in ("sandboxes", "checkpoints")}
-    told = " and ".join(f"{count} {kind[:-1] if count == 1 else kind}" for kind, count in counts.items())
+    counts = [
+        (len(os.listdir(state_dir / several)), one, several)
+        for one, several in (("sandbox", "sandboxes"), ("checkpoint", "checkpoints"))
+    ]
+    told = " and ".join(f"{count} {one if count == 1 else several}" for count, one, several in counts)
     if not yes and not _agreed(f"Destroy {told}, and remove {state_dir} with all images?"):
         return FAILED
     return _uninstall(context, state_dir)
@@ -119,9 +122,9 @@ async def _uninstall(context: CommandContext, state_dir: Path) -> int:
         if engine.storage.info().image is not None:
             await engine.storage.remove()
     _remove_state(state_dir)
-    Cgroups(read_machine()).remove_parents()
     removed = [state_dir]
-    if state_dir == Settings().resolve_state_dir():  # not one of several
+    if state_dir == Settings().resolve_state_dir():  # else it is one of several
+        Cgroups(read_machine()).remove_parents()
         removed += completion.remove()
     return _say_removed(context, removed)
 
