@@ -38,6 +38,7 @@ from atoll.contract.model import (
     ExportResult,
     GcResult,
     Limits,
+    Mount,
     RuntimeName,
     SandboxInfo,
     SystemProcess,
@@ -59,6 +60,7 @@ from atoll.runtime.state.layers import Layers
 from atoll.runtime.state.leases import SessionLeases
 from atoll.runtime.state.spec import validate_spec, with_defaults
 from atoll.runtime.state.store import Manifest, StateStore
+from atoll.runtime.state.volumes import VolumeStore
 from atoll.settings import Settings
 
 if TYPE_CHECKING:
@@ -127,6 +129,7 @@ class CreateOptions(TypedDict, total=False):
     ephemeral: bool
     pause_after_s: float | None
     network: NetworkPolicy | None
+    mounts: Sequence[Mount]
     progress: ProgressCallback | None
 
 
@@ -140,8 +143,9 @@ class Engine:
         self._drivers: Mapping[RuntimeName, Driver] | None = None
         self._layers = Layers(store.state_dir)
         self._checkpoints = Checkpoints(store.state_dir)
+        self.volumes = VolumeStore(store, self._layers, self._any_layers)
         self._lifecycle = Lifecycle(
-            store, self._layers, self._checkpoints, self._choose, self._any_layers, self._epoll_waiters
+            store, self._layers, self._checkpoints, self._choose, self._any_layers, self._epoll_waiters, self.volumes
         )
         self.storage = loop_storage.LoopStorage(store.state_dir, self._layers, self._lifecycle.remove_unreferenced)
         self.leases = SessionLeases(
@@ -190,6 +194,7 @@ class Engine:
             self._connections,
             choose=self._choose,
             free_names=self.remove_abandoned,
+            volumes=self.volumes,
         )
 
     @property
@@ -275,6 +280,7 @@ class Engine:
         ephemeral: bool = False,
         pause_after_s: float | None = None,
         network: NetworkPolicy | None = None,
+        mounts: Sequence[Mount] = (),
         progress: ProgressCallback | None = None,
     ) -> AwaitableContext[Sandbox]:
         """Create a sandbox and wait until it answers.
@@ -289,17 +295,21 @@ class Engine:
         configuration, and where it has none, `user` and the home of the command's user. A `cwd` that does not exist is
         made, as `user`.
 
+        `mounts` are directories of the host and volumes that it sees, a directory read-only unless its mount says
+        otherwise. Nothing outside of them can be reached through them. Their files are not in checkpoints.
+
         For each of `secrets` the sandbox has a placeholder, in the variable of that name; `secret_env` are variables
         that it has in clear. Neither is shown, logged or written to disk in clear.
 
         Raises:
-            InvalidRequest: the name, a limit, the environment or a secret is not allowed.
+            InvalidRequest: the name, a limit, the environment, a secret or a mount is not allowed.
             UserNotFound: the image's configuration names a user that it does not have.
             PermissionDenied, FileError: `cwd` cannot be made.
             SandboxExists: the name is taken.
+            VolumeNotFound: a mount names a volume that does not exist.
             ImageUnavailable: the image cannot be fetched or read.
             RuntimeUnavailable: the runtime is not on this machine, or no runtime is.
-            Unenforceable: this machine cannot enforce a limit.
+            Unenforceable: this machine cannot enforce a limit, or mount a directory for writing.
             LaunchFailed: it did not start.
         """
 
@@ -317,6 +327,7 @@ class Engine:
                 pause_after_s=pause_after_s,
                 network=network,
                 indexes=await self._provisioner.find_indexes(network),
+                mounts=tuple(mounts),
             )
             return await self._provisioner.create(spec, contents, progress)
 
@@ -449,7 +460,7 @@ class Engine:
         this process is killed, when the state directory is next used.
 
         `options` are those of `SandboxPool`: `image`, `limits`, `env`, `secrets`, `secret_env`, `user`, `cwd`,
-        `runtime`, `pause_after_s`, `network` and `sleep_after_s` (unset: ten minutes).
+        `runtime`, `pause_after_s`, `network`, `mounts` and `sleep_after_s` (unset: ten minutes).
 
         Raises:
             InvalidRequest: an option is wrong.

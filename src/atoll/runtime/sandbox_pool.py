@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,7 @@ import anyio
 
 from atoll.contract.errors import AtollError, CheckpointNotFound, InvalidRequest, SandboxExists, SandboxNotFound
 from atoll.contract.frozen import Frozen
-from atoll.contract.model import Limits, RuntimeName, Status, is_name
+from atoll.contract.model import Limits, Mount, RuntimeName, Status, is_name
 from atoll.contract.network import NetworkPolicy
 from atoll.runtime.engine import Engine
 from atoll.runtime.images.contents import ImageContents
@@ -77,6 +77,8 @@ class PoolDescription(Frozen):
     network: NetworkPolicy | None
     secrets: tuple[str, ...]
     """The names of variables that hold placeholders of secrets."""
+    mounts: tuple[Mount, ...] = ()
+    """Directories of the host and volumes that they see."""
 
 
 class SandboxPool:
@@ -101,6 +103,7 @@ class SandboxPool:
         runtime: RuntimeName | None = None,
         pause_after_s: float | None = None,
         network: NetworkPolicy | None = None,
+        mounts: Sequence[Mount] = (),
         sleep_after_s: float | None = SLEEP_AFTER_S,
     ) -> None:
         if not _SESSION.fullmatch(session_id):
@@ -117,6 +120,7 @@ class SandboxPool:
         self._engine = engine
         self._limits, self._runtime, self._network, self._secrets = limits, runtime, network, secrets or {}
         self._cwd = cwd
+        self._mounts = tuple(mounts)
         self._making: dict[str, anyio.Lock] = {}
         self._options: dict[str, object] = {
             "image": image,
@@ -129,6 +133,7 @@ class SandboxPool:
             "runtime": runtime,
             "pause_after_s": pause_after_s,
             "network": network,
+            "mounts": mounts,
         }
 
     async def get(self, name: str = DEFAULT, **options: object) -> Sandbox:
@@ -210,6 +215,7 @@ class SandboxPool:
             limits=limits,
             network=self._network,
             secrets=tuple(self._secrets),
+            mounts=self._mounts,
         )
 
     def tools(self) -> ToolSet:

@@ -53,6 +53,7 @@ class RecordedSandbox:
             cwd=manifest.cwd,
             created_at=manifest.created_at,
             network=manifest.spec.network,
+            mounts=tuple(each.mount for each in manifest.mounts),
         )
         return cls(info, manifest.run_id)
 

@@ -19,7 +19,7 @@ from atoll.surfaces.cli.options import EnvOption
 if TYPE_CHECKING:
     from pydantic import ValidationError
 
-    from atoll.contract.model import Limits, RuntimeName
+    from atoll.contract.model import Limits, Mount, RuntimeName
     from atoll.contract.network import NetworkPolicy
     from atoll.contract.secret import Secret
     from atoll.runtime.engine import Engine
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 LIMITS = ("memory", "cpus", "pids", "open_files", "disk")
 TEMPLATE = ("image", "runtime", *LIMITS)
 """What a warm pool keeps sandboxes of."""
-SANDBOX = (*TEMPLATE, "env", "allow", "secret", "secret_env", "user")
+SANDBOX = (*TEMPLATE, "mount", "env", "allow", "secret", "secret_env", "user")
 
 
 class SandboxOptions(NamedTuple):
@@ -41,6 +41,7 @@ class SandboxOptions(NamedTuple):
     pids: int | None = None
     open_files: int | None = None
     disk_bytes: int | None = None
+    mounts: Sequence[Mount] = ()
     env: Mapping[str, str] = MappingProxyType({})
     user: str | None = None
     cwd: str | None = None
@@ -86,6 +87,15 @@ def sandbox_options(
     disk: Annotated[
         int | None,
         Option("--disk", metavar="SIZE", parser=values.size, help="Disk quota, for what it writes: 512m, 10g."),
+    ] = None,
+    mount: Annotated[
+        list[str] | None,
+        Option(
+            "--mount",
+            metavar="SRC:DST[:ro|:rw]",
+            help="Mount a directory of this machine, read-only unless :rw follows, or volume:NAME:DST, which can be "
+            "written unless :ro follows. Repeatable.  [default: nothing of this machine]",
+        ),
     ] = None,
     env: EnvOption = None,
     allow: Annotated[
@@ -142,6 +152,7 @@ def sandbox_options(
         pids=pids,
         open_files=open_files,
         disk_bytes=disk,
+        mounts=tuple(map(values.mount, mount or [])),
         env=values.environment(env or []),
         user=user,
         cwd=cwd,
@@ -185,6 +196,7 @@ def engine_arguments(options: SandboxOptions) -> dict[str, Any]:
         "cwd": options.cwd,
         "runtime": runtime_name(options.runtime),
         "network": options.network,
+        "mounts": options.mounts,
     }
 
 

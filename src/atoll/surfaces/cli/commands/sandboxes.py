@@ -99,8 +99,8 @@ async def stat(context: CommandContext, name: NameArgument) -> int:
         usage = await sandbox.stat()
         info = sandbox.info
     if context.as_json:
-        limits = info.limits.model_dump(mode="json")
-        render.emit_json({"name": name, **usage.model_dump(mode="json"), "limits": limits})
+        shown = info.model_dump(mode="json", include={"limits", "mounts"})
+        render.emit_json({"name": name, **usage.model_dump(mode="json"), **shown})
     else:
         render.facts(_usage_facts(info, usage))
     return 0
@@ -145,11 +145,7 @@ async def _rm(context: CommandContext, names: Sequence[str], *, every: bool, for
                 removed.append(name)
                 if not context.as_json:
                     render.say(name)
-    if context.as_json:
-        render.emit_json({"removed": removed, "errors": [{**e.to_dict(), "hint": e.hint} for e in failures]})
-    else:
-        for failure in failures:
-            render.failure(failure, as_json=False)
+    render.removal(removed, failures, as_json=context.as_json)
     return FAILED if failures else 0
 
 
@@ -206,5 +202,6 @@ def _usage_facts(info: SandboxInfo, usage: Usage) -> list[tuple[str, str]]:
         ("cpu time", cpu),
         ("processes", pids),
         ("disk", disk),
+        *(("mount", str(mount)) for mount in info.mounts),
         ("oom kills", "?" if usage.oom_kills is None else str(usage.oom_kills)),
     ]
