@@ -197,6 +197,8 @@ def _sys() -> Iterator[str]:
 
 def _binds(launch: Launch, cover: str) -> Iterator[str]:
     for number, mount in enumerate(launch.mounts):
+        for parent in [*PurePath(mount.target).parents][-2::-1]:  # bubblewrap would make them for root alone
+            yield from ("--perms", "0755", "--dir", str(parent))
         kind = "--ro-bind" if mount.read_only else "--bind"
         yield from (kind, f"{cover}/{bundle.MOUNTS}/{number}", mount.target)
 
