@@ -247,7 +247,7 @@ COMPLETED = [
     ("atoll e", "exec export expose"),
     ("atoll images ", "ls pull rm import"),
     ("atoll --json images p", "pull"),
-    ("atoll run --m", "--memory"),
+    ("atoll run --m", "--memory --mount"),
     ("atoll exec box --st", "--stdin --state-dir"),
     ("atoll storage ", "init remove"),
     ("atoll cp ", ""),

@@ -86,7 +86,7 @@ class Mount(Frozen):
     """A directory of the host, or a volume, that a sandbox sees at `target`. Its files are not in checkpoints.
 
     Outside, what the sandbox's user writes belongs to the owner of the directory, and the owner's files belong to that
-    user inside. Files of all other users of the host have no owner inside: they can be read if anyone may.
+    user inside. Files of all other users of the host have no owner inside: they can be read if everyone may.
     """
 
     source: str = Field(min_length=1, max_length=4095)

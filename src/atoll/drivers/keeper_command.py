@@ -91,12 +91,12 @@ class KeeperCommand:
     def volume_command(self, *command: str) -> list[str]:
         """The command line that runs a program as root of a namespace where the files of a volume have their owners.
 
-        It has no other rights on the host: what it works on is its current directory, or open.
+        As root on the host, it has no other rights there: what it works on is its current directory, or open. It is
+        killed when the calling thread ends.
         """
-        if not self._machine.root:
-            return self.nsexec_command(*command)
         ids = ("0", str(MOUNT_IDS), str(ID_COUNT))
-        return [str(KEEPER), "nsexec", "--rootless", "--uid", *ids, "--gid", *ids, "--", *command]
+        maps = ["--uid", *ids, "--gid", *ids] if self._machine.root else self.maps(0)
+        return [str(KEEPER), "nsexec", "--rootless", "--ephemeral", *maps, "--", *command]
 
     async def run_nsexec(
         self,

@@ -7,7 +7,7 @@
  *                [--disk BYTES] [--epoch N] [--keeper-cgroup DIR]… [--cgroup DIR]… [--limit FILE VALUE]…
  *                [--overlay KEY TARGET COUNT (LAYER OWNER)…]…
  *                [--mount PATH ro|rw UIDS GIDS (DISK O N)… (DISK O N)…]… -- RUNTIME ARGUMENTS…
- *   keeper nsexec [--uid I O N]… [--gid I O N]… [--rootless] -- COMMAND ARGUMENTS…
+ *   keeper nsexec [--uid I O N]… [--gid I O N]… [--rootless] [--ephemeral] -- COMMAND ARGUMENTS…
  *   keeper copy [--uid I O N]… [--gid I O N]… [--rootless] -- FROM TO [EARLIER]
  *   keeper merge [--uid I O N]… [--gid I O N]… [--rootless] -- TO OWNER (LAYER OWNER)…
  *   keeper hostname --owner ID -- PID HOSTNAME
@@ -21,7 +21,7 @@
  * runs as root of the sandbox's user namespace, and is ended when the guest has spoken: the sandbox is then the keeper's
  * own child.
  * `nsexec` runs a command in the namespaces in which a runtime would run: a private mount namespace and, rootless, the
- * user namespace that owns the files. `copy` copies a layer there, `merge` merges several into one, the lowest first.
+ * user namespace that owns the files; with `--ephemeral` it is killed when its parent ends. `copy` copies a layer there, `merge` merges several into one, the lowest first.
  * `hostname` sets the hostname of the sandbox that a process belongs to. `idmap` succeeds if the file system of a
  * directory can be id-mapped. The maps of a mount, UIDS for users and GIDS for groups, say which ids on disk are which
  * ids of the sandbox's range.
@@ -435,6 +435,8 @@ int main(int argc, char **argv)
         start(&plan);
     } else if (!strcmp(argv[1], "nsexec")) {
         enter_namespaces(&plan);
+        if (plan.ephemeral)
+            prctl(PR_SET_PDEATHSIG, SIGKILL); /* after enter_namespaces(): a change of user resets it */
         execvp(plan.command[0], plan.command);
         give_up(plan.command[0]);
     } else if (!strcmp(argv[1], "copy")) {
@@ -442,7 +444,7 @@ int main(int argc, char **argv)
         if (words < 2 || words > 3)
             usage("copy");
         enter_namespaces(&plan);
-        prctl(PR_SET_PDEATHSIG, SIGKILL); /* after enter_namespaces(): a change of user resets it */
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
         copy_layer(plan.command[0], plan.command[1], plan.command[2]);
         return 0;
     } else if (!strcmp(argv[1], "merge")) {

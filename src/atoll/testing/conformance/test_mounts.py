@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import atoll
 from atoll import (
     Capabilities,
     Engine,
@@ -20,8 +21,10 @@ from atoll import (
     VolumeExists,
     VolumeNotFound,
 )
+from atoll.contract.model import RuntimeName
 from atoll.drivers.keeper_command import MOUNT_IDS
-from atoll.testing.inside import running, until_running
+from atoll.testing.inside import client, running, until_running
+from atoll.testing.waiting import eventually
 
 OWNER = 12345
 """A user of the host that has no account."""
@@ -240,6 +243,26 @@ async def test_a_tar_that_is_none_leaves_no_volume(engine: Engine, tmp_path: Pat
         await engine.volumes.import_("bad", tmp_path / "bad.tar")
     with pytest.raises(VolumeNotFound):
         await engine.volumes.get("bad")
+
+
+@pytest.mark.runtimes("crun")
+async def test_a_process_that_is_killed_while_it_makes_a_volume_leaves_none(
+    engine: Engine, state_dir: Path, runtime_name: RuntimeName, tmp_path: Path
+) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    held = os.open(pipe, os.O_RDWR)
+    try:
+        body = f"await engine.volumes.import_('half', {str(pipe)!r})"
+        async with client(state_dir, runtime_name, body):
+            await eventually(lambda: list((state_dir / "layers").glob("*/files")), "it is being unpacked")
+    finally:
+        os.close(held)
+    async with atoll.open(state_dir) as after:
+        assert await after.volumes.list() == []
+        await eventually(lambda: not list((state_dir / "layers").glob("*/files")), "its layer is removed")
+    with pytest.raises(OSError, match="No such device"):  # there is no reader: its program has ended too
+        os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
 
 
 @pytest.mark.runtimes("crun")
