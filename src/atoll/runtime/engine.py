@@ -38,6 +38,7 @@ from atoll.contract.model import (
     ExportResult,
     GcResult,
     Limits,
+    Mount,
     RuntimeName,
     SandboxInfo,
     SystemProcess,
@@ -59,6 +60,7 @@ from atoll.runtime.state.layers import Layers
 from atoll.runtime.state.leases import SessionLeases
 from atoll.runtime.state.spec import validate_spec, with_defaults
 from atoll.runtime.state.store import Manifest, StateStore
+from atoll.runtime.state.volumes import VolumeStore
 from atoll.settings import Settings
 
 if TYPE_CHECKING:
@@ -128,6 +130,7 @@ class SandboxKeywords(TypedDict, total=False):
     network: NetworkPolicy | None
     labels: Mapping[str, str] | None
     ttl_s: float | None
+    mounts: Sequence[Mount]
 
 
 class CreateOptions(SandboxKeywords, total=False):
@@ -154,8 +157,9 @@ class Engine:
         self._drivers: Mapping[RuntimeName, Driver] | None = None
         self._layers = Layers(store.state_dir)
         self._checkpoints = Checkpoints(store.state_dir)
+        self.volumes = VolumeStore(store, self._layers, self._any_layers)
         self._lifecycle = Lifecycle(
-            store, self._layers, self._checkpoints, self._choose, self._any_layers, self._epoll_waiters
+            store, self._layers, self._checkpoints, self._choose, self._any_layers, self._epoll_waiters, self.volumes
         )
         self.storage = loop_storage.LoopStorage(store.state_dir, self._layers, self._lifecycle.remove_unreferenced)
         self.leases = SessionLeases(
@@ -204,6 +208,7 @@ class Engine:
             self._connections,
             choose=self._choose,
             free_names=self.remove_abandoned,
+            volumes=self.volumes,
         )
 
     @property
@@ -291,6 +296,7 @@ class Engine:
         network: NetworkPolicy | None = None,
         labels: Mapping[str, str] | None = None,
         ttl_s: float | None = None,
+        mounts: Sequence[Mount] = (),
         progress: ProgressCallback | None = None,
     ) -> AwaitableContext[Sandbox]:
         """Create a sandbox and wait until it answers.
@@ -310,17 +316,21 @@ class Engine:
         configuration, and where it has none, `user` and the home of the command's user. A `cwd` that does not exist is
         made, as `user`.
 
+        `mounts` are directories of the host and volumes that it sees, a directory read-only unless its mount says
+        otherwise. Nothing outside of them can be reached through them. Their files are not in checkpoints.
+
         For each of `secrets` the sandbox has a placeholder, in the variable of that name; `secret_env` are variables
         that it has in clear. Neither is shown, logged or written to disk in clear.
 
         Raises:
-            InvalidRequest: the name, a limit, the environment or a secret is not allowed.
+            InvalidRequest: the name, a limit, the environment, a secret or a mount is not allowed.
             UserNotFound: the image does not have `user`, or the user that its configuration names.
             PermissionDenied, FileError: `cwd` cannot be made.
             SandboxExists: the name is taken.
+            VolumeNotFound: a mount names a volume that does not exist.
             ImageUnavailable: the image cannot be fetched or read.
             RuntimeUnavailable: the runtime is not on this machine, or no runtime is.
-            Unenforceable: this machine cannot enforce a limit.
+            Unenforceable: this machine cannot enforce a limit, or mount a directory for writing.
             LaunchFailed: it did not start.
         """
 
@@ -340,6 +350,7 @@ class Engine:
                 indexes=await self._provisioner.find_indexes(network),
                 labels=dict(labels or {}),
                 ttl_s=ttl_s,
+                mounts=tuple(mounts),
             )
             created = await self._provisioner.create(spec, contents, progress)
             self._recovery.watch_expiries(self._tasks)
@@ -502,7 +513,8 @@ class Engine:
         this process is killed, when the state directory is next used.
 
         `options` are those of every sandbox, as in `create`: `image`, `limits`, `env`, `secrets`, `secret_env`, `user`,
-        `cwd`, `runtime`, `pause_after_s`, `network`, `labels` and `ttl_s`; and `sleep_after_s` (unset: ten minutes).
+        `cwd`, `runtime`, `pause_after_s`, `network`, `labels`, `ttl_s` and `mounts`; and `sleep_after_s` (unset: ten
+        minutes).
 
         Raises:
             InvalidRequest: an option is wrong.

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import anyio
 import anyio.abc
 
-from atoll.contract.driver import Driver, ProcessImage
+from atoll.contract.driver import Driver, Filesystem, ProcessImage
 from atoll.contract.errors import (
     AtollError,
     FileError,
@@ -39,6 +39,7 @@ from atoll.contract.errors import (
 from atoll.contract.model import Limits, RuntimeName, SandboxSpec, check_name
 from atoll.contract.network import REGISTRIES, NetworkPolicy, PackageIndexes
 from atoll.runtime.connections import Connections
+from atoll.runtime.images import overlay
 from atoll.runtime.images.store import ImageStore
 from atoll.runtime.lifecycle.lifecycle import Lifecycle
 from atoll.runtime.lifecycle.warm_pool import SandboxTemplate, WarmPools, rebound
@@ -48,8 +49,10 @@ from atoll.runtime.secrets.authority import Authority
 from atoll.runtime.secrets.vault import SandboxSecrets, Vault
 from atoll.runtime.state.checkpoints import CheckpointRecord, Checkpoints
 from atoll.runtime.state.layers import Layers, ResolvedSpec
+from atoll.runtime.state.mounts import PinnedMount, pin
 from atoll.runtime.state.spec import validate_spec, with_defaults
 from atoll.runtime.state.store import Claimed, Manifest, StateStore, new_id, now
+from atoll.runtime.state.volumes import VolumeStore
 
 if TYPE_CHECKING:
     from atoll.runtime.archive.export import ArchiveFile
@@ -57,6 +60,8 @@ if TYPE_CHECKING:
 
 DEFAULT_USER = "user"
 """The user of a sandbox where neither its spec nor its image names one. Every image has it."""
+DEFAULT_ID = 1000
+"""The id of that user and of its group."""
 _log = logging.getLogger(__name__)
 
 
@@ -75,6 +80,7 @@ class Provisioner:
         *,
         choose: Callable[[RuntimeName | None], Driver],
         free_names: Callable[[], Awaitable[object]],
+        volumes: VolumeStore,
     ) -> None:
         self._store = store
         self._layers = layers
@@ -85,6 +91,7 @@ class Provisioner:
         self._connections = connections
         self._choose = choose
         self._free_names = free_names
+        self._volumes = volumes
         self._finding_indexes = anyio.Lock()
         self._indexes: tuple[PackageIndexes, float] | None = None
         self.warm_pools = WarmPools(
@@ -141,15 +148,27 @@ class Provisioner:
     ) -> ResolvedSpec:
         found = await self._images.resolve(spec.image, progress=progress)
         image_user = found.user if driver.capabilities.several_users else None
+        user = spec.user or image_user or DEFAULT_USER
         return ResolvedSpec(
             limits=limits,
             env={**found.env, **(secrets.variables() if secrets else {}), **spec.env},
-            user=spec.user or image_user or DEFAULT_USER,
+            user=user,
             cwd=spec.cwd or found.working_directory,
             image_digest=found.digest,
             base=found.filesystems,
+            mounts=self._pin_mounts(spec, driver, user, found.filesystems),
             encrypted_secrets=self._vault.seal(secrets) if secrets else None,
         )
+
+    def _pin_mounts(
+        self, spec: SandboxSpec, driver: Driver, user: str, base: Sequence[Filesystem]
+    ) -> tuple[PinnedMount, ...]:
+        if not spec.mounts:
+            return ()
+        root = next(each for each in base if each.target == "/")
+        # A user that does not exist is refused once the sandbox runs.
+        ids = overlay.find_ids([layer.path for layer in root.layers], user) or (DEFAULT_ID, DEFAULT_ID)
+        return pin(spec.mounts, driver, self._store.state_dir, ids, self._volumes.path)
 
     async def _make(
         self,
@@ -266,6 +285,8 @@ class Provisioner:
         self, spec: SandboxSpec, driver: Driver, resolved: ResolvedSpec, authority: Authority | None
     ) -> Sandbox | None:
         """Claim a warm sandbox and bind it to `spec`. None: none fits."""
+        if spec.mounts:
+            return None  # a running sandbox cannot be given any
         key = SandboxTemplate(image=spec.image, runtime=driver.name, limits=resolved.limits).key
         with self._store.claim(key, partial(self.warm_pools.fits, driver=driver, resolved=resolved)) as claimed:
             self.warm_pools.refill(key)

@@ -20,7 +20,7 @@ import anyio
 
 from atoll.contract.errors import AtollError, CheckpointNotFound, InvalidRequest, SandboxExists, SandboxNotFound
 from atoll.contract.frozen import Frozen
-from atoll.contract.model import Limits, Status, is_name
+from atoll.contract.model import Limits, Mount, Status, is_name
 from atoll.contract.network import NetworkPolicy
 from atoll.runtime.engine import CreateOptions, Engine, SandboxKeywords
 from atoll.runtime.images.contents import ImageContents
@@ -73,6 +73,8 @@ class PoolDescription(Frozen):
     network: NetworkPolicy | None
     secrets: tuple[str, ...]
     """The names of variables that hold placeholders of secrets."""
+    mounts: tuple[Mount, ...] = ()
+    """Directories of the host and volumes that they see."""
 
 
 class SandboxPool:
@@ -186,6 +188,7 @@ class SandboxPool:
             limits=limits,
             network=self._options.get("network"),
             secrets=tuple(self._options.get("secrets") or {}),
+            mounts=tuple(self._options.get("mounts") or ()),
         )
 
     def tools(self) -> ToolSet:

@@ -85,6 +85,7 @@ from atoll.runtime.state.layers import FLATTEN_AT, MAX_LAYERS, LayerRef, Layers
 from atoll.runtime.state.spec import validate_spec
 from atoll.runtime.state.status import record_ending
 from atoll.runtime.state.store import Manifest, StateStore, now
+from atoll.runtime.state.volumes import VolumeStore
 
 _ANSWER_S = 10
 """How long a guest may take to list the processes that wait with epoll."""
@@ -115,6 +116,7 @@ class Lifecycle:
         choose: Callable[[RuntimeName | None], Driver],
         any_layers: Callable[[], LayerStore],
         epoll_waiters: Callable[[Manifest], Awaitable[Sequence[SystemProcess]]],
+        volumes: VolumeStore,
     ) -> None:
         self._store = store
         self._layers = layers
@@ -123,6 +125,7 @@ class Lifecycle:
         self._any_layers = any_layers
         self._epoll_waiters = epoll_waiters
         """The processes in a sandbox that wait with epoll, which some versions of gVisor cannot save."""
+        self._volumes = volumes
 
     async def start(
         self, manifest: Manifest, driver: Driver, memory: ProcessImage | None = None, *, wait_ready: bool = False
@@ -142,6 +145,7 @@ class Lifecycle:
                 memory=memory,
                 pause_after_s=manifest.spec.pause_after_s,
                 expires_at=self._store.expiry(manifest.id),
+                mounts=tuple(each.bound(self._volumes.path) for each in manifest.mounts),
                 wait_ready=wait_ready,
             )
         )
@@ -520,6 +524,7 @@ class Lifecycle:
                     created_at=now(),
                     parent=parent,
                     with_memory=with_memory,
+                    without_mounts=tuple(each.mount.target for each in manifest.mounts),
                     runtime=manifest.runtime,
                     image=manifest.spec.image,
                 ),
@@ -607,10 +612,12 @@ class Lifecycle:
             manifest = self._read(id)
             _refuse_ephemeral(manifest)
             driver = self._choose(manifest.runtime)
+            # Processes may hold files in mounts: they continue only where there are the same.
+            resumes = driver.capabilities.memory_checkpoint and record.mounts == manifest.mounts
             await self._restart(
                 manifest,
                 driver,
-                self._checkpoints.memory(record) if driver.capabilities.memory_checkpoint else None,
+                self._checkpoints.memory(record) if resumes else None,
                 spec=manifest.spec.model_copy(update={"image": record.spec.image}),
                 # What the sandbox was created with stays, also if the checkpoint is another sandbox's.
                 **{
@@ -618,6 +625,7 @@ class Lifecycle:
                     "limits": manifest.limits,
                     "env": manifest.env,
                     "encrypted_secrets": manifest.encrypted_secrets,
+                    "mounts": manifest.mounts,
                 },
                 active_layer=self._layers.new(),
                 copied=None,
@@ -664,8 +672,8 @@ class Lifecycle:
         """Remove layers that nothing refers to, and the files of deleted checkpoints and of sandboxes without a record.
 
         Returns what was removed. With `timeout_s`, nothing is removed if other processes hold the layers for longer:
-        the last of them, or the next garbage collection, removes it. As long as the record of a sandbox or checkpoint
-        cannot be read, layers and the files of checkpoints stay, since it may refer to any of them.
+        the last of them, or the next garbage collection, removes it. As long as the record of a sandbox, checkpoint or
+        volume cannot be read, layers and the files of checkpoints stay, since it may refer to any of them.
         """
         async with self._layers.lock(exclusive=True, timeout_s=timeout_s) as held:
             if not held:
@@ -673,8 +681,9 @@ class Lifecycle:
             references, unreadable = self._store.references()
             self._store.drop_groups()
             unreferenced = self._store.orphaned()
-            if not unreadable and not self._checkpoints.unreadable():
-                named = {layer.id for record in self._checkpoints.all() for layer in record.layers}
+            named, all_readable = self._volumes.layers()
+            if all_readable and not unreadable and not self._checkpoints.unreadable():
+                named.update(layer.id for record in self._checkpoints.all() for layer in record.layers)
                 named.update(layer for each in references for layer in each.layers)
                 self._checkpoints.remove_unreferenced(spare={each.memory for each in references})
                 unreferenced += self._layers.unreferenced(named)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pydantic import ValidationError
     from pydantic_core import ErrorDetails
 
-    from atoll.contract.model import Limits, RuntimeName
+    from atoll.contract.model import Limits, Mount, RuntimeName
     from atoll.contract.network import NetworkPolicy
     from atoll.contract.secret import Secret
     from atoll.runtime.engine import Engine
@@ -30,7 +30,10 @@ if TYPE_CHECKING:
 LIMITS = ("memory", "cpus", "pids", "open_files", "disk")
 TEMPLATE = ("image", "runtime", *LIMITS)
 """What a warm pool keeps sandboxes of."""
-SANDBOX = (*TEMPLATE, "env", "env_file", "allow", "secret", "secret_env", "user", "pause_after", "label", "ttl")
+SANDBOX = (
+    *TEMPLATE,
+    *("mount", "env", "env_file", "allow", "secret", "secret_env", "user", "pause_after", "label", "ttl"),
+)
 _LIMIT_OPTIONS = {
     "memory_bytes": "--memory",
     "cpus": "--cpus",
@@ -52,6 +55,7 @@ class SandboxOptions(NamedTuple):
     pids: int | None = None
     open_files: int | None = None
     disk_bytes: int | None = None
+    mounts: Sequence[Mount] = ()
     env: Mapping[str, str] = MappingProxyType({})
     user: str | None = None
     cwd: str | None = None
@@ -122,6 +126,15 @@ def sandbox_options(  # noqa: PLR0913 - one for each option
             metavar="SIZE",
             parser=values.size,
             help="Disk quota, for what it writes: 512m, 10g.  [default: no limit]",
+        ),
+    ] = None,
+    mount: Annotated[
+        list[str] | None,
+        Option(
+            "--mount",
+            metavar="SRC:DST[:ro|:rw]",
+            help="Mount a directory of this machine, read-only unless :rw follows, or volume:NAME:DST, which can be "
+            "written unless :ro follows. Repeatable.  [default: nothing of this machine]",
         ),
     ] = None,
     env: EnvOption = None,
@@ -199,6 +212,7 @@ def sandbox_options(  # noqa: PLR0913 - one for each option
         pids=pids,
         open_files=open_files,
         disk_bytes=disk,
+        mounts=tuple(map(values.mount, mount or [])),
         env=values.environment(env or [], env_file or []),
         user=user,
         cwd=cwd,
@@ -262,6 +276,7 @@ def engine_arguments(options: SandboxOptions) -> dict[str, Any]:
         "labels": options.labels,
         "ttl_s": options.ttl_s,
         "pause_after_s": options.pause_after_s,
+        "mounts": options.mounts,
     }
     _warn_of_unreachable_hosts(options)
     return arguments

@@ -36,6 +36,8 @@ async def checkpoint(
     """Make a checkpoint of a sandbox, and print its id."""
     async with context.open_engine() as engine:
         made = await engine.checkpoint(name, label)
+    if made.without_mounts and not context.as_json:
+        render.note(f"mounts are not in the checkpoint: {', '.join(made.without_mounts)}")
     return context.answer(made.model_dump(mode="json"), made.id)
 
 
@@ -135,7 +137,7 @@ def export(
     """Write a sandbox to one file.
 
     `atoll import` reads it, here or on another machine. The file holds the files that were written on top of the image,
-    and the environment. It does not hold the image and the processes.
+    and the environment. It does not hold the image, the processes and mounts.
 
     \b
     atoll export box box.tar.zst
@@ -159,6 +161,8 @@ async def _export(context: CommandContext, name: str, target: Path, checkpoint: 
     if context.as_json:
         render.emit_json({"file": str(target), **made.model_dump(mode="json")})
         return 0
+    if made.without_mounts:
+        render.note(f"mounts are not exported: {', '.join(made.without_mounts)}")
     if made.without_processes:
         render.note("processes are not exported; a sandbox that is imported from this file has the files only")
     if not to_stream:

@@ -151,7 +151,7 @@ async def stat(context: CommandContext, name: NameArgument) -> int:
         usage = await sandbox.stat()
         info = sandbox.info
     if context.as_json:
-        shown = info.model_dump(mode="json", include={"limits", "labels", "expires_at"})
+        shown = info.model_dump(mode="json", include={"limits", "labels", "expires_at", "mounts"})
         render.emit_json({"name": name, **usage.model_dump(mode="json"), **shown})
     else:
         render.facts(_usage_facts(info, usage))
@@ -306,5 +306,6 @@ def _usage_facts(info: SandboxInfo, usage: Usage) -> list[tuple[str, str]]:
         ("cpu time", cpu),
         ("pids", pids),
         ("disk", disk),
+        *(("mount", str(mount)) for mount in info.mounts),
         ("oom kills", "?" if usage.oom_kills is None else str(usage.oom_kills)),
     ]
