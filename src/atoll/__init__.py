@@ -62,6 +62,8 @@ if TYPE_CHECKING:
         ScriptFailed as ScriptFailed,
         Unenforceable as Unenforceable,
         UserNotFound as UserNotFound,
+        VolumeExists as VolumeExists,
+        VolumeNotFound as VolumeNotFound,
     )
     from atoll.contract.model import (
         Checkpoint as Checkpoint,
@@ -76,6 +78,7 @@ if TYPE_CHECKING:
         GcResult as GcResult,
         Limits as Limits,
         Match as Match,
+        Mount as Mount,
         Output as Output,
         Preview as Preview,
         ProcessEvent as ProcessEvent,
@@ -85,6 +88,7 @@ if TYPE_CHECKING:
         SystemProcess as SystemProcess,
         Truncation as Truncation,
         Usage as Usage,
+        Volume as Volume,
         WarmPool as WarmPool,
     )
     from atoll.contract.network import (
@@ -100,6 +104,7 @@ if TYPE_CHECKING:
     from atoll.runtime.guest.process import Process as Process
     from atoll.runtime.images.store import ImageStore as ImageStore
     from atoll.runtime.sandbox import Sandbox as Sandbox
+    from atoll.runtime.state.volumes import VolumeStore as VolumeStore
     from atoll.settings import Settings as Settings
     from atoll.tools.tool import (
         Tool as Tool,
@@ -120,11 +125,12 @@ _HOMES = {
         GuestProtocolError GuestUnresponsive ImageUnavailable InvalidRequest LaunchFailed ModelFailed ModelUnavailable
         NotCheckpointable PathExists PathIsDirectory PathNotDirectory PathNotFound PermissionDenied
         PortRefused ProcessNotFound RuntimeUnavailable SandboxShutdown SandboxDied SandboxError SandboxExists
-        SandboxNotFound ScriptFailed Unenforceable UserNotFound
+        SandboxNotFound ScriptFailed Unenforceable UserNotFound VolumeExists VolumeNotFound
     """,
     "atoll.contract.model": """
         Checkpoint ExecBytes ExecResult Exited ExportResult FileChange FileEntry FileStat Gap GcResult Limits
-        Match Output Preview ProcessEvent ProcessInfo SandboxInfo StorageInfo SystemProcess Truncation Usage WarmPool
+        Match Mount Output Preview ProcessEvent ProcessInfo SandboxInfo StorageInfo SystemProcess Truncation Usage
+        Volume WarmPool
     """,
     "atoll.contract.network": "AuditRecord NetworkPolicy",
     "atoll.contract.secret": "Secret",
@@ -133,6 +139,7 @@ _HOMES = {
     "atoll.runtime.guest.process": "Process",
     "atoll.runtime.images.store": "ImageStore",
     "atoll.runtime.sandbox": "Sandbox",
+    "atoll.runtime.state.volumes": "VolumeStore",
     "atoll.settings": "Settings",
     "atoll.tools.tool": "Tool ToolResult ToolSet",
 }

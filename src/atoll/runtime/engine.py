@@ -19,7 +19,7 @@ from datetime import timedelta
 from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
+from typing import TYPE_CHECKING, Self, TypedDict, Unpack
 
 import anyio
 import anyio.to_thread
@@ -38,6 +38,7 @@ from atoll.contract.model import (
     ExportResult,
     GcResult,
     Limits,
+    Mount,
     RuntimeName,
     SandboxInfo,
     SystemProcess,
@@ -59,6 +60,7 @@ from atoll.runtime.state.layers import Layers
 from atoll.runtime.state.leases import SessionLeases
 from atoll.runtime.state.spec import validate_spec, with_defaults
 from atoll.runtime.state.store import Manifest, StateStore
+from atoll.runtime.state.volumes import VolumeStore
 from atoll.settings import Settings
 
 if TYPE_CHECKING:
@@ -113,8 +115,8 @@ async def _open(state_dir: Path | str | None, settings: Settings | None) -> Engi
     return engine
 
 
-class CreateOptions(TypedDict, total=False):
-    """The options of `Engine.create`, for what passes them on."""
+class SandboxKeywords(TypedDict, total=False):
+    """The options of a sandbox that `Engine.create` and `Engine.pool` have in common. Each is as in `create`."""
 
     image: str | None
     limits: Limits | None
@@ -124,10 +126,25 @@ class CreateOptions(TypedDict, total=False):
     user: str | None
     cwd: str | None
     runtime: RuntimeName | None
-    ephemeral: bool
     pause_after_s: float | None
     network: NetworkPolicy | None
+    labels: Mapping[str, str] | None
+    ttl_s: float | None
+    mounts: Sequence[Mount]
+
+
+class CreateOptions(SandboxKeywords, total=False):
+    """The options of `Engine.create`, for what passes them on."""
+
+    ephemeral: bool
     progress: ProgressCallback | None
+
+
+class PoolOptions(SandboxKeywords, total=False):
+    """The options of `Engine.pool`: those of its sandboxes, unless `SandboxPool.get` or `create` override them."""
+
+    sleep_after_s: float | None
+    """How long a sandbox may be unused before it is put to sleep. Unset: ten minutes. None: for ever."""
 
 
 class Engine:
@@ -140,8 +157,9 @@ class Engine:
         self._drivers: Mapping[RuntimeName, Driver] | None = None
         self._layers = Layers(store.state_dir)
         self._checkpoints = Checkpoints(store.state_dir)
+        self.volumes = VolumeStore(store, self._layers, self._any_layers)
         self._lifecycle = Lifecycle(
-            store, self._layers, self._checkpoints, self._choose, self._any_layers, self._epoll_waiters
+            store, self._layers, self._checkpoints, self._choose, self._any_layers, self._epoll_waiters, self.volumes
         )
         self.storage = loop_storage.LoopStorage(store.state_dir, self._layers, self._lifecycle.remove_unreferenced)
         self.leases = SessionLeases(
@@ -190,6 +208,7 @@ class Engine:
             self._connections,
             choose=self._choose,
             free_names=self.remove_abandoned,
+            volumes=self.volumes,
         )
 
     @property
@@ -260,7 +279,7 @@ class Engine:
 
     # ---- creating ----
 
-    def create(
+    def create(  # noqa: PLR0913 - the options of a sandbox, by keyword
         self,
         name: str | None = None,
         *,
@@ -275,6 +294,9 @@ class Engine:
         ephemeral: bool = False,
         pause_after_s: float | None = None,
         network: NetworkPolicy | None = None,
+        labels: Mapping[str, str] | None = None,
+        ttl_s: float | None = None,
+        mounts: Sequence[Mount] = (),
         progress: ProgressCallback | None = None,
     ) -> AwaitableContext[Sandbox]:
         """Create a sandbox and wait until it answers.
@@ -285,21 +307,30 @@ class Engine:
         an image is fetched. Where a warm sandbox matches (`warm`), that one is claimed. `network` is the policy of its
         egress; unset, no connection leaves it.
 
+        `labels` are for its users: `list` filters by them, forks have them too. After `ttl_s`, at least a second, it is
+        destroyed, whether or not it is in use and any process of the host lives: its processes end then, calls in
+        progress raise `SandboxDied`, and its files are removed at once or when the state directory is next used. Its
+        checkpoints stay. `update` changes both.
+
         Commands and file operations that name no `user` and no `cwd` get these, unset those of the image's
         configuration, and where it has none, `user` and the home of the command's user. A `cwd` that does not exist is
         made, as `user`.
+
+        `mounts` are directories of the host and volumes that it sees, a directory read-only unless its mount says
+        otherwise. Nothing outside of them can be reached through them. Their files are not in checkpoints.
 
         For each of `secrets` the sandbox has a placeholder, in the variable of that name; `secret_env` are variables
         that it has in clear. Neither is shown, logged or written to disk in clear.
 
         Raises:
-            InvalidRequest: the name, a limit, the environment or a secret is not allowed.
-            UserNotFound: the image's configuration names a user that it does not have.
+            InvalidRequest: the name, a limit, the environment, a secret or a mount is not allowed.
+            UserNotFound: the image does not have `user`, or the user that its configuration names.
             PermissionDenied, FileError: `cwd` cannot be made.
             SandboxExists: the name is taken.
+            VolumeNotFound: a mount names a volume that does not exist.
             ImageUnavailable: the image cannot be fetched or read.
             RuntimeUnavailable: the runtime is not on this machine, or no runtime is.
-            Unenforceable: this machine cannot enforce a limit.
+            Unenforceable: this machine cannot enforce a limit, or mount a directory for writing.
             LaunchFailed: it did not start.
         """
 
@@ -317,8 +348,13 @@ class Engine:
                 pause_after_s=pause_after_s,
                 network=network,
                 indexes=await self._provisioner.find_indexes(network),
+                labels=dict(labels or {}),
+                ttl_s=ttl_s,
+                mounts=tuple(mounts),
             )
-            return await self._provisioner.create(spec, contents, progress)
+            created = await self._provisioner.create(spec, contents, progress)
+            self._recovery.watch_expiries(self._tasks)
+            return created
 
         return AwaitableContext(making())
 
@@ -375,6 +411,34 @@ class Engine:
         """Wait until the warm pools that this engine claimed from are full again. `atoll.open()` does so at its end."""
         if "_provisioner" in vars(self):  # else it has claimed from none
             await self._warm_pools.finish()
+
+    async def update(
+        self,
+        name: str,
+        *,
+        labels: Mapping[str, str | None] | None = None,
+        ttl_s: float | None = None,
+        limits: Limits | None = None,
+    ) -> SandboxInfo:
+        """Change a sandbox, running or not. What is left out stays as it is.
+
+        `labels` are set, and a label that is None is removed. `ttl_s` is its lifetime from now on; `math.inf`: until it
+        is destroyed. Of `limits`, those that are set hold from now on, also after it sleeps: memory, processor time and
+        processes while it runs, the disk where its layer has a quota, open files only while it sleeps. No process is
+        ended for a lower limit. When this fails, nothing is changed.
+
+        Raises:
+            SandboxNotFound: there is none of this name.
+            InvalidRequest: a value is not allowed, or it uses more memory than the new limit.
+            Unenforceable: a limit cannot be enforced here, or not while it runs.
+        """
+        id = self._store.lookup(name)
+        manifest = await self._lifecycle.update(id, labels=labels or {}, ttl_s=ttl_s, limits=limits or Limits())
+        self._recovery.watch_expiries(self._tasks)
+        info = self._connections.info(manifest)
+        if sandbox := self._connections.find(id):
+            sandbox.info = info
+        return info
 
     # ---- sleeping and waking ----
 
@@ -440,7 +504,7 @@ class Engine:
 
     @contextlib.asynccontextmanager
     async def pool(
-        self, session_id: str, *, temporary: bool = False, sleeps: bool = False, **options: Any
+        self, session_id: str, *, temporary: bool = False, sleeps: bool = False, **options: Unpack[PoolOptions]
     ) -> AsyncIterator[SandboxPool]:
         """The sandboxes of one session. While the pool is open, those that are unused go to sleep.
 
@@ -448,8 +512,9 @@ class Engine:
         `temporary` session nothing stays: its sandboxes and their checkpoints are removed when the pool ends or, if
         this process is killed, when the state directory is next used.
 
-        `options` are those of `SandboxPool`: `image`, `limits`, `env`, `secrets`, `secret_env`, `user`, `cwd`,
-        `runtime`, `pause_after_s`, `network` and `sleep_after_s` (unset: ten minutes).
+        `options` are those of every sandbox, as in `create`: `image`, `limits`, `env`, `secrets`, `secret_env`, `user`,
+        `cwd`, `runtime`, `pause_after_s`, `network`, `labels`, `ttl_s` and `mounts`; and `sleep_after_s` (unset: ten
+        minutes).
 
         Raises:
             InvalidRequest: an option is wrong.
@@ -604,7 +669,9 @@ class Engine:
             plural = "copy" if count == 1 else "copies"
             given = "1 name" if len(names) == 1 else f"{len(names)} names"
             raise InvalidRequest(f"fork: {count} {plural} requested, {given} given; give one name for each copy")
-        return await self._provisioner.fork(source, checkpoint, names)
+        forks = await self._provisioner.fork(source, checkpoint, names)
+        self._recovery.watch_expiries(self._tasks)
+        return forks
 
     async def delete_checkpoint(self, checkpoint: str, *, sandbox: str | None = None) -> None:
         """Delete a checkpoint, given by id or, with `sandbox`, by label, and remove its unreferenced layers.
@@ -697,12 +764,22 @@ class Engine:
             raise SandboxNotFound(name, [n for n in self._store.names() if n != name])
         return self._connections.open(manifest)
 
-    async def list(self, prefix: str = "") -> builtins.list[SandboxInfo]:
-        """All sandboxes whose names begin with `prefix`, by name.
+    async def list(
+        self, prefix: str = "", *, labels: Mapping[str, str | None] | None = None
+    ) -> builtins.list[SandboxInfo]:
+        """All sandboxes whose names begin with `prefix` and that have all of `labels`, by name. None: any value.
 
-        One whose record cannot be read has the status `error`, and a `reason` that says so.
+        One whose record cannot be read has the status `error`, and a `reason` that says so. One whose lifetime is over
+        is not among them.
         """
-        return await anyio.to_thread.run_sync(self._connections.list, prefix)
+        found = await anyio.to_thread.run_sync(self._connections.list, prefix)
+        self._recovery.watch_expiries(self._tasks)
+        wanted = (labels or {}).items()
+        return [
+            info
+            for info in found
+            if all(key in info.labels and value in (None, info.labels[key]) for key, value in wanted)
+        ]
 
     async def unreadable_records(self) -> dict[str, str]:
         """The sandboxes and checkpoints whose records cannot be read, by id, and why.
@@ -777,9 +854,11 @@ class Engine:
         self._recovery.finish_created()
         if self._recovery.is_needed():
             self._tasks.start_soon(self._recovery.recover)
+        self._recovery.watch_expiries(self._tasks)
 
     async def remove_abandoned(self) -> builtins.list[str]:
-        """Remove abandoned sandboxes, ephemeral ones that have ended, and sessions whose process died.
+        """Remove abandoned sandboxes, those whose lifetime is over, ephemeral ones that have ended, and sessions whose
+        process died.
 
         Returns the ids of the removed sandboxes.
         """

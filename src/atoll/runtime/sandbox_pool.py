@@ -13,25 +13,21 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-from collections.abc import Mapping
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 import anyio
 
 from atoll.contract.errors import AtollError, CheckpointNotFound, InvalidRequest, SandboxExists, SandboxNotFound
 from atoll.contract.frozen import Frozen
-from atoll.contract.model import Limits, RuntimeName, Status, is_name
+from atoll.contract.model import Limits, Mount, Status, is_name
 from atoll.contract.network import NetworkPolicy
-from atoll.runtime.engine import Engine
+from atoll.runtime.engine import CreateOptions, Engine, SandboxKeywords
 from atoll.runtime.images.contents import ImageContents
 from atoll.runtime.provisioning import DEFAULT_USER
 from atoll.runtime.sandbox import Sandbox
 
 if TYPE_CHECKING:
-    from pydantic import SecretStr
-
-    from atoll.contract.secret import Secret
     from atoll.tools.tool import ToolSet
 
 DEFAULT = "default"
@@ -77,6 +73,8 @@ class PoolDescription(Frozen):
     network: NetworkPolicy | None
     secrets: tuple[str, ...]
     """The names of variables that hold placeholders of secrets."""
+    mounts: tuple[Mount, ...] = ()
+    """Directories of the host and volumes that they see."""
 
 
 class SandboxPool:
@@ -91,47 +89,27 @@ class SandboxPool:
         engine: Engine,
         session_id: str,
         *,
-        image: str | None = None,
-        limits: Limits | None = None,
-        env: Mapping[str, str] | None = None,
-        secrets: Mapping[str, Secret] | None = None,
-        secret_env: Mapping[str, str | SecretStr] | None = None,
-        user: str | None = None,
-        cwd: str | None = None,
-        runtime: RuntimeName | None = None,
-        pause_after_s: float | None = None,
-        network: NetworkPolicy | None = None,
         sleep_after_s: float | None = SLEEP_AFTER_S,
+        **options: Unpack[SandboxKeywords],
     ) -> None:
+        if unknown := options.keys() - SandboxKeywords.__annotations__:
+            raise TypeError(f"a pool has no option {', '.join(map(repr, sorted(unknown)))}")
         if not _SESSION.fullmatch(session_id):
             raise InvalidRequest(f"{session_id!r} is not a session id; allowed are {SESSION_RULE}")
         self.session_id = session_id
-        self.image: str = image or engine.default_image
+        self.image: str = options.get("image") or engine.default_image
         """The image of sandboxes that do not name one."""
-        self.user: str | None = user
+        self.user: str | None = options.get("user")
         """The user of commands that name none. None: the image's, or `user`."""
         self.sleep_after_s: float | None = _check_sleep(sleep_after_s)
         self._sleep_after_s: dict[str, float | None] = {}
         """By name, for the sandboxes with a time of their own."""
         self._times_changed = anyio.Event()
         self._engine = engine
-        self._limits, self._runtime, self._network, self._secrets = limits, runtime, network, secrets or {}
-        self._cwd = cwd
         self._making: dict[str, anyio.Lock] = {}
-        self._options: dict[str, object] = {
-            "image": image,
-            "limits": limits,
-            "env": env,
-            "secrets": secrets,
-            "secret_env": secret_env,
-            "user": user,
-            "cwd": cwd,
-            "runtime": runtime,
-            "pause_after_s": pause_after_s,
-            "network": network,
-        }
+        self._options = options
 
-    async def get(self, name: str = DEFAULT, **options: object) -> Sandbox:
+    async def get(self, name: str = DEFAULT, **options: Unpack[CreateOptions]) -> Sandbox:
         """The sandbox of this name, created now if it does not exist. Concurrent calls create one.
 
         `options` are those of `Engine.create`, over the pool's own; they are used only when the sandbox is created.
@@ -153,7 +131,7 @@ class SandboxPool:
             except SandboxExists:  # another process was faster
                 return await self._engine.get(full)
 
-    async def create(self, name: str, **options: object) -> Sandbox:
+    async def create(self, name: str, **options: Unpack[CreateOptions]) -> Sandbox:
         """Create a sandbox. `options` as for `get`.
 
         Raises:
@@ -196,20 +174,21 @@ class SandboxPool:
 
     async def describe(self) -> PoolDescription:
         """What sandboxes with the pool's options have and may do. Nothing is created, started or fetched."""
-        limits = self._limits or Limits()
+        limits = self._options.get("limits") or Limits()
         contents = ImageContents(os=None, programs=())
         with contextlib.suppress(AtollError):  # what is wrong is said when a sandbox is created
-            limits = self._engine.effective_limits(limits, self._runtime)
+            limits = self._engine.effective_limits(limits, self._options.get("runtime"))
             contents = await self._engine.images.contents(self.image) or contents
         return PoolDescription(
             image=self.image,
             os=contents.os,
             programs=contents.programs,
             user=self.user or contents.user or DEFAULT_USER,
-            cwd=self._cwd or contents.working_directory,
+            cwd=self._options.get("cwd") or contents.working_directory,
             limits=limits,
-            network=self._network,
-            secrets=tuple(self._secrets),
+            network=self._options.get("network"),
+            secrets=tuple(self._options.get("secrets") or {}),
+            mounts=tuple(self._options.get("mounts") or ()),
         )
 
     def tools(self) -> ToolSet:
@@ -218,8 +197,9 @@ class SandboxPool:
 
         return pool_tools(self)
 
-    async def _make(self, full: str, options: Mapping[str, object]) -> Sandbox:
-        return await self._engine.create(full, **{**self._options, **options})  # type: ignore[arg-type]
+    async def _make(self, full: str, options: CreateOptions) -> Sandbox:
+        merged: CreateOptions = {**self._options, **options}
+        return await self._engine.create(full, **merged)
 
     async def _unknown(self, name: str) -> SandboxNotFound:
         return SandboxNotFound(name, [each.name for each in await self.list()])

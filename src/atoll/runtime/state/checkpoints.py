@@ -21,7 +21,7 @@ from atoll.runtime.state.status import modified
 class CheckpointRecord(ResolvedSpec, StoredRecord):
     """All that is needed to create a sandbox from a checkpoint."""
 
-    VERSION = 4
+    VERSION = 5
     checkpoint: Checkpoint
     spec: SandboxSpec
 

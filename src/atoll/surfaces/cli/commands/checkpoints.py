@@ -36,6 +36,8 @@ async def checkpoint(
     """Make a checkpoint of a sandbox, and print its id."""
     async with context.open_engine() as engine:
         made = await engine.checkpoint(name, label)
+    if made.without_mounts and not context.as_json:
+        render.note(f"mounts are not in the checkpoint: {', '.join(made.without_mounts)}")
     return context.answer(made.model_dump(mode="json"), made.id)
 
 
@@ -44,10 +46,11 @@ async def checkpoints(
     context: CommandContext,
     name: Annotated[
         str | None,
-        Argument(metavar="NAME", help="The sandbox.  [default: all sandboxes]"),
+        Argument(metavar="NAME", help="The sandbox.  [default: all sandboxes]", completes="sandbox"),
     ] = None,
     delete: Annotated[
-        list[str] | None, Option("--delete", metavar="CHECKPOINT", help="Delete this checkpoint. Repeatable.")
+        list[str] | None,
+        Option("--delete", metavar="CHECKPOINT", help="Delete this checkpoint. Repeatable.", completes="checkpoint"),
     ] = None,
     quiet: Annotated[bool, Option("--quiet", "-q", help="Print ids only.")] = False,
 ) -> int:
@@ -93,7 +96,7 @@ async def restore(context: CommandContext, name: NameArgument, checkpoint: Check
 
 
 @commands.command()
-async def fork(
+def fork(
     context: CommandContext,
     name: NameArgument,
     names: Annotated[
@@ -101,14 +104,22 @@ async def fork(
         Argument(metavar="NEW", help="The names of the forks.  [default: generated]"),
     ] = None,
     count: Annotated[
-        int,
-        Option("--count", "-n", metavar="N", help="How many forks, if no names are given."),
-    ] = 1,
+        int | None,
+        Option("--count", "-n", metavar="N", help="How many forks, if no names are given.  [default: 1]"),
+    ] = None,
     checkpoint: CheckpointOption = None,
-) -> int:
+) -> Work:
     """Create copies of a sandbox. Their names are printed."""
+    if names and count is not None:
+        raise InvalidRequest(f"--count {count} and names ({', '.join(names)}) were given; give one of them")
+    if count is not None and count < 1:
+        raise InvalidRequest(f"--count is {count}; it must be at least 1")
+    return _fork(context, name, names or [], count or 1, checkpoint)
+
+
+async def _fork(context: CommandContext, name: str, names: Sequence[str], count: int, checkpoint: str | None) -> int:
     async with context.open_engine() as engine:
-        made = await engine.fork(name, len(names or []) or count, checkpoint=checkpoint, names=names or None)
+        made = await engine.fork(name, len(names) or count, checkpoint=checkpoint, names=names or None)
         infos = [sandbox.info for sandbox in made]
     return context.answer([info.model_dump(mode="json") for info in infos], "\n".join(info.name for info in infos))
 
@@ -126,7 +137,7 @@ def export(
     """Write a sandbox to one file.
 
     `atoll import` reads it, here or on another machine. The file holds the files that were written on top of the image,
-    and the environment. It does not hold the image and the processes.
+    and the environment. It does not hold the image, the processes and mounts.
 
     \b
     atoll export box box.tar.zst
@@ -150,6 +161,8 @@ async def _export(context: CommandContext, name: str, target: Path, checkpoint: 
     if context.as_json:
         render.emit_json({"file": str(target), **made.model_dump(mode="json")})
         return 0
+    if made.without_mounts:
+        render.note(f"mounts are not exported: {', '.join(made.without_mounts)}")
     if made.without_processes:
         render.note("processes are not exported; a sandbox that is imported from this file has the files only")
     if not to_stream:
