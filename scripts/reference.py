@@ -20,7 +20,7 @@ import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, get_args, get_origin
 
 import atoll
 
@@ -35,7 +35,12 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Errors": ("atoll.contract.errors",),
 }
 """The parts of the page, and the modules whose names each has."""
-CONSTRUCTED = ("atoll.tools.", "atoll.agents.", "atoll.contract.secret", "atoll.contract.network")
+OTHERS = {
+    "atoll.tools.export": ("definitions", "result", "image_message"),
+    "atoll.surfaces.mcp": ("app", "ServerConfig"),
+}
+"""Public names that are not in `atoll` itself."""
+CONSTRUCTED = ("atoll.tools.", "atoll.agents.", "atoll.contract.secret", "atoll.contract.network", "atoll.surfaces.")
 """Where programs make the objects themselves, so that constructors are shown."""
 
 
@@ -116,12 +121,10 @@ def main() -> int:
 
 def reference() -> str:
     names = {name: getattr(atoll, name) for name in sorted(atoll.__all__)}
-    homes = {name: getattr(value, "__module__", "") for name, value in names.items()}
-    parts: dict[str, list[str]] = {
-        title: [name for name in names if homes[name].startswith(modules)] for title, modules in GROUPS.items()
-    }
-    named = {name for part in parts.values() for name in part}
-    parts["Values"] = sorted([*parts["Values"], *(name for name in names if name not in named)])
+    homes: dict[str, str] = vars(atoll)["_HOME_OF"]
+    parts = {title: [name for name in names if homes[name].startswith(modules)] for title, modules in GROUPS.items()}
+    if missing := set(names) - {name for part in parts.values() for name in part}:
+        raise SystemExit(f"no part of the page has these names: {', '.join(sorted(missing))}; see GROUPS")
     lines = [
         "# Reference",
         "",
@@ -351,12 +354,18 @@ def _errors(members: Sequence[str], names: dict[str, Any]) -> Iterator[str]:
     yield ""
 
 
+def _paths() -> Iterator[tuple[str, str]]:
+    for module, names in OTHERS.items():
+        yield from ((f"{module}.{name}", module) for name in names)
+
+
 def _other_modules() -> Iterator[str]:
     blocking = ast.parse((ROOT / "src/atoll/sync.pyi").read_text())
     classes = [node.name for node in blocking.body if isinstance(node, ast.ClassDef) and node.name != "Blocking"]
+    yield from (f"## {MORE}", "")
+    others = {path: getattr(importlib.import_module(module), path.rpartition(".")[2]) for path, module in _paths()}
+    yield from _entries(list(others), others)
     yield from (
-        f"## {MORE}",
-        "",
         "### `atoll.sync`",
         "",
         *_described(importlib.import_module("atoll.sync").__doc__),
@@ -451,6 +460,8 @@ def _annotation(node: ast.expr | None) -> str:
 
 def _alias(value: Any) -> str:
     """A type alias, without the modules of its parts."""
+    if get_origin(value) is Annotated:
+        value = get_args(value)[0]
     return re.sub(r"\b(?:\w+\.)+(\w+)", r"\1", str(value))
 
 

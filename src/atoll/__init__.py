@@ -20,9 +20,17 @@ if TYPE_CHECKING:
     from atoll.agents.history import History as History
     from atoll.agents.loop import (
         Agent as Agent,
+        AgentEvent as AgentEvent,
+        AgentStream as AgentStream,
         Answer as Answer,
         Budget as Budget,
+        RetryEvent as RetryEvent,
+        TextEvent as TextEvent,
+        ThinkingEvent as ThinkingEvent,
         Tokens as Tokens,
+        ToolCallEvent as ToolCallEvent,
+        ToolResultEvent as ToolResultEvent,
+        UsageEvent as UsageEvent,
         generate_text as generate_text,
     )
     from atoll.contract.driver import (
@@ -101,16 +109,33 @@ if TYPE_CHECKING:
         open as open,
     )
     from atoll.runtime.guest.files import Files as Files
-    from atoll.runtime.guest.process import Process as Process
-    from atoll.runtime.images.store import ImageStore as ImageStore
+    from atoll.runtime.guest.ports import (
+        Listener as Listener,
+        PortConnection as PortConnection,
+    )
+    from atoll.runtime.guest.process import (
+        Process as Process,
+        ProcessInput as ProcessInput,
+    )
+    from atoll.runtime.images.store import (
+        ImageInfo as ImageInfo,
+        ImageStore as ImageStore,
+    )
     from atoll.runtime.sandbox import Sandbox as Sandbox
+    from atoll.runtime.sandbox_pool import SandboxPool as SandboxPool
     from atoll.runtime.state.volumes import VolumeStore as VolumeStore
     from atoll.settings import Settings as Settings
+    from atoll.tools.coding import coding_tools as coding_tools
+    from atoll.tools.sprites import sprite_tools as sprite_tools
+    from atoll.tools.tasks import Tasks as Tasks
     from atoll.tools.tool import (
+        Input as Input,
+        Result as Result,
         Tool as Tool,
         ToolResult as ToolResult,
         ToolSet as ToolSet,
     )
+    from atoll.tools.workspace import workspace_tools as workspace_tools
 
 __version__ = "0.1.0"
 
@@ -118,7 +143,10 @@ __version__ = "0.1.0"
 _HOMES = {
     "atoll.agents.children": "Children Role",
     "atoll.agents.history": "History",
-    "atoll.agents.loop": "Agent Answer Budget Tokens generate_text",
+    "atoll.agents.loop": """
+        Agent AgentEvent AgentStream Answer Budget RetryEvent TextEvent ThinkingEvent Tokens ToolCallEvent
+        ToolResultEvent UsageEvent generate_text
+    """,
     "atoll.contract.driver": "Capabilities Diagnostic",
     "atoll.contract.errors": """
         ArchiveRefused AtollError BudgetExceeded CallerError CheckpointNotFound DiskFull ExecTimeout FileError
@@ -136,12 +164,18 @@ _HOMES = {
     "atoll.contract.secret": "Secret",
     "atoll.runtime.engine": "Engine open",
     "atoll.runtime.guest.files": "Files",
-    "atoll.runtime.guest.process": "Process",
-    "atoll.runtime.images.store": "ImageStore",
+    "atoll.runtime.guest.process": "Process ProcessInput",
+    "atoll.runtime.guest.ports": "Listener PortConnection",
+    "atoll.runtime.images.store": "ImageInfo ImageStore",
     "atoll.runtime.sandbox": "Sandbox",
     "atoll.runtime.state.volumes": "VolumeStore",
+    "atoll.runtime.sandbox_pool": "SandboxPool",
     "atoll.settings": "Settings",
-    "atoll.tools.tool": "Tool ToolResult ToolSet",
+    "atoll.tools.coding": "coding_tools",
+    "atoll.tools.sprites": "sprite_tools",
+    "atoll.tools.tasks": "Tasks",
+    "atoll.tools.tool": "Input Result Tool ToolResult ToolSet",
+    "atoll.tools.workspace": "workspace_tools",
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
 

@@ -47,9 +47,10 @@ def _manifest(sandbox: Path) -> bytes:
 
 
 def test_uninstall_asks_first(atoll: Atoll, elsewhere: Path) -> None:
-    atoll("create", "box")
+    atoll("volumes", "create", "data")
+    atoll("create", "box", "--mount", "volume:data:/data")
     terminal = atoll.terminal("uninstall")
-    question = f"Destroy 1 sandbox and 0 checkpoints, and remove {elsewhere} with all images? [y/N]: "
+    question = f"Destroy 1 sandbox, 0 checkpoints, 1 volume, and remove {elsewhere} with all images? [y/N]: "
     terminal.read_until(question.encode())
     terminal.type(b"\n")
     assert terminal.wait() == 1

@@ -111,7 +111,8 @@ def test_a_backup_brings_sandboxes_back(state: Path, env: dict[str, str], tmp_pa
         return done.stdout
 
     each, whole, restore = blocks("sh", "Backup")
-    sh("atoll create box; atoll exec box -u root -c 'echo kept >/root/file; rm /etc/hostname; chown user /root/file'")
+    sh("atoll volumes create data; atoll create box")
+    sh("atoll exec box -u root -c 'echo kept >/root/file; rm /etc/hostname; chown user /root/file'")
     sh(each)
     sh(whole)
     sh("atoll rm box; find /var/lib/atoll -mindepth 1 -delete")
@@ -122,4 +123,5 @@ def test_a_backup_brings_sandboxes_back(state: Path, env: dict[str, str], tmp_pa
     assert sh("atoll import /var/backups/atoll/box.tar.zst other; atoll exec other -u root -- cat /root/file") == (
         "other\nkept\n"
     )
-    sh("atoll rm box other")
+    assert (tmp_path / "atoll/data.volume.tar").stat().st_size
+    sh("atoll rm box other; atoll volumes rm data")

@@ -111,15 +111,17 @@ async def test_the_web_application_of_the_guide_serves_and_leaves_nothing(
 def test_public_names_are_exactly_these() -> None:
     """The public API is pinned: adding or removing a name is a decision, with a line in the changelog."""
     names = """
-    Agent Answer ArchiveRefused AtollError AuditRecord Budget BudgetExceeded CallerError Capabilities Checkpoint
-    CheckpointNotFound Children Diagnostic DiskFull Engine ExecBytes ExecResult ExecTimeout Exited ExportResult
-    FileChange FileEntry FileError FileStat Files Gap GcResult GuestProtocolError GuestUnresponsive History ImageStore
-    ImageUnavailable InvalidRequest LaunchFailed Limits Match ModelFailed ModelUnavailable Mount NetworkPolicy
-    NotCheckpointable Output PathExists PathIsDirectory PathNotDirectory PathNotFound PermissionDenied
-    PortRefused Preview Process ProcessEvent ProcessInfo ProcessNotFound Role RuntimeUnavailable Sandbox
-    SandboxDied SandboxError SandboxExists SandboxInfo SandboxNotFound SandboxShutdown ScriptFailed Secret
-    Settings StorageInfo SystemProcess Tokens Tool ToolResult ToolSet Truncation Unenforceable Usage
-    UserNotFound Volume VolumeExists VolumeNotFound VolumeStore WarmPool generate_text open
+    Agent AgentEvent AgentStream Answer ArchiveRefused AtollError AuditRecord Budget BudgetExceeded CallerError
+    Capabilities Checkpoint CheckpointNotFound Children Diagnostic DiskFull Engine ExecBytes ExecResult ExecTimeout
+    Exited ExportResult FileChange FileEntry FileError FileStat Files Gap GcResult GuestProtocolError
+    GuestUnresponsive History ImageInfo ImageStore ImageUnavailable Input InvalidRequest LaunchFailed Limits
+    Listener Match ModelFailed ModelUnavailable Mount NetworkPolicy NotCheckpointable Output PathExists
+    PathIsDirectory PathNotDirectory PathNotFound PermissionDenied PortConnection PortRefused Preview Process
+    ProcessEvent ProcessInfo ProcessInput ProcessNotFound Result RetryEvent Role RuntimeUnavailable Sandbox
+    SandboxDied SandboxError SandboxExists SandboxInfo SandboxNotFound SandboxPool SandboxShutdown ScriptFailed
+    Secret Settings StorageInfo SystemProcess Tasks TextEvent ThinkingEvent Tokens Tool ToolCallEvent ToolResult
+    ToolResultEvent ToolSet Truncation Unenforceable Usage UsageEvent UserNotFound Volume VolumeExists
+    VolumeNotFound VolumeStore WarmPool coding_tools generate_text open sprite_tools workspace_tools
 """.split()
     assert sorted(atoll.__all__) == sorted(names)
     for name in names:

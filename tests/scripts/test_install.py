@@ -171,7 +171,9 @@ def test_installed_again_while_a_sandbox_runs_it_goes_on_and_uninstalled_nothing
     assert run(command, "exec", "box", "--", "echo", "hi", ATOLL_STATE_DIR=state_dir).stdout == "hi\n"
 
     refused = run(install, "--remove", status=1, PREFIX=prefix, ATOLL_STATE_DIR=state_dir).stderr
-    assert f"Destroy 2 sandboxes and 1 checkpoint, and remove {state_dir} with all images? Give --yes" in refused
+    assert (
+        f"Destroy 2 sandboxes, 1 checkpoint, 0 volumes, and remove {state_dir} with all images? Give --yes" in refused
+    )
     assert command.exists()
     run(install, "--remove", "--yes", PREFIX=prefix, ATOLL_STATE_DIR=state_dir)
     assert not state_dir.exists()

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from atoll.runtime.engine import Engine
 
 commands = CommandModule()
+_KINDS = (("sandboxes", "sandbox"), ("checkpoints", "checkpoint"), ("volumes", "volume"))
+"""What users have in a state directory, by the name of its directory, and one of it."""
 
 
 @commands.command()
@@ -89,27 +91,24 @@ def uninstall(
     context: CommandContext,
     yes: Annotated[bool, Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> Work | int:
-    """Remove all that Atoll keeps for this user, and say how to remove the program.
+    """Remove all that Atoll keeps for this user.
 
-    That is every sandbox, checkpoint, warm pool and image, their file system (`atoll storage`), the state directory,
-    Atoll's cgroups, and shell completion. Stop programs that use sandboxes first, such as `atoll mcp --http`.
-    Distribution packages stay.
+    That is every sandbox, checkpoint, volume, warm pool and image, their file system (`atoll storage`), the state
+    directory, Atoll's cgroups, and shell completion. Then it says how to remove the program; distribution packages
+    stay. Stop programs that use sandboxes first, such as `atoll mcp --http`.
     """
     from atoll.settings import Settings
 
     settings = Settings.from_environment()
     state_dir = (context.state_dir or settings.resolve_state_dir()).absolute()
     try:
-        counts = [
-            (len(os.listdir(state_dir / several)), one, several)
-            for one, several in (("sandbox", "sandboxes"), ("checkpoint", "checkpoints"))
-        ]
+        counts = [len(os.listdir(state_dir / kind)) for kind, _ in _KINDS]
     except FileNotFoundError:
         return _say_removed(context, [])
     except OSError as error:
         raise InvalidRequest(f"the state directory {state_dir} cannot be read: {error.strerror}") from error
-    told = " and ".join(f"{count} {one if count == 1 else several}" for count, one, several in counts)
-    if not yes and not _agreed(f"Destroy {told}, and remove {state_dir} with all images?"):
+    told = [f"{count} {one if count == 1 else several}" for count, (several, one) in zip(counts, _KINDS, strict=True)]
+    if not yes and not _agreed(f"Destroy {', '.join(told)}, and remove {state_dir} with all images?"):
         return FAILED
     return _uninstall(context, state_dir)
 
@@ -145,6 +144,8 @@ async def _destroy_all(engine: Engine) -> None:
         await (engine.delete_checkpoint(id) if id.startswith("cp-") else engine.destroy(id))
     for checkpoint in await engine.checkpoints():
         await engine.delete_checkpoint(checkpoint.id)
+    for volume in await engine.volumes.list():
+        await engine.volumes.remove(volume.name)
     await engine.gc()
     left = os.listdir(engine.state_dir / "sandboxes")
     if left:
