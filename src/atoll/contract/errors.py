@@ -9,6 +9,7 @@
     │   ├── SandboxShutdown                             it was shut down; only `wake` starts it
     │   ├── NotCheckpointable                           the runtime cannot save its processes; they go on
     │   ├── CheckpointNotFound      (LookupError)       no checkpoint has this id or label
+    │   ├── CheckpointExists        (FileExistsError)   another checkpoint of the sandbox has the label
     │   ├── ProcessNotFound         (LookupError)       no such process is known in the sandbox
     │   ├── ImageUnavailable        (LookupError)       the image cannot be fetched or read
     │   ├── ArchiveRefused          (ValueError)        the file is not an archive that can be imported
@@ -124,6 +125,19 @@ class CheckpointNotFound(CallerError, LookupError):
             wanted=wanted,
             known=[*known][:64],
             labels=[label for label in known.values() if label is not None][:64],
+        )
+
+
+class CheckpointExists(CallerError, FileExistsError):
+    code = "checkpoint_exists"
+
+    def __init__(self, label: str, id: str, sandbox: str) -> None:
+        super().__init__(
+            f"the checkpoint {id} of this sandbox has the label {label!r} already; choose another label, delete that "
+            "checkpoint, or move the label to the new one",
+            hint=f"atoll checkpoint {sandbox} {label} --move",
+            label=label,
+            id=id,
         )
 
 

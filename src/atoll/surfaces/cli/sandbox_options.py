@@ -49,6 +49,7 @@ class SandboxOptions(NamedTuple):
     secret_env: Sequence[values.SecretSource] = ()
     labels: Mapping[str, str] = MappingProxyType({})
     ttl_s: float | None = None
+    from_checkpoint: str | None = None
 
     @property
     def reads_stdin(self) -> bool:
@@ -140,6 +141,14 @@ def sandbox_options(  # noqa: PLR0913 - one for each option
             help="Destroy the sandbox after this time, in use or not: 30m, 8h, 7d.  [default: never]",
         ),
     ] = None,
+    from_checkpoint: Annotated[
+        str | None,
+        Option(
+            "--from",
+            metavar="CHECKPOINT",
+            help="Begin as this checkpoint of any sandbox, with its image and runtime: its id, or its label.",
+        ),
+    ] = None,
 ) -> SandboxOptions:
     """Declare the resource options, and build one object from their values.
 
@@ -162,6 +171,7 @@ def sandbox_options(  # noqa: PLR0913 - one for each option
         secret_env=tuple(map(values.secret_variable, secret_env or [])),
         labels=values.labels(label or []),
         ttl_s=ttl,
+        from_checkpoint=from_checkpoint,
     )
     if [each.source for each in (*options.secrets, *options.secret_env)].count("-") > 1:
         raise InvalidRequest("two secrets are read from standard input; only one can be")
@@ -217,7 +227,13 @@ async def create_sandbox(engine: Engine, options: SandboxOptions, name: str | No
         InvalidRequest: as `engine_arguments`.
     """
     with render.ProgressBars() as bars:
-        return await engine.create(name, **engine_arguments(options), ephemeral=ephemeral, progress=bars)
+        return await engine.create(
+            name,
+            **engine_arguments(options),
+            ephemeral=ephemeral,
+            from_checkpoint=options.from_checkpoint,
+            progress=bars,
+        )
 
 
 def limits(options: SandboxOptions) -> Limits:

@@ -23,7 +23,7 @@ commands = CommandModule()
 
 
 class _CreateCommand(AtollCommand):
-    resources = (*SANDBOX, "cwd")
+    resources = (*SANDBOX, "cwd", "from_checkpoint")
 
 
 @commands.command(cls=_CreateCommand)
@@ -167,8 +167,9 @@ def rm(
     names: Annotated[list[str] | None, Argument(metavar="NAME", help="The sandboxes.")] = None,
     every: Annotated[bool, Option("--all", help="Destroy all sandboxes.")] = False,
     force: Annotated[bool, Option("--force", "-f", help="Do not ask, and ignore sandboxes that do not exist.")] = False,
+    checkpoints: Annotated[bool, Option("--checkpoints", help="Delete their checkpoints, too.")] = False,
 ) -> Work | int:
-    """Destroy sandboxes: their processes and their files.
+    """Destroy sandboxes: their processes and their files. Their checkpoints are kept.
 
     If one cannot be destroyed, the others are, and the exit status is 1.
     """
@@ -179,30 +180,35 @@ def rm(
         sys.stderr.flush()
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             return FAILED
-    return _rm(context, names or [], every=every, force=force)
+    return _rm(context, names or [], every=every, force=force, checkpoints=checkpoints)
 
 
-async def _rm(context: CommandContext, names: Sequence[str], *, every: bool, force: bool) -> int:
-    removed: list[str] = []
+async def _rm(context: CommandContext, names: Sequence[str], *, every: bool, force: bool, checkpoints: bool) -> int:
+    removed: dict[str, int] = {}
     failures: list[AtollError] = []
     async with context.open_engine() as engine:
         if every:
             names = [info.name for info in await engine.list()]
         for name in dict.fromkeys(names):
             try:
-                await engine.destroy(name)
+                count = await engine.destroy(name, checkpoints=checkpoints)
             except SandboxNotFound as error:
                 if not force:
                     failures.append(error)
             except AtollError as error:
                 failures.append(error)
             else:
-                removed.append(name)
+                removed[name] = count
                 if not context.as_json:
                     render.say(name)
+    kept = {} if checkpoints else {name: count for name, count in removed.items() if count}
     if context.as_json:
-        render.emit_json({"removed": removed, "errors": [{**e.to_dict(), "hint": e.hint} for e in failures]})
+        errors = [{**e.to_dict(), "hint": e.hint} for e in failures]
+        render.emit_json({"removed": [*removed], "kept_checkpoints": kept, "errors": errors})
     else:
+        for name, count in kept.items():
+            what = "1 checkpoint of it is" if count == 1 else f"{count} checkpoints of it are"
+            render.note(f"{name}: {what} kept; `atoll checkpoints {name} --delete-all` deletes them")
         for failure in failures:
             render.failure(failure, as_json=False)
     return FAILED if failures else 0
