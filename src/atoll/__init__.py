@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         AtollError as AtollError,
         BudgetExceeded as BudgetExceeded,
         CallerError as CallerError,
+        CheckpointExists as CheckpointExists,
         CheckpointNotFound as CheckpointNotFound,
         DiskFull as DiskFull,
         ExecTimeout as ExecTimeout,
@@ -121,7 +122,8 @@ _HOMES = {
     "atoll.agents.loop": "Agent Answer Budget Tokens generate_text",
     "atoll.contract.driver": "Capabilities Diagnostic",
     "atoll.contract.errors": """
-        ArchiveRefused AtollError BudgetExceeded CallerError CheckpointNotFound DiskFull ExecTimeout FileError
+        ArchiveRefused AtollError BudgetExceeded CallerError CheckpointExists CheckpointNotFound DiskFull ExecTimeout
+        FileError
         GuestProtocolError GuestUnresponsive ImageUnavailable InvalidRequest LaunchFailed ModelFailed ModelUnavailable
         NotCheckpointable PathExists PathIsDirectory PathNotDirectory PathNotFound PermissionDenied
         PortRefused ProcessNotFound RuntimeUnavailable SandboxShutdown SandboxDied SandboxError SandboxExists

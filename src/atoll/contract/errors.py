@@ -11,6 +11,7 @@
     │   ├── CheckpointNotFound      (LookupError)       no checkpoint has this id or label
     │   ├── VolumeNotFound          (LookupError)       no volume has this name
     │   ├── VolumeExists            (FileExistsError)   the name is taken
+    │   ├── CheckpointExists        (FileExistsError)   another checkpoint of the sandbox has the label
     │   ├── ProcessNotFound         (LookupError)       no such process is known in the sandbox
     │   ├── ImageUnavailable        (LookupError)       the image cannot be fetched or read
     │   ├── ArchiveRefused          (ValueError)        the file is not an archive that can be imported
@@ -151,6 +152,19 @@ class VolumeExists(CallerError, FileExistsError):
 
     def __init__(self, name: str) -> None:
         super().__init__(f"a volume named {name!r} exists already; use it, or remove it first", name=name)
+
+
+class CheckpointExists(CallerError, FileExistsError):
+    code = "checkpoint_exists"
+
+    def __init__(self, label: str, id: str, sandbox: str) -> None:
+        super().__init__(
+            f"the checkpoint {id} of this sandbox has the label {label!r} already; choose another label, delete that "
+            "checkpoint, or move the label to the new one",
+            hint=f"atoll checkpoint {sandbox} {label} --move",
+            label=label,
+            id=id,
+        )
 
 
 class ProcessNotFound(CallerError, LookupError):
