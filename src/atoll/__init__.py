@@ -53,6 +53,7 @@ if TYPE_CHECKING:
         PermissionDenied as PermissionDenied,
         PortRefused as PortRefused,
         ProcessNotFound as ProcessNotFound,
+        ProjectConflict as ProjectConflict,
         RuntimeUnavailable as RuntimeUnavailable,
         SandboxDied as SandboxDied,
         SandboxError as SandboxError,
@@ -99,6 +100,15 @@ if TYPE_CHECKING:
     from atoll.runtime.guest.files import Files as Files
     from atoll.runtime.guest.process import Process as Process
     from atoll.runtime.images.store import ImageStore as ImageStore
+    from atoll.runtime.project.changes import (
+        ProjectChange as ProjectChange,
+        ProjectChanges as ProjectChanges,
+        RefusedChange as RefusedChange,
+    )
+    from atoll.runtime.project.project import (
+        Project as Project,
+        ProjectCopy as ProjectCopy,
+    )
     from atoll.runtime.sandbox import Sandbox as Sandbox
     from atoll.settings import Settings as Settings
     from atoll.tools.tool import (
@@ -119,8 +129,8 @@ _HOMES = {
         ArchiveRefused AtollError BudgetExceeded CallerError CheckpointNotFound DiskFull ExecTimeout FileError
         GuestProtocolError GuestUnresponsive ImageUnavailable InvalidRequest LaunchFailed ModelFailed ModelUnavailable
         NotCheckpointable PathExists PathIsDirectory PathNotDirectory PathNotFound PermissionDenied
-        PortRefused ProcessNotFound RuntimeUnavailable SandboxShutdown SandboxDied SandboxError SandboxExists
-        SandboxNotFound ScriptFailed Unenforceable UserNotFound
+        PortRefused ProcessNotFound ProjectConflict RuntimeUnavailable SandboxShutdown SandboxDied SandboxError
+        SandboxExists SandboxNotFound ScriptFailed Unenforceable UserNotFound
     """,
     "atoll.contract.model": """
         Checkpoint ExecBytes ExecResult Exited ExportResult FileChange FileEntry FileStat Gap GcResult Limits
@@ -132,6 +142,8 @@ _HOMES = {
     "atoll.runtime.guest.files": "Files",
     "atoll.runtime.guest.process": "Process",
     "atoll.runtime.images.store": "ImageStore",
+    "atoll.runtime.project.changes": "ProjectChange ProjectChanges RefusedChange",
+    "atoll.runtime.project.project": "Project ProjectCopy",
     "atoll.runtime.sandbox": "Sandbox",
     "atoll.settings": "Settings",
     "atoll.tools.tool": "Tool ToolResult ToolSet",

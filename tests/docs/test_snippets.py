@@ -88,8 +88,9 @@ def test_public_names_are_exactly_these() -> None:
     FileChange FileEntry FileError FileStat Files Gap GcResult GuestProtocolError GuestUnresponsive History ImageStore
     ImageUnavailable InvalidRequest LaunchFailed Limits Match ModelFailed ModelUnavailable NetworkPolicy
     NotCheckpointable Output PathExists PathIsDirectory PathNotDirectory PathNotFound PermissionDenied
-    PortRefused Preview Process ProcessEvent ProcessInfo ProcessNotFound Role RuntimeUnavailable Sandbox
-    SandboxDied SandboxError SandboxExists SandboxInfo SandboxNotFound SandboxShutdown ScriptFailed Secret
+    PortRefused Preview Process ProcessEvent ProcessInfo ProcessNotFound Project ProjectChange
+    ProjectChanges ProjectConflict ProjectCopy RefusedChange Role RuntimeUnavailable Sandbox SandboxDied
+    SandboxError SandboxExists SandboxInfo SandboxNotFound SandboxShutdown ScriptFailed Secret
     Settings StorageInfo SystemProcess Tokens Tool ToolResult ToolSet Truncation Unenforceable Usage
     UserNotFound WarmPool generate_text open
 """.split()
