@@ -644,7 +644,7 @@ GLOB = Tool(
 FILE_TOOLS = (READ, WRITE, EDIT, BASH, GREP, GLOB)
 
 VOCABULARY = Vocabulary(
-    tools=lambda pool, tasks: pool_coding_tools(pool, tasks=tasks),
+    tools=lambda pool, grants: pool_coding_tools(pool, tasks=grants.tasks),
     instructions="read, write, edit, bash, grep and glob all work in the one sandbox 'default'. Relative "
     "paths begin where commands do, in the working directory.",
     transcripts={"bash": "$ {command}", "grep": "{pattern}", "glob": "{pattern}", "task": "{role}: {prompt}"},
