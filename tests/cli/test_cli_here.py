@@ -7,11 +7,16 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from atoll import ProjectChange, ProjectChanges
+from atoll.runtime.project.changes import TreeFile
+from atoll.runtime.project.selection import TreeEntry
+from atoll.surfaces.cli import project_review
 from atoll.testing.waiting import wait_until
 from tests.cli.driving import Atoll
 
@@ -188,6 +193,31 @@ def test_an_interrupted_conversation_does_not_lose_the_work(atoll: Atoll, app: P
     patch = Path(seen.rpartition("git apply ")[2].partition(" ")[0])
     assert "+work\n" in patch.read_text()
     patch.unlink()
+
+
+def test_a_model_that_destroys_its_sandbox_works_on_a_new_copy(atoll: Atoll, app: Path, tmp_path: Path) -> None:
+    (tmp_path / "destroy.toml").write_text(
+        "[[step]]\n[[step.call]]\ntool = 'shell'\ninput.command = 'rm -r *'\n"
+        "[[step]]\n[[step.call]]\ntool = 'sandbox_destroy'\ninput.sandbox = 'default'\n"
+        "[[step]]\n[[step.call]]\ntool = 'shell'\ninput.command = 'echo again > new'\n[[step]]\ntext = 'Done.'\n"
+    )
+    atoll("agent", "--here", str(app), "--apply", "--model", f"script:{tmp_path}/destroy.toml", "Go")
+    assert (app / "new").read_text() == "again\n"
+    assert (app / "add.py").exists()
+
+
+def test_no_line_of_a_file_passes_for_one_of_ours(tmp_path: Path) -> None:
+    hidden = "safe\rdiff --git a/x b/x\u2028+hidden\x1b[2K\x0bnext\n"
+    (tmp_path / "new").write_text(hidden)
+    entry = TreeEntry("file", size=(tmp_path / "new").stat().st_size)
+    change = ProjectChange("new", "added", None, TreeFile(entry, tmp_path / "new"))
+    many = [replace(change, path=f"new{number}") for number in range(500)]
+    shown = "".join(project_review._shown(ProjectChanges((change,)), tmp_path))
+    assert "\n+safe\\rdiff --git a/x b/x\\u2028+hidden\\x1b[2K\\x0bnext\n" in shown
+    assert "added     new (+1 −0)\n" in shown
+    shown = "".join(project_review._shown(ProjectChanges(tuple(many)), tmp_path))
+    assert "its first 2000 lines are shown" in shown
+    assert "and 400 more\n" in shown
 
 
 def test_a_session_begins_with_the_directory_as_it_is_now(atoll: Atoll, app: Path, tmp_path: Path) -> None:

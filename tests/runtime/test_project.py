@@ -7,16 +7,18 @@ import shutil
 import subprocess
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import atoll
-from atoll import InvalidRequest, Project, ProjectChanges, ProjectConflict, Sandbox, Settings
+import atoll.sync
+from atoll import FileEntry, InvalidRequest, Project, ProjectChanges, ProjectConflict, Sandbox, SandboxError, Settings
 from atoll.runtime.project import applying
 from atoll.runtime.project.changes import ProjectChange, TreeFile, compare
-from atoll.runtime.project.selection import HostTree, IgnoreRules, TreeEntry, host_entry, select
+from atoll.runtime.project.selection import GuestTree, HostTree, IgnoreRules, TreeEntry, host_entry, select
 
 
 def git(directory: Path, *words: str, given: bytes = b"") -> str:
@@ -323,6 +325,7 @@ async def test_a_copy_is_changed_and_brought_back_again_and_again(box: Sandbox, 
         said = await box.exec("cd app && ls -AF && ./main", env={"LC_ALL": "C"})
         assert said.stdout.split() == [".gitignore", "absolute@", "dir/", "empty/", "main*"]
         await box.exec("cd app && echo 2 > new && echo x > a.log && mkdir -p d/e && mv main dir && git init -q .")
+        await box.exec("cd app && mkdir -p node_modules/x dir/__pycache__ && touch node_modules/x/y dir/__pycache__/z")
         changes = await copy.diff()
         assert [(each.path, each.kind) for each in changes.changes] == [
             *(("d/e", "added"), ("dir/main", "renamed"), ("new", "added"))
@@ -387,3 +390,30 @@ async def test_too_much_that_comes_back_is_refused_by_name(box: Sandbox, project
         await box.exec("cd much && rm sparse && touch $(seq 30)")
         with pytest.raises(InvalidRequest, match="more than 20 files"):
             await copy.diff()
+
+
+async def test_a_sandbox_that_lists_an_impossible_name_is_not_believed(project: Path, tmp_path: Path) -> None:
+    class Liar:
+        async def list(self, _path: str) -> list[FileEntry]:
+            facts = {"kind": "file", "size": 1, "mode": 0o644, "uid": 0, "gid": 0, "mtime": datetime.now(UTC)}
+            return [FileEntry(name=self.name, **facts)]
+
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+    (tmp_path / "scratch").mkdir()
+    rules = IgnoreRules(project, tmp_path / "scratch")
+    for name in ("../../etc/cron.d/x", "/etc/x", "a/b", "..", ".", ""):
+        with pytest.raises(SandboxError, match="impossible name"):
+            await select(GuestTree(Liar(name), "/home/user/app"), rules, limit_files=10)  # type: ignore[arg-type]
+
+
+def test_the_blocking_face_copies_and_brings_back(state_dir: Path, any_settings: Settings, project: Path) -> None:
+    with (
+        atoll.sync.open(state_dir, settings=any_settings) as engine,
+        engine.create() as box,
+        box.copy_project(project) as copy,
+    ):
+        box.files.write_text("app/main", "2")
+        copy.apply(copy.diff())
+    assert (project / "main").read_text() == "2"

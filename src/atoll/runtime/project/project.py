@@ -126,6 +126,7 @@ class ProjectCopy:
             raise InvalidRequest(
                 f"{project.directory / path} cannot be copied: {why}; add it to .gitignore if it must not"
             )
+        self._rules.leave_out_made_again()
         kept = self._root / "old" / posixpath.basename(self.path)
         kept.mkdir(parents=True)
         await anyio.to_thread.run_sync(self._keep, found, kept)
@@ -176,8 +177,8 @@ class ProjectCopy:
     async def diff(self) -> ProjectChanges:
         """What was changed in the copy since it was made, or since changes were last applied.
 
-        New files that git would ignore are left out, by the patterns of the project and of the copy. Every file whose
-        size or time is another one is read and compared.
+        New files that git would ignore are left out, by the patterns of the project and of the copy, and so is what is
+        made again, such as `node_modules`. Every file whose size or time is another one is read and compared.
 
         Raises:
             InvalidRequest: the copy is gone, or has too many files.
@@ -226,9 +227,11 @@ class ProjectCopy:
         """Read a file of the sandbox.
 
         Raises:
-            InvalidRequest: it is larger than `room`.
+            InvalidRequest: it is larger than `room`, or than its entry said.
             FileError: it cannot be read.
         """
+        if entry.size > room:
+            raise InvalidRequest(f"is too large: all that comes back may have {self.project.limit_bytes >> 20} MiB")
         self._fetched += 1
         target = self._root / f"new-{self._fetched}"
         size = 0
@@ -236,10 +239,8 @@ class ProjectCopy:
             async with aclosing(self._files.stream(posixpath.join(self.path, path))) as pieces:
                 async for piece in pieces:
                     size += len(piece)
-                    if size > room:
-                        raise InvalidRequest(
-                            f"is too large: all that comes back may have {self.project.limit_bytes >> 20} MiB"
-                        )
+                    if size > entry.size:
+                        raise InvalidRequest("was written to while it was read")
                     await anyio.to_thread.run_sync(file.write, piece)
         return TreeFile(dataclasses.replace(entry, size=size), target)
 

@@ -33,11 +33,11 @@ _MAX_GITIGNORE_BYTES = 1024 * 1024
 _MAX_GIT_S = 60.0
 """How long git may take: patterns that a sandbox wrote can be slow to match."""
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_ALWAYS_IGNORED = frozenset(
+_MADE_AGAIN = frozenset(
     ".hg .svn .venv node_modules __pycache__ .mypy_cache .pytest_cache .ruff_cache .tox .nox .ipynb_checkpoints "
     ".DS_Store".split()
 )
-"""Names that are left out of a directory that is not in a git work tree."""
+"""What programs make again: left out of a directory that is not in a git work tree, and of what comes back."""
 _REPOSITORY_VARIABLES = frozenset(
     "GIT_DIR GIT_WORK_TREE GIT_INDEX_FILE GIT_PREFIX GIT_COMMON_DIR GIT_OBJECT_DIRECTORY "
     "GIT_ALTERNATE_OBJECT_DIRECTORIES GIT_NAMESPACE".split()
@@ -148,7 +148,7 @@ class IgnoreRules:
     def __init__(self, directory: Path, repository: Path) -> None:
         self.tracked: frozenset[str] = frozenset()
         """The files that git tracks, and the directories above them: they belong to the project whatever is ignored."""
-        self._names = _ALWAYS_IGNORED
+        self._names = _MADE_AGAIN
         self._repository = repository
         self._has_git = shutil.which("git") is not None
         self._prefix = ""
@@ -181,6 +181,11 @@ class IgnoreRules:
         configured = _git(directory, "config", "--type=path", "--get", "core.excludesFile", may_fail=True)
         if chosen := os.fsdecode(configured).rstrip("\n"):
             self._settings = ["-c", f"core.excludesFile={directory / chosen}"]
+
+    def leave_out_made_again(self) -> None:
+        """From now on ignore what programs make again (`node_modules`), in a git work tree too: what a project has of
+        it was found before."""
+        self._names = _MADE_AGAIN
 
     def _take_file(self, path: Path, name: str) -> None:
         with contextlib.suppress(OSError):  # there is none
@@ -238,7 +243,7 @@ def _git(directory: Path, *words: str, given: bytes = b"", may_fail: bool = Fals
     } | {"LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0"}
     try:
         done = subprocess.run(
-            ["git", "-C", os.fspath(directory), *words],
+            ["git", "-C", os.fspath(directory), "-c", "core.fsmonitor=false", *words],
             input=given,
             capture_output=True,
             env=environment,
@@ -309,8 +314,8 @@ async def select(tree: Tree, rules: IgnoreRules, kept: Collection[str] = (), *, 
 
 
 def is_repository(name: str) -> bool:
-    """Whether a name is git's own, on a file system that does not distinguish cases too."""
-    return name.lower() == ".git"
+    """Whether a name is git's own, on file systems of other machines too: without cases, or with short names."""
+    return name.lower() in {".git", "git~1"}
 
 
 def too_many_files(entries: Mapping[str, TreeEntry], limit_files: int) -> InvalidRequest:

@@ -37,7 +37,6 @@ from atoll.tools.vocabularies import choose, session_tools
 
 if TYPE_CHECKING:
     from atoll.runtime.engine import Engine
-    from atoll.runtime.project.project import ProjectCopy
 
 MAX_PROMPT_BYTES = 4 * 1024 * 1024
 """Limit of a prompt on standard input: more than any model reads."""
@@ -200,30 +199,34 @@ async def converse(
         name = f"agent-{secrets.token_hex(6)}" if plan.session is None else plan.session
         project = None if plan.project is None else plan.project.project
         async with engine.pool(name, temporary=not kept, sleeps=kept, project=project, **arguments) as pool:
-            copy = None if project is None else await pool.bring_project()
+            if project is not None:
+                await pool.bring_project()
             about = briefing(
-                await pool.describe(), plan.tools, kept=kept, until="conversation", brings_back=copy is not None
+                await pool.describe(), plan.tools, kept=kept, until="conversation", brings_back=project is not None
             )
             conversation = _AgentConversation(plan, pool, about)
             async with transcript.opened(conversation.display):
-                if copy is None or plan.project is None:
+                if plan.project is None:
                     return await conversation.hold()
-                return await _reviewed(conversation, conversation.review(copy, plan.project))
+                return await _reviewed(conversation, conversation.review(pool, plan.project))
 
 
 async def _reviewed(conversation: _AgentConversation, review: ProjectReview) -> int:
     """Hold a conversation about a project. However it ends, what was done in it is not lost."""
     try:
-        try:
-            status = await conversation.hold()
-        except AtollError as error:
-            render.failure(error, as_json=conversation.as_json)
-            status = FAILED
+        status = await conversation.hold()
+    except AtollError as error:
+        render.failure(error, as_json=conversation.as_json)
+        status = FAILED
+    except BaseException:
+        await review.rescue()
+        raise
+    try:
         await review.finish()
-        return status
     except anyio.get_cancelled_exc_class():
         await review.rescue()
         raise
+    return status
 
 
 class _AgentConversation:
@@ -247,10 +250,10 @@ class _AgentConversation:
         """The whole conversation, and its exit status."""
         return await self.turns() if self._plan.prompt is None else await self.once(self._plan.prompt)
 
-    def review(self, copy: ProjectCopy, options: ProjectOptions) -> ProjectReview:
+    def review(self, pool: SandboxPool, options: ProjectOptions) -> ProjectReview:
         """What becomes of the changes in a copy of the user's project at the end."""
         can_ask = _is_answerable() and not self._plan.as_json
-        return ProjectReview(copy, options, self.display, self._confirm if can_ask else None)
+        return ProjectReview(pool, options, self.display, self._confirm if can_ask else None)
 
     def _take_child(self, event: TaskEvent) -> None:
         self.display.take_child(event)

@@ -21,6 +21,7 @@ import anyio.to_thread
 from atoll.contract.errors import AtollError, InvalidRequest, ProjectConflict
 from atoll.runtime.project.changes import ProjectChange, ProjectChanges, quoted
 from atoll.runtime.project.project import Project, ProjectCopy
+from atoll.runtime.sandbox_pool import SandboxPool
 from atoll.surfaces.cli import render
 from atoll.surfaces.cli.transcript import Display
 
@@ -74,17 +75,17 @@ class _Outcome(NamedTuple):
 
 
 class ProjectReview:
-    """What becomes of the changes of one conversation. `ask` puts a question and gives the answer; None: no one can
-    answer."""
+    """What becomes of the changes of one conversation, in the sandboxes of `pool`. `ask` puts a question and gives the
+    answer; None: no one can answer."""
 
     def __init__(
         self,
-        copy: ProjectCopy,
+        pool: SandboxPool,
         options: ProjectOptions,
         display: Display,
         ask: Callable[[str], Awaitable[bool]] | None,
     ) -> None:
-        self._copy = copy
+        self._pool = pool
         self._options = options
         self._display = display
         self._ask = ask
@@ -94,14 +95,15 @@ class ProjectReview:
 
         Raises:
             ProjectConflict: they cannot be applied, and are saved; the hint says where.
-            AtollError: there is no copy any more.
+            AtollError: the copy is gone.
             OSError: they could not be written.
         """
-        changes = await self._copy.diff()
-        for text in _shown(changes, self._copy.project.directory):
+        copy = await self._pool.bring_project()
+        changes = await copy.diff()
+        for text in _shown(changes, copy.project.directory):
             await self._display.tell(text)
-        outcome = await self._bring_back(changes) if changes.changes else _Outcome()
-        await self._display.emit(_event(changes, self._copy.project.directory, outcome))
+        outcome = await self._bring_back(copy, changes) if changes.changes else _Outcome()
+        await self._display.emit(_event(changes, copy.project.directory, outcome))
         if outcome.conflict is not None:
             raise outcome.conflict
 
@@ -111,25 +113,25 @@ class ProjectReview:
             return
         with anyio.move_on_after(_MAX_RESCUE_S, shield=True):
             try:
-                changes = await self._copy.diff()
+                changes = await (await self._pool.bring_project()).diff()
                 if changes.changes:
                     await self._save(changes, self._options.patch)
             except (AtollError, OSError) as error:
                 render.note(f"the changes could not be saved: {error}")
 
-    async def _bring_back(self, changes: ProjectChanges) -> _Outcome:
+    async def _bring_back(self, copy: ProjectCopy, changes: ProjectChanges) -> _Outcome:
         way_back = self._options.way_back
         if way_back == "show":
             return _Outcome()
         if way_back == "patch":
             return _Outcome(saved=await self._save(changes, self._options.patch))
-        where = self._copy.project.directory
+        where = copy.project.directory
         if way_back == "ask" and (
             self._ask is None or not await self._ask(f"Apply to {render.printable(str(where))}?")
         ):
             return _Outcome(saved=await self._save(changes, None))
         try:
-            await self._copy.apply(changes)
+            await copy.apply(changes)
         except ProjectConflict as conflict:
             saved = await self._save(changes, None)
             conflict.hint = (
@@ -142,7 +144,7 @@ class ProjectReview:
     async def _save(self, changes: ProjectChanges, file: Path | None) -> Path:
         """Write the patch to a file, of which only this user can read a new one, and say where it is."""
         if file is None:
-            fd, name = tempfile.mkstemp(prefix=f"atoll-{self._copy.project.name}-", suffix=".patch")
+            fd, name = tempfile.mkstemp(prefix=f"atoll-{self._options.project.name}-", suffix=".patch")
             os.close(fd)
             file = Path(name)
         await anyio.to_thread.run_sync(_write_patch, file, changes)
@@ -185,13 +187,13 @@ def _shown(changes: ProjectChanges, directory: Path) -> Iterator[str]:
         yield render.styled(f"nothing was changed in the copy of {where}\n", render.DIM)
     left = _MAX_SHOWN_LINES
     for change in changes.changes:
-        lines = change.diff.splitlines() if left > 0 else []
+        lines = _lines(change)
         yield "".join(f"{_coloured(line)}\n" for line in lines[:left])
         left -= len(lines)
-    if left <= 0:
-        yield render.styled(
-            "The diff goes on; only its first lines are shown. --patch FILE saves all of it.\n", render.DIM
-        )
+        if left < 0:
+            shown = f"The diff goes on; its first {_MAX_SHOWN_LINES} lines are shown. --patch FILE saves all of it.\n"
+            yield render.styled(shown, render.DIM)
+            break
     if changes.changes:
         count = len(changes.changes)
         yield f"\nChanged in the copy of {where}: {count} {'path' if count == 1 else 'paths'}\n"
@@ -202,6 +204,11 @@ def _shown(changes: ProjectChanges, directory: Path) -> Iterator[str]:
     hidden = max(len(changes.changes) - _MAX_LISTED, 0) + max(len(changes.refused) - _MAX_LISTED, 0)
     if hidden:
         yield f"  and {hidden} more\n"
+
+
+def _lines(change: ProjectChange) -> list[str]:
+    """Not `splitlines`, for which a carriage return in a file would end a line, and begin one without a sign."""
+    return change.diff.removesuffix("\n").split("\n") if change.diff else []
 
 
 def _coloured(line: str) -> str:
@@ -229,7 +236,7 @@ def _listed(change: ProjectChange) -> str:
     elif change.binary:
         facts.append(f"binary, {render.human_bytes(side.entry.size)}")
     else:
-        lines = change.diff.splitlines()
+        lines = _lines(change)
         added, removed = (sum(line.startswith(sign) for line in lines) for sign in "+-")
         facts.append(f"+{max(added - 1, 0)} −{max(removed - 1, 0)}")
     if (
