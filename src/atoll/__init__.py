@@ -54,6 +54,7 @@ if TYPE_CHECKING:
         PermissionDenied as PermissionDenied,
         PortRefused as PortRefused,
         ProcessNotFound as ProcessNotFound,
+        ProjectConflict as ProjectConflict,
         RuntimeUnavailable as RuntimeUnavailable,
         SandboxDied as SandboxDied,
         SandboxError as SandboxError,
@@ -104,6 +105,15 @@ if TYPE_CHECKING:
     from atoll.runtime.guest.files import Files as Files
     from atoll.runtime.guest.process import Process as Process
     from atoll.runtime.images.store import ImageStore as ImageStore
+    from atoll.runtime.project.changes import (
+        ProjectChange as ProjectChange,
+        ProjectChanges as ProjectChanges,
+        RefusedChange as RefusedChange,
+    )
+    from atoll.runtime.project.project import (
+        Project as Project,
+        ProjectCopy as ProjectCopy,
+    )
     from atoll.runtime.sandbox import Sandbox as Sandbox
     from atoll.runtime.state.volumes import VolumeStore as VolumeStore
     from atoll.settings import Settings as Settings
@@ -126,8 +136,8 @@ _HOMES = {
         FileError
         GuestProtocolError GuestUnresponsive ImageUnavailable InvalidRequest LaunchFailed ModelFailed ModelUnavailable
         NotCheckpointable PathExists PathIsDirectory PathNotDirectory PathNotFound PermissionDenied
-        PortRefused ProcessNotFound RuntimeUnavailable SandboxShutdown SandboxDied SandboxError SandboxExists
-        SandboxNotFound ScriptFailed Unenforceable UserNotFound VolumeExists VolumeNotFound
+        PortRefused ProcessNotFound ProjectConflict RuntimeUnavailable SandboxShutdown SandboxDied SandboxError
+        SandboxExists SandboxNotFound ScriptFailed Unenforceable UserNotFound VolumeExists VolumeNotFound
     """,
     "atoll.contract.model": """
         Checkpoint ExecBytes ExecResult Exited ExportResult FileChange FileEntry FileStat Gap GcResult Limits
@@ -140,6 +150,8 @@ _HOMES = {
     "atoll.runtime.guest.files": "Files",
     "atoll.runtime.guest.process": "Process",
     "atoll.runtime.images.store": "ImageStore",
+    "atoll.runtime.project.changes": "ProjectChange ProjectChanges RefusedChange",
+    "atoll.runtime.project.project": "Project ProjectCopy",
     "atoll.runtime.sandbox": "Sandbox",
     "atoll.runtime.state.volumes": "VolumeStore",
     "atoll.settings": "Settings",

@@ -116,11 +116,11 @@ def test_public_names_are_exactly_these() -> None:
     Exited ExportResult FileChange FileEntry FileError FileStat Files Gap GcResult GuestProtocolError
     GuestUnresponsive History ImageStore ImageUnavailable InvalidRequest LaunchFailed Limits Match ModelFailed
     ModelUnavailable Mount NetworkPolicy NotCheckpointable Output PathExists PathIsDirectory PathNotDirectory
-    PathNotFound PermissionDenied PortRefused Preview Process ProcessEvent ProcessInfo ProcessNotFound Role
-    RuntimeUnavailable Sandbox SandboxDied SandboxError SandboxExists SandboxInfo SandboxNotFound
-    SandboxShutdown ScriptFailed Secret Settings StorageInfo SystemProcess Tokens Tool ToolResult ToolSet
-    Truncation Unenforceable Usage UserNotFound Volume VolumeExists VolumeNotFound VolumeStore WarmPool
-    generate_text open
+    PathNotFound PermissionDenied PortRefused Preview Process ProcessEvent ProcessInfo ProcessNotFound Project
+    ProjectChange ProjectChanges ProjectConflict ProjectCopy RefusedChange Role RuntimeUnavailable Sandbox
+    SandboxDied SandboxError SandboxExists SandboxInfo SandboxNotFound SandboxShutdown ScriptFailed Secret
+    Settings StorageInfo SystemProcess Tokens Tool ToolResult ToolSet Truncation Unenforceable Usage
+    UserNotFound Volume VolumeExists VolumeNotFound VolumeStore WarmPool generate_text open
 """.split()
     assert sorted(atoll.__all__) == sorted(names)
     for name in names:

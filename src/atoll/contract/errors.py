@@ -15,6 +15,7 @@
     │   ├── ProcessNotFound         (LookupError)       no such process is known in the sandbox
     │   ├── ImageUnavailable        (LookupError)       the image cannot be fetched or read
     │   ├── ArchiveRefused          (ValueError)        the file is not an archive that can be imported
+    │   ├── ProjectConflict                             files of a project were changed since it was copied
     │   ├── RuntimeUnavailable                          the runtime, or any, is not on this machine
     │   └── Unenforceable                               this machine cannot enforce a limit or a guarantee
     ├── SandboxError                the sandbox failed; nothing in it can be trusted to have happened
@@ -180,6 +181,12 @@ class ArchiveRefused(CallerError, ValueError):
     and `image`: the image on this machine lacks directories that the archive needs."""
 
     code = "archive_refused"
+
+
+class ProjectConflict(CallerError):
+    """Changes of a project were not applied, none of them. `details["paths"]` are files that were changed meanwhile."""
+
+    code = "project_conflict"
 
 
 class RuntimeUnavailable(CallerError):

@@ -74,6 +74,7 @@ if TYPE_CHECKING:
     from atoll.runtime.images.store import ImageStore
     from atoll.runtime.lifecycle.warm_pool import WarmPools
     from atoll.runtime.previews.router import Previews
+    from atoll.runtime.project.project import Project
     from atoll.runtime.provisioning import Provisioner
     from atoll.runtime.sandbox_pool import SandboxPool
 
@@ -519,7 +520,13 @@ class Engine:
 
     @contextlib.asynccontextmanager
     async def pool(
-        self, session_id: str, *, temporary: bool = False, sleeps: bool = False, **options: Unpack[PoolOptions]
+        self,
+        session_id: str,
+        *,
+        temporary: bool = False,
+        sleeps: bool = False,
+        project: Project | None = None,
+        **options: Unpack[PoolOptions],
     ) -> AsyncIterator[SandboxPool]:
         """The sandboxes of one session. While the pool is open, those that are unused go to sleep.
 
@@ -531,6 +538,8 @@ class Engine:
         `cwd`, `runtime`, `pause_after_s`, `network`, `labels`, `ttl_s` and `mounts`; and `sleep_after_s` (unset: ten
         minutes).
 
+        With a `project`, the sandbox `default` has a copy of it when it is created, where its commands start.
+
         Raises:
             InvalidRequest: an option is wrong.
             SandboxError: it is temporary, and another process has it open.
@@ -538,6 +547,7 @@ class Engine:
         from atoll.runtime.sandbox_pool import SandboxPool
 
         pool = SandboxPool(self, session_id, **options)
+        pool.project = project
         scope = anyio.CancelScope()
 
         async def reap() -> None:
@@ -552,6 +562,7 @@ class Engine:
                 yield pool
             finally:
                 scope.cancel()
+                await pool.end()
 
     async def wake(self, name: str) -> Sandbox:
         """Start a sandbox that sleeps, was shut down, or has ended, and resume a paused one.
