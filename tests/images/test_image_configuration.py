@@ -161,7 +161,7 @@ async def test_a_directory_that_cannot_be_made_is_refused_at_create(make: Make, 
     with pytest.raises(PermissionDenied):
         await make(None, None, cwd="/etc/mine")
     for wrong in ("relative", "", "/x\0y"):
-        with pytest.raises(InvalidRequest, match="the working directory is .* absolute path"):
+        with pytest.raises(InvalidRequest, match=r"the working directory is .* absolute path"):
             await engine.create(cwd=wrong)
     assert await engine.list() == []
 

@@ -237,8 +237,8 @@ async def test_the_default_user_can_be_another(engine: Engine) -> None:
 
 async def test_a_user_that_the_image_does_not_have_is_refused_and_nothing_is_left(engine: Engine) -> None:
     with pytest.raises(UserNotFound, match="'no-such-user'"):
-        await engine.create("of-nobody", user="no-such-user")
-    assert await engine.list("of-nobody") == []
+        await engine.create("without-a-user", user="no-such-user")
+    assert await engine.list("without-a-user") == []
 
 
 def wheel(directory: Path) -> Path:

@@ -88,7 +88,7 @@ def agent(
     atoll agent --tools coding --session fix --history fix.json --ask "Make the tests pass"
     """
     sandbox = context.sandbox_options()
-    if prompt is None and not context.as_json and sys.stdin.isatty() and sys.stderr.isatty():
+    if not context.as_json and sys.stderr.isatty():
         render.note("starting …")  # the packages for models take a second or more to load
     try:
         import atoll.agents  # noqa: F401
