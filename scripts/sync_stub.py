@@ -29,6 +29,7 @@ CLASSES = {
     "Process": "atoll.runtime.guest.process",
     "ProcessInput": "atoll.runtime.guest.process",
     "Files": "atoll.runtime.guest.files",
+    "ProjectCopy": "atoll.runtime.project.project",
     "Listener": "atoll.runtime.guest.ports",
     "PortConnection": "atoll.runtime.guest.ports",
     "ImageStore": "atoll.runtime.images.store",

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         AtollError as AtollError,
         BudgetExceeded as BudgetExceeded,
         CallerError as CallerError,
+        CheckpointExists as CheckpointExists,
         CheckpointNotFound as CheckpointNotFound,
         DiskFull as DiskFull,
         ExecTimeout as ExecTimeout,
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
         PermissionDenied as PermissionDenied,
         PortRefused as PortRefused,
         ProcessNotFound as ProcessNotFound,
+        ProjectConflict as ProjectConflict,
         RuntimeUnavailable as RuntimeUnavailable,
         SandboxDied as SandboxDied,
         SandboxError as SandboxError,
@@ -121,6 +123,15 @@ if TYPE_CHECKING:
         ImageInfo as ImageInfo,
         ImageStore as ImageStore,
     )
+    from atoll.runtime.project.changes import (
+        ProjectChange as ProjectChange,
+        ProjectChanges as ProjectChanges,
+        RefusedChange as RefusedChange,
+    )
+    from atoll.runtime.project.project import (
+        Project as Project,
+        ProjectCopy as ProjectCopy,
+    )
     from atoll.runtime.sandbox import Sandbox as Sandbox
     from atoll.runtime.sandbox_pool import SandboxPool as SandboxPool
     from atoll.runtime.state.volumes import VolumeStore as VolumeStore
@@ -149,11 +160,12 @@ _HOMES = {
     """,
     "atoll.contract.driver": "Capabilities Diagnostic",
     "atoll.contract.errors": """
-        ArchiveRefused AtollError BudgetExceeded CallerError CheckpointNotFound DiskFull ExecTimeout FileError
+        ArchiveRefused AtollError BudgetExceeded CallerError CheckpointExists CheckpointNotFound DiskFull ExecTimeout
+        FileError
         GuestProtocolError GuestUnresponsive ImageUnavailable InvalidRequest LaunchFailed ModelFailed ModelUnavailable
         NotCheckpointable PathExists PathIsDirectory PathNotDirectory PathNotFound PermissionDenied
-        PortRefused ProcessNotFound RuntimeUnavailable SandboxShutdown SandboxDied SandboxError SandboxExists
-        SandboxNotFound ScriptFailed Unenforceable UserNotFound VolumeExists VolumeNotFound
+        PortRefused ProcessNotFound ProjectConflict RuntimeUnavailable SandboxShutdown SandboxDied SandboxError
+        SandboxExists SandboxNotFound ScriptFailed Unenforceable UserNotFound VolumeExists VolumeNotFound
     """,
     "atoll.contract.model": """
         Checkpoint ExecBytes ExecResult Exited ExportResult FileChange FileEntry FileStat Gap GcResult Limits
@@ -164,12 +176,14 @@ _HOMES = {
     "atoll.contract.secret": "Secret",
     "atoll.runtime.engine": "Engine open",
     "atoll.runtime.guest.files": "Files",
-    "atoll.runtime.guest.process": "Process ProcessInput",
     "atoll.runtime.guest.ports": "Listener PortConnection",
+    "atoll.runtime.guest.process": "Process ProcessInput",
     "atoll.runtime.images.store": "ImageInfo ImageStore",
+    "atoll.runtime.project.changes": "ProjectChange ProjectChanges RefusedChange",
+    "atoll.runtime.project.project": "Project ProjectCopy",
     "atoll.runtime.sandbox": "Sandbox",
-    "atoll.runtime.state.volumes": "VolumeStore",
     "atoll.runtime.sandbox_pool": "SandboxPool",
+    "atoll.runtime.state.volumes": "VolumeStore",
     "atoll.settings": "Settings",
     "atoll.tools.coding": "coding_tools",
     "atoll.tools.sprites": "sprite_tools",

@@ -32,3 +32,12 @@ def test_on_a_terminal_it_says_whom_it_waits_for(atoll: Atoll) -> None:
     terminal.read_until(b"waits for messages of the MCP client")
     terminal.type(b"\x04")
     assert terminal.wait() == 0
+
+
+def test_directories_are_checked_before_a_client_comes(atoll: Atoll) -> None:
+    assert b"/nowhere is not a directory" in atoll("mcp", "--upload", "/nowhere", status=2).stderr
+    assert (
+        b"/nowhere is not a directory that can be written to" in atoll("mcp", "--save-dir", "/nowhere", status=2).stderr
+    )
+    done = atoll("mcp", "--tools", "coding", "--save-dir", ".", status=2)
+    assert b"--save-dir is for the tool save_file, which only the vocabulary workspace has" in done.stderr

@@ -223,7 +223,7 @@ async def test_a_copy_of_a_running_sandbox_shares_what_it_wrote_and_is_gone_with
         checkpoint = await sandbox.checkpoint()
         run("sync", "-f", mounted.path)
         assert shutil.disk_usage(mounted.path).used - before < 40 * MIB  # with runsc there is its memory
-        copy, *_ = Checkpoints(mounted.state_dir).read(checkpoint.id).layers
+        copy, *_ = Checkpoints(mounted.state_dir, str).read(checkpoint.id).layers
         found = layers / copy.id
         assert not (found / "work").exists() or checkpoint.with_memory
         if mounted.kind == "btrfs":

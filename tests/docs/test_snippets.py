@@ -112,16 +112,17 @@ def test_public_names_are_exactly_these() -> None:
     """The public API is pinned: adding or removing a name is a decision, with a line in the changelog."""
     names = """
     Agent AgentEvent AgentStream Answer ArchiveRefused AtollError AuditRecord Budget BudgetExceeded CallerError
-    Capabilities Checkpoint CheckpointNotFound Children Diagnostic DiskFull Engine ExecBytes ExecResult ExecTimeout
-    Exited ExportResult FileChange FileEntry FileError FileStat Files Gap GcResult GuestProtocolError
-    GuestUnresponsive History ImageInfo ImageStore ImageUnavailable Input InvalidRequest LaunchFailed Limits
-    Listener Match ModelFailed ModelUnavailable Mount NetworkPolicy NotCheckpointable Output PathExists
-    PathIsDirectory PathNotDirectory PathNotFound PermissionDenied PortConnection PortRefused Preview Process
-    ProcessEvent ProcessInfo ProcessInput ProcessNotFound Result RetryEvent Role RuntimeUnavailable Sandbox
-    SandboxDied SandboxError SandboxExists SandboxInfo SandboxNotFound SandboxPool SandboxShutdown ScriptFailed
-    Secret Settings StorageInfo SystemProcess Tasks TextEvent ThinkingEvent Tokens Tool ToolCallEvent ToolResult
-    ToolResultEvent ToolSet Truncation Unenforceable Usage UsageEvent UserNotFound Volume VolumeExists
-    VolumeNotFound VolumeStore WarmPool coding_tools generate_text open sprite_tools workspace_tools
+    Capabilities Checkpoint CheckpointExists CheckpointNotFound Children Diagnostic DiskFull Engine ExecBytes
+    ExecResult ExecTimeout Exited ExportResult FileChange FileEntry FileError FileStat Files Gap GcResult
+    GuestProtocolError GuestUnresponsive History ImageInfo ImageStore ImageUnavailable Input InvalidRequest
+    LaunchFailed Limits Listener Match ModelFailed ModelUnavailable Mount NetworkPolicy NotCheckpointable Output
+    PathExists PathIsDirectory PathNotDirectory PathNotFound PermissionDenied PortConnection PortRefused Preview
+    Process ProcessEvent ProcessInfo ProcessInput ProcessNotFound Project ProjectChange ProjectChanges
+    ProjectConflict ProjectCopy RefusedChange Result RetryEvent Role RuntimeUnavailable Sandbox SandboxDied
+    SandboxError SandboxExists SandboxInfo SandboxNotFound SandboxPool SandboxShutdown ScriptFailed Secret Settings
+    StorageInfo SystemProcess Tasks TextEvent ThinkingEvent Tokens Tool ToolCallEvent ToolResult ToolResultEvent
+    ToolSet Truncation Unenforceable Usage UsageEvent UserNotFound Volume VolumeExists VolumeNotFound VolumeStore
+    WarmPool coding_tools generate_text open sprite_tools workspace_tools
 """.split()
     assert sorted(atoll.__all__) == sorted(names)
     for name in names:

@@ -247,14 +247,16 @@ class Checkpoint(Frozen):
 
     id: str
     label: str | None = None
-    """Unset: it has none, and is found by its id only."""
+    """No other checkpoint of its sandbox has it. Unset: it has none, and is found by its id only."""
     sandbox: str
     """The name of its sandbox."""
+    sandbox_id: str
+    """Whose it is: the id of the sandbox that it was taken of. Another sandbox that has the name later has another."""
     created_at: datetime
     size_bytes: int | None = None
     """What was written since its parent. Unset: not measured yet."""
     parent: str | None = None
-    """The previous checkpoint of the sandbox. Unset: there is none."""
+    """The checkpoint before it: the last that its sandbox had, was made from or restored to. Unset: there is none."""
     with_memory: bool
     """True: it holds files and running processes. False: it holds files."""
     without_mounts: tuple[str, ...] = ()
@@ -262,8 +264,8 @@ class Checkpoint(Frozen):
     runtime: RuntimeName
     image: str
     reason: str | None = None
-    """Why its record cannot be read: it can only be deleted then, `runtime` is `unknown`, `sandbox` and `image` are
-    empty. Unset: it can be read."""
+    """Why its record cannot be read: it can only be deleted then, `runtime` is `unknown`, `sandbox`, `sandbox_id` and
+    `image` are empty. Unset: it can be read."""
 
 
 class StorageInfo(Frozen):

@@ -70,6 +70,7 @@ import anyio.to_thread
 from atoll.contract.driver import Driver, Launch, Layer, LayerStore, ProcessImage
 from atoll.contract.errors import (
     AtollError,
+    CheckpointExists,
     CheckpointNotFound,
     InvalidRequest,
     LaunchFailed,
@@ -473,12 +474,16 @@ class Lifecycle:
 
     # ---- checkpoints ----
 
-    async def checkpoint(self, id: str, label: str | None, *, keep: bool = True) -> CheckpointRecord:
+    async def checkpoint(
+        self, id: str, label: str | None, *, keep: bool = True, move: bool = False
+    ) -> CheckpointRecord:
         """Make a checkpoint of the sandbox as it is now. Its processes are frozen, or saved and restarted, meanwhile.
 
-        Without `keep` the record is not written: it is valid as long as the caller holds the lock of the layers.
+        Without `keep` the record is not written: it is valid as long as the caller holds the lock of the layers. With
+        `move`, another checkpoint of the sandbox that has the label loses it.
 
         Raises:
+            CheckpointExists: another checkpoint of the sandbox has the label.
             NotCheckpointable: the driver saves processes, and would lose these.
             InvalidRequest: the driver saves processes, and the sandbox is ephemeral.
         """
@@ -486,6 +491,9 @@ class Lifecycle:
             manifest = self._read(id)
             driver = self._choose(manifest.runtime)
             directory = self._store.directory(id)
+            labelled = [each for each in self._checkpoints.of_id(id) if each.checkpoint.label == label] if label else []
+            if labelled and label and not move:
+                raise CheckpointExists(label, labelled[-1].checkpoint.id, manifest.spec.name)
             new_id = self._checkpoints.new_id()
             saved = self._checkpoints.directory(new_id) / "memory"
             running = await self._runs(manifest, driver)
@@ -521,6 +529,7 @@ class Lifecycle:
                     id=new_id,
                     label=label,
                     sandbox=manifest.spec.name,
+                    sandbox_id=id,
                     created_at=now(),
                     parent=parent,
                     with_memory=with_memory,
@@ -533,6 +542,9 @@ class Lifecycle:
             )
             if keep:
                 self._checkpoints.write(record)
+                for each in labelled:
+                    without = each.checkpoint.model_copy(update={"label": None})
+                    self._checkpoints.write(each.model_copy(update={"checkpoint": without}))
                 manifest = self._write(manifest, checkpoint=record.checkpoint.id)
             if with_memory and running:
                 await self._restart(self._read(id), driver, self._checkpoints.memory(record))

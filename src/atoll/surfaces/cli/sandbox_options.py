@@ -65,6 +65,7 @@ class SandboxOptions(NamedTuple):
     labels: Mapping[str, str] = MappingProxyType({})
     ttl_s: float | None = None
     pause_after_s: float | None = None
+    from_checkpoint: str | None = None
 
     @property
     def reads_stdin(self) -> bool:
@@ -198,6 +199,14 @@ def sandbox_options(  # noqa: PLR0913 - one for each option
             help="Pause it when it is unused for this time: 30s, 5m. Using it resumes it.  [default: never]",
         ),
     ] = None,
+    from_checkpoint: Annotated[
+        str | None,
+        Option(
+            "--from",
+            metavar="CHECKPOINT",
+            help="Begin as this checkpoint of any sandbox, with its image and runtime: its id, or its label.",
+        ),
+    ] = None,
 ) -> SandboxOptions:
     """Declare the resource options, and build one object from their values.
 
@@ -222,6 +231,7 @@ def sandbox_options(  # noqa: PLR0913 - one for each option
         labels=values.labels(label or []),
         ttl_s=ttl,
         pause_after_s=pause_after,
+        from_checkpoint=from_checkpoint,
     )
     if [each.source for each in (*options.secrets, *options.secret_env)].count("-") > 1:
         raise InvalidRequest("two secrets are read from standard input; only one can be")
@@ -295,7 +305,13 @@ async def create_sandbox(engine: Engine, options: SandboxOptions, name: str | No
         InvalidRequest: as `engine_arguments`.
     """
     with render.ProgressBars() as bars:
-        return await engine.create(name, **engine_arguments(options), ephemeral=ephemeral, progress=bars)
+        return await engine.create(
+            name,
+            **engine_arguments(options),
+            ephemeral=ephemeral,
+            from_checkpoint=options.from_checkpoint,
+            progress=bars,
+        )
 
 
 def limits(options: SandboxOptions) -> Limits:
