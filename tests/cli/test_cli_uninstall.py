@@ -27,7 +27,8 @@ def elsewhere(
 def test_uninstall_removes_what_nothing_else_can_read_and_the_storage_too(atoll: Atoll, elsewhere: Path) -> None:
     if os.geteuid() == 0:
         atoll("storage", "init", "--size", "512m")
-    atoll("create", "sleeper")
+    atoll("volumes", "create", "cache")
+    atoll("create", "sleeper", "--mount", "volume:cache:/data")
     atoll("sleep", "sleeper")
     atoll("create", "damaged")
     (directory,) = [path for path in (elsewhere / "sandboxes").iterdir() if b'"damaged"' in _manifest(path)]
@@ -49,7 +50,7 @@ def _manifest(sandbox: Path) -> bytes:
 def test_uninstall_asks_first(atoll: Atoll, elsewhere: Path) -> None:
     atoll("create", "box")
     terminal = atoll.terminal("uninstall")
-    question = f"Destroy 1 sandbox and 0 checkpoints, and remove {elsewhere} with all images? [y/N]: "
+    question = f"Destroy 1 sandbox, 0 checkpoints and 0 volumes, and remove {elsewhere} with all images? [y/N]: "
     terminal.read_until(question.encode())
     terminal.type(b"\n")
     assert terminal.wait() == 1

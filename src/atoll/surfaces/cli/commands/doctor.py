@@ -91,10 +91,11 @@ def uninstall(
 ) -> Work | int:
     """Remove all that Atoll keeps for this user, and say how to remove the program.
 
-    That is every sandbox, checkpoint, warm pool and image, their file system (`atoll storage`), the state directory,
-    Atoll's cgroups, and shell completion. Stop programs that use sandboxes first, such as `atoll mcp --http`.
-    Distribution packages stay.
+    That is every sandbox, checkpoint, volume, warm pool and image, their file system (`atoll storage`), the state
+    directory, Atoll's cgroups, and shell completion. Stop programs that use sandboxes first, such as `atoll mcp
+    --http`. Distribution packages stay.
     """
+    from atoll.runtime.state import known
     from atoll.settings import Settings
 
     settings = Settings.from_environment()
@@ -102,10 +103,11 @@ def uninstall(
     if not (state_dir / "sandboxes").is_dir():
         return _say_removed(context, [])
     counts = [
-        (len(os.listdir(state_dir / several)), one, several)
-        for one, several in (("sandbox", "sandboxes"), ("checkpoint", "checkpoints"))
+        (len(known.names(state_dir / several)), one, several)
+        for one, several in (("sandbox", "sandboxes"), ("checkpoint", "checkpoints"), ("volume", "volumes"))
     ]
-    told = " and ".join(f"{count} {one if count == 1 else several}" for count, one, several in counts)
+    *some, last = (f"{count} {one if count == 1 else several}" for count, one, several in counts)
+    told = f"{', '.join(some)} and {last}"
     if not yes and not _agreed(f"Destroy {told}, and remove {state_dir} with all images?"):
         return FAILED
     return _uninstall(context, state_dir)
@@ -138,8 +140,10 @@ async def _destroy_all(engine: Engine) -> None:
     await engine.remove_warm_pools()
     for info in await engine.list():
         await engine.destroy(info.name)
-    for id in await engine.unreadable_records():
+    for id in (id for id in await engine.unreadable_records() if not id.startswith("volume:")):
         await (engine.delete_checkpoint(id) if id.startswith("cp-") else engine.destroy(id))
+    for volume in await engine.volumes.list():
+        await engine.volumes.remove(volume.name)
     for checkpoint in await engine.checkpoints():
         await engine.delete_checkpoint(checkpoint.id)
     await engine.gc()
