@@ -308,6 +308,8 @@ COMPLETED = [
     ("atoll restore box-1 ", "clean cp-0123"),
     ("atoll restore other ", ""),
     ("atoll checkpoints --delete ", "cp-0123"),
+    ("atoll volumes rm ca", "cache"),
+    ("atoll volumes create ", ""),
     ("atoll run --runtime ru", "runc runsc"),
     ("atoll create --image ", "host docker.io/library/python:3.12"),
     ("atoll create ", ""),
@@ -324,6 +326,7 @@ def filled(tmp_path: Path) -> Path:
         (tmp_path / "names" / name).symlink_to("atoll-0123")
     records = {
         "checkpoints/cp-0123/checkpoint.json": {"checkpoint": {"label": "clean", "sandbox": "box-1"}},
+        "volumes/cache.json": {},
         "images/references/0123.json": {"image": {"reference": "docker.io/library/python:3.12"}},
         "images/references/4567.json": ["garbage"],
     }

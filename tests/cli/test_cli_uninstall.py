@@ -27,7 +27,8 @@ def elsewhere(
 def test_uninstall_removes_what_nothing_else_can_read_and_the_storage_too(atoll: Atoll, elsewhere: Path) -> None:
     if os.geteuid() == 0:
         atoll("storage", "init", "--size", "512m")
-    atoll("create", "sleeper")
+    atoll("volumes", "create", "cache")
+    atoll("create", "sleeper", "--mount", "volume:cache:/data")
     atoll("sleep", "sleeper")
     atoll("create", "damaged")
     (directory,) = [path for path in (elsewhere / "sandboxes").iterdir() if b'"damaged"' in _manifest(path)]

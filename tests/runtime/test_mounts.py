@@ -105,6 +105,7 @@ async def test_a_volume_whose_record_cannot_be_read_is_listed_and_can_be_removed
     (volume,) = await engine.volumes.list()
     assert "newer Atoll" in (volume.reason or "")
     assert (await engine.gc()).layers == (), "its files stay as long as it is there"
+    assert "newer Atoll" in (await engine.unreadable_records())["volume:damaged"]
     await engine.volumes.remove("damaged")
     assert len((await engine.gc()).layers) == 1
     assert await engine.volumes.list() == []

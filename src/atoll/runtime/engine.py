@@ -35,6 +35,7 @@ from atoll.contract.errors import (
     SandboxNotFound,
 )
 from atoll.contract.model import (
+    VOLUME_PREFIX,
     Checkpoint,
     ExportResult,
     GcResult,
@@ -824,13 +825,17 @@ class Engine:
         ]
 
     async def unreadable_records(self) -> dict[str, str]:
-        """The sandboxes and checkpoints whose records cannot be read, by id, and why.
+        """The sandboxes and checkpoints whose records cannot be read, by id, volumes as `volume:NAME`, and why.
 
-        As long as there are any, `gc` keeps layers and images. `destroy` and `delete_checkpoint` remove them.
+        As long as there are any, `gc` keeps layers, and images unless it is a volume. `destroy`, `delete_checkpoint`
+        and `volumes.remove` remove them.
         """
-        return await anyio.to_thread.run_sync(
-            lambda: {id: str(error.details["problem"]) for id, error in self._unreadable().items()}
-        )
+
+        def read() -> dict[str, str]:
+            volumes = {f"{VOLUME_PREFIX}{name}": error for name, error in self.volumes.references()[1].items()}
+            return {id: str(error.details["problem"]) for id, error in {**self._unreadable(), **volumes}.items()}
+
+        return await anyio.to_thread.run_sync(read)
 
     def _unreadable(self) -> dict[str, SandboxError]:
         return {**self._store.references()[1], **self._checkpoints.unreadable()}

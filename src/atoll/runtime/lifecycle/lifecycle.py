@@ -693,8 +693,8 @@ class Lifecycle:
             references, unreadable = self._store.references()
             self._store.drop_groups()
             unreferenced = self._store.orphaned()
-            named, all_readable = self._volumes.layers()
-            if all_readable and not unreadable and not self._checkpoints.unreadable():
+            named, damaged = self._volumes.references()
+            if not (damaged or unreadable or self._checkpoints.unreadable()):
                 named.update(layer.id for record in self._checkpoints.all() for layer in record.layers)
                 named.update(layer for each in references for layer in each.layers)
                 self._checkpoints.remove_unreferenced(spare={each.memory for each in references})

@@ -2,7 +2,7 @@
 
 Nothing is locked, opened for writing or checked: what is missing or cannot be read is left out, and what is listed may
 be gone a moment later. Not here: the entries themselves and what they mean (`store.py`, `checkpoints.py`,
-`images/store.py`). Imports nothing of them, since importing takes longer than reading.
+`volumes.py`, `images/store.py`). Imports nothing of them, since importing takes longer than reading.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ HOST = "host"
 
 def sandboxes(state_dir: Path) -> list[str]:
     """The names of the sandboxes, sorted."""
-    return sorted(_names(state_dir / "names"))
+    return sorted(names(state_dir / "names"))
 
 
 def checkpoints(state_dir: Path, sandbox: str | None = None) -> list[tuple[str, str]]:
     """The labels and ids of a sandbox's checkpoints, or the ids of all, and what each is."""
     found = []
-    for id in _names(state_dir / "checkpoints"):
+    for id in names(state_dir / "checkpoints"):
         for record in _read(state_dir / "checkpoints" / id / "checkpoint.json"):
             checkpoint = record.get("checkpoint") or {}
             label, its_sandbox = checkpoint.get("label") or "", checkpoint.get("sandbox") or ""
@@ -40,12 +40,18 @@ def checkpoints(state_dir: Path, sandbox: str | None = None) -> list[tuple[str, 
 def images(state_dir: Path) -> list[str]:
     """The references of the images on this machine, sorted, behind `host`."""
     records = state_dir / "images" / "references"
-    read = [record for name in _names(records) for record in _read(records / name)]
+    read = [record for name in names(records) for record in _read(records / name)]
     references = {(record.get("image") or {}).get("reference") for record in read}
     return [HOST, *sorted(each for each in references if isinstance(each, str))]
 
 
-def _names(directory: Path) -> list[str]:
+def volumes(state_dir: Path) -> list[str]:
+    """The names of the volumes, sorted."""
+    return sorted(name.removesuffix(".json") for name in names(state_dir / "volumes"))
+
+
+def names(directory: Path) -> list[str]:
+    """The entries of a directory of the state directory; none if there is no such directory."""
     try:
         return [name for name in os.listdir(directory) if not name.startswith(".")]
     except OSError:

@@ -177,16 +177,17 @@ class VolumeStore:
             raise VolumeNotFound(name, self._names())
         return Path(os.path.realpath(self._layers.path(record.layer))) / _FILES
 
-    def layers(self) -> tuple[set[str], bool]:
-        """The layers that volumes name, and whether all records could be read. Call it with the layers locked."""
-        found, complete = set(), True
+    def references(self) -> tuple[set[str], dict[str, SandboxError]]:
+        """The layers that volumes name; and of the records that cannot be read, the names and the errors."""
+        found: set[str] = set()
+        damaged: dict[str, SandboxError] = {}
         for name in self._names():
             try:
                 if (record := self._read(name)) is not None:
                     found.add(record.layer)
-            except SandboxError:
-                complete = False
-        return found, complete
+            except SandboxError as error:
+                damaged[name] = error
+        return found, damaged
 
     # ---- parts ----
 

@@ -127,6 +127,8 @@ class TypedLine:
         if completes == "checkpoint":
             of = self._positional[0] if self._positional else None
             return known.checkpoints(state_dir, of)
+        if completes == "volume":
+            return [(name, "") for name in known.volumes(state_dir) if name not in self._positional]
         if completes == "image":
             return [(reference, "") for reference in known.images(state_dir)]
         names = [name for name in known.sandboxes(state_dir) if name not in self._positional]

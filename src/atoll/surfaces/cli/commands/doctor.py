@@ -140,7 +140,7 @@ async def _destroy_all(engine: Engine) -> None:
     await engine.remove_warm_pools()
     for info in await engine.list():
         await engine.destroy(info.name)
-    for id in await engine.unreadable_records():
+    for id in (id for id in await engine.unreadable_records() if not id.startswith("volume:")):
         await (engine.delete_checkpoint(id) if id.startswith("cp-") else engine.destroy(id))
     for checkpoint in await engine.checkpoints():
         await engine.delete_checkpoint(checkpoint.id)

@@ -13,7 +13,8 @@ from atoll.surfaces.cli import FAILED, render, values
 from atoll.surfaces.cli.command import CommandContext, CommandModule, Work
 from atoll.surfaces.cli.grammar import Argument, Option
 
-VolumeArgument = Annotated[str, Argument(metavar="NAME", help="The volume.")]
+VolumeArgument = Annotated[str, Argument(metavar="NAME", help="The volume.", completes="volume")]
+NewArgument = Annotated[str, Argument(metavar="NAME", help="Its name.")]
 SizeOption = Annotated[
     int | None,
     Option("--size", metavar="SIZE", parser=values.size, help="Limit of what is written to it: 512m, 10g."),
@@ -62,7 +63,7 @@ async def _ls(context: CommandContext, *, quiet: bool = False) -> int:
 
 
 @commands.command()
-async def create(context: CommandContext, name: VolumeArgument, size: SizeOption = None) -> int:
+async def create(context: CommandContext, name: NewArgument, size: SizeOption = None) -> int:
     """Create an empty volume. A sandbox mounts it with --mount volume:NAME:/data."""
     async with context.open_engine() as engine:
         volume = await engine.volumes.create(name, size)
@@ -72,7 +73,7 @@ async def create(context: CommandContext, name: VolumeArgument, size: SizeOption
 @commands.command()
 async def rm(
     context: CommandContext,
-    names: Annotated[list[str], Argument(metavar="NAME", help="The volumes.")],
+    names: Annotated[list[str], Argument(metavar="NAME", help="The volumes.", completes="volume")],
 ) -> int:
     """Remove volumes and their files. One that a sandbox mounts is not removed, and the exit status is 1."""
     removed: list[str] = []
@@ -108,7 +109,7 @@ async def export(
 async def import_(
     context: CommandContext,
     file: Annotated[Path, Argument(metavar="FILE", help="A tar, such as `atoll volumes export` writes.")],
-    name: VolumeArgument,
+    name: NewArgument,
     size: SizeOption = None,
 ) -> int:
     """Create a volume with the files of a tar."""
