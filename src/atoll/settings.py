@@ -114,7 +114,7 @@ class Settings(Frozen):
             field = str(first["loc"][0])
             shortest = first.get("ctx", {}).get("min_length")
             if not _holds_secret(pydantic_model(cls).model_fields[field].annotation):
-                reason = f"{variables[field]}={first['input']!r}: {first['msg']}"
+                reason = f"{variables[field]}={first['input']!r}: {first.get('ctx', {}).get('error', first['msg'])}"
             elif shortest is not None:
                 reason = f"{variables[field]} has fewer than {shortest} characters"
             else:

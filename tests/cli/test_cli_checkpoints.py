@@ -28,7 +28,7 @@ def test_a_sandbox_is_paused_and_resumed_with_its_processes(atoll: Atoll) -> Non
     assert atoll.json("--json", "resume", name) == {"name": name, "status": "running"}
     assert atoll.runs(name, "date +%s%N > now")
     atoll("sleep", name)
-    assert b"wake it instead" in atoll("resume", name, status=1).stderr
+    assert b"wake it instead" in atoll("resume", name, status=2).stderr
     for command in ("pause", "resume"):
         assert atoll.json(command, "no-such", "--json", status=1)["error"]["code"] == "sandbox_not_found"
 

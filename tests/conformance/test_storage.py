@@ -154,6 +154,12 @@ async def test_a_sandbox_that_fills_its_disk_is_told_and_nobody_else_notices(
         # What it deletes, it has again.
         assert (await full.exec("rm filling && sync")).ok
         assert await fill(full, LIMIT // 2) == (LIMIT // 2, 0)
+        # The limit of a sandbox that runs can be changed, both ways.
+        await full.update(limits=Limits(disk_bytes=2 * LIMIT))
+        assert await fill(full, LIMIT) == (LIMIT, 0)
+        await full.update(limits=Limits(disk_bytes=LIMIT))
+        with pytest.raises(DiskFull):
+            await full.files.write_bytes("more", bytes(4 * MIB))
 
 
 @pytest.mark.usefixtures("can_be_frozen")

@@ -395,8 +395,8 @@ async def test_too_much_that_comes_back_is_refused_by_name(box: Sandbox, project
 async def test_a_sandbox_that_lists_an_impossible_name_is_not_believed(project: Path, tmp_path: Path) -> None:
     class Liar:
         async def list(self, _path: str) -> list[FileEntry]:
-            facts = {"kind": "file", "size": 1, "mode": 0o644, "uid": 0, "gid": 0, "mtime": datetime.now(UTC)}
-            return [FileEntry(name=self.name, **facts)]
+            now = datetime.now(UTC)
+            return [FileEntry(name=self.name, kind="file", size=1, mode=0o644, uid=0, gid=0, mtime=now)]
 
         def __init__(self, name: str) -> None:
             self.name = name

@@ -106,6 +106,8 @@ class Launch(Frozen):
     """The saved processes to resume. Unset: start with no process but the guest."""
     pause_after_s: float | None = None
     """How long the sandbox may be unused before it is frozen. Unset: it is never frozen by itself."""
+    expires_at: datetime | None = None
+    """When the keeper ends the sandbox. Unset: never."""
     wait_ready: bool = False
     """True: `launch` returns when the guest has answered. False: it returns earlier, and the first client that connects
     gets the error if the start failed."""
@@ -184,8 +186,12 @@ class KeeperClient(Protocol):
         """
         ...
 
-    async def reconfigure(self, directory: Path, *, ephemeral: bool, pause_after_s: float | None) -> None:
-        """Apply these options to a running sandbox. If `ephemeral`, a client must be connected.
+    async def reconfigure(
+        self, directory: Path, *, ephemeral: bool, pause_after_s: float | None, expires_at: datetime | None
+    ) -> None:
+        """Apply these options, each as in `Launch`, to a running sandbox. If `ephemeral`, a client must be connected.
+
+        Neither resumes a paused sandbox nor counts as use.
 
         Raises:
             SandboxDied: the sandbox has ended.
@@ -268,6 +274,18 @@ class Driver(Protocol):
 
         Raises:
             LaunchFailed: the hostname could not be set, or the sandbox does not run.
+        """
+        ...
+
+    async def change_limits(self, id: str, active_layer: Path, changes: Limits, *, running: bool) -> None:
+        """Enforce `changes`, those limits that are set, instead of the former ones. The others stay.
+
+        Of one that does not run, the caller enforces them with the next `launch`: here they are checked. Lowering a
+        limit ends no process. When this fails, none of them may have changed, or some.
+
+        Raises:
+            Unenforceable: one cannot be enforced, or not while the sandbox runs.
+            InvalidRequest: it uses more memory than the new limit.
         """
         ...
 

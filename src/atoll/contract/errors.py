@@ -48,6 +48,15 @@ if TYPE_CHECKING:
     from atoll.contract.model import ExecResult
 
 
+def install_extra(extra: str) -> str:
+    """How to install what an extra of Atoll brings, for messages. Not by a bare name, which would be another's package
+    on a public index."""
+    return (
+        f"install Atoll with its extra {extra!r}, from the directory of its sources or from a wheel: "
+        f"pip install '/path/to/atoll[{extra}]'"
+    )
+
+
 class AtollError(Exception):
     """The root of all errors of Atoll. `code` is stable; surfaces and programs may switch on it."""
 

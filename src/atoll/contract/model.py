@@ -19,6 +19,20 @@ from atoll.contract.network import NetworkPolicy, PackageIndexes
 NAME_RULE = "1 to 63 characters: lower-case letters, digits, '-', '_' and '.', beginning with a letter or a digit"
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+MAX_LABELS = 64
+"""Labels of one sandbox."""
+LABEL_VALUE_RULE = (
+    "up to 63 characters: letters, digits, '-', '_' and '.', beginning and ending with a letter or a digit; or none"
+)
+LABEL_KEY_RULE = (
+    "1 to 63 characters: letters, digits, '-', '_' and '.', beginning and ending with a letter or a digit; "
+    "before them, if need be, a domain and '/': example.com/team"
+)
+_LABEL_WORD = r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
+_LABEL_KEY = re.compile(rf"(?:(?=[^/]{{1,253}}/)[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?/)?{_LABEL_WORD}")
+_LABEL_VALUE = re.compile(rf"(?:{_LABEL_WORD})?")
+MAX_TTL_S = 1e9
+"""The longest lifetime: some thirty years. None is longer."""
 
 Status = Literal["provisioning", "running", "paused", "sleeping", "shutdown", "error"]
 RuntimeName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,31}$")]
@@ -59,8 +73,27 @@ def check_env(env: dict[str, str]) -> dict[str, str]:
     return env
 
 
+def check_labels(labels: dict[str, str]) -> dict[str, str]:
+    """Return `labels` if a sandbox can have them: keys and values as in Kubernetes, and few.
+
+    Raises:
+        InvalidRequest: a key or a value is not allowed, or there are too many.
+    """
+    if len(labels) > MAX_LABELS:
+        raise InvalidRequest(f"{len(labels)} labels are too many; a sandbox may have {MAX_LABELS}")
+    for key, value in labels.items():
+        if not _LABEL_KEY.fullmatch(key):
+            raise InvalidRequest(f"{key!r} is not a key for a label; allowed are {LABEL_KEY_RULE}", key=key)
+        if not _LABEL_VALUE.fullmatch(value):
+            raise InvalidRequest(
+                f"{value!r} is not a value for the label {key!r}; allowed are {LABEL_VALUE_RULE}", key=key, value=value
+            )
+    return labels
+
+
 Name = Annotated[str, AfterValidator(check_name)]
 Env = Annotated[dict[str, str], AfterValidator(check_env)]
+Labels = Annotated[dict[str, str], AfterValidator(check_labels)]
 
 
 class Limits(Frozen):
@@ -100,6 +133,10 @@ class SandboxSpec(Frozen):
     """True: it ends when its last client disconnects, however that client ends."""
     pause_after_s: float | None = Field(default=None, gt=0, le=1_000_000)
     """How long it may be unused before it is paused. Unset: for ever. Using it resumes it."""
+    labels: Labels = Field(default_factory=dict)
+    """What its users say about it: `list` filters by them. They mean nothing to Atoll, and are not seen inside."""
+    ttl_s: float | None = Field(default=None, ge=1, le=MAX_TTL_S)
+    """Its lifetime, which began when this was set: then it is destroyed. Unset: it lives until it is destroyed."""
     network: NetworkPolicy | None = None
     """The policy of its egress. Unset: no connection leaves it, and no proxy listens inside."""
     indexes: PackageIndexes | None = None
@@ -133,6 +170,9 @@ class SandboxInfo(Frozen):
     """When it was last used. Unset: it has not been used since it was created."""
     pid: int | None = None
     """The guest's process on the host. Unset when none runs."""
+    labels: Labels = Field(default_factory=dict)
+    expires_at: datetime | None = None
+    """When its lifetime is over (`ttl_s`) and it is destroyed. Unset: never."""
     network: NetworkPolicy | None = None
     """The policy of its egress. Unset: no connection leaves it."""
 

@@ -27,13 +27,13 @@ import anyio
 from atoll.contract.driver import Capabilities, Launch
 from atoll.contract.errors import LaunchFailed, Unenforceable
 from atoll.contract.inside import GUEST
-from atoll.contract.model import RuntimeName, Usage
+from atoll.contract.model import Limits, RuntimeName, Usage
 from atoll.drivers import bundle, seccomp, storage
 from atoll.drivers.hostname import Hostnames
 from atoll.drivers.keeper_client import KeeperSocket
 from atoll.drivers.keeper_command import BIN, HostFile, KeeperCommand, kill_holder, kill_holders
 from atoll.drivers.layer_store import OverlayLayerStore
-from atoll.drivers.limits import check_limits
+from atoll.drivers.limits import check_change, check_limits
 from atoll.drivers.machine import Machine, find_program
 
 NAME: RuntimeName = "bwrap"
@@ -144,6 +144,11 @@ class BwrapDriver:
         self, id: str, directory: Path, hostname: str, id_base: int
     ) -> AbstractAsyncContextManager[None]:
         return self._hostnames.setting(directory, hostname, id_base)
+
+    async def change_limits(self, id: str, active_layer: Path, changes: Limits, *, running: bool) -> None:
+        check_change(changes, self.capabilities, self.name, running=running)
+        if changes.disk_bytes is not None:
+            storage.change_quota(active_layer, changes.disk_bytes, root=self._machine.root)
 
     # ---- ending ----
 

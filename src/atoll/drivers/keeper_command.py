@@ -26,6 +26,7 @@ import anyio.to_thread
 from atoll.contract.driver import Filesystem, Launch
 from atoll.contract.errors import LaunchFailed, SandboxError
 from atoll.drivers.cgroups import Cgroups
+from atoll.drivers.keeper_client import milliseconds
 from atoll.drivers.locks import lock_within, try_lock
 from atoll.drivers.machine import KEEPER, PROGRAM_PATH, Machine
 
@@ -181,6 +182,8 @@ class KeeperCommand:
             line.append("--ephemeral")
         if launch.limits.disk_bytes is not None:
             line += ["--disk", str(launch.limits.disk_bytes)]
+        if launch.expires_at is not None:
+            line += ["--expires-at", str(milliseconds(launch.expires_at))]
         if launch.memory is not None:
             line += ["--epoch", str(time.time_ns() // 1000)]
         if self._machine.root:

@@ -54,6 +54,7 @@ _Q_GET, _Q_SET_LIMITS, _Q_STATE = 0x5803, 0x5804, 0x5808
 _QUOTA = struct.Struct("=bbHI6Q16x3Q16x")
 _HARD_LIMITS = 1 << 3 | 1 << 1
 _ENFORCED = 1 << 5
+_SECTOR, _BLOCK, _SPARE_FILES = 512, 4096, 1024
 
 
 class Facts(NamedTuple):
@@ -123,7 +124,7 @@ def snapshot(source: Path, target: Path) -> bool:
     with _opened(target.parent) as parent, _opened(source) as origin:
         _ask(parent, _SNAP_CREATE, _VOLUME_2.pack(origin, 0, 0, os.fsencode(target.name)))
     if _quota_groups(target) is not None:
-        _lift_group(target)  # the source's limit came with it
+        _limit_group(target, _NO_LIMIT)  # the source's limit came with it
     return True
 
 
@@ -193,13 +194,39 @@ def prepare_quota(path: Path, *, root: bool) -> None:
     facts = probe(path, root=root)
     if facts.limits and facts.filesystem == "btrfs" and is_subvolume(path):
         _keep_accounting(path)
-        _lift_group(path)
+        _limit_group(path, _NO_LIMIT)
         return
     if facts.limits and facts.filesystem != "btrfs" and _give_project(path):
         return
+    raise _no_quota(facts)
+
+
+def change_quota(path: Path, limit_bytes: int, *, root: bool) -> None:
+    """Limit what is written to the layer `path`, in place of the limit that it has or has not. A sandbox may run on it.
+
+    Raises:
+        Unenforceable: it cannot be limited; the message says why and how to fix it.
+    """
+    facts = probe(path, root=root)
+    if facts.limits and facts.filesystem == "btrfs" and is_subvolume(path):
+        _keep_accounting(path)
+        _limit_group(path, limit_bytes)
+        return
+    if facts.limits and facts.filesystem != "btrfs":
+        with _opened(path) as fd:
+            project = _XATTR.unpack(_ask(fd, _GET_XATTR, bytes(_XATTR.size)))[3]
+            if project:
+                _limit_project(fd, project, limit_bytes)
+                return
+            if not os.listdir(fd):
+                return  # it has its project and its limit when a sandbox starts on it
+    raise _no_quota(facts)
+
+
+def _no_quota(facts: Facts) -> Unenforceable:
     missing = facts.missing or "the files that it already has are not under a quota"
     fix = facts.fix or "atoll fork NAME"
-    raise Unenforceable(
+    return Unenforceable(
         f"a disk limit cannot be enforced here: {missing}; leave the limit out, or run: {fix}",
         hint="atoll storage",
         limit="disk",
@@ -243,9 +270,9 @@ def _quota_groups(path: Path) -> Path | None:
         return told if told.is_dir() else None
 
 
-def _lift_group(path: Path) -> None:
+def _limit_group(path: Path, limit_bytes: int) -> None:
     with _opened(path) as fd:
-        _ask(fd, _QGROUP_LIMIT, struct.pack("=6Q", 0, _MAX_REFERENCED, _NO_LIMIT, 0, 0, 0))
+        _ask(fd, _QGROUP_LIMIT, struct.pack("=6Q", 0, _MAX_REFERENCED, limit_bytes, 0, 0, 0))
 
 
 def _keep_accounting(path: Path) -> None:
@@ -285,7 +312,7 @@ def _give_project(path: Path) -> bool:
             project = _free_project(fd)
             flags |= _PROJECT_INHERIT
             _ask(fd, _SET_XATTR, _XATTR.pack(flags, extent, 0, project, shared_extent))
-        _lift_project(fd, project)
+        _limit_project(fd, project, None)
         return True
 
 
@@ -303,7 +330,7 @@ def release(path: Path, ended: Iterable[int]) -> None:
     """Remove the limits of projects that no layer on the file system of `path` uses any more."""
     for project in ended:
         with contextlib.suppress(OSError), _opened(path) as fd:
-            _lift_project(fd, project)
+            _limit_project(fd, project, None)
 
 
 def _free_project(fd: int) -> int:
@@ -319,8 +346,12 @@ def _free_project(fd: int) -> int:
             return project
 
 
-def _lift_project(fd: int, project: int) -> None:
-    record = bytearray(_QUOTA.pack(1, _PROJECT_QUOTA, _HARD_LIMITS, project, *([0] * 9)))
+def _limit_project(fd: int, project: int, limit_bytes: int | None) -> None:
+    """As `limit_project` in `keeper/quota.c`. None: no limit."""
+    blocks = files = 0
+    if limit_bytes is not None:
+        blocks, files = -(-limit_bytes // _SECTOR), limit_bytes // _BLOCK + _SPARE_FILES
+    record = bytearray(_QUOTA.pack(1, _PROJECT_QUOTA, _HARD_LIMITS, project, blocks, 0, files, *([0] * 6)))
     number = _quotactl(fd, _Q_SET_LIMITS, project, record)
     if number:
         raise OSError(number, os.strerror(number))

@@ -19,7 +19,7 @@ from datetime import timedelta
 from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
+from typing import TYPE_CHECKING, Self, TypedDict, Unpack
 
 import anyio
 import anyio.to_thread
@@ -114,8 +114,8 @@ async def _open(state_dir: Path | str | None, settings: Settings | None) -> Engi
     return engine
 
 
-class CreateOptions(TypedDict, total=False):
-    """The options of `Engine.create`, for what passes them on."""
+class SandboxKeywords(TypedDict, total=False):
+    """The options of a sandbox that `Engine.create` and `Engine.pool` have in common. Each is as in `create`."""
 
     image: str | None
     limits: Limits | None
@@ -125,10 +125,24 @@ class CreateOptions(TypedDict, total=False):
     user: str | None
     cwd: str | None
     runtime: RuntimeName | None
-    ephemeral: bool
     pause_after_s: float | None
     network: NetworkPolicy | None
+    labels: Mapping[str, str] | None
+    ttl_s: float | None
+
+
+class CreateOptions(SandboxKeywords, total=False):
+    """The options of `Engine.create`, for what passes them on."""
+
+    ephemeral: bool
     progress: ProgressCallback | None
+
+
+class PoolOptions(SandboxKeywords, total=False):
+    """The options of `Engine.pool`: those of its sandboxes, unless `SandboxPool.get` or `create` override them."""
+
+    sleep_after_s: float | None
+    """How long a sandbox may be unused before it is put to sleep. Unset: ten minutes. None: for ever."""
 
 
 class Engine:
@@ -261,7 +275,7 @@ class Engine:
 
     # ---- creating ----
 
-    def create(
+    def create(  # noqa: PLR0913 - the options of a sandbox, by keyword
         self,
         name: str | None = None,
         *,
@@ -276,6 +290,8 @@ class Engine:
         ephemeral: bool = False,
         pause_after_s: float | None = None,
         network: NetworkPolicy | None = None,
+        labels: Mapping[str, str] | None = None,
+        ttl_s: float | None = None,
         progress: ProgressCallback | None = None,
     ) -> AwaitableContext[Sandbox]:
         """Create a sandbox and wait until it answers.
@@ -286,6 +302,11 @@ class Engine:
         an image is fetched. Where a warm sandbox matches (`warm`), that one is claimed. `network` is the policy of its
         egress; unset, no connection leaves it.
 
+        `labels` are for its users: `list` filters by them, forks have them too. After `ttl_s`, at least a second, it is
+        destroyed, whether or not it is in use and any process of the host lives: its processes end then, calls in
+        progress raise `SandboxDied`, and its files are removed at once or when the state directory is next used. Its
+        checkpoints stay. `update` changes both.
+
         Commands and file operations that name no `user` and no `cwd` get these, unset those of the image's
         configuration, and where it has none, `user` and the home of the command's user. A `cwd` that does not exist is
         made, as `user`.
@@ -295,7 +316,7 @@ class Engine:
 
         Raises:
             InvalidRequest: the name, a limit, the environment or a secret is not allowed.
-            UserNotFound: the image's configuration names a user that it does not have.
+            UserNotFound: the image does not have `user`, or the user that its configuration names.
             PermissionDenied, FileError: `cwd` cannot be made.
             SandboxExists: the name is taken.
             ImageUnavailable: the image cannot be fetched or read.
@@ -318,8 +339,12 @@ class Engine:
                 pause_after_s=pause_after_s,
                 network=network,
                 indexes=await self._provisioner.find_indexes(network),
+                labels=dict(labels or {}),
+                ttl_s=ttl_s,
             )
-            return await self._provisioner.create(spec, contents, progress)
+            created = await self._provisioner.create(spec, contents, progress)
+            self._recovery.watch_expiries(self._tasks)
+            return created
 
         return AwaitableContext(making())
 
@@ -376,6 +401,34 @@ class Engine:
         """Wait until the warm pools that this engine claimed from are full again. `atoll.open()` does so at its end."""
         if "_provisioner" in vars(self):  # else it has claimed from none
             await self._warm_pools.finish()
+
+    async def update(
+        self,
+        name: str,
+        *,
+        labels: Mapping[str, str | None] | None = None,
+        ttl_s: float | None = None,
+        limits: Limits | None = None,
+    ) -> SandboxInfo:
+        """Change a sandbox, running or not. What is left out stays as it is.
+
+        `labels` are set, and a label that is None is removed. `ttl_s` is its lifetime from now on; `math.inf`: until it
+        is destroyed. Of `limits`, those that are set hold from now on, also after it sleeps: memory, processor time and
+        processes while it runs, the disk where its layer has a quota, open files only while it sleeps. No process is
+        ended for a lower limit. When this fails, nothing is changed.
+
+        Raises:
+            SandboxNotFound: there is none of this name.
+            InvalidRequest: a value is not allowed, or it uses more memory than the new limit.
+            Unenforceable: a limit cannot be enforced here, or not while it runs.
+        """
+        id = self._store.lookup(name)
+        manifest = await self._lifecycle.update(id, labels=labels or {}, ttl_s=ttl_s, limits=limits or Limits())
+        self._recovery.watch_expiries(self._tasks)
+        info = self._connections.info(manifest)
+        if sandbox := self._connections.find(id):
+            sandbox.info = info
+        return info
 
     # ---- sleeping and waking ----
 
@@ -447,7 +500,7 @@ class Engine:
         temporary: bool = False,
         sleeps: bool = False,
         project: Project | None = None,
-        **options: Any,
+        **options: Unpack[PoolOptions],
     ) -> AsyncIterator[SandboxPool]:
         """The sandboxes of one session. While the pool is open, those that are unused go to sleep.
 
@@ -455,8 +508,8 @@ class Engine:
         `temporary` session nothing stays: its sandboxes and their checkpoints are removed when the pool ends or, if
         this process is killed, when the state directory is next used.
 
-        `options` are those of `SandboxPool`: `image`, `limits`, `env`, `secrets`, `secret_env`, `user`, `cwd`,
-        `runtime`, `pause_after_s`, `network` and `sleep_after_s` (unset: ten minutes).
+        `options` are those of every sandbox, as in `create`: `image`, `limits`, `env`, `secrets`, `secret_env`, `user`,
+        `cwd`, `runtime`, `pause_after_s`, `network`, `labels` and `ttl_s`; and `sleep_after_s` (unset: ten minutes).
 
         With a `project`, the sandbox `default` has a copy of it when it is created, where its commands start.
 
@@ -615,7 +668,9 @@ class Engine:
             plural = "copy" if count == 1 else "copies"
             given = "1 name" if len(names) == 1 else f"{len(names)} names"
             raise InvalidRequest(f"fork: {count} {plural} requested, {given} given; give one name for each copy")
-        return await self._provisioner.fork(source, checkpoint, names)
+        forks = await self._provisioner.fork(source, checkpoint, names)
+        self._recovery.watch_expiries(self._tasks)
+        return forks
 
     async def delete_checkpoint(self, checkpoint: str, *, sandbox: str | None = None) -> None:
         """Delete a checkpoint, given by id or, with `sandbox`, by label, and remove its unreferenced layers.
@@ -708,12 +763,22 @@ class Engine:
             raise SandboxNotFound(name, [n for n in self._store.names() if n != name])
         return self._connections.open(manifest)
 
-    async def list(self, prefix: str = "") -> builtins.list[SandboxInfo]:
-        """All sandboxes whose names begin with `prefix`, by name.
+    async def list(
+        self, prefix: str = "", *, labels: Mapping[str, str | None] | None = None
+    ) -> builtins.list[SandboxInfo]:
+        """All sandboxes whose names begin with `prefix` and that have all of `labels`, by name. None: any value.
 
-        One whose record cannot be read has the status `error`, and a `reason` that says so.
+        One whose record cannot be read has the status `error`, and a `reason` that says so. One whose lifetime is over
+        is not among them.
         """
-        return await anyio.to_thread.run_sync(self._connections.list, prefix)
+        found = await anyio.to_thread.run_sync(self._connections.list, prefix)
+        self._recovery.watch_expiries(self._tasks)
+        wanted = (labels or {}).items()
+        return [
+            info
+            for info in found
+            if all(key in info.labels and value in (None, info.labels[key]) for key, value in wanted)
+        ]
 
     async def unreadable_records(self) -> dict[str, str]:
         """The sandboxes and checkpoints whose records cannot be read, by id, and why.
@@ -788,9 +853,11 @@ class Engine:
         self._recovery.finish_created()
         if self._recovery.is_needed():
             self._tasks.start_soon(self._recovery.recover)
+        self._recovery.watch_expiries(self._tasks)
 
     async def remove_abandoned(self) -> builtins.list[str]:
-        """Remove abandoned sandboxes, ephemeral ones that have ended, and sessions whose process died.
+        """Remove abandoned sandboxes, those whose lifetime is over, ephemeral ones that have ended, and sessions whose
+        process died.
 
         Returns the ids of the removed sandboxes.
         """

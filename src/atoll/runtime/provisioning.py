@@ -16,6 +16,7 @@ import errno
 import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -187,6 +188,7 @@ class Provisioner:
                             checkpoint=checkpoint,
                             **resolved.resolved(),
                         )
+                        self._store.set_expiry(id, _expiry(spec, manifest))
                         wait_written = self._store.write_uncommitted(manifest)
                         await self._lifecycle.start(manifest, driver, memory)
                         sandbox = self._connections.open(manifest)
@@ -216,19 +218,19 @@ class Provisioner:
         `WORKDIR /root` is of no use to `user`.
 
         Raises:
-            UserNotFound, InvalidRequest: the sandbox cannot have the image's user.
+            UserNotFound, InvalidRequest: the sandbox cannot have the spec's or the image's user.
             FileError: the directory of the spec cannot be made.
         """
         spec, user = manifest.spec, manifest.user
         try:
             if spec.cwd is not None:
                 await sandbox.files.mkdir(spec.cwd)
-            elif manifest.cwd is not None or (spec.user is None and user != DEFAULT_USER):
+            elif manifest.cwd is not None or user != DEFAULT_USER:
                 await sandbox.files.stat(f"{manifest.cwd or ''}/.")
         except UserNotFound:
             if spec.user is not None:
                 raise
-            message = f"the image {spec.image} has USER {user!r}, and no such account; name another with user="
+            message = f"the image {spec.image} has USER {user!r}, and no such account; name another user"
             raise UserNotFound(user, message) from None
         except (PathNotFound, PathNotDirectory, PermissionDenied):
             if spec.cwd is not None:
@@ -243,7 +245,7 @@ class Provisioner:
                 raise
             raise InvalidRequest(
                 f"the user {user!r} has an id that does not exist in a sandbox, where ids are 0 to 65535; "
-                "name another with user="
+                "name another user"
             ) from error
         return manifest, sandbox
 
@@ -297,8 +299,12 @@ class Provisioner:
                 await sandbox.connect()
                 wait_written()
             manifest, sandbox = await self._settle(manifest, sandbox)
-            if spec.ephemeral or spec.pause_after_s is not None:
-                await driver.keeper.reconfigure(directory, ephemeral=spec.ephemeral, pause_after_s=spec.pause_after_s)
+            expires_at = _expiry(spec, manifest)
+            self._store.set_expiry(manifest.id, expires_at)
+            if spec.ephemeral or spec.pause_after_s is not None or expires_at is not None:
+                await driver.keeper.reconfigure(
+                    directory, ephemeral=spec.ephemeral, pause_after_s=spec.pause_after_s, expires_at=expires_at
+                )
         return manifest, sandbox
 
     # ---- forks ----
@@ -417,6 +423,11 @@ class Provisioner:
         """The runtime that an archive names. None: it names none, or one that only a caller may request."""
         driver = self._connections.engine.drivers().get(named) if named else None
         return None if driver is not None and not driver.capabilities.chosen_by_default else named
+
+
+def _expiry(spec: SandboxSpec, manifest: Manifest) -> datetime | None:
+    """When the lifetime of a new sandbox is over."""
+    return None if spec.ttl_s is None else manifest.created_at + timedelta(seconds=spec.ttl_s)
 
 
 def _warm_spec(template: SandboxTemplate) -> SandboxSpec:

@@ -28,6 +28,7 @@ from atoll.contract.model import (
     ExecBytes,
     ExecResult,
     ExportResult,
+    Limits,
     Preview,
     ProcessInfo,
     SandboxInfo,
@@ -84,6 +85,9 @@ class SandboxOwner(Protocol):
 
     async def current_info(self, info: SandboxInfo) -> SandboxInfo:
         """The sandbox as `Engine.list` would show it now."""
+
+    def why_ended(self, info: SandboxInfo) -> str | None:
+        """What was done to a sandbox that has ended, in words that follow its name. None: it ended by itself."""
 
     async def destroy(self, info: SandboxInfo) -> None:
         """End the sandbox and remove all of it. Does nothing if it is gone, even if another has its name now."""
@@ -459,6 +463,16 @@ class Sandbox:
             self._connection.fail(self._failure)
         await self._owner.destroy(self.info)
 
+    async def update(
+        self,
+        *,
+        labels: Mapping[str, str | None] | None = None,
+        ttl_s: float | None = None,
+        limits: Limits | None = None,
+    ) -> SandboxInfo:
+        """As `Engine.update`."""
+        return await self._owner.engine.update(self.name, labels=labels, ttl_s=ttl_s, limits=limits)
+
     async def pause(self) -> None:
         """As `Engine.pause`."""
         await self._owner.engine.pause(self.name)
@@ -578,7 +592,7 @@ class Sandbox:
                 if isinstance(error, AtollError):
                     raise
                 raise SandboxDied(f"{name} cannot be reached: {error}") from error
-            connection = GuestConnection(stream, name)
+            connection = GuestConnection(stream, name, why_ended=lambda: self._owner.why_ended(self.info))
             try:
                 await connection.handshake()
             except SandboxError:

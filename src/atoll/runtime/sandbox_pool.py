@@ -14,25 +14,21 @@ import contextlib
 import logging
 import posixpath
 import re
-from collections.abc import Mapping
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 import anyio
 
 from atoll.contract.errors import AtollError, CheckpointNotFound, InvalidRequest, SandboxExists, SandboxNotFound
 from atoll.contract.frozen import Frozen
-from atoll.contract.model import Limits, RuntimeName, Status, is_name
+from atoll.contract.model import Limits, Status, is_name
 from atoll.contract.network import NetworkPolicy
-from atoll.runtime.engine import Engine
+from atoll.runtime.engine import CreateOptions, Engine, SandboxKeywords
 from atoll.runtime.images.contents import ImageContents
 from atoll.runtime.provisioning import DEFAULT_USER
 from atoll.runtime.sandbox import Sandbox
 
 if TYPE_CHECKING:
-    from pydantic import SecretStr
-
-    from atoll.contract.secret import Secret
     from atoll.runtime.project.project import Project, ProjectCopy
     from atoll.tools.tool import ToolSet
 
@@ -96,24 +92,17 @@ class SandboxPool:
         engine: Engine,
         session_id: str,
         *,
-        image: str | None = None,
-        limits: Limits | None = None,
-        env: Mapping[str, str] | None = None,
-        secrets: Mapping[str, Secret] | None = None,
-        secret_env: Mapping[str, str | SecretStr] | None = None,
-        user: str | None = None,
-        cwd: str | None = None,
-        runtime: RuntimeName | None = None,
-        pause_after_s: float | None = None,
-        network: NetworkPolicy | None = None,
         sleep_after_s: float | None = SLEEP_AFTER_S,
+        **options: Unpack[SandboxKeywords],
     ) -> None:
+        if unknown := options.keys() - SandboxKeywords.__annotations__:
+            raise TypeError(f"a pool has no option {', '.join(map(repr, sorted(unknown)))}")
         if not _SESSION.fullmatch(session_id):
             raise InvalidRequest(f"{session_id!r} is not a session id; allowed are {SESSION_RULE}")
         self.session_id = session_id
-        self.image: str = image or engine.default_image
+        self.image: str = options.get("image") or engine.default_image
         """The image of sandboxes that do not name one."""
-        self.user: str | None = user
+        self.user: str | None = options.get("user")
         """The user of commands that name none. None: the image's, or `user`."""
         self.project: Project | None = None
         """What the sandbox `default` has a copy of when it is created, where its commands start. None: of nothing.
@@ -125,23 +114,10 @@ class SandboxPool:
         """By name, for the sandboxes with a time of their own."""
         self._times_changed = anyio.Event()
         self._engine = engine
-        self._limits, self._runtime, self._network, self._secrets = limits, runtime, network, secrets or {}
-        self._cwd = cwd
         self._making: dict[str, anyio.Lock] = {}
-        self._options: dict[str, object] = {
-            "image": image,
-            "limits": limits,
-            "env": env,
-            "secrets": secrets,
-            "secret_env": secret_env,
-            "user": user,
-            "cwd": cwd,
-            "runtime": runtime,
-            "pause_after_s": pause_after_s,
-            "network": network,
-        }
+        self._options = options
 
-    async def get(self, name: str = DEFAULT, **options: object) -> Sandbox:
+    async def get(self, name: str = DEFAULT, **options: Unpack[CreateOptions]) -> Sandbox:
         """The sandbox of this name, created now if it does not exist. Concurrent calls create one.
 
         `options` are those of `Engine.create`, over the pool's own; they are used only when the sandbox is created.
@@ -163,7 +139,7 @@ class SandboxPool:
             except SandboxExists:  # another process was faster
                 return await self._engine.get(full)
 
-    async def create(self, name: str, **options: object) -> Sandbox:
+    async def create(self, name: str, **options: Unpack[CreateOptions]) -> Sandbox:
         """Create a sandbox. `options` as for `get`.
 
         Raises:
@@ -206,21 +182,22 @@ class SandboxPool:
 
     async def describe(self) -> PoolDescription:
         """What sandboxes with the pool's options have and may do. Nothing is created, started or fetched."""
-        limits, place = self._limits or Limits(), self._project_place()
+        limits = self._options.get("limits") or Limits()
         contents = ImageContents(os=None, programs=())
         with contextlib.suppress(AtollError):  # what is wrong is said when a sandbox is created
-            limits = self._engine.effective_limits(limits, self._runtime)
+            limits = self._engine.effective_limits(limits, self._options.get("runtime"))
             contents = await self._engine.images.contents(self.image) or contents
+        place = self._project_place(self.user or contents.user)
         return PoolDescription(
             image=self.image,
             os=contents.os,
             programs=contents.programs,
             user=self.user or contents.user or DEFAULT_USER,
-            cwd=self._cwd or contents.working_directory,
+            cwd=self._options.get("cwd") or contents.working_directory,
             project=place and place[1],
             limits=limits,
-            network=self._network,
-            secrets=tuple(self._secrets),
+            network=self._options.get("network"),
+            secrets=tuple(self._options.get("secrets") or {}),
         )
 
     def tools(self) -> ToolSet:
@@ -229,13 +206,14 @@ class SandboxPool:
 
         return pool_tools(self)
 
-    async def _make(self, name: str, options: Mapping[str, object]) -> Sandbox:
-        full, place = self._full_name(name), self._project_place()
+    async def _make(self, name: str, options: CreateOptions) -> Sandbox:
+        full, place = self._full_name(name), await self._known_project_place()
+        merged: CreateOptions = {**self._options, **options}
         if name != DEFAULT or place is None:
-            return await self._engine.create(full, **{**self._options, **options})  # type: ignore[arg-type]
+            return await self._engine.create(full, **merged)
         # A copy. A mount of the directory would be made here instead, at the same path: then nothing is brought back.
-        placed = {**self._options, "cwd": place[1], **options}
-        made = await self._engine.create(full, **placed)  # type: ignore[arg-type]
+        merged["cwd"] = place[1]
+        made = await self._engine.create(full, **merged)
         try:
             await self._forget_project()
             self.project_copy = await place[0].copy_in(made.files, place[1])
@@ -245,13 +223,20 @@ class SandboxPool:
             raise
         return made
 
-    def _project_place(self) -> tuple[Project, str] | None:
-        """The project, and where its copy is."""
+    def _project_place(self, user: str | None) -> tuple[Project, str] | None:
+        """The project, and where its copy is in a sandbox whose commands are those of `user`."""
         if self.project is None:
             return None
         # The home of another user is not known before there is a sandbox; in /tmp every user can make a directory.
-        home = _HOME if self.user in {None, DEFAULT_USER, "root"} else "/tmp"
-        return self.project, posixpath.join(self._cwd or home, self.project.name)
+        home = _HOME if user in {None, DEFAULT_USER, "root"} else "/tmp"
+        return self.project, posixpath.join(self._options.get("cwd") or home, self.project.name)
+
+    async def _known_project_place(self) -> tuple[Project, str] | None:
+        if self.project is None or self.user is not None:
+            return self._project_place(self.user)
+        await self._engine.images.resolve(self.image)  # what it says of its user is known then
+        contents = await self._engine.images.contents(self.image)
+        return self._project_place(None if contents is None else contents.user)
 
     async def bring_project(self) -> ProjectCopy:
         """The copy of the project in the sandbox `default`, which is created if it does not exist.
@@ -263,7 +248,7 @@ class SandboxPool:
             InvalidRequest: the pool has no project, or the sandbox was made without it; or as `Project.copy_in`.
             and what `Engine.create` raises.
         """
-        place = self._project_place()
+        place = await self._known_project_place()
         if place is None:
             raise InvalidRequest("the pool has no project; give it one when it is opened")
         sandbox = await self.get(DEFAULT)

@@ -4,7 +4,7 @@
  *   keeper start --dir D --active-layer L --cover C --listen FD --lock FD
  *                [--file NAME PATH]… [--scratch BYTES] [--uid I O N]… [--gid I O N]… [--rootless] [--ephemeral]
  *                [--foreground] [--confine ID] [--machine ID] [--freezer FILE FREEZE THAW FILE LINE] [--pause-after MS]
- *                [--disk BYTES] [--epoch N] [--keeper-cgroup DIR]… [--cgroup DIR]… [--limit FILE VALUE]…
+ *                [--expires-at MS] [--disk BYTES] [--epoch N] [--keeper-cgroup DIR]… [--cgroup DIR]… [--limit FILE VALUE]…
  *                [--overlay KEY TARGET COUNT (LAYER OWNER)…]… -- RUNTIME ARGUMENTS…
  *   keeper nsexec [--uid I O N]… [--gid I O N]… [--rootless] -- COMMAND ARGUMENTS…
  *   keeper copy [--uid I O N]… [--gid I O N]… [--rootless] -- FROM TO [EARLIER]
@@ -115,6 +115,8 @@ static struct plan parse(int argc, char **argv)
             plan.epoch = atoll(argv[++i]);
         else if (!strcmp(arg, "--pause-after") && left)
             plan.pause_after_ms = number(argv[++i]);
+        else if (!strcmp(arg, "--expires-at") && left)
+            plan.expires_ms = atoll(argv[++i]);
         else if (!strcmp(arg, "--disk") && left)
             plan.disk_bytes = strtoull(argv[++i], NULL, 10);
         else if (!strcmp(arg, "--freezer") && left >= 5) {
@@ -373,6 +375,7 @@ static void start(const struct plan *plan)
         .frozen = -1,
         .oom = -1,
         .pause_after_ms = (int)plan->pause_after_ms,
+        .expires_ms = plan->expires_ms,
         .epoch = plan->epoch,
         .activity = open_in(plan, "activity", O_WRONLY | O_CREAT),
     };

@@ -78,6 +78,7 @@ struct plan {
     const char *oom; /* the cgroup's file with a line "oom_kill N", if such a kill ends the sandbox; NULL: none */
     uint64_t disk_bytes; /* the quota of the active layer; 0: none */
     unsigned pause_after_ms;
+    int64_t expires_ms; /* by the clock of the day: when the sandbox's lifetime is over; 0: never */
     int64_t epoch;
     unsigned machine_base; /* ids for files of the machine's own layers: no sandbox maps them */
     int confine_id; /* the user and group that the keeper changes to once all files are open; -1: no change */
@@ -105,6 +106,7 @@ struct relay_ends {
     int oom;             /* the cgroup's file that counts out-of-memory kills; -1: none */
     const char *freeze, *thaw, *is_frozen; /* the values to write, and the line to look for */
     int pause_after_ms;  /* idle time before the keeper freezes the sandbox; 0: never */
+    int64_t expires_ms;  /* by the clock of the day: when the sandbox ends; 0: never */
     int activity;        /* the file that holds the time of the last use */
     int64_t epoch;       /* of a restored guest: the EPOCH of its HELLO; 0: a new guest */
 };

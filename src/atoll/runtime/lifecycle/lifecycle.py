@@ -55,9 +55,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import stat
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -68,6 +69,7 @@ import anyio.to_thread
 
 from atoll.contract.driver import Driver, Launch, Layer, LayerStore, ProcessImage
 from atoll.contract.errors import (
+    AtollError,
     CheckpointNotFound,
     InvalidRequest,
     LaunchFailed,
@@ -76,10 +78,11 @@ from atoll.contract.errors import (
     SandboxError,
     SandboxShutdown,
 )
-from atoll.contract.model import Checkpoint, RuntimeName, SystemProcess
+from atoll.contract.model import Checkpoint, Limits, RuntimeName, SystemProcess
 from atoll.contract.network import NetworkPolicy, PackageIndexes
 from atoll.runtime.state.checkpoints import CheckpointRecord, Checkpoints
 from atoll.runtime.state.layers import FLATTEN_AT, MAX_LAYERS, LayerRef, Layers
+from atoll.runtime.state.spec import validate_spec
 from atoll.runtime.state.status import record_ending
 from atoll.runtime.state.store import Manifest, StateStore, now
 
@@ -96,6 +99,11 @@ def _refuse_ephemeral(manifest: Manifest) -> None:
             f"sandbox {manifest.spec.name!r} is ephemeral: it ends with its last client, and cannot sleep, shut down "
             "or be restored"
         )
+
+
+def _changed(limits: Limits, changes: Limits) -> Limits:
+    """`limits` with those of `changes` that are set."""
+    return limits.model_copy(update=changes.model_dump(exclude_none=True))
 
 
 class Lifecycle:
@@ -133,6 +141,7 @@ class Lifecycle:
                 ephemeral=manifest.spec.ephemeral,
                 memory=memory,
                 pause_after_s=manifest.spec.pause_after_s,
+                expires_at=self._store.expiry(manifest.id),
                 wait_ready=wait_ready,
             )
         )
@@ -411,6 +420,52 @@ class Lifecycle:
         async with self._store.working(id):
             manifest = self._read(id)
             self._write(manifest, spec=manifest.spec.model_copy(update={"network": policy, "indexes": indexes}))
+
+    async def update(
+        self, id: str, *, labels: Mapping[str, str | None], ttl_s: float | None, limits: Limits
+    ) -> Manifest:
+        """Change labels (None removes one), the lifetime (`inf`: it has no end) and those limits that are set.
+
+        Raises:
+            InvalidRequest: a label or the lifetime is not allowed, or it uses more memory than the new limit.
+            Unenforceable: a limit cannot be enforced, or not while it runs.
+        """
+        async with self._store.working(id):
+            manifest = self._read(id)
+            driver = self._choose(manifest.runtime)
+            directory, running = self._store.directory(id), False
+            if limits != Limits() or ttl_s is not None:
+                running = await self._runs(manifest, driver)
+            changes: dict[str, object] = {}
+            if labels:
+                merged = {**manifest.spec.labels, **labels}
+                changes["labels"] = {key: value for key, value in merged.items() if value is not None}
+            if ttl_s is not None:
+                changes["ttl_s"] = None if ttl_s == math.inf else ttl_s
+            if limits != Limits():
+                changes["limits"] = _changed(manifest.spec.limits, limits)
+            spec = validate_spec(**{**manifest.spec.model_dump(), **changes})
+            if limits != Limits():
+                await self._change_limits(manifest, driver, limits, running=running)
+            if ttl_s is not None:
+                expires_at = None if spec.ttl_s is None else now() + timedelta(seconds=spec.ttl_s)
+                self._store.set_expiry(id, expires_at)
+                if running:
+                    await driver.keeper.reconfigure(
+                        directory, ephemeral=spec.ephemeral, pause_after_s=spec.pause_after_s, expires_at=expires_at
+                    )
+            return self._write(manifest, spec=spec, limits=_changed(manifest.limits, limits))
+
+    async def _change_limits(self, manifest: Manifest, driver: Driver, changes: Limits, *, running: bool) -> None:
+        layer = self._layers.path(manifest.active_layer)
+        try:
+            await driver.change_limits(manifest.run_id, layer, changes, running=running)
+        except BaseException:
+            # Some may hold already. Those of before are in the manifest, unless there were none.
+            before = {name: getattr(manifest.limits, name) for name in changes.model_dump(exclude_none=True)}
+            with anyio.CancelScope(shield=True), contextlib.suppress(AtollError, OSError):
+                await driver.change_limits(manifest.run_id, layer, Limits(**before), running=running)
+            raise
 
     # ---- checkpoints ----
 

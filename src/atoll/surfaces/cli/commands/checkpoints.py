@@ -44,10 +44,11 @@ async def checkpoints(
     context: CommandContext,
     name: Annotated[
         str | None,
-        Argument(metavar="NAME", help="The sandbox.  [default: all sandboxes]"),
+        Argument(metavar="NAME", help="The sandbox.  [default: all sandboxes]", completes="sandbox"),
     ] = None,
     delete: Annotated[
-        list[str] | None, Option("--delete", metavar="CHECKPOINT", help="Delete this checkpoint. Repeatable.")
+        list[str] | None,
+        Option("--delete", metavar="CHECKPOINT", help="Delete this checkpoint. Repeatable.", completes="checkpoint"),
     ] = None,
     quiet: Annotated[bool, Option("--quiet", "-q", help="Print ids only.")] = False,
 ) -> int:
@@ -93,7 +94,7 @@ async def restore(context: CommandContext, name: NameArgument, checkpoint: Check
 
 
 @commands.command()
-async def fork(
+def fork(
     context: CommandContext,
     name: NameArgument,
     names: Annotated[
@@ -101,14 +102,22 @@ async def fork(
         Argument(metavar="NEW", help="The names of the forks.  [default: generated]"),
     ] = None,
     count: Annotated[
-        int,
-        Option("--count", "-n", metavar="N", help="How many forks, if no names are given."),
-    ] = 1,
+        int | None,
+        Option("--count", "-n", metavar="N", help="How many forks, if no names are given.  [default: 1]"),
+    ] = None,
     checkpoint: CheckpointOption = None,
-) -> int:
+) -> Work:
     """Create copies of a sandbox. Their names are printed."""
+    if names and count is not None:
+        raise InvalidRequest(f"--count {count} and names ({', '.join(names)}) were given; give one of them")
+    if count is not None and count < 1:
+        raise InvalidRequest(f"--count is {count}; it must be at least 1")
+    return _fork(context, name, names or [], count or 1, checkpoint)
+
+
+async def _fork(context: CommandContext, name: str, names: Sequence[str], count: int, checkpoint: str | None) -> int:
     async with context.open_engine() as engine:
-        made = await engine.fork(name, len(names or []) or count, checkpoint=checkpoint, names=names or None)
+        made = await engine.fork(name, len(names) or count, checkpoint=checkpoint, names=names or None)
         infos = [sandbox.info for sandbox in made]
     return context.answer([info.model_dump(mode="json") for info in infos], "\n".join(info.name for info in infos))
 
