@@ -408,6 +408,27 @@ async def test_a_sandbox_that_lists_an_impossible_name_is_not_believed(project: 
             await select(GuestTree(Liar(name), "/home/user/app"), rules, limit_files=10)  # type: ignore[arg-type]
 
 
+async def test_the_first_sandbox_of_a_session_has_the_copy_whoever_its_user_is(
+    state_dir: Path, any_settings: Settings, project: Path
+) -> None:
+    async with atoll.open(state_dir, settings=any_settings) as engine:
+        for user, where in ((None, "/home/user/app"), ("nobody", "/tmp/app"), ("root", "/home/user/app")):
+            async with engine.pool("copies", temporary=True, project=Project(project), user=user) as pool:
+                assert (await pool.describe()).project == where
+                said = await (await pool.get()).exec("pwd; touch made; ls main")
+                assert said.stdout == f"{where}\nmain\n", said.stderr
+                assert (await (await pool.get("other")).exec("ls main")).exit_code != 0
+                assert [each.path for each in (await (await pool.bring_project()).diff()).changes] == ["made"]
+        async with engine.pool("plain", temporary=True) as pool:
+            await pool.get()
+            with pytest.raises(InvalidRequest, match="the pool has no project"):
+                await pool.bring_project()
+            pool.project = Project(project)
+            with pytest.raises(InvalidRequest, match="was made without the project 'app'; choose another session"):
+                await pool.bring_project()
+    assert not (project / "made").exists()
+
+
 def test_the_blocking_face_copies_and_brings_back(state_dir: Path, any_settings: Settings, project: Path) -> None:
     with (
         atoll.sync.open(state_dir, settings=any_settings) as engine,
