@@ -34,6 +34,7 @@ CLASSES = {
     "PortConnection": "atoll.runtime.guest.ports",
     "ImageStore": "atoll.runtime.images.store",
     "LoopStorage": "atoll.runtime.state.loop_storage",
+    "VolumeStore": "atoll.runtime.state.volumes",
     "ToolSet": "atoll.tools.tool",
 }
 """The classes with something to await that a program gets from an engine, and their modules."""

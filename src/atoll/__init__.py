@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         AtollError as AtollError,
         BudgetExceeded as BudgetExceeded,
         CallerError as CallerError,
+        CheckpointExists as CheckpointExists,
         CheckpointNotFound as CheckpointNotFound,
         DiskFull as DiskFull,
         ExecTimeout as ExecTimeout,
@@ -63,6 +64,8 @@ if TYPE_CHECKING:
         ScriptFailed as ScriptFailed,
         Unenforceable as Unenforceable,
         UserNotFound as UserNotFound,
+        VolumeExists as VolumeExists,
+        VolumeNotFound as VolumeNotFound,
     )
     from atoll.contract.model import (
         Checkpoint as Checkpoint,
@@ -77,6 +80,7 @@ if TYPE_CHECKING:
         GcResult as GcResult,
         Limits as Limits,
         Match as Match,
+        Mount as Mount,
         Output as Output,
         Preview as Preview,
         ProcessEvent as ProcessEvent,
@@ -86,6 +90,7 @@ if TYPE_CHECKING:
         SystemProcess as SystemProcess,
         Truncation as Truncation,
         Usage as Usage,
+        Volume as Volume,
         WarmPool as WarmPool,
     )
     from atoll.contract.network import (
@@ -110,6 +115,7 @@ if TYPE_CHECKING:
         ProjectCopy as ProjectCopy,
     )
     from atoll.runtime.sandbox import Sandbox as Sandbox
+    from atoll.runtime.state.volumes import VolumeStore as VolumeStore
     from atoll.settings import Settings as Settings
     from atoll.tools.tool import (
         Tool as Tool,
@@ -126,15 +132,17 @@ _HOMES = {
     "atoll.agents.loop": "Agent Answer Budget Tokens generate_text",
     "atoll.contract.driver": "Capabilities Diagnostic",
     "atoll.contract.errors": """
-        ArchiveRefused AtollError BudgetExceeded CallerError CheckpointNotFound DiskFull ExecTimeout FileError
+        ArchiveRefused AtollError BudgetExceeded CallerError CheckpointExists CheckpointNotFound DiskFull ExecTimeout
+        FileError
         GuestProtocolError GuestUnresponsive ImageUnavailable InvalidRequest LaunchFailed ModelFailed ModelUnavailable
         NotCheckpointable PathExists PathIsDirectory PathNotDirectory PathNotFound PermissionDenied
         PortRefused ProcessNotFound ProjectConflict RuntimeUnavailable SandboxShutdown SandboxDied SandboxError
-        SandboxExists SandboxNotFound ScriptFailed Unenforceable UserNotFound
+        SandboxExists SandboxNotFound ScriptFailed Unenforceable UserNotFound VolumeExists VolumeNotFound
     """,
     "atoll.contract.model": """
         Checkpoint ExecBytes ExecResult Exited ExportResult FileChange FileEntry FileStat Gap GcResult Limits
-        Match Output Preview ProcessEvent ProcessInfo SandboxInfo StorageInfo SystemProcess Truncation Usage WarmPool
+        Match Mount Output Preview ProcessEvent ProcessInfo SandboxInfo StorageInfo SystemProcess Truncation Usage
+        Volume WarmPool
     """,
     "atoll.contract.network": "AuditRecord NetworkPolicy",
     "atoll.contract.secret": "Secret",
@@ -145,6 +153,7 @@ _HOMES = {
     "atoll.runtime.project.changes": "ProjectChange ProjectChanges RefusedChange",
     "atoll.runtime.project.project": "Project ProjectCopy",
     "atoll.runtime.sandbox": "Sandbox",
+    "atoll.runtime.state.volumes": "VolumeStore",
     "atoll.settings": "Settings",
     "atoll.tools.tool": "Tool ToolResult ToolSet",
 }

@@ -21,7 +21,7 @@ from atoll.tools import vocabularies
 from tests.cli.driving import PROGRAM, Atoll
 
 COMMANDS = [name for names in MODULES.values() for name in names]
-IMAGE_COMMANDS = "ls pull rm import".split()
+GROUPS = {"images": "ls pull rm import", "volumes": "ls create rm export import"}
 
 
 def test_help_names_every_command(atoll: Atoll) -> None:
@@ -33,7 +33,9 @@ def test_help_names_every_command(atoll: Atoll) -> None:
     assert HEADINGS.keys() <= MODULES.keys()
 
 
-@pytest.mark.parametrize("command", [[c] for c in COMMANDS] + [["images", c] for c in IMAGE_COMMANDS])
+@pytest.mark.parametrize(
+    "command", [[c] for c in COMMANDS] + [[g, c] for g, names in GROUPS.items() for c in names.split()]
+)
 def test_every_command_has_help_within_100_columns(atoll: Atoll, command: list[str]) -> None:
     text = atoll.text(*command, "--help")
     assert "Usage: atoll " + " ".join(command) in text
@@ -50,7 +52,7 @@ def test_the_index_names_every_module_and_command() -> None:
     assert files == set(MODULES)
 
 
-@pytest.mark.parametrize("command", [["ls"], ["images", "ls"], ["storage"]])
+@pytest.mark.parametrize("command", [["ls"], ["images", "ls"], ["volumes"], ["storage"]])
 def test_json_and_the_state_directory_may_stand_before_and_after_a_command(
     atoll: Atoll, tmp_path: Path, command: list[str]
 ) -> None:
@@ -291,7 +293,7 @@ COMPLETED = [
     ("atoll e", "exec export expose"),
     ("atoll images ", "ls pull rm import"),
     ("atoll --json images p", "pull"),
-    ("atoll run --m", "--memory"),
+    ("atoll run --m", "--memory --mount"),
     ("atoll exec box --st", "--stdin --state-dir"),
     ("atoll storage ", "init remove"),
     ("atoll cp ", ""),

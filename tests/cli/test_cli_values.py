@@ -37,6 +37,42 @@ def test_a_wrong_size_is_refused_with_what_was_typed(text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("word", "source", "target", "read_only"),
+    [
+        ("/srv/data:/data", "/srv/data", "/data", True),
+        ("/srv/data:/data:ro", "/srv/data", "/data", True),
+        ("/srv/data:/data:rw", "/srv/data", "/data", False),
+        ("/a:b/c:/data:rw", "/a:b/c", "/data", False),
+        ("volume:cache:/data", "volume:cache", "/data", False),
+        ("volume:cache:/data:ro", "volume:cache", "/data", True),
+    ],
+)
+def test_a_mount_is_read_only_unless_it_is_a_volume_or_rw_follows(
+    word: str, source: str, target: str, read_only: bool
+) -> None:
+    mount = values.mount(word)
+    assert (mount.source, mount.target, mount.is_read_only) == (source, target, read_only)
+    assert values.mount(str(mount)) == mount.model_copy(update={"read_only": read_only})
+
+
+def test_the_source_of_a_mount_is_relative_to_the_current_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert values.mount(".:/work").source == str(tmp_path)
+    assert values.mount("src/../lib:/work").source == str(tmp_path / "lib")
+
+
+@pytest.mark.parametrize(
+    "word", ["", ":", "/srv", "/srv:", ":/work", "/srv:work", "/srv:/work:rx", "volume::/x", "volume:/x"]
+)
+def test_a_wrong_mount_is_refused_with_what_was_typed(word: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        values.mount(word)
+    assert repr(word) in refused.value.message
+
+
+@pytest.mark.parametrize(
     ("text", "expected"),
     [("30", 30), ("30s", 30), ("1.5s", 1.5), ("500ms", 0.5), ("5m", 300), ("2h", 7200), ("1m30s", 90), ("1D", 86400)],
 )

@@ -112,15 +112,15 @@ def test_public_names_are_exactly_these() -> None:
     """The public API is pinned: adding or removing a name is a decision, with a line in the changelog."""
     names = """
     Agent Answer ArchiveRefused AtollError AuditRecord Budget BudgetExceeded CallerError Capabilities Checkpoint
-    CheckpointNotFound Children Diagnostic DiskFull Engine ExecBytes ExecResult ExecTimeout Exited ExportResult
-    FileChange FileEntry FileError FileStat Files Gap GcResult GuestProtocolError GuestUnresponsive History ImageStore
-    ImageUnavailable InvalidRequest LaunchFailed Limits Match ModelFailed ModelUnavailable NetworkPolicy
-    NotCheckpointable Output PathExists PathIsDirectory PathNotDirectory PathNotFound PermissionDenied
-    PortRefused Preview Process ProcessEvent ProcessInfo ProcessNotFound Project ProjectChange
-    ProjectChanges ProjectConflict ProjectCopy RefusedChange Role RuntimeUnavailable Sandbox SandboxDied
-    SandboxError SandboxExists SandboxInfo SandboxNotFound SandboxShutdown ScriptFailed Secret
+    CheckpointExists CheckpointNotFound Children Diagnostic DiskFull Engine ExecBytes ExecResult ExecTimeout
+    Exited ExportResult FileChange FileEntry FileError FileStat Files Gap GcResult GuestProtocolError
+    GuestUnresponsive History ImageStore ImageUnavailable InvalidRequest LaunchFailed Limits Match ModelFailed
+    ModelUnavailable Mount NetworkPolicy NotCheckpointable Output PathExists PathIsDirectory PathNotDirectory
+    PathNotFound PermissionDenied PortRefused Preview Process ProcessEvent ProcessInfo ProcessNotFound Project
+    ProjectChange ProjectChanges ProjectConflict ProjectCopy RefusedChange Role RuntimeUnavailable Sandbox
+    SandboxDied SandboxError SandboxExists SandboxInfo SandboxNotFound SandboxShutdown ScriptFailed Secret
     Settings StorageInfo SystemProcess Tokens Tool ToolResult ToolSet Truncation Unenforceable Usage
-    UserNotFound WarmPool generate_text open
+    UserNotFound Volume VolumeExists VolumeNotFound VolumeStore WarmPool generate_text open
 """.split()
     assert sorted(atoll.__all__) == sorted(names)
     for name in names:

@@ -41,6 +41,8 @@ class Capabilities(Frozen):
     """Keys and sizes of a terminal have a meaning: Ctrl-C, Ctrl-D, SIGWINCH. False: they are bytes and numbers."""
     freeze: bool
     """All processes of a sandbox can be frozen in memory at once."""
+    mounts: bool = False
+    """Directories of the host can be mounted (`Launch.mounts`)."""
     disk_limit: bool
     """The file system of the layers can limit what is written to one. `atoll storage` shows more."""
     chosen_by_default: bool
@@ -77,6 +79,29 @@ class Filesystem(Frozen):
     layers: tuple[Layer, ...]
 
 
+class MountOwner(Frozen):
+    """Whose files in a mounted directory are whose inside, where `Capabilities.id_range` holds."""
+
+    uid: int
+    gid: int
+    """The owner of the directory on the host."""
+    uid_inside: int
+    gid_inside: int
+    """The user of the sandbox that has the owner's files."""
+
+
+class BindMount(Frozen):
+    """A directory of the host that a sandbox sees, without the mounts below it, set-uid programs and devices."""
+
+    source: Path
+    """Absolute. If a symlink is found in it, the launch fails."""
+    target: str
+    """Where it is inside. The directory is made if it is missing."""
+    read_only: bool
+    owner: MountOwner | None = None
+    """All other ids inside are stored as those of the range `MOUNT_IDS`. Unset: all ids are."""
+
+
 class ProcessImage(Frozen):
     """The saved processes of a sandbox, as `Driver.save` wrote them."""
 
@@ -108,6 +133,8 @@ class Launch(Frozen):
     """How long the sandbox may be unused before it is frozen. Unset: it is never frozen by itself."""
     expires_at: datetime | None = None
     """When the keeper ends the sandbox. Unset: never."""
+    mounts: tuple[BindMount, ...] = ()
+    """Empty unless `Capabilities.mounts` holds. Saved processes resume only with the same."""
     wait_ready: bool = False
     """True: `launch` returns when the guest has answered. False: it returns earlier, and the first client that connects
     gets the error if the start failed."""
@@ -238,7 +265,7 @@ class Driver(Protocol):
         The sandbox then outlives the calling process. If this is cancelled or fails, `stop` removes what was started.
 
         Raises:
-            Unenforceable: a limit cannot be enforced here.
+            Unenforceable: a limit cannot be enforced here, or a directory cannot be mounted for writing.
             LaunchFailed: the keeper did not start. Without `wait_ready` and `memory`, an error of the runtime comes
                 later, to the first client that connects.
         """

@@ -9,6 +9,9 @@
     │   ├── SandboxShutdown                             it was shut down; only `wake` starts it
     │   ├── NotCheckpointable                           the runtime cannot save its processes; they go on
     │   ├── CheckpointNotFound      (LookupError)       no checkpoint has this id or label
+    │   ├── VolumeNotFound          (LookupError)       no volume has this name
+    │   ├── VolumeExists            (FileExistsError)   the name is taken
+    │   ├── CheckpointExists        (FileExistsError)   another checkpoint of the sandbox has the label
     │   ├── ProcessNotFound         (LookupError)       no such process is known in the sandbox
     │   ├── ImageUnavailable        (LookupError)       the image cannot be fetched or read
     │   ├── ArchiveRefused          (ValueError)        the file is not an archive that can be imported
@@ -134,6 +137,34 @@ class CheckpointNotFound(CallerError, LookupError):
             wanted=wanted,
             known=[*known][:64],
             labels=[label for label in known.values() if label is not None][:64],
+        )
+
+
+class VolumeNotFound(CallerError, LookupError):
+    code = "volume_not_found"
+
+    def __init__(self, name: str, known: list[str]) -> None:
+        have = ", ".join(repr(n) for n in known[:8]) or "there are none"
+        super().__init__(f"no volume is named {name!r} (volumes: {have})", name=name, known=known[:64])
+
+
+class VolumeExists(CallerError, FileExistsError):
+    code = "volume_exists"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"a volume named {name!r} exists already; use it, or remove it first", name=name)
+
+
+class CheckpointExists(CallerError, FileExistsError):
+    code = "checkpoint_exists"
+
+    def __init__(self, label: str, id: str, sandbox: str) -> None:
+        super().__init__(
+            f"the checkpoint {id} of this sandbox has the label {label!r} already; choose another label, delete that "
+            "checkpoint, or move the label to the new one",
+            hint=f"atoll checkpoint {sandbox} {label} --move",
+            label=label,
+            id=id,
         )
 
 

@@ -87,6 +87,7 @@ class BwrapDriver:
             saves_epoll_waiters=True,
             terminal_keys=True,
             freeze=False,
+            mounts=True,
             disk_limit=self.layers.can_limit,
             chosen_by_default=False,
         )
@@ -132,6 +133,7 @@ class BwrapDriver:
             *("--bind", f"{cover}/root", "/", *_MOUNTS, "--ro-bind", f"{cover}/guest", GUEST),
             *_sys(),
             *_hidden(),
+            *_binds(launch, cover),
             *("--cap-drop", "ALL", *(word for name in bundle.LINUX_CAPABILITIES for word in ("--cap-add", name))),
             *(
                 "--clearenv",
@@ -196,6 +198,14 @@ def _sys() -> Iterator[str]:
             yield from ("--perms", "0555", "--dir", str(parent))
         yield from ("--ro-bind", path, path)
     yield from ("--remount-ro", "/sys")
+
+
+def _binds(launch: Launch, cover: str) -> Iterator[str]:
+    for number, mount in enumerate(launch.mounts):
+        for parent in [*PurePath(mount.target).parents][-2::-1]:  # bubblewrap would make them for root alone
+            yield from ("--perms", "0755", "--dir", str(parent))
+        kind = "--ro-bind" if mount.read_only else "--bind"
+        yield from (kind, f"{cover}/{bundle.MOUNTS}/{number}", mount.target)
 
 
 def _hidden() -> Iterator[str]:

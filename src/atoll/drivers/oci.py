@@ -189,6 +189,7 @@ class OciDriver:
             saves_epoll_waiters=not saves or not self._is_old,
             terminal_keys=not self._is_old,
             freeze="memory" in controllers,
+            mounts=True,
             disk_limit=self.layers.can_limit,
             chosen_by_default=True,
         )

@@ -33,6 +33,13 @@ _NAMES = {
     0xF2F52010: "f2fs",
     0x794C7630: "overlay",
     0x6969: "nfs",
+    0x65735546: "fuse",
+    0x4D44: "vfat",
+    0x01021997: "9p",
+    0xFF534D42: "cifs",
+    0xFE534D42: "smb",
+    0x2011BAB0: "exfat",
+    0x5346544E: "ntfs",
 }
 
 _FICLONE = 0x40049409
@@ -74,7 +81,7 @@ class Facts(NamedTuple):
 def probe(path: Path, *, root: bool) -> Facts:
     """What the file system of `path` offers. Takes some microseconds."""
     kind = filesystem_type(path)
-    name = _NAMES.get(kind, f"{kind:#x}")
+    name = filesystem_name(path)
     snapshots = kind == _BTRFS and root
     if not root:
         return Facts(name, snapshots, limits=False, missing="only root may set quotas", fix="run as root")
@@ -88,6 +95,12 @@ def probe(path: Path, *, root: bool) -> Facts:
     if kind not in (_XFS, _EXT4):
         missing = f"the state directory is on {name}, which has no quotas for directories"
     return Facts(name, snapshots, False, missing, "atoll storage init --size 50G")
+
+
+def filesystem_name(path: Path) -> str:
+    """The name of the file system of `path`, or its magic number if it is none that people use."""
+    kind = filesystem_type(path)
+    return _NAMES.get(kind, f"{kind:#x}")
 
 
 def shares_data(path: Path) -> bool:
@@ -233,6 +246,20 @@ def _no_quota(facts: Facts) -> Unenforceable:
     )
 
 
+def limit(path: Path, size_bytes: int, *, root: bool) -> None:
+    """Limit what is written to the layer `path`, which is empty, until it is removed.
+
+    Raises:
+        Unenforceable: as `prepare_quota`.
+    """
+    prepare_quota(path, root=root)
+    with _opened(path) as fd:
+        if is_subvolume(path):
+            _ask(fd, _QGROUP_LIMIT, struct.pack("=6Q", 0, _MAX_REFERENCED, size_bytes, 0, 0, 0))
+        else:
+            _limit_project(fd, _project(fd), size_bytes)
+
+
 # ---- btrfs ----
 
 
@@ -316,13 +343,18 @@ def _give_project(path: Path) -> bool:
         return True
 
 
+def _project(fd: int) -> int:
+    """The project of an open layer; 0: none."""
+    return int(_XATTR.unpack(_ask(fd, _GET_XATTR, bytes(_XATTR.size)))[3])
+
+
 def projects(paths: Iterable[Path]) -> list[int]:
     """The projects of layers that are about to be removed, for `release`."""
     found = []
     for path in paths:
         if path.is_dir() and not path.is_symlink() and filesystem_type(path) in (_XFS, _EXT4):
             with contextlib.suppress(OSError), _opened(path) as fd:
-                found.append(_XATTR.unpack(_ask(fd, _GET_XATTR, bytes(_XATTR.size)))[3])
+                found.append(_project(fd))
     return [project for project in found if project]
 
 

@@ -202,10 +202,12 @@ class Connections:
         if id in self._sandboxes:
             await self._sandboxes[id].aclose()
 
-    async def checkpoint(self, id: str, label: str | None, *, keep: bool = True) -> CheckpointRecord:
+    async def checkpoint(
+        self, id: str, label: str | None, *, keep: bool = True, move: bool = False
+    ) -> CheckpointRecord:
         """Make a checkpoint. If the runtime replaced the processes for it, connect to the new run where needed."""
         served = id in self._sandboxes and self._sandboxes[id].is_served_here
-        record = await self._lifecycle.checkpoint(id, label, keep=keep)
+        record = await self._lifecycle.checkpoint(id, label, keep=keep, move=move)
         if record.checkpoint.with_memory:
             await self.disconnect(id)
             if served and id in self._sandboxes:  # its processes continue, and so must their egress

@@ -27,6 +27,7 @@ import anyio.to_thread
 from atoll.contract.driver import Diagnostic, Driver, LayerStore
 from atoll.contract.errors import (
     AtollError,
+    CheckpointNotFound,
     InvalidRequest,
     RuntimeUnavailable,
     SandboxError,
@@ -38,6 +39,7 @@ from atoll.contract.model import (
     ExportResult,
     GcResult,
     Limits,
+    Mount,
     RuntimeName,
     SandboxInfo,
     SystemProcess,
@@ -59,6 +61,7 @@ from atoll.runtime.state.layers import Layers
 from atoll.runtime.state.leases import SessionLeases
 from atoll.runtime.state.spec import validate_spec, with_defaults
 from atoll.runtime.state.store import Manifest, StateStore
+from atoll.runtime.state.volumes import VolumeStore
 from atoll.settings import Settings
 
 if TYPE_CHECKING:
@@ -129,12 +132,14 @@ class SandboxKeywords(TypedDict, total=False):
     network: NetworkPolicy | None
     labels: Mapping[str, str] | None
     ttl_s: float | None
+    mounts: Sequence[Mount]
 
 
 class CreateOptions(SandboxKeywords, total=False):
     """The options of `Engine.create`, for what passes them on."""
 
     ephemeral: bool
+    from_checkpoint: str | None
     progress: ProgressCallback | None
 
 
@@ -154,9 +159,10 @@ class Engine:
         self._tasks = tasks
         self._drivers: Mapping[RuntimeName, Driver] | None = None
         self._layers = Layers(store.state_dir)
-        self._checkpoints = Checkpoints(store.state_dir)
+        self._checkpoints = Checkpoints(store.state_dir, store.lookup)
+        self.volumes = VolumeStore(store, self._layers, self._any_layers)
         self._lifecycle = Lifecycle(
-            store, self._layers, self._checkpoints, self._choose, self._any_layers, self._epoll_waiters
+            store, self._layers, self._checkpoints, self._choose, self._any_layers, self._epoll_waiters, self.volumes
         )
         self.storage = loop_storage.LoopStorage(store.state_dir, self._layers, self._lifecycle.remove_unreferenced)
         self.leases = SessionLeases(
@@ -205,6 +211,7 @@ class Engine:
             self._connections,
             choose=self._choose,
             free_names=self.remove_abandoned,
+            volumes=self.volumes,
         )
 
     @property
@@ -292,6 +299,8 @@ class Engine:
         network: NetworkPolicy | None = None,
         labels: Mapping[str, str] | None = None,
         ttl_s: float | None = None,
+        mounts: Sequence[Mount] = (),
+        from_checkpoint: str | None = None,
         progress: ProgressCallback | None = None,
     ) -> AwaitableContext[Sandbox]:
         """Create a sandbox and wait until it answers.
@@ -307,42 +316,59 @@ class Engine:
         progress raise `SandboxDied`, and its files are removed at once or when the state directory is next used. Its
         checkpoints stay. `update` changes both.
 
+        With `from_checkpoint`, an id or a label that only one checkpoint has, it begins as that checkpoint, whosever it
+        is: with its image, runtime and secrets, which cannot be given then, and with all else that is not given. An
+        `env` and `limits` that are given go on top.
+
         Commands and file operations that name no `user` and no `cwd` get these, unset those of the image's
         configuration, and where it has none, `user` and the home of the command's user. A `cwd` that does not exist is
         made, as `user`.
+
+        `mounts` are directories of the host and volumes that it sees, a directory read-only unless its mount says
+        otherwise. Nothing outside of them can be reached through them. Their files are not in checkpoints.
 
         For each of `secrets` the sandbox has a placeholder, in the variable of that name; `secret_env` are variables
         that it has in clear. Neither is shown, logged or written to disk in clear.
 
         Raises:
-            InvalidRequest: the name, a limit, the environment or a secret is not allowed.
-            UserNotFound: the image does not have `user`, or the user that its configuration names.
+            InvalidRequest: the name, a limit, the environment, a secret or a mount is not allowed.
+            CheckpointNotFound: no checkpoint has this id or label.
+            UserNotFound: there is no such user; or the image's configuration names one that it does not have.
             PermissionDenied, FileError: `cwd` cannot be made.
             SandboxExists: the name is taken.
+            VolumeNotFound: a mount names a volume that does not exist.
             ImageUnavailable: the image cannot be fetched or read.
             RuntimeUnavailable: the runtime is not on this machine, or no runtime is.
-            Unenforceable: this machine cannot enforce a limit.
+            Unenforceable: this machine cannot enforce a limit, or mount a directory for writing.
             LaunchFailed: it did not start.
         """
 
         async def making() -> Sandbox:
             contents = SandboxSecrets.of(secrets or {}, secret_env or {}, env or {})
+            given: dict[str, object] = {
+                "name": f"sandbox-{os.urandom(4).hex()}" if name is None else name,
+                "limits": limits or Limits(),
+                "env": dict(env or {}),
+                "user": user,
+                "cwd": cwd,
+                "ephemeral": ephemeral,
+                "pause_after_s": pause_after_s,
+                "network": network,
+                "indexes": await self._provisioner.find_indexes(network),
+                "labels": dict(labels or {}),
+                "ttl_s": ttl_s,
+                "mounts": tuple(mounts),
+            }
             spec = validate_spec(
-                name=f"sandbox-{os.urandom(4).hex()}" if name is None else name,
-                image=image or self._settings.image,
-                limits=limits or Limits(),
-                env=dict(env or {}),
-                user=user,
-                cwd=cwd,
-                runtime=runtime or self._settings.runtime,
-                ephemeral=ephemeral,
-                pause_after_s=pause_after_s,
-                network=network,
-                indexes=await self._provisioner.find_indexes(network),
-                labels=dict(labels or {}),
-                ttl_s=ttl_s,
+                **given, image=image or self._settings.image, runtime=runtime or self._settings.runtime
             )
-            created = await self._provisioner.create(spec, contents, progress)
+            if from_checkpoint is None:
+                created = await self._provisioner.create(spec, contents, progress)
+            else:
+                refused = {"image": image, "runtime": runtime, "secrets": secrets, "secret_env": secret_env}
+                if wrong := [option for option, value in refused.items() if value]:
+                    raise InvalidRequest(f"a sandbox from a checkpoint has its {wrong[0]}; leave that out")
+                created = await self._provisioner.create_from(from_checkpoint, spec)
             self._recovery.watch_expiries(self._tasks)
             return created
 
@@ -509,7 +535,8 @@ class Engine:
         this process is killed, when the state directory is next used.
 
         `options` are those of every sandbox, as in `create`: `image`, `limits`, `env`, `secrets`, `secret_env`, `user`,
-        `cwd`, `runtime`, `pause_after_s`, `network`, `labels` and `ttl_s`; and `sleep_after_s` (unset: ten minutes).
+        `cwd`, `runtime`, `pause_after_s`, `network`, `labels`, `ttl_s` and `mounts`; and `sleep_after_s` (unset: ten
+        minutes).
 
         With a `project`, the sandbox `default` has a copy of it when it is created, where its commands start.
 
@@ -593,47 +620,59 @@ class Engine:
 
     # ---- checkpoints ----
 
-    async def checkpoint(self, name: str, label: str | None = None) -> Checkpoint:
+    async def checkpoint(self, name: str, label: str | None = None, *, move: bool = False) -> Checkpoint:
         """Save a sandbox as it is now. It goes on; a running one is frozen while its files are copied.
+
+        The checkpoint belongs to this sandbox and outlives it. A label is unique among its checkpoints: with `move`,
+        the one that has it stays and loses it.
 
         Raises:
             SandboxNotFound: there is none of this name.
             InvalidRequest: the label is not allowed.
+            CheckpointExists: another checkpoint of the sandbox has the label.
             Unenforceable: it runs, and cannot be frozen here.
         """
         if label is not None:
             check_name(label, noun="a label for a checkpoint")
-        return (await self._connections.checkpoint(self._store.lookup(name), label)).checkpoint
+        return (await self._connections.checkpoint(self._store.lookup(name), label, move=move)).checkpoint
 
     async def checkpoints(self, name: str | None = None) -> builtins.list[Checkpoint]:
-        """All checkpoints, or those of one sandbox, the oldest first. The sandbox may have been destroyed.
+        """All checkpoints, or those of one sandbox, the oldest first.
 
-        One whose record cannot be read has a `reason`, and is only among all checkpoints.
+        If no sandbox has the name, they are those of destroyed ones that had it. One whose record cannot be read has a
+        `reason`, and is only among all checkpoints.
 
         Raises:
             SandboxNotFound: no sandbox has this name, and no checkpoint is of one that had it.
         """
-        found = [self._checkpoints.describe_unreadable(*each) for each in self._checkpoints.unreadable().items()]
-        found = found if name is None else []
-        for record in self._checkpoints.all():
-            if name is None or record.checkpoint.sandbox == name:
-                size = await self._lifecycle.size(record)
-                found.append(record.checkpoint.model_copy(update={"size_bytes": size}))
-        if name is not None and not found:
-            self._store.lookup(name)
+        found = []
+        if name is None:
+            damaged = self._checkpoints.unreadable().items()
+            found = [self._checkpoints.describe_unreadable(*each) for each in damaged]
+        for record in self._checkpoints.all() if name is None else self._checkpoints.of(name):
+            size = await self._lifecycle.size(record)
+            found.append(record.checkpoint.model_copy(update={"size_bytes": size}))
         return sorted(found, key=lambda checkpoint: checkpoint.created_at)
 
-    async def restore(self, name: str, checkpoint: str) -> Sandbox:
-        """Restore a sandbox to a checkpoint, given by id or label.
+    async def restore(self, name: str, checkpoint: str, *, foreign: bool = False) -> Sandbox:
+        """Restore a sandbox to one of its checkpoints, given by id or label.
 
-        What was written since is lost, and processes end. When it fails, the sandbox sleeps and has its files.
+        What was written since is lost, and processes end. When it fails, the sandbox sleeps and has its files. With
+        `foreign`, the checkpoint, given by id, may be another sandbox's: this one then has the other's files and image.
 
         Raises:
             SandboxNotFound, CheckpointNotFound: there is none.
+            InvalidRequest: the checkpoint is another sandbox's.
             LaunchFailed: it did not start.
         """
         sandbox = await self.get(name)
         record = self._checkpoints.find(checkpoint, name)
+        if record.checkpoint.sandbox_id != sandbox.id and not foreign:
+            raise InvalidRequest(
+                f"the checkpoint {record.checkpoint.id} is not of this sandbox, but of another, which was named "
+                f"{record.checkpoint.sandbox!r}; create a sandbox from it, or ask for it explicitly (foreign)",
+                hint=f"atoll create NEW --from {record.checkpoint.id}, or atoll restore {name} {checkpoint} --foreign",
+            )
         async with self._connections.launches:
             dropped = await self._lifecycle.restore(sandbox.id, record)
         self._tasks.start_soon(self._remove_layer, dropped)
@@ -656,7 +695,9 @@ class Engine:
     ) -> builtins.list[Sandbox]:
         """Create sandboxes that begin as `source` is now, or was at a checkpoint. All of them, or none.
 
-        `source` goes on. Without `names` they get names that begin with that of `source`.
+        `source` goes on. For a checkpoint, given by label or id, it may have been destroyed: `create(from_checkpoint=)`
+        does not even need its name. Without `names` they get names that begin with that of `source`. They have its
+        labels, its present network policy, and a lifetime as long as its own.
 
         Raises:
             SandboxNotFound, CheckpointNotFound: there is none.
@@ -673,12 +714,14 @@ class Engine:
         return forks
 
     async def delete_checkpoint(self, checkpoint: str, *, sandbox: str | None = None) -> None:
-        """Delete a checkpoint, given by id or, with `sandbox`, by label, and remove its unreferenced layers.
+        """Delete a checkpoint, given by id or label, and remove its unreferenced layers.
 
-        One whose record cannot be read is deleted by its id.
+        With `sandbox`, the label is one of that sandbox, which may have been destroyed. A checkpoint whose record
+        cannot be read is deleted by its id.
 
         Raises:
-            CheckpointNotFound: there is none.
+            SandboxNotFound, CheckpointNotFound: there is none.
+            InvalidRequest: checkpoints of several sandboxes have the label.
         """
         damaged = checkpoint in self._checkpoints.unreadable()
         id = checkpoint if damaged else self._checkpoints.find(checkpoint, sandbox).checkpoint.id
@@ -818,10 +861,11 @@ class Engine:
         finally:
             await self._tasks.close()
 
-    async def destroy(self, name: str) -> None:
+    async def destroy(self, name: str, *, checkpoints: bool = False) -> int:
         """End a sandbox, given by name or id, and remove all of it: nothing of it is left, and the name is free.
 
-        It works also if its record cannot be read.
+        Its checkpoints stay, unless `checkpoints` is set: then they are deleted too. Returns how many it had. It works
+        also if its record cannot be read.
 
         Raises:
             SandboxNotFound: there is none of this name.
@@ -830,14 +874,21 @@ class Engine:
             id, its_name = self._find(name)
         except SandboxError:
             self._store.free_damaged_name(name)
-            return
+            return 0
         try:
             manifest = self._store.read(id)
         except SandboxError:
             manifest = None
         if manifest is None:
             self._any_layers()  # without a driver nothing can be removed
+        # With no position in the tree it never had one, and the records of all others need not be read.
+        may_have = manifest is None or manifest.checkpoint is not None
+        own = [record.checkpoint.id for record in self._checkpoints.of_id(id)] if may_have else []
         await self._connections.remove(id, its_name, self._choose(manifest.runtime) if manifest else None)
+        for each in own if checkpoints else []:
+            with contextlib.suppress(CheckpointNotFound):  # another process was faster
+                await self.delete_checkpoint(each)
+        return len(own)
 
     def _find(self, wanted: str) -> tuple[str, str | None]:
         """The id and name of the sandbox with this name or, if none has it, of the one with this id."""

@@ -493,17 +493,17 @@ class Sandbox:
         """As `Engine.shutdown`."""
         await self._owner.engine.shutdown(self.name)
 
-    async def checkpoint(self, label: str | None = None) -> Checkpoint:
+    async def checkpoint(self, label: str | None = None, *, move: bool = False) -> Checkpoint:
         """As `Engine.checkpoint`."""
-        return await self._owner.engine.checkpoint(self.name, label)
+        return await self._owner.engine.checkpoint(self.name, label, move=move)
 
     async def checkpoints(self) -> list[Checkpoint]:
         """As `Engine.checkpoints`, of this sandbox."""
         return await self._owner.engine.checkpoints(self.name)
 
-    async def restore(self, checkpoint: str) -> None:
+    async def restore(self, checkpoint: str, *, foreign: bool = False) -> None:
         """As `Engine.restore`."""
-        await self._owner.engine.restore(self.name, checkpoint)
+        await self._owner.engine.restore(self.name, checkpoint, foreign=foreign)
 
     async def fork(
         self, count: int = 1, *, checkpoint: str | None = None, names: Sequence[str] | None = None

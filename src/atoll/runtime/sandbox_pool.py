@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Unpack
 
 import anyio
 
-from atoll.contract.errors import AtollError, CheckpointNotFound, InvalidRequest, SandboxExists, SandboxNotFound
+from atoll.contract.errors import AtollError, InvalidRequest, SandboxExists, SandboxNotFound
 from atoll.contract.frozen import Frozen
-from atoll.contract.model import Limits, Status, is_name
+from atoll.contract.model import Limits, Mount, Status, is_name
 from atoll.contract.network import NetworkPolicy
 from atoll.runtime.engine import CreateOptions, Engine, SandboxKeywords
 from atoll.runtime.images.contents import ImageContents
@@ -78,6 +78,8 @@ class PoolDescription(Frozen):
     network: NetworkPolicy | None
     secrets: tuple[str, ...]
     """The names of variables that hold placeholders of secrets."""
+    mounts: tuple[Mount, ...] = ()
+    """Directories of the host and volumes that they see."""
 
 
 class SandboxPool:
@@ -198,6 +200,7 @@ class SandboxPool:
             limits=limits,
             network=self._options.get("network"),
             secrets=tuple(self._options.get("secrets") or {}),
+            mounts=tuple(self._options.get("mounts") or ()),
         )
 
     def tools(self) -> ToolSet:
@@ -300,22 +303,18 @@ class SandboxPool:
         ]
 
     async def destroy(self, name: str = DEFAULT, *, checkpoints: bool = False) -> int:
-        """End a sandbox and remove all of it, with `checkpoints` also those. Returns how many those were.
+        """End a sandbox and remove all of it, with `checkpoints` also those. Returns how many it had.
 
         Raises:
             SandboxNotFound: there is none of this name.
         """
         full = self._full_name(name)
         try:
-            found = [each.id for each in await self._engine.checkpoints(full)] if checkpoints else []
-            await self._engine.destroy(full)
+            count = await self._engine.destroy(full, checkpoints=checkpoints)
         except SandboxNotFound:
             raise await self._unknown(name) from None
         self._sleep_after_s.pop(name, None)
-        for each in found:
-            with contextlib.suppress(CheckpointNotFound):
-                await self._engine.delete_checkpoint(each)
-        return len(found)
+        return count
 
     async def aclose(self) -> None:
         """Destroy all sandboxes of the session."""

@@ -24,6 +24,10 @@ _BROUGHT_BACK = (
     "When you have finished, the user is shown what you changed there as a diff, and may apply it; changes outside of "
     "that directory, and of what git ignores, do not reach the user."
 )
+_MOUNTED = (
+    "You have Linux sandboxes of your own. They are not the user's machine: of its files you see only the directories "
+    "that the user shares with you, and the user sees of yours only what you write there."
+)
 _MAX_RULES = 20
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -50,6 +54,10 @@ def briefing(
     ]
     if about.programs:
         sentences.append(f"Installed, among others: {', '.join(about.programs)}.")
+    if about.mounts:
+        shared = ", ".join(f"{each.target}{' (read-only)' if each.is_read_only else ''}" for each in about.mounts)
+        sentences[0] = _MOUNTED
+        sentences.append(f"Shared with the user: {shared}.")
     sentences.append(_network(about.network))
     if about.secrets:
         sentences.append(

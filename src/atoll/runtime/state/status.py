@@ -55,6 +55,7 @@ class RecordedSandbox:
             created_at=manifest.created_at,
             network=manifest.spec.network,
             labels=manifest.spec.labels,
+            mounts=tuple(each.mount for each in manifest.mounts),
         )
         return cls(info, manifest.run_id)
 

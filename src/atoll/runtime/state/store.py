@@ -96,16 +96,21 @@ class Manifest(ResolvedSpec, StoredRecord):
 class References(NamedTuple):
     """What a sandbox refers to, which must not be removed."""
 
+    name: str
     image_digest: str
     layers: tuple[str, ...]
     """The ids of its committed layers, and of the one that it writes to."""
+    volumes: tuple[str, ...]
+    """The names of the volumes that it mounts."""
     memory: Path
     """The directory that its saved processes are in, if it has any."""
 
     @classmethod
     def of(cls, manifest: Manifest, directory: Path) -> References:
         layers = manifest.active_layer, *(layer.id for layer in manifest.layers)
-        return cls(manifest.image_digest, layers, (directory / (manifest.memory or "")).parent)
+        volumes = tuple(each.mount.volume for each in manifest.mounts if each.mount.volume is not None)
+        memory = (directory / (manifest.memory or "")).parent
+        return cls(manifest.spec.name, manifest.image_digest, layers, volumes, memory)
 
 
 class Claimed(NamedTuple):

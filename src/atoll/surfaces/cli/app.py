@@ -31,6 +31,7 @@ MODULES = {
     "checkpoints": ("checkpoint", "checkpoints", "restore", "fork", "export", "import"),
     "network": ("network", "audit", "expose", "forward"),
     "images": ("images",),
+    "volumes": ("volumes",),
     "storage": ("storage",),
     "agent": ("agent",),
     "mcp": ("mcp",),

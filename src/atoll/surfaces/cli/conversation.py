@@ -277,6 +277,7 @@ class _AgentConversation:
         render.note("ports are served until Ctrl-C")
         with terminal.interruptible():
             await anyio.sleep_forever()
+        render.end_line()
 
     async def turns(self) -> int:
         """Turn by turn, until an empty line. Ctrl-C ends a turn and what runs in it; between turns it ends all."""

@@ -199,6 +199,15 @@ class ProgressBars:
         note(f"{what}: {human_bytes(done)}, done" if ended and total else what)
 
 
+def removal(removed: Sequence[str], failures: Sequence[AtollError], *, as_json: bool) -> None:
+    """Print what `rm` could not remove; with `as_json`, one object that has what was removed too."""
+    if as_json:
+        emit_json({"removed": removed, "errors": [{**each.to_dict(), "hint": each.hint} for each in failures]})
+        return
+    for each in failures:
+        failure(each, as_json=False)
+
+
 def failure(error: BaseException, *, as_json: bool, hint: str | None = None) -> None:
     """Print an error: a line on standard error, or with `as_json` an object, on one line, on standard output.
 

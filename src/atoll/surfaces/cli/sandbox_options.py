@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pydantic import ValidationError
     from pydantic_core import ErrorDetails
 
-    from atoll.contract.model import Limits, RuntimeName
+    from atoll.contract.model import Limits, Mount, RuntimeName
     from atoll.contract.network import NetworkPolicy
     from atoll.contract.secret import Secret
     from atoll.runtime.engine import Engine
@@ -30,7 +30,10 @@ if TYPE_CHECKING:
 LIMITS = ("memory", "cpus", "pids", "open_files", "disk")
 TEMPLATE = ("image", "runtime", *LIMITS)
 """What a warm pool keeps sandboxes of."""
-SANDBOX = (*TEMPLATE, "env", "env_file", "allow", "secret", "secret_env", "user", "pause_after", "label", "ttl")
+SANDBOX = (
+    *TEMPLATE,
+    *("mount", "env", "env_file", "allow", "secret", "secret_env", "user", "pause_after", "label", "ttl"),
+)
 _LIMIT_OPTIONS = {
     "memory_bytes": "--memory",
     "cpus": "--cpus",
@@ -52,6 +55,7 @@ class SandboxOptions(NamedTuple):
     pids: int | None = None
     open_files: int | None = None
     disk_bytes: int | None = None
+    mounts: Sequence[Mount] = ()
     env: Mapping[str, str] = MappingProxyType({})
     user: str | None = None
     cwd: str | None = None
@@ -61,6 +65,7 @@ class SandboxOptions(NamedTuple):
     labels: Mapping[str, str] = MappingProxyType({})
     ttl_s: float | None = None
     pause_after_s: float | None = None
+    from_checkpoint: str | None = None
 
     @property
     def reads_stdin(self) -> bool:
@@ -124,6 +129,15 @@ def sandbox_options(  # noqa: PLR0913 - one for each option
             help="Disk quota, for what it writes: 512m, 10g.  [default: no limit]",
         ),
     ] = None,
+    mount: Annotated[
+        list[str] | None,
+        Option(
+            "--mount",
+            metavar="SRC:DST[:ro|:rw]",
+            help="Mount a directory of this machine, read-only unless :rw follows, or volume:NAME:DST, which can be "
+            "written unless :ro follows. Repeatable.  [default: nothing of this machine]",
+        ),
+    ] = None,
     env: EnvOption = None,
     env_file: EnvFileOption = None,
     allow: Annotated[
@@ -185,6 +199,14 @@ def sandbox_options(  # noqa: PLR0913 - one for each option
             help="Pause it when it is unused for this time: 30s, 5m. Using it resumes it.  [default: never]",
         ),
     ] = None,
+    from_checkpoint: Annotated[
+        str | None,
+        Option(
+            "--from",
+            metavar="CHECKPOINT",
+            help="Begin as this checkpoint of any sandbox, with its image and runtime: its id, or its label.",
+        ),
+    ] = None,
 ) -> SandboxOptions:
     """Declare the resource options, and build one object from their values.
 
@@ -199,6 +221,7 @@ def sandbox_options(  # noqa: PLR0913 - one for each option
         pids=pids,
         open_files=open_files,
         disk_bytes=disk,
+        mounts=tuple(map(values.mount, mount or [])),
         env=values.environment(env or [], env_file or []),
         user=user,
         cwd=cwd,
@@ -208,6 +231,7 @@ def sandbox_options(  # noqa: PLR0913 - one for each option
         labels=values.labels(label or []),
         ttl_s=ttl,
         pause_after_s=pause_after,
+        from_checkpoint=from_checkpoint,
     )
     if [each.source for each in (*options.secrets, *options.secret_env)].count("-") > 1:
         raise InvalidRequest("two secrets are read from standard input; only one can be")
@@ -262,6 +286,7 @@ def engine_arguments(options: SandboxOptions) -> dict[str, Any]:
         "labels": options.labels,
         "ttl_s": options.ttl_s,
         "pause_after_s": options.pause_after_s,
+        "mounts": options.mounts,
     }
     _warn_of_unreachable_hosts(options)
     return arguments
@@ -280,7 +305,13 @@ async def create_sandbox(engine: Engine, options: SandboxOptions, name: str | No
         InvalidRequest: as `engine_arguments`.
     """
     with render.ProgressBars() as bars:
-        return await engine.create(name, **engine_arguments(options), ephemeral=ephemeral, progress=bars)
+        return await engine.create(
+            name,
+            **engine_arguments(options),
+            ephemeral=ephemeral,
+            from_checkpoint=options.from_checkpoint,
+            progress=bars,
+        )
 
 
 def limits(options: SandboxOptions) -> Limits:

@@ -1,4 +1,4 @@
-"""Parsers for values on the command line: sizes, durations, signals, variables, secrets, paths of a copy, offsets.
+"""Parsers for values on the command line: sizes, durations, signals, variables, mounts, secrets, paths, offsets.
 
 All of them raise `InvalidRequest`, whose message says what would have been right. Not here: the options
 (`options.py`, `sandbox_options.py`), what the values are used for. Imports nothing heavy, because `atoll --help`
@@ -13,9 +13,12 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from atoll.contract.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from atoll.contract.model import Mount
 
 # Compiled when they are used: `atoll exec` needs none of them.
 _SIZE = r"(?i)\s*([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*(?:([kmgt])(?:i?b)?|b)?\s*"
@@ -148,6 +151,29 @@ def _environment(words: Sequence[str]) -> dict[str, str]:
             value = inherited
         variables[name] = value
     return variables
+
+
+def mount(word: str) -> Mount:
+    """Parse `SRC:DST[:ro|:rw]`, where `SRC` is a directory, relative to the current one, or `volume:NAME`.
+
+    Raises:
+        InvalidRequest: it has another form.
+    """
+    from atoll.contract.model import VOLUME_PREFIX, Mount
+
+    rest, _, access = word.rpartition(":")
+    if access not in ("ro", "rw"):
+        rest, access = word, ""
+    source, _, target = rest.rpartition(":")
+    name = source.removeprefix(VOLUME_PREFIX)
+    if not name or not target.startswith("/") or source == VOLUME_PREFIX.rstrip(":"):
+        raise InvalidRequest(
+            f"{word!r} is not a mount; write SOURCE:/TARGET, SOURCE:/TARGET:rw or volume:NAME:/TARGET, with an "
+            "absolute path as the target"
+        )
+    if name == source:
+        source = os.path.abspath(source)
+    return Mount(source=source, target=target, read_only={"ro": True, "rw": False}.get(access))
 
 
 class SecretSource(NamedTuple):

@@ -1,4 +1,4 @@
-"""Labels, lifetimes (`ttl_s`), and what can be changed of a sandbox that exists: `update`."""
+"""Labels, users, lifetimes (`ttl_s`), and what can be changed of a sandbox that exists: `update`."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from atoll import (
     SandboxInfo,
     SandboxNotFound,
     Unenforceable,
+    UserNotFound,
 )
 from atoll.contract.model import RuntimeName
 from atoll.runtime.state.store import now
@@ -84,6 +85,15 @@ async def test_labels_that_are_not_allowed_are_refused(
     with pytest.raises(InvalidRequest, match=told):
         await shared.update(labels=dict(labels))
     assert shared.info.labels == {}
+
+
+@pytest.mark.runtimes("crun")
+async def test_a_user_that_does_not_exist_is_refused_at_create(engine: Engine) -> None:
+    with pytest.raises(UserNotFound, match="there is no user 'nosuch' in the sandbox"):
+        await engine.create("wrong", user="nosuch")
+    assert "wrong" not in await names(engine)
+    async with engine.create("wrong", user="1234") as sandbox:  # a uid needs no account
+        assert (await sandbox.exec("id -u")).stdout == "1234\n"
 
 
 # ---- lifetimes ----

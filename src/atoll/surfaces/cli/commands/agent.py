@@ -119,7 +119,7 @@ def agent(  # noqa: PLR0913, PLR0917 - each is an option
     atoll agent --tools coding --session fix --history fix.json --ask "Build a web server"
     """
     sandbox = context.sandbox_options()
-    if prompt is None and not context.as_json and sys.stdin.isatty() and sys.stderr.isatty():
+    if not context.as_json and sys.stderr.isatty():
         render.note("starting …")  # the packages for models take a second or more to load
     try:
         import atoll.agents  # noqa: F401

@@ -35,7 +35,7 @@ commands = CommandModule()
 
 class _RunCommand(AtollCommand):
     leading = 0
-    resources = SANDBOX
+    resources = (*SANDBOX, "from_checkpoint")
     failed_status = ENGINE_FAILED
 
 

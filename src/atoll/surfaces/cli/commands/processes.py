@@ -61,8 +61,8 @@ async def ps(
     first = 0 if name is None else 1
     if rows:
         render.table(columns[first:], [row[first:] for row in rows], flex=len(columns) - 1 - first)
-    elif name is None:
-        render.note("nothing runs in any sandbox")
+    elif name is None or found[name].ended():
+        render.note("nothing runs")
     if name is not None:
         _print_ended(found[name].ended(), limit=None if every else SHOWN_ENDED)
     return 0
@@ -123,13 +123,15 @@ def _print_ended(ended: Sequence[ProcessInfo], limit: int | None) -> None:
         return
     shown = ended[:limit]
     more = f", the latest {len(shown)} of {len(ended)}; --all shows all" if len(shown) < len(ended) else ""
+    from atoll.runtime.sandbox import LOGIN_SHELL
+
     render.say(f"\nended commands{more}")
     rows = [
         (
             str(info.id),
             f"exit {info.exit_code}" + (", children still run" if info.live else ""),
             render.ago(info.started_at),
-            info.command,
+            "login shell" if info.command == LOGIN_SHELL else info.command,
         )
         for info in shown
     ]

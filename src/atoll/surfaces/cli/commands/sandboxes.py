@@ -17,15 +17,13 @@ from atoll.surfaces.cli.options import NameArgument
 from atoll.surfaces.cli.sandbox_options import LIMITS, SANDBOX, SandboxOptions, create_sandbox, limits
 
 if TYPE_CHECKING:
-    from atoll.contract.model import Checkpoint, SandboxInfo, Usage
-
-_SHOWN_CHECKPOINTS = 8
+    from atoll.contract.model import SandboxInfo, Usage
 
 commands = CommandModule()
 
 
 class _CreateCommand(AtollCommand):
-    resources = (*SANDBOX, "cwd")
+    resources = (*SANDBOX, "cwd", "from_checkpoint")
 
 
 @commands.command(cls=_CreateCommand)
@@ -151,7 +149,7 @@ async def stat(context: CommandContext, name: NameArgument) -> int:
         usage = await sandbox.stat()
         info = sandbox.info
     if context.as_json:
-        shown = info.model_dump(mode="json", include={"limits", "labels", "expires_at"})
+        shown = info.model_dump(mode="json", include={"limits", "labels", "expires_at", "mounts"})
         render.emit_json({"name": name, **usage.model_dump(mode="json"), **shown})
     else:
         render.facts(_usage_facts(info, usage))
@@ -198,19 +196,19 @@ def rm(
     names: Annotated[list[str] | None, Argument(metavar="NAME", help="The sandboxes.", completes="sandbox")] = None,
     every: Annotated[bool, Option("--all", help="Destroy all sandboxes.")] = False,
     force: Annotated[bool, Option("--force", "-f", help="Do not ask, and ignore sandboxes that do not exist.")] = False,
+    checkpoints: Annotated[bool, Option("--checkpoints", help="Delete their checkpoints, too.")] = False,
 ) -> Work:
-    """Destroy sandboxes: their processes and their files.
+    """Destroy sandboxes: their processes and their files. Their checkpoints are kept.
 
-    Their checkpoints stay; `atoll checkpoints NAME --delete` deletes them. If one cannot be destroyed, the others are,
-    and the exit status is 1.
+    If one cannot be destroyed, the others are, and the exit status is 1.
     """
     if bool(names) == every:
         raise InvalidRequest("name the sandboxes to destroy, or give --all")
-    return _rm(context, names or [], every=every, force=force)
+    return _rm(context, names or [], every=every, force=force, checkpoints=checkpoints)
 
 
-async def _rm(context: CommandContext, names: Sequence[str], *, every: bool, force: bool) -> int:
-    removed: list[str] = []
+async def _rm(context: CommandContext, names: Sequence[str], *, every: bool, force: bool, checkpoints: bool) -> int:
+    removed: dict[str, int] = {}
     failures: list[AtollError] = []
     async with context.open_engine() as engine:
         if every:
@@ -219,22 +217,24 @@ async def _rm(context: CommandContext, names: Sequence[str], *, every: bool, for
                 return FAILED
         for name in dict.fromkeys(names):
             try:
-                await engine.destroy(name)
+                count = await engine.destroy(name, checkpoints=checkpoints)
             except SandboxNotFound as error:
                 if not force:
                     failures.append(error)
             except AtollError as error:
                 failures.append(error)
             else:
-                removed.append(name)
+                removed[name] = count
                 if not context.as_json:
                     render.say(name)
-        kept = [each for each in await engine.checkpoints() if each.sandbox in removed] if removed else []
+    kept = {} if checkpoints else {name: count for name, count in removed.items() if count}
     if context.as_json:
-        errors = [{**error.to_dict(), "hint": error.hint} for error in failures]
-        render.emit_json({"removed": removed, "kept_checkpoints": [each.id for each in kept], "errors": errors})
+        errors = [{**e.to_dict(), "hint": e.hint} for e in failures]
+        render.emit_json({"removed": [*removed], "kept_checkpoints": kept, "errors": errors})
     else:
-        _note_kept(kept)
+        for name, count in kept.items():
+            what = "1 checkpoint of it is" if count == 1 else f"{count} checkpoints of it are"
+            render.note(f"{name}: {what} kept; `atoll checkpoints {name} --delete-all` deletes them")
         for failure in failures:
             render.failure(failure, as_json=False)
         if every and not names:
@@ -249,15 +249,6 @@ async def _confirmed(names: Sequence[str]) -> bool:
     sys.stderr.write(f"Destroy {what}? [y/N]: ")
     sys.stderr.flush()
     return (await terminal.Keyboard().read()).strip().lower() in ("y", "yes")
-
-
-def _note_kept(checkpoints: Sequence[Checkpoint]) -> None:
-    for name in dict.fromkeys(each.sandbox for each in checkpoints):
-        own = [each for each in checkpoints if each.sandbox == name]
-        listed = ", ".join(f"{each.id} ({each.label})" if each.label else each.id for each in own[:_SHOWN_CHECKPOINTS])
-        more = f" and {len(own) - _SHOWN_CHECKPOINTS} more" if len(own) > _SHOWN_CHECKPOINTS else ""
-        what = "checkpoint" if len(own) == 1 else f"{len(own)} checkpoints"
-        render.note(f"kept: {what} of {name}: {listed}{more}; `atoll checkpoints {name} --delete ID` deletes one")
 
 
 def _used(info: SandboxInfo) -> str:
@@ -306,5 +297,6 @@ def _usage_facts(info: SandboxInfo, usage: Usage) -> list[tuple[str, str]]:
         ("cpu time", cpu),
         ("pids", pids),
         ("disk", disk),
+        *(("mount", str(mount)) for mount in info.mounts),
         ("oom kills", "?" if usage.oom_kills is None else str(usage.oom_kills)),
     ]
