@@ -40,12 +40,17 @@ OTHERS = {
     "atoll.surfaces.mcp": ("app", "ServerConfig"),
 }
 """Public names that are not in `atoll` itself."""
-CONSTRUCTED = ("atoll.tools.", "atoll.agents.", "atoll.contract.secret", "atoll.contract.network", "atoll.surfaces.")
+CONSTRUCTED = (
+    *("atoll.tools.", "atoll.agents.", "atoll.code.", "atoll.contract.secret", "atoll.contract.network"),
+    *("atoll.runtime.project.project", "atoll.surfaces."),
+)
 """Where programs make the objects themselves, so that constructors are shown."""
 
 
 INTERNAL = {
     "Engine": ("begin_recovery", "egress_servers", "leases", "wait_refilled"),
+    "ProjectCopy": ("fill",),
+    "SandboxPool": ("end",),
     "Sandbox": ("apply_policy", "disconnect", "epoll_waiters", "forget_failure", "is_served_here"),
 }
 """What other modules of Atoll call, and programs have no use for."""
@@ -73,6 +78,17 @@ DEFAULTS = (
     ),
     Default("one `files.read_bytes`, at most", "atoll.runtime.guest.files:MAX_READ_BYTES", "read in ranges", "B"),
     Default("one `files.download`, at most", "atoll.runtime.guest.copying:MAX_DOWNLOAD_BYTES", "`limit_bytes`", "B"),
+    Default(
+        "copy of a project, at most",
+        "atoll.runtime.project.project:MAX_PROJECT_BYTES",
+        "`limit_bytes`, `ATOLL_PROJECT_MIB`",
+        "B",
+    ),
+    Default(
+        "files and directories of a project, at most",
+        "atoll.runtime.project.project:MAX_PROJECT_FILES",
+        "`limit_files`, `ATOLL_PROJECT_FILES`",
+    ),
     Default("warm sandboxes of one pool, at most", "atoll.runtime.lifecycle.warm_pool:MAX_WARM", "fixed"),
     Default(
         "a sandbox of a session sleeps when unused for",
@@ -89,6 +105,7 @@ DEFAULTS = (
     Default("tool `shell`: time-out", "atoll.tools.pool:DEFAULT_TIMEOUT_MS", "its argument", "ms"),
     Default("tool `bash`: time-out", "atoll.tools.coding:DEFAULT_TIMEOUT_S", "its argument", "s"),
     Default("what a tool shows of an output or a file", "atoll.tools.view:MAX_SHOWN_BYTES", "fixed", "B"),
+    Default("tool `save_file`: all files of a session", "atoll.tools.saving:MAX_SAVED_BYTES", "fixed", "B"),
     Default("vocabulary of `mcp` and `agent`", "atoll.tools.vocabularies:DEFAULT", "`--tools`"),
     Default("steps of an agent's run", "atoll.agents.loop:DEFAULT_STEPS", "`Agent(steps=…)`"),
     Default(

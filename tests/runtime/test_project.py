@@ -395,8 +395,8 @@ async def test_too_much_that_comes_back_is_refused_by_name(box: Sandbox, project
 async def test_a_sandbox_that_lists_an_impossible_name_is_not_believed(project: Path, tmp_path: Path) -> None:
     class Liar:
         async def list(self, _path: str) -> list[FileEntry]:
-            facts: dict[str, Any] = {"kind": "file", "size": 1, "mode": 0o644, "uid": 0, "gid": 0, "mtime": datetime.now(UTC)}
-            return [FileEntry(name=self.name, **facts)]
+            now = datetime.now(UTC)
+            return [FileEntry(name=self.name, kind="file", size=1, mode=0o644, uid=0, gid=0, mtime=now)]
 
         def __init__(self, name: str) -> None:
             self.name = name
@@ -406,6 +406,27 @@ async def test_a_sandbox_that_lists_an_impossible_name_is_not_believed(project: 
     for name in ("../../etc/cron.d/x", "/etc/x", "a/b", "..", ".", ""):
         with pytest.raises(SandboxError, match="impossible name"):
             await select(GuestTree(Liar(name), "/home/user/app"), rules, limit_files=10)  # type: ignore[arg-type]
+
+
+async def test_the_first_sandbox_of_a_session_has_the_copy_whoever_its_user_is(
+    state_dir: Path, any_settings: Settings, project: Path
+) -> None:
+    async with atoll.open(state_dir, settings=any_settings) as engine:
+        for user, where in ((None, "/home/user/app"), ("nobody", "/tmp/app"), ("root", "/home/user/app")):
+            async with engine.pool("copies", temporary=True, project=Project(project), user=user) as pool:
+                assert (await pool.describe()).project == where
+                said = await (await pool.get()).exec("pwd; touch made; ls main")
+                assert said.stdout == f"{where}\nmain\n", said.stderr
+                assert (await (await pool.get("other")).exec("ls main")).exit_code != 0
+                assert [each.path for each in (await (await pool.bring_project()).diff()).changes] == ["made"]
+        async with engine.pool("plain", temporary=True) as pool:
+            await pool.get()
+            with pytest.raises(InvalidRequest, match="the pool has no project"):
+                await pool.bring_project()
+            pool.project = Project(project)
+            with pytest.raises(InvalidRequest, match="was made without the project 'app'; choose another session"):
+                await pool.bring_project()
+    assert not (project / "made").exists()
 
 
 def test_the_blocking_face_copies_and_brings_back(state_dir: Path, any_settings: Settings, project: Path) -> None:

@@ -184,11 +184,12 @@ class SandboxPool:
 
     async def describe(self) -> PoolDescription:
         """What sandboxes with the pool's options have and may do. Nothing is created, started or fetched."""
-        limits, place = self._options.get("limits") or Limits(), self._project_place()
+        limits = self._options.get("limits") or Limits()
         contents = ImageContents(os=None, programs=())
         with contextlib.suppress(AtollError):  # what is wrong is said when a sandbox is created
             limits = self._engine.effective_limits(limits, self._options.get("runtime"))
             contents = await self._engine.images.contents(self.image) or contents
+        place = self._project_place(self.user or contents.user)
         return PoolDescription(
             image=self.image,
             os=contents.os,
@@ -209,13 +210,13 @@ class SandboxPool:
         return pool_tools(self)
 
     async def _make(self, name: str, options: CreateOptions) -> Sandbox:
-        full, place = self._full_name(name), self._project_place()
+        full, place = self._full_name(name), await self._known_project_place()
         merged: CreateOptions = {**self._options, **options}
         if name != DEFAULT or place is None:
             return await self._engine.create(full, **merged)
         # A copy. A mount of the directory would be made here instead, at the same path: then nothing is brought back.
-        placed: CreateOptions = {**self._options, "cwd": place[1], **options}
-        made = await self._engine.create(full, **placed)
+        merged["cwd"] = place[1]
+        made = await self._engine.create(full, **merged)
         try:
             await self._forget_project()
             self.project_copy = await place[0].copy_in(made.files, place[1])
@@ -225,13 +226,20 @@ class SandboxPool:
             raise
         return made
 
-    def _project_place(self) -> tuple[Project, str] | None:
-        """The project, and where its copy is."""
+    def _project_place(self, user: str | None) -> tuple[Project, str] | None:
+        """The project, and where its copy is in a sandbox whose commands are those of `user`."""
         if self.project is None:
             return None
         # The home of another user is not known before there is a sandbox; in /tmp every user can make a directory.
-        home = _HOME if self.user in {None, DEFAULT_USER, "root"} else "/tmp"
+        home = _HOME if user in {None, DEFAULT_USER, "root"} else "/tmp"
         return self.project, posixpath.join(self._options.get("cwd") or home, self.project.name)
+
+    async def _known_project_place(self) -> tuple[Project, str] | None:
+        if self.project is None or self.user is not None:
+            return self._project_place(self.user)
+        await self._engine.images.resolve(self.image)  # what it says of its user is known then
+        contents = await self._engine.images.contents(self.image)
+        return self._project_place(None if contents is None else contents.user)
 
     async def bring_project(self) -> ProjectCopy:
         """The copy of the project in the sandbox `default`, which is created if it does not exist.
@@ -243,7 +251,7 @@ class SandboxPool:
             InvalidRequest: the pool has no project, or the sandbox was made without it; or as `Project.copy_in`.
             and what `Engine.create` raises.
         """
-        place = self._project_place()
+        place = await self._known_project_place()
         if place is None:
             raise InvalidRequest("the pool has no project; give it one when it is opened")
         sandbox = await self.get(DEFAULT)
