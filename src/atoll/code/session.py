@@ -55,6 +55,7 @@ MARKER_S = 5.0
 OUTPUT_DIRECTORY = "/tmp/atoll-output"  # noqa: S108 - inside the sandbox
 _MAX_DUMP_BYTES = 1 << 16
 _MARKER = b"\0atoll-cell-"
+_ANY_MARKER = re.compile(re.escape(_MARKER) + rb"[0-9a-f]{32}")
 _BOOT = (
     "import sys,os\n"
     "if sys.path[0]=='':del sys.path[0]\n"
@@ -197,6 +198,9 @@ class CodeSession:
         self._resumed.set()
         self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._out_of_memory = False
+        self._detached = False
+        self._replaying = False
+        """Whether output that comes may be that of earlier cells, which the guest has kept."""
         self._tasks = [asyncio.create_task(self._read_channel()), asyncio.create_task(self._read_output())]
 
     # -------------------------------------------------------------------------------------------- start and end
@@ -247,6 +251,7 @@ class CodeSession:
         """
         process = await sandbox.attach(process_id, channels=1)
         session = cls(sandbox, process, handler, command=("python3", "-c", _BOOT))
+        session._replaying = True
         try:
             await session._greet(b"\n", b"" if stubs is None else encode({"t": "tools", **stubs}))
         except BaseException:
@@ -280,6 +285,7 @@ class CodeSession:
 
     async def detach(self) -> None:
         """Leave the kernel running, with what waits in it. Does not raise."""
+        self._detached = True
         tasks = [*self._tasks, *self._calls.values()]
         for task in tasks:
             task.cancel()
@@ -343,10 +349,11 @@ class CodeSession:
         """
         async with self._running:
             self._cells += 1
+            self._replaying = False
             marker = f"{_MARKER.decode()}{secrets.token_hex(16)}"
             cell = self._cell = _Cell(self._cells, marker, self.sandbox, output_limit_bytes, on_output)
             for stream, early in self._early.items():  # what background tasks have printed between cells
-                await cell.add(stream, bytes(early))
+                await cell.add(stream, _ANY_MARKER.split(early)[-1])
                 early.clear()
             message = encode({"t": "run", "cell": cell.number, "code": code, "marker": marker})
             return await self._follow(cell, timeout_s, message)
@@ -361,6 +368,10 @@ class CodeSession:
         async with self._running:
             if self._cell is None:
                 raise InvalidRequest("no cell of an earlier process waits in this session")
+            for stream, early in self._early.items():
+                data = bytes(early)
+                early.clear()
+                await self._take_output(stream, data)
             return await self._follow(self._cell, timeout_s, None)
 
     async def _follow(self, cell: _Cell, timeout_s: float | None, message: bytes | None) -> CellOutcome:
@@ -429,7 +440,7 @@ class CodeSession:
         """Interrupt the cell; if it does not end, have the kernel say where it is, and kill it."""
         ends = [cell.done, self._lost]
         for signal, wait_s in ((signals.SIGINT, GRACE_S), (signals.SIGUSR2, DUMP_S), (signals.SIGKILL, GRACE_S)):
-            if any(each.done() for each in ends):
+            if self._detached or any(each.done() for each in ends):
                 return
             if signal == signals.SIGUSR2:
                 cell.dump = bytearray()
@@ -550,6 +561,9 @@ class CodeSession:
         """Give output to its cell. A cell's output ends at its marker; what comes later belongs to the next one."""
         data, self._held[stream] = self._held[stream] + data, b""
         cell = self._cell
+        if self._replaying and cell is not None:
+            before, own, after = data.partition(cell.marker)
+            data = _ANY_MARKER.split(before)[-1] + own + after
         if cell is None or cell.marked[stream].is_set():
             early = self._early[stream]
             early += data
