@@ -92,8 +92,8 @@ class ReadyMessage:
 
     nonce: str
     version: str
-    running: tuple[int, str] | None
-    """The cell that runs, and its marker."""
+    running: tuple[int, str, str] | None
+    """The cell that runs, its marker, and its code."""
     calls: tuple[CallMessage, ...]
     parts: tuple[PartMessage, ...]
     last: DoneMessage | None
@@ -221,7 +221,7 @@ def _ready(fields: _Fields, size: int) -> ReadyMessage:
     return ReadyMessage(
         fields.text("nonce"),
         fields.text("version"),
-        None if running is None else (cell, running.text("marker")),
+        None if running is None else (cell, running.text("marker"), running.text("code", MAX_LINE_BYTES)),
         tuple(_call(each, min(size, MAX_ARGUMENTS_BYTES)) for each in calls),
         tuple(_part(cell, each) for each in parts),
         None if last is None else _done(last),

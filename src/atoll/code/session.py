@@ -56,7 +56,10 @@ OUTPUT_DIRECTORY = "/tmp/atoll-output"  # noqa: S108 - inside the sandbox
 _MAX_DUMP_BYTES = 1 << 16
 _MARKER = b"\0atoll-cell-"
 _ANY_MARKER = re.compile(re.escape(_MARKER) + rb"[0-9a-f]{32}")
+KERNEL_MARK = "#atoll-kernel"
+"""By which a kernel is found among the processes of a sandbox."""
 _BOOT = (
+    KERNEL_MARK + " python\n"
     "import sys,os\n"
     "if sys.path[0]=='':del sys.path[0]\n"
     "b=b''\n"
@@ -98,6 +101,8 @@ class CellOutcome:
     kernel_lost: str | None = None
     """Why its kernel is gone, and with it the variables. None: it is there."""
     out_of_memory: bool = False
+    suspended: bool = False
+    """True: it has not ended, and the handle was given up."""
     output_files: Mapping[StreamName, str] = field(default_factory=dict)
     """Where the whole of an output is that was longer than its limit."""
 
@@ -186,6 +191,7 @@ class CodeSession:
         self._channel = process.channel(0)
         self._reader = MessageReader()
         self._cells = 0
+        self._running_code = ""
         self._cell: _Cell | None = None
         self._early: dict[StreamName, bytearray] = {"stdout": bytearray(), "stderr": bytearray()}
         self._held: dict[StreamName, bytes] = {"stdout": b"", "stderr": b""}
@@ -198,7 +204,7 @@ class CodeSession:
         self._resumed.set()
         self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._out_of_memory = False
-        self._detached = False
+        self._detached = self._suspended = False
         self._replaying = False
         """Whether output that comes may be that of earlier cells, which the guest has kept."""
         self._tasks = [asyncio.create_task(self._read_channel()), asyncio.create_task(self._read_output())]
@@ -274,6 +280,11 @@ class CodeSession:
         """Whether an earlier host has left a cell running."""
         return self._cell is not None
 
+    @property
+    def running_code(self) -> str:
+        """The code of the cell that an earlier host has left running, as the kernel tells it."""
+        return self._running_code
+
     async def aclose(self) -> None:
         """End the kernel with all that it started. Does not raise."""
         if self.is_alive:
@@ -281,6 +292,13 @@ class CodeSession:
                 await self._process.kill()
                 with anyio.move_on_after(GRACE_S, shield=True):
                     await asyncio.wait([self._lost])
+        await self.detach()
+
+    async def suspend(self) -> None:
+        """`detach`, and let the cell that waits return as suspended."""
+        self._suspended = True
+        if not self._lost.done():
+            self._lost.set_result("the session was suspended")
         await self.detach()
 
     async def detach(self) -> None:
@@ -321,7 +339,7 @@ class CodeSession:
 
     def _resume(self, ready: ReadyMessage) -> None:
         if ready.running is not None:
-            number, marker = ready.running
+            number, marker, self._running_code = ready.running
             self._cells = number
             self._cell = _Cell(number, marker, self.sandbox, 1 << 20, None)
             self._cell.parts += ready.parts
@@ -464,7 +482,7 @@ class CodeSession:
     def _outcome(self, cell: _Cell, duration_s: float, *, timed_out: bool) -> CellOutcome:
         done = cell.done.result() if cell.done.done() else None
         error = None if done is None else done.error
-        lost = self._lost.result() if self._lost.done() else None
+        lost = self._lost.result() if self._lost.done() and not self._suspended else None
         if lost is not None and done is None:
             error = CellError("SessionLost", lost, "", _dumped_line(cell.dump))
         return CellOutcome(
@@ -478,6 +496,7 @@ class CodeSession:
             timed_out=timed_out,
             kernel_lost=lost,
             out_of_memory=self._out_of_memory,
+            suspended=self._suspended and done is None,
             output_files={name: output.path for name, output in cell.outputs.items() if output.has_file},
         )
 

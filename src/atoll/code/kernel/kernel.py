@@ -593,7 +593,7 @@ class Kernel:
 
     def _run(self, message):
         number, marker = message["cell"], message["marker"]
-        self._running = {"cell": number, "marker": marker}
+        self._running = {"cell": number, "marker": marker, "code": message["code"]}
         self._last, self._parts, self._parts_bytes = None, [], 0
         self.calls.cell = number
         self.calls.not_awaited.clear()
