@@ -269,8 +269,11 @@ async def test_arguments_that_are_no_json_are_refused_where_they_are_made(kernel
     assert "a call may take 4194304" in outcome.error.message
     outcome = await error(kernel, "v = []\nfor _ in range(100): v = [v]\nawait echo(v)")
     assert outcome.error is not None
-    assert "nested deeper than 64" in outcome.error.message
+    assert "nested deeper than 60" in outcome.error.message
     assert await printed(kernel, "print(await echo((1, {2}, b'x')))") == "[1, [2], 'eA==']\n"
+    assert await printed(kernel, r"print(await echo('\ud800é'))") == "\\ud800é\n"
+    for wrong in ("float('nan')", "2**5000"):
+        assert (await error(kernel, f"await echo({wrong})")).error is not None
 
 
 # ---- limits

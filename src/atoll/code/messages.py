@@ -12,10 +12,11 @@ message (`session.py`). Used by `session.py`. The other end is `kernel/kernel.py
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+import pydantic_core
 
 MAX_LINE_BYTES = 32 * 1024 * 1024
 """The longest message of a kernel. A cell may show 16 MiB, and base64 and escapes make them longer."""
@@ -110,7 +111,7 @@ Message = CallMessage | CancelMessage | PartMessage | DoneMessage | ReadyMessage
 
 def encode(message: Mapping[str, Any]) -> bytes:
     """A message to the kernel, as a line."""
-    return json.dumps(message, separators=(",", ":"), allow_nan=False).encode("ascii") + b"\n"
+    return pydantic_core.to_json(message) + b"\n"
 
 
 class MessageReader:
@@ -158,8 +159,8 @@ def _parse(line: bytes) -> Message:
     if len(line) > MAX_LINE_BYTES:
         raise ChannelViolation(f"a message of the kernel is longer than {MAX_LINE_BYTES} bytes")
     try:
-        message = json.loads(line, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:
+        message = pydantic_core.from_json(line, allow_inf_nan=False)
+    except ValueError as error:
         raise ChannelViolation(f"the kernel sent a line that is no JSON: {error}") from None
     fields = _Fields(message)
     kind = fields.text("t")
@@ -274,10 +275,6 @@ class _Fields:
 
     def _wrong(self, name: str, expected: str) -> ChannelViolation:
         return ChannelViolation(f"the kernel sent a message whose {name!r} is not {expected}")
-
-
-def _no_constant(name: str) -> float:
-    raise ValueError(f"{name} is no JSON")
 
 
 def _is_deeper(value: object) -> bool:

@@ -27,8 +27,10 @@ _AWAIT, _ONLY_AST, _COROUTINE = 0x2000, 0x400, 0x80  # PyCF_ALLOW_TOP_LEVEL_AWAI
 _VALUE = "__cell_value__"
 _MAX_REPR_CHARS = 100_000
 _MAX_PARTS_BYTES = 16 * 1024 * 1024
+_MAX_DEPTH = 60
 _PREPARE_S = 0.02
 _MAX_CALL_BYTES = 4 * 1024 * 1024
+_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode  # `json.dumps` would make one each time
 OUTBOX = os.path.abspath("outbox")
 
 
@@ -73,7 +75,7 @@ class Channel:
     def send(self, message):
         if os.getpid() != self.pid:
             raise RuntimeError("tools can be called only by the session's own process, not by a forked child")
-        line = json.dumps(message, separators=(",", ":"), allow_nan=False).encode("ascii") + b"\n"
+        line = _encode(message).encode("ascii") + b"\n"
         if message["t"] == "call" and len(line) > _MAX_CALL_BYTES:
             raise ValueError("the arguments take %d bytes; a call may take %d" % (len(line), _MAX_CALL_BYTES))
         self.critical += 1
@@ -106,7 +108,7 @@ class Channel:
                 if found:
                     return found
                 try:
-                    data = self.socket.recv(1 << 20, 0 if wait else _socket.MSG_DONTWAIT)
+                    data = self.socket.recv(65536, 0 if wait else _socket.MSG_DONTWAIT)
                 except BlockingIOError:
                     return []
                 if not data:
@@ -260,7 +262,11 @@ class Calls:
         loop = asyncio.get_running_loop()
         self._next += 1
         number, future = self._next, loop.create_future()
-        message = {"t": "call", "call": number, "cell": self.cell, "tool": stub.__name__, "args": _plain(arguments)}
+        try:
+            args = _plain(arguments)
+        except (ValueError, TypeError, RecursionError) as error:
+            raise TypeError("%s() cannot be called so: %s" % (stub.__name__, error)) from None
+        message = {"t": "call", "call": number, "cell": self.cell, "tool": stub.__name__, "args": args}
         self.pending[number] = (message, loop, future)
         reader = _reader_of(loop, self._channel, self.take)
         try:
@@ -270,7 +276,7 @@ class Calls:
             if self.pending.pop(number, None) is not None:
                 self._channel.send({"t": "cancel", "call": number})
             raise
-        except (ValueError, TypeError, RecursionError) as error:
+        except ValueError as error:  # it is too long, or not a number
             raise TypeError("%s() cannot be called so: %s" % (stub.__name__, error)) from None
         finally:
             self.pending.pop(number, None)
@@ -361,28 +367,37 @@ def _model(name, fields):
     return made, fields
 
 
-def _plain(value):
+def _plain(value, depth=0):
     """`value` as JSON: what the host gets of arguments. Sets, tuples, dates, dataclasses and numpy's numbers too."""
-    if value is None or isinstance(value, (str, bool, int, float)):
+    if isinstance(value, str):
+        return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()  # without surrogates
+    if value is None or isinstance(value, (bool, float)):
         return value
+    if isinstance(value, int):
+        if value.bit_length() > 4096:
+            raise ValueError("a number has %d bits; it may have 4096" % value.bit_length())
+        return value
+    if depth == _MAX_DEPTH:
+        raise ValueError("the arguments are nested deeper than %d" % _MAX_DEPTH)
+    depth += 1
     if isinstance(value, dict):
-        return {key if isinstance(key, str) else _key(key): _plain(each) for key, each in value.items()}
+        return {_plain(key, depth) if isinstance(key, str) else _key(key): _plain(each, depth) for key, each in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
-        return [_plain(each) for each in value]
+        return [_plain(each, depth) for each in value]
     if isinstance(value, (bytes, bytearray, memoryview)):
         from base64 import b64encode
 
         return b64encode(value).decode("ascii")
     if hasattr(value, "__dataclass_fields__"):
-        return {name: _plain(getattr(value, name)) for name in value.__dataclass_fields__}
+        return {name: _plain(getattr(value, name), depth) for name in value.__dataclass_fields__}
     for method in ("model_dump", "isoformat", "tolist", "to_dict", "item"):
         function = getattr(value, method, None)
         if callable(function):
-            return _plain(function())
+            return _plain(function(), depth)
     if type(value).__module__ in ("decimal", "uuid", "pathlib"):
         return str(value)
     if hasattr(value, "value") and hasattr(value, "name"):  # an enum
-        return _plain(value.value)
+        return _plain(value.value, depth)
     raise TypeError("%s is not JSON" % type(value).__name__)
 
 
