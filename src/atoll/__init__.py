@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         AtollError as AtollError,
         BudgetExceeded as BudgetExceeded,
         CallerError as CallerError,
+        CheckpointExists as CheckpointExists,
         CheckpointNotFound as CheckpointNotFound,
         DiskFull as DiskFull,
         ExecTimeout as ExecTimeout,
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
         PermissionDenied as PermissionDenied,
         PortRefused as PortRefused,
         ProcessNotFound as ProcessNotFound,
+        ProjectConflict as ProjectConflict,
         RuntimeUnavailable as RuntimeUnavailable,
         SandboxDied as SandboxDied,
         SandboxError as SandboxError,
@@ -62,6 +64,8 @@ if TYPE_CHECKING:
         ScriptFailed as ScriptFailed,
         Unenforceable as Unenforceable,
         UserNotFound as UserNotFound,
+        VolumeExists as VolumeExists,
+        VolumeNotFound as VolumeNotFound,
     )
     from atoll.contract.model import (
         Checkpoint as Checkpoint,
@@ -76,6 +80,7 @@ if TYPE_CHECKING:
         GcResult as GcResult,
         Limits as Limits,
         Match as Match,
+        Mount as Mount,
         Output as Output,
         Preview as Preview,
         ProcessEvent as ProcessEvent,
@@ -85,6 +90,7 @@ if TYPE_CHECKING:
         SystemProcess as SystemProcess,
         Truncation as Truncation,
         Usage as Usage,
+        Volume as Volume,
         WarmPool as WarmPool,
     )
     from atoll.contract.network import (
@@ -99,7 +105,17 @@ if TYPE_CHECKING:
     from atoll.runtime.guest.files import Files as Files
     from atoll.runtime.guest.process import Process as Process
     from atoll.runtime.images.store import ImageStore as ImageStore
+    from atoll.runtime.project.changes import (
+        ProjectChange as ProjectChange,
+        ProjectChanges as ProjectChanges,
+        RefusedChange as RefusedChange,
+    )
+    from atoll.runtime.project.project import (
+        Project as Project,
+        ProjectCopy as ProjectCopy,
+    )
     from atoll.runtime.sandbox import Sandbox as Sandbox
+    from atoll.runtime.state.volumes import VolumeStore as VolumeStore
     from atoll.settings import Settings as Settings
     from atoll.tools.tool import (
         Tool as Tool,
@@ -116,15 +132,17 @@ _HOMES = {
     "atoll.agents.loop": "Agent Answer Budget Tokens generate_text",
     "atoll.contract.driver": "Capabilities Diagnostic",
     "atoll.contract.errors": """
-        ArchiveRefused AtollError BudgetExceeded CallerError CheckpointNotFound DiskFull ExecTimeout FileError
+        ArchiveRefused AtollError BudgetExceeded CallerError CheckpointExists CheckpointNotFound DiskFull ExecTimeout
+        FileError
         GuestProtocolError GuestUnresponsive ImageUnavailable InvalidRequest LaunchFailed ModelFailed ModelUnavailable
         NotCheckpointable PathExists PathIsDirectory PathNotDirectory PathNotFound PermissionDenied
-        PortRefused ProcessNotFound RuntimeUnavailable SandboxShutdown SandboxDied SandboxError SandboxExists
-        SandboxNotFound ScriptFailed Unenforceable UserNotFound
+        PortRefused ProcessNotFound ProjectConflict RuntimeUnavailable SandboxShutdown SandboxDied SandboxError
+        SandboxExists SandboxNotFound ScriptFailed Unenforceable UserNotFound VolumeExists VolumeNotFound
     """,
     "atoll.contract.model": """
         Checkpoint ExecBytes ExecResult Exited ExportResult FileChange FileEntry FileStat Gap GcResult Limits
-        Match Output Preview ProcessEvent ProcessInfo SandboxInfo StorageInfo SystemProcess Truncation Usage WarmPool
+        Match Mount Output Preview ProcessEvent ProcessInfo SandboxInfo StorageInfo SystemProcess Truncation Usage
+        Volume WarmPool
     """,
     "atoll.contract.network": "AuditRecord NetworkPolicy",
     "atoll.contract.secret": "Secret",
@@ -132,7 +150,10 @@ _HOMES = {
     "atoll.runtime.guest.files": "Files",
     "atoll.runtime.guest.process": "Process",
     "atoll.runtime.images.store": "ImageStore",
+    "atoll.runtime.project.changes": "ProjectChange ProjectChanges RefusedChange",
+    "atoll.runtime.project.project": "Project ProjectCopy",
     "atoll.runtime.sandbox": "Sandbox",
+    "atoll.runtime.state.volumes": "VolumeStore",
     "atoll.settings": "Settings",
     "atoll.tools.tool": "Tool ToolResult ToolSet",
 }

@@ -539,7 +539,7 @@ async def send_signal(opener: OpenStream, process_id: int, signal: int, *, tree:
 
 
 def _no_process(process_id: int) -> ProcessNotFound:
-    return ProcessNotFound(f"no process {process_id} is known; `processes` lists those that are")
+    return ProcessNotFound(f"no command has the number {process_id}, or it has ended", id=process_id)
 
 
 # ------------------------------------------------------------------------------------------------------------ lists
