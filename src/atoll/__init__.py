@@ -25,6 +25,11 @@ if TYPE_CHECKING:
         Tokens as Tokens,
         generate_text as generate_text,
     )
+    from atoll.code.registry import (
+        RegisteredTool as RegisteredTool,
+        ToolCallerType as ToolCallerType,
+        ToolRegistry as ToolRegistry,
+    )
     from atoll.contract.driver import (
         Capabilities as Capabilities,
         Diagnostic as Diagnostic,
@@ -60,6 +65,7 @@ if TYPE_CHECKING:
         SandboxNotFound as SandboxNotFound,
         SandboxShutdown as SandboxShutdown,
         ScriptFailed as ScriptFailed,
+        ToolCallError as ToolCallError,
         Unenforceable as Unenforceable,
         UserNotFound as UserNotFound,
     )
@@ -114,13 +120,14 @@ _HOMES = {
     "atoll.agents.children": "Children Role",
     "atoll.agents.history": "History",
     "atoll.agents.loop": "Agent Answer Budget Tokens generate_text",
+    "atoll.code.registry": "RegisteredTool ToolCallerType ToolRegistry",
     "atoll.contract.driver": "Capabilities Diagnostic",
     "atoll.contract.errors": """
         ArchiveRefused AtollError BudgetExceeded CallerError CheckpointNotFound DiskFull ExecTimeout FileError
         GuestProtocolError GuestUnresponsive ImageUnavailable InvalidRequest LaunchFailed ModelFailed ModelUnavailable
         NotCheckpointable PathExists PathIsDirectory PathNotDirectory PathNotFound PermissionDenied
         PortRefused ProcessNotFound RuntimeUnavailable SandboxShutdown SandboxDied SandboxError SandboxExists
-        SandboxNotFound ScriptFailed Unenforceable UserNotFound
+        SandboxNotFound ScriptFailed ToolCallError Unenforceable UserNotFound
     """,
     "atoll.contract.model": """
         Checkpoint ExecBytes ExecResult Exited ExportResult FileChange FileEntry FileStat Gap GcResult Limits

@@ -59,7 +59,7 @@ def test_the_readme_shows_it_in_fifteen_lines_that_run(state: Path, how: str) ->
     ("page", "section"),
     [
         (page, section)
-        for page in ("docs/guide.md", "docs/agents.md")
+        for page in ("docs/guide.md", "docs/agents.md", "docs/code.md")
         for section, snippets in sections(page).items()
         if snippets
     ],
@@ -88,10 +88,10 @@ def test_public_names_are_exactly_these() -> None:
     FileChange FileEntry FileError FileStat Files Gap GcResult GuestProtocolError GuestUnresponsive History ImageStore
     ImageUnavailable InvalidRequest LaunchFailed Limits Match ModelFailed ModelUnavailable NetworkPolicy
     NotCheckpointable Output PathExists PathIsDirectory PathNotDirectory PathNotFound PermissionDenied
-    PortRefused Preview Process ProcessEvent ProcessInfo ProcessNotFound Role RuntimeUnavailable Sandbox
+    PortRefused Preview Process ProcessEvent ProcessInfo ProcessNotFound RegisteredTool Role RuntimeUnavailable Sandbox
     SandboxDied SandboxError SandboxExists SandboxInfo SandboxNotFound SandboxShutdown ScriptFailed Secret
-    Settings StorageInfo SystemProcess Tokens Tool ToolResult ToolSet Truncation Unenforceable Usage
-    UserNotFound WarmPool generate_text open
+    Settings StorageInfo SystemProcess Tokens Tool ToolCallError ToolCallerType ToolRegistry ToolResult ToolSet
+    Truncation Unenforceable Usage UserNotFound WarmPool generate_text open
 """.split()
     assert sorted(atoll.__all__) == sorted(names)
     for name in names:
