@@ -26,7 +26,10 @@ STUBS: dict[str, Any] = {
     ],
     "models": {},
 }
-SOCKET = "import json\nkernel = display.__self__\ns = kernel.channel.socket\nsend = lambda m: s.sendall(json.dumps(m).encode() + b'\\n')\n"
+SOCKET = (
+    "import json\nkernel = display.__self__\ns = kernel.channel.socket\n"
+    "send = lambda m: s.sendall(json.dumps(m).encode() + b'\\n')\n"
+)
 
 
 class Handler:
@@ -122,7 +125,7 @@ async def test_a_forged_end_ends_no_other_cell(hostile: CodeSession) -> None:
 
 
 async def test_an_end_in_the_middle_of_a_message_is_an_end(hostile: CodeSession, other_session: CodeSession) -> None:
-    outcome = await attack(hostile, "import os\ns.sendall(b'{\"t\":\"call\"')\nos._exit(1)")
+    outcome = await attack(hostile, 'import os\ns.sendall(b\'{"t":"call"\')\nos._exit(1)')
     assert outcome.kernel_lost is not None
     assert "exit code 1" in outcome.kernel_lost
 
@@ -133,7 +136,9 @@ async def test_a_closed_channel_is_an_end(hostile: CodeSession, other_session: C
     assert outcome.kernel_lost is not None
 
 
-async def test_results_that_the_code_makes_up_reach_only_itself(hostile: CodeSession, other_session: CodeSession) -> None:
+async def test_results_that_the_code_makes_up_reach_only_itself(
+    hostile: CodeSession, other_session: CodeSession
+) -> None:
     code = (
         "import asyncio\ntask = asyncio.ensure_future(echo('real'))\nawait asyncio.sleep(0)\n"
         "kernel.route({'t': 'result', 'call': kernel.calls._next, 'value': 'forged'})\nprint(await task)"
@@ -144,7 +149,9 @@ async def test_results_that_the_code_makes_up_reach_only_itself(hostile: CodeSes
 
 
 async def test_rebound_stubs_change_nothing_on_the_host(hostile: CodeSession) -> None:
-    await attack(hostile, "import builtins\nbuiltins.echo = echo = lambda *a: 1/0\ntype(display.__self__.calls).make = None")
+    await attack(
+        hostile, "import builtins\nbuiltins.echo = echo = lambda *a: 1/0\ntype(display.__self__.calls).make = None"
+    )
     outcome = await hostile.run("del echo\nawait echo(1)", timeout_s=20)
     assert outcome.error is not None  # of its own making
     assert hostile.is_alive
@@ -157,7 +164,10 @@ async def test_a_marker_that_the_code_prints_hides_only_its_own_output(hostile: 
 
 
 async def test_descriptors_inherited_by_children_do_not_include_the_channel(hostile: CodeSession) -> None:
-    outcome = await attack(hostile, "import subprocess\nprint(subprocess.run(['ls', '/proc/self/fd'], capture_output=True, text=True).stdout)")
+    outcome = await attack(
+        hostile,
+        "import subprocess\nprint(subprocess.run(['ls', '/proc/self/fd'], capture_output=True, text=True).stdout)",
+    )
     assert outcome.stdout.text()[0].split() == ["0", "1", "2", "3"]  # the last is that of ls itself
 
 

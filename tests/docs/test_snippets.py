@@ -62,7 +62,7 @@ def test_the_readme_shows_it_in_fifteen_lines_that_run(state: Path, how: str) ->
     ("page", "section"),
     [
         (page, section)
-        for page in ("docs/guide.md", "docs/agents.md")
+        for page in ("docs/guide.md", "docs/agents.md", "docs/code.md")
         for section, snippets in sections(page).items()
         if snippets
     ],
@@ -112,15 +112,18 @@ def test_public_names_are_exactly_these() -> None:
     """The public API is pinned: adding or removing a name is a decision, with a line in the changelog."""
     names = """
     Agent Answer ArchiveRefused AtollError AuditRecord Budget BudgetExceeded CallerError Capabilities Checkpoint
-    CheckpointExists CheckpointNotFound Children Diagnostic DiskFull Engine ExecBytes ExecResult ExecTimeout
-    Exited ExportResult FileChange FileEntry FileError FileStat Files Gap GcResult GuestProtocolError
-    GuestUnresponsive History ImageStore ImageUnavailable InvalidRequest LaunchFailed Limits Match ModelFailed
-    ModelUnavailable Mount NetworkPolicy NotCheckpointable Output PathExists PathIsDirectory PathNotDirectory
-    PathNotFound PermissionDenied PortRefused Preview Process ProcessEvent ProcessInfo ProcessNotFound Project
-    ProjectChange ProjectChanges ProjectConflict ProjectCopy RefusedChange Role RuntimeUnavailable Sandbox
+    Approval ApprovalDecision ApprovalRequest Approver AskingApprover AuditEntry CallRecord CheckpointExists
+    CheckpointNotFound Children CodeAudit CodeConfig CodeExecutor Diagnostic DiskFull Engine ExecBytes
+    ExecResult ExecTimeout ExecutionFailure ExecutionResult Exited ExportResult FileChange FileEntry FileError
+    FileStat Files Gap GcResult GuestProtocolError GuestUnresponsive History ImageStore ImageUnavailable
+    InvalidRequest LaunchFailed Limits Match ModelFailed ModelUnavailable Mount NetworkPolicy NotCheckpointable
+    OutboxFile Output PathExists PathIsDirectory PathNotDirectory PathNotFound PermissionDenied PortRefused
+    Preview Process ProcessEvent ProcessInfo ProcessNotFound Project ProjectChange ProjectChanges
+    ProjectConflict ProjectCopy RefusedChange RegisteredTool RichPart Role RuntimeUnavailable Sandbox
     SandboxDied SandboxError SandboxExists SandboxInfo SandboxNotFound SandboxShutdown ScriptFailed Secret
-    Settings StorageInfo SystemProcess Tokens Tool ToolResult ToolSet Truncation Unenforceable Usage
-    UserNotFound Volume VolumeExists VolumeNotFound VolumeStore WarmPool generate_text open
+    Settings StorageInfo StoredApprovals SystemProcess Tokens Tool ToolCallError ToolCallerType ToolRegistry
+    ToolResult ToolSet Truncation Unenforceable Usage UserNotFound Volume VolumeExists VolumeNotFound
+    VolumeStore WarmPool code_tool generate_text open
 """.split()
     assert sorted(atoll.__all__) == sorted(names)
     for name in names:

@@ -1,12 +1,12 @@
-"""Approvals: calls that wait until somebody has decided on them.
+"""Approvals: calls that wait until a person, or a program, has decided on them.
 
 Owns `Approver`, which an executor asks, and `StoredApprovals`, one that writes requests to the state directory, so that
 they outlive the process that asked: `atoll approvals` and any other program can decide. Not here: the call itself and
 the time that it waits (`executor.py`). Used by `executor.py` and by the command line.
 
-A request is one record, `approvals/<id>.json`. Whoever decides writes it again, under the lock `approvals/lock`; who
-asked polls it. Asked again for the same call of the same session, by a process that took the session up, the record
-is found again with its decision: nothing is asked twice.
+A request is one record, `approvals/<id>.json`. The one who decides writes it again, under the lock `approvals/lock`;
+the process that asked polls it. Asked again for the same call of the same session, by a process that resumed the
+session, the record is found again with its decision: nothing is asked twice.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from typing import Any, ClassVar, Literal, Protocol
 
 import anyio
 
-from atoll.code.registry import ToolCallError
-from atoll.contract.errors import InvalidRequest, SandboxError
+from atoll.contract.errors import InvalidRequest, SandboxError, ToolCallError
 from atoll.drivers.locks import lock_within
 from atoll.runtime.state.records import StoredRecord, read_record, remove_record, write_record
 
@@ -48,7 +47,7 @@ class ApprovalRequest:
 
 @dataclass(frozen=True)
 class ApprovalDecision:
-    """What somebody has decided."""
+    """A decision on a request."""
 
     allowed: bool
     reason: str = ""
@@ -115,7 +114,7 @@ class StoredApprovals:
         self._directory = state_dir / "approvals"
 
     async def decide(self, request: ApprovalRequest) -> ApprovalDecision:
-        """Write the request, and wait until somebody has decided on it. Its record is removed then; if this is
+        """Write the request, and wait until it is decided. Its record is removed then; if this is
         cancelled, or its process ends, the record stays."""
         approval = self._find(request) or await self._write_request(request)
         while (decision := approval.decision) is None:
@@ -158,7 +157,9 @@ class StoredApprovals:
         Raises:
             InvalidRequest: there is no such request, or it is decided already.
         """
-        return await self._settle(id, status="allowed", changed_arguments=None if arguments is None else dict(arguments))
+        return await self._settle(
+            id, status="allowed", changed_arguments=None if arguments is None else dict(arguments)
+        )
 
     async def deny(self, id: str, reason: str = "") -> Approval:
         """Refuse the call. The code gets an error with the reason.
@@ -212,7 +213,7 @@ class StoredApprovals:
         return self._directory / f"{id}.json"
 
     async def _locked(self) -> AbstractContextManager[object]:
-        file = open(self._directory / "lock", "w")  # noqa: SIM115 - closing it unlocks
+        file = open(self._directory / "lock", "w")  # noqa: ASYNC230, SIM115 - closing it unlocks
         if not await lock_within(file.fileno(), _LOCK_S):
             file.close()
             raise SandboxError("timed out waiting for another process that changes approvals")

@@ -23,16 +23,15 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from atoll.code.approvals import ApprovalRequest, Approver, denial
 from atoll.code.messages import CallMessage, PartMessage
-from atoll.code.registry import ToolCallError, ToolCallerType, ToolRegistry
+from atoll.code.registry import ToolCallerType, ToolRegistry
 from atoll.code.session import KERNEL_MARK, CellOutcome, CodeSession, OnCellOutput
-from atoll.contract.errors import AtollError, InvalidRequest, NotCheckpointable, SandboxNotFound
+from atoll.contract.errors import AtollError, InvalidRequest, NotCheckpointable, SandboxNotFound, ToolCallError
 from atoll.contract.model import Limits
-from atoll.runtime.engine import Engine
-from atoll.runtime.engine import open as open_engine
+from atoll.contract.network import NetworkPolicy
+from atoll.runtime.engine import Engine, open as open_engine
 from atoll.runtime.sandbox import Sandbox
 from atoll.tools.tool import ContentPart, ImagePart, TextPart
 
-SEARCH_TOOLS = "search_tools"
 _MAX_OUTBOX_FILES = 32
 _MAX_OUTBOX_BYTES = 32 * 1024 * 1024
 _MAX_CLOSED = 256
@@ -54,8 +53,8 @@ class CodeConfig(BaseModel):
     """Its memory."""
     cpus: float = 0.5
     """Its processors."""
-    network: tuple[str, ...] | None = None
-    """Rules for egress. Unset: none, and nothing leaves."""
+    network: NetworkPolicy | None = None
+    """The egress policy. Unset: there is no egress."""
     env: Mapping[str, str] = Field(default_factory=dict)
     """Variables of its environment."""
     timeout_s: float | None = 60.0
@@ -212,9 +211,10 @@ class ExecutionAudit(Protocol):
 class _Session:
     """A session of the executor: its kernel, its sandbox, and the calls of its executions."""
 
-    def __init__(self, executor: CodeExecutor, id: str, sandbox: Sandbox) -> None:
+    def __init__(self, executor: CodeExecutor, id: str, sandbox: Sandbox, *, owns_sandbox: bool = True) -> None:
         self.id = id
         self.sandbox = sandbox
+        self.owns_sandbox = owns_sandbox
         self.kernel: CodeSession | None = None
         self.created_at = datetime.now(UTC)
         self.used = time.monotonic()
@@ -224,7 +224,7 @@ class _Session:
         self.code = ""
         self.calls: list[CallRecord] = []
         self.waiting: dict[int, ApprovalRequest] = {}
-        """Calls that somebody is asked about now."""
+        """Calls that wait for an approval now."""
         self._made = 0
         self._executor = executor
         self._slots = anyio.Semaphore(executor.config.max_concurrent_calls)
@@ -257,26 +257,34 @@ class _Session:
     async def _answer(self, call: CallMessage) -> dict[str, Any]:
         config, registry = self._executor.config, self._executor.registry
         try:
-            self._made += 1
-            if call.refusal is not None:
-                raise ToolCallError("InvalidRequest", call.refusal)
-            if self._made > config.max_calls:
-                raise ToolCallError("BudgetExceeded", f"an execution may make {config.max_calls} calls of tools")
-            if call.tool == SEARCH_TOOLS and SEARCH_TOOLS not in registry:
-                return {"value": registry.search(str(call.arguments.get("query", "")))}
+            self._check(call)
             arguments: Mapping[str, Any] = call.arguments
             if call.tool in registry and registry[call.tool].needs_approval:
+                registry.check(call.tool, arguments, caller=ToolCallerType.CODE_EXECUTION)  # before a person is asked
                 arguments = await self._approved(call)
             async with self._slots:
-                value = await registry.call(call.tool, arguments, caller=ToolCallerType.CODE_EXECUTION)
+                value = await registry.call(
+                    call.tool,
+                    arguments,
+                    caller=ToolCallerType.CODE_EXECUTION,
+                    as_text=config.anthropic_compatible,
+                )
             return self._within(value)
         except ToolCallError as error:
             return {"error": {"type": error.type, "message": error.message}}
 
+    def _check(self, call: CallMessage) -> None:
+        self._made += 1
+        limit = self._executor.config.max_calls
+        if call.refusal is not None:
+            raise ToolCallError("InvalidRequest", call.refusal)
+        if self._made > limit:
+            raise ToolCallError("BudgetExceeded", f"an execution may make {limit} calls of tools")
+
     async def _approved(self, call: CallMessage) -> Mapping[str, Any]:
         approver, kernel = self._executor.approver, self.kernel
         if approver is None or kernel is None:
-            raise ToolCallError("ApprovalRequired", f"{call.tool} needs an approval, and nobody is asked here")
+            raise ToolCallError("ApprovalRequired", f"{call.tool} needs an approval, and there is no approver here")
         request = ApprovalRequest(
             session_id=self.id,
             sandbox=self.sandbox.name,
@@ -384,23 +392,29 @@ class CodeExecutor:
         await self.close_session(session.id)
         return result, None
 
-    async def open_session(self) -> str:
-        """A new session, for later executions. Returns its id.
+    async def open_session(self, sandbox: Sandbox | None = None) -> str:
+        """A new session, for later executions. Returns its id. With `sandbox` it runs there, and leaves it when it is
+        closed; without, it has one of its own.
 
         Raises:
             InvalidRequest: there are too many, or the image has no interpreter.
             SandboxError: the sandbox failed.
         """
-        return (await self._new_session()).id
+        if sandbox is None:
+            return (await self._new_session()).id
+        session = _Session(self, f"code-{secrets.token_hex(5)}", sandbox, owns_sandbox=False)
+        await self._start_kernel(session)
+        self._sessions[session.id] = session
+        return session.id
 
     async def _run(
         self, session: _Session, code: str, timeout_s: float | None, on_output: OnCellOutput | None
     ) -> ExecutionResult:
-        if session.kernel is None or not session.kernel.is_alive:
-            await self._start_kernel(session)
-        assert session.kernel is not None
+        kernel = session.kernel
+        if kernel is None or not kernel.is_alive:
+            kernel = await self._start_kernel(session)
         session.begin(code)
-        outcome = await session.kernel.run(
+        outcome = await kernel.run(
             code, timeout_s=timeout_s, output_limit_bytes=self.config.output_limit_bytes, on_output=on_output
         )
         return await self._finished(session, outcome)
@@ -421,9 +435,7 @@ class CodeExecutor:
             stderr=stderr,
             error=None
             if error is None
-            else ExecutionFailure(
-                type=error.type, message=error.message, traceback=error.traceback, line=error.line
-            ),
+            else ExecutionFailure(type=error.type, message=error.message, traceback=error.traceback, line=error.line),
             parts=tuple(_rich(part) for part in outcome.parts),
             warnings=outcome.warnings,
             calls=tuple(session.calls),
@@ -460,7 +472,7 @@ class CodeExecutor:
 
         Raises:
             NotCheckpointable: its runtime cannot save processes, so that its variables would be lost. Nothing changed.
-            InvalidRequest: there is no such session, or its code runs and waits for nobody.
+            InvalidRequest: there is no such session, or its code runs and waits for no approval.
         """
         session, engine = self._find(session_id), await self.engine()
         driver = engine.drivers()[session.sandbox.info.runtime]
@@ -470,7 +482,9 @@ class CodeExecutor:
                 "sessions that are to wait on disk need the runtime runsc"
             )
         if session.busy and not session.waiting:
-            raise InvalidRequest(f"session {session_id!r} runs code that waits for nobody; wait until it has ended")
+            raise InvalidRequest(
+                f"session {session_id!r} runs code that waits for no approval; wait until it has ended"
+            )
         if session.kernel is not None:
             await session.kernel.suspend()
         await engine.sleep(session.sandbox.name)
@@ -490,14 +504,13 @@ class CodeExecutor:
             sandbox = await engine.wake(session_id)
         except SandboxNotFound:
             raise InvalidRequest(f"there is no session {session_id!r} to take up: its sandbox is gone") from None
-        session = await self._adopt(sandbox)
-        assert session.kernel is not None
-        if not session.kernel.is_waiting:
+        session, kernel = await self._adopt(sandbox)
+        if not kernel.is_waiting:
             return None
-        session.code = session.kernel.running_code
+        session.code = kernel.running_code
         session.busy += 1
         try:
-            outcome = await session.kernel.finish(timeout_s=timeout_s or self.config.timeout_s)
+            outcome = await kernel.finish(timeout_s=timeout_s or self.config.timeout_s)
         finally:
             session.busy -= 1
             session.touch()
@@ -517,27 +530,27 @@ class CodeExecutor:
                 f"{driver.name} cannot copy processes, so copies of session {session_id!r} would lack its variables; "
                 "sessions that are to be forked need the runtime runsc"
             )
-        if session.busy:
+        if session.busy or session.kernel is None:
             raise InvalidRequest(f"session {session_id!r} runs code; fork it when that has ended")
-        assert session.kernel is not None
         process_id = session.kernel.process_id
         await session.kernel.detach()
         names = [f"code-{secrets.token_hex(5)}" for _ in range(count)]
         try:
-            forks = await engine.fork(session.sandbox.name, names=names)
+            forks = await engine.fork(session.sandbox.name, count, names=names)
         finally:
             session.kernel = await CodeSession.attach(session.sandbox, process_id, session)
-        return [(await self._adopt(fork)).id for fork in forks]
+        return [(await self._adopt(fork))[0].id for fork in forks]
 
-    async def _adopt(self, sandbox: Sandbox) -> _Session:
+    async def _adopt(self, sandbox: Sandbox) -> tuple[_Session, CodeSession]:
         """A session of this executor from a sandbox in which a kernel runs."""
         kernels = [each for each in await sandbox.processes() if each.live and KERNEL_MARK in each.command]
         if not kernels:
             raise InvalidRequest(f"the sandbox {sandbox.name!r} has no code session: no kernel runs in it")
         session = _Session(self, sandbox.name, sandbox)
-        session.kernel = await CodeSession.attach(sandbox, kernels[-1].id, session, stubs=self._stubs())
+        kernel = await CodeSession.attach(sandbox, kernels[-1].id, session, stubs=self._stubs())
+        session.kernel = kernel
         self._sessions[session.id] = session
-        return session
+        return session, kernel
 
     # -------------------------------------------------------------------------------------------------- sessions
 
@@ -573,16 +586,21 @@ class CodeExecutor:
             raise
         return session
 
-    async def _start_kernel(self, session: _Session) -> None:
+    async def _start_kernel(self, session: _Session) -> CodeSession:
         if session.kernel is not None:
             await session.kernel.detach()
-        session.kernel = await CodeSession.start(session.sandbox, session, stubs=self._stubs(), env=self.config.env)
+        kernel = await CodeSession.start(session.sandbox, session, stubs=self._stubs(), env=self.config.env)
+        session.kernel = kernel
+        return kernel
 
     def _stubs(self) -> Mapping[str, Any]:
         tools, models = self.registry.stubs(anthropic_compatible=self.config.anthropic_compatible)
-        if SEARCH_TOOLS not in self.registry:
-            tools = [*tools, _SEARCH_STUB]
         return {"tools": tools, "models": models}
+
+    @property
+    def prepared(self) -> int:
+        """Sessions that wait to be used."""
+        return len(self._ready)
 
     def _refill(self) -> None:
         missing = self.config.prepared_sessions - len(self._ready) - len(self._background)
@@ -645,6 +663,10 @@ class CodeExecutor:
 
     async def _end(self, session: _Session) -> None:
         with anyio.CancelScope(shield=True):
+            if not session.owns_sandbox:
+                if session.kernel is not None:
+                    await session.kernel.aclose()
+                return
             if session.kernel is not None:
                 await session.kernel.detach()  # it dies with its sandbox
             await session.sandbox.destroy()
@@ -703,14 +725,5 @@ class CodeExecutor:
                 await self._engine.aclose()
 
 
-_SEARCH_STUB: Mapping[str, Any] = {
-    "name": SEARCH_TOOLS,
-    "params": [["query", True]],
-    "returns": "any",
-    "doc": "async def search_tools(query: str) -> list[dict]: tools whose name or description match, best first.",
-}
-
-
 def _rich(part: PartMessage) -> RichPart:
     return RichPart(role="value" if part.role == "value" else "display", data=part.data)
-

@@ -52,7 +52,7 @@ DUMP_S = 0.5
 """How long a kernel that is to be killed may take to say where it is."""
 MARKER_S = 5.0
 """How long output that was written before the end of a cell may take to arrive."""
-OUTPUT_DIRECTORY = "/tmp/atoll-output"  # noqa: S108 - inside the sandbox
+OUTPUT_DIRECTORY = "/tmp/atoll-output"
 _MAX_DUMP_BYTES = 1 << 16
 _MARKER = b"\0atoll-cell-"
 _ANY_MARKER = re.compile(re.escape(_MARKER) + rb"[0-9a-f]{32}")
@@ -318,7 +318,7 @@ class CodeSession:
         try:
             with anyio.fail_after(START_S):
                 await self._channel.send(before + encode({"t": "hello", "nonce": nonce}) + after)
-                await asyncio.wait([self._ready, self._lost], return_when=asyncio.FIRST_COMPLETED)
+                await _first(self._ready, self._lost)
         except TimeoutError:
             raise SandboxError(f"the kernel did not answer within {START_S:g} s") from None
         except anyio.BrokenResourceError:
@@ -419,7 +419,7 @@ class CodeSession:
             began = time.monotonic()
             pausing = asyncio.ensure_future(self._pausing())
             try:
-                await asyncio.wait([cell.done, self._lost, pausing], timeout=left_s, return_when="FIRST_COMPLETED")
+                await _first(cell.done, self._lost, pausing, timeout_s=left_s)
             finally:
                 pausing.cancel()
             if left_s is not None:
@@ -437,7 +437,7 @@ class CodeSession:
 
     @contextlib.contextmanager
     def time_paused(self) -> Any:
-        """A context whose time does not count as time of the cell: somebody is being asked."""
+        """A context whose time does not count as time of the cell: a person is being asked."""
         self._paused += 1
         self._resumed.clear()
         if self._pause_noticed is not None:
@@ -456,16 +456,14 @@ class CodeSession:
 
     async def _interrupt(self, cell: _Cell) -> None:
         """Interrupt the cell; if it does not end, have the kernel say where it is, and kill it."""
-        ends = [cell.done, self._lost]
+        ends: tuple[asyncio.Future[Any], ...] = (cell.done, self._lost)
         for signal, wait_s in ((signals.SIGINT, GRACE_S), (signals.SIGUSR2, DUMP_S), (signals.SIGKILL, GRACE_S)):
             if self._detached or any(each.done() for each in ends):
                 return
             if signal == signals.SIGUSR2:
                 cell.dump = bytearray()
             await self._process.signal(signal, tree=signal == signals.SIGKILL)
-            await asyncio.wait(
-                [self._lost] if signal == signals.SIGKILL else ends, timeout=wait_s, return_when="FIRST_COMPLETED"
-            )
+            await _first(*((self._lost,) if signal == signals.SIGKILL else ends), timeout_s=wait_s)
 
     async def _settle(self, cell: _Cell) -> None:
         """Wait for the output that was written before the end of the cell."""
@@ -474,7 +472,7 @@ class CodeSession:
                 for name in ("stdout", "stderr"):
                     if name in cell.done.result().streams:
                         marked = asyncio.ensure_future(cell.marked[name].wait())
-                        await asyncio.wait([marked, self._lost], return_when="FIRST_COMPLETED")
+                        await _first(marked, self._lost)
                         marked.cancel()
         for output in cell.outputs.values():
             await output.flush()
@@ -507,7 +505,7 @@ class CodeSession:
                 return "", ()
             self._completions = asyncio.get_running_loop().create_future()
             await self._channel.send(encode({"t": "complete", "code": code}))
-            await asyncio.wait([self._completions, self._lost], timeout=GRACE_S, return_when="FIRST_COMPLETED")
+            await _first(self._completions, self._lost, timeout_s=GRACE_S)
             if not self._completions.done():
                 return "", ()
             found = self._completions.result()
@@ -524,13 +522,16 @@ class CodeSession:
             while True:
                 for message in self._reader.feed(await self._channel.receive(1 << 20)):
                     self._take(message)
-                if len(self._calls) > MAX_PENDING:
-                    raise ChannelViolation(f"the code has more than {MAX_PENDING} calls without a result")
+                self._check_pending()
         except ChannelViolation as error:
             self._lose(f"the code damaged its channel to the host ({error}), so its process was ended")
             await self._process.kill()
         except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
             pass  # how it ended is told by its process
+
+    def _check_pending(self) -> None:
+        if len(self._calls) > MAX_PENDING:
+            raise ChannelViolation(f"the code has more than {MAX_PENDING} calls without a result")
 
     def _take(self, message: Message) -> None:
         cell = self._cell
@@ -603,6 +604,11 @@ class CodeSession:
     def _lose(self, why: str) -> None:
         if not self._lost.done():
             self._lost.set_result(why)
+
+
+async def _first(*futures: asyncio.Future[Any], timeout_s: float | None = None) -> None:
+    """Wait until one of them is done, or the time is over."""
+    await asyncio.wait(futures, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
 
 
 def _ending(exited: Exited) -> str:

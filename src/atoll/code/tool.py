@@ -6,7 +6,7 @@ Owns what a model reads about it, and which session its calls share. Not here: e
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Annotated
 
@@ -16,6 +16,7 @@ from pydantic import Field
 from atoll.code.executor import CodeConfig, CodeExecutor, ExecutionResult
 from atoll.code.registry import ToolRegistry
 from atoll.contract.errors import AtollError, InvalidRequest
+from atoll.runtime.sandbox import Sandbox
 from atoll.tools.tool import Hints, Input, OnOutput, Result, Tool, ToolResult, ToolSet
 
 MAX_CODE_CHARS = 1_000_000
@@ -64,12 +65,13 @@ class ExecuteCodeResult(Result):
 
 
 class CodeContext:
-    """The session that calls of `execute_code` share. It is started by the first call, and again when it has expired."""
+    """The session that calls of `execute_code` share: started by the first call, and again when it has expired."""
 
     abilities: frozenset[str] = frozenset()
 
-    def __init__(self, executor: CodeExecutor) -> None:
+    def __init__(self, executor: CodeExecutor, sandbox: Callable[[], Awaitable[Sandbox]] | None = None) -> None:
         self.executor = executor
+        self._sandbox = sandbox
         self.session_id: str | None = None
         self._starting = anyio.Lock()
 
@@ -85,7 +87,8 @@ class CodeContext:
             if self.session_id is not None and self.executor.get_session(self.session_id) is None:
                 self.session_id = None
             if self.session_id is None:
-                self.session_id = await self.executor.open_session()
+                sandbox = None if self._sandbox is None else await self._sandbox()
+                self.session_id = await self.executor.open_session(sandbox)
         result, _ = await self.executor.execute(code, self.session_id, timeout_s=timeout_s, on_output=hear)
         return result
 
@@ -113,8 +116,11 @@ async def _execute_code(
     return shown if result.success else shown.model_copy(update={"is_error": True})
 
 
-def execute_code_tools(executor: CodeExecutor) -> tuple[ToolSet, CodeContext]:
-    """The tool, bound to a session of its own, and that session."""
+def execute_code_tools(
+    executor: CodeExecutor, sandbox: Callable[[], Awaitable[Sandbox]] | None = None
+) -> tuple[ToolSet, CodeContext]:
+    """The tool, bound to a session of its own, and that session. `sandbox` gives the sandbox that it runs in; without
+    it, it has its own."""
     language = executor.config.language
     documentation = executor.registry.documentation(anthropic_compatible=executor.config.anthropic_compatible)
     about = _ABOUT[language]
@@ -131,7 +137,7 @@ def execute_code_tools(executor: CodeExecutor) -> tuple[ToolSet, CodeContext]:
         title="Execute code",
         vocabulary="code",
     )
-    context = CodeContext(executor)
+    context = CodeContext(executor, sandbox)
     return ToolSet([tool], context), context
 
 

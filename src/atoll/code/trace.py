@@ -121,7 +121,7 @@ def as_html(session_id: str, entries: Sequence[AuditEntry]) -> str:
     name = html.escape(session_id)
     return (
         "<!doctype html>\n<html lang=en><meta charset=utf-8>\n"
-        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; style-src \'unsafe-inline\'">\n'
+        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
         '<meta name=viewport content="width=device-width,initial-scale=1">\n'
         f"<title>Trace of {name}</title>\n<style>{_STYLE}</style>\n"
         f"<h1>Session {name}</h1>\n<p>{len(cells)} executions, {calls} calls of tools</p>\n{sections}\n</html>\n"
@@ -133,10 +133,8 @@ def _section(cell: _Cell) -> str:
     verdict = "not ended" if execution is None else execution.verdict
     bad = "" if verdict == "ok" else " class=bad"
     when = cell.calls[0].time if execution is None else execution.time
-    parts = [
-        f"<section><h2>Cell {cell.number} <small>{when:%Y-%m-%d %H:%M:%S} UTC, {_duration(cell.duration_s)}, "
-        f"<span{bad}>{html.escape(verdict)}</span></small></h2>"
-    ]
+    about = f"{when:%Y-%m-%d %H:%M:%S} UTC, {_duration(cell.duration_s)}, <span{bad}>{html.escape(verdict)}</span>"
+    parts = [f"<section><h2>Cell {cell.number} <small>{about}</small></h2>"]
     if execution is not None and execution.code:
         parts.append(f"<pre>{html.escape(execution.code)}</pre>")
     parts += [_bar(cell, call) for call in cell.calls[:_MAX_CALLS_DRAWN]]
