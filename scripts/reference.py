@@ -31,6 +31,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Engine and sandboxes": ("atoll.runtime.", "atoll.settings"),
     "Values": ("atoll.contract.model", "atoll.contract.network", "atoll.contract.secret", "atoll.contract.driver"),
     "Tools": ("atoll.tools.",),
+    "Code that calls tools": ("atoll.code.",),
     "Agents": ("atoll.agents.",),
     "Errors": ("atoll.contract.errors",),
 }

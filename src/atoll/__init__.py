@@ -33,6 +33,33 @@ if TYPE_CHECKING:
         UsageEvent as UsageEvent,
         generate_text as generate_text,
     )
+    from atoll.code.approvals import (
+        Approval as Approval,
+        ApprovalDecision as ApprovalDecision,
+        ApprovalRequest as ApprovalRequest,
+        Approver as Approver,
+        AskingApprover as AskingApprover,
+        StoredApprovals as StoredApprovals,
+    )
+    from atoll.code.audit import (
+        AuditEntry as AuditEntry,
+        CodeAudit as CodeAudit,
+    )
+    from atoll.code.executor import (
+        CallRecord as CallRecord,
+        CodeConfig as CodeConfig,
+        CodeExecutor as CodeExecutor,
+        ExecutionFailure as ExecutionFailure,
+        ExecutionResult as ExecutionResult,
+        OutboxFile as OutboxFile,
+        RichPart as RichPart,
+    )
+    from atoll.code.registry import (
+        RegisteredTool as RegisteredTool,
+        ToolCallerType as ToolCallerType,
+        ToolRegistry as ToolRegistry,
+    )
+    from atoll.code.tool import code_tool as code_tool
     from atoll.contract.driver import (
         Capabilities as Capabilities,
         Diagnostic as Diagnostic,
@@ -70,6 +97,7 @@ if TYPE_CHECKING:
         SandboxNotFound as SandboxNotFound,
         SandboxShutdown as SandboxShutdown,
         ScriptFailed as ScriptFailed,
+        ToolCallError as ToolCallError,
         Unenforceable as Unenforceable,
         UserNotFound as UserNotFound,
         VolumeExists as VolumeExists,
@@ -158,6 +186,11 @@ _HOMES = {
         Agent AgentEvent AgentStream Answer Budget RetryEvent TextEvent ThinkingEvent Tokens ToolCallEvent
         ToolResultEvent UsageEvent generate_text
     """,
+    "atoll.code.approvals": "Approval ApprovalDecision ApprovalRequest Approver AskingApprover StoredApprovals",
+    "atoll.code.audit": "AuditEntry CodeAudit",
+    "atoll.code.executor": "CallRecord CodeConfig CodeExecutor ExecutionFailure ExecutionResult OutboxFile RichPart",
+    "atoll.code.registry": "RegisteredTool ToolCallerType ToolRegistry",
+    "atoll.code.tool": "code_tool",
     "atoll.contract.driver": "Capabilities Diagnostic",
     "atoll.contract.errors": """
         ArchiveRefused AtollError BudgetExceeded CallerError CheckpointExists CheckpointNotFound DiskFull ExecTimeout
@@ -165,7 +198,7 @@ _HOMES = {
         GuestProtocolError GuestUnresponsive ImageUnavailable InvalidRequest LaunchFailed ModelFailed ModelUnavailable
         NotCheckpointable PathExists PathIsDirectory PathNotDirectory PathNotFound PermissionDenied
         PortRefused ProcessNotFound ProjectConflict RuntimeUnavailable SandboxShutdown SandboxDied SandboxError
-        SandboxExists SandboxNotFound ScriptFailed Unenforceable UserNotFound VolumeExists VolumeNotFound
+        SandboxExists SandboxNotFound ScriptFailed ToolCallError Unenforceable UserNotFound VolumeExists VolumeNotFound
     """,
     "atoll.contract.model": """
         Checkpoint ExecBytes ExecResult Exited ExportResult FileChange FileEntry FileStat Gap GcResult Limits

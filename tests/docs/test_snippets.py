@@ -62,7 +62,7 @@ def test_the_readme_shows_it_in_fifteen_lines_that_run(state: Path, how: str) ->
     ("page", "section"),
     [
         (page, section)
-        for page in ("docs/guide.md", "docs/agents.md")
+        for page in ("docs/guide.md", "docs/agents.md", "docs/code.md")
         for section, snippets in sections(page).items()
         if snippets
     ],
@@ -111,18 +111,21 @@ async def test_the_web_application_of_the_guide_serves_and_leaves_nothing(
 def test_public_names_are_exactly_these() -> None:
     """The public API is pinned: adding or removing a name is a decision, with a line in the changelog."""
     names = """
-    Agent AgentEvent AgentStream Answer ArchiveRefused AtollError AuditRecord Budget BudgetExceeded CallerError
-    Capabilities Checkpoint CheckpointExists CheckpointNotFound Children Diagnostic DiskFull Engine ExecBytes
-    ExecResult ExecTimeout Exited ExportResult FileChange FileEntry FileError FileStat Files Gap GcResult
-    GuestProtocolError GuestUnresponsive History ImageInfo ImageStore ImageUnavailable Input InvalidRequest
-    LaunchFailed Limits Listener Match ModelFailed ModelUnavailable Mount NetworkPolicy NotCheckpointable Output
-    PathExists PathIsDirectory PathNotDirectory PathNotFound PermissionDenied PortConnection PortRefused Preview
-    Process ProcessEvent ProcessInfo ProcessInput ProcessNotFound Project ProjectChange ProjectChanges
-    ProjectConflict ProjectCopy RefusedChange Result RetryEvent Role RuntimeUnavailable Sandbox SandboxDied
-    SandboxError SandboxExists SandboxInfo SandboxNotFound SandboxPool SandboxShutdown ScriptFailed Secret Settings
-    StorageInfo SystemProcess Tasks TextEvent ThinkingEvent Tokens Tool ToolCallEvent ToolResult ToolResultEvent
-    ToolSet Truncation Unenforceable Usage UsageEvent UserNotFound Volume VolumeExists VolumeNotFound VolumeStore
-    WarmPool coding_tools generate_text open sprite_tools workspace_tools
+    Agent AgentEvent AgentStream Answer Approval ApprovalDecision ApprovalRequest Approver ArchiveRefused
+    AskingApprover AtollError AuditEntry AuditRecord Budget BudgetExceeded CallRecord CallerError Capabilities
+    Checkpoint CheckpointExists CheckpointNotFound Children CodeAudit CodeConfig CodeExecutor Diagnostic
+    DiskFull Engine ExecBytes ExecResult ExecTimeout ExecutionFailure ExecutionResult Exited ExportResult
+    FileChange FileEntry FileError FileStat Files Gap GcResult GuestProtocolError GuestUnresponsive History
+    ImageInfo ImageStore ImageUnavailable Input InvalidRequest LaunchFailed Limits Listener Match ModelFailed
+    ModelUnavailable Mount NetworkPolicy NotCheckpointable OutboxFile Output PathExists PathIsDirectory
+    PathNotDirectory PathNotFound PermissionDenied PortConnection PortRefused Preview Process ProcessEvent
+    ProcessInfo ProcessInput ProcessNotFound Project ProjectChange ProjectChanges ProjectConflict ProjectCopy
+    RefusedChange RegisteredTool Result RetryEvent RichPart Role RuntimeUnavailable Sandbox SandboxDied
+    SandboxError SandboxExists SandboxInfo SandboxNotFound SandboxPool SandboxShutdown ScriptFailed Secret
+    Settings StorageInfo StoredApprovals SystemProcess Tasks TextEvent ThinkingEvent Tokens Tool ToolCallError
+    ToolCallEvent ToolCallerType ToolRegistry ToolResult ToolResultEvent ToolSet Truncation Unenforceable Usage
+    UsageEvent UserNotFound Volume VolumeExists VolumeNotFound VolumeStore WarmPool code_tool coding_tools
+    generate_text open sprite_tools workspace_tools
 """.split()
     assert sorted(atoll.__all__) == sorted(names)
     for name in names:

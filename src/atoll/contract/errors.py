@@ -28,6 +28,7 @@
     │   ├── ModelUnavailable        (ConnectionError)   temporarily; it may be retried
     │   └── ScriptFailed                                a scripted model got another input than its script
     ├── BudgetExceeded              an agent used up its steps or tokens; its history is kept
+    ├── ToolCallError               a call of a registered tool failed, or was refused
     ├── PortRefused                 (ConnectionRefusedError)  nothing listens there, inside
     └── FileError                   (OSError)           a file operation inside failed
         ├── PathNotFound            (FileNotFoundError)
@@ -253,6 +254,17 @@ class BudgetExceeded(AtollError):
     """The agent used up its budget. The run can continue with its history and a larger budget."""
 
     code = "budget_exceeded"
+
+
+class ToolCallError(AtollError):
+    """A call of a registered tool failed. `type` is the name of the exception that the tool raised, or one of
+    `UnknownTool`, `NotAllowed`, `InvalidArguments`, `TimeoutError` and `InvalidResult`; code gets both."""
+
+    code = "tool_call_failed"
+
+    def __init__(self, type: str, message: str) -> None:
+        super().__init__(message, type=type)
+        self.type = type
 
 
 class PortRefused(AtollError, ConnectionRefusedError):

@@ -327,17 +327,20 @@ class Sandbox:
         stdout_offset: int | None = None,
         stderr_offset: int | None = None,
         stdin: bool = False,
+        channels: int = 0,
         lossless: bool = True,
     ) -> Process:
         """A handle of a process that was spawned before, by this program or another, running or recently ended.
 
         Output is replayed from the offsets; unset means the oldest that is kept. What is no longer kept is a `Gap`.
         With `lossless` the process waits for this reader; without, a reader that falls behind sees a `Gap`.
+        `channels` is the number of extra channels that it was spawned with, to go on with them: at the first byte that
+        was not sent to the client before. One client at a time has stdin and the channels.
         The end of its context detaches.
 
         Raises:
             ProcessNotFound: no such process is known.
-            InvalidRequest: `stdin` is requested, and another client has it.
+            InvalidRequest: `stdin` or `channels` are requested, and another client has them.
         """
         return await process.attach(
             self._open,
@@ -345,6 +348,7 @@ class Sandbox:
             stdout_offset=stdout_offset,
             stderr_offset=stderr_offset,
             stdin=stdin,
+            channels=channels,
             lossless=lossless,
             user=self.info.user,
             watch=self._oom_watches.get(process_id) or OomWatch(self._oom_kills),

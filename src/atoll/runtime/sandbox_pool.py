@@ -14,6 +14,7 @@ import contextlib
 import logging
 import posixpath
 import re
+from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Unpack
 
@@ -116,6 +117,7 @@ class SandboxPool:
         """By name, for the sandboxes with a time of their own."""
         self._times_changed = anyio.Event()
         self._engine = engine
+        self._closers: list[Callable[[], Awaitable[None]]] = []
         self._making: dict[str, anyio.Lock] = {}
         self._options = options
 
@@ -270,8 +272,20 @@ class SandboxPool:
             with anyio.CancelScope(shield=True):
                 await copy.aclose()
 
+    @property
+    def engine(self) -> Engine:
+        """The engine that has the sandboxes."""
+        return self._engine
+
+    def on_end(self, close: Callable[[], Awaitable[None]]) -> None:
+        """Have `close` called when the pool ends, before its sandboxes are removed or left."""
+        self._closers.append(close)
+
     async def end(self) -> None:
         """Forget what this process keeps of the session. `Engine.pool` calls it; the sandboxes stay."""
+        with anyio.CancelScope(shield=True):
+            while self._closers:
+                await self._closers.pop()()
         await self._forget_project()
 
     async def _unknown(self, name: str) -> SandboxNotFound:

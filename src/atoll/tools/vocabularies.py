@@ -96,6 +96,11 @@ VOCABULARIES: Mapping[str, VocabularyEntry] = {
         "sprite_create sprite_exec sprite_checkpoint sprite_restore sprite_list_checkpoints sprite_list "
         "sprite_shutdown sprite_wake sprite_fork sprite_destroy",
     ),
+    "code": VocabularyEntry(
+        "atoll.code.vocabulary",
+        "one tool: Python whose variables persist",
+        frozenset({"execute_code"}),
+    ),
 }
 """All vocabularies, by name."""
 DEFAULT = "workspace"
