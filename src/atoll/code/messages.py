@@ -162,7 +162,7 @@ def _parse(line: bytes) -> Message:
         message = pydantic_core.from_json(line, allow_inf_nan=False)
     except ValueError as error:
         raise ChannelViolation(f"the kernel sent a line that is no JSON: {error}") from None
-    fields = _Fields(message)
+    fields = _MessageFields(message)
     kind = fields.text("t")
     if kind == "call":
         return _call(fields, len(line))
@@ -179,7 +179,7 @@ def _parse(line: bytes) -> Message:
     raise ChannelViolation(f"the kernel sent a message of the unknown kind {kind[:80]!r}")
 
 
-def _call(fields: _Fields, size: int) -> CallMessage:
+def _call(fields: _MessageFields, size: int) -> CallMessage:
     arguments, refusal = fields.object("args").values, None
     if size > MAX_ARGUMENTS_BYTES:
         refusal = f"the arguments take {size} bytes; a call may take {MAX_ARGUMENTS_BYTES}"
@@ -189,7 +189,7 @@ def _call(fields: _Fields, size: int) -> CallMessage:
     return CallMessage(fields.number("call"), fields.number("cell"), fields.text("tool"), kept, size, refusal)
 
 
-def _part(cell: int, fields: _Fields) -> PartMessage:
+def _part(cell: int, fields: _MessageFields) -> PartMessage:
     data = fields.object("data").values
     if _is_deeper(data):
         raise ChannelViolation(f"the kernel sent a value that is nested deeper than {MAX_DEPTH}")
@@ -198,7 +198,7 @@ def _part(cell: int, fields: _Fields) -> PartMessage:
     return PartMessage(cell, fields.text("role"), data)
 
 
-def _done(fields: _Fields) -> DoneMessage:
+def _done(fields: _MessageFields) -> DoneMessage:
     error = fields.optional_object("error")
     described = None
     if error is not None:
@@ -213,7 +213,7 @@ def _done(fields: _Fields) -> DoneMessage:
     return DoneMessage(fields.number("cell"), described, fields.texts("warnings", 100), streams, outbox)
 
 
-def _ready(fields: _Fields, size: int) -> ReadyMessage:
+def _ready(fields: _MessageFields, size: int) -> ReadyMessage:
     running = fields.optional_object("running")
     last = fields.optional_object("last")
     calls = fields.objects("calls", MAX_PENDING)
@@ -229,7 +229,7 @@ def _ready(fields: _Fields, size: int) -> ReadyMessage:
     )
 
 
-class _Fields:
+class _MessageFields:
     """The fields of an object, each read as the one type that it may have."""
 
     def __init__(self, values: object) -> None:
@@ -252,20 +252,20 @@ class _Fields:
     def optional_number(self, name: str) -> int | None:
         return None if self.values.get(name) is None else self.number(name)
 
-    def object(self, name: str) -> _Fields:
+    def object(self, name: str) -> _MessageFields:
         value = self.values.get(name)
         if not isinstance(value, dict):
             raise self._wrong(name, "an object")
-        return _Fields(value)
+        return _MessageFields(value)
 
-    def optional_object(self, name: str) -> _Fields | None:
+    def optional_object(self, name: str) -> _MessageFields | None:
         return None if self.values.get(name) is None else self.object(name)
 
-    def objects(self, name: str, limit: int) -> list[_Fields]:
+    def objects(self, name: str, limit: int) -> list[_MessageFields]:
         value = self.values.get(name, [])
         if not isinstance(value, list) or len(value) > limit:
             raise self._wrong(name, f"a list of at most {limit}")
-        return [_Fields(each) for each in value]
+        return [_MessageFields(each) for each in value]
 
     def texts(self, name: str, limit: int) -> tuple[str, ...]:
         value = self.values.get(name, [])

@@ -142,7 +142,7 @@ class _CellOutput:
         self._unwritten.clear()
 
 
-class _Cell:
+class _RunningCell:
     """A cell that runs."""
 
     def __init__(
@@ -192,7 +192,7 @@ class CodeSession:
         self._reader = MessageReader()
         self._cells = 0
         self._running_code = ""
-        self._cell: _Cell | None = None
+        self._cell: _RunningCell | None = None
         self._early: dict[StreamName, bytearray] = {"stdout": bytearray(), "stderr": bytearray()}
         self._held: dict[StreamName, bytes] = {"stdout": b"", "stderr": b""}
         self._running = anyio.Lock()
@@ -341,7 +341,7 @@ class CodeSession:
         if ready.running is not None:
             number, marker, self._running_code = ready.running
             self._cells = number
-            self._cell = _Cell(number, marker, self.sandbox, 1 << 20, None)
+            self._cell = _RunningCell(number, marker, self.sandbox, 1 << 20, None)
             self._cell.parts += ready.parts
             for call in ready.calls:
                 self._take_call(call)
@@ -369,7 +369,7 @@ class CodeSession:
             self._cells += 1
             self._replaying = False
             marker = f"{_MARKER.decode()}{secrets.token_hex(16)}"
-            cell = self._cell = _Cell(self._cells, marker, self.sandbox, output_limit_bytes, on_output)
+            cell = self._cell = _RunningCell(self._cells, marker, self.sandbox, output_limit_bytes, on_output)
             for stream, early in self._early.items():  # what background tasks have printed between cells
                 await cell.add(stream, _ANY_MARKER.split(early)[-1])
                 early.clear()
@@ -392,7 +392,7 @@ class CodeSession:
                 await self._take_output(stream, data)
             return await self._follow(self._cell, timeout_s, None)
 
-    async def _follow(self, cell: _Cell, timeout_s: float | None, message: bytes | None) -> CellOutcome:
+    async def _follow(self, cell: _RunningCell, timeout_s: float | None, message: bytes | None) -> CellOutcome:
         began = time.monotonic()
         timed_out = False
         try:
@@ -411,7 +411,7 @@ class CodeSession:
             self._cell = None
         return self._outcome(cell, time.monotonic() - began, timed_out=timed_out)
 
-    async def _ended(self, cell: _Cell, timeout_s: float | None) -> bool:
+    async def _ended(self, cell: _RunningCell, timeout_s: float | None) -> bool:
         """Wait for the end of the cell or of its kernel. False: its time is over."""
         left_s = timeout_s
         while not cell.done.done() and not self._lost.done():
@@ -454,7 +454,7 @@ class CodeSession:
         if self._cell is not None and self.is_alive:
             await self._process.signal(signals.SIGINT)
 
-    async def _interrupt(self, cell: _Cell) -> None:
+    async def _interrupt(self, cell: _RunningCell) -> None:
         """Interrupt the cell; if it does not end, have the kernel say where it is, and kill it."""
         ends: tuple[asyncio.Future[Any], ...] = (cell.done, self._lost)
         for signal, wait_s in ((signals.SIGINT, GRACE_S), (signals.SIGUSR2, DUMP_S), (signals.SIGKILL, GRACE_S)):
@@ -465,7 +465,7 @@ class CodeSession:
             await self._process.signal(signal, tree=signal == signals.SIGKILL)
             await _first(*((self._lost,) if signal == signals.SIGKILL else ends), timeout_s=wait_s)
 
-    async def _settle(self, cell: _Cell) -> None:
+    async def _settle(self, cell: _RunningCell) -> None:
         """Wait for the output that was written before the end of the cell."""
         if cell.done.done() and not self._lost.done():
             with anyio.move_on_after(MARKER_S):
@@ -477,7 +477,7 @@ class CodeSession:
         for output in cell.outputs.values():
             await output.flush()
 
-    def _outcome(self, cell: _Cell, duration_s: float, *, timed_out: bool) -> CellOutcome:
+    def _outcome(self, cell: _RunningCell, duration_s: float, *, timed_out: bool) -> CellOutcome:
         done = cell.done.result() if cell.done.done() else None
         error = None if done is None else done.error
         lost = self._lost.result() if self._lost.done() and not self._suspended else None

@@ -21,7 +21,7 @@ _MAX_CALLS_DRAWN = 2000
 
 
 @dataclass(frozen=True)
-class _Cell:
+class _TracedCell:
     number: int
     execution: AuditEntry | None
     """None: it has not ended, or its process was killed."""
@@ -40,13 +40,13 @@ class _Cell:
         return max(max(ends) - self.began, 1e-6)
 
 
-def _cells(entries: Sequence[AuditEntry]) -> list[_Cell]:
+def _cells(entries: Sequence[AuditEntry]) -> list[_TracedCell]:
     cells = []
     for number, group in groupby(sorted(entries, key=lambda entry: (entry.cell, entry.time)), lambda one: one.cell):
         of_cell = list(group)
         executions = [entry for entry in of_cell if entry.kind == "execution"]
         calls = [entry for entry in of_cell if entry.kind == "call"]
-        cells.append(_Cell(number, executions[0] if executions else None, calls))
+        cells.append(_TracedCell(number, executions[0] if executions else None, calls))
     return cells
 
 
@@ -75,7 +75,7 @@ def as_text(entries: Sequence[AuditEntry], *, width: int = 100) -> str:
     return "\n".join(lines)
 
 
-def _call_line(cell: _Cell, call: AuditEntry, width: int) -> str:
+def _call_line(cell: _TracedCell, call: AuditEntry, width: int) -> str:
     start = min(max((call.time.timestamp() - cell.began) / cell.duration_s, 0.0), 1.0)
     at = int(start * (_BAR_COLUMNS - 1))
     length = min(max(1, round(call.duration_s / cell.duration_s * _BAR_COLUMNS)), _BAR_COLUMNS - at)
@@ -128,7 +128,7 @@ def as_html(session_id: str, entries: Sequence[AuditEntry]) -> str:
     )
 
 
-def _section(cell: _Cell) -> str:
+def _section(cell: _TracedCell) -> str:
     execution = cell.execution
     verdict = "not ended" if execution is None else execution.verdict
     bad = "" if verdict == "ok" else " class=bad"
@@ -145,7 +145,7 @@ def _section(cell: _Cell) -> str:
     return "\n".join([*parts, "</section>"])
 
 
-def _bar(cell: _Cell, call: AuditEntry) -> str:
+def _bar(cell: _TracedCell, call: AuditEntry) -> str:
     left = min(max((call.time.timestamp() - cell.began) / cell.duration_s * 100, 0.0), 99.5)
     width = min(call.duration_s / cell.duration_s * 100, 100 - left)
     failed = "" if call.verdict == "ok" else " failed"
