@@ -20,9 +20,16 @@ if TYPE_CHECKING:
     from atoll.agents.history import History as History
     from atoll.agents.loop import (
         Agent as Agent,
+        AgentEvent as AgentEvent,
         Answer as Answer,
         Budget as Budget,
+        RetryEvent as RetryEvent,
+        TextEvent as TextEvent,
+        ThinkingEvent as ThinkingEvent,
         Tokens as Tokens,
+        ToolCallEvent as ToolCallEvent,
+        ToolResultEvent as ToolResultEvent,
+        UsageEvent as UsageEvent,
         generate_text as generate_text,
     )
     from atoll.contract.driver import (
@@ -94,19 +101,46 @@ if TYPE_CHECKING:
     )
     from atoll.contract.secret import Secret as Secret
     from atoll.runtime.engine import (
+        CreateOptions as CreateOptions,
         Engine as Engine,
+        PoolOptions as PoolOptions,
         open as open,
     )
     from atoll.runtime.guest.files import Files as Files
-    from atoll.runtime.guest.process import Process as Process
-    from atoll.runtime.images.store import ImageStore as ImageStore
+    from atoll.runtime.guest.ports import (
+        Listener as Listener,
+        PortConnection as PortConnection,
+    )
+    from atoll.runtime.guest.process import (
+        Process as Process,
+        ProcessInput as ProcessInput,
+    )
+    from atoll.runtime.images.store import (
+        ImageInfo as ImageInfo,
+        ImageStore as ImageStore,
+    )
     from atoll.runtime.sandbox import Sandbox as Sandbox
+    from atoll.runtime.sandbox_pool import (
+        PoolDescription as PoolDescription,
+        PooledSandbox as PooledSandbox,
+        SandboxPool as SandboxPool,
+    )
     from atoll.settings import Settings as Settings
+    from atoll.tools import export as export
+    from atoll.tools.coding import coding_tools as coding_tools
+    from atoll.tools.sprites import sprite_tools as sprite_tools
+    from atoll.tools.tasks import (
+        TaskEvent as TaskEvent,
+        Tasks as Tasks,
+    )
     from atoll.tools.tool import (
+        Input as Input,
+        Result as Result,
         Tool as Tool,
         ToolResult as ToolResult,
         ToolSet as ToolSet,
     )
+    from atoll.tools.workspace import workspace_tools as workspace_tools
 
 __version__ = "0.1.0"
 
@@ -114,7 +148,10 @@ __version__ = "0.1.0"
 _HOMES = {
     "atoll.agents.children": "Children Role",
     "atoll.agents.history": "History",
-    "atoll.agents.loop": "Agent Answer Budget Tokens generate_text",
+    "atoll.agents.loop": """
+        Agent AgentEvent Answer Budget RetryEvent TextEvent ThinkingEvent Tokens ToolCallEvent ToolResultEvent
+        UsageEvent generate_text
+    """,
     "atoll.contract.driver": "Capabilities Diagnostic",
     "atoll.contract.errors": """
         ArchiveRefused AtollError BudgetExceeded CallerError CheckpointExists CheckpointNotFound DiskFull ExecTimeout
@@ -130,13 +167,20 @@ _HOMES = {
     """,
     "atoll.contract.network": "AuditRecord NetworkPolicy",
     "atoll.contract.secret": "Secret",
-    "atoll.runtime.engine": "Engine open",
+    "atoll.runtime.engine": "CreateOptions Engine PoolOptions open",
     "atoll.runtime.guest.files": "Files",
-    "atoll.runtime.guest.process": "Process",
-    "atoll.runtime.images.store": "ImageStore",
+    "atoll.runtime.guest.ports": "Listener PortConnection",
+    "atoll.runtime.guest.process": "Process ProcessInput",
+    "atoll.runtime.images.store": "ImageInfo ImageStore",
     "atoll.runtime.sandbox": "Sandbox",
+    "atoll.runtime.sandbox_pool": "PoolDescription PooledSandbox SandboxPool",
     "atoll.settings": "Settings",
-    "atoll.tools.tool": "Tool ToolResult ToolSet",
+    "atoll.tools": "export",
+    "atoll.tools.coding": "coding_tools",
+    "atoll.tools.sprites": "sprite_tools",
+    "atoll.tools.tasks": "TaskEvent Tasks",
+    "atoll.tools.tool": "Input Result Tool ToolResult ToolSet",
+    "atoll.tools.workspace": "workspace_tools",
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
 
@@ -146,7 +190,8 @@ __all__ = sorted(_HOME_OF)  # noqa: PLE0605
 def __getattr__(name: str) -> object:
     if name not in _HOME_OF:
         raise AttributeError(f"module 'atoll' has no attribute {name!r}")
-    value: object = getattr(importlib.import_module(_HOME_OF[name]), name)
+    home = importlib.import_module(_HOME_OF[name])
+    value: object = getattr(home, name, None) or importlib.import_module(f"{_HOME_OF[name]}.{name}")
     globals()[name] = value
     return value
 

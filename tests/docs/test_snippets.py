@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from types import CodeType
@@ -80,18 +81,42 @@ async def test_the_documentation_is_true(page: str, section: str, state: Path, t
                 await coroutine
 
 
+def test_the_documentation_holds_under_strict_type_checks(tmp_path: Path) -> None:
+    """Whoever copies a snippet into a program that is checked with `mypy --strict` is told nothing about it."""
+    (program,) = python_blocks("README.md")
+    parts = [program, "import atoll\nfrom pathlib import Path"]
+    for page in ("docs/guide.md", "docs/agents.md"):
+        for number, snippet in enumerate(python_blocks(page)):
+            given = "engine: atoll.Engine, box: atoll.Sandbox, here: Path"
+            head = f"async def {Path(page).stem}_{number}({given}) -> None:"
+            parts.append(f"{head}\n{textwrap.indent(snippet, '    ')}")
+    file = tmp_path / "snippets.py"
+    file.write_text("\n\n".join(parts))
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", file],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_public_names_are_exactly_these() -> None:
     """The public API is pinned: adding or removing a name is a decision, with a line in the changelog."""
     names = """
-    Agent Answer ArchiveRefused AtollError AuditRecord Budget BudgetExceeded CallerError Capabilities Checkpoint
-    CheckpointExists CheckpointNotFound Children Diagnostic DiskFull Engine ExecBytes ExecResult ExecTimeout Exited
-    ExportResult FileChange FileEntry FileError FileStat Files Gap GcResult GuestProtocolError GuestUnresponsive
-    History ImageStore ImageUnavailable InvalidRequest LaunchFailed Limits Match ModelFailed ModelUnavailable
-    NetworkPolicy NotCheckpointable Output PathExists PathIsDirectory PathNotDirectory PathNotFound PermissionDenied
-    PortRefused Preview Process ProcessEvent ProcessInfo ProcessNotFound Role RuntimeUnavailable Sandbox SandboxDied
-    SandboxError SandboxExists SandboxInfo SandboxNotFound SandboxShutdown ScriptFailed Secret Settings StorageInfo
-    SystemProcess Tokens Tool ToolResult ToolSet Truncation Unenforceable Usage UserNotFound WarmPool generate_text
-    open
+    Agent AgentEvent Answer ArchiveRefused AtollError AuditRecord Budget BudgetExceeded CallerError Capabilities
+    Checkpoint CheckpointExists CheckpointNotFound Children CreateOptions Diagnostic DiskFull Engine ExecBytes
+    ExecResult ExecTimeout Exited ExportResult FileChange FileEntry FileError FileStat Files Gap GcResult
+    GuestProtocolError GuestUnresponsive History ImageInfo ImageStore ImageUnavailable Input InvalidRequest
+    LaunchFailed Limits Listener Match ModelFailed ModelUnavailable NetworkPolicy NotCheckpointable Output
+    PathExists PathIsDirectory PathNotDirectory PathNotFound PermissionDenied PoolDescription PoolOptions
+    PooledSandbox PortConnection PortRefused Preview Process ProcessEvent ProcessInfo ProcessInput ProcessNotFound
+    Result RetryEvent Role RuntimeUnavailable Sandbox SandboxDied SandboxError SandboxExists SandboxInfo
+    SandboxNotFound SandboxPool SandboxShutdown ScriptFailed Secret Settings StorageInfo SystemProcess TaskEvent
+    Tasks TextEvent ThinkingEvent Tokens Tool ToolCallEvent ToolResult ToolResultEvent ToolSet Truncation
+    Unenforceable Usage UsageEvent UserNotFound WarmPool coding_tools export generate_text open sprite_tools
+    workspace_tools
 """.split()
     assert sorted(atoll.__all__) == sorted(names)
     for name in names:
