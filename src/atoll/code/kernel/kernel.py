@@ -127,7 +127,7 @@ def _parsed(line):
 # --------------------------------------------------------------------------------------------------------------- tools
 
 
-class PendingCall:
+class AwaitableCall:
     """A call that waits for its result: the coroutine that a stub returns."""
 
     def __init__(self, calls, stub, arguments, where):
@@ -194,7 +194,7 @@ class Stub:
         self.__doc__ = spec.get("doc", "")
 
     def __call__(self, *args, **kwargs):
-        return PendingCall(self._calls, self, self._bound(args, kwargs), _line_of_cell(sys._getframe(1)))
+        return AwaitableCall(self._calls, self, self._bound(args, kwargs), _line_of_cell(sys._getframe(1)))
 
     def _bound(self, args, kwargs):
         if len(args) == 1 and not kwargs and isinstance(args[0], dict) and self._takes_dict(args[0]):
@@ -722,7 +722,7 @@ class Kernel:
         return self._rich
 
     def _show_value(self, value):
-        if isinstance(value, PendingCall):
+        if isinstance(value, AwaitableCall):
             return  # its warning says what to do
         builtins._ = value
         self.display(value, "value")
