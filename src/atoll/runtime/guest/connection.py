@@ -15,7 +15,7 @@ import os
 import socket
 import weakref
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Protocol
 
@@ -72,12 +72,14 @@ class GuestConnection:
     `failure` says why.
     """
 
-    def __init__(self, stream: ByteStream, name: str) -> None:
+    def __init__(self, stream: ByteStream, name: str, *, why_ended: Callable[[], str | None] = lambda: None) -> None:
+        """`why_ended` is asked when the other side has ended: what was done to the sandbox, if that is known."""
         self.failure: Failure | None = None
         self.heard = 0
         """How often something has arrived."""
         self._stream = stream
         self._name = name
+        self._why_ended = why_ended
         self._reader = FrameReader()
         self._ready = False
         self._streams: dict[int, Stream] = {}
@@ -315,9 +317,13 @@ class GuestConnection:
             self.fail(Failure(GuestProtocolError, violation.message))
 
     def _lose(self) -> None:
-        self.fail(
-            Failure(SandboxDied, f"connection lost to {self._name}; if it still runs, the next call connects again")
-        )
+        lost = f"connection lost to {self._name}; if it still runs, the next call connects again"
+        self.fail(self._explained(Failure(SandboxDied, lost)))
+
+    def _explained(self, failure: Failure) -> Failure:
+        """With what was done to the sandbox as its reason, instead of how its processes ended."""
+        why = self._why_ended() if failure.kind is SandboxDied else None
+        return failure if why is None else Failure(SandboxDied, f"{self._name} {why}")
 
     def _dispatch(self, kind: int, channel: int, number: int, payload: bytes) -> None:
         if number and self._ready:
@@ -344,7 +350,7 @@ class GuestConnection:
                 stream.on_end(result)
             return
         if kind == FrameType.GONE:
-            self.fail(_gone(decode_fields(payload), self._name))
+            self.fail(self._explained(_gone(decode_fields(payload), self._name)))
         elif kind == FrameType.HELLO and not self._ready:
             version = decode_fields(payload).integer(Tag.VERSION)
             if version != PROTOCOL_VERSION:

@@ -22,6 +22,8 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 
+from atoll.surfaces.cli import render
+
 CHUNK_BYTES = 65536
 STDIN, STDOUT, STDERR = 0, 1, 2
 
@@ -274,6 +276,8 @@ async def _under_signals(main: Callable[[], Awaitable[int]]) -> int:
                 status = await main()
             tasks.cancel_scope.cancel()
     if received is not None and scope.cancelled_caught:
+        if received == signal.SIGINT:
+            render.end_line()
         return 128 + received
     return status
 
