@@ -23,7 +23,7 @@ from anyio.abc import TaskStatus
 
 from atoll.code.functions import MAX_ARGUMENTS_BYTES, encode
 from atoll.code.shapes import SchemaReader, Shape, ToolShape, is_name
-from atoll.contract.errors import CallerError, InvalidRequest, ToolCallError
+from atoll.contract.errors import CallerError, InvalidRequest, ToolCallError, install_extra
 from atoll.runtime.lifetimes import BackgroundTasks
 from atoll.tools.tool import quoted
 
@@ -36,9 +36,7 @@ try:
     from referencing import Registry
     from referencing.exceptions import Unresolvable
 except ModuleNotFoundError as error:
-    raise CallerError(
-        f"MCP needs {error.name}, which is not installed; install the extra: pip install 'atoll[mcp]'"
-    ) from error
+    raise CallerError(f"MCP needs {error.name}, which is not installed; {install_extra('mcp')}") from error
 
 if TYPE_CHECKING:
     from mcp.types import CallToolResult, ContentBlock, Tool as ListedTool
