@@ -36,7 +36,7 @@ from atoll.contract.protocol import (
 )
 from atoll.runtime.guest import connection as connection_module, files as files_module
 from atoll.runtime.guest.connection import GuestConnection
-from atoll.runtime.guest.stream import MAX_CHUNKS, MAX_EVENTS, WINDOW
+from atoll.runtime.guest.flow import MAX_CHUNKS, MAX_EVENTS, WINDOW
 from atoll.runtime.lifetimes import BackgroundTasks
 from atoll.runtime.sandbox import Sandbox
 from atoll.testing.waiting import eventually

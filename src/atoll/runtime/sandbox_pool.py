@@ -21,7 +21,8 @@ import anyio
 
 from atoll.contract.errors import AtollError, CheckpointNotFound, InvalidRequest, SandboxExists, SandboxNotFound
 from atoll.contract.frozen import Frozen
-from atoll.contract.model import Limits, RuntimeName, Status, is_name
+from atoll.contract.model import Limits, RuntimeName, Status
+from atoll.contract.names import is_name
 from atoll.contract.network import NetworkPolicy
 from atoll.runtime.engine import Engine
 from atoll.runtime.images.contents import ImageContents

@@ -12,7 +12,6 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from atoll.contract.errors import InvalidRequest
@@ -136,6 +135,8 @@ def secret_value(word: SecretSource) -> str:
         return sys.stdin.read().removesuffix("\n")
     if word.source.startswith("file:"):
         try:
+            from pathlib import Path
+
             return Path(word.source.removeprefix("file:")).read_text().removesuffix("\n")
         except (OSError, UnicodeDecodeError) as error:
             why = getattr(error, "strerror", None) or "it is not text"

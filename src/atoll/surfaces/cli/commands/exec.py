@@ -110,7 +110,7 @@ def exec(
     tty: TtyOption = False,
     stdin: StdinOption = True,
     detach: Annotated[bool, Option("--detach", "-d", help="Leave the command running and print its number.")] = False,
-) -> Work:
+) -> Work | int:
     """Run a command in a sandbox.
 
     Input, output and exit status are those of the command. Ctrl-C and SIGTERM kill the command and all its processes.
@@ -125,6 +125,14 @@ def exec(
     variables = values.environment(env or [])
     if detach and timeout is not None:
         raise InvalidRequest("--timeout and --detach cannot be combined: a detached command has no time-out")
+    if not (detach or tty or context.as_json):
+        from atoll.surfaces.cli import direct_exec
+
+        status = direct_exec.attempt(
+            context.state_dir, name, words, env=variables, user=user, cwd=cwd, timeout_s=timeout, stdin=stdin
+        )
+        if status is not None:
+            return status
     from atoll.surfaces.cli.streaming import ExecOptions
 
     options = ExecOptions(
