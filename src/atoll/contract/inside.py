@@ -27,4 +27,4 @@ PROXY_ENV: Mapping[str, str] = {
     **{name: _URL for each in _NAMES for name in (each, each.upper())},
     **dict.fromkeys(("no_proxy", "NO_PROXY"), "localhost,127.0.0.1,::1"),
 }
-"""For commands of a sandbox on whose egress port somebody answers: a process of the host, or the guest itself."""
+"""For commands of a sandbox on whose egress port a process of the host answers, or the guest itself."""

@@ -13,11 +13,11 @@ import errno
 import os
 import struct
 from collections.abc import Iterable
-from enum import IntEnum
 from functools import cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from atoll.contract.errors import GuestProtocolError, InvalidRequest
+from atoll.contract.numbers import IntEnum
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -313,13 +313,16 @@ def encode_text(text: str, what: str) -> bytes:
 # ------------------------------------------------------------------------------------------------------ decoding
 
 
-class Problem(NamedTuple):
+class Problem:
     """Why an operation failed."""
 
-    number: int
-    """The errno."""
-    about: str
-    """The subject of the failure, in the guest's words. May be empty."""
+    __slots__ = ("about", "number")
+
+    def __init__(self, number: int, about: str) -> None:
+        self.number = number
+        """The errno."""
+        self.about = about
+        """The subject of the failure, in the guest's words. May be empty."""
 
     @property
     def words(self) -> str:

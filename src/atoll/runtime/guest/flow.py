@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from atoll.contract.errors import GuestProtocolError, GuestUnresponsive, SandboxError
 from atoll.contract.protocol import (
@@ -44,11 +44,14 @@ _EVENT_KINDS = frozenset(map(int, EventKind))
 Sink = Callable[[int, bytes], None]
 
 
-class Failure(NamedTuple):
+class Failure:
     """Why a connection or a sandbox has failed. Each waiting task gets an error object of its own."""
 
-    kind: type[SandboxError]
-    message: str
+    __slots__ = ("kind", "message")
+
+    def __init__(self, kind: type[SandboxError], message: str) -> None:
+        self.kind = kind
+        self.message = message
 
     def error(self) -> SandboxError:
         return self.kind(self.message)

@@ -5,7 +5,8 @@ Not here: waiting for it (`process.py`, `surfaces/cli/direct_exec.py`). Imports 
 imports it.
 """
 
-from __future__ import annotations
+# Without `from __future__ import annotations`: the fields of a `NamedTuple` would be text that has to be compiled, and
+# the first time that takes 1 ms.
 
 import errno
 from typing import TYPE_CHECKING, NamedTuple
@@ -68,7 +69,7 @@ def decode_end(result: Fields, request: ExecRequest) -> ProcessEnd:
     )
 
 
-def timed_out(timeout_s: float, result: ExecResult) -> ExecTimeout:
+def timed_out(timeout_s: float, result: "ExecResult") -> ExecTimeout:
     """The error of a command that was killed when its time was over. `result` has its output until then."""
     return ExecTimeout(
         f"the command timed out after {timeout_s:g} s; it and all that it started have been killed", result
@@ -89,7 +90,7 @@ def start_unanswered(timeout_s: float) -> GuestUnresponsive:
     )
 
 
-def silent_result(exit_code: int, signal: int | None, duration_s: float) -> ExecResult:
+def silent_result(exit_code: int, signal: int | None, duration_s: float) -> "ExecResult":
     """The result of a command that was killed when its time was over, without its output."""
     from atoll.contract.model import ExecResult
 

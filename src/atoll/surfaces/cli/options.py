@@ -54,6 +54,11 @@ TtyOption = Annotated[bool, Option("--tty", "-t", help="Give the command a termi
 StdinOption = Annotated[bool, Option("--stdin/--no-stdin", "-i/-n", help="Pass standard input to the command.")]
 
 
+LIMITS = ("memory", "cpus", "pids", "open_files", "disk")
+TEMPLATE = ("image", "runtime", *LIMITS)
+"""The resource options (`sandbox_options.py`) of what a warm pool keeps sandboxes of."""
+SANDBOX = (*TEMPLATE, "env", "allow", "secret", "secret_env", "user")
+"""All of them."""
 DEFAULT_TOOLS = "workspace"
 """The vocabulary of commands that name none: `vocabularies.DEFAULT`, which help must not wait for. A test compares."""
 

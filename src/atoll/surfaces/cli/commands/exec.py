@@ -14,6 +14,7 @@ from atoll.surfaces.cli import ENGINE_FAILED, render, values
 from atoll.surfaces.cli.command import AtollCommand, CommandContext, CommandModule, Work
 from atoll.surfaces.cli.grammar import Argument, Option
 from atoll.surfaces.cli.options import (
+    SANDBOX,
     CommandArgument,
     CwdOption,
     EnvOption,
@@ -24,10 +25,10 @@ from atoll.surfaces.cli.options import (
     TtyOption,
     UserOption,
 )
-from atoll.surfaces.cli.sandbox_options import SANDBOX, SandboxOptions, create_sandbox
 
 if TYPE_CHECKING:
     from atoll.contract.model import ProcessInfo
+    from atoll.surfaces.cli.sandbox_options import SandboxOptions
     from atoll.surfaces.cli.streaming import ExecOptions
 
 commands = CommandModule()
@@ -86,6 +87,7 @@ async def _run(
     context: CommandContext, sandbox_options: SandboxOptions, options: ExecOptions, *, name: str | None, keep: bool
 ) -> int:
     from atoll.surfaces.cli import streaming
+    from atoll.surfaces.cli.sandbox_options import create_sandbox
 
     async with context.open_engine() as engine, AsyncExitStack() as stack:
         sandbox = await create_sandbox(engine, sandbox_options, name, ephemeral=not keep)

@@ -13,8 +13,8 @@ from atoll.contract.errors import AtollError, InvalidRequest, SandboxNotFound
 from atoll.surfaces.cli import FAILED, render
 from atoll.surfaces.cli.command import AtollCommand, CommandContext, CommandModule, Work
 from atoll.surfaces.cli.grammar import Argument, Option
-from atoll.surfaces.cli.options import NameArgument
-from atoll.surfaces.cli.sandbox_options import SANDBOX, SandboxOptions, create_sandbox
+from atoll.surfaces.cli.options import SANDBOX, NameArgument
+from atoll.surfaces.cli.sandbox_options import SandboxOptions, create_sandbox
 
 if TYPE_CHECKING:
     from atoll.contract.model import ProcessInfo, SandboxInfo, SystemProcess, Usage
