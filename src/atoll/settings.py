@@ -87,6 +87,10 @@ class Settings(Frozen):
     directory, which is made when it is first needed."""
     model: str = "anthropic:claude-sonnet-5-5"
     """The model of agents that do not name one."""
+    project_mib: int = Field(default=512, ge=1)
+    """What the copy of a project may have, in MiB (`atoll agent --here`, `atoll mcp --upload`)."""
+    project_files: int = Field(default=50_000, ge=1)
+    """Files and directories that the copy of a project may have."""
     preview_listen: PreviewListen = "localhost:0"
     """The address of previews: an address, or `localhost` for both loopback addresses, and a port. Port 0 is any that
     is free, so that any number of programs can each serve their own."""
@@ -111,7 +115,7 @@ class Settings(Frozen):
             field = str(first["loc"][0])
             shortest = first.get("ctx", {}).get("min_length")
             if not _holds_secret(pydantic_model(cls).model_fields[field].annotation):
-                reason = f"{variables[field]}={first['input']!r}: {first['msg']}"
+                reason = f"{variables[field]}={first['input']!r}: {first.get('ctx', {}).get('error', first['msg'])}"
             elif shortest is not None:
                 reason = f"{variables[field]} has fewer than {shortest} characters"
             else:

@@ -1,4 +1,4 @@
-"""The rules for names: of sandboxes, of checkpoints' labels, and of environment variables.
+"""The rules for names: of sandboxes, volumes and checkpoints' labels, and of environment variables.
 
 Used by the models and by every layer. Imports nothing heavy, because `atoll exec` imports it.
 """
@@ -15,7 +15,7 @@ _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def check_name(name: str, *, noun: str = "a name for a sandbox") -> str:
-    """Return `name` if it is allowed as what `noun` says: the name of a sandbox, or the label of a checkpoint.
+    """Return `name` if it is allowed as what `noun` says: the name of a sandbox or volume, the label of a checkpoint.
 
     Raises:
         InvalidRequest: it is not; the message says what is allowed.
@@ -26,7 +26,7 @@ def check_name(name: str, *, noun: str = "a name for a sandbox") -> str:
 
 
 def is_name(name: str) -> bool:
-    """Whether `name` is allowed for a sandbox or a checkpoint."""
+    """Whether `name` is allowed for a sandbox, a checkpoint or a volume."""
     return _NAME.fullmatch(name) is not None
 
 

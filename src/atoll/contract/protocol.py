@@ -140,6 +140,7 @@ class Tag(IntEnum):
     PAUSE_MS = 10
     IDLE = 11
     WAITING = 12
+    EXPIRES_MS = 13
     ARGV = 20
     SHELL = 21
     ENV = 22

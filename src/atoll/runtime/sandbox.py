@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import cached_property, partial
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
@@ -26,6 +27,7 @@ from atoll.contract.model import (
     ExecBytes,
     ExecResult,
     ExportResult,
+    Limits,
     Preview,
     ProcessInfo,
     SandboxInfo,
@@ -57,6 +59,7 @@ if TYPE_CHECKING:
     from atoll.runtime.guest.files import Files
     from atoll.runtime.images.fetch import ProgressCallback
     from atoll.runtime.lifetimes import BackgroundTasks
+    from atoll.runtime.project.project import ProjectCopy
     from atoll.tools.tool import ToolSet
 
 LOGIN_SHELL = shell_line("-l")
@@ -88,6 +91,9 @@ class SandboxOwner(Protocol):
 
     async def current_info(self, info: SandboxInfo) -> SandboxInfo:
         """The sandbox as `Engine.list` would show it now."""
+
+    def why_ended(self, info: SandboxInfo) -> str | None:
+        """What was done to a sandbox that has ended, in words that follow its name. None: it ended by itself."""
 
     async def destroy(self, info: SandboxInfo) -> None:
         """End the sandbox and remove all of it. Does nothing if it is gone, even if another has its name now."""
@@ -146,6 +152,32 @@ class Sandbox:
 
     def __repr__(self) -> str:
         return f"Sandbox({self.name!r})"
+
+    async def copy_project(
+        self,
+        directory: Path | str,
+        path: str | None = None,
+        *,
+        limit_bytes: int | None = None,
+        limit_files: int | None = None,
+    ) -> ProjectCopy:
+        """Copy a directory of this machine into the sandbox, without what git ignores. Its `diff` is what was changed
+        there, its `apply` brings that back.
+
+        `path` unset: under the directory's own name, where commands start. The rest is as in `Project`.
+
+        Raises:
+            InvalidRequest: it is not a directory, is too large, or `path` exists and is not empty.
+            OSError: a file of it cannot be read.
+        """
+        from atoll.runtime.project.project import MAX_PROJECT_BYTES, MAX_PROJECT_FILES, Project
+
+        project = Project(
+            directory,
+            limit_bytes=MAX_PROJECT_BYTES if limit_bytes is None else limit_bytes,
+            limit_files=MAX_PROJECT_FILES if limit_files is None else limit_files,
+        )
+        return await project.copy_in(self.files, path or project.name)
 
     # ------------------------------------------------------------------------------------------------- commands
 
@@ -301,17 +333,20 @@ class Sandbox:
         stdout_offset: int | None = None,
         stderr_offset: int | None = None,
         stdin: bool = False,
+        channels: int = 0,
         lossless: bool = True,
     ) -> Process:
         """A handle of a process that was spawned before, by this program or another, running or recently ended.
 
         Output is replayed from the offsets; unset means the oldest that is kept. What is no longer kept is a `Gap`.
         With `lossless` the process waits for this reader; without, a reader that falls behind sees a `Gap`.
+        `channels` is the number of extra channels that it was spawned with, to go on with them: at the first byte that
+        was not sent to the client before. One client at a time has stdin and the channels.
         The end of its context detaches.
 
         Raises:
             ProcessNotFound: no such process is known.
-            InvalidRequest: `stdin` is requested, and another client has it.
+            InvalidRequest: `stdin` or `channels` are requested, and another client has them.
         """
         return await process.attach(
             self._open,
@@ -319,6 +354,7 @@ class Sandbox:
             stdout_offset=stdout_offset,
             stderr_offset=stderr_offset,
             stdin=stdin,
+            channels=channels,
             lossless=lossless,
             user=self.info.user,
             watch=self._oom_watches.get(process_id) or OomWatch(self._oom_kills),
@@ -437,6 +473,16 @@ class Sandbox:
             self._connection.fail(self._failure)
         await self._owner.destroy(self.info)
 
+    async def update(
+        self,
+        *,
+        labels: Mapping[str, str | None] | None = None,
+        ttl_s: float | None = None,
+        limits: Limits | None = None,
+    ) -> SandboxInfo:
+        """As `Engine.update`."""
+        return await self._owner.engine.update(self.name, labels=labels, ttl_s=ttl_s, limits=limits)
+
     async def pause(self) -> None:
         """As `Engine.pause`."""
         await self._owner.engine.pause(self.name)
@@ -457,17 +503,17 @@ class Sandbox:
         """As `Engine.shutdown`."""
         await self._owner.engine.shutdown(self.name)
 
-    async def checkpoint(self, label: str | None = None) -> Checkpoint:
+    async def checkpoint(self, label: str | None = None, *, move: bool = False) -> Checkpoint:
         """As `Engine.checkpoint`."""
-        return await self._owner.engine.checkpoint(self.name, label)
+        return await self._owner.engine.checkpoint(self.name, label, move=move)
 
     async def checkpoints(self) -> list[Checkpoint]:
         """As `Engine.checkpoints`, of this sandbox."""
         return await self._owner.engine.checkpoints(self.name)
 
-    async def restore(self, checkpoint: str) -> None:
+    async def restore(self, checkpoint: str, *, foreign: bool = False) -> None:
         """As `Engine.restore`."""
-        await self._owner.engine.restore(self.name, checkpoint)
+        await self._owner.engine.restore(self.name, checkpoint, foreign=foreign)
 
     async def fork(
         self, count: int = 1, *, checkpoint: str | None = None, names: Sequence[str] | None = None
@@ -556,7 +602,7 @@ class Sandbox:
                 if isinstance(error, AtollError):
                     raise
                 raise SandboxDied(f"{name} cannot be reached: {error}") from error
-            connection = GuestConnection(stream, name)
+            connection = GuestConnection(stream, name, why_ended=lambda: self._owner.why_ended(self.info))
             try:
                 await connection.handshake()
             except SandboxError:

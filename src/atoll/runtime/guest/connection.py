@@ -14,7 +14,7 @@ import asyncio
 import socket
 import weakref
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 import anyio
@@ -57,8 +57,8 @@ class GuestConnection(Link):
     `failure` says why.
     """
 
-    def __init__(self, stream: ByteStream, name: str) -> None:
-        super().__init__(name)
+    def __init__(self, stream: ByteStream, name: str, *, why_ended: Callable[[], str | None] = lambda: None) -> None:
+        super().__init__(name, why_ended)
         self._stream = stream
         self._queue: deque[bytes | memoryview] = deque()
         self._queued_bytes = 0

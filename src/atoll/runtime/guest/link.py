@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from functools import cache
 
 from atoll.contract.errors import GuestProtocolError, GuestUnresponsive, InvalidRequest, LaunchFailed, SandboxDied
@@ -35,7 +36,8 @@ _PING = encode_fields(((Tag.OP, Op.SIGNAL), (Tag.WINDOW, WINDOW), (Tag.PROC, 0),
 class Link(ABC):
     """A connection to a guest, through its keeper, as a state. Subclasses wait and send."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, why_ended: Callable[[], str | None] = lambda: None) -> None:
+        """`why_ended` is asked when the other side has ended: what was done to the sandbox, if that is known."""
         self.failure: Failure | None = None
         """Why the connection has ended. None: it has not."""
         self.heard = 0
@@ -43,6 +45,7 @@ class Link(ABC):
         self.ready = False
         """Whether the guest has said HELLO. Nothing may be sent before."""
         self._name = name
+        self._why_ended = why_ended
         self._reader = FrameReader()
         self._streams: dict[int, StreamState] = {}
         self._number = 0
@@ -91,9 +94,13 @@ class Link(ABC):
 
     def lose(self) -> None:
         """The other side has closed the connection."""
-        self.fail(
-            Failure(SandboxDied, f"connection lost to {self._name}; if it still runs, the next call connects again")
-        )
+        lost = f"connection lost to {self._name}; if it still runs, the next call connects again"
+        self.fail(self._explained(Failure(SandboxDied, lost)))
+
+    def _explained(self, failure: Failure) -> Failure:
+        """With what was done to the sandbox as its reason, instead of how its processes ended."""
+        why = self._why_ended() if failure.kind is SandboxDied else None
+        return failure if why is None else Failure(SandboxDied, f"{self._name} {why}")
 
     def take(self, chunk: bytes | memoryview) -> None:
         """Take what has arrived. A guest that breaks a rule fails the connection."""
@@ -129,7 +136,7 @@ class Link(ABC):
                 stream.on_end(result)
             return
         if kind == FrameType.GONE:
-            self.fail(_gone(decode_fields(payload), self._name))
+            self.fail(self._explained(_gone(decode_fields(payload), self._name)))
         elif kind == FrameType.HELLO and not self.ready:
             version = decode_fields(payload).integer(Tag.VERSION)
             if version != PROTOCOL_VERSION:

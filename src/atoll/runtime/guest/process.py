@@ -42,6 +42,7 @@ from atoll.contract.model import (
 )
 from atoll.contract.protocol import (
     FIRST_CHANNEL,
+    MAX_CHANNELS,
     Action,
     EventKind,
     Fields,
@@ -428,11 +429,14 @@ async def attach(
     stdout_offset: int | None,
     stderr_offset: int | None,
     stdin: bool,
+    channels: int,
     lossless: bool,
     user: str,
     watch: OomWatch,
 ) -> Process:
     """A handle of a process that was spawned before. See `Sandbox.attach`."""
+    if not 0 <= channels <= MAX_CHANNELS:
+        raise InvalidRequest(f"channels is {channels}; a process may have 0 to {MAX_CHANNELS}")
     for offset in (stdout_offset, stderr_offset):
         if offset is not None and offset < 0:
             raise InvalidRequest(f"an offset is {offset}; it must not be negative")
@@ -442,11 +446,13 @@ async def attach(
             (Tag.OUT_OFFSET, stdout_offset or 0),
             (Tag.ERR_OFFSET, stderr_offset or 0),
             (Tag.LOSSLESS, 1 if lossless else None),
-            (Tag.STDIN, 1 if stdin else None),
+            (Tag.STDIN, 1 if stdin or channels else None),  # who writes to it has its channels too
         )
     )
-    request = ExecRequest(f"process {process_id}", user=user, stdin=stdin, keep=True)
-    stream = await opener(Op.ATTACH, fields, receive=(STDOUT, STDERR), send=(0,) if stdin else ())
+    request = ExecRequest(f"process {process_id}", user=user, stdin=stdin, keep=True, channels=channels)
+    extra = range(FIRST_CHANNEL, FIRST_CHANNEL + channels)
+    send = (*((0,) if stdin else ()), *extra)
+    stream = await opener(Op.ATTACH, fields, receive=(STDOUT, STDERR), send=send, dedicated=extra)
     try:
         offsets = (stdout_offset, stderr_offset)
         return await _started(opener, stream, request, watch, attached_to=process_id, offsets=offsets)
@@ -475,7 +481,7 @@ async def _started(
             raise _no_process(attached_to)
         if attached_to is not None and problem is not None and problem.number == errno.EBUSY:
             raise InvalidRequest(
-                f"another client writes to the stdin of process {attached_to}; attach without stdin to read along"
+                f"another client has the stdin and the channels of process {attached_to}; attach without to read along"
             )
         read_end(result, request)
         raise GuestProtocolError("the guest reported the end of a process without its start")
@@ -497,7 +503,7 @@ async def send_signal(opener: OpenStream, process_id: int, signal: int, *, tree:
 
 
 def _no_process(process_id: int) -> ProcessNotFound:
-    return ProcessNotFound(f"no process {process_id} is known; `processes` lists those that are")
+    return ProcessNotFound(f"no command has the number {process_id}, or it has ended", id=process_id)
 
 
 # ------------------------------------------------------------------------------------------------------------ lists

@@ -11,13 +11,16 @@ strictest form. Imports nothing heavy.
 import json
 import os
 import re
+import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from atoll.contract.names import is_name
 
-MANIFEST_VERSION = 4
+MANIFEST_VERSION = 5
 """The version of the manifests that this Atoll writes and reads. Raise it as `StoredRecord.VERSION` says."""
+ENDINGS = {"running": None, "sleeping": "was put to sleep", "shutdown": "was shut down"}
+"""What was done to a sandbox that has ended, by the state in its manifest. None: nothing, it ended by itself."""
 SANDBOX_ID = re.compile(r"atoll-[0-9a-f]{16}")
 _REFUSES = b'"--refuse"'
 _CGROUPS = "/sys/fs/cgroup"
@@ -50,6 +53,18 @@ class RunningSandbox(NamedTuple):
         """Whether the manifest has a network policy now."""
         return (_read_manifest(self.directory) or {}).get("spec", {}).get("network") is not None
 
+    def why_ended(self) -> str | None:
+        """What was done to it, in words that follow its name. None: it has not ended, or by itself."""
+        entry = f"{os.path.dirname(os.path.dirname(self.directory))}/names/{self.name}"
+        try:
+            destroyed = os.readlink(entry) != self.id or self.manifest_version() == (0, 0)
+        except OSError:
+            destroyed = True
+        if destroyed:
+            return "was destroyed"
+        manifest = _read_manifest(self.directory)
+        return ENDINGS.get(manifest["state"]) if manifest is not None else None
+
     def oom_kills(self) -> int | None:
         """How many of its processes the kernel has killed for memory. None: not known."""
         pid = _read(f"{self.directory}/pid").strip().decode()
@@ -69,7 +84,7 @@ class RunningSandbox(NamedTuple):
 
 def find_running(state_dir: str, name: str) -> RunningSandbox | None:
     """The sandbox of this name, if it runs or is paused, and needs nothing of this process but to pass on a command:
-    it has neither a network policy nor secrets. None: it has, or it cannot be told.
+    it has neither a network policy nor secrets, and its lifetime is not over. None: it has, or it cannot be told.
     """
     try:
         seen = os.stat(state_dir)
@@ -83,6 +98,8 @@ def find_running(state_dir: str, name: str) -> RunningSandbox | None:
     if manifest is None or manifest["state"] != "running" or manifest["ending"]:
         return None
     if manifest["encrypted_secrets"] is not None or manifest["spec"]["network"] is not None:
+        return None
+    if _has_expired(f"{state_dir}/expiries/{id}"):
         return None
     config = _read(f"{directory}/config.json")  # of the runtimes of `drivers/oci.py`
     if not config:
@@ -99,6 +116,15 @@ def find_running(state_dir: str, name: str) -> RunningSandbox | None:
         memory_bytes=manifest["limits"]["memory_bytes"],
         refuses_inside=_REFUSES in config,
     )
+
+
+def _has_expired(entry: str) -> bool:
+    try:
+        return int(os.readlink(entry)) <= time.time() * 1000
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError):
+        return True  # it cannot be told
 
 
 def _read_manifest(directory: str) -> Any:

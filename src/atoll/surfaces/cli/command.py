@@ -17,7 +17,7 @@ from functools import cache
 from types import CoroutineType
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-from atoll.contract.errors import CallerError, InvalidRequest
+from atoll.contract.errors import CallerError, InvalidRequest, install_extra
 from atoll.surfaces.cli import FAILED, finish, render
 from atoll.surfaces.cli.grammar import Option, Parameter, Parser, UsageError, parameters_of, similar
 
@@ -192,13 +192,28 @@ class AtollGroup:
     def find(self, name: str) -> AtollCommand | AtollGroup | None:
         return self._commands.get(name)
 
+    def sections(self) -> dict[str, list[AtollCommand | AtollGroup]]:
+        """The commands, below the headings of the help."""
+        return {"Commands": [*self.commands().values()]}
+
+    def expanded(self, words: list[str]) -> list[str]:
+        """The words of a command, the first of which may be another name for it."""
+        return words
+
+    def suggested(self, name: str) -> list[str]:
+        """The commands that may have been meant by a name that none has."""
+        return similar(name, list(self.commands()))
+
     def shown_parameters(self) -> list[Parameter]:
         return [*parameters_of(self._function).values(), *app_parameters().values()]
 
     def help(self, path: str) -> str:
         from atoll.surfaces.cli.usage import command_help
 
-        listed = [(name, each.description) for name, each in self.commands().items()]
+        listed = {
+            heading: [(each.name, each.description) for each in commands]
+            for heading, commands in self.sections().items()
+        }
         return command_help(path, self.description, self.shown_parameters(), listed)
 
     def run(self, words: list[str], parent: CommandContext | None = None) -> int:
@@ -211,6 +226,7 @@ class AtollGroup:
         _, rest = parser.split(words, 0)
         if parser.wants_help:
             return context.print_help()
+        rest = self.expanded(rest)
         values = context.take_app_options(parser.values([]))
         found = self.find(rest[0]) if rest else None
         context.invoked_subcommand = rest[0] if rest else None
@@ -218,8 +234,8 @@ class AtollGroup:
         if result is not None or not rest:
             return _exit_status(context, result, FAILED)
         if found is None:
-            near = similar(rest[0], list(self.commands()))
-            meant = f" Did you mean {', '.join(map(repr, near))}?" if near else ""
+            near = " or ".join(f"`{context.command_path} {each}`" for each in self.suggested(rest[0]))
+            meant = f" Did you mean {near}?" if near else ""
             raise UsageError(f"No such command {rest[0]!r}.{meant}", context.command_path)
         return found.run(rest[1:], context)
 
@@ -271,6 +287,4 @@ def needing_extra(what: str, extra: str) -> Iterator[None]:
         missing = (error.name or "atoll").partition(".")[0]
         if missing == "atoll":
             raise
-        raise CallerError(
-            f"{what} needs {missing}, which is not installed; install the extra: pip install 'atoll[{extra}]'"
-        ) from error
+        raise CallerError(f"{what} needs {missing}, which is not installed; {install_extra(extra)}") from error

@@ -119,8 +119,8 @@ def attempt(
 class _Connection(Link):
     """A connection to a keeper. Nothing of it waits."""
 
-    def __init__(self, connected: _socket.socket, name: str) -> None:
-        super().__init__(name)
+    def __init__(self, connected: _socket.socket, sandbox: RunningSandbox) -> None:
+        super().__init__(f"sandbox {sandbox.name!r}", sandbox.why_ended)
         self.socket = connected
         self._queue = bytearray()
 
@@ -172,7 +172,7 @@ class _Connection(Link):
 def _connect(sandbox: RunningSandbox) -> _Connection | None:
     """A connection on which the guest has said HELLO. None: it has not, or something else."""
     connected = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC)
-    connection = _Connection(connected, f"sandbox {sandbox.name!r}")
+    connection = _Connection(connected, sandbox)
     connected.settimeout(_HELLO_S)
     try:
         fd = os.open(sandbox.directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -273,12 +273,14 @@ class _Running:
                 end = self._to_end()
             except _Interrupted:
                 self._kill()
+                if self._signals.received == signal.SIGINT:
+                    render.end_line()
                 return 128 + self._signals.received
             except BaseException:
                 self._kill()
                 raise
         if end.exit_code == 128 + SIGKILL and not end.killed and (sandbox.oom_kills() or 0) > kills:
-            _explain_memory_kill(sandbox)
+            render.explain_memory_kill(sandbox.name, sandbox.memory_bytes)
         return end.exit_code
 
     def _to_end(self) -> ProcessEnd:
@@ -517,10 +519,3 @@ class _Egress:
                 sandbox = await engine.get(self._wanted.sandbox.name)
                 await sandbox.connect()
                 await anyio.sleep_forever()
-
-
-def _explain_memory_kill(sandbox: RunningSandbox) -> None:
-    """Say why a command ended, where its exit status does not: one that the kernel killed cannot say so itself."""
-    if sandbox.memory_bytes is not None:
-        limit = render.human_bytes(sandbox.memory_bytes)
-        render.note(f"killed: sandbox {sandbox.name!r} reached its memory limit of {limit} (--memory)")

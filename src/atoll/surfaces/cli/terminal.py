@@ -19,6 +19,7 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 
+from atoll.surfaces.cli import render
 from atoll.surfaces.cli.descriptors import (
     STDERR,
     STDIN,
@@ -240,6 +241,8 @@ async def _under_signals(main: Callable[[], Awaitable[int]]) -> int:
                 status = await main()
             tasks.cancel_scope.cancel()
     if received is not None and scope.cancelled_caught:
+        if received == signal.SIGINT:
+            render.end_line()
         return 128 + received
     return status
 

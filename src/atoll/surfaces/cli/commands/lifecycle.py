@@ -138,15 +138,17 @@ def _limits_text(limits: Limits) -> str:
 async def gc(context: CommandContext) -> int:
     """Remove abandoned sandboxes, unused layers and images.
 
-    A layer is unused if no sandbox and no checkpoint refers to it, an image if it has no reference either. Interrupted
-    operations are finished or undone.
+    A layer is unused if no sandbox, checkpoint or volume refers to it, an image if it has no reference either.
+    Interrupted operations are finished or undone.
     """
     async with context.open_engine() as engine:
         removed = await engine.gc()
         unreadable = await engine.unreadable_records()
     if not context.as_json:
         for id, reason in unreadable.items():
+            name = id.partition(":")[2]
             remove = f"atoll checkpoints --delete {id}" if id.startswith("cp-") else f"atoll rm {id}"
+            remove = f"atoll volumes rm {name}" if name else remove
             render.note(
                 f"layers and images are kept: the record of {id} cannot be read: {reason} (`{remove}` removes it)"
             )

@@ -1,0 +1,729 @@
+"""Run code that calls tools: sessions, budgets, and the result of an execution.
+
+Owns `CodeExecutor`: which sandbox a session has, how long it is kept, what every call is checked for before a tool runs
+(caller, size, budget, approval), and what a model is shown of a result. Not here: the kernel and its channel
+(`session.py`), what a tool takes and does (`registry.py`), how approvals are stored (`approvals.py`) and what is
+recorded (`audit.py`). Used by `tool.py`, `agents/` and the surfaces.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections import deque
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Any, Literal, Protocol, Self
+
+import anyio
+from pydantic import BaseModel, ConfigDict, Field
+
+from atoll.code.approvals import ApprovalRequest, Approver, denial
+from atoll.code.messages import CallMessage, PartMessage
+from atoll.code.registry import ToolCallerType, ToolRegistry
+from atoll.code.session import KERNEL_MARK, CellOutcome, CodeSession, OnCellOutput
+from atoll.contract.errors import AtollError, InvalidRequest, NotCheckpointable, SandboxNotFound, ToolCallError
+from atoll.contract.model import Limits
+from atoll.contract.network import NetworkPolicy
+from atoll.runtime.engine import Engine, open as open_engine
+from atoll.runtime.sandbox import Sandbox
+from atoll.tools.tool import ContentPart, ImagePart, TextPart
+
+_MAX_OUTBOX_FILES = 32
+_MAX_OUTBOX_BYTES = 32 * 1024 * 1024
+_MAX_CLOSED = 256
+"""Ids of closed sessions that are remembered, so that an error can say what became of one."""
+
+
+class CodeConfig(BaseModel):
+    """What code may use, and how long its session is kept."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    language: Literal["python", "javascript", "bash"] = "python"
+    """What cells are written in."""
+    image: str | None = None
+    """The image of a session's sandbox. Unset: the engine's default. It needs the language's interpreter."""
+    runtime: str | None = None
+    """Its runtime. Unset: the engine's default."""
+    memory_bytes: int = 256 * 1024 * 1024
+    """Its memory."""
+    cpus: float = 0.5
+    """Its processors."""
+    network: NetworkPolicy | None = None
+    """The egress policy. Unset: there is no egress."""
+    env: Mapping[str, str] = Field(default_factory=dict)
+    """Variables of its environment."""
+    timeout_s: float | None = 60.0
+    """Time of one execution, after which it is interrupted. Unset: no limit."""
+    output_limit_bytes: int = 65536
+    """What is kept of stdout and of stderr: head and tail. The whole is a file in the sandbox then."""
+    max_calls: int = 1000
+    """Calls of tools in one execution."""
+    max_concurrent_calls: int = 128
+    """Calls that run on the host at a time. Others wait."""
+    max_result_bytes: int = 16 * 1024 * 1024
+    """The longest result of a call, as JSON."""
+    session_timeout_seconds: float = 270.0
+    """A session that was not used for so long is closed."""
+    cleanup_interval_seconds: float = 60.0
+    """How often the cleanup task looks for such sessions."""
+    enable_session_reuse: bool = True
+    """False: every execution has a session of its own, whatever is asked for."""
+    max_sessions: int = 100
+    """Sessions that are open at a time."""
+    prepared_sessions: int = 0
+    """Sessions that are started before they are needed, and wait."""
+    anthropic_compatible: bool = False
+    """True: stubs take one dict and return a text, as those of the hosted product do."""
+
+
+class CallRecord(BaseModel):
+    """One call of a tool by code."""
+
+    model_config = ConfigDict(frozen=True)
+
+    tool: str
+    arguments: Mapping[str, Any]
+    started_at: datetime
+    duration_s: float
+    result_bytes: int
+    error: str | None = None
+    """Why it failed or was refused. Unset: it succeeded."""
+
+
+class OutboxFile(BaseModel):
+    """A file that code has left in the directory `outbox` of its working directory."""
+
+    model_config = ConfigDict(frozen=True)
+
+    path: str
+    """Relative to the outbox."""
+    size_bytes: int
+    data: bytes | None
+    """Unset: it is too large to come with the result; it is still in the sandbox."""
+
+
+class ExecutionFailure(BaseModel):
+    """Why an execution ended early."""
+
+    model_config = ConfigDict(frozen=True)
+
+    type: str
+    message: str
+    traceback: str = ""
+    line: int | None = None
+    """The line of the code."""
+
+
+class RichPart(BaseModel):
+    """A value that code has shown, in one or more forms by MIME type. Binary forms are base64."""
+
+    model_config = ConfigDict(frozen=True)
+
+    role: Literal["value", "display"]
+    data: Mapping[str, Any]
+
+
+class ExecutionResult(BaseModel):
+    """What became of an execution."""
+
+    model_config = ConfigDict(frozen=True)
+
+    success: bool
+    output: str
+    """stdout."""
+    stderr: str = ""
+    error: ExecutionFailure | None = None
+    parts: tuple[RichPart, ...] = ()
+    """What was displayed, in order; the value of the last line, if there is one, has the role `value`."""
+    warnings: tuple[str, ...] = ()
+    calls: tuple[CallRecord, ...] = ()
+    files: tuple[OutboxFile, ...] = ()
+    duration_s: float = 0.0
+    timed_out: bool = False
+    out_of_memory: bool = False
+    session_replaced: bool = False
+    """True: its process is gone, and with it the variables. Files are there."""
+    suspended: bool = False
+    """True: it has not ended. The session is on disk, and `CodeExecutor.resume` goes on with it."""
+    output_file: str | None = None
+    """Where in the sandbox the whole of stdout is, if `output` is not all of it."""
+
+    @property
+    def text(self) -> str:
+        """What a model reads of it: output, values, errors and warnings, and no result of a tool."""
+        lines = [self.output.rstrip("\n")] if self.output.strip() else []
+        if self.stderr.strip():
+            lines.append(f"[stderr]\n{self.stderr.rstrip()}")
+        lines += [str(part.data["text/plain"]) for part in self.parts if "text/plain" in part.data]
+        if self.error is not None:
+            lines.append(self.error.traceback.rstrip() or f"{self.error.type}: {self.error.message}")
+        lines += [f"[warning: {each}]" for each in self.warnings]
+        lines += [f"[file: outbox/{each.path}, {each.size_bytes} bytes]" for each in self.files]
+        if self.output_file is not None:
+            lines.append(f"[the whole output is in {self.output_file}]")
+        if self.timed_out:
+            lines.append("[the time limit was reached]")
+        if self.suspended:
+            lines.append("[suspended: a call waits for an approval]")
+        if self.session_replaced:
+            lines.append("[the session was restarted: its variables are lost, its files are there]")
+        return "\n".join(lines) or "[no output; print what you want to see]"
+
+    @property
+    def content(self) -> tuple[ContentPart, ...]:
+        """The same with the images that were shown, for a model that sees."""
+        images = [
+            ImagePart(data=str(part.data[kind]), mime_type=kind)
+            for part in self.parts
+            for kind in ("image/png", "image/jpeg")
+            if kind in part.data
+        ]
+        return (TextPart(text=self.text), *images)
+
+
+class SessionInfo(BaseModel):
+    """A session that is open."""
+
+    model_config = ConfigDict(frozen=True)
+
+    id: str
+    sandbox: str
+    """The name of its sandbox."""
+    language: str
+    created_at: datetime
+    last_used_at: datetime
+    executions: int
+
+
+class ExecutionAudit(Protocol):
+    """Is told of executions and calls."""
+
+    def execution(self, session_id: str, cell: int, code: str, result: ExecutionResult) -> None: ...
+
+    def call(self, session_id: str, cell: int, record: CallRecord) -> None: ...
+
+
+class _Session:
+    """A session of the executor: its kernel, its sandbox, and the calls of its executions."""
+
+    def __init__(self, executor: CodeExecutor, id: str, sandbox: Sandbox, *, owns_sandbox: bool = True) -> None:
+        self.id = id
+        self.sandbox = sandbox
+        self.owns_sandbox = owns_sandbox
+        self.kernel: CodeSession | None = None
+        self.created_at = datetime.now(UTC)
+        self.used = time.monotonic()
+        self.used_at = self.created_at
+        self.executions = 0
+        self.busy = 0
+        self.code = ""
+        self.calls: list[CallRecord] = []
+        self.waiting: dict[int, ApprovalRequest] = {}
+        """Calls that wait for an approval now."""
+        self._made = 0
+        self._executor = executor
+        self._slots = anyio.Semaphore(executor.config.max_concurrent_calls)
+
+    def begin(self, code: str) -> None:
+        self.code, self.calls, self._made = code, [], 0
+        self.executions += 1
+        self.touch()
+
+    def touch(self) -> None:
+        self.used, self.used_at = time.monotonic(), datetime.now(UTC)
+
+    async def handle(self, call: CallMessage) -> dict[str, Any]:
+        """Make a call of the code. The one place that every call passes through; it trusts nothing in it."""
+        started_at, began = datetime.now(UTC), time.perf_counter()
+        answer = await self._answer(call)
+        failed = answer.get("error")
+        record = CallRecord(
+            tool=call.tool,
+            arguments=call.arguments,
+            started_at=started_at,
+            duration_s=time.perf_counter() - began,
+            result_bytes=answer.pop("size", 0),
+            error=None if failed is None else f"{failed['type']}: {failed['message']}",
+        )
+        self.calls.append(record)
+        self._executor.record_call(self.id, call.cell, record)
+        return answer
+
+    async def _answer(self, call: CallMessage) -> dict[str, Any]:
+        config, registry = self._executor.config, self._executor.registry
+        try:
+            self._check(call)
+            arguments: Mapping[str, Any] = call.arguments
+            if call.tool in registry and registry[call.tool].needs_approval:
+                registry.check(call.tool, arguments, caller=ToolCallerType.CODE_EXECUTION)  # before a person is asked
+                arguments = await self._approved(call)
+            async with self._slots:
+                value = await registry.call(
+                    call.tool,
+                    arguments,
+                    caller=ToolCallerType.CODE_EXECUTION,
+                    as_text=config.anthropic_compatible,
+                )
+            return self._within(value)
+        except ToolCallError as error:
+            return {"error": {"type": error.type, "message": error.message}}
+
+    def _check(self, call: CallMessage) -> None:
+        self._made += 1
+        limit = self._executor.config.max_calls
+        if call.refusal is not None:
+            raise ToolCallError("InvalidRequest", call.refusal)
+        if self._made > limit:
+            raise ToolCallError("BudgetExceeded", f"an execution may make {limit} calls of tools")
+
+    async def _approved(self, call: CallMessage) -> Mapping[str, Any]:
+        approver, kernel = self._executor.approver, self.kernel
+        if approver is None or kernel is None:
+            raise ToolCallError("ApprovalRequired", f"{call.tool} needs an approval, and there is no approver here")
+        request = ApprovalRequest(
+            session_id=self.id,
+            sandbox=self.sandbox.name,
+            process_id=kernel.process_id,
+            code=self.code,
+            cell=call.cell,
+            call=call.call,
+            tool=call.tool,
+            arguments=call.arguments,
+        )
+        self.waiting[call.call] = request
+        try:
+            with kernel.time_paused():
+                decision = await approver.decide(request)
+        finally:
+            del self.waiting[call.call]
+        if not decision.allowed:
+            raise denial(request, decision)
+        return call.arguments if decision.arguments is None else decision.arguments
+
+    def _within(self, value: object) -> dict[str, Any]:
+        import pydantic_core
+
+        size = len(pydantic_core.to_json(value))
+        limit = self._executor.config.max_result_bytes
+        if size > limit:
+            raise ToolCallError("ResultTooLarge", f"the result takes {size} bytes; it may take {limit}")
+        return {"value": value, "size": size}
+
+
+class CodeExecutor:
+    """Runs code in sandboxes, and the tools that it calls here.
+
+    Use it as a context manager, or call `aclose`. Without an `engine` it opens one of its own.
+    """
+
+    def __init__(
+        self,
+        registry: ToolRegistry,
+        config: CodeConfig | None = None,
+        *,
+        engine: Engine | None = None,
+        approver: Approver | None = None,
+        audit: ExecutionAudit | None = None,
+    ) -> None:
+        self.registry = registry
+        self.config = config or CodeConfig()
+        self.approver = approver
+        self._audit = audit
+        self._engine = engine
+        self._owns_engine = engine is None
+        self._opening = anyio.Lock()
+        self._sessions: dict[str, _Session] = {}
+        self._closed: deque[str] = deque(maxlen=_MAX_CLOSED)
+        self._ready: deque[_Session] = deque()
+        self._background: set[asyncio.Task[None]] = set()
+        self._cleanup: asyncio.Task[None] | None = None
+        self._is_closed = False
+
+    async def __aenter__(self) -> Self:
+        self._refill()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    # ------------------------------------------------------------------------------------------------- executing
+
+    async def execute(
+        self,
+        code: str,
+        session_id: str | None = None,
+        reuse_session: bool = False,
+        *,
+        timeout_s: float | None = None,
+        on_output: OnCellOutput | None = None,
+    ) -> tuple[ExecutionResult, str | None]:
+        """Run code to its end. Returns the result, and the id of the session if it is still open.
+
+        With `session_id` it runs in that session, where variables, imports and files of earlier executions are. With
+        `reuse_session` a new session is kept for later executions. Otherwise its session is closed afterwards. What the
+        code does wrong is in the result; it raises nothing.
+
+        Raises:
+            InvalidRequest: there is no such session, there are too many, or the image has no interpreter.
+            SandboxError: the sandbox failed.
+        """
+        reuse = self.config.enable_session_reuse and (reuse_session or session_id is not None)
+        session = await self._new_session() if session_id is None else self._find(session_id)
+        session.busy += 1
+        try:
+            result = await self._run(session, code, timeout_s or self.config.timeout_s, on_output)
+        except BaseException:
+            if not reuse:
+                with anyio.CancelScope(shield=True):
+                    await self.close_session(session.id)
+            raise
+        finally:
+            session.busy -= 1
+            session.touch()
+        if reuse or result.suspended:
+            return result, session.id
+        await self.close_session(session.id)
+        return result, None
+
+    async def open_session(self, sandbox: Sandbox | None = None) -> str:
+        """A new session, for later executions. Returns its id. With `sandbox` it runs there, and leaves it when it is
+        closed; without, it has one of its own.
+
+        Raises:
+            InvalidRequest: there are too many, or the image has no interpreter.
+            SandboxError: the sandbox failed.
+        """
+        if sandbox is None:
+            return (await self._new_session()).id
+        session = _Session(self, f"code-{secrets.token_hex(5)}", sandbox, owns_sandbox=False)
+        await self._start_kernel(session)
+        self._sessions[session.id] = session
+        return session.id
+
+    async def _run(
+        self, session: _Session, code: str, timeout_s: float | None, on_output: OnCellOutput | None
+    ) -> ExecutionResult:
+        kernel = session.kernel
+        if kernel is None or not kernel.is_alive:
+            kernel = await self._start_kernel(session)
+        session.begin(code)
+        outcome = await kernel.run(
+            code, timeout_s=timeout_s, output_limit_bytes=self.config.output_limit_bytes, on_output=on_output
+        )
+        return await self._finished(session, outcome)
+
+    async def _finished(self, session: _Session, outcome: CellOutcome) -> ExecutionResult:
+        result = await self._result(session, outcome)
+        if self._audit is not None and not result.suspended:
+            self._audit.execution(session.id, session.executions, session.code, result)
+        return result
+
+    async def _result(self, session: _Session, outcome: CellOutcome) -> ExecutionResult:
+        error = outcome.error
+        output, _ = outcome.stdout.text()
+        stderr, _ = outcome.stderr.text()
+        return ExecutionResult(
+            success=error is None and not outcome.suspended,
+            output=output,
+            stderr=stderr,
+            error=None
+            if error is None
+            else ExecutionFailure(type=error.type, message=error.message, traceback=error.traceback, line=error.line),
+            parts=tuple(_rich(part) for part in outcome.parts),
+            warnings=outcome.warnings,
+            calls=tuple(session.calls),
+            files=await self._outbox(session.sandbox, outcome.outbox),
+            duration_s=outcome.duration_s,
+            timed_out=outcome.timed_out,
+            out_of_memory=outcome.out_of_memory,
+            session_replaced=outcome.kernel_lost is not None,
+            suspended=outcome.suspended,
+            output_file=outcome.output_files.get("stdout"),
+        )
+
+    async def _outbox(self, sandbox: Sandbox, named: tuple[tuple[str, int], ...]) -> tuple[OutboxFile, ...]:
+        """The files that the kernel has named. The names are hostile: a file is read as the sandbox's own user."""
+        found: list[OutboxFile] = []
+        left = _MAX_OUTBOX_BYTES
+        for path, _ in named[:_MAX_OUTBOX_FILES]:
+            if path.startswith("/") or ".." in path.split("/"):
+                continue
+            with contextlib.suppress(AtollError):
+                stat = await sandbox.files.stat(f"outbox/{path}", follow=False)
+                data = None
+                if stat.size <= left:
+                    data = await sandbox.files.read_bytes(f"outbox/{path}", limit=left)
+                    left -= len(data)
+                found.append(OutboxFile(path=path, size_bytes=stat.size, data=data))
+        return tuple(found)
+
+    # -------------------------------------------------------------------------------------- to disk, and as copies
+
+    async def suspend(self, session_id: str) -> None:
+        """Put a session to disk, with its variables and with code that waits for an approval. The execution that waits
+        returns with `suspended`. `resume` goes on with it, here or in another process, at any later time.
+
+        Raises:
+            NotCheckpointable: its runtime cannot save processes, so that its variables would be lost. Nothing changed.
+            InvalidRequest: there is no such session, or its code runs and waits for no approval.
+        """
+        session, engine = self._find(session_id), await self.engine()
+        driver = engine.drivers()[session.sandbox.info.runtime]
+        if not driver.capabilities.memory_checkpoint:
+            raise NotCheckpointable(
+                f"{driver.name} cannot save processes, so the variables of session {session_id!r} would be lost; "
+                "sessions that are to wait on disk need the runtime runsc"
+            )
+        if session.busy and not session.waiting:
+            raise InvalidRequest(
+                f"session {session_id!r} runs code that waits for no approval; wait until it has ended"
+            )
+        if session.kernel is not None:
+            await session.kernel.suspend()
+        await engine.sleep(session.sandbox.name)
+        self._sessions.pop(session_id, None)
+
+    async def resume(self, session_id: str, *, timeout_s: float | None = None) -> ExecutionResult | None:
+        """Take up a session that was suspended, or that a process has left behind which is gone.
+
+        If its code waits for an approval, the approver is asked again, and this returns the result of the execution
+        when it has ended. None: nothing waits, and the session can be used.
+
+        Raises:
+            InvalidRequest: no sandbox has this session, or another process uses it.
+        """
+        engine = await self.engine()
+        try:
+            sandbox = await engine.wake(session_id)
+        except SandboxNotFound:
+            raise InvalidRequest(f"there is no session {session_id!r} to take up: its sandbox is gone") from None
+        session, kernel = await self._adopt(sandbox)
+        if not kernel.is_waiting:
+            return None
+        session.code = kernel.running_code
+        session.busy += 1
+        try:
+            outcome = await kernel.finish(timeout_s=timeout_s or self.config.timeout_s)
+        finally:
+            session.busy -= 1
+            session.touch()
+        return await self._finished(session, outcome)
+
+    async def fork_session(self, session_id: str, count: int = 1) -> list[str]:
+        """Copies of a session that go on from its state, variables included. Returns their ids.
+
+        Raises:
+            NotCheckpointable: its runtime cannot copy processes.
+            InvalidRequest: there is no such session, or it runs code.
+        """
+        session, engine = self._find(session_id), await self.engine()
+        driver = engine.drivers()[session.sandbox.info.runtime]
+        if not driver.capabilities.memory_checkpoint:
+            raise NotCheckpointable(
+                f"{driver.name} cannot copy processes, so copies of session {session_id!r} would lack its variables; "
+                "sessions that are to be forked need the runtime runsc"
+            )
+        if session.busy or session.kernel is None:
+            raise InvalidRequest(f"session {session_id!r} runs code; fork it when that has ended")
+        process_id = session.kernel.process_id
+        await session.kernel.detach()
+        names = [f"code-{secrets.token_hex(5)}" for _ in range(count)]
+        try:
+            forks = await engine.fork(session.sandbox.name, count, names=names)
+        finally:
+            session.kernel = await CodeSession.attach(session.sandbox, process_id, session)
+        return [(await self._adopt(fork))[0].id for fork in forks]
+
+    async def _adopt(self, sandbox: Sandbox) -> tuple[_Session, CodeSession]:
+        """A session of this executor from a sandbox in which a kernel runs."""
+        kernels = [each for each in await sandbox.processes() if each.live and KERNEL_MARK in each.command]
+        if not kernels:
+            raise InvalidRequest(f"the sandbox {sandbox.name!r} has no code session: no kernel runs in it")
+        session = _Session(self, sandbox.name, sandbox)
+        kernel = await CodeSession.attach(sandbox, kernels[-1].id, session, stubs=self._stubs())
+        session.kernel = kernel
+        self._sessions[session.id] = session
+        return session, kernel
+
+    # -------------------------------------------------------------------------------------------------- sessions
+
+    async def _new_session(self) -> _Session:
+        if self._is_closed:
+            raise InvalidRequest("the executor is closed; make another")
+        if len(self._sessions) >= self.config.max_sessions:
+            raise InvalidRequest(
+                f"{len(self._sessions)} sessions are open, and there may be {self.config.max_sessions}; close one"
+            )
+        session = self._ready.popleft() if self._ready else await self._create()
+        self._sessions[session.id] = session
+        self._refill()
+        return session
+
+    async def _create(self) -> _Session:
+        engine = await self.engine()
+        config, id = self.config, f"code-{secrets.token_hex(5)}"
+        sandbox = await engine.create(
+            id,
+            image=config.image,
+            runtime=config.runtime,
+            limits=Limits(memory_bytes=config.memory_bytes, cpus=config.cpus),
+            network=config.network,
+            env=config.env,
+        )
+        session = _Session(self, id, sandbox)
+        try:
+            await self._start_kernel(session)
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await sandbox.destroy()
+            raise
+        return session
+
+    async def _start_kernel(self, session: _Session) -> CodeSession:
+        if session.kernel is not None:
+            await session.kernel.detach()
+        kernel = await CodeSession.start(session.sandbox, session, stubs=self._stubs(), env=self.config.env)
+        session.kernel = kernel
+        return kernel
+
+    def _stubs(self) -> Mapping[str, Any]:
+        tools, models = self.registry.stubs(anthropic_compatible=self.config.anthropic_compatible)
+        return {"tools": tools, "models": models}
+
+    @property
+    def prepared(self) -> int:
+        """Sessions that wait to be used."""
+        return len(self._ready)
+
+    def _refill(self) -> None:
+        missing = self.config.prepared_sessions - len(self._ready) - len(self._background)
+        for _ in range(max(0, missing) if not self._is_closed else 0):
+            task = asyncio.create_task(self._prepare())
+            self._background.add(task)
+            task.add_done_callback(self._background.discard)
+
+    async def _prepare(self) -> None:
+        with contextlib.suppress(AtollError):  # the caller that needs one gets the error
+            self._ready.append(await self._create())
+
+    async def engine(self) -> Engine:
+        """The engine that has the sandboxes."""
+        async with self._opening:
+            if self._engine is None:
+                self._engine = await open_engine()
+            return self._engine
+
+    def _find(self, session_id: str) -> _Session:
+        session = self._sessions.get(session_id)
+        if session is not None:
+            return session
+        if session_id in self._closed:
+            raise InvalidRequest(
+                f"the session {session_id!r} was closed, or not used for {self.config.session_timeout_seconds:g} s; "
+                "begin a new one without session_id"
+            )
+        known = ", ".join(map(repr, list(self._sessions)[:8])) or "none are open"
+        raise InvalidRequest(f"there is no session {session_id!r} (sessions: {known})")
+
+    def get_session(self, session_id: str) -> SessionInfo | None:
+        """The session, or None if it is not open."""
+        session = self._sessions.get(session_id)
+        return None if session is None else self._info(session)
+
+    @property
+    def active_sessions(self) -> dict[str, SessionInfo]:
+        """The sessions that are open, by id."""
+        return {id: self._info(session) for id, session in self._sessions.items()}
+
+    def _info(self, session: _Session) -> SessionInfo:
+        return SessionInfo(
+            id=session.id,
+            sandbox=session.sandbox.name,
+            language=self.config.language,
+            created_at=session.created_at,
+            last_used_at=session.used_at,
+            executions=session.executions,
+        )
+
+    async def close_session(self, session_id: str) -> bool:
+        """End a session and its sandbox. False: it was not open."""
+        session = self._sessions.pop(session_id, None)
+        if session is None:
+            return False
+        self._closed.append(session_id)
+        await self._end(session)
+        return True
+
+    async def _end(self, session: _Session) -> None:
+        with anyio.CancelScope(shield=True):
+            if not session.owns_sandbox:
+                if session.kernel is not None:
+                    await session.kernel.aclose()
+                return
+            if session.kernel is not None:
+                await session.kernel.detach()  # it dies with its sandbox
+            await session.sandbox.destroy()
+
+    async def close_all_sessions(self) -> int:
+        """End all sessions. Returns how many there were."""
+        ids = list(self._sessions)
+        for id in ids:
+            await self.close_session(id)
+        return len(ids)
+
+    def start_cleanup_task(self) -> None:
+        """Close sessions that are not used, from now on. Does nothing if it runs."""
+        if self._cleanup is None or self._cleanup.done():
+            self._cleanup = asyncio.create_task(self._clean_up())
+
+    async def stop_cleanup_task(self) -> None:
+        """End that task. Does nothing if it does not run."""
+        if self._cleanup is not None:
+            self._cleanup.cancel()
+            await asyncio.wait([self._cleanup])
+            self._cleanup = None
+
+    async def _clean_up(self) -> None:
+        while True:
+            await asyncio.sleep(self.config.cleanup_interval_seconds)
+            await self.close_expired_sessions()
+
+    async def close_expired_sessions(self) -> int:
+        """Close the sessions that were not used for `session_timeout_seconds`. Returns how many."""
+        oldest = time.monotonic() - self.config.session_timeout_seconds
+        expired = [id for id, session in self._sessions.items() if not session.busy and session.used < oldest]
+        for id in expired:
+            await self.close_session(id)
+        return len(expired)
+
+    def record_call(self, session_id: str, cell: int, record: CallRecord) -> None:
+        if self._audit is not None:
+            self._audit.call(session_id, cell, record)
+
+    async def aclose(self) -> None:
+        """End everything that this has started. Closing twice does nothing."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        with anyio.CancelScope(shield=True):
+            await self.stop_cleanup_task()
+            for task in list(self._background):
+                task.cancel()
+            if self._background:
+                await asyncio.wait(self._background)
+            while self._ready:
+                await self._end(self._ready.popleft())
+            await self.close_all_sessions()
+            if self._owns_engine and self._engine is not None:
+                await self._engine.aclose()
+
+
+def _rich(part: PartMessage) -> RichPart:
+    return RichPart(role="value" if part.role == "value" else "display", data=part.data)

@@ -1,0 +1,636 @@
+"""A kernel in a sandbox: start it, run cells, interrupt them, and pass its calls on.
+
+Owns the kernel's process, which output belongs to which cell, the time limit of a cell, and what happens when the
+kernel dies or breaks the protocol: the result says so, and the next cell gets a new kernel in the same sandbox. A host
+process that comes later attaches to a kernel that is still there, with its variables and the calls that wait. Not here:
+what a call does and whether it is allowed (`CallHandler`, implemented by `executor.py`), and the messages
+(`messages.py`). Used by `executor.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+import secrets
+import signal as signals
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import anyio
+
+from atoll.code.messages import (
+    MAX_PENDING,
+    CallMessage,
+    CancelMessage,
+    CellError,
+    ChannelViolation,
+    CompletionsMessage,
+    DoneMessage,
+    Message,
+    MessageReader,
+    PartMessage,
+    ReadyMessage,
+    encode,
+)
+from atoll.contract.errors import AtollError, InvalidRequest, SandboxError
+from atoll.contract.model import Exited, Output
+from atoll.runtime.guest.process import Collector, Process
+from atoll.runtime.sandbox import Sandbox
+
+KERNELS = Path(__file__).with_name("kernel")
+START_S = 30.0
+"""How long a kernel may take to start."""
+GRACE_S = 2.0
+"""How long an interrupted cell may take to end before its kernel is killed."""
+DUMP_S = 0.5
+"""How long a kernel that is to be killed may take to say where it is."""
+MARKER_S = 5.0
+"""How long output that was written before the end of a cell may take to arrive."""
+OUTPUT_DIRECTORY = "/tmp/atoll-output"
+_MAX_DUMP_BYTES = 1 << 16
+_MARKER = b"\0atoll-cell-"
+_ANY_MARKER = re.compile(re.escape(_MARKER) + rb"[0-9a-f]{32}")
+KERNEL_MARK = "#atoll-kernel"
+"""By which a kernel is found among the processes of a sandbox."""
+_BOOT = (
+    KERNEL_MARK + " python\n"
+    "import sys,os\n"
+    "if sys.path[0]=='':del sys.path[0]\n"
+    "b=b''\n"
+    "while b'\\n' not in b:\n"
+    " d=os.read(3,1<<20)\n"
+    " if not d:sys.exit(0)\n"
+    " b+=d\n"
+    "import json\n"
+    "l,b=b.split(b'\\n',1)\n"
+    "k=json.loads(l)\n"
+    "g={'__name__':'atoll_kernel'}\n"
+    "exec(compile(k['kernel'],'<atoll kernel>','exec'),g)\n"
+    "sys.path.insert(0,'')\n"
+    "g['main'](b,k['rich'])\n"
+)
+
+StreamName = Literal["stdout", "stderr"]
+
+
+class CallHandler(Protocol):
+    """What makes the calls of a session. Trusts nothing in them."""
+
+    async def handle(self, call: CallMessage) -> dict[str, Any]:
+        """`{"value": …}` or `{"error": {"type": …, "message": …}}`, to be sent to the code."""
+
+
+@dataclass(frozen=True, slots=True)
+class CellOutcome:
+    """What became of a cell."""
+
+    stdout: Collector
+    stderr: Collector
+    parts: tuple[PartMessage, ...]
+    error: CellError | None
+    warnings: tuple[str, ...]
+    outbox: tuple[tuple[str, int], ...]
+    duration_s: float
+    timed_out: bool = False
+    kernel_lost: str | None = None
+    """Why its kernel is gone, and with it the variables. None: it is there."""
+    out_of_memory: bool = False
+    suspended: bool = False
+    """True: it has not ended, and the handle was given up."""
+    output_files: Mapping[StreamName, str] = field(default_factory=dict)
+    """Where the whole of an output is that was longer than its limit."""
+
+
+class _CellOutput:
+    """One output stream of a cell: what is kept, and the file that has the whole of it."""
+
+    def __init__(self, sandbox: Sandbox, path: str, limit_bytes: int) -> None:
+        self.collected = Collector(limit_bytes)
+        self.path = path
+        self.has_file = False
+        self._sandbox = sandbox
+        self._limit_bytes = limit_bytes
+        self._head: bytearray | None = bytearray()
+        self._unwritten = bytearray()
+
+    async def add(self, data: bytes) -> None:
+        self.collected.add(data)
+        if self._head is not None:
+            self._head += data
+            if len(self._head) <= self._limit_bytes:
+                return
+            self._unwritten, self._head = self._head, None
+            self.has_file = True
+        elif self.has_file:
+            self._unwritten += data
+        if len(self._unwritten) > 1 << 20:
+            await self.flush()
+
+    async def flush(self) -> None:
+        if not self._unwritten or not self.has_file:
+            return
+        try:
+            await self._sandbox.files.write_bytes(self.path, bytes(self._unwritten), append=True, parents=True)
+        except AtollError:  # its disk is full, say: there is no file then, and the result names none
+            self.has_file = False
+        self._unwritten.clear()
+
+
+class _RunningCell:
+    """A cell that runs."""
+
+    def __init__(
+        self, number: int, marker: str, sandbox: Sandbox, limit_bytes: int, on_output: OnCellOutput | None
+    ) -> None:
+        self.number = number
+        self.marker = marker.encode()
+        directory = f"{OUTPUT_DIRECTORY}/{marker[-8:]}-cell-{number}"
+        self.outputs: dict[StreamName, _CellOutput] = {
+            "stdout": _CellOutput(sandbox, f"{directory}.stdout.txt", limit_bytes),
+            "stderr": _CellOutput(sandbox, f"{directory}.stderr.txt", limit_bytes),
+        }
+        self.on_output = on_output
+        self.parts: list[PartMessage] = []
+        self.dump: bytearray | None = None
+        """What the kernel has written on stderr since it was asked where it is."""
+        self.done: asyncio.Future[DoneMessage] = asyncio.get_running_loop().create_future()
+        self.marked: dict[StreamName, asyncio.Event] = {"stdout": asyncio.Event(), "stderr": asyncio.Event()}
+
+    async def add(self, stream: StreamName, data: bytes) -> None:
+        if self.dump is not None and stream == "stderr":
+            self.dump += data[: max(0, _MAX_DUMP_BYTES - len(self.dump))]
+        elif data:
+            await self.outputs[stream].add(data)
+            if self.on_output is not None:
+                self.on_output(stream, data)
+
+
+OnCellOutput = Callable[[StreamName, bytes], None]
+"""Receives output while a cell runs. It must be fast, and must not raise."""
+
+
+class CodeSession:
+    """One kernel in one sandbox. Cells run one after the other, in the order in which they were given.
+
+    Get one from `start` or `attach`; `aclose` ends the kernel, `detach` leaves it running.
+    """
+
+    def __init__(self, sandbox: Sandbox, process: Process, handler: CallHandler, *, command: tuple[str, ...]) -> None:
+        self.sandbox = sandbox
+        self.handler = handler
+        self.version = ""
+        """The version of the kernel's language."""
+        self._command = command
+        self._process = process
+        self._channel = process.channel(0)
+        self._reader = MessageReader()
+        self._cells = 0
+        self._running_code = ""
+        self._cell: _RunningCell | None = None
+        self._early: dict[StreamName, bytearray] = {"stdout": bytearray(), "stderr": bytearray()}
+        self._held: dict[StreamName, bytes] = {"stdout": b"", "stderr": b""}
+        self._running = anyio.Lock()
+        self._ready: asyncio.Future[ReadyMessage] = asyncio.get_running_loop().create_future()
+        self._completions: asyncio.Future[CompletionsMessage] | None = None
+        self._calls: dict[int, asyncio.Task[None]] = {}
+        self._paused = 0
+        self._resumed = asyncio.Event()
+        self._resumed.set()
+        self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._out_of_memory = False
+        self._detached = self._suspended = False
+        self._replaying = False
+        """Whether output that comes may be that of earlier cells, which the guest has kept."""
+        self._tasks = [asyncio.create_task(self._read_channel()), asyncio.create_task(self._read_output())]
+
+    # -------------------------------------------------------------------------------------------- start and end
+
+    @classmethod
+    async def start(
+        cls,
+        sandbox: Sandbox,
+        handler: CallHandler,
+        *,
+        stubs: Mapping[str, Any],
+        python: str = "python3",
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        user: str | None = None,
+    ) -> CodeSession:
+        """Start a kernel. `stubs` are the fields of the message `tools`. If this fails or is cancelled, none runs.
+
+        Raises:
+            InvalidRequest: the image has no Python, or one that is too old.
+            SandboxError: the kernel did not start.
+        """
+        command = (python, "-c", _BOOT)
+        process = await sandbox.spawn(
+            command, env={"MPLBACKEND": "agg", **(env or {})}, cwd=cwd, user=user, channels=1, keep=True
+        )
+        session = cls(sandbox, process, handler, command=command)
+        try:
+            await session._greet(_sources() + encode({"t": "tools", **stubs}))
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await session.aclose()
+            raise
+        return session
+
+    @classmethod
+    async def attach(
+        cls, sandbox: Sandbox, process_id: int, handler: CallHandler, *, stubs: Mapping[str, Any] | None = None
+    ) -> CodeSession:
+        """Go on with a kernel that another process, or an earlier handle, has left running.
+
+        Calls that wait are made again through `handler`, and the cell that waits for them goes on: see `resume`.
+
+        Raises:
+            ProcessNotFound: it has ended.
+            InvalidRequest: another process uses it.
+            SandboxError: it does not answer.
+        """
+        process = await sandbox.attach(process_id, channels=1)
+        session = cls(sandbox, process, handler, command=("python3", "-c", _BOOT))
+        session._replaying = True
+        try:
+            await session._greet(b"\n", b"" if stubs is None else encode({"t": "tools", **stubs}))
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await session.detach()
+            raise
+        return session
+
+    @property
+    def process_id(self) -> int:
+        """The argument of `attach`."""
+        return self._process.id
+
+    @property
+    def is_alive(self) -> bool:
+        return not self._lost.done()
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether an earlier host has left a cell running."""
+        return self._cell is not None
+
+    @property
+    def running_code(self) -> str:
+        """The code of the cell that an earlier host has left running, as the kernel tells it."""
+        return self._running_code
+
+    async def aclose(self) -> None:
+        """End the kernel with all that it started. Does not raise."""
+        if self.is_alive:
+            with contextlib.suppress(AtollError, anyio.ClosedResourceError):
+                await self._process.kill()
+                with anyio.move_on_after(GRACE_S, shield=True):
+                    await asyncio.wait([self._lost])
+        await self.detach()
+
+    async def suspend(self) -> None:
+        """`detach`, and let the cell that waits return as suspended."""
+        self._suspended = True
+        if not self._lost.done():
+            self._lost.set_result("the session was suspended")
+        await self.detach()
+
+    async def detach(self) -> None:
+        """Leave the kernel running, with what waits in it. Does not raise."""
+        self._detached = True
+        tasks = [*self._tasks, *self._calls.values()]
+        for task in tasks:
+            task.cancel()
+        with anyio.CancelScope(shield=True):
+            await asyncio.gather(*tasks, return_exceptions=True)
+            with contextlib.suppress(AtollError, anyio.ClosedResourceError):
+                await self._process.detach()
+
+    async def _greet(self, before: bytes, after: bytes = b"") -> None:
+        nonce = secrets.token_hex(16)
+        self._reader.skip_until(nonce)
+        try:
+            with anyio.fail_after(START_S):
+                await self._channel.send(before + encode({"t": "hello", "nonce": nonce}) + after)
+                await _first(self._ready, self._lost)
+        except TimeoutError:
+            raise SandboxError(f"the kernel did not answer within {START_S:g} s") from None
+        except anyio.BrokenResourceError:
+            await asyncio.wait([self._lost])
+        if not self._ready.done():
+            raise self._no_kernel()
+        ready = self._ready.result()
+        self.version = ready.version
+        self._resume(ready)
+
+    def _no_kernel(self) -> AtollError:
+        said = bytes(self._early["stderr"]).decode("utf-8", "replace").strip()
+        if "not found" in said or "No such file" in said:
+            return InvalidRequest(
+                f"the image has no {self._command[0]}, which cells of this language need; choose an image that has it"
+            )
+        return SandboxError(f"the kernel did not start: {said or self._lost.result()}")
+
+    def _resume(self, ready: ReadyMessage) -> None:
+        if ready.running is not None:
+            number, marker, self._running_code = ready.running
+            self._cells = number
+            self._cell = _RunningCell(number, marker, self.sandbox, 1 << 20, None)
+            self._cell.parts += ready.parts
+            for call in ready.calls:
+                self._take_call(call)
+        elif ready.last is not None:
+            self._cells = ready.last.cell
+
+    # ------------------------------------------------------------------------------------------------- one cell
+
+    async def run(
+        self,
+        code: str,
+        *,
+        timeout_s: float | None = None,
+        output_limit_bytes: int = 1 << 20,
+        on_output: OnCellOutput | None = None,
+    ) -> CellOutcome:
+        """Run a cell to its end. If this is cancelled, the cell is interrupted first, and its variables stay.
+
+        Time in which a call waits for an approval does not count as time of the cell.
+
+        Raises:
+            SandboxError: the sandbox is gone.
+        """
+        async with self._running:
+            self._cells += 1
+            self._replaying = False
+            marker = f"{_MARKER.decode()}{secrets.token_hex(16)}"
+            cell = self._cell = _RunningCell(self._cells, marker, self.sandbox, output_limit_bytes, on_output)
+            for stream, early in self._early.items():  # what background tasks have printed between cells
+                await cell.add(stream, _ANY_MARKER.split(early)[-1])
+                early.clear()
+            message = encode({"t": "run", "cell": cell.number, "code": code, "marker": marker})
+            return await self._follow(cell, timeout_s, message)
+
+    async def finish(self, *, timeout_s: float | None = None) -> CellOutcome:
+        """The outcome of the cell that an earlier host has left running.
+
+        Raises:
+            InvalidRequest: none is.
+            SandboxError: the sandbox is gone.
+        """
+        async with self._running:
+            if self._cell is None:
+                raise InvalidRequest("no cell of an earlier process waits in this session")
+            for stream, early in self._early.items():
+                data = bytes(early)
+                early.clear()
+                await self._take_output(stream, data)
+            return await self._follow(self._cell, timeout_s, None)
+
+    async def _follow(self, cell: _RunningCell, timeout_s: float | None, message: bytes | None) -> CellOutcome:
+        began = time.monotonic()
+        timed_out = False
+        try:
+            if message is not None and self.is_alive:
+                with contextlib.suppress(anyio.BrokenResourceError):
+                    await self._channel.send(message)
+            timed_out = not await self._ended(cell, timeout_s)
+            if timed_out:
+                await self._interrupt(cell)
+            await self._settle(cell)
+        except asyncio.CancelledError:
+            with anyio.CancelScope(shield=True):
+                await self._interrupt(cell)
+            raise
+        finally:
+            self._cell = None
+        return self._outcome(cell, time.monotonic() - began, timed_out=timed_out)
+
+    async def _ended(self, cell: _RunningCell, timeout_s: float | None) -> bool:
+        """Wait for the end of the cell or of its kernel. False: its time is over."""
+        left_s = timeout_s
+        while not cell.done.done() and not self._lost.done():
+            await self._resumed.wait()
+            began = time.monotonic()
+            pausing = asyncio.ensure_future(self._pausing())
+            try:
+                await _first(cell.done, self._lost, pausing, timeout_s=left_s)
+            finally:
+                pausing.cancel()
+            if left_s is not None:
+                left_s -= time.monotonic() - began
+                if left_s <= 0 and not self._paused:
+                    return cell.done.done() or self._lost.done()
+        return True
+
+    async def _pausing(self) -> None:
+        while not self._paused:
+            self._pause_noticed = asyncio.Event()
+            await self._pause_noticed.wait()
+
+    _pause_noticed: asyncio.Event | None = None
+
+    @contextlib.contextmanager
+    def time_paused(self) -> Any:
+        """A context whose time does not count as time of the cell: a person is being asked."""
+        self._paused += 1
+        self._resumed.clear()
+        if self._pause_noticed is not None:
+            self._pause_noticed.set()
+        try:
+            yield
+        finally:
+            self._paused -= 1
+            if not self._paused:
+                self._resumed.set()
+
+    async def interrupt(self) -> None:
+        """Interrupt the cell that runs, as Ctrl-C would. Does nothing if none runs."""
+        if self._cell is not None and self.is_alive:
+            await self._process.signal(signals.SIGINT)
+
+    async def _interrupt(self, cell: _RunningCell) -> None:
+        """Interrupt the cell; if it does not end, have the kernel say where it is, and kill it."""
+        ends: tuple[asyncio.Future[Any], ...] = (cell.done, self._lost)
+        for signal, wait_s in ((signals.SIGINT, GRACE_S), (signals.SIGUSR2, DUMP_S), (signals.SIGKILL, GRACE_S)):
+            if self._detached or any(each.done() for each in ends):
+                return
+            if signal == signals.SIGUSR2:
+                cell.dump = bytearray()
+            await self._process.signal(signal, tree=signal == signals.SIGKILL)
+            await _first(*((self._lost,) if signal == signals.SIGKILL else ends), timeout_s=wait_s)
+
+    async def _settle(self, cell: _RunningCell) -> None:
+        """Wait for the output that was written before the end of the cell."""
+        if cell.done.done() and not self._lost.done():
+            with anyio.move_on_after(MARKER_S):
+                for name in ("stdout", "stderr"):
+                    if name in cell.done.result().streams:
+                        marked = asyncio.ensure_future(cell.marked[name].wait())
+                        await _first(marked, self._lost)
+                        marked.cancel()
+        for output in cell.outputs.values():
+            await output.flush()
+
+    def _outcome(self, cell: _RunningCell, duration_s: float, *, timed_out: bool) -> CellOutcome:
+        done = cell.done.result() if cell.done.done() else None
+        error = None if done is None else done.error
+        lost = self._lost.result() if self._lost.done() and not self._suspended else None
+        if lost is not None and done is None:
+            error = CellError("SessionLost", lost, "", _dumped_line(cell.dump))
+        return CellOutcome(
+            stdout=cell.outputs["stdout"].collected,
+            stderr=cell.outputs["stderr"].collected,
+            parts=tuple(cell.parts),
+            error=error,
+            warnings=() if done is None else done.warnings,
+            outbox=() if done is None else done.outbox,
+            duration_s=duration_s,
+            timed_out=timed_out,
+            kernel_lost=lost,
+            out_of_memory=self._out_of_memory,
+            suspended=self._suspended and done is None,
+            output_files={name: output.path for name, output in cell.outputs.items() if output.has_file},
+        )
+
+    async def complete(self, code: str) -> tuple[str, tuple[str, ...]]:
+        """The word at the end of `code`, and what it may become."""
+        async with self._running:
+            if not self.is_alive:
+                return "", ()
+            self._completions = asyncio.get_running_loop().create_future()
+            await self._channel.send(encode({"t": "complete", "code": code}))
+            await _first(self._completions, self._lost, timeout_s=GRACE_S)
+            if not self._completions.done():
+                return "", ()
+            found = self._completions.result()
+            return found.word, found.found
+
+    async def set_stubs(self, stubs: Mapping[str, Any]) -> None:
+        """Replace the tools that the code sees."""
+        await self._channel.send(encode({"t": "tools", **stubs}))
+
+    # --------------------------------------------------------------------------------------------- what comes in
+
+    async def _read_channel(self) -> None:
+        try:
+            while True:
+                for message in self._reader.feed(await self._channel.receive(1 << 20)):
+                    self._take(message)
+                self._check_pending()
+        except ChannelViolation as error:
+            self._lose(f"the code damaged its channel to the host ({error}), so its process was ended")
+            await self._process.kill()
+        except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
+            pass  # how it ended is told by its process
+
+    def _check_pending(self) -> None:
+        if len(self._calls) > MAX_PENDING:
+            raise ChannelViolation(f"the code has more than {MAX_PENDING} calls without a result")
+
+    def _take(self, message: Message) -> None:
+        cell = self._cell
+        match message:
+            case CallMessage():
+                self._take_call(message)
+            case CancelMessage():
+                if (task := self._calls.get(message.call)) is not None:
+                    task.cancel()
+            case PartMessage():
+                if cell is not None and message.cell == cell.number and len(cell.parts) < 10_000:
+                    cell.parts.append(message)
+            case DoneMessage():
+                if cell is not None and message.cell == cell.number and not cell.done.done():
+                    cell.done.set_result(message)
+            case ReadyMessage():
+                if not self._ready.done():
+                    self._ready.set_result(message)
+            case CompletionsMessage():
+                if self._completions is not None and not self._completions.done():
+                    self._completions.set_result(message)
+
+    def _take_call(self, call: CallMessage) -> None:
+        if call.call in self._calls:
+            raise ChannelViolation(f"the number {call.call} is used for two calls at once")
+        task = asyncio.create_task(self._answer(call))
+        self._calls[call.call] = task
+        task.add_done_callback(lambda _: self._calls.pop(call.call, None))
+
+    async def _answer(self, call: CallMessage) -> None:
+        answer = await self.handler.handle(call)
+        with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+            await self._channel.send(encode({"t": "result", "call": call.call, **answer}))
+
+    async def _read_output(self) -> None:
+        try:
+            async for event in self._process:
+                if isinstance(event, Output):
+                    await self._take_output(event.stream, event.data)
+                elif isinstance(event, Exited):
+                    self._out_of_memory = event.out_of_memory
+                    self._lose(_ending(event))
+        except (SandboxError, anyio.ClosedResourceError) as error:
+            self._lose(f"the sandbox is gone: {error}")
+
+    async def _take_output(self, stream: StreamName, data: bytes) -> None:
+        """Give output to its cell. A cell's output ends at its marker; what comes later belongs to the next one."""
+        data, self._held[stream] = self._held[stream] + data, b""
+        cell = self._cell
+        if self._replaying and cell is not None:
+            before, own, after = data.partition(cell.marker)
+            data = _ANY_MARKER.split(before)[-1] + own + after
+        if cell is None or cell.marked[stream].is_set():
+            early = self._early[stream]
+            early += data
+            del early[: max(0, len(early) - (1 << 16))]
+            return
+        before, marker, after = data.partition(cell.marker)
+        if marker:
+            await cell.add(stream, before)
+            cell.marked[stream].set()
+            self._early[stream] += after
+            return
+        # What may be the beginning of the marker waits for the rest of it.
+        at = data.rfind(b"\0", max(0, len(data) - len(cell.marker)))
+        if at >= 0 and cell.marker.startswith(data[at:]):
+            data, self._held[stream] = data[:at], data[at:]
+        await cell.add(stream, data)
+
+    def _lose(self, why: str) -> None:
+        if not self._lost.done():
+            self._lost.set_result(why)
+
+
+async def _first(*futures: asyncio.Future[Any], timeout_s: float | None = None) -> None:
+    """Wait until one of them is done, or the time is over."""
+    await asyncio.wait(futures, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+
+
+def _ending(exited: Exited) -> str:
+    if exited.out_of_memory:
+        return "the session used up its memory, so its process was killed"
+    if exited.signal == signals.SIGKILL:
+        return "the session's process was killed"
+    if exited.signal is not None:
+        return f"the session's process died of signal {exited.signal} ({signals.Signals(exited.signal).name})"
+    return f"the session's process ended itself, with exit code {exited.exit_code}"
+
+
+_DUMPED = re.compile(rb'File "<cell \d+>", line (\d{1,9})')
+
+
+def _dumped_line(dump: bytearray | None) -> int | None:
+    """The line of the cell that a killed kernel was at, as its fault handler has written it."""
+    found = _DUMPED.search(dump or b"")
+    return int(found[1]) if found else None
+
+
+@cache
+def _sources() -> bytes:
+    texts = {name: (KERNELS / f"{name}.py").read_text() for name in ("kernel", "rich")}
+    return json.dumps(texts).encode() + b"\n"
