@@ -37,6 +37,7 @@ from atoll.runtime.secrets.vault import SandboxSecrets, Vault
 from atoll.runtime.state.checkpoints import CheckpointRecord
 from atoll.runtime.state.layers import Layers
 from atoll.runtime.state.records import unreadable
+from atoll.runtime.state.running import ENDINGS
 from atoll.runtime.state.status import RecordedSandbox, describe, describe_unreadable, ending
 from atoll.runtime.state.store import Manifest, StateStore
 
@@ -285,8 +286,7 @@ class Connections:
             manifest = self._store.read(info.id)
         except SandboxError:
             return None
-        ended = {"running": None, "sleeping": "was put to sleep", "shutdown": "was shut down"}
-        return ended[manifest.state] if manifest is not None else "was destroyed"
+        return ENDINGS[manifest.state] if manifest is not None else "was destroyed"
 
     async def destroy(self, info: SandboxInfo) -> None:
         await self.remove(info.id, info.name, self._choose(info.runtime))

@@ -45,8 +45,8 @@ from atoll.contract.model import (
     SandboxInfo,
     SystemProcess,
     WarmPool,
-    check_name,
 )
+from atoll.contract.names import check_name
 from atoll.contract.network import AuditRecord, NetworkPolicy
 from atoll.drivers import registry
 from atoll.runtime.connections import Connections

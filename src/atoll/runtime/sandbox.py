@@ -8,7 +8,6 @@ how a sandbox is created (`provisioning.py`), and which ones are open (`connecti
 
 from __future__ import annotations
 
-import posixpath
 import signal as signals
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
@@ -40,11 +39,19 @@ from atoll.contract.network import AuditRecord, NetworkPolicy
 from atoll.contract.protocol import Op, encode_text
 from atoll.runtime.guest import ports, process
 from atoll.runtime.guest.connection import GuestConnection
-from atoll.runtime.guest.exec_request import OUTPUT_LIMIT_BYTES, Environment, ExecRequest, check_timeout, shell_line
+from atoll.runtime.guest.exec_request import (
+    OUTPUT_LIMIT_BYTES,
+    Environment,
+    ExecRequest,
+    check_timeout,
+    shell_line,
+    start_directory,
+)
+from atoll.runtime.guest.flow import Failure, Sink
 from atoll.runtime.guest.live_text import TextCallback
 from atoll.runtime.guest.ports import Listener, PortConnection
 from atoll.runtime.guest.process import OomWatch, Process, to_bytes, to_result
-from atoll.runtime.guest.stream import Failure, Sink, Stream
+from atoll.runtime.guest.stream import Stream
 
 if TYPE_CHECKING:
     from atoll.runtime.archive.export import ArchiveFile
@@ -647,8 +654,7 @@ class Sandbox:
         return self.info.user if user is None else user
 
     def _directory(self, cwd: str | None) -> str | None:
-        start = self.info.cwd
-        return cwd if start is None else posixpath.join(start, cwd or "")
+        return start_directory(self.info.cwd, cwd)
 
 
 def _stdin(stdin: bytes | str | None) -> bytes | bool:

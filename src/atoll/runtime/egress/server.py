@@ -29,7 +29,7 @@ import anyio
 import anyio.abc
 
 from atoll.contract.errors import AtollError, PortRefused, SandboxError
-from atoll.contract.inside import EGRESS_PORT
+from atoll.contract.inside import EGRESS_PORT, PROXY_ENV
 from atoll.contract.model import SandboxSpec
 from atoll.drivers.locks import try_lock
 from atoll.runtime.egress.audit import AuditLog
@@ -52,14 +52,6 @@ _WATCH_INTERVAL_S = 1.0
 _LISTEN_TIMEOUT_S = 5.0
 _HANDOVER_TIMEOUT_S = 1.0
 """How long the previous server may still hold the port."""
-_URL = f"http://127.0.0.1:{EGRESS_PORT}"
-_NAMES = ("http_proxy", "https_proxy", "ftp_proxy", "all_proxy")
-# The same port serves SOCKS, but no variable says so: some HTTP clients refuse to start when all_proxy is a SOCKS URL
-# and they lack the package for it, even if they would never use it.
-_PROXY_ENV: Mapping[str, str] = {
-    **{name: _URL for each in _NAMES for name in (each, each.upper())},
-    **dict.fromkeys(("no_proxy", "NO_PROXY"), "localhost,127.0.0.1,::1"),
-}
 _log = logging.getLogger(__name__)
 
 
@@ -180,7 +172,7 @@ class EgressServer:
     def _make_env(self) -> Mapping[str, str]:
         if self._spec is None or not (self._has_policy or self._refused_inside):
             return {}
-        return {**_PROXY_ENV, **(self._spec.indexes.env if self._has_policy and self._spec.indexes else {})}
+        return {**PROXY_ENV, **(self._spec.indexes.env if self._has_policy and self._spec.indexes else {})}
 
     def reload_policy(self) -> bool:
         """Read the policy in the manifest, if that was written. Returns whether the policy has changed.

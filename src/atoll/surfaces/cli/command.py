@@ -11,11 +11,9 @@ Imports nothing heavy, because `atoll --help` imports it.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
 from functools import cache
-from pathlib import Path
 from types import CoroutineType
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -35,7 +33,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 def app_options(
     state_dir: Annotated[
-        Path | None,
+        str | None,
         Option(
             "--state-dir",
             metavar="DIR",
@@ -66,7 +64,7 @@ class CommandContext:
         self._command = command
         self.command_path: str = f"{parent.command_path} {command.name}" if parent is not None else command.name
         self.as_json: bool = parent.as_json if parent is not None else False
-        self.state_dir: Path | None = parent.state_dir if parent is not None else None
+        self.state_dir: str | None = parent.state_dir if parent is not None else None
         """None: the default of the engine."""
         self.resources: dict[str, Any] = {}
         """The values of the resource options that the command takes."""
@@ -77,7 +75,7 @@ class CommandContext:
         """Note the options of the app, and return the other values."""
         rest = {name: value for name, value in values.items() if name not in app_parameters()}
         self.as_json = self.as_json or values["as_json"]
-        self.state_dir = values["state_dir"] or self.state_dir
+        self.state_dir = self.state_dir if values["state_dir"] is None else values["state_dir"]
         return rest
 
     def sandbox_options(self) -> SandboxOptions:
@@ -137,6 +135,8 @@ class AtollCommand:
         """All of them, those with `has_json` false included."""
         common = dict(app_parameters())
         if self.json_help is not None:
+            import copy
+
             common["as_json"] = copy.copy(common["as_json"])
             common["as_json"].help = self.json_help
         resources = [_resource_parameters()[each] for each in self.resources]

@@ -88,6 +88,14 @@ StdinOption = Annotated[
 ]
 
 
+LIMITS = ("memory", "cpus", "pids", "open_files", "disk")
+TEMPLATE = ("image", "runtime", *LIMITS)
+"""The resource options (`sandbox_options.py`) of what a warm pool keeps sandboxes of."""
+SANDBOX = (
+    *TEMPLATE,
+    *("mount", "env", "env_file", "allow", "secret", "secret_env", "user", "pause_after", "label", "ttl"),
+)
+"""All of them."""
 DEFAULT_TOOLS = "workspace"
 """The vocabulary of commands that name none: `vocabularies.DEFAULT`, which help must not wait for. A test compares."""
 

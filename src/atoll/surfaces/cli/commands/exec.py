@@ -14,6 +14,7 @@ from atoll.surfaces.cli import ENGINE_FAILED, render, values
 from atoll.surfaces.cli.command import AtollCommand, CommandContext, CommandModule, Work
 from atoll.surfaces.cli.grammar import Option
 from atoll.surfaces.cli.options import (
+    SANDBOX,
     CommandArgument,
     CwdOption,
     EnvFileOption,
@@ -25,9 +26,9 @@ from atoll.surfaces.cli.options import (
     TtyOption,
     UserOption,
 )
-from atoll.surfaces.cli.sandbox_options import SANDBOX, SandboxOptions, create_sandbox
 
 if TYPE_CHECKING:
+    from atoll.surfaces.cli.sandbox_options import SandboxOptions
     from atoll.surfaces.cli.streaming import ExecOptions
 
 commands = CommandModule()
@@ -90,6 +91,7 @@ async def _run(
     context: CommandContext, sandbox_options: SandboxOptions, options: ExecOptions, *, name: str | None, keep: bool
 ) -> int:
     from atoll.surfaces.cli import streaming
+    from atoll.surfaces.cli.sandbox_options import create_sandbox
 
     async with context.open_engine() as engine, AsyncExitStack() as stack:
         sandbox = await create_sandbox(engine, sandbox_options, name, ephemeral=not keep)
@@ -115,7 +117,7 @@ def exec(
     tty: TtyOption = False,
     stdin: StdinOption = None,
     detach: Annotated[bool, Option("--detach", "-d", help="Leave the command running and print its number.")] = False,
-) -> Work:
+) -> Work | int:
     """Run a command in a sandbox.
 
     Output and exit status are those of the command; its input is empty without -i. Ctrl-C and SIGTERM kill the command
@@ -132,6 +134,21 @@ def exec(
     variables = values.environment(env or [], env_file or [])
     if detach and timeout is not None:
         raise InvalidRequest("--timeout and --detach cannot be combined: a detached command has no time-out")
+    if not (detach or tty or context.as_json):
+        from atoll.surfaces.cli import direct_exec
+
+        status = direct_exec.attempt(
+            context.state_dir,
+            name,
+            words,
+            env=variables,
+            user=user,
+            cwd=cwd,
+            timeout_s=timeout,
+            stdin=_passes_stdin(stdin, tty),
+        )
+        if status is not None:
+            return status
     from atoll.surfaces.cli.streaming import ExecOptions
 
     options = ExecOptions(
