@@ -25,7 +25,14 @@ from atoll.code.approvals import ApprovalRequest, Approver, denial
 from atoll.code.messages import CallMessage, PartMessage
 from atoll.code.registry import ToolCallerType, ToolRegistry
 from atoll.code.session import KERNEL_MARK, CellOutcome, CodeSession, OnCellOutput
-from atoll.contract.errors import AtollError, InvalidRequest, NotCheckpointable, SandboxNotFound, ToolCallError
+from atoll.contract.errors import (
+    AtollError,
+    InvalidRequest,
+    NotCheckpointable,
+    SandboxDied,
+    SandboxNotFound,
+    ToolCallError,
+)
 from atoll.contract.model import Limits
 from atoll.contract.network import NetworkPolicy
 from atoll.runtime.engine import Engine, open as open_engine
@@ -409,7 +416,7 @@ class CodeExecutor:
     ) -> ExecutionResult:
         kernel = session.kernel
         if kernel is None or not kernel.is_alive:
-            kernel = await self._start_kernel(session)
+            kernel = await self._restart_kernel(session)
         session.begin(code)
         outcome = await kernel.run(
             code, timeout_s=timeout_s, output_limit_bytes=self.config.output_limit_bytes, on_output=on_output
@@ -582,6 +589,15 @@ class CodeExecutor:
                 await sandbox.destroy()
             raise
         return session
+
+    async def _restart_kernel(self, session: _Session) -> CodeSession:
+        try:
+            return await self._start_kernel(session)
+        except SandboxDied:  # gVisor ends with a process that uses up its memory; the files are there
+            if not session.owns_sandbox:
+                raise
+            session.sandbox = await (await self.engine()).wake(session.sandbox.name)
+            return await self._start_kernel(session)
 
     async def _start_kernel(self, session: _Session) -> CodeSession:
         if session.kernel is not None:
