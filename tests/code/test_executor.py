@@ -102,6 +102,27 @@ async def test_sessions_that_are_not_used_are_closed(engine: Engine, registry: T
         await executor.stop_cleanup_task()
 
 
+async def test_a_union_of_models_is_the_one_whose_fields_it_has(engine: Engine) -> None:
+    tools = ToolRegistry()
+
+    @dataclass
+    class Cat:
+        lives: int
+
+    @dataclass
+    class Dog:
+        bark: str
+
+    @tools.register
+    async def animals() -> list[Cat | Dog]:
+        """All animals."""
+        return [Cat(9), Dog("loud")]
+
+    async with CodeExecutor(tools, engine=engine) as executor:
+        result, _ = await executor.execute("print([type(a).__name__ for a in await animals()])")
+    assert result.output == "['Cat', 'Dog']\n"
+
+
 async def test_tools_give_objects_and_only_what_is_printed_is_shown(executor: CodeExecutor) -> None:
     code = "rows = await query_sales('East')\nprint(sum(row.revenue for row in rows))"
     result, _ = await executor.execute(code)

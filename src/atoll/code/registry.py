@@ -33,7 +33,7 @@ import pydantic_core
 from atoll.code.functions import (
     MAX_ARGUMENTS_BYTES,
     FunctionTool,
-    caller_scope,
+    Scope,
     checked_result,
     encode,
 )
@@ -190,7 +190,7 @@ class ToolRegistry:
         Raises:
             InvalidRequest: the name is taken or not allowed, or the signature cannot be described in JSON.
         """
-        scope = caller_scope(1)
+        scope = Scope.of_caller(1)
 
         def add(function: Callable[..., Any]) -> Callable[..., Any]:
             if not callable(function):
@@ -243,13 +243,9 @@ class ToolRegistry:
                     raise InvalidRequest(
                         f"the tool {each.name!r} needs a context; add the ToolSet that binds it to one"
                     )
+        callers, timeout_s = _callers(allowed_callers), _timeout(timeout_s)
         names = identifiers([tool.name for tool in chosen])
-        self._add(
-            *(
-                _of_tool(chosen, tool, names[tool.name], _callers(allowed_callers), _timeout(timeout_s), needs_approval)
-                for tool in chosen
-            )
-        )
+        self._add(*(_of_tool(chosen, tool, names[tool.name], callers, timeout_s, needs_approval) for tool in chosen))
 
     async def add_mcp(
         self,
@@ -460,9 +456,8 @@ class ToolRegistry:
         return tool
 
     async def _within(self, tool: RegisteredTool, timeout_s: float, arguments: Mapping[str, Any]) -> object:
-        with anyio.move_on_after(timeout_s) as scope:
+        with anyio.move_on_after(timeout_s):
             return await tool.run(arguments)
-        assert scope.cancelled_caught  # noqa: S101 - for the type checker
         raise ToolCallError("TimeoutError", f"{tool.name} timed out after {timeout_s:g} s")
 
     def _failed(self, tool: RegisteredTool, error: BaseException) -> ToolCallError:
@@ -491,7 +486,7 @@ class ToolRegistry:
         async def search_tools(query: str, limit: int = 8) -> list[dict[str, Any]]:
             return self.search(query, limit)
 
-        made = FunctionTool(search_tools, SEARCH_TOOL, {})
+        made = FunctionTool(search_tools, SEARCH_TOOL)
         return RegisteredTool(
             name=SEARCH_TOOL,
             original_name=SEARCH_TOOL,
@@ -547,6 +542,8 @@ class _Threads:
         await limiter.acquire_on_behalf_of(job)
 
         def work() -> None:
+            if not job.begin():
+                return
             job.run()
             if job.abandoned and job.take():
                 with suppress(RuntimeError):  # the event loop has ended, and its limiter with it
@@ -556,7 +553,7 @@ class _Threads:
             await anyio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=self._unlimited)
         except BaseException:
             job.abandoned = True
-            if job.finished and job.take():
+            if (job.begin() or job.finished) and job.take():  # it will not run, or has run
                 limiter.release_on_behalf_of(job)
             raise
         if job.take():
@@ -567,7 +564,8 @@ class _Threads:
 
 
 class _Job:
-    """A function in a thread. Who takes it, thread or task, gives its place back."""
+    """A function for a thread. The thread that runs it and the task that waits for it agree without a lock: each of
+    `begin` and `take` succeeds once."""
 
     def __init__(self, function: Callable[[], Any]) -> None:
         self._function = function
@@ -575,6 +573,7 @@ class _Job:
         self.error: BaseException | None = None
         self.finished = False
         self.abandoned = False
+        self._beginnings = [None]
         self._places = [None]
 
     def run(self) -> None:
@@ -584,12 +583,21 @@ class _Job:
             self.error = error
         self.finished = True
 
+    def begin(self) -> bool:
+        """For the thread: it may run. For the task: it never will."""
+        return _pop(self._beginnings)
+
     def take(self) -> bool:
-        try:
-            self._places.pop()  # one of two threads succeeds
-        except IndexError:
-            return False
-        return True
+        """Its place among the threads is to be given back."""
+        return _pop(self._places)
+
+
+def _pop(one: list[None]) -> bool:
+    try:
+        one.pop()
+    except IndexError:
+        return False
+    return True
 
 
 # ------------------------------------------------------------------------------------------------------------- details

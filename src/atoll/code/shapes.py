@@ -12,8 +12,8 @@ from __future__ import annotations
 import json
 import keyword
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
@@ -258,6 +258,57 @@ def _union(shapes: Iterator[Shape] | list[Shape]) -> Shape:
         del flat[NONE]
         flat[NONE] = None
     return next(iter(flat)) if len(flat) == 1 else Shape("union", tuple(flat))
+
+
+def merge_models(
+    given: Mapping[str, ModelShape], returned: Mapping[str, ModelShape]
+) -> tuple[dict[str, ModelShape], Callable[[ToolParameter], ToolParameter]]:
+    """The models of arguments and of results together, and how a parameter refers to them.
+
+    A model of both is one, unless its fields differ: a computed field is only in results. Then the arguments have
+    another model, `…Input`.
+    """
+    different = {key for key in given if key in returned and bare(given[key]) != bare(returned[key])}
+    grows = True
+    while grows:
+        found = {key for key, model in given.items() if key in returned and different & set(_models_of(model))}
+        grows = not found <= different
+        different |= found
+    keys = {key: f"{key} input" for key in different}
+
+    def shape(each: Shape) -> Shape:
+        value = keys.get(each.value, each.value) if each.kind == "model" else each.value
+        return Shape(each.kind, tuple(shape(inner) for inner in each.inner), value)
+
+    def renamed(each: ToolParameter) -> ToolParameter:
+        return replace(each, shape=shape(each.shape)) if keys else each
+
+    merged: dict[str, ModelShape] = {}
+    for key, model in given.items():
+        fields = tuple(map(renamed, model.fields))
+        name = f"{model.name}Input" if key in different else model.name
+        merged[keys.get(key, key)] = replace(model, name=name, fields=fields)
+    return {**merged, **{key: model for key, model in returned.items() if key not in merged}}, renamed
+
+
+def bare(model: ModelShape) -> ModelShape:
+    """A model without its texts, which may differ between schemas for arguments and for results."""
+    return replace(
+        model, description="", fields=tuple(replace(each, description="", default=None) for each in model.fields)
+    )
+
+
+def _models_of(model: ModelShape) -> Iterator[str]:
+    for each in model.fields:
+        yield from model_keys(each.shape)
+
+
+def model_keys(shape: Shape) -> Iterator[str]:
+    """The models that a type names."""
+    if shape.kind == "model":
+        yield shape.value
+    for each in shape.inner:
+        yield from model_keys(each)
 
 
 def settle_dicts(models: Mapping[str, ModelShape]) -> dict[str, ModelShape]:

@@ -196,7 +196,12 @@ class Connections:
         self._manifests.pop(id, None)
         sandbox = self._sandboxes.pop(id, None)
         if sandbox is not None:
-            sandbox.disconnect()
+            sandbox._disconnect()  # noqa: SLF001 - this is its owner
+
+    def forget_failure(self, id: str) -> None:
+        """The sandbox has been restarted: its handle can be used again, whatever it had failed with."""
+        if id in self._sandboxes:
+            self._sandboxes[id]._forget_failure()  # noqa: SLF001 - this is its owner
 
     async def disconnect(self, id: str) -> None:
         """Close the connection to a run that has ended, without waiting for the keeper to report the end."""
@@ -207,7 +212,7 @@ class Connections:
         self, id: str, label: str | None, *, keep: bool = True, move: bool = False
     ) -> CheckpointRecord:
         """Make a checkpoint. If the runtime replaced the processes for it, connect to the new run where needed."""
-        served = id in self._sandboxes and self._sandboxes[id].is_served_here
+        served = self.egress_servers.serves(id)
         record = await self._lifecycle.checkpoint(id, label, keep=keep, move=move)
         if record.checkpoint.with_memory:
             await self.disconnect(id)

@@ -110,12 +110,10 @@ async def _open(state_dir: Path | str | None, settings: Settings | None) -> Engi
     await loop_storage.mount(path)
     tasks = await BackgroundTasks.open()
     try:
-        engine = Engine(store, settings, tasks)
-        engine.begin_recovery()
+        return Engine(store, settings, tasks)
     except BaseException:
         await tasks.close()
         raise
-    return engine
 
 
 class SandboxKeywords(TypedDict, total=False):
@@ -166,7 +164,7 @@ class Engine:
             store, self._layers, self._checkpoints, self._choose, self._any_layers, self._epoll_waiters, self.volumes
         )
         self.storage = loop_storage.LoopStorage(store.state_dir, self._layers, self._lifecycle.remove_unreferenced)
-        self.leases = SessionLeases(
+        self._leases = SessionLeases(
             store.state_dir,
             names=store.names,
             checkpoints=lambda: [record.checkpoint for record in self._checkpoints.all()],
@@ -185,8 +183,9 @@ class Engine:
             preview_address=settings.preview_address(),
         )
         self._recovery = Recovery(
-            store, self._lifecycle, self.leases, choose=self._choose, remove=self._connections.remove
+            store, self._lifecycle, self._leases, choose=self._choose, remove=self._connections.remove
         )
+        self._recovery.begin(tasks)
 
     # Imported and made when first used: a command in a sandbox that exists needs neither.
 
@@ -555,8 +554,8 @@ class Engine:
             with scope:
                 await pool.reap()
 
-        kept = partial(self.leases.kept, on_last_release=pool.sleep if sleeps else None)
-        have = self.leases.temporary if temporary else kept
+        kept = partial(self._leases.kept, on_last_release=pool.sleep if sleeps else None)
+        have = self._leases.temporary if temporary else kept
         async with have(session_id):
             self._tasks.start_soon(reap)
             try:
@@ -577,7 +576,7 @@ class Engine:
         sandbox = await self.get(name)
         async with self._connections.launches:
             await self._lifecycle.wake(sandbox.id, asked=True)
-        sandbox.forget_failure()
+        self._connections.forget_failure(sandbox.id)
         await sandbox.processes()  # The keeper resumes a paused one at the first request; a connection is not one.
         return sandbox
 
@@ -599,7 +598,7 @@ class Engine:
         await self._lifecycle.set_network(id, policy, indexes)
         if sandbox := self._connections.find(id):
             sandbox.info = sandbox.info.model_copy(update={"network": policy})
-            await sandbox.apply_policy()
+        await self._connections.egress_servers.apply_policy(id)
 
     async def audit(self, name: str) -> builtins.list[AuditRecord]:
         """The audit log of a sandbox's egress, the oldest record first, as far back as records are kept.
@@ -678,7 +677,7 @@ class Engine:
             dropped = await self._lifecycle.restore(sandbox.id, record)
         self._tasks.start_soon(self._remove_layer, dropped)
         await self._connections.disconnect(sandbox.id)
-        sandbox.forget_failure()
+        self._connections.forget_failure(sandbox.id)
         await sandbox.connect()
         return sandbox
 
@@ -903,13 +902,6 @@ class Engine:
             if not self._store.exists(wanted):
                 raise
             return wanted, None  # whichever name it has is freed
-
-    def begin_recovery(self) -> None:
-        """Finish or undo the interrupted operations of processes that died, in the background."""
-        self._recovery.finish_created()
-        if self._recovery.is_needed():
-            self._tasks.start_soon(self._recovery.recover)
-        self._recovery.watch_expiries(self._tasks)
 
     async def remove_abandoned(self) -> builtins.list[str]:
         """Remove abandoned sandboxes, those whose lifetime is over, ephemeral ones that have ended, and sessions whose

@@ -42,15 +42,15 @@ class ToolError(Exception):
         self.type, self.message = type, message
 
 
-class Interrupted(KeyboardInterrupt):
+class CellInterrupted(KeyboardInterrupt):
     """The time of the cell is over, or a person stopped it."""
 
     def __init__(self):
         super().__init__("the cell was interrupted")
 
 
-ToolError.__module__ = Interrupted.__module__ = "builtins"  # as the code sees them
-Interrupted.__qualname__ = Interrupted.__name__ = "KeyboardInterrupt"
+ToolError.__module__ = CellInterrupted.__module__ = "builtins"  # as the code sees them
+CellInterrupted.__qualname__ = CellInterrupted.__name__ = "KeyboardInterrupt"
 
 
 # ------------------------------------------------------------------------------------------------------------- channel
@@ -86,7 +86,7 @@ class Channel:
             self.critical -= 1
         if self.interrupted and not self.critical:
             self.interrupted = False
-            raise Interrupted
+            raise CellInterrupted
 
     def wait(self, seconds):
         """Wait for bytes. False: none came."""
@@ -127,7 +127,7 @@ def _parsed(line):
 # --------------------------------------------------------------------------------------------------------------- tools
 
 
-class PendingCall:
+class AwaitableCall:
     """A call that waits for its result: the coroutine that a stub returns."""
 
     def __init__(self, calls, stub, arguments, where):
@@ -194,7 +194,7 @@ class Stub:
         self.__doc__ = spec.get("doc", "")
 
     def __call__(self, *args, **kwargs):
-        return PendingCall(self._calls, self, self._bound(args, kwargs), _line_of_cell(sys._getframe(1)))
+        return AwaitableCall(self._calls, self, self._bound(args, kwargs), _line_of_cell(sys._getframe(1)))
 
     def _bound(self, args, kwargs):
         if len(args) == 1 and not kwargs and isinstance(args[0], dict) and self._takes_dict(args[0]):
@@ -319,10 +319,24 @@ class Calls:
             return tuple(self.convert(each, one) for each, one in zip(value, type[1]))
         if kind == "dict" and isinstance(value, dict):
             return {key: self.convert(each, type[1]) for key, each in value.items()}
+        if kind == "union":
+            return self.convert(value, self._chosen(value, type[1]))
         if kind == "model" and isinstance(value, dict) and type[1] in self._models:
             cls, fields = self._models[type[1]]
             return cls(**{name: self.convert(value.get(name), one) for name, one in fields})
         return _scalar(kind, value)
+
+    def _chosen(self, value, types):
+        """Of the types of a union, the model that has just the fields of `value`."""
+        if not isinstance(value, dict):
+            return "any"
+        for one in types:
+            if one[0] == "model" and one[1] in self._models:
+                fields = self._models[one[1]][1]
+                required = {name for name, type in fields if type == "any" or type[0] != "optional"}
+                if required <= value.keys() <= {name for name, _ in fields}:
+                    return one
+        return "any"
 
 
 def _scalar(kind, value):
@@ -679,18 +693,18 @@ class Kernel:
         self._task = loop.create_task(coroutine)
         try:
             loop.run_until_complete(self._task)
-        except Interrupted:
+        except CellInterrupted:
             if not self._task.done():  # it was raised in another task
                 self._task.cancel()
                 try:
                     loop.run_until_complete(self._task)
                 except BaseException as error:
-                    raise Interrupted().with_traceback(error.__traceback__) from None
+                    raise CellInterrupted().with_traceback(error.__traceback__) from None
             raise
         except sys.modules["asyncio"].CancelledError as error:
             if self.channel.interrupted:
                 self.channel.interrupted = False
-                raise Interrupted().with_traceback(error.__traceback__) from None
+                raise CellInterrupted().with_traceback(error.__traceback__) from None
             raise
         finally:
             self._task = None
@@ -704,7 +718,7 @@ class Kernel:
             return
         while frame is not None:
             if frame.f_code.co_filename.startswith("<cell "):
-                raise Interrupted
+                raise CellInterrupted
             frame = frame.f_back
         if self._task is not None:
             self.channel.interrupted = True
@@ -722,7 +736,7 @@ class Kernel:
         return self._rich
 
     def _show_value(self, value):
-        if isinstance(value, PendingCall):
+        if isinstance(value, AwaitableCall):
             return  # its warning says what to do
         builtins._ = value
         self.display(value, "value")

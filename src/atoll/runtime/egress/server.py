@@ -93,6 +93,18 @@ class EgressServers:
             self._watch_running = True
             self.tasks.start_soon(self._watch)
 
+    def serves(self, id: str) -> bool:
+        """Whether this process serves the egress of the sandbox with this id."""
+        return any(each.is_served for each in self._of(id))
+
+    async def apply_policy(self, id: str) -> None:
+        """Apply the policy in the manifest of a sandbox at once, if this process is connected to it."""
+        for each in self._of(id):
+            await each.apply_policy()
+
+    def _of(self, id: str) -> list[EgressServer]:
+        return [each for each in self._watched if each.id == id]
+
     async def _watch(self) -> None:
         while self._watched:
             await anyio.sleep(_WATCH_INTERVAL_S)
@@ -119,6 +131,8 @@ class EgressServer:
         refused_inside: bool = False,
     ) -> None:
         """`refused_inside`: the guest answers while no process serves the sandbox."""
+        self.id = directory.name
+        """The sandbox's id."""
         self.interceptor: Interceptor | None = None
         self._servers = egress_servers
         self._directory = directory

@@ -22,6 +22,7 @@ import anyio.lowlevel
 from anyio.abc import ByteSendStream, ByteStream
 
 from atoll.contract.errors import (
+    AtollError,
     ExecTimeout,
     GuestProtocolError,
     InvalidRequest,
@@ -49,9 +50,11 @@ from atoll.contract.protocol import (
     Op,
     Tag,
     encode_fields,
+    encode_text,
 )
 from atoll.runtime.guest.connection import OpenStream
 from atoll.runtime.guest.exec_request import (
+    OUTPUT_LIMIT_BYTES,
     Environment,
     ExecRequest,
     check_signal,
@@ -634,6 +637,7 @@ class Process:
         self._exit_returned = False
         self._detached = False
         self._killed = False
+        self._limit: TimeLimit | None = None
         self._channels = [
             ChannelStream(stream, receive=FIRST_CHANNEL + i, send=FIRST_CHANNEL + i) for i in range(request.channels)
         ]
@@ -659,6 +663,7 @@ class Process:
         Raises:
             SandboxDied, GuestProtocolError: the sandbox is gone. What was read before may be incomplete.
             SandboxError: how the process ended is not known.
+            ExecTimeout: it was killed because its time was over (`spawn(timeout_s=…)`), in place of `Exited`.
             anyio.ClosedResourceError: it was detached from.
         """
         with self._stream.fail_on_violation():
@@ -666,6 +671,7 @@ class Process:
                 event = await self._next()
                 if event is not None:
                     self._exit_returned = isinstance(event, Exited)
+                    await self._require_in_time()
                     return event
         raise StopAsyncIteration
 
@@ -693,12 +699,52 @@ class Process:
         Raises:
             SandboxDied, GuestProtocolError: the sandbox is gone.
             SandboxError: how the process ended is not known.
+            ExecTimeout: it was killed because its time was over (`spawn(timeout_s=…)`).
             anyio.ClosedResourceError: it was detached from.
         """
         with self._stream.fail_on_violation():
             while self._exited is None:
                 await self._next()
+        await self._require_in_time()
         return self._exited
+
+    async def communicate(
+        self, stdin: bytes | str | None = None, *, output_limit_bytes: int = OUTPUT_LIMIT_BYTES
+    ) -> ExecResult:
+        """Send `stdin` and close it, read all output from here on, and wait for the end: what `Sandbox.exec` returns.
+
+        Output is kept up to `output_limit_bytes` of each stream, head and tail. A `Gap` in it is not shown.
+
+        Raises:
+            InvalidRequest: `stdin` is given, and it was started, or attached to, without one.
+            ExecTimeout: its time was over (`spawn(timeout_s=…)`); `result` holds the output until then.
+            and what `wait` raises.
+        """
+        text = encode_text(stdin, "stdin") if isinstance(stdin, str) else stdin
+        if text is not None and not self.takes_input:
+            _ = self.stdin  # raises
+        collectors = {"stdout": Collector(output_limit_bytes), "stderr": Collector(output_limit_bytes)}
+        failure: AtollError | None = None
+
+        async def feed() -> None:
+            with contextlib.suppress(AtollError):  # what is wrong, the reader is told too
+                await _feed(self._stream, text or b"")
+
+        async with anyio.create_task_group() as group:
+            if self.takes_input:
+                group.start_soon(feed)
+            try:
+                async for event in self:
+                    if isinstance(event, Output):
+                        collectors[event.stream].add(event.data)
+            except AtollError as error:
+                failure = error
+            group.cancel_scope.cancel()
+        if self._limit is not None and self._limit.expired and self._exited is not None:
+            raise self._limit.error(to_result(self._exited, *collectors.values(), timed_out=True))
+        if failure is not None:
+            raise failure
+        return to_result(await self.wait(), *collectors.values())
 
     def channel(self, i: int) -> ByteStream:
         """Extra channel `i`: what the process finds at descriptor 3+i.
@@ -742,6 +788,24 @@ class Process:
         """
         return TimeLimit(self._stream, timeout_s, self._mark_killed, elapsed_s=elapsed_s)
 
+    def set_time_limit(self, timeout_s: float | None) -> None:
+        """From now on, kill it if it has not ended after so long, as long as this handle is open. None: no limit.
+
+        Raises:
+            InvalidRequest: the time is not above 0.
+        """
+        self._end_limit()
+        self._limit = None if timeout_s is None else self.time_limit(timeout_s).__enter__()
+
+    def _end_limit(self) -> None:
+        if self._limit is not None:
+            self._limit.__exit__()
+
+    async def _require_in_time(self) -> None:
+        if self._limit is not None and self._limit.expired and self._exited is not None:
+            await wait_tree_exit(self._opener, self._stream)
+            raise self._limit.error(to_result(self._exited, Collector(0), Collector(0), timed_out=True))
+
     def _mark_killed(self) -> None:
         self._killed = True
 
@@ -765,12 +829,14 @@ class Process:
         """
         if not self._request.keep:
             raise InvalidRequest("the process was spawned with keep=False and cannot outlive this handle; kill it")
+        self._end_limit()
         if self._exited is None:
             self._detached = True
             await self._stream.abandon()
 
     async def aclose(self) -> None:
         """Detach if it is kept, else kill it with all that it started and wait until it has ended, at most 10 s."""
+        self._end_limit()
         if self._request.keep:
             await self.detach()
         elif self._exited is None:
@@ -813,6 +879,7 @@ class Process:
         if not killed and not self._killed and self._watch.caused(exited):
             exited = exited.model_copy(update={"out_of_memory": True})
         self._exited = exited
+        self._end_limit()
         return exited
 
     def _gap(self, event: Fields) -> Gap | None:
