@@ -1,5 +1,5 @@
-# The commands for developers. On a fresh Debian or Ubuntu machine with Python 3.11+, pip, a C compiler and root or
-# sudo, `make demo` and `make test` install what is missing; later runs install nothing.
+# `make install` for users, the other commands for developers. On a fresh Debian or Ubuntu machine with root or sudo
+# they install what is missing; later runs install nothing.
 
 SHELL := /bin/sh
 PYTHON ?= python3
@@ -21,15 +21,31 @@ VM_PARTS ?=
 # The paths that ruff and mypy check, if they exist.
 CHECKED := $(wildcard src tests bench examples build_guest.py scripts/*.py)
 
+SHELL_SCRIPTS := $(addprefix scripts/,bootstrap fuzz install lock old-gvisor os-packages) $(wildcard scripts/vm/*) .ci/run
+
 NATIVE := src/atoll/_bin
 GUEST_HEADERS := $(wildcard src/atoll/guest/*.h)
 
-.PHONY: help demo test test-old-gvisor test-vm check format bench soak fuzz chaos build lock clean programs lint
+.PHONY: help install uninstall wheel demo test test-old-gvisor test-vm check format bench soak fuzz chaos build lock \
+	clean programs lint dist
 .DEFAULT_GOAL := help
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1 | \2/p' $(firstword $(MAKEFILE_LIST)) | \
 		while IFS='|' read -r target what; do printf '%-24s%s\n' "$$target" "$$what"; done
+
+install: ## put atoll on the PATH, in a virtual environment below PREFIX (/usr/local; not as root: ~/.local)
+	@scripts/bootstrap install
+	@$(MAKE) --no-print-directory dist
+	@scripts/install
+
+uninstall: ## remove what `make install` has installed and, after asking, all sandboxes of this user; YES=1 does not ask
+	@scripts/install --remove $(if $(YES),--yes)
+
+wheel: ## build a wheel that needs no compiler, and the source distribution, in dist/
+	@scripts/bootstrap wheel
+	@$(MAKE) --no-print-directory dist
+	@ls dist/*
 
 demo: ## install what is missing and run the demo
 	@scripts/bootstrap demo
@@ -60,6 +76,7 @@ format: ## rewrite the Python sources as `check` wants them
 	@scripts/bootstrap check
 	@$(BIN)/ruff check --fix-only --quiet $(CHECKED)
 	@$(BIN)/python scripts/sync_stub.py
+	@$(BIN)/python scripts/reference.py
 	@$(BIN)/ruff format $(CHECKED)
 
 bench: ## run the benchmarks with BENCH_ARGS='...'
@@ -98,9 +115,15 @@ lint:
 	@$(BIN)/ruff format --check --quiet $(CHECKED) || { echo "not formatted: run 'make format'" >&2; exit 1; }
 	@$(BIN)/ruff check --quiet $(CHECKED)
 	@$(BIN)/python scripts/sync_stub.py --check
+	@$(BIN)/python scripts/reference.py --check
 	@$(BIN)/mypy --no-error-summary $(CHECKED)
 	@said=$$($(BIN)/lint-imports) || { echo "$$said" >&2; exit 1; }
-	@! command -v shellcheck >/dev/null || shellcheck -x scripts/bootstrap scripts/fuzz scripts/lock scripts/vm/* scripts/old-gvisor .ci/run
+	@! command -v shellcheck >/dev/null || shellcheck -x $(SHELL_SCRIPTS)
+
+# Not by the wheel's own build hook, which would compile each time.
+dist: programs
+	@rm -rf dist
+	@said=$$(ATOLL_BUILD_GUEST=0 $(BIN)/python -m hatchling build -d dist 2>&1) || { echo "$$said" >&2; exit 1; }
 
 programs: $(NATIVE)/guest $(NATIVE)/keeper $(NATIVE)/statx.so
 	@:

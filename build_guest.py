@@ -3,7 +3,7 @@
 As a build hook of hatchling it puts them into the wheel and beside an editable install. As a program
 (`python build_guest.py [--werror] [NAME]…`) it is what `make build` runs; make decides when.
 The compiler is `$CC`, else `cc`; `$CFLAGS` and `$LDFLAGS` come after ours. `ATOLL_BUILD_GUEST=0` makes the hook
-of an editable install leave them alone.
+leave them alone: an editable install may have none yet, a wheel gets those that make has built.
 """
 
 from __future__ import annotations
@@ -80,7 +80,9 @@ def compile_program(name: str, *, werror: bool = False) -> Path:
 
 def is_stale(name: str) -> bool:
     """Whether a source, a header or this file is newer than the binary, or there is none."""
-    inputs = [Path(__file__), *SOURCES[name].glob("*.[ch]"), *INCLUDE.glob("*.h")]
+    inputs = [Path(__file__), *SOURCES[name].glob("*.[ch]")]
+    if not name.endswith(".so"):  # which includes none of ours
+        inputs += INCLUDE.glob("*.h")
     try:
         built = (BIN / name).stat().st_mtime
     except FileNotFoundError:
@@ -112,7 +114,10 @@ if TYPE_CHECKING or "hatchling" in sys.modules:  # not needed to compile
             platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
             build_data["pure_python"] = False
             build_data["tag"] = f"py3-none-{platform}"  # static binaries: any Python, any libc
-            if version == "editable" and os.environ.get("ATOLL_BUILD_GUEST") == "0":
+            if os.environ.get("ATOLL_BUILD_GUEST") == "0":
+                missing = [name for name in SOURCES if is_stale(name)]
+                if missing and version != "editable":
+                    raise SystemExit(f"not built from the current sources: {', '.join(missing)}; run 'make build'")
                 return
             for name in SOURCES:
                 if version != "editable" or is_stale(name):

@@ -22,7 +22,8 @@ Docker engine is the benchmark's own, with nothing else in it."""
 BARE = "python -c pass"
 LOOP = "python, anyio.run of nothing"
 OPEN = "python, atoll.open and close"
-HELP, VERSION, COMPLETION = "atoll --help", "atoll --version", "atoll, completion of an option"
+HELP, VERSION = "atoll --help", "atoll --version"
+COMPLETION, NAMES = "atoll, completion of an option", "atoll, completion of a sandbox"
 EXEC, RUN = "atoll exec NAME -- true", "atoll run -- true"
 DOCKER_EXEC, DOCKER_RUN = "docker exec NAME true", "docker run --rm --network=none true"
 
@@ -33,6 +34,7 @@ _TARGETS = (
     (HELP, BARE, 5.0),
     (VERSION, BARE, 5.0),
     (COMPLETION, BARE, 5.0),
+    (NAMES, BARE, 5.0),
 )
 _NOTHING = "import anyio\nasync def main(): pass\nanyio.run(main)"
 _ENGINE = "import anyio, atoll\nasync def main():\n    async with atoll.open(): pass\nanyio.run(main)"
@@ -42,7 +44,7 @@ async def measure(lab: Lab) -> Section:
     python = sys.executable
     atoll = str(Path(python).parent / "atoll")
     here = {"PATH": os.environ.get("PATH", os.defpath), "ATOLL_STATE_DIR": str(lab.engine.state_dir)}
-    asking = {**here, "_ATOLL_COMPLETE": "complete_bash", "_ATOLL_COMPLETE_ARGS": "atoll exec --"}
+    asking = {**here, "_ATOLL_COMPLETE": "complete_bash"}
     with Baselines(lab.scratch / "startup") as baselines:
         async with lab.sandbox() as box:
             contenders = [
@@ -52,7 +54,8 @@ async def measure(lab: Lab) -> Section:
                 Contender(OPEN, program([python, "-c", _ENGINE], **here)),
                 Contender(HELP, program([atoll, "--help"], **here)),
                 Contender(VERSION, program([atoll, "--version"], **here)),
-                Contender(COMPLETION, program([atoll], **asking)),
+                Contender(COMPLETION, program([atoll], **asking, _ATOLL_COMPLETE_ARGS="atoll exec --")),
+                Contender(NAMES, program([atoll], **asking, _ATOLL_COMPLETE_ARGS="atoll exec ")),
                 Contender(EXEC, program([atoll, "exec", box.name, "--", "true"], **here)),
                 Contender(RUN, program([atoll, "run", "--", "true"], **here)),
             ]

@@ -18,7 +18,7 @@ import anyio
 from rich.console import Console
 
 import atoll
-from atoll.agents.loop import AgentEvent, RetryEvent, TextEvent, ToolCallEvent, ToolResultEvent, UsageEvent
+from atoll import AgentEvent, RetryEvent, TextEvent, ToolCallEvent, ToolResultEvent, UsageEvent
 
 SCRIPT = Path(__file__).with_suffix(".toml")
 INSTRUCTIONS = """\

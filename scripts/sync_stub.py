@@ -29,10 +29,12 @@ CLASSES = {
     "Process": "atoll.runtime.guest.process",
     "ProcessInput": "atoll.runtime.guest.process",
     "Files": "atoll.runtime.guest.files",
+    "ProjectCopy": "atoll.runtime.project.project",
     "Listener": "atoll.runtime.guest.ports",
     "PortConnection": "atoll.runtime.guest.ports",
     "ImageStore": "atoll.runtime.images.store",
     "LoopStorage": "atoll.runtime.state.loop_storage",
+    "VolumeStore": "atoll.runtime.state.volumes",
     "ToolSet": "atoll.tools.tool",
 }
 """The classes with something to await that a program gets from an engine, and their modules."""

@@ -20,11 +20,46 @@ if TYPE_CHECKING:
     from atoll.agents.history import History as History
     from atoll.agents.loop import (
         Agent as Agent,
+        AgentEvent as AgentEvent,
+        AgentStream as AgentStream,
         Answer as Answer,
         Budget as Budget,
+        RetryEvent as RetryEvent,
+        TextEvent as TextEvent,
+        ThinkingEvent as ThinkingEvent,
         Tokens as Tokens,
+        ToolCallEvent as ToolCallEvent,
+        ToolResultEvent as ToolResultEvent,
+        UsageEvent as UsageEvent,
         generate_text as generate_text,
     )
+    from atoll.code.approvals import (
+        Approval as Approval,
+        ApprovalDecision as ApprovalDecision,
+        ApprovalRequest as ApprovalRequest,
+        Approver as Approver,
+        AskingApprover as AskingApprover,
+        StoredApprovals as StoredApprovals,
+    )
+    from atoll.code.audit import (
+        AuditEntry as AuditEntry,
+        CodeAudit as CodeAudit,
+    )
+    from atoll.code.executor import (
+        CallRecord as CallRecord,
+        CodeConfig as CodeConfig,
+        CodeExecutor as CodeExecutor,
+        ExecutionFailure as ExecutionFailure,
+        ExecutionResult as ExecutionResult,
+        OutboxFile as OutboxFile,
+        RichPart as RichPart,
+    )
+    from atoll.code.registry import (
+        RegisteredTool as RegisteredTool,
+        ToolCallerType as ToolCallerType,
+        ToolRegistry as ToolRegistry,
+    )
+    from atoll.code.tool import code_tool as code_tool
     from atoll.contract.driver import (
         Capabilities as Capabilities,
         Diagnostic as Diagnostic,
@@ -34,6 +69,7 @@ if TYPE_CHECKING:
         AtollError as AtollError,
         BudgetExceeded as BudgetExceeded,
         CallerError as CallerError,
+        CheckpointExists as CheckpointExists,
         CheckpointNotFound as CheckpointNotFound,
         DiskFull as DiskFull,
         ExecTimeout as ExecTimeout,
@@ -53,6 +89,7 @@ if TYPE_CHECKING:
         PermissionDenied as PermissionDenied,
         PortRefused as PortRefused,
         ProcessNotFound as ProcessNotFound,
+        ProjectConflict as ProjectConflict,
         RuntimeUnavailable as RuntimeUnavailable,
         SandboxDied as SandboxDied,
         SandboxError as SandboxError,
@@ -60,8 +97,11 @@ if TYPE_CHECKING:
         SandboxNotFound as SandboxNotFound,
         SandboxShutdown as SandboxShutdown,
         ScriptFailed as ScriptFailed,
+        ToolCallError as ToolCallError,
         Unenforceable as Unenforceable,
         UserNotFound as UserNotFound,
+        VolumeExists as VolumeExists,
+        VolumeNotFound as VolumeNotFound,
     )
     from atoll.contract.model import (
         Checkpoint as Checkpoint,
@@ -76,6 +116,7 @@ if TYPE_CHECKING:
         GcResult as GcResult,
         Limits as Limits,
         Match as Match,
+        Mount as Mount,
         Output as Output,
         Preview as Preview,
         ProcessEvent as ProcessEvent,
@@ -85,6 +126,7 @@ if TYPE_CHECKING:
         SystemProcess as SystemProcess,
         Truncation as Truncation,
         Usage as Usage,
+        Volume as Volume,
         WarmPool as WarmPool,
     )
     from atoll.contract.network import (
@@ -93,19 +135,56 @@ if TYPE_CHECKING:
     )
     from atoll.contract.secret import Secret as Secret
     from atoll.runtime.engine import (
+        CreateOptions as CreateOptions,
         Engine as Engine,
+        PoolOptions as PoolOptions,
         open as open,
     )
     from atoll.runtime.guest.files import Files as Files
-    from atoll.runtime.guest.process import Process as Process
-    from atoll.runtime.images.store import ImageStore as ImageStore
+    from atoll.runtime.guest.ports import (
+        Listener as Listener,
+        PortConnection as PortConnection,
+    )
+    from atoll.runtime.guest.process import (
+        Process as Process,
+        ProcessInput as ProcessInput,
+    )
+    from atoll.runtime.images.store import (
+        ImageInfo as ImageInfo,
+        ImageStore as ImageStore,
+    )
+    from atoll.runtime.project.changes import (
+        ProjectChange as ProjectChange,
+        ProjectChanges as ProjectChanges,
+        RefusedChange as RefusedChange,
+    )
+    from atoll.runtime.project.project import (
+        Project as Project,
+        ProjectCopy as ProjectCopy,
+    )
     from atoll.runtime.sandbox import Sandbox as Sandbox
+    from atoll.runtime.sandbox_pool import (
+        PoolDescription as PoolDescription,
+        PooledSandbox as PooledSandbox,
+        SandboxPool as SandboxPool,
+    )
+    from atoll.runtime.state.volumes import VolumeStore as VolumeStore
     from atoll.settings import Settings as Settings
+    from atoll.tools import export as export
+    from atoll.tools.coding import coding_tools as coding_tools
+    from atoll.tools.sprites import sprite_tools as sprite_tools
+    from atoll.tools.tasks import (
+        TaskEvent as TaskEvent,
+        Tasks as Tasks,
+    )
     from atoll.tools.tool import (
+        Input as Input,
+        Result as Result,
         Tool as Tool,
         ToolResult as ToolResult,
         ToolSet as ToolSet,
     )
+    from atoll.tools.workspace import workspace_tools as workspace_tools
 
 __version__ = "0.1.0"
 
@@ -113,28 +192,48 @@ __version__ = "0.1.0"
 _HOMES = {
     "atoll.agents.children": "Children Role",
     "atoll.agents.history": "History",
-    "atoll.agents.loop": "Agent Answer Budget Tokens generate_text",
+    "atoll.agents.loop": """
+        Agent AgentEvent AgentStream Answer Budget RetryEvent TextEvent ThinkingEvent Tokens ToolCallEvent
+        ToolResultEvent UsageEvent generate_text
+    """,
+    "atoll.code.approvals": "Approval ApprovalDecision ApprovalRequest Approver AskingApprover StoredApprovals",
+    "atoll.code.audit": "AuditEntry CodeAudit",
+    "atoll.code.executor": "CallRecord CodeConfig CodeExecutor ExecutionFailure ExecutionResult OutboxFile RichPart",
+    "atoll.code.registry": "RegisteredTool ToolCallerType ToolRegistry",
+    "atoll.code.tool": "code_tool",
     "atoll.contract.driver": "Capabilities Diagnostic",
     "atoll.contract.errors": """
-        ArchiveRefused AtollError BudgetExceeded CallerError CheckpointNotFound DiskFull ExecTimeout FileError
+        ArchiveRefused AtollError BudgetExceeded CallerError CheckpointExists CheckpointNotFound DiskFull ExecTimeout
+        FileError
         GuestProtocolError GuestUnresponsive ImageUnavailable InvalidRequest LaunchFailed ModelFailed ModelUnavailable
         NotCheckpointable PathExists PathIsDirectory PathNotDirectory PathNotFound PermissionDenied
-        PortRefused ProcessNotFound RuntimeUnavailable SandboxShutdown SandboxDied SandboxError SandboxExists
-        SandboxNotFound ScriptFailed Unenforceable UserNotFound
+        PortRefused ProcessNotFound ProjectConflict RuntimeUnavailable SandboxShutdown SandboxDied SandboxError
+        SandboxExists SandboxNotFound ScriptFailed ToolCallError Unenforceable UserNotFound VolumeExists VolumeNotFound
     """,
     "atoll.contract.model": """
         Checkpoint ExecBytes ExecResult Exited ExportResult FileChange FileEntry FileStat Gap GcResult Limits
-        Match Output Preview ProcessEvent ProcessInfo SandboxInfo StorageInfo SystemProcess Truncation Usage WarmPool
+        Match Mount Output Preview ProcessEvent ProcessInfo SandboxInfo StorageInfo SystemProcess Truncation Usage
+        Volume WarmPool
     """,
     "atoll.contract.network": "AuditRecord NetworkPolicy",
     "atoll.contract.secret": "Secret",
-    "atoll.runtime.engine": "Engine open",
+    "atoll.runtime.engine": "CreateOptions Engine PoolOptions open",
     "atoll.runtime.guest.files": "Files",
-    "atoll.runtime.guest.process": "Process",
-    "atoll.runtime.images.store": "ImageStore",
+    "atoll.runtime.guest.ports": "Listener PortConnection",
+    "atoll.runtime.guest.process": "Process ProcessInput",
+    "atoll.runtime.images.store": "ImageInfo ImageStore",
+    "atoll.runtime.project.changes": "ProjectChange ProjectChanges RefusedChange",
+    "atoll.runtime.project.project": "Project ProjectCopy",
     "atoll.runtime.sandbox": "Sandbox",
+    "atoll.runtime.sandbox_pool": "PoolDescription PooledSandbox SandboxPool",
+    "atoll.runtime.state.volumes": "VolumeStore",
     "atoll.settings": "Settings",
-    "atoll.tools.tool": "Tool ToolResult ToolSet",
+    "atoll.tools": "export",
+    "atoll.tools.coding": "coding_tools",
+    "atoll.tools.sprites": "sprite_tools",
+    "atoll.tools.tasks": "TaskEvent Tasks",
+    "atoll.tools.tool": "Input Result Tool ToolResult ToolSet",
+    "atoll.tools.workspace": "workspace_tools",
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
 
@@ -144,7 +243,8 @@ __all__ = sorted(_HOME_OF)  # noqa: PLE0605
 def __getattr__(name: str) -> object:
     if name not in _HOME_OF:
         raise AttributeError(f"module 'atoll' has no attribute {name!r}")
-    value: object = getattr(importlib.import_module(_HOME_OF[name]), name)
+    home = importlib.import_module(_HOME_OF[name])
+    value: object = getattr(home, name, None) or importlib.import_module(f"{_HOME_OF[name]}.{name}")
     globals()[name] = value
     return value
 

@@ -1,4 +1,4 @@
-"""The operator's settings. The one module that reads Atoll's own variables.
+"""The operator's settings. The one module that reads Atoll's own variables, besides `state_directory.py`.
 
 Every setting can be given in code as `atoll.open(settings=Settings(…))` or as a variable with the prefix `ATOLL_`,
 `ATOLL_STATE_DIR` for `state_dir`. Below the settings, nothing of Atoll depends on the environment, except for variables
@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast, get_args
 
+from atoll import state_directory
 from atoll.contract.errors import InvalidRequest
 from atoll.contract.frozen import AfterValidator, Field, Frozen, pydantic_model
 from atoll.contract.model import RuntimeName
@@ -86,6 +87,10 @@ class Settings(Frozen):
     directory, which is made when it is first needed."""
     model: str = "anthropic:claude-sonnet-5-5"
     """The model of agents that do not name one."""
+    project_mib: int = Field(default=512, ge=1)
+    """What the copy of a project may have, in MiB (`atoll agent --here`, `atoll mcp --upload`)."""
+    project_files: int = Field(default=50_000, ge=1)
+    """Files and directories that the copy of a project may have."""
     preview_listen: PreviewListen = "localhost:0"
     """The address of previews: an address, or `localhost` for both loopback addresses, and a port. Port 0 is any that
     is free, so that any number of programs can each serve their own."""
@@ -110,7 +115,7 @@ class Settings(Frozen):
             field = str(first["loc"][0])
             shortest = first.get("ctx", {}).get("min_length")
             if not _holds_secret(pydantic_model(cls).model_fields[field].annotation):
-                reason = f"{variables[field]}={first['input']!r}: {first['msg']}"
+                reason = f"{variables[field]}={first['input']!r}: {first.get('ctx', {}).get('error', first['msg'])}"
             elif shortest is not None:
                 reason = f"{variables[field]} has fewer than {shortest} characters"
             else:
@@ -121,9 +126,4 @@ class Settings(Frozen):
         return where_to_listen(self.preview_listen)
 
     def resolve_state_dir(self) -> Path:
-        if self.state_dir is not None:
-            return self.state_dir.expanduser().absolute()
-        if os.geteuid() == 0:
-            return Path("/var/lib/atoll")
-        data = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
-        return Path(data).expanduser() / "atoll"
+        return Path(state_directory.resolve(None if self.state_dir is None else str(self.state_dir)))

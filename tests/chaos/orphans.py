@@ -50,7 +50,7 @@ def _is_somebodys(line: str, state_dir: Path, manifests: dict[str, Any], alive: 
         return bool(_runs_of(int(rest.split()[0])) & (alive | {run.partition(".")[0] for run in alive}))
     place = rest.removeprefix("entry ")
     if kind == "directory" and any(
-        f"{state_dir}/{kept}/" in place for kept in ("names", "ids", "layers", "checkpoints")
+        f"{state_dir}/{kept}/" in place for kept in ("names", "ids", "layers", "checkpoints", "volumes")
     ):
         return True  # seen to below
     if kind == "directory" and f"{state_dir}/sandboxes/" in place:
@@ -80,6 +80,7 @@ def _unnamed(state_dir: Path, manifests: dict[str, Any]) -> list[str]:
             stacks.append(record["layers"])
             checkpoints.add(id)
     named |= {layer["id"] for stack in stacks for layer in stack}
+    named |= {json.loads(path.read_text())["layer"] for path in (state_dir / "volumes").glob("*.json")}
     there = set(os.listdir(state_dir / "layers"))
     lines = [f"a layer of nobody: {id}" for id in there - named]
     lines += [f"a layer that is named and gone: {id}" for id in named - there]

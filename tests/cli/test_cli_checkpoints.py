@@ -28,7 +28,7 @@ def test_a_sandbox_is_paused_and_resumed_with_its_processes(atoll: Atoll) -> Non
     assert atoll.json("--json", "resume", name) == {"name": name, "status": "running"}
     assert atoll.runs(name, "date +%s%N > now")
     atoll("sleep", name)
-    assert b"wake it instead" in atoll("resume", name, status=1).stderr
+    assert b"wake it instead" in atoll("resume", name, status=2).stderr
     for command in ("pause", "resume"):
         assert atoll.json(command, "no-such", "--json", status=1)["error"]["code"] == "sandbox_not_found"
 
@@ -59,6 +59,37 @@ def test_checkpoints_are_made_drawn_gone_back_to_and_deleted(atoll: Atoll) -> No
     assert atoll.json("checkpoints", name, "--json") == []
     atoll("restore", name, "one", status=1)
     assert set(atoll.json("gc", "--json")) == {"sandboxes", "layers", "images", "downloads", "unreadable"}
+
+
+def test_checkpoints_are_a_tree_whose_labels_are_unique_and_which_outlives_rm(atoll: Atoll) -> None:
+    name, other = atoll.box(), atoll.box()
+    first = atoll.text("checkpoint", name, "base").strip()
+    second = atoll.text("checkpoint", name).strip()
+    refused = atoll("checkpoint", name, "base", status=1).stderr.decode()
+    assert f"the checkpoint {first} of this sandbox has the label 'base' already" in refused
+    assert f"hint: atoll checkpoint {name} base --move" in refused
+    third = atoll.text("checkpoint", name, "base", "--move").strip()
+    _, *rows = atoll.text("checkpoints", name).splitlines()
+    assert rows[0].startswith(first)
+    assert rows[1].startswith(f"└─ {second}")
+    assert rows[2].startswith(f"   └─ {third}")
+    assert "is not a label for a checkpoint" in atoll("checkpoint", name, "With Caps", status=None).stderr.decode()
+    refused = atoll("restore", other, first, status=None).stderr.decode()
+    assert f"the checkpoint {first} is not of this sandbox" in refused
+    assert f"atoll create NEW --from {first}, or atoll restore {other} {first} --foreign" in refused
+    done = atoll("rm", name)
+    assert done.stdout.decode() == f"{name}\n"
+    kept = f"{name}: 3 checkpoints of it are kept; `atoll checkpoints {name} --delete-all` deletes them"
+    assert kept in done.stderr.decode()
+    assert all(row.count(f"{name} (destroyed)") for row in atoll.text("checkpoints", name).splitlines()[1:])
+    copy = atoll.text("create", f"{name}-copy", "--from", "base").strip()
+    forked = atoll.text("fork", name, f"{name}-fork", "--checkpoint", "base").strip()
+    assert atoll.text("run", "--from", third, "--", "id", "-un") == "user\n"
+    assert atoll.json("rm", copy, forked, "--json") == {"removed": [copy, forked], "kept_checkpoints": {}, "errors": []}
+    assert atoll.text("checkpoints", name, "--delete-all").split() == [first, second, third]
+    atoll("checkpoint", other)
+    assert atoll("rm", other, "--checkpoints").stderr == b""
+    assert atoll("checkpoints", other, status=1).stderr.startswith(b"error: no sandbox is named")
 
 
 def test_gc_says_what_and_how_many_it_removed(atoll: Atoll) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
+
+import pytest
 
 from atoll.testing.waiting import wait_until
 from tests.cli.driving import Atoll
@@ -90,12 +93,24 @@ def test_a_command_whose_output_nobody_reads_does_not_hold_up_another(atoll: Ato
     assert len(atoll("exec", box, "-c", "head -c 3000000 /dev/zero").stdout) == 3_000_000
 
 
-def test_a_destroyed_sandbox_is_an_error_and_never_an_exit_status(atoll: Atoll, box: str) -> None:
+@pytest.mark.parametrize(("command", "done"), [("rm", "was destroyed"), ("stop", "was shut down")])
+def test_a_destroyed_sandbox_is_an_error_that_says_so_and_never_an_exit_status(
+    atoll: Atoll, box: str, command: str, done: str
+) -> None:
     started = atoll.start("exec", box, "-c", "echo ready; sleep 1000")
     started.read_until(b"ready\n")
-    atoll("rm", box)
+    atoll(command, box)
     assert started.wait() == 125
-    assert started.errors().startswith(b"error: ")
+    assert started.errors().decode() == f"error: sandbox {box!r} {done}\n"
+
+
+def test_input_is_that_of_the_loop_unless_it_is_asked_for(atoll: Atoll, box: str) -> None:
+    loop = """printf 'a\\nb\\n' | while read line; do "$@" exec "$BOX" -- sh -c "cat; echo got $line"; done"""
+    command = ["sh", "-c", loop, "sh", *atoll.nursery.program]
+    done = subprocess.run(command, env={**atoll.env, "BOX": box}, capture_output=True, check=True)
+    assert done.stdout == b"got a\ngot b\n"
+    assert atoll("exec", "-i", box, "--", "cat", input=b"data").stdout == b"data"
+    assert atoll("exec", "-n", box, "--", "cat", input=b"data").stdout == b""
 
 
 def test_a_time_out_counts_from_the_beginning_even_if_the_guest_is_stopped(atoll: Atoll) -> None:

@@ -32,10 +32,10 @@ def test_forward_prints_an_address_that_works_until_it_is_interrupted(atoll: Ato
 def test_forward_takes_the_port_that_is_asked_for_and_says_it_as_json(atoll: Atoll, box: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        failed = atoll("forward", box, "80", "--local", str(port), status=1)
+        failed = atoll("forward", box, "80", "--local", str(port), status=2)
         assert b"Address already in use" in failed.stderr
     forwarding = atoll.start("forward", box, "80", "--local", str(port), "--json")
     assert json.loads(forwarding.read_until(b"}\n")) == {"name": box, "port": 80, "local_port": port}
     forwarding.send_signal(signal.SIGTERM)
     assert forwarding.wait() == 128 + signal.SIGTERM
-    assert b"1 to 65535" in atoll("forward", box, "0", status=1).stderr
+    assert b"1 to 65535" in atoll("forward", box, "0", status=2).stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from importlib import import_module
@@ -11,27 +12,35 @@ from pathlib import Path
 
 import pytest
 
-from atoll.surfaces.cli.app import MODULES
+from atoll.drivers import registry
+from atoll.runtime.state import known, spec
+from atoll.surfaces.cli.app import ALIASES, HEADINGS, MODULES
 from atoll.surfaces.cli.grammar import Option, Parameter, Parser
-from atoll.surfaces.cli.options import DEFAULT_TOOLS
+from atoll.surfaces.cli.options import DEFAULT_TOOLS, RUNTIMES
 from atoll.tools import vocabularies
 from tests.cli.driving import PROGRAM, Atoll
 
 COMMANDS = [name for names in MODULES.values() for name in names]
-IMAGE_COMMANDS = "ls pull rm import".split()
+GROUPS = {"images": "ls pull rm import", "volumes": "ls create rm export import"}
 
 
 def test_help_names_every_command(atoll: Atoll) -> None:
     text = atoll.text("--help")
     assert [command for command in COMMANDS if f"\n  {command} " not in text] == []
     assert atoll.text() == text
+    headings = [line for line in text.splitlines() if re.fullmatch("[A-Z].*:", line)]
+    assert headings == [*(f"{heading}:" for heading in HEADINGS.values()), "Options:"]
+    assert HEADINGS.keys() <= MODULES.keys()
 
 
-@pytest.mark.parametrize("command", [[c] for c in COMMANDS] + [["images", c] for c in IMAGE_COMMANDS])
+@pytest.mark.parametrize(
+    "command", [[c] for c in COMMANDS] + [[g, c] for g, names in GROUPS.items() for c in names.split()]
+)
 def test_every_command_has_help_within_100_columns(atoll: Atoll, command: list[str]) -> None:
     text = atoll.text(*command, "--help")
     assert "Usage: atoll " + " ".join(command) in text
     assert max(map(len, text.splitlines())) <= 100
+    assert not re.search(r"[{}<>]", text.replace("< script", "").replace("< setup", "")), "no raw types"
 
 
 def test_the_index_names_every_module_and_command() -> None:
@@ -43,7 +52,7 @@ def test_the_index_names_every_module_and_command() -> None:
     assert files == set(MODULES)
 
 
-@pytest.mark.parametrize("command", [["ls"], ["images", "ls"], ["storage"]])
+@pytest.mark.parametrize("command", [["ls"], ["images", "ls"], ["volumes"], ["storage"]])
 def test_json_and_the_state_directory_may_stand_before_and_after_a_command(
     atoll: Atoll, tmp_path: Path, command: list[str]
 ) -> None:
@@ -86,7 +95,7 @@ HEAVY = frozenset(
     "atoll.runtime.previews".split()
 )
 """What takes long to import, and what a command in a sandbox does without. `anyio` and `asyncio` are not among them:
-the engine is written with them, and they import `ssl` and `inspect` themselves."""
+the engine is written with them, and they import `ssl` and `inspect` themselves. `exec` does without where it can."""
 LOOP = frozenset({"anyio", "asyncio", "ssl", "dataclasses", "inspect"})
 OPEN = "import atoll, anyio\nasync def main():\n    async with atoll.open(): pass\nanyio.run(main)"
 
@@ -103,9 +112,29 @@ def command_line(*words: str) -> str:
     return f"from atoll.surfaces.cli import main\nassert main({list(words)!r}) == 0"
 
 
-def test_a_command_in_a_sandbox_imports_nothing_heavy(atoll: Atoll) -> None:
+def test_a_command_in_a_sandbox_imports_neither_what_is_heavy_nor_an_event_loop(atoll: Atoll) -> None:
     """A command takes a few milliseconds in its sandbox: what it waits for is what is imported here."""
-    assert imported_by(command_line("exec", atoll.box(), "--", "true"), env=atoll.env) & HEAVY == set()
+    words = (
+        "exec",
+        "--user",
+        "root",
+        "-e",
+        "A=1",
+        "--timeout",
+        "1m",
+        "-w",
+        "/tmp",
+        atoll.box(),
+        "-c",
+        "cat >&2; echo $A",
+    )
+    unneeded = HEAVY | LOOP | {"ast", "copy", "datetime", "pathlib", "socket", "subprocess", "atoll.contract.model"}
+    assert imported_by(command_line(*words), env=atoll.env) & unneeded == set()
+
+
+def test_a_command_that_needs_the_engine_imports_nothing_heavy(atoll: Atoll) -> None:
+    words = ("exec", atoll.box(), "--json", "--", "true")
+    assert imported_by(command_line(*words), env=atoll.env) & HEAVY == set()
 
 
 def test_a_new_sandbox_needs_images_and_nothing_else_that_is_heavy(atoll: Atoll) -> None:
@@ -124,20 +153,56 @@ def test_help_and_version_import_neither_what_is_heavy_nor_an_event_loop(atoll: 
     assert imported_by(command_line(*words), env=atoll.env) & unneeded == set()
 
 
-def test_the_default_vocabulary_is_one() -> None:
+def test_what_help_says_without_importing_it_is_so() -> None:
     assert DEFAULT_TOOLS == vocabularies.DEFAULT
+    assert RUNTIMES == registry.BUILT_IN
+
+
+def test_the_help_of_a_sandbox_has_the_defaults(atoll: Atoll) -> None:
+    text = " ".join(atoll.text("create", "--help").split())
+    assert "512m, 1.5g. [default: 2g where it can be enforced]" in text
+    assert "processes and threads. [default: 1024 where it can be enforced]" in text
+    memory, pids = spec._MEMORY_BYTES, spec._PIDS
+    assert (memory, pids) == (2 << 30, 1024)
+
+
+@pytest.mark.parametrize(("alias", "words"), [*ALIASES.items()])
+def test_other_names_of_commands_lead_to_them(atoll: Atoll, alias: str, words: tuple[str, ...]) -> None:
+    assert atoll.text(alias, "--help") == atoll.text(*words, "--help")
+    assert alias not in COMMANDS
+
+
+def test_a_sandbox_is_stopped_and_started_and_deleted_by_these_names(atoll: Atoll, box: str) -> None:
+    assert atoll.text("stop", box) == f"{box} is shutdown\n"
+    assert box in atoll.text("list", "-q")
+    assert atoll.text("start", box) == f"{box} is running\n"
+    assert atoll.text("delete", box) == f"{box}\n"
 
 
 def test_completion_imports_neither_what_is_heavy_nor_an_event_loop(atoll: Atoll) -> None:
-    env = {**atoll.env, "_ATOLL_COMPLETE": "complete_bash", "_ATOLL_COMPLETE_ARGS": "atoll exec --"}
-    assert imported_by(command_line(), env=env) & (HEAVY | LOOP) - {"dataclasses", "inspect"} == set()
+    for line in ("atoll exec --", "atoll exec b", "atoll restore box c", "atoll run --image "):
+        env = {**atoll.env, "_ATOLL_COMPLETE": "complete_bash", "_ATOLL_COMPLETE_ARGS": line}
+        assert imported_by(command_line(), env=env) & (HEAVY | LOOP) - {"dataclasses", "inspect"} == set()
+
+
+def test_what_completion_reads_is_where_the_engine_writes_it(atoll: Atoll, box: str) -> None:
+    atoll("checkpoint", box, "clean")
+    names = known.sandboxes(atoll.state_dir)
+    found = known.checkpoints(atoll.state_dir, box)
+    atoll("checkpoints", box, "--delete", "clean")
+    assert names == atoll.names()
+    assert [word for word, _ in found] == ["clean", found[0][1]]
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["nonsense"], "nonsense"),
-        (["exce", "box"], "exec"),
+        (["exce", "box"], "`atoll exec`"),
+        (["stopp", "box"], "Did you mean `atoll stop` or `atoll top`?"),
+        (["snapshot", "box"], "Did you mean `atoll checkpoint`?"),
+        (["stats"], "Did you mean `atoll top` or `atoll stat`?"),
+        (["images", "pul"], "Did you mean `atoll images pull`?"),
         (["run", "--memory", "5x", "--", "true"], "'5x' is not a size"),
         (["run", "--timeout", "soon", "--", "true"], "'soon' is not a duration"),
         (["run", "--cpus", "many", "--", "true"], "--cpus"),
@@ -150,11 +215,14 @@ def test_completion_imports_neither_what_is_heavy_nor_an_event_loop(atoll: Atoll
         (["exec"], "NAME"),
         (["exec", "box", "--detach", "--timeout", "3", "--", "true"], "--timeout"),
         (["cp", "a", "b"], "neither"),
-        (["cp", "a:x", "b:y"], "both in sandboxes"),
+        (["cp", "a", "b:y", "-"], "neither a nor - is in a sandbox"),
+        (["fork", "box", "-n", "2", "new"], "--count 2 and names (new) were given; give one of them"),
+        (["fork", "box", "-n", "0"], "--count is 0; it must be at least 1"),
+        (["run", "--env-file", "/no/such", "--", "true"], "--env-file /no/such: No such file"),
         (["rm"], "--all"),
         (["rm", "a", "--all"], "--all"),
         (["logs", "box", "--since-offset", "x"], "'x' is not an offset"),
-        (["logs", "box", "one"], "ID"),
+        (["logs", "box", "one"], "Invalid value for 'ID': 'one' is not a whole number"),
         (["mcp", "--tools", "agent,coding"], "agent and coding cannot be offered together: both have a tool 'glob'"),
         (["mcp", "--tools", "agnet"], "did you mean 'agent'?"),
         (["mcp", "--tools", ","], "no vocabulary is chosen"),
@@ -245,18 +313,60 @@ COMPLETED = [
     ("atoll e", "exec export expose"),
     ("atoll images ", "ls pull rm import"),
     ("atoll --json images p", "pull"),
-    ("atoll run --m", "--memory"),
+    ("atoll run --m", "--memory --mount"),
     ("atoll exec box --st", "--stdin --state-dir"),
     ("atoll storage ", "init remove"),
     ("atoll cp ", ""),
+    ("atoll stop bo", "box-1 box-2"),
+    ("atoll exec ", "box-1 box-2 other"),
+    ("atoll exec --user root bo", "box-1 box-2"),
+    ("atoll exec box-1 ", ""),
+    ("atoll exec box-1 -- -", ""),
+    ("atoll rm box-1 ", "box-2 other"),
+    ("atoll cp ot", "other:"),
+    ("atoll cp file ot", "other:"),
+    ("atoll restore box-1 ", "clean cp-0123"),
+    ("atoll restore other ", ""),
+    ("atoll checkpoints --delete ", "cp-0123"),
+    ("atoll volumes rm ca", "cache"),
+    ("atoll volumes create ", ""),
+    ("atoll run --runtime ru", "runc runsc"),
+    ("atoll create --image ", "host docker.io/library/python:3.12"),
+    ("atoll create ", ""),
+    ("atoll --state-dir /nowhere exec ", ""),
+    ("atoll nonsense ", ""),
 ]
 
 
+@pytest.fixture
+def filled(tmp_path: Path) -> Path:
+    """A state directory with names in it. The records have what completion reads, and garbage besides."""
+    for name in ("box-1", "box-2", "other"):
+        (tmp_path / "names").mkdir(exist_ok=True)
+        (tmp_path / "names" / name).symlink_to("atoll-0123")
+    records = {
+        "checkpoints/cp-0123/checkpoint.json": {"checkpoint": {"label": "clean", "sandbox": "box-1"}},
+        "volumes/cache.json": {},
+        "images/references/0123.json": {"image": {"reference": "docker.io/library/python:3.12"}},
+        "images/references/4567.json": ["garbage"],
+    }
+    for path, record in records.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(json.dumps(record))
+    (tmp_path / "checkpoints/cp-4567").mkdir()
+    return tmp_path
+
+
 @pytest.mark.parametrize(("line", "words"), COMPLETED)
-def test_a_shell_is_told_the_words_that_may_follow(atoll: Atoll, line: str, words: str) -> None:
+def test_a_shell_is_told_the_words_that_may_follow(atoll: Atoll, filled: Path, line: str, words: str) -> None:
     for shell, separated in ("bash", line.replace(" ", "\n")), ("fish", line):
-        env = {**atoll.env, "_ATOLL_COMPLETE": f"complete_{shell}", "_ATOLL_COMPLETE_ARGS": separated}
-        done = subprocess.run(PROGRAM, capture_output=True, check=True, env=env)
+        env = {
+            **atoll.env,
+            "ATOLL_STATE_DIR": str(filled),
+            "_ATOLL_COMPLETE": f"complete_{shell}",
+            "_ATOLL_COMPLETE_ARGS": separated,
+        }
+        done = subprocess.run(atoll.nursery.program, capture_output=True, check=True, env=env)
         assert [each.partition("\t")[0] for each in done.stdout.decode().split("\n") if each] == words.split()
 
 

@@ -60,7 +60,7 @@ def test_user_directory_and_variables_are_as_asked(atoll: Atoll) -> None:
 
 def test_ten_megabytes_pass_through_from_input_to_output(atoll: Atoll) -> None:
     data = random.Random(1).randbytes(10 * 1024 * 1024)
-    done = atoll("run", "--", "cat", input=data)
+    done = atoll("run", "-i", "--", "cat", input=data)
     assert hashlib.sha256(done.stdout).digest() == hashlib.sha256(data).digest()
 
 
@@ -69,7 +69,7 @@ def test_a_file_is_read_from_where_it_stands(atoll: Atoll, tmp_path: Path) -> No
     path.write_bytes(b"first\nsecond\nthird\n")
     with path.open("rb", buffering=0) as file:
         file.read(6)
-        assert atoll("run", "--", "cat", stdin=file).stdout == b"second\nthird\n"
+        assert atoll("run", "-i", "--", "cat", stdin=file).stdout == b"second\nthird\n"
 
 
 def test_an_output_file_is_appended_to_where_it_was(atoll: Atoll, tmp_path: Path) -> None:
@@ -81,23 +81,23 @@ def test_an_output_file_is_appended_to_where_it_was(atoll: Atoll, tmp_path: Path
 
 
 def test_no_input_is_an_end_of_file(atoll: Atoll) -> None:
-    assert atoll("run", "--", "cat", stdin=subprocess.DEVNULL).stdout == b""
-    assert atoll("run", "-n", "--", "cat", input=b"not for it").stdout == b""
+    assert atoll("run", "-i", "--", "cat", stdin=subprocess.DEVNULL).stdout == b""
+    assert atoll("run", "--", "cat", input=b"not for it").stdout == b""
 
 
 def test_it_ends_with_the_command_though_its_input_stays_open(atoll: Atoll) -> None:
-    started = atoll.start("run", "--", "echo", "done", stdin=subprocess.PIPE)
+    started = atoll.start("run", "-i", "--", "echo", "done", stdin=subprocess.PIPE)
     assert started.wait() == 0
 
 
 def test_it_ends_when_the_command_reads_only_some_of_an_endless_input(atoll: Atoll) -> None:
     with subprocess.Popen(["yes"], stdout=subprocess.PIPE) as endless:
-        assert atoll("run", "--", "head", "-n", "1", stdin=endless.stdout).stdout == b"y\n"
+        assert atoll("run", "-i", "--", "head", "-n", "1", stdin=endless.stdout).stdout == b"y\n"
         endless.kill()
 
 
 def test_input_is_passed_on_as_it_comes(atoll: Atoll) -> None:
-    started = atoll.start("run", "--", "cat", stdin=subprocess.PIPE)
+    started = atoll.start("run", "-i", "--", "cat", stdin=subprocess.PIPE)
     for word in (b"one\n", b"two\n"):
         started.type(word)
         started.read_until(word)
@@ -106,7 +106,7 @@ def test_input_is_passed_on_as_it_comes(atoll: Atoll) -> None:
 
 
 def test_output_comes_as_it_is_written(atoll: Atoll) -> None:
-    started = atoll.start("run", "-c", "echo first; read line; echo $line", stdin=subprocess.PIPE)
+    started = atoll.start("run", "-ic", "echo first; read line; echo $line", stdin=subprocess.PIPE)
     started.read_until(b"first\n")
     started.type(b"second\n")
     started.read_until(b"second\n")
@@ -116,7 +116,7 @@ def test_output_comes_as_it_is_written(atoll: Atoll) -> None:
 def test_flags_of_the_callers_streams_are_left_alone(atoll: Atoll) -> None:
     read_in, write_in = os.pipe()
     read_out, write_out = os.pipe()
-    process = subprocess.Popen([*PROGRAM, "run", "--", "cat"], stdin=read_in, stdout=write_out, env=atoll.env)
+    process = subprocess.Popen([*PROGRAM, "run", "-i", "--", "cat"], stdin=read_in, stdout=write_out, env=atoll.env)
     os.write(write_in, b"x")
     assert os.read(read_out, 10) == b"x"
     assert os.get_blocking(read_in)
@@ -151,7 +151,7 @@ def test_a_time_out_in_json_has_the_error_and_what_was_printed(atoll: Atoll) -> 
 
 
 def test_json_is_one_object_with_everything(atoll: Atoll) -> None:
-    done = atoll.json("run", "--json", "-c", "cat; echo caf\u00e9; printf '\\377' >&2; exit 3", status=3, input=b"in ")
+    done = atoll.json("run", "--json", "-ic", "cat; echo caf\u00e9; printf '\\377' >&2; exit 3", status=3, input=b"in ")
     assert (done["stdout"], done["stderr"], done["exit_code"]) == ("in caf\u00e9\n", "\ufffd", 3)
     assert done["signal"] is None
     assert done["timed_out"] is False
@@ -209,7 +209,7 @@ def is_full(end: socket.socket) -> bool:
 
 def test_a_signal_that_was_ignored_before_stays_ignored(atoll: Atoll) -> None:
     started = atoll.start(
-        "run", "-c", "echo ready; read line; exit 7", stdin=subprocess.PIPE, preexec_fn=_ignore_hangups
+        "run", "-ic", "echo ready; read line; exit 7", stdin=subprocess.PIPE, preexec_fn=_ignore_hangups
     )
     started.read_until(b"ready\n")
     started.send_signal(signal.SIGHUP)
@@ -243,24 +243,30 @@ def test_keep_without_a_name_says_which_it_was(atoll: Atoll) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "said", "status"),
     [
-        (["--name", "Not A Name", "--", "true"], "Not A Name"),
-        (["--cwd", "/no/such/place", "--", "true"], "/no/such/place"),
-        (["--memory", "1k", "--", "true"], "--memory"),
-        (["--pids", "0", "--", "true"], "--pids is 0"),
-        (["--runtime", "qemu", "--", "true"], "crun"),
-        (["--image", "dir:/no/such/tree", "--", "true"], "/no/such/tree"),
-        (["--user", "nobody-such", "--", "true"], "nobody-such"),
-        (["--env", "1A=x", "--", "true"], "1A"),
+        (["--name", "Not A Name", "--", "true"], "Not A Name", 2),
+        (["--memory", "512", "--", "true"], "--memory is 512 bytes; it must be at least 8 MiB; did you mean 512m?", 2),
+        (["--memory", "1k", "--", "true"], "--memory is 1 KiB; it must be at least 8 MiB", 2),
+        (["--cpus", "2000", "--", "true"], "--cpus is 2,000; it must be at most 1,024", 2),
+        (["--pids", "0", "--", "true"], "--pids is 0; it must be at least 4", 2),
+        (["--runtime", "qemu", "--", "true"], "crun", 2),
+        (["--user", "nobody-such", "--", "true"], "nobody-such", 2),
+        (["--env", "1A=x", "--", "true"], "1A", 2),
+        (["--pause-after", "100d", "--", "true"], "the time until it is paused is 8640000.0; it must be above 0", 2),
+        (["--secret", "NOT_SET_HERE@example.com", "--", "true"], "NOT_SET_HERE is not set", 2),
+        (["--cwd", "/no/such/place", "--", "true"], "/no/such/place", 125),
+        (["--image", "dir:/no/such/tree", "--", "true"], "/no/such/tree", 125),
     ],
 )
-def test_our_own_failure_is_status_125_and_one_sentence(atoll: Atoll, words: list[str], said: str) -> None:
-    done = atoll("run", *words, status=125)
+def test_wrong_input_is_status_2_and_our_own_failure_125_in_one_sentence(
+    atoll: Atoll, words: list[str], said: str, status: int
+) -> None:
+    done = atoll("run", *words, status=status)
     assert done.stderr.startswith(b"error: ")
     assert said in done.stderr.decode()
     assert b"Traceback" not in done.stderr
-    error = json.loads(atoll("run", "--json", *words, status=125).stdout)["error"]
+    error = json.loads(atoll("run", "--json", *words, status=status).stdout)["error"]
     assert said in error["message"]
     assert set(error) >= {"code", "message", "hint", "retryable", "details"}
 
@@ -270,6 +276,8 @@ def test_a_memory_limit_is_enforced_and_told(atoll: Atoll) -> None:
     done = atoll.json("run", "--memory", "64m", "--json", "--", "python3", "-c", line, status=137)
     assert done["out_of_memory"] is True
     assert done["stdout"] == ""
+    said = atoll("run", "--memory", "64m", "--name", name := atoll.new_name(), "--", "python3", "-c", line, status=137)
+    assert said.stderr.decode() == f"killed: sandbox {name!r} reached its memory limit of 64.0 MiB (--memory)\n"
 
 
 @pytest.mark.parametrize("limit", [24, 32, 48, 63, 64, 80, 100, 101, 128, 256])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from collections.abc import Callable
 from datetime import datetime
@@ -11,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from atoll.runtime.state import known
+from atoll.testing.waiting import wait_until
 from tests.cli.driving import PROGRAM, Atoll
 
 
@@ -23,6 +26,7 @@ def test_create_prints_the_name_and_ls_shows_it(atoll: Atoll) -> None:
     assert "ago" in row or "just now" in row
     assert row.endswith("host")
     assert "\x1b" not in header
+    assert [row.split()[0] for row in rows] == atoll.names() == [info["name"] for info in atoll.json("ls", "--json")]
 
 
 def test_create_without_a_name_makes_one_up(atoll: Atoll) -> None:
@@ -54,17 +58,35 @@ def test_a_sandbox_keeps_its_variables_and_user(atoll: Atoll) -> None:
     assert atoll.text("exec", name, "-c", "echo $A; id -un") == "1\nroot\n"
 
 
-def test_ps_shows_commands_and_all_processes(atoll: Atoll, box: str) -> None:
-    number = atoll.text("exec", box, "--detach", "-c", "sleep 1000 & wait").strip()
-    atoll("exec", box, "--", "sh", "-c", "exit 3", status=3)
-    shown = atoll.json("ps", box, "--json")
-    commands = {command["id"]: command for command in shown["commands"]}
-    assert commands[int(number)]["exit_code"] is None
-    assert commands[max(commands)]["exit_code"] == 3
-    assert any(process["command"] == "sleep 1000" for process in shown["processes"])
-    text = atoll.text("ps", box)
-    assert "running" in text
-    assert "exit 3" in text
+def test_variables_come_from_a_file_and_options_override_it(atoll: Atoll, tmp_path: Path) -> None:
+    (tmp_path / "env").write_text("A=1\nB=2\n")
+    (tmp_path / "more").write_text("B=5\n")
+    name = atoll.create("--env-file", str(tmp_path / "env"), "--env", "A=3")
+    assert atoll.text("exec", name, "--env-file", str(tmp_path / "more"), "-c", "echo $A $B") == "3 5\n"
+
+
+def test_a_user_that_the_image_does_not_have_is_refused_and_leaves_nothing(atoll: Atoll) -> None:
+    name = atoll.new_name()
+    assert b"there is no user 'nosuch'" in atoll("create", name, "--user", "nosuch", status=2).stderr
+    assert name not in atoll.names()
+
+
+def test_what_cannot_have_an_effect_is_warned_of(atoll: Atoll, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(atoll.env, "KEY", "a-secret-value")
+    name = atoll.new_name()
+    limits = ("--memory", "100t", "--cpus", "1000")
+    said = atoll("create", name, *limits, "--secret", "KEY@api.example.com").stderr.decode()
+    assert "warning: --memory is 100 TiB, and this machine has " in said
+    assert "warning: --cpus is 1000, and this machine has " in said
+    assert "warning: --secret KEY is for api.example.com, which no --allow rule allows" in said
+    allowed = ("--allow", "*.example.com", "--secret", "KEY@api.example.com")
+    assert atoll("create", atoll.new_name(), *allowed).stderr == b""
+
+
+def test_a_sandbox_that_is_unused_is_paused_after_the_time_that_was_asked_for(atoll: Atoll) -> None:
+    name = atoll.create("--pause-after", "300ms")
+    wait_until(lambda: atoll.json("inspect", name)["status"] == "paused", "it is paused")
+    assert atoll.text("exec", name, "--", "echo", "on") == "on\n"
 
 
 def test_a_name_of_a_process_cannot_steer_the_terminal(atoll: Atoll, box: str) -> None:
@@ -83,7 +105,37 @@ def test_stat_shows_what_is_used_and_the_limits(atoll: Atoll) -> None:
     text = atoll.text("stat", name)
     assert "of 256.0 MiB" in text
     assert "limited to 1.5 cores" in text
-    assert "of 100" in text
+    assert "of 100, threads and the guest's own included" in text
+
+
+def test_inspect_is_all_that_is_known_as_json_and_does_not_wake(atoll: Atoll, box: str) -> None:
+    atoll("checkpoint", box, "clean")
+    atoll("stop", box)
+    shown = atoll.json("inspect", box)
+    assert (shown["name"], shown["status"], shown["limits"]["pids"]) == (box, "shutdown", 1024)
+    assert shown["usage"]["disk_bytes"] >= 0
+    assert [each["label"] for each in shown["checkpoints"]] == ["clean"]
+    assert atoll.json("inspect", box)["status"] == "shutdown"
+    atoll("checkpoints", box, "--delete", "clean")
+    assert atoll.json("inspect", "no-such", "--json", status=1)["error"]["code"] == "sandbox_not_found"
+
+
+def test_top_shows_the_busiest_first_once_or_until_ctrl_c(atoll: Atoll) -> None:
+    busy, idle = atoll.box(), atoll.box()
+    atoll("exec", busy, "--detach", "-c", "while :; do :; done")
+    rows = atoll.json("top", "--json", busy, idle)
+    assert [row["name"] for row in rows] == [busy, idle]
+    assert rows[0]["cpu_percent"] > rows[1]["cpu_percent"]
+    header, *lines = atoll.text("top", idle).splitlines()
+    assert header.split() == ["NAME", "STATUS", "CPU", "MEMORY", "OF", "PIDS", "DISK"]
+    assert [line.split()[0] for line in lines] == [idle]
+    terminal = atoll.terminal("top", "--interval", "200ms")
+    terminal.read_until(busy.encode())
+    terminal.read_until(busy.encode())
+    terminal.type(b"\x03")
+    assert terminal.wait() == 0
+    assert terminal.seen.endswith(b"\x1b[?25h\x1b[?1049l")
+    assert b"'no-such'" in atoll("top", "no-such", status=1).stderr
 
 
 def test_rm_destroys_all_it_can_and_tells_what_it_could_not(atoll: Atoll) -> None:
@@ -112,15 +164,26 @@ def test_an_empty_list_is_empty_and_says_how_to_begin(lone: Atoll) -> None:
     assert lone.text("ls", "-q") == ""
 
 
-def test_all_asks_on_a_terminal_and_only_there(lone: Atoll) -> None:
-    lone("create", "one")
+def test_all_asks_on_a_terminal_and_says_which_they_are(lone: Atoll) -> None:
+    for name in ("one", "another"):
+        lone("create", name)
     terminal = lone.terminal("rm", "--all")
-    terminal.read_until(b"?")
+    terminal.read_until(b"Destroy all 2 sandboxes (another, one)? [y/N]: ")
     terminal.type(b"n\r")
     assert terminal.wait() == 1
-    assert lone.names() == ["one"]
-    assert lone.text("rm", "--all") == "one\n"
+    terminal = lone.terminal("rm", "--all")
+    terminal.read_until(b"[y/N]: ")
+    terminal.type(b"\x03")
+    assert terminal.wait() == 130
+    assert terminal.seen.endswith(b"\r\n")  # where the prompt of a shell follows
+    assert lone.names() == ["another", "one"]
+    lone("checkpoint", "one", "clean")
+    done = lone("rm", "--all")
+    assert done.stdout == b"another\none\n"
+    assert re.fullmatch(rb"kept: checkpoint of one: cp-[0-9a-f]+ \(clean\); `atoll checkpoints one .*\n", done.stderr)
     assert lone.names() == []
+    assert lone("rm", "--all").stderr == b"no sandboxes\n"
+    lone("checkpoints", "one", "--delete", "clean")
     assert not os.listdir(lone.state_dir / "sandboxes")
     lone.close()
 
@@ -136,7 +199,7 @@ def test_the_state_directory_can_be_given_on_the_command_line(atoll: Atoll, tmp_
 
 def test_a_state_directory_that_cannot_be_is_a_sentence(atoll: Atoll, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    done = atoll("ls", "--state-dir", str(tmp_path / "file" / "below"), status=1)
+    done = atoll("ls", "--state-dir", str(tmp_path / "file" / "below"), status=2)
     assert done.stderr.startswith(b"error: ")
     assert b"Traceback" not in done.stderr
 
@@ -173,6 +236,7 @@ def test_an_image_is_imported_listed_used_and_removed(lone: Atoll, tmp_path: Pat
     subprocess.run(["tar", "-C", str(root), "-cf", str(tmp_path / "root.tar"), "."], check=True)
     reference = lone.text("images", "import", str(tmp_path / "root.tar"), "mine:1").strip()
     assert reference in lone.text("images", "ls")
+    assert known.images(lone.state_dir) == ["host", reference]  # what a shell completes
     assert [image["reference"] for image in lone.json("images", "ls", "--json")].count(reference) == 1
     assert lone.text("run", "--image", "mine:1", "--", "busybox", "cat", "/marker") == "imported\n"
     assert lone.text("images", "rm", "mine:1") == "mine:1\n"
@@ -198,3 +262,41 @@ def test_a_sandbox_whose_record_cannot_be_read_is_listed_with_the_reason_and_rem
     assert f"`atoll rm {id}` removes it" in atoll("gc").stderr.decode()
     assert atoll.text("rm", name) == f"{name}\n"
     assert atoll.json("gc", "--json")["unreadable"] == {}
+
+
+def test_labels_and_lifetime_are_shown_filtered_by_and_changed(atoll: Atoll, box: str) -> None:
+    name = atoll.create("--label", "team=search", "--label", "stage=ci", "--ttl", "2h")
+    header, row = atoll.text("ls", "--label", "team=search", "--label", "stage").splitlines()
+    assert header.split() == ["NAME", "STATUS", "RUNTIME", "CREATED", "USED", "EXPIRES", "LABELS", "IMAGE"]
+    assert "in 2h 0m" in row or "in 1h 59m" in row
+    assert "stage=ci, team=search" in row
+    assert atoll.text("ls", "-q", "--label", "team=other") == ""
+    changed = atoll.json(
+        "update", name, "--memory", "100m", "--label", "team=infra", "--remove-label", "stage", "--json"
+    )
+    assert (changed["limits"]["memory_bytes"], changed["labels"]) == (100 * 1024**2, {"team": "infra"})
+    assert atoll.text("update", name, "--ttl", "none") == f"{name} is updated\n"
+    shown = atoll.json("stat", name, "--json")
+    assert (shown["labels"], shown["expires_at"], shown["limits"]["memory_bytes"]) == (
+        {"team": "infra"},
+        None,
+        100 * 1024**2,
+    )
+    assert "labels     team=infra\n" in atoll.text("stat", name)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("update", "BOX"), "nothing to change is given; give a limit"),
+        (("update", "BOX", "--label", "team"), "the label 'team' has no value; write KEY=VALUE"),
+        (("update", "BOX", "--label", "a b=c"), "'a b' is not a key for a label"),
+        (("update", "BOX", "--ttl", "soon"), "'soon' is not a duration"),
+        (("create", "--ttl", "10ms"), "ttl_s is 0.01, but it should be greater than or equal to 1"),
+        (("update", "BOX", "--open-files", "128"), "put the sandbox to sleep first"),
+    ],
+)
+def test_a_wrong_label_lifetime_or_change_is_refused(atoll: Atoll, box: str, words: tuple[str, ...], told: str) -> None:
+    done = atoll(*(box if word == "BOX" else word for word in words), status=None)
+    assert done.returncode in (1, 2)
+    assert told in done.stderr.decode()

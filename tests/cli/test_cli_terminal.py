@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 
@@ -21,6 +22,26 @@ def test_a_shell_echoes_runs_and_returns_its_status(atoll: Atoll, box: str) -> N
     terminal.type(b"exit 5\r")
     assert terminal.wait() == 5
     assert terminal.is_restored()
+
+
+def test_a_shell_whose_input_is_no_terminal_runs_what_it_reads_and_ends(atoll: Atoll, box: str) -> None:
+    assert atoll("shell", box, stdin=subprocess.DEVNULL).stdout == b""
+    done = atoll("shell", box, input=b"cd /tmp\npwd\ntest -t 0 || echo no terminal\nexit 3\n", status=3)
+    assert (done.stdout, done.stderr) == (b"/tmp\nno terminal\n", b"")
+    assert atoll("shell", box, "--", "cat", input=b"data").stdout == b"data"
+
+
+def test_the_end_of_the_input_ends_a_shell_on_a_terminal_too(atoll: Atoll, box: str) -> None:
+    done = atoll("exec", "-t", box, "--", "bash", "--norc", input=b"echo $((40 + 2))\n")
+    assert b"42\r\n" in done.stdout
+
+
+def test_after_ctrl_c_the_prompt_is_on_a_line_of_its_own(atoll: Atoll, box: str) -> None:
+    terminal = atoll.terminal("exec", box, "-c", "echo ready; sleep 1000")
+    terminal.read_until(b"ready\r\n")
+    terminal.type(CTRL_C)
+    assert terminal.wait() == 130
+    assert terminal.seen == b"^C\r\n"
 
 
 def test_keys_reach_the_command_and_not_us(atoll: Atoll, box: str) -> None:
@@ -71,7 +92,7 @@ def test_the_terminal_is_restored_when_the_sandbox_is_destroyed(atoll: Atoll, bo
     atoll("rm", box)
     assert terminal.wait() == 125
     assert terminal.is_restored()
-    assert b"error:" in terminal.seen
+    assert f"error: sandbox {box!r} was destroyed".encode() in re.sub(rb"\x1b\[[0-9]*m", b"", terminal.seen)
 
 
 def test_a_terminal_for_a_command_is_a_terminal(atoll: Atoll, box: str) -> None:
@@ -83,7 +104,7 @@ def test_a_terminal_for_a_command_is_a_terminal(atoll: Atoll, box: str) -> None:
 
 
 def test_without_t_a_command_has_no_terminal_and_ctrl_c_ends_it(atoll: Atoll, box: str) -> None:
-    terminal = atoll.terminal("exec", box, "--", "sh", "-c", "test -t 0 || echo none; sleep 1000")
+    terminal = atoll.terminal("exec", "-i", box, "--", "sh", "-c", "test -t 0 || echo none; sleep 1000")
     terminal.read_until(b"none\r\n")
     assert terminal.is_restored()
     terminal.type(CTRL_C)
@@ -92,13 +113,13 @@ def test_without_t_a_command_has_no_terminal_and_ctrl_c_ends_it(atoll: Atoll, bo
 
 
 def test_an_idle_terminal_does_not_hold_up_the_end(atoll: Atoll, box: str) -> None:
-    terminal = atoll.terminal("exec", box, "--", "echo", "done")
+    terminal = atoll.terminal("exec", "-i", box, "--", "echo", "done")
     terminal.read_until(b"done")
     assert terminal.wait() == 0
 
 
 def test_an_end_of_file_from_the_keyboard_ends_the_input(atoll: Atoll, box: str) -> None:
-    terminal = atoll.terminal("exec", box, "--", "sh", "-c", "echo ready; cat; echo end")
+    terminal = atoll.terminal("exec", "-i", box, "--", "sh", "-c", "echo ready; cat; echo end")
     terminal.read_until(b"ready\r\n")
     terminal.type(b"word\n" + CTRL_D)
     terminal.read_until(b"word\r\nword\r\nend\r\n")
@@ -121,7 +142,7 @@ def test_tables_fit_a_terminal_of_80_columns(atoll: Atoll, box: str) -> None:
 
 def test_a_job_in_the_background_leaves_the_terminal_to_others(atoll: Atoll, box: str) -> None:
     script = 'set -m; "$@" & read line; echo "read $line"; wait'
-    command = [*PROGRAM, "exec", box, "--", "sh", "-c", "cat; echo cat ended"]
+    command = [*PROGRAM, "exec", "-i", box, "--", "sh", "-c", "cat; echo cat ended"]
     terminal = atoll.on_terminal("sh", "-c", script, "sh", *command)
     terminal.read_until(b"cat ended\r\n")
     terminal.type(b"word\r")

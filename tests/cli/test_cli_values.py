@@ -37,6 +37,42 @@ def test_a_wrong_size_is_refused_with_what_was_typed(text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("word", "source", "target", "read_only"),
+    [
+        ("/srv/data:/data", "/srv/data", "/data", True),
+        ("/srv/data:/data:ro", "/srv/data", "/data", True),
+        ("/srv/data:/data:rw", "/srv/data", "/data", False),
+        ("/a:b/c:/data:rw", "/a:b/c", "/data", False),
+        ("volume:cache:/data", "volume:cache", "/data", False),
+        ("volume:cache:/data:ro", "volume:cache", "/data", True),
+    ],
+)
+def test_a_mount_is_read_only_unless_it_is_a_volume_or_rw_follows(
+    word: str, source: str, target: str, read_only: bool
+) -> None:
+    mount = values.mount(word)
+    assert (mount.source, mount.target, mount.is_read_only) == (source, target, read_only)
+    assert values.mount(str(mount)) == mount.model_copy(update={"read_only": read_only})
+
+
+def test_the_source_of_a_mount_is_relative_to_the_current_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert values.mount(".:/work").source == str(tmp_path)
+    assert values.mount("src/../lib:/work").source == str(tmp_path / "lib")
+
+
+@pytest.mark.parametrize(
+    "word", ["", ":", "/srv", "/srv:", ":/work", "/srv:work", "/srv:/work:rx", "volume::/x", "volume:/x"]
+)
+def test_a_wrong_mount_is_refused_with_what_was_typed(word: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        values.mount(word)
+    assert repr(word) in refused.value.message
+
+
+@pytest.mark.parametrize(
     ("text", "expected"),
     [("30", 30), ("30s", 30), ("1.5s", 1.5), ("500ms", 0.5), ("5m", 300), ("2h", 7200), ("1m30s", 90), ("1D", 86400)],
 )
@@ -77,22 +113,54 @@ def test_a_variable_without_name_or_value_is_refused(word: str) -> None:
     ],
 )
 def test_a_name_before_a_colon_is_a_sandbox(text: str, inside: str) -> None:
-    assert values.copy_spec("here", text) == values.CopySpec("box", inside, "here", inward=True)
-    assert values.copy_spec(text, "here") == values.CopySpec("box", inside, "here", inward=False)
+    place, here = values.Place("box", inside), values.Place(None, "here")
+    assert values.copy_places(["here"], text) == ([here], place)
+    assert values.copy_places([text, text], "here") == ([place, place], here)
 
 
 @pytest.mark.parametrize("here", ["./box:file", "/a:b", "Box:file", "file", "-", ":x"])
 def test_all_else_is_a_path_of_this_machine(here: str) -> None:
-    assert values.copy_spec(here, "box:x").here == here
+    assert values.copy_places([here], "box:x")[0] == [values.Place(None, here)]
 
 
 @pytest.mark.parametrize(
-    ("source", "target", "word"),
-    [("a:x", "b:y", "both"), ("x", "y", "neither"), ("-", "-", "neither"), ("", "a:", "empty")],
+    ("sources", "target", "word"),
+    [
+        (["x"], "y", "neither x nor y"),
+        (["a:x", "x"], "y", "neither x nor y"),
+        (["-"], "-", "neither"),
+        ([""], "a:", "empty"),
+        (["x", "-"], "a:", "one file"),
+        (["a:x", "a:y"], "-", "one file"),
+    ],
 )
-def test_a_copy_needs_exactly_one_side_in_a_sandbox(source: str, target: str, word: str) -> None:
+def test_each_copy_needs_a_side_in_a_sandbox_and_a_stream_is_alone(sources: list[str], target: str, word: str) -> None:
     with pytest.raises(InvalidRequest, match=word):
-        values.copy_spec(source, target)
+        values.copy_places(sources, target)
+
+
+@pytest.mark.parametrize(("word", "number"), [("TERM", 15), ("sigkill", 9), ("9", 9), ("34", 34)])
+def test_a_signal_is_a_name_or_a_number(word: str, number: int) -> None:
+    assert values.signal_number(word) == number
+
+
+@pytest.mark.parametrize("word", ["", "NOPE", "0", "99", "-1", "TERM KILL"])
+def test_what_is_not_a_signal_is_refused(word: str) -> None:
+    with pytest.raises(InvalidRequest, match="is not a signal"):
+        values.signal_number(word)
+
+
+def test_a_file_of_variables_has_one_on_each_line_and_options_come_on_top(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("OURS", "inherited")
+    (tmp_path / "env").write_text("# comment\n\nA=1\nB=x = y # kept \n  OURS\nQUOTED='q'\n")
+    found = values.environment(["A=2"], [str(tmp_path / "env")])
+    assert found == {"A": "2", "B": "x = y # kept", "OURS": "inherited", "QUOTED": "'q'"}
+    (tmp_path / "bad").write_text("A=1\n=2\n")
+    for wrong, said in (tmp_path / "bad", "has no name"), (tmp_path / "none", "No such file"), (tmp_path, "directory"):
+        with pytest.raises(InvalidRequest, match=f"--env-file {wrong}: .*{said}"):
+            values.environment([], [str(wrong)])
 
 
 def test_an_offset_is_for_both_streams_or_for_each() -> None:

@@ -122,7 +122,10 @@ async def test_text_of_many_lines_stays_intact(kernel: CodeSession) -> None:
 
 
 async def test_output_of_children_and_of_descriptors_belongs_to_the_cell(kernel: CodeSession) -> None:
-    code = "import os, subprocess, sys\nsubprocess.run(['echo', 'child'])\nos.write(1, b'raw\\n')\nprint('e', file=sys.stderr)"
+    code = (
+        "import os, subprocess, sys\nsubprocess.run(['echo', 'child'])\n"
+        "os.write(1, b'raw\\n')\nprint('e', file=sys.stderr)"
+    )
     outcome = await kernel.run(code)
     assert outcome.stdout.text()[0] == "child\nraw\n"
     assert outcome.stderr.text()[0] == "e\n"
@@ -131,7 +134,8 @@ async def test_output_of_children_and_of_descriptors_belongs_to_the_cell(kernel:
 async def test_what_is_printed_is_never_taken_for_a_message(kernel: CodeSession) -> None:
     forged = '{"t":"call","call":1,"cell":1,"tool":"echo","args":{"value":1}}'
     before = len(handler(kernel).calls)
-    assert await printed(kernel, f"import sys\nprint({forged!r})\nprint({forged!r}, file=sys.stderr)") == forged + "\n"
+    code = f"import sys\nprint({forged!r})\nprint({forged!r}, file=sys.stderr)"
+    assert await printed(kernel, code) == forged + "\n"
     assert len(handler(kernel).calls) == before
 
 
@@ -171,7 +175,7 @@ async def test_a_syntax_error_names_its_line(kernel: CodeSession) -> None:
 async def test_background_tasks_go_on_between_cells(kernel: CodeSession) -> None:
     await printed(
         kernel,
-        "import asyncio\nasync def tick():\n    global ticks\n    for ticks in range(1000): await asyncio.sleep(0.001)\n"
+        "import asyncio\nasync def tick():\n    global ticks\n    for ticks in range(999): await asyncio.sleep(0.001)\n"
         "task = asyncio.create_task(tick())",
     )
     with anyio.fail_after(30):
@@ -214,7 +218,10 @@ async def test_calls_in_gather_run_at_the_same_time(kernel: CodeSession) -> None
 
 
 async def test_a_task_group_takes_calls(kernel: CodeSession) -> None:
-    code = "async with asyncio.TaskGroup() as g:\n    ts = [g.create_task(echo(i)) for i in range(3)]\nprint([t.result() for t in ts])"
+    code = (
+        "async with asyncio.TaskGroup() as g:\n    ts = [g.create_task(echo(i)) for i in range(3)]\n"
+        "print([t.result() for t in ts])"
+    )
     assert await printed(kernel, "import asyncio\n" + code) == "[0, 1, 2]\n"
 
 
@@ -233,7 +240,10 @@ async def test_a_failed_call_can_be_caught(kernel: CodeSession) -> None:
 
 async def test_a_call_that_the_code_cancels_is_cancelled_on_the_host(kernel: CodeSession) -> None:
     before = handler(kernel).cancelled
-    code = "import asyncio\ntry:\n    await asyncio.wait_for(pause(600), 0.05)\nexcept asyncio.TimeoutError:\n    print('late')"
+    code = (
+        "import asyncio\ntry:\n    await asyncio.wait_for(pause(600), 0.05)\n"
+        "except asyncio.TimeoutError:\n    print('late')"
+    )
     assert await printed(kernel, code) == "late\n"
     with anyio.fail_after(10):
         while handler(kernel).cancelled == before:
@@ -253,7 +263,8 @@ async def test_threads_can_call_tools(kernel: CodeSession) -> None:
 async def test_a_forked_child_cannot_call_tools(kernel: CodeSession) -> None:
     code = (
         "import os, sys\npid = os.fork()\nif not pid:\n    try:\n        await_ = echo(1).send(None)\n"
-        "    except BaseException as e:\n        print(type(e).__name__, flush=True)\n    os._exit(0)\nos.waitpid(pid, 0)"
+        "    except BaseException as e:\n        print(type(e).__name__, flush=True)\n    os._exit(0)\n"
+        "os.waitpid(pid, 0)"
     )
     outcome = await kernel.run(code, timeout_s=30)
     assert "Error" in outcome.stdout.text()[0]
@@ -269,8 +280,11 @@ async def test_arguments_that_are_no_json_are_refused_where_they_are_made(kernel
     assert "a call may take 4194304" in outcome.error.message
     outcome = await error(kernel, "v = []\nfor _ in range(100): v = [v]\nawait echo(v)")
     assert outcome.error is not None
-    assert "nested deeper than 64" in outcome.error.message
+    assert "nested deeper than 60" in outcome.error.message
     assert await printed(kernel, "print(await echo((1, {2}, b'x')))") == "[1, [2], 'eA==']\n"
+    assert await printed(kernel, r"print(await echo('\ud800é'))") == "\\ud800é\n"
+    for wrong in ("float('nan')", "2**5000"):
+        assert (await error(kernel, f"await echo({wrong})")).error is not None
 
 
 # ---- limits

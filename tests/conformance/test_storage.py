@@ -20,7 +20,7 @@ import anyio
 import pytest
 
 import atoll
-from atoll import Capabilities, DiskFull, Engine, InvalidRequest, Limits, Sandbox, Unenforceable
+from atoll import Capabilities, DiskFull, Engine, InvalidRequest, Limits, Mount, Sandbox, Unenforceable
 from atoll.contract.model import RuntimeName
 from atoll.runtime.state.checkpoints import Checkpoints
 from atoll.testing.leaks import BOUND_S, Ledger
@@ -154,6 +154,36 @@ async def test_a_sandbox_that_fills_its_disk_is_told_and_nobody_else_notices(
         # What it deletes, it has again.
         assert (await full.exec("rm filling && sync")).ok
         assert await fill(full, LIMIT // 2) == (LIMIT // 2, 0)
+        # The limit of a sandbox that runs can be changed, both ways.
+        await full.update(limits=Limits(disk_bytes=2 * LIMIT))
+        assert await fill(full, LIMIT) == (LIMIT, 0)
+        await full.update(limits=Limits(disk_bytes=LIMIT))
+        with pytest.raises(DiskFull):
+            await full.files.write_bytes("more", bytes(4 * MIB))
+
+
+async def test_a_volume_has_a_size_which_all_its_sandboxes_share(
+    mounted: Mounted, stored: Engine, able: Capabilities
+) -> None:
+    if not able.disk_limit:
+        with pytest.raises(Unenforceable, match=r"a disk limit cannot be enforced here: .* is on xfs.*init --size"):
+            await stored.volumes.create("small", LIMIT)
+        assert os.listdir(mounted.state_dir / "layers") == os.listdir(mounted.state_dir / "volumes") == []
+        return
+    await stored.volumes.create("small", LIMIT)
+    mounts = [Mount(source="volume:small", target="/data")]
+    async with await stored.create(mounts=mounts, cwd="/data") as one, await stored.create(mounts=mounts) as other:
+        written, number = await fill(one)
+        assert (number, written <= LIMIT) == (mounted.full, True)
+        assert not (await other.exec("head -c 4M /dev/zero > /data/more")).ok, "it is full for both"
+        assert (await other.exec("head -c 20M /dev/zero > own")).ok
+        assert (await one.exec("rm -f filling more && sync")).ok
+        assert await fill(one, LIMIT // 2) == (LIMIT // 2, 0)
+    volume = await stored.volumes.get("small")
+    assert (volume.size_bytes, volume.used_bytes >= LIMIT // 2) == (LIMIT, True)
+    with pytest.raises(InvalidRequest, match="1 volumes"):
+        await stored.storage.init(SIZE)
+    await stored.volumes.remove("small")
 
 
 @pytest.mark.usefixtures("can_be_frozen")
@@ -193,7 +223,7 @@ async def test_a_copy_of_a_running_sandbox_shares_what_it_wrote_and_is_gone_with
         checkpoint = await sandbox.checkpoint()
         run("sync", "-f", mounted.path)
         assert shutil.disk_usage(mounted.path).used - before < 40 * MIB  # with runsc there is its memory
-        copy, *_ = Checkpoints(mounted.state_dir).read(checkpoint.id).layers
+        copy, *_ = Checkpoints(mounted.state_dir, str).read(checkpoint.id).layers
         found = layers / copy.id
         assert not (found / "work").exists() or checkpoint.with_memory
         if mounted.kind == "btrfs":

@@ -2,13 +2,17 @@
 
 import ast
 import inspect
+import json
 import os
 import re
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from types import CodeType
+from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 
@@ -59,7 +63,7 @@ def test_the_readme_shows_it_in_fifteen_lines_that_run(state: Path, how: str) ->
     ("page", "section"),
     [
         (page, section)
-        for page in ("docs/guide.md", "docs/agents.md")
+        for page in ("docs/guide.md", "docs/agents.md", "docs/code.md")
         for section, snippets in sections(page).items()
         if snippets
     ],
@@ -80,18 +84,71 @@ async def test_the_documentation_is_true(page: str, section: str, state: Path, t
                 await coroutine
 
 
+async def test_the_web_application_of_the_guide_serves_and_leaves_nothing(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ATOLL_STATE_DIR", str(state))
+    names: dict[str, Any] = {}
+    (snippet,) = sections("docs/guide.md")["In a web application"]
+    exec(snippet, names)
+    app, sent = names["app"], []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    query = urlencode({"code": "import sys; print(6 * 7); sys.exit(3)"}).encode()
+    scope = {"type": "http", "method": "POST", "path": "/run", "query_string": query, "headers": []}
+    async with app.router.lifespan_context(app):
+        await app(scope, receive, send)
+    assert sent[0]["status"] == 200
+    answer = json.loads(b"".join(message.get("body", b"") for message in sent))
+    assert (answer["stdout"], answer["exit_code"]) == ("42\n", 3)
+    assert os.listdir(state / "sandboxes") == []
+
+
+def test_the_documentation_holds_under_strict_type_checks(tmp_path: Path) -> None:
+    """A snippet that is copied into a program passes `mypy --strict` there."""
+    (program,) = python_blocks("README.md")
+    parts = [program, "import atoll\nfrom pathlib import Path"]
+    for page in ("docs/guide.md", "docs/agents.md"):
+        for number, snippet in enumerate(python_blocks(page)):
+            given = "engine: atoll.Engine, box: atoll.Sandbox, here: Path"
+            head = f"async def {Path(page).stem}_{number}({given}) -> None:"
+            parts.append(f"{head}\n{textwrap.indent(snippet, '    ')}")
+    file = tmp_path / "snippets.py"
+    file.write_text("\n\n".join(parts))
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", file],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_public_names_are_exactly_these() -> None:
     """The public API is pinned: adding or removing a name is a decision, with a line in the changelog."""
     names = """
-    Agent Answer ArchiveRefused AtollError AuditRecord Budget BudgetExceeded CallerError Capabilities Checkpoint
-    CheckpointNotFound Children Diagnostic DiskFull Engine ExecBytes ExecResult ExecTimeout Exited ExportResult
-    FileChange FileEntry FileError FileStat Files Gap GcResult GuestProtocolError GuestUnresponsive History ImageStore
-    ImageUnavailable InvalidRequest LaunchFailed Limits Match ModelFailed ModelUnavailable NetworkPolicy
-    NotCheckpointable Output PathExists PathIsDirectory PathNotDirectory PathNotFound PermissionDenied
-    PortRefused Preview Process ProcessEvent ProcessInfo ProcessNotFound Role RuntimeUnavailable Sandbox
-    SandboxDied SandboxError SandboxExists SandboxInfo SandboxNotFound SandboxShutdown ScriptFailed Secret
-    Settings StorageInfo SystemProcess Tokens Tool ToolResult ToolSet Truncation Unenforceable Usage
-    UserNotFound WarmPool generate_text open
+    Agent AgentEvent AgentStream Answer Approval ApprovalDecision ApprovalRequest Approver ArchiveRefused
+    AskingApprover AtollError AuditEntry AuditRecord Budget BudgetExceeded CallRecord CallerError Capabilities
+    Checkpoint CheckpointExists CheckpointNotFound Children CodeAudit CodeConfig CodeExecutor CreateOptions
+    Diagnostic DiskFull Engine ExecBytes ExecResult ExecTimeout ExecutionFailure ExecutionResult Exited
+    ExportResult FileChange FileEntry FileError FileStat Files Gap GcResult GuestProtocolError GuestUnresponsive
+    History ImageInfo ImageStore ImageUnavailable Input InvalidRequest LaunchFailed Limits Listener Match
+    ModelFailed ModelUnavailable Mount NetworkPolicy NotCheckpointable OutboxFile Output PathExists
+    PathIsDirectory PathNotDirectory PathNotFound PermissionDenied PoolDescription PoolOptions PooledSandbox
+    PortConnection PortRefused Preview Process ProcessEvent ProcessInfo ProcessInput ProcessNotFound Project
+    ProjectChange ProjectChanges ProjectConflict ProjectCopy RefusedChange RegisteredTool Result RetryEvent
+    RichPart Role RuntimeUnavailable Sandbox SandboxDied SandboxError SandboxExists SandboxInfo SandboxNotFound
+    SandboxPool SandboxShutdown ScriptFailed Secret Settings StorageInfo StoredApprovals SystemProcess TaskEvent
+    Tasks TextEvent ThinkingEvent Tokens Tool ToolCallError ToolCallEvent ToolCallerType ToolRegistry ToolResult
+    ToolResultEvent ToolSet Truncation Unenforceable Usage UsageEvent UserNotFound Volume VolumeExists
+    VolumeNotFound VolumeStore WarmPool code_tool coding_tools export generate_text open sprite_tools
+    workspace_tools
 """.split()
     assert sorted(atoll.__all__) == sorted(names)
     for name in names:

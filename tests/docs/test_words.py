@@ -49,6 +49,22 @@ def test_private_words_are_used_nowhere() -> None:
     assert not found, "\n".join(found)
 
 
+def test_nothing_tells_people_to_install_a_name_from_an_index_that_is_not_ours() -> None:
+    """Atoll is on no public index: what has its name there is another's. A clone, a path and a wheel are right."""
+    bare_name = re.compile(r"(?:pipx?|pip3|uvx?)(?: \w+)* +(?:-\S+ +)*['\"]?atoll(?:\[[^\]]*\])?(?=[\s'\"`.,;)]|$)")
+    assert bare_name.search("pip install -U 'atoll[mcp]'")
+    assert bare_name.search("uv tool install atoll")
+    assert not bare_name.search("pip install './atoll[mcp]' or pip install atoll-0.1.0-py3-none-linux_x86_64.whl")
+    more = [ROOT / "Makefile", *ROOT.glob("scripts/*"), *ROOT.glob("examples/*.py")]
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in (*texts(), *(path for path in more if path.is_file()))
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if bare_name.search(line)
+    ]
+    assert not found, "\n".join(found)
+
+
 def test_the_map_names_only_what_exists() -> None:
     """Every path in `docs/architecture.md` and `CONTRIBUTING.md` that looks like one of the repository is there."""
     looks_like_a_path = re.compile(r"`((?:[\w.-]+/)+[\w.*-]*|[\w-]+\.(?:py|md|c|h|toml))`")

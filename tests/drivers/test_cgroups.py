@@ -7,6 +7,7 @@ import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -202,3 +203,22 @@ def test_the_cgroup_of_keepers_goes_when_none_is_left_and_stays_while_one_is(v2:
     made.remove_keepers()
     assert not path.exists()
     assert (root / "atoll").exists()
+
+
+@pytest.mark.parametrize("mode", ["v1", "v2"])
+def test_the_cgroups_above_go_with_the_last_sandbox_of_the_machine(
+    v2: tuple[Path, Machine], mode: Literal["v1", "v2"]
+) -> None:
+    root, machine = v2
+    hierarchies = [root / name for name in ("memory", "freezer", "systemd", "blkio")] if mode == "v1" else [root]
+    for hierarchy in hierarchies:
+        (hierarchy / "atoll" / "atoll-0").mkdir(parents=True)
+    if mode == "v1":
+        (root / "systemd" / "cgroup.procs").touch()
+    made = cgroups.Cgroups(dataclasses.replace(machine, cgroup_mode=mode))
+    made.remove_parents()
+    assert all((hierarchy / "atoll" / "atoll-0").is_dir() for hierarchy in hierarchies), "another's sandbox"
+    for hierarchy in hierarchies:
+        (hierarchy / "atoll" / "atoll-0").rmdir()
+    made.remove_parents()
+    assert not [hierarchy for hierarchy in hierarchies if (hierarchy / "atoll").exists()]

@@ -52,7 +52,8 @@ static void forget_everything(void)
     release(&from_guest);
     release(&to_guest);
     hello_size = 0;
-    had_client = shutdown_sent = paused = false;
+    had_client = shutdown_sent = paused = expiry_enforced = false;
+    expired_ms = 0;
     open_streams = 0;
     holders = 0;
 }
@@ -114,6 +115,7 @@ static void play(const uint8_t *data, size_t size)
             break;
         case 3: /* nothing happens for a while */
             shrink();
+            check_lifetime();
             break;
         }
         drain(to[1]);

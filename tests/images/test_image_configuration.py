@@ -140,7 +140,7 @@ async def test_the_image_s_directory_counts_if_its_user_can_enter_it(
 async def test_a_user_that_the_image_does_not_have_is_refused_at_create(make: Make, user: str, engine: Engine):
     with pytest.raises(InvalidRequest, match="user") as caught:
         await make(user, None, name="refused")
-    assert "user=" in str(caught.value)
+    assert "name another user" in str(caught.value)
     assert [each.name for each in await engine.list()] == []
 
 
@@ -161,7 +161,7 @@ async def test_a_directory_that_cannot_be_made_is_refused_at_create(make: Make, 
     with pytest.raises(PermissionDenied):
         await make(None, None, cwd="/etc/mine")
     for wrong in ("relative", "", "/x\0y"):
-        with pytest.raises(InvalidRequest, match="cwd"):
+        with pytest.raises(InvalidRequest, match=r"the working directory is .* absolute path"):
             await engine.create(cwd=wrong)
     assert await engine.list() == []
 

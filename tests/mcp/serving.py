@@ -80,8 +80,8 @@ WALK: Mapping[str, Sequence[Step]] = {
 
 
 def names(tools: str) -> set[str]:
-    """The tools that are offered: all but `task`, which needs a runner of child agents."""
-    return set().union(*(VOCABULARIES[each].tool_names for each in tools.split(","))) - {"task"}
+    """The tools that are offered: all but those that a server must be given more for."""
+    return set().union(*(VOCABULARIES[each].tool_names for each in tools.split(","))) - {"task", "save_file"}
 
 
 def environment(state_dir: Path) -> dict[str, str]:
@@ -101,8 +101,11 @@ class Program:
 
 
 @asynccontextmanager
-async def listening(engine: atoll.Engine, tools: str = "agent", **options: Any) -> AsyncIterator[str]:
+async def listening(
+    engine: atoll.Engine, tools: str = "agent", config: ServerConfig | None = None, **options: Any
+) -> AsyncIterator[str]:
     """A server at an address, in this process. Gives its URL."""
+    config = config or ServerConfig(tools.split(","))
     async with anyio.create_task_group() as tasks:
         url: list[str] = []
         ready = anyio.Event()
@@ -112,7 +115,7 @@ async def listening(engine: atoll.Engine, tools: str = "agent", **options: Any) 
             ready.set()
 
         async def serve() -> None:
-            await listen(engine, ServerConfig(tools.split(",")), "127.0.0.1", 0, on_ready=on_ready, **options)
+            await listen(engine, config, "127.0.0.1", 0, on_ready=on_ready, **options)
 
         tasks.start_soon(serve)
         await ready.wait()

@@ -203,3 +203,21 @@ async def test_there_are_so_many_sessions_and_no_more(host: Engine) -> None:
             return answer.status_code == 200
 
         await eventually(room, "there is room again")
+
+
+async def test_the_operators_mounts_are_in_every_sandbox_and_a_client_cannot_ask_for_others(
+    program: Program, tmp_path: Path
+) -> None:
+    (tmp_path / "notes").write_text("shared")
+    tmp_path.chmod(0o755)
+    async with Client(program("--tools", "agent", "--mount", f"{tmp_path}:/project")) as client:
+        assert client.instructions is not None
+        assert "Shared with the user: /project (read-only)." in client.instructions
+        assert str(tmp_path) not in client.instructions
+        assert await shell(client, "cat /project/notes") == "shared"
+        refused = await client.call_tool("sandbox_create", {"sandbox": "more", "mounts": ["/etc:/etc2"]})
+        assert refused.is_error
+        await client.call_tool("sandbox_create", {"sandbox": "more"})
+        assert await shell(client, "cat /project/notes; touch /project/x 2>&1 | grep -c Read-only", sandbox="more") == (
+            "shared1\n"
+        )

@@ -57,6 +57,9 @@ class Owner:
     async def current_info(self, info: SandboxInfo) -> SandboxInfo:
         return info
 
+    def why_ended(self, info: SandboxInfo) -> str | None:
+        return None
+
     async def destroy(self, info: SandboxInfo) -> None:
         self._host.destroyed += 1
 

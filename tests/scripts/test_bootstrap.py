@@ -77,7 +77,8 @@ class Mirror:
         """A checkout that needs no package but runsc, and whose virtual environment is there."""
         checkout = self._directory / "checkout"
         (checkout / "scripts").mkdir(parents=True)
-        shutil.copy(CHECKOUT / "scripts/bootstrap", checkout / "scripts")
+        for name in ("bootstrap", "os-packages"):
+            shutil.copy(CHECKOUT / "scripts" / name, checkout / "scripts")
         lines = (CHECKOUT / "scripts/os-packages.txt").read_text().splitlines()
         (line,) = [n for n, line in enumerate(lines) if line.startswith("runsc")]
         (checkout / "scripts/os-packages.txt").write_text("\n".join(["[python]", *lines[line : line + 2], ""]))

@@ -33,6 +33,20 @@ def test_it_says_where_the_model_is_and_what_becomes_of_it() -> None:
     assert "A sprite is a sandbox with checkpoints" in briefing(described(), ["coding", "sprites"], kept=True)
 
 
+def test_it_says_where_a_project_is_and_how_files_come_out() -> None:
+    plain = briefing(described(), ["workspace"], kept=False)
+    assert "you do not see its files, and the user does not see yours." in plain
+    assert "save_file" not in plain
+    saving = briefing(described(), ["workspace"], kept=False, saves=True)
+    assert "does not see yours, but save_file hands a file or a directory to the user." in saving
+    copied = briefing(described(project="/home/user/app"), ["workspace"], kept=False, saves=True)
+    assert "a copy of the user's project in /home/user/app of the sandbox 'default'" in copied
+    assert "The user's own files stay as they are. save_file hands" in copied
+    assert "Commands run as 'user', in /home/user/app unless" in copied
+    reviewed = briefing(described(project="/home/user/app"), ["coding"], kept=False, brings_back=True)
+    assert "the user is shown what you changed there as a diff" in reviewed
+
+
 @pytest.mark.parametrize(
     ("allow", "said"),
     [

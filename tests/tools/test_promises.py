@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from atoll.tools import coding, export, pool as pool_vocabulary
 from atoll.tools.coding import coding_tools
+from atoll.tools.saving import SAVE_FILE
 from atoll.tools.sprites import SPRITE_TOOLS, sprite_tools
 from atoll.tools.tasks import TASK, Tasks
 from atoll.tools.tool import Tool, ToolSet
@@ -31,12 +32,12 @@ PROTOCOLS: tuple[ToolProtocol, ...] = ("anthropic", "openai-chat", "openai-respo
 
 
 @pytest.fixture(scope="module")
-async def vocabularies(pool: SandboxPool) -> dict[str, ToolSet]:
+async def vocabularies(pool: SandboxPool, tmp_path_factory: pytest.TempPathFactory) -> dict[str, ToolSet]:
     box = await pool.get()
     await box.exec("mkdir -p dir/sub; echo text > file; echo more > dir/file; mkfifo pipe; ln -s /etc link")
     return {
         "agent": pool.tools(),
-        "workspace": workspace_tools(pool),
+        "workspace": workspace_tools(pool, save_dir=tmp_path_factory.mktemp("saved")),
         "coding": coding_tools(box, tasks=Tasks(Scripted())),
         "sprites": sprite_tools(pool),
     }
@@ -199,7 +200,7 @@ async def test_no_input_breaks_the_agents_tools(
 
 
 @_many
-@given(call=_calls((EDIT_FILE, GREP, SANDBOX_DESTROY)))
+@given(call=_calls((EDIT_FILE, GREP, SANDBOX_DESTROY, SAVE_FILE)))
 async def test_no_input_breaks_the_tools_that_workspace_adds(
     vocabularies: dict[str, ToolSet], caplog: pytest.LogCaptureFixture, call: tuple[str, object]
 ) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from atoll import Engine
+from atoll import Engine, InvalidRequest
 from atoll.tools.tool import ToolSet
 from atoll.tools.workspace import workspace_tools
 
@@ -98,3 +99,66 @@ async def test_a_sandbox_is_destroyed_with_its_checkpoints(
     assert [each.id for each in await host.checkpoints()] == [kept.id]
     assert "no sandbox is named 'doomed'" in await call.error(tools, "sandbox_destroy", sandbox="doomed")
     assert (await call(tools, "glob", pattern="*", sandbox="default"))["files"] == []
+
+
+@pytest.mark.proves(
+    "save_file.path", "save_file.name", "save_file.overwrite", "save_file.sandbox", "save_file->path",
+    "save_file->bytes",
+)  # fmt: skip
+async def test_a_file_is_handed_to_the_user_in_one_directory_and_nowhere_else(
+    call: Caller, tools: ToolSet, pool: SandboxPool, tmp_path: Path
+) -> None:
+    assert "save_file" not in tools
+    out = tmp_path / "out"
+    with pytest.raises(InvalidRequest, match="is not a directory that can be written to"):
+        workspace_tools(pool, save_dir=out)
+    out.mkdir()
+    saving = workspace_tools(pool, save_dir=out)
+    box = await pool.get("plots")
+    await box.exec(
+        "printf png > plot.png; mkdir -p dir/sub; echo x > dir/sub/x; ln -s sub dir/in; ln -s /etc/passwd dir2"
+    )
+    here = {"sandbox": "plots"}
+    assert await call(saving, "save_file", path="plot.png", **here) == {"path": str(out / "plot.png"), "bytes": 3}
+    said = await call.error(saving, "save_file", path="plot.png", **here)
+    assert "plot.png exists already in the user's directory; choose another name, or set overwrite" in said
+    await box.files.write_text("plot.png", "second")
+    assert (await call(saving, "save_file", path="plot.png", overwrite=True, **here))["bytes"] == 6
+    assert (await call(saving, "save_file", path="dir", name="all", **here)) == {"path": str(out / "all"), "bytes": 2}
+    for overwrite in (False, True):
+        said = await call.error(saving, "save_file", path="dir", name="all", overwrite=overwrite, **here)
+        assert "all exists already in the user's directory; choose another name" in said
+    assert "all exists already" in await call.error(
+        saving, "save_file", path="plot.png", name="all", overwrite=True, **here
+    )
+    for name in ("../x", "a/b", ".profile", "..", "a\nb", "\x1b[2J", "x" * 300, "\udcff"):
+        assert "is no name for a saved file" in await call.error(
+            saving, "save_file", path="plot.png", name=name, **here
+        )
+    assert "no such file" in await call.error(saving, "save_file", path="none", **here)
+    assert "did you mean 'plot.png'" in await call.error(saving, "save_file", path="plot.pn", **here)
+    outside = tmp_path / "outside"
+    outside.write_text("mine")
+    (out / "link").symlink_to(outside)
+    assert "exists already" in await call.error(saving, "save_file", path="plot.png", name="link", **here)
+    await call(saving, "save_file", path="plot.png", name="link", overwrite=True, **here)
+    assert outside.read_text() == "mine"
+    await box.exec("ln -s /etc/passwd dir/out")
+    assert "leads outside" in await call.error(saving, "save_file", path="dir", name="bad", **here)
+    assert {each.name: each.is_dir() or each.read_text() for each in out.iterdir()} == {
+        "plot.png": "second",
+        "link": "second",
+        "all": True,
+    }
+    assert (out / "all/in/x").read_text() == "x\n"
+
+
+async def test_what_a_session_may_save_is_limited_and_what_is_too_large_leaves_nothing(
+    call: Caller, pool: SandboxPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("atoll.tools.saving.MAX_SAVED_BYTES", 1 << 30)
+    saving = workspace_tools(pool, save_dir=tmp_path)
+    await (await pool.get()).exec("truncate -s 2T sparse; mkdir -p many; truncate -s 2T many/sparse")
+    for path in ("sparse", "many"):
+        assert "a session can save 1 GiB in all" in await call.error(saving, "save_file", path=path)
+    assert list(tmp_path.iterdir()) == []

@@ -18,7 +18,7 @@ from pydantic_ai import exceptions
 from pydantic_ai.models import Model
 
 from atoll.agents.script import Script, scripted
-from atoll.contract.errors import AtollError, InvalidRequest, ModelFailed, ModelUnavailable
+from atoll.contract.errors import AtollError, InvalidRequest, ModelFailed, ModelUnavailable, install_extra
 
 ALLOWED_NAMES = (
     "anthropic:NAME, bedrock:NAME, openai:NAME (OPENAI_BASE_URL names a server that is compatible), ollama:NAME, "
@@ -52,7 +52,7 @@ def resolve(model: str | Model) -> Model:
         return make(name)
     except ImportError as error:
         extra = "bedrock" if kind == "bedrock" else "agents"
-        raise InvalidRequest(f"{kind} needs a package that is not installed: pip install 'atoll[{extra}]'") from error
+        raise InvalidRequest(f"{kind} needs a package that is not installed; {install_extra(extra)}") from error
     except exceptions.UserError as error:
         # pydantic-ai's message is for developers, so ours replaces it.
         needs = _NEEDS.get(kind, str(error))

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self
@@ -22,17 +21,17 @@ from typing import Any, Literal, Protocol, Self
 import anyio
 from pydantic import BaseModel, ConfigDict, Field
 
+from atoll.code.approvals import ApprovalRequest, Approver, denial
 from atoll.code.messages import CallMessage, PartMessage
-from atoll.code.registry import ToolCallError, ToolCallerType, ToolRegistry
-from atoll.code.session import CellOutcome, CodeSession, OnCellOutput
-from atoll.contract.errors import AtollError, InvalidRequest
+from atoll.code.registry import ToolCallerType, ToolRegistry
+from atoll.code.session import KERNEL_MARK, CellOutcome, CodeSession, OnCellOutput
+from atoll.contract.errors import AtollError, InvalidRequest, NotCheckpointable, SandboxNotFound, ToolCallError
 from atoll.contract.model import Limits
-from atoll.runtime.engine import Engine
-from atoll.runtime.engine import open as open_engine
+from atoll.contract.network import NetworkPolicy
+from atoll.runtime.engine import Engine, open as open_engine
 from atoll.runtime.sandbox import Sandbox
 from atoll.tools.tool import ContentPart, ImagePart, TextPart
 
-SEARCH_TOOLS = "search_tools"
 _MAX_OUTBOX_FILES = 32
 _MAX_OUTBOX_BYTES = 32 * 1024 * 1024
 _MAX_CLOSED = 256
@@ -54,8 +53,8 @@ class CodeConfig(BaseModel):
     """Its memory."""
     cpus: float = 0.5
     """Its processors."""
-    network: tuple[str, ...] | None = None
-    """Rules for egress. Unset: none, and nothing leaves."""
+    network: NetworkPolicy | None = None
+    """The egress policy. Unset: there is no egress."""
     env: Mapping[str, str] = Field(default_factory=dict)
     """Variables of its environment."""
     timeout_s: float | None = 60.0
@@ -149,6 +148,8 @@ class ExecutionResult(BaseModel):
     out_of_memory: bool = False
     session_replaced: bool = False
     """True: its process is gone, and with it the variables. Files are there."""
+    suspended: bool = False
+    """True: it has not ended. The session is on disk, and `CodeExecutor.resume` goes on with it."""
     output_file: str | None = None
     """Where in the sandbox the whole of stdout is, if `output` is not all of it."""
 
@@ -167,6 +168,8 @@ class ExecutionResult(BaseModel):
             lines.append(f"[the whole output is in {self.output_file}]")
         if self.timed_out:
             lines.append("[the time limit was reached]")
+        if self.suspended:
+            lines.append("[suspended: a call waits for an approval]")
         if self.session_replaced:
             lines.append("[the session was restarted: its variables are lost, its files are there]")
         return "\n".join(lines) or "[no output; print what you want to see]"
@@ -197,21 +200,10 @@ class SessionInfo(BaseModel):
     executions: int
 
 
-class Approver(Protocol):
-    """Decides on calls of tools with `needs_approval`."""
-
-    async def decide(self, session_id: str, code: str, call: CallMessage) -> Mapping[str, Any]:
-        """The arguments to call it with.
-
-        Raises:
-            ToolCallError: it is denied; the message says why.
-        """
-
-
 class ExecutionAudit(Protocol):
     """Is told of executions and calls."""
 
-    def execution(self, session_id: str, code: str, result: ExecutionResult) -> None: ...
+    def execution(self, session_id: str, cell: int, code: str, result: ExecutionResult) -> None: ...
 
     def call(self, session_id: str, cell: int, record: CallRecord) -> None: ...
 
@@ -219,9 +211,10 @@ class ExecutionAudit(Protocol):
 class _Session:
     """A session of the executor: its kernel, its sandbox, and the calls of its executions."""
 
-    def __init__(self, executor: CodeExecutor, id: str, sandbox: Sandbox) -> None:
+    def __init__(self, executor: CodeExecutor, id: str, sandbox: Sandbox, *, owns_sandbox: bool = True) -> None:
         self.id = id
         self.sandbox = sandbox
+        self.owns_sandbox = owns_sandbox
         self.kernel: CodeSession | None = None
         self.created_at = datetime.now(UTC)
         self.used = time.monotonic()
@@ -230,6 +223,8 @@ class _Session:
         self.busy = 0
         self.code = ""
         self.calls: list[CallRecord] = []
+        self.waiting: dict[int, ApprovalRequest] = {}
+        """Calls that wait for an approval now."""
         self._made = 0
         self._executor = executor
         self._slots = anyio.Semaphore(executor.config.max_concurrent_calls)
@@ -262,29 +257,53 @@ class _Session:
     async def _answer(self, call: CallMessage) -> dict[str, Any]:
         config, registry = self._executor.config, self._executor.registry
         try:
-            self._made += 1
-            if call.refusal is not None:
-                raise ToolCallError("InvalidRequest", call.refusal)
-            if self._made > config.max_calls:
-                raise ToolCallError("BudgetExceeded", f"an execution may make {config.max_calls} calls of tools")
-            if call.tool == SEARCH_TOOLS and SEARCH_TOOLS not in registry:
-                return {"value": registry.search(str(call.arguments.get("query", "")))}
+            self._check(call)
             arguments: Mapping[str, Any] = call.arguments
             if call.tool in registry and registry[call.tool].needs_approval:
+                registry.check(call.tool, arguments, caller=ToolCallerType.CODE_EXECUTION)  # before a person is asked
                 arguments = await self._approved(call)
             async with self._slots:
-                value = await registry.call(call.tool, arguments, caller=ToolCallerType.CODE_EXECUTION)
+                value = await registry.call(
+                    call.tool,
+                    arguments,
+                    caller=ToolCallerType.CODE_EXECUTION,
+                    as_text=config.anthropic_compatible,
+                )
             return self._within(value)
         except ToolCallError as error:
             return {"error": {"type": error.type, "message": error.message}}
 
+    def _check(self, call: CallMessage) -> None:
+        self._made += 1
+        limit = self._executor.config.max_calls
+        if call.refusal is not None:
+            raise ToolCallError("InvalidRequest", call.refusal)
+        if self._made > limit:
+            raise ToolCallError("BudgetExceeded", f"an execution may make {limit} calls of tools")
+
     async def _approved(self, call: CallMessage) -> Mapping[str, Any]:
-        approver = self._executor.approver
-        if approver is None:
-            raise ToolCallError("ApprovalRequired", f"{call.tool} needs an approval, and nobody is asked here")
-        assert self.kernel is not None
-        with self.kernel.time_paused():
-            return await approver.decide(self.id, self.code, call)
+        approver, kernel = self._executor.approver, self.kernel
+        if approver is None or kernel is None:
+            raise ToolCallError("ApprovalRequired", f"{call.tool} needs an approval, and there is no approver here")
+        request = ApprovalRequest(
+            session_id=self.id,
+            sandbox=self.sandbox.name,
+            process_id=kernel.process_id,
+            code=self.code,
+            cell=call.cell,
+            call=call.call,
+            tool=call.tool,
+            arguments=call.arguments,
+        )
+        self.waiting[call.call] = request
+        try:
+            with kernel.time_paused():
+                decision = await approver.decide(request)
+        finally:
+            del self.waiting[call.call]
+        if not decision.allowed:
+            raise denial(request, decision)
+        return call.arguments if decision.arguments is None else decision.arguments
 
     def _within(self, value: object) -> dict[str, Any]:
         import pydantic_core
@@ -368,38 +387,55 @@ class CodeExecutor:
         finally:
             session.busy -= 1
             session.touch()
-        if self._audit is not None:
-            self._audit.execution(session.id, code, result)
-        if reuse:
+        if reuse or result.suspended:
             return result, session.id
         await self.close_session(session.id)
         return result, None
 
+    async def open_session(self, sandbox: Sandbox | None = None) -> str:
+        """A new session, for later executions. Returns its id. With `sandbox` it runs there, and leaves it when it is
+        closed; without, it has one of its own.
+
+        Raises:
+            InvalidRequest: there are too many, or the image has no interpreter.
+            SandboxError: the sandbox failed.
+        """
+        if sandbox is None:
+            return (await self._new_session()).id
+        session = _Session(self, f"code-{secrets.token_hex(5)}", sandbox, owns_sandbox=False)
+        await self._start_kernel(session)
+        self._sessions[session.id] = session
+        return session.id
+
     async def _run(
         self, session: _Session, code: str, timeout_s: float | None, on_output: OnCellOutput | None
     ) -> ExecutionResult:
-        if session.kernel is None or not session.kernel.is_alive:
-            await self._start_kernel(session)
-        assert session.kernel is not None
+        kernel = session.kernel
+        if kernel is None or not kernel.is_alive:
+            kernel = await self._start_kernel(session)
         session.begin(code)
-        outcome = await session.kernel.run(
+        outcome = await kernel.run(
             code, timeout_s=timeout_s, output_limit_bytes=self.config.output_limit_bytes, on_output=on_output
         )
-        return await self._result(session, outcome)
+        return await self._finished(session, outcome)
+
+    async def _finished(self, session: _Session, outcome: CellOutcome) -> ExecutionResult:
+        result = await self._result(session, outcome)
+        if self._audit is not None and not result.suspended:
+            self._audit.execution(session.id, session.executions, session.code, result)
+        return result
 
     async def _result(self, session: _Session, outcome: CellOutcome) -> ExecutionResult:
         error = outcome.error
         output, _ = outcome.stdout.text()
         stderr, _ = outcome.stderr.text()
         return ExecutionResult(
-            success=error is None,
+            success=error is None and not outcome.suspended,
             output=output,
             stderr=stderr,
             error=None
             if error is None
-            else ExecutionFailure(
-                type=error.type, message=error.message, traceback=error.traceback, line=error.line
-            ),
+            else ExecutionFailure(type=error.type, message=error.message, traceback=error.traceback, line=error.line),
             parts=tuple(_rich(part) for part in outcome.parts),
             warnings=outcome.warnings,
             calls=tuple(session.calls),
@@ -408,6 +444,7 @@ class CodeExecutor:
             timed_out=outcome.timed_out,
             out_of_memory=outcome.out_of_memory,
             session_replaced=outcome.kernel_lost is not None,
+            suspended=outcome.suspended,
             output_file=outcome.output_files.get("stdout"),
         )
 
@@ -426,6 +463,94 @@ class CodeExecutor:
                     left -= len(data)
                 found.append(OutboxFile(path=path, size_bytes=stat.size, data=data))
         return tuple(found)
+
+    # -------------------------------------------------------------------------------------- to disk, and as copies
+
+    async def suspend(self, session_id: str) -> None:
+        """Put a session to disk, with its variables and with code that waits for an approval. The execution that waits
+        returns with `suspended`. `resume` goes on with it, here or in another process, at any later time.
+
+        Raises:
+            NotCheckpointable: its runtime cannot save processes, so that its variables would be lost. Nothing changed.
+            InvalidRequest: there is no such session, or its code runs and waits for no approval.
+        """
+        session, engine = self._find(session_id), await self.engine()
+        driver = engine.drivers()[session.sandbox.info.runtime]
+        if not driver.capabilities.memory_checkpoint:
+            raise NotCheckpointable(
+                f"{driver.name} cannot save processes, so the variables of session {session_id!r} would be lost; "
+                "sessions that are to wait on disk need the runtime runsc"
+            )
+        if session.busy and not session.waiting:
+            raise InvalidRequest(
+                f"session {session_id!r} runs code that waits for no approval; wait until it has ended"
+            )
+        if session.kernel is not None:
+            await session.kernel.suspend()
+        await engine.sleep(session.sandbox.name)
+        self._sessions.pop(session_id, None)
+
+    async def resume(self, session_id: str, *, timeout_s: float | None = None) -> ExecutionResult | None:
+        """Take up a session that was suspended, or that a process has left behind which is gone.
+
+        If its code waits for an approval, the approver is asked again, and this returns the result of the execution
+        when it has ended. None: nothing waits, and the session can be used.
+
+        Raises:
+            InvalidRequest: no sandbox has this session, or another process uses it.
+        """
+        engine = await self.engine()
+        try:
+            sandbox = await engine.wake(session_id)
+        except SandboxNotFound:
+            raise InvalidRequest(f"there is no session {session_id!r} to take up: its sandbox is gone") from None
+        session, kernel = await self._adopt(sandbox)
+        if not kernel.is_waiting:
+            return None
+        session.code = kernel.running_code
+        session.busy += 1
+        try:
+            outcome = await kernel.finish(timeout_s=timeout_s or self.config.timeout_s)
+        finally:
+            session.busy -= 1
+            session.touch()
+        return await self._finished(session, outcome)
+
+    async def fork_session(self, session_id: str, count: int = 1) -> list[str]:
+        """Copies of a session that go on from its state, variables included. Returns their ids.
+
+        Raises:
+            NotCheckpointable: its runtime cannot copy processes.
+            InvalidRequest: there is no such session, or it runs code.
+        """
+        session, engine = self._find(session_id), await self.engine()
+        driver = engine.drivers()[session.sandbox.info.runtime]
+        if not driver.capabilities.memory_checkpoint:
+            raise NotCheckpointable(
+                f"{driver.name} cannot copy processes, so copies of session {session_id!r} would lack its variables; "
+                "sessions that are to be forked need the runtime runsc"
+            )
+        if session.busy or session.kernel is None:
+            raise InvalidRequest(f"session {session_id!r} runs code; fork it when that has ended")
+        process_id = session.kernel.process_id
+        await session.kernel.detach()
+        names = [f"code-{secrets.token_hex(5)}" for _ in range(count)]
+        try:
+            forks = await engine.fork(session.sandbox.name, count, names=names)
+        finally:
+            session.kernel = await CodeSession.attach(session.sandbox, process_id, session)
+        return [(await self._adopt(fork))[0].id for fork in forks]
+
+    async def _adopt(self, sandbox: Sandbox) -> tuple[_Session, CodeSession]:
+        """A session of this executor from a sandbox in which a kernel runs."""
+        kernels = [each for each in await sandbox.processes() if each.live and KERNEL_MARK in each.command]
+        if not kernels:
+            raise InvalidRequest(f"the sandbox {sandbox.name!r} has no code session: no kernel runs in it")
+        session = _Session(self, sandbox.name, sandbox)
+        kernel = await CodeSession.attach(sandbox, kernels[-1].id, session, stubs=self._stubs())
+        session.kernel = kernel
+        self._sessions[session.id] = session
+        return session, kernel
 
     # -------------------------------------------------------------------------------------------------- sessions
 
@@ -461,15 +586,21 @@ class CodeExecutor:
             raise
         return session
 
-    async def _start_kernel(self, session: _Session) -> None:
-        tools, models = self.registry.stubs(anthropic_compatible=self.config.anthropic_compatible)
-        if SEARCH_TOOLS not in self.registry:
-            tools = [*tools, _SEARCH_STUB]
+    async def _start_kernel(self, session: _Session) -> CodeSession:
         if session.kernel is not None:
             await session.kernel.detach()
-        session.kernel = await CodeSession.start(
-            session.sandbox, session, stubs={"tools": tools, "models": models}, env=self.config.env
-        )
+        kernel = await CodeSession.start(session.sandbox, session, stubs=self._stubs(), env=self.config.env)
+        session.kernel = kernel
+        return kernel
+
+    def _stubs(self) -> Mapping[str, Any]:
+        tools, models = self.registry.stubs(anthropic_compatible=self.config.anthropic_compatible)
+        return {"tools": tools, "models": models}
+
+    @property
+    def prepared(self) -> int:
+        """Sessions that wait to be used."""
+        return len(self._ready)
 
     def _refill(self) -> None:
         missing = self.config.prepared_sessions - len(self._ready) - len(self._background)
@@ -532,6 +663,10 @@ class CodeExecutor:
 
     async def _end(self, session: _Session) -> None:
         with anyio.CancelScope(shield=True):
+            if not session.owns_sandbox:
+                if session.kernel is not None:
+                    await session.kernel.aclose()
+                return
             if session.kernel is not None:
                 await session.kernel.detach()  # it dies with its sandbox
             await session.sandbox.destroy()
@@ -590,21 +725,5 @@ class CodeExecutor:
                 await self._engine.aclose()
 
 
-_SEARCH_STUB: Mapping[str, Any] = {
-    "name": SEARCH_TOOLS,
-    "params": [["query", True]],
-    "returns": "any",
-    "doc": "async def search_tools(query: str) -> list[dict]: tools whose name or description match, best first.",
-}
-
-
-def code_hash(code: str) -> str:
-    """A short name of a code, for records."""
-    return hashlib.sha256(code.encode()).hexdigest()[:16]
-
-
 def _rich(part: PartMessage) -> RichPart:
     return RichPart(role="value" if part.role == "value" else "display", data=part.data)
-
-
-OnOutput = Callable[[str, bytes], None]

@@ -18,9 +18,12 @@ from atoll.contract.errors import InvalidRequest
 
 KERNELS = Path(__file__).with_name("kernel")
 
+KERNEL_MARK = "#atoll-kernel"
+"""By which a kernel is found among the processes of a sandbox."""
 LanguageName = Literal["python", "javascript", "bash"]
 
 _PYTHON = (
+    KERNEL_MARK + " python\n"
     "import sys,os\n"
     "if sys.path[0]=='':del sys.path[0]\n"
     "b=b''\n"
@@ -37,6 +40,7 @@ _PYTHON = (
     "g['main'](b,k['rich'])\n"
 )
 _JAVASCRIPT = (
+    "//" + KERNEL_MARK + " javascript\n"
     "{const fs=require('fs');let b=Buffer.alloc(0),i;"
     "while((i=b.indexOf(10))<0){const c=Buffer.alloc(1<<17),n=fs.readSync(3,c);"
     "if(!n)process.exit(0);b=Buffer.concat([b,c.subarray(0,n)])}"
@@ -45,6 +49,7 @@ _JAVASCRIPT = (
     "Promise.all([load('kernel'),load('rewrite')]).then(([k,r])=>k.main(b.subarray(i+1),r,(s,o)=>import(s,o)))}"
 )
 _BASH = (
+    ": '" + KERNEL_MARK + " bash'; "
     'eval "$1"; eval "$__atoll_restore" 2>/dev/null; unset __atoll_restore; set --; '
     "while :; do while :; do __atoll_end; __atoll_next; "
     'eval "$__atoll_code" >&248 2>&249; __atoll_status=$?; done; done'

@@ -12,10 +12,11 @@ message (`session.py`). Used by `session.py`. The other end is `kernel/kernel.py
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+import pydantic_core
 
 MAX_LINE_BYTES = 32 * 1024 * 1024
 """The longest message of a kernel. A cell may show 16 MiB, and base64 and escapes make them longer."""
@@ -92,8 +93,8 @@ class ReadyMessage:
 
     nonce: str
     version: str
-    running: tuple[int, str] | None
-    """The cell that runs, and its marker."""
+    running: tuple[int, str, str] | None
+    """The cell that runs, its marker, and its code."""
     calls: tuple[CallMessage, ...]
     parts: tuple[PartMessage, ...]
     last: DoneMessage | None
@@ -110,7 +111,7 @@ Message = CallMessage | CancelMessage | PartMessage | DoneMessage | ReadyMessage
 
 def encode(message: Mapping[str, Any]) -> bytes:
     """A message to the kernel, as a line."""
-    return json.dumps(message, separators=(",", ":"), allow_nan=False).encode("ascii") + b"\n"
+    return pydantic_core.to_json(message) + b"\n"
 
 
 class MessageReader:
@@ -158,10 +159,10 @@ def _parse(line: bytes) -> Message:
     if len(line) > MAX_LINE_BYTES:
         raise ChannelViolation(f"a message of the kernel is longer than {MAX_LINE_BYTES} bytes")
     try:
-        message = json.loads(line, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:
+        message = pydantic_core.from_json(line, allow_inf_nan=False)
+    except ValueError as error:
         raise ChannelViolation(f"the kernel sent a line that is no JSON: {error}") from None
-    fields = _Fields(message)
+    fields = _MessageFields(message)
     kind = fields.text("t")
     if kind == "call":
         return _call(fields, len(line))
@@ -178,7 +179,7 @@ def _parse(line: bytes) -> Message:
     raise ChannelViolation(f"the kernel sent a message of the unknown kind {kind[:80]!r}")
 
 
-def _call(fields: _Fields, size: int) -> CallMessage:
+def _call(fields: _MessageFields, size: int) -> CallMessage:
     arguments, refusal = fields.object("args").values, None
     if size > MAX_ARGUMENTS_BYTES:
         refusal = f"the arguments take {size} bytes; a call may take {MAX_ARGUMENTS_BYTES}"
@@ -188,7 +189,7 @@ def _call(fields: _Fields, size: int) -> CallMessage:
     return CallMessage(fields.number("call"), fields.number("cell"), fields.text("tool"), kept, size, refusal)
 
 
-def _part(cell: int, fields: _Fields) -> PartMessage:
+def _part(cell: int, fields: _MessageFields) -> PartMessage:
     data = fields.object("data").values
     if _is_deeper(data):
         raise ChannelViolation(f"the kernel sent a value that is nested deeper than {MAX_DEPTH}")
@@ -197,7 +198,7 @@ def _part(cell: int, fields: _Fields) -> PartMessage:
     return PartMessage(cell, fields.text("role"), data)
 
 
-def _done(fields: _Fields) -> DoneMessage:
+def _done(fields: _MessageFields) -> DoneMessage:
     error = fields.optional_object("error")
     described = None
     if error is not None:
@@ -212,7 +213,7 @@ def _done(fields: _Fields) -> DoneMessage:
     return DoneMessage(fields.number("cell"), described, fields.texts("warnings", 100), streams, outbox)
 
 
-def _ready(fields: _Fields, size: int) -> ReadyMessage:
+def _ready(fields: _MessageFields, size: int) -> ReadyMessage:
     running = fields.optional_object("running")
     last = fields.optional_object("last")
     calls = fields.objects("calls", MAX_PENDING)
@@ -221,14 +222,14 @@ def _ready(fields: _Fields, size: int) -> ReadyMessage:
     return ReadyMessage(
         fields.text("nonce"),
         fields.text("version"),
-        None if running is None else (cell, running.text("marker")),
+        None if running is None else (cell, running.text("marker"), running.text("code", MAX_LINE_BYTES)),
         tuple(_call(each, min(size, MAX_ARGUMENTS_BYTES)) for each in calls),
         tuple(_part(cell, each) for each in parts),
         None if last is None else _done(last),
     )
 
 
-class _Fields:
+class _MessageFields:
     """The fields of an object, each read as the one type that it may have."""
 
     def __init__(self, values: object) -> None:
@@ -251,20 +252,20 @@ class _Fields:
     def optional_number(self, name: str) -> int | None:
         return None if self.values.get(name) is None else self.number(name)
 
-    def object(self, name: str) -> _Fields:
+    def object(self, name: str) -> _MessageFields:
         value = self.values.get(name)
         if not isinstance(value, dict):
             raise self._wrong(name, "an object")
-        return _Fields(value)
+        return _MessageFields(value)
 
-    def optional_object(self, name: str) -> _Fields | None:
+    def optional_object(self, name: str) -> _MessageFields | None:
         return None if self.values.get(name) is None else self.object(name)
 
-    def objects(self, name: str, limit: int) -> list[_Fields]:
+    def objects(self, name: str, limit: int) -> list[_MessageFields]:
         value = self.values.get(name, [])
         if not isinstance(value, list) or len(value) > limit:
             raise self._wrong(name, f"a list of at most {limit}")
-        return [_Fields(each) for each in value]
+        return [_MessageFields(each) for each in value]
 
     def texts(self, name: str, limit: int) -> tuple[str, ...]:
         value = self.values.get(name, [])
@@ -274,10 +275,6 @@ class _Fields:
 
     def _wrong(self, name: str, expected: str) -> ChannelViolation:
         return ChannelViolation(f"the kernel sent a message whose {name!r} is not {expected}")
-
-
-def _no_constant(name: str) -> float:
-    raise ValueError(f"{name} is no JSON")
 
 
 def _is_deeper(value: object) -> bool:

@@ -21,6 +21,7 @@ from typing import Any, Literal, Protocol
 
 import anyio
 
+from atoll.code.languages import KERNEL_MARK as KERNEL_MARK
 from atoll.code.languages import Language, LanguageName, language_of
 from atoll.code.messages import (
     MAX_PENDING,
@@ -48,7 +49,7 @@ DUMP_S = 0.5
 """How long a kernel that is to be killed may take to say where it is."""
 MARKER_S = 5.0
 """How long output that was written before the end of a cell may take to arrive."""
-OUTPUT_DIRECTORY = "/tmp/atoll-output"  # noqa: S108 - inside the sandbox
+OUTPUT_DIRECTORY = "/tmp/atoll-output"
 _MAX_DUMP_BYTES = 1 << 16
 _MARKER = b"\0atoll-cell-"
 _ANY_MARKER = re.compile(re.escape(_MARKER) + rb"[0-9a-f]{32}")
@@ -77,6 +78,8 @@ class CellOutcome:
     kernel_lost: str | None = None
     """Why its kernel is gone, and with it the variables. None: it is there."""
     out_of_memory: bool = False
+    suspended: bool = False
+    """True: it has not ended, and the handle was given up."""
     output_files: Mapping[StreamName, str] = field(default_factory=dict)
     """Where the whole of an output is that was longer than its limit."""
 
@@ -116,7 +119,7 @@ class _CellOutput:
         self._unwritten.clear()
 
 
-class _Cell:
+class _RunningCell:
     """A cell that runs."""
 
     def __init__(
@@ -165,7 +168,8 @@ class CodeSession:
         self._channel = process.channel(0)
         self._reader = MessageReader()
         self._cells = 0
-        self._cell: _Cell | None = None
+        self._running_code = ""
+        self._cell: _RunningCell | None = None
         self._early: dict[StreamName, bytearray] = {"stdout": bytearray(), "stderr": bytearray()}
         self._held: dict[StreamName, bytes] = {"stdout": b"", "stderr": b""}
         self._running = anyio.Lock()
@@ -177,7 +181,7 @@ class CodeSession:
         self._resumed.set()
         self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._out_of_memory = False
-        self._detached = False
+        self._detached = self._suspended = False
         self._replaying = False
         """Whether output that comes may be that of earlier cells, which the guest has kept."""
         self._tasks = [asyncio.create_task(self._read_channel()), asyncio.create_task(self._read_output())]
@@ -263,6 +267,11 @@ class CodeSession:
         """Whether an earlier host has left a cell running."""
         return self._cell is not None
 
+    @property
+    def running_code(self) -> str:
+        """The code of the cell that an earlier host has left running, as the kernel tells it."""
+        return self._running_code
+
     async def aclose(self) -> None:
         """End the kernel with all that it started. Does not raise."""
         if self.is_alive:
@@ -270,6 +279,13 @@ class CodeSession:
                 await self._process.kill()
                 with anyio.move_on_after(GRACE_S, shield=True):
                     await asyncio.wait([self._lost])
+        await self.detach()
+
+    async def suspend(self) -> None:
+        """`detach`, and let the cell that waits return as suspended."""
+        self._suspended = True
+        if not self._lost.done():
+            self._lost.set_result("the session was suspended")
         await self.detach()
 
     async def detach(self) -> None:
@@ -289,7 +305,7 @@ class CodeSession:
         try:
             with anyio.fail_after(START_S):
                 await self._channel.send(before + self._language.encode({"t": "hello", "nonce": nonce}) + after)
-                await asyncio.wait([self._ready, self._lost], return_when=asyncio.FIRST_COMPLETED)
+                await _first(self._ready, self._lost)
         except TimeoutError:
             raise SandboxError(f"the kernel did not answer within {START_S:g} s") from None
         except anyio.BrokenResourceError:
@@ -311,9 +327,9 @@ class CodeSession:
 
     def _resume(self, ready: ReadyMessage) -> None:
         if ready.running is not None:
-            number, marker = ready.running
+            number, marker, self._running_code = ready.running
             self._cells = number
-            self._cell = _Cell(number, marker, self.sandbox, 1 << 20, None)
+            self._cell = _RunningCell(number, marker, self.sandbox, 1 << 20, None)
             self._cell.parts += ready.parts
             for call in ready.calls:
                 self._take_call(call)
@@ -341,7 +357,7 @@ class CodeSession:
             self._cells += 1
             self._replaying = False
             marker = f"{_MARKER.decode()}{secrets.token_hex(16)}"
-            cell = self._cell = _Cell(self._cells, marker, self.sandbox, output_limit_bytes, on_output)
+            cell = self._cell = _RunningCell(self._cells, marker, self.sandbox, output_limit_bytes, on_output)
             for stream, early in self._early.items():  # what background tasks have printed between cells
                 await cell.add(stream, _ANY_MARKER.split(early)[-1])
                 early.clear()
@@ -364,7 +380,7 @@ class CodeSession:
                 await self._take_output(stream, data)
             return await self._follow(self._cell, timeout_s, None)
 
-    async def _follow(self, cell: _Cell, timeout_s: float | None, message: bytes | None) -> CellOutcome:
+    async def _follow(self, cell: _RunningCell, timeout_s: float | None, message: bytes | None) -> CellOutcome:
         began = time.monotonic()
         timed_out = False
         try:
@@ -383,7 +399,7 @@ class CodeSession:
             self._cell = None
         return self._outcome(cell, time.monotonic() - began, timed_out=timed_out)
 
-    async def _ended(self, cell: _Cell, timeout_s: float | None) -> bool:
+    async def _ended(self, cell: _RunningCell, timeout_s: float | None) -> bool:
         """Wait for the end of the cell or of its kernel. False: its time is over."""
         left_s = timeout_s
         while not cell.done.done() and not self._lost.done():
@@ -391,7 +407,7 @@ class CodeSession:
             began = time.monotonic()
             pausing = asyncio.ensure_future(self._pausing())
             try:
-                await asyncio.wait([cell.done, self._lost, pausing], timeout=left_s, return_when="FIRST_COMPLETED")
+                await _first(cell.done, self._lost, pausing, timeout_s=left_s)
             finally:
                 pausing.cancel()
             if left_s is not None:
@@ -409,7 +425,7 @@ class CodeSession:
 
     @contextlib.contextmanager
     def time_paused(self) -> Any:
-        """A context whose time does not count as time of the cell: somebody is being asked."""
+        """A context whose time does not count as time of the cell: a person is being asked."""
         self._paused += 1
         self._resumed.clear()
         if self._pause_noticed is not None:
@@ -426,9 +442,9 @@ class CodeSession:
         if self._cell is not None and self.is_alive:
             await self._process.signal(signals.SIGINT, tree=self._language.interrupts_children)
 
-    async def _interrupt(self, cell: _Cell) -> None:
+    async def _interrupt(self, cell: _RunningCell) -> None:
         """Interrupt the cell; if it does not end, have the kernel say where it is, and kill it."""
-        ends = [cell.done, self._lost]
+        ends: tuple[asyncio.Future[Any], ...] = (cell.done, self._lost)
         for signal, wait_s in ((signals.SIGINT, GRACE_S), (signals.SIGUSR2, DUMP_S), (signals.SIGKILL, GRACE_S)):
             if self._detached or any(each.done() for each in ends):
                 return
@@ -436,26 +452,24 @@ class CodeSession:
                 cell.dump = bytearray()
             tree = signal == signals.SIGKILL or (signal == signals.SIGINT and self._language.interrupts_children)
             await self._process.signal(signal, tree=tree)
-            await asyncio.wait(
-                [self._lost] if signal == signals.SIGKILL else ends, timeout=wait_s, return_when="FIRST_COMPLETED"
-            )
+            await _first(*((self._lost,) if signal == signals.SIGKILL else ends), timeout_s=wait_s)
 
-    async def _settle(self, cell: _Cell) -> None:
+    async def _settle(self, cell: _RunningCell) -> None:
         """Wait for the output that was written before the end of the cell."""
         if cell.done.done() and not self._lost.done():
             with anyio.move_on_after(MARKER_S):
                 for name in ("stdout", "stderr"):
                     if name in cell.done.result().streams:
                         marked = asyncio.ensure_future(cell.marked[name].wait())
-                        await asyncio.wait([marked, self._lost], return_when="FIRST_COMPLETED")
+                        await _first(marked, self._lost)
                         marked.cancel()
         for output in cell.outputs.values():
             await output.flush()
 
-    def _outcome(self, cell: _Cell, duration_s: float, *, timed_out: bool) -> CellOutcome:
+    def _outcome(self, cell: _RunningCell, duration_s: float, *, timed_out: bool) -> CellOutcome:
         done = cell.done.result() if cell.done.done() else None
         error = None if done is None else done.error
-        lost = self._lost.result() if self._lost.done() else None
+        lost = self._lost.result() if self._lost.done() and not self._suspended else None
         if lost is not None and done is None:
             error = CellError("SessionLost", lost, "", _dumped_line(cell.dump))
         return CellOutcome(
@@ -469,6 +483,7 @@ class CodeSession:
             timed_out=timed_out,
             kernel_lost=lost,
             out_of_memory=self._out_of_memory,
+            suspended=self._suspended and done is None,
             output_files={name: output.path for name, output in cell.outputs.items() if output.has_file},
         )
 
@@ -480,7 +495,7 @@ class CodeSession:
             self._completions = asyncio.get_running_loop().create_future()
             if not await self._send({"t": "complete", "code": code}):
                 return "", ()
-            await asyncio.wait([self._completions, self._lost], timeout=GRACE_S, return_when="FIRST_COMPLETED")
+            await _first(self._completions, self._lost, timeout_s=GRACE_S)
             if not self._completions.done():
                 return "", ()
             found = self._completions.result()
@@ -503,13 +518,16 @@ class CodeSession:
             while True:
                 for message in self._reader.feed(await self._channel.receive(1 << 20)):
                     self._take(message)
-                if len(self._calls) > MAX_PENDING:
-                    raise ChannelViolation(f"the code has more than {MAX_PENDING} calls without a result")
+                self._check_pending()
         except ChannelViolation as error:
             self._lose(f"the code damaged its channel to the host ({error}), so its process was ended")
             await self._process.kill()
         except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
             pass  # how it ended is told by its process
+
+    def _check_pending(self) -> None:
+        if len(self._calls) > MAX_PENDING:
+            raise ChannelViolation(f"the code has more than {MAX_PENDING} calls without a result")
 
     def _take(self, message: Message) -> None:
         cell = self._cell
@@ -582,6 +600,11 @@ class CodeSession:
     def _lose(self, why: str) -> None:
         if not self._lost.done():
             self._lost.set_result(why)
+
+
+async def _first(*futures: asyncio.Future[Any], timeout_s: float | None = None) -> None:
+    """Wait until one of them is done, or the time is over."""
+    await asyncio.wait(futures, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
 
 
 def _ending(exited: Exited) -> str:

@@ -41,6 +41,8 @@ class Capabilities(Frozen):
     """Keys and sizes of a terminal have a meaning: Ctrl-C, Ctrl-D, SIGWINCH. False: they are bytes and numbers."""
     freeze: bool
     """All processes of a sandbox can be frozen in memory at once."""
+    mounts: bool = False
+    """Directories of the host can be mounted (`Launch.mounts`)."""
     disk_limit: bool
     """The file system of the layers can limit what is written to one. `atoll storage` shows more."""
     chosen_by_default: bool
@@ -77,6 +79,29 @@ class Filesystem(Frozen):
     layers: tuple[Layer, ...]
 
 
+class MountOwner(Frozen):
+    """Whose files in a mounted directory are whose inside, where `Capabilities.id_range` holds."""
+
+    uid: int
+    gid: int
+    """The owner of the directory on the host."""
+    uid_inside: int
+    gid_inside: int
+    """The user of the sandbox that has the owner's files."""
+
+
+class BindMount(Frozen):
+    """A directory of the host that a sandbox sees, without the mounts below it, set-uid programs and devices."""
+
+    source: Path
+    """Absolute. If a symlink is found in it, the launch fails."""
+    target: str
+    """Where it is inside. The directory is made if it is missing."""
+    read_only: bool
+    owner: MountOwner | None = None
+    """All other ids inside are stored as those of the range `MOUNT_IDS`. Unset: all ids are."""
+
+
 class ProcessImage(Frozen):
     """The saved processes of a sandbox, as `Driver.save` wrote them."""
 
@@ -106,6 +131,10 @@ class Launch(Frozen):
     """The saved processes to resume. Unset: start with no process but the guest."""
     pause_after_s: float | None = None
     """How long the sandbox may be unused before it is frozen. Unset: it is never frozen by itself."""
+    expires_at: datetime | None = None
+    """When the keeper ends the sandbox. Unset: never."""
+    mounts: tuple[BindMount, ...] = ()
+    """Empty unless `Capabilities.mounts` holds. Saved processes resume only with the same."""
     wait_ready: bool = False
     """True: `launch` returns when the guest has answered. False: it returns earlier, and the first client that connects
     gets the error if the start failed."""
@@ -184,8 +213,12 @@ class KeeperClient(Protocol):
         """
         ...
 
-    async def reconfigure(self, directory: Path, *, ephemeral: bool, pause_after_s: float | None) -> None:
-        """Apply these options to a running sandbox. If `ephemeral`, a client must be connected.
+    async def reconfigure(
+        self, directory: Path, *, ephemeral: bool, pause_after_s: float | None, expires_at: datetime | None
+    ) -> None:
+        """Apply these options, each as in `Launch`, to a running sandbox. If `ephemeral`, a client must be connected.
+
+        Neither resumes a paused sandbox nor counts as use.
 
         Raises:
             SandboxDied: the sandbox has ended.
@@ -232,7 +265,7 @@ class Driver(Protocol):
         The sandbox then outlives the calling process. If this is cancelled or fails, `stop` removes what was started.
 
         Raises:
-            Unenforceable: a limit cannot be enforced here.
+            Unenforceable: a limit cannot be enforced here, or a directory cannot be mounted for writing.
             LaunchFailed: the keeper did not start. Without `wait_ready` and `memory`, an error of the runtime comes
                 later, to the first client that connects.
         """
@@ -268,6 +301,18 @@ class Driver(Protocol):
 
         Raises:
             LaunchFailed: the hostname could not be set, or the sandbox does not run.
+        """
+        ...
+
+    async def change_limits(self, id: str, active_layer: Path, changes: Limits, *, running: bool) -> None:
+        """Enforce `changes`, those limits that are set, instead of the former ones. The others stay.
+
+        Of one that does not run, the caller enforces them with the next `launch`: here they are checked. Lowering a
+        limit ends no process. When this fails, none of them may have changed, or some.
+
+        Raises:
+            Unenforceable: one cannot be enforced, or not while the sandbox runs.
+            InvalidRequest: it uses more memory than the new limit.
         """
         ...
 

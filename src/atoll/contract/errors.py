@@ -9,9 +9,13 @@
     │   ├── SandboxShutdown                             it was shut down; only `wake` starts it
     │   ├── NotCheckpointable                           the runtime cannot save its processes; they go on
     │   ├── CheckpointNotFound      (LookupError)       no checkpoint has this id or label
+    │   ├── VolumeNotFound          (LookupError)       no volume has this name
+    │   ├── VolumeExists            (FileExistsError)   the name is taken
+    │   ├── CheckpointExists        (FileExistsError)   another checkpoint of the sandbox has the label
     │   ├── ProcessNotFound         (LookupError)       no such process is known in the sandbox
     │   ├── ImageUnavailable        (LookupError)       the image cannot be fetched or read
     │   ├── ArchiveRefused          (ValueError)        the file is not an archive that can be imported
+    │   ├── ProjectConflict                             files of a project were changed since it was copied
     │   ├── RuntimeUnavailable                          the runtime, or any, is not on this machine
     │   └── Unenforceable                               this machine cannot enforce a limit or a guarantee
     ├── SandboxError                the sandbox failed; nothing in it can be trusted to have happened
@@ -24,6 +28,7 @@
     │   ├── ModelUnavailable        (ConnectionError)   temporarily; it may be retried
     │   └── ScriptFailed                                a scripted model got another input than its script
     ├── BudgetExceeded              an agent used up its steps or tokens; its history is kept
+    ├── ToolCallError               a call of a registered tool failed, or was refused
     ├── PortRefused                 (ConnectionRefusedError)  nothing listens there, inside
     └── FileError                   (OSError)           a file operation inside failed
         ├── PathNotFound            (FileNotFoundError)
@@ -45,6 +50,15 @@ from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
     from atoll.contract.model import ExecResult
+
+
+def install_extra(extra: str) -> str:
+    """How to install what an extra of Atoll brings, for messages. Not by a bare name, which would be another's package
+    on a public index."""
+    return (
+        f"install Atoll with its extra {extra!r}, from the directory of its sources or from a wheel: "
+        f"pip install '/path/to/atoll[{extra}]'"
+    )
 
 
 class AtollError(Exception):
@@ -127,6 +141,34 @@ class CheckpointNotFound(CallerError, LookupError):
         )
 
 
+class VolumeNotFound(CallerError, LookupError):
+    code = "volume_not_found"
+
+    def __init__(self, name: str, known: list[str]) -> None:
+        have = ", ".join(repr(n) for n in known[:8]) or "there are none"
+        super().__init__(f"no volume is named {name!r} (volumes: {have})", name=name, known=known[:64])
+
+
+class VolumeExists(CallerError, FileExistsError):
+    code = "volume_exists"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"a volume named {name!r} exists already; use it, or remove it first", name=name)
+
+
+class CheckpointExists(CallerError, FileExistsError):
+    code = "checkpoint_exists"
+
+    def __init__(self, label: str, id: str, sandbox: str) -> None:
+        super().__init__(
+            f"the checkpoint {id} of this sandbox has the label {label!r} already; choose another label, delete that "
+            "checkpoint, or move the label to the new one",
+            hint=f"atoll checkpoint {sandbox} {label} --move",
+            label=label,
+            id=id,
+        )
+
+
 class ProcessNotFound(CallerError, LookupError):
     code = "process_not_found"
 
@@ -140,6 +182,12 @@ class ArchiveRefused(CallerError, ValueError):
     and `image`: the image on this machine lacks directories that the archive needs."""
 
     code = "archive_refused"
+
+
+class ProjectConflict(CallerError):
+    """Changes of a project were not applied, none of them. `details["paths"]` are files that were changed meanwhile."""
+
+    code = "project_conflict"
 
 
 class RuntimeUnavailable(CallerError):
@@ -206,6 +254,17 @@ class BudgetExceeded(AtollError):
     """The agent used up its budget. The run can continue with its history and a larger budget."""
 
     code = "budget_exceeded"
+
+
+class ToolCallError(AtollError):
+    """A call of a registered tool failed. `type` is the name of the exception that the tool raised, or one of
+    `UnknownTool`, `NotAllowed`, `InvalidArguments`, `TimeoutError` and `InvalidResult`; code gets both."""
+
+    code = "tool_call_failed"
+
+    def __init__(self, type: str, message: str) -> None:
+        super().__init__(message, type=type)
+        self.type = type
 
 
 class PortRefused(AtollError, ConnectionRefusedError):

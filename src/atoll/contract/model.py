@@ -1,8 +1,8 @@
 """The data of the public API: what a caller passes in and gets back.
 
-Owns the models, and the rules for names and environment variables. Every model is frozen and refuses unknown fields;
-the docstring under a field says what unset means. Not here: network policies (`network.py`), secrets (`secret.py`),
-errors (`errors.py`), and any behaviour. Used by every layer.
+Owns the models. Every model is frozen and refuses unknown fields; the docstring under a field says what unset means.
+Not here: the rules for names and environment variables (`names.py`), network policies (`network.py`), secrets
+(`secret.py`), errors (`errors.py`), and any behaviour. Used by every layer.
 """
 
 from __future__ import annotations
@@ -14,11 +14,26 @@ from typing import Annotated, Literal
 
 from atoll.contract.errors import InvalidRequest
 from atoll.contract.frozen import AfterValidator, Field, Frozen
+from atoll.contract.names import check_env, check_name
 from atoll.contract.network import NetworkPolicy, PackageIndexes
 
-NAME_RULE = "1 to 63 characters: lower-case letters, digits, '-', '_' and '.', beginning with a letter or a digit"
-_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
-_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+VOLUME_PREFIX = "volume:"
+MAX_MOUNTS = 16
+"""Of one sandbox; the same in `drivers/keeper/keeper.h`."""
+MAX_LABELS = 64
+"""Labels of one sandbox."""
+LABEL_VALUE_RULE = (
+    "up to 63 characters: letters, digits, '-', '_' and '.', beginning and ending with a letter or a digit; or none"
+)
+LABEL_KEY_RULE = (
+    "1 to 63 characters: letters, digits, '-', '_' and '.', beginning and ending with a letter or a digit; "
+    "before them, if need be, a domain and '/': example.com/team"
+)
+_LABEL_WORD = r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
+_LABEL_KEY = re.compile(rf"(?:(?=[^/]{{1,253}}/)[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?/)?{_LABEL_WORD}")
+_LABEL_VALUE = re.compile(rf"(?:{_LABEL_WORD})?")
+MAX_TTL_S = 1e9
+"""The longest lifetime: some thirty years. None is longer."""
 
 Status = Literal["provisioning", "running", "paused", "sleeping", "shutdown", "error"]
 RuntimeName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,31}$")]
@@ -26,41 +41,27 @@ RuntimeName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,31}$")]
 FileKind = Literal["file", "directory", "symlink", "fifo", "socket", "char_device", "block_device"]
 
 
-def check_name(name: str, *, noun: str = "a name for a sandbox") -> str:
-    """Return `name` if it is allowed as what `noun` says: the name of a sandbox, or the label of a checkpoint.
+def check_labels(labels: dict[str, str]) -> dict[str, str]:
+    """Return `labels` if a sandbox can have them: keys and values as in Kubernetes, and few.
 
     Raises:
-        InvalidRequest: it is not; the message says what is allowed.
+        InvalidRequest: a key or a value is not allowed, or there are too many.
     """
-    if not is_name(name):
-        raise InvalidRequest(f"{name!r} is not {noun}; allowed are {NAME_RULE}", name=name)
-    return name
-
-
-def is_name(name: str) -> bool:
-    """Whether `name` is allowed for a sandbox or a checkpoint."""
-    return _NAME.fullmatch(name) is not None
-
-
-def check_env(env: dict[str, str]) -> dict[str, str]:
-    """Return `env` if a process can have it.
-
-    Raises:
-        InvalidRequest: a name is not one that shells accept, or a value holds a NUL.
-    """
-    for key, value in env.items():
-        if not _ENV_NAME.fullmatch(key):
+    if len(labels) > MAX_LABELS:
+        raise InvalidRequest(f"{len(labels)} labels are too many; a sandbox may have {MAX_LABELS}")
+    for key, value in labels.items():
+        if not _LABEL_KEY.fullmatch(key):
+            raise InvalidRequest(f"{key!r} is not a key for a label; allowed are {LABEL_KEY_RULE}", key=key)
+        if not _LABEL_VALUE.fullmatch(value):
             raise InvalidRequest(
-                f"{key!r} is not a name for an environment variable; allowed are letters, digits and '_', "
-                "not beginning with a digit"
+                f"{value!r} is not a value for the label {key!r}; allowed are {LABEL_VALUE_RULE}", key=key, value=value
             )
-        if "\0" in value:
-            raise InvalidRequest(f"the value of the environment variable {key} holds a NUL character")
-    return env
+    return labels
 
 
 Name = Annotated[str, AfterValidator(check_name)]
 Env = Annotated[dict[str, str], AfterValidator(check_env)]
+Labels = Annotated[dict[str, str], AfterValidator(check_labels)]
 
 
 class Limits(Frozen):
@@ -77,6 +78,34 @@ class Limits(Frozen):
     disk_bytes: int | None = Field(default=None, ge=16 * 1024 * 1024)
     """The quota of its active layer: what it writes on top of its image and its checkpoint. Beyond it, writing fails as
     on a full disk, for this sandbox alone. Unset: no limit but the free space."""
+
+
+class Mount(Frozen):
+    """A directory of the host, or a volume, that a sandbox sees at `target`. Its files are not in checkpoints.
+
+    Outside, what the sandbox's user writes belongs to the owner of the directory, and the owner's files belong to that
+    user inside. Files of all other users of the host have no owner inside: they can be read if everyone may.
+    """
+
+    source: str = Field(min_length=1, max_length=4095)
+    """A directory of the host, whose symlinks are followed once, when the sandbox is created; or `volume:NAME`."""
+    target: str = Field(min_length=1, max_length=4095)
+    """Where it is inside: an absolute path. A directory that is missing there is made."""
+    read_only: bool | None = None
+    """Whether nothing inside can write to it. Unset: true for a directory of the host, false for a volume."""
+
+    @property
+    def volume(self) -> str | None:
+        """The name of the volume. None: it is a directory of the host."""
+        return self.source.removeprefix(VOLUME_PREFIX) if self.source.startswith(VOLUME_PREFIX) else None
+
+    @property
+    def is_read_only(self) -> bool:
+        return self.volume is None if self.read_only is None else self.read_only
+
+    def __str__(self) -> str:
+        """As `--mount` takes it."""
+        return f"{self.source}:{self.target}:{'ro' if self.is_read_only else 'rw'}"
 
 
 class SandboxSpec(Frozen):
@@ -100,10 +129,16 @@ class SandboxSpec(Frozen):
     """True: it ends when its last client disconnects, however that client ends."""
     pause_after_s: float | None = Field(default=None, gt=0, le=1_000_000)
     """How long it may be unused before it is paused. Unset: for ever. Using it resumes it."""
+    labels: Labels = Field(default_factory=dict)
+    """What its users say about it: `list` filters by them. They mean nothing to Atoll, and are not seen inside."""
+    ttl_s: float | None = Field(default=None, ge=1, le=MAX_TTL_S)
+    """Its lifetime, which began when this was set: then it is destroyed. Unset: it lives until it is destroyed."""
     network: NetworkPolicy | None = None
     """The policy of its egress. Unset: no connection leaves it, and no proxy listens inside."""
     indexes: PackageIndexes | None = None
     """The package indexes that the preset `registries` meant when `network` was set. Unset: `network` has no preset."""
+    mounts: tuple[Mount, ...] = Field(default=(), max_length=MAX_MOUNTS)
+    """Directories of the host and volumes that it sees."""
 
 
 class SandboxInfo(Frozen):
@@ -133,8 +168,13 @@ class SandboxInfo(Frozen):
     """When it was last used. Unset: it has not been used since it was created."""
     pid: int | None = None
     """The guest's process on the host. Unset when none runs."""
+    labels: Labels = Field(default_factory=dict)
+    expires_at: datetime | None = None
+    """When its lifetime is over (`ttl_s`) and it is destroyed. Unset: never."""
     network: NetworkPolicy | None = None
     """The policy of its egress. Unset: no connection leaves it."""
+    mounts: tuple[Mount, ...] = ()
+    """Directories of the host and volumes that it sees, with the paths that they were found at."""
 
 
 class WarmPool(Frozen):
@@ -152,26 +192,45 @@ class WarmPool(Frozen):
     """Why its record cannot be read: `runtime` is `unknown` then, `image` empty and `count` 0. Unset: it can be."""
 
 
+class Volume(Frozen):
+    """A named directory that outlives sandboxes, and that several of them mount at once."""
+
+    name: str
+    size_bytes: int | None = None
+    """The limit of what is written to it. Unset: no limit but the free space."""
+    used_bytes: int
+    """What it occupies on disk."""
+    created_at: datetime
+    sandboxes: tuple[str, ...] = ()
+    """The names of the sandboxes that mount it, running or not."""
+    reason: str | None = None
+    """Why its record cannot be read: it can only be removed then. Unset: it can be read."""
+
+
 class Checkpoint(Frozen):
     """A sandbox as it was at one moment, to restore it or to fork others from."""
 
     id: str
     label: str | None = None
-    """Unset: it has none, and is found by its id only."""
+    """No other checkpoint of its sandbox has it. Unset: it has none, and is found by its id only."""
     sandbox: str
     """The name of its sandbox."""
+    sandbox_id: str
+    """Whose it is: the id of the sandbox that it was taken of. Another sandbox that has the name later has another."""
     created_at: datetime
     size_bytes: int | None = None
     """What was written since its parent. Unset: not measured yet."""
     parent: str | None = None
-    """The previous checkpoint of the sandbox. Unset: there is none."""
+    """The checkpoint before it: the last that its sandbox had, was made from or restored to. Unset: there is none."""
     with_memory: bool
     """True: it holds files and running processes. False: it holds files."""
+    without_mounts: tuple[str, ...] = ()
+    """Where its sandbox had mounts: their files are not in it. They are what they are when it is restored or forked."""
     runtime: RuntimeName
     image: str
     reason: str | None = None
-    """Why its record cannot be read: it can only be deleted then, `runtime` is `unknown`, `sandbox` and `image` are
-    empty. Unset: it can be read."""
+    """Why its record cannot be read: it can only be deleted then, `runtime` is `unknown`, `sandbox`, `sandbox_id` and
+    `image` are empty. Unset: it can be read."""
 
 
 class StorageInfo(Frozen):
@@ -212,6 +271,8 @@ class ExportResult(Frozen):
     """Of the file. Unset: the target was an open file, not a path."""
     without_processes: bool
     """True: the checkpoint held processes, which are not in the file: only files are exported."""
+    without_mounts: tuple[str, ...] = ()
+    """Where the sandbox had mounts, which are not in the file."""
 
 
 class GcResult(Frozen):

@@ -35,6 +35,8 @@ SYS_PATHS = "/sys/devices/system/cpu /sys/devices/system/node /sys/kernel/mm/tra
 """All that a sandbox sees of the host's /sys: how many processors, how memory is managed. No disks, buses, drivers."""
 SCRATCH_BYTES = 64 * 1024 * 1024
 """The size of /dev, /dev/shm and /run together, in one tmpfs that the keeper makes (`keeper/launch.c`)."""
+MOUNTS = "mounts"
+"""The directory below the cover in which the keeper has made the mounts of a sandbox, by number."""
 READ_ONLY_PATHS = "/proc/bus /proc/fs /proc/irq /proc/sys /proc/sysrq-trigger".split()
 MAX_TERMINALS = 256
 """Of a sandbox. All sandboxes of a machine share 3,072 (`kernel.pty.max` less what is reserved for the host)."""
@@ -76,6 +78,9 @@ def config(
     namespaces = [{"type": kind} for kind in ("pid", "network", "ipc", "uts", "mount")]
     covered = [path for path in MASKED_PATHS if mounts_in_proc and os.path.isdir(path)]
     mounts = _own_mounts(cover, files, machine.single_id) if own_kernel else _mounts(cover, machine.single_id, covered)
+    for number, mount in enumerate(launch.mounts):
+        access = "ro" if mount.read_only else "rw"
+        mounts.append(_bind(f"{cover}/{MOUNTS}/{number}", mount.target, access=access))
     linux: dict[str, object] = {
         "namespaces": namespaces,
         "maskedPaths": [path for path in MASKED_PATHS if path not in covered] + (_MASKED_IN_SYS if own_kernel else []),
@@ -156,6 +161,6 @@ def _devpts(single_id: bool) -> dict[str, object]:
     }
 
 
-def _bind(source: str, destination: str, *more: str) -> dict[str, object]:
-    options = ["bind", "ro", "nosuid", "nodev", *more]
+def _bind(source: str, destination: str, *more: str, access: str = "ro") -> dict[str, object]:
+    options = ["bind", access, "nosuid", "nodev", *more]
     return {"destination": destination, "type": "bind", "source": source, "options": options}

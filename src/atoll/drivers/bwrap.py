@@ -27,13 +27,13 @@ import anyio
 from atoll.contract.driver import Capabilities, Launch
 from atoll.contract.errors import LaunchFailed, Unenforceable
 from atoll.contract.inside import GUEST
-from atoll.contract.model import RuntimeName, Usage
+from atoll.contract.model import Limits, RuntimeName, Usage
 from atoll.drivers import bundle, seccomp, storage
 from atoll.drivers.hostname import Hostnames
 from atoll.drivers.keeper_client import KeeperSocket
 from atoll.drivers.keeper_command import BIN, HostFile, KeeperCommand, kill_holder, kill_holders
 from atoll.drivers.layer_store import OverlayLayerStore
-from atoll.drivers.limits import check_limits
+from atoll.drivers.limits import check_change, check_limits
 from atoll.drivers.machine import Machine, find_program
 
 NAME: RuntimeName = "bwrap"
@@ -87,6 +87,7 @@ class BwrapDriver:
             saves_epoll_waiters=True,
             terminal_keys=True,
             freeze=False,
+            mounts=True,
             disk_limit=self.layers.can_limit,
             chosen_by_default=False,
         )
@@ -132,6 +133,7 @@ class BwrapDriver:
             *("--bind", f"{cover}/root", "/", *_MOUNTS, "--ro-bind", f"{cover}/guest", GUEST),
             *_sys(),
             *_hidden(),
+            *_binds(launch, cover),
             *("--cap-drop", "ALL", *(word for name in bundle.LINUX_CAPABILITIES for word in ("--cap-add", name))),
             *(
                 "--clearenv",
@@ -144,6 +146,11 @@ class BwrapDriver:
         self, id: str, directory: Path, hostname: str, id_base: int
     ) -> AbstractAsyncContextManager[None]:
         return self._hostnames.setting(directory, hostname, id_base)
+
+    async def change_limits(self, id: str, active_layer: Path, changes: Limits, *, running: bool) -> None:
+        check_change(changes, self.capabilities, self.name, running=running)
+        if changes.disk_bytes is not None:
+            storage.change_quota(active_layer, changes.disk_bytes, root=self._machine.root)
 
     # ---- ending ----
 
@@ -191,6 +198,14 @@ def _sys() -> Iterator[str]:
             yield from ("--perms", "0555", "--dir", str(parent))
         yield from ("--ro-bind", path, path)
     yield from ("--remount-ro", "/sys")
+
+
+def _binds(launch: Launch, cover: str) -> Iterator[str]:
+    for number, mount in enumerate(launch.mounts):
+        for parent in [*PurePath(mount.target).parents][-2::-1]:  # bubblewrap would make them for root alone
+            yield from ("--perms", "0755", "--dir", str(parent))
+        kind = "--ro-bind" if mount.read_only else "--bind"
+        yield from (kind, f"{cover}/{bundle.MOUNTS}/{number}", mount.target)
 
 
 def _hidden() -> Iterator[str]:

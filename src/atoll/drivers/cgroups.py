@@ -23,7 +23,7 @@ from pathlib import Path
 
 import anyio
 
-from atoll.contract.errors import LaunchFailed, SandboxError
+from atoll.contract.errors import InvalidRequest, LaunchFailed, SandboxError
 from atoll.contract.model import Limits
 from atoll.drivers.locks import read_small
 from atoll.drivers.machine import CGROUP_ROOT, PROGRAM_PATH, Machine, find_program
@@ -140,6 +140,16 @@ class Cgroups:
             with contextlib.suppress(OSError):
                 path.rmdir()
 
+    def remove_parents(self) -> None:
+        """Remove the cgroups above those of sandboxes and keepers, unless there are any, of any state directory."""
+        self.remove_keepers()
+        parents = {*self._parents, *(path.parent for path in self._keepers)}
+        if self._mode == "v1":
+            parents |= {CGROUP_ROOT / name / "atoll" for name in os.listdir(CGROUP_ROOT)}  # see `remove`
+        for path in parents:
+            with contextlib.suppress(OSError):
+                path.rmdir()
+
     def try_out(self) -> None:
         """Do what a new sandbox's cgroup and keeper need, short of making them.
 
@@ -201,6 +211,40 @@ class Cgroups:
             if value is not None and (not optional or (path.parents[1] / path.name).exists()):
                 settings.append((path, value))
         return settings
+
+    def change(self, id: str, changes: Limits) -> None:
+        """Enforce `changes`, the limits that are set, in the cgroup of a sandbox that runs. None of its processes ends.
+
+        Raises:
+            InvalidRequest: it uses more memory than the new limit, and the kernel could not free enough.
+            SandboxError: the kernel refused.
+        """
+        self._require_memory(id, changes)
+        left = self.settings(id, changes)
+        # v1 keeps memory and swap together above memory alone: raised, they are set in the other order than lowered.
+        for last in (False, True):
+            failed = []
+            for path, value in left:
+                try:
+                    path.write_text(value)
+                except OSError as error:
+                    if error.errno == errno.EBUSY and path.name == "memory.limit_in_bytes":
+                        raise _uses_more(changes) from error
+                    if last:
+                        raise SandboxError(f"the limit {path.name} = {value} could not be set: {error}") from error
+                    failed.append((path, value))
+            left = failed
+
+    def _require_memory(self, id: str, changes: Limits) -> None:
+        """v2 kills processes until a new limit holds. What is only cached is given back before that."""
+        if self._mode != "v2" or changes.memory_bytes is None:
+            return
+        used, cached, shared = (
+            self.read(id, "", file, key) or 0
+            for file, key in (("memory.current", None), ("memory.stat", "file"), ("memory.stat", "shmem"))
+        )
+        if used - (cached - shared) > changes.memory_bytes:
+            raise _uses_more(changes)
 
     def read(self, id: str, v1: str, v2: str, key: str | None = None) -> int | None:
         """A number from the sandbox's cgroup: the whole file, or the value of `key`. None: not accounted for here."""
@@ -290,6 +334,12 @@ class Cgroups:
                 _killed(path)
             await anyio.sleep(_POLL_S)
         raise SandboxError("processes of the sandbox do not end", hint=f"see cgroup.procs in {self.paths(id)}")
+
+
+def _uses_more(changes: Limits) -> InvalidRequest:
+    return InvalidRequest(
+        f"the sandbox uses more memory now than {changes.memory_bytes} bytes; end some of its processes, or allow more"
+    )
 
 
 def _is_root_of_container(cgroup: Path) -> bool:

@@ -1,6 +1,8 @@
 """What this machine supports, as `atoll doctor` shows it: each fact with the command that fixes it.
 
-Owns the wording and the fixes. Not here: reading the machine (`machine.py`), which drivers exist (`registry.py`).
+Owns the wording and the fixes, and the installation of distribution packages for `atoll doctor --fix`: that is the
+script `os-packages`, with the list `os-packages.txt`, which `make` uses too (both are in `scripts/`, and linked here to
+be in the wheel). Not here: reading the machine (`machine.py`), which drivers exist (`registry.py`).
 """
 
 from __future__ import annotations
@@ -10,11 +12,11 @@ import os
 import platform
 import re
 import subprocess
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from atoll.contract.driver import Diagnostic
-from atoll.contract.errors import LaunchFailed
+from atoll.contract.errors import LaunchFailed, RuntimeUnavailable
 from atoll.drivers import storage
 from atoll.drivers.cgroups import Cgroups
 from atoll.drivers.machine import (
@@ -33,6 +35,9 @@ _SYSTEMD = Path("/run/systemd/system")
 """There while systemd is the service manager."""
 _ID_RANGE = "apt-get install uidmap && usermod --add-subuids 100000-165535 --add-subgids 100000-165535"
 
+_OS_PACKAGES = Path(__file__).with_name("os-packages")
+_USED_SECTION = "runtime"
+"""Of the list: what sandboxes use, and neither builds nor tests."""
 _FILE_SYSTEMS = Path("/proc/filesystems")
 _FILE_MAX = Path("/proc/sys/fs/file-max")
 _OPEN_FILE_BYTES = 240
@@ -54,6 +59,7 @@ def examine(
     older = older or {}
     return [
         *(_program(name, package, name in by_name, older.get(name)) for name, package in packages.items()),
+        _installed_packages(),
         _kernel(machine),
         _user_namespaces(machine),
         _cgroups(machine),
@@ -78,6 +84,55 @@ def _program(name: str, package: str, by_name: bool, lacks: str | None) -> Diagn
             f"apt-get update && apt-get install {package}/{backports}"
         )
     return Diagnostic(topic=name, ok=path is not None, detail=detail, fix=fix)
+
+
+def _installed_packages() -> Diagnostic:
+    missing = [_described(each) for each in missing_packages()]
+    return Diagnostic(
+        topic="packages",
+        ok=not missing,
+        detail=f"not installed: {', '.join(missing)}" if missing else "all that Atoll uses are installed",
+        fix="atoll doctor --fix" if missing else None,
+    )
+
+
+def _described(package: str) -> str:
+    """`runsc>=2024` as people read it."""
+    name, _, least = package.partition(">=")
+    return f"{name} of {least} or newer" if least else name.partition("|")[0]
+
+
+def missing_packages() -> list[str]:
+    """The distribution packages that Atoll uses and that are not installed, as the list writes them."""
+    return _run_os_packages("missing", _USED_SECTION).split()
+
+
+def package_commands(packages: Sequence[str]) -> list[str]:
+    """The commands that `install_packages` runs.
+
+    Raises:
+        RuntimeUnavailable: this is neither Debian nor Ubuntu; the message names the packages.
+    """
+    return _run_os_packages("plan", *packages).splitlines()
+
+
+def install_packages(packages: Sequence[str]) -> None:
+    """Install distribution packages with apt, as root or with sudo. What it does is said on standard error.
+
+    What the distribution does not have, or only in an old version, is no error: `examine` tells.
+
+    Raises:
+        RuntimeUnavailable: they could not be installed. The reason was said on standard error.
+    """
+    _run_os_packages("install", *packages)
+
+
+def _run_os_packages(does: str, *words: str) -> str:
+    command = ["sh", str(_OS_PACKAGES), does, *words]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=program_environment(), check=False)
+    if done.returncode != 0:
+        raise RuntimeUnavailable(f"distribution packages could not be installed: {', '.join(words)}")
+    return done.stdout
 
 
 def _version(program: str) -> str:

@@ -70,9 +70,12 @@ class KeeperSocket:
                 hint="atoll sleep NAME; atoll doctor says how an unprivileged user gets cgroups",
             )
 
-    async def reconfigure(self, directory: Path, *, ephemeral: bool, pause_after_s: float | None) -> None:
+    async def reconfigure(
+        self, directory: Path, *, ephemeral: bool, pause_after_s: float | None, expires_at: datetime | None
+    ) -> None:
         pause_ms = 0 if pause_after_s is None else max(1, round(pause_after_s * 1000))
-        fields = encode_fields([(Tag.KEEP, int(not ephemeral)), (Tag.PAUSE_MS, pause_ms)])
+        expires_ms = 0 if expires_at is None else milliseconds(expires_at)
+        fields = encode_fields([(Tag.KEEP, int(not ephemeral)), (Tag.PAUSE_MS, pause_ms), (Tag.EXPIRES_MS, expires_ms)])
         async with _request(directory, FrameType.RECONFIGURE, fields, FrameType.RECONFIGURED):
             pass
 
@@ -121,6 +124,11 @@ def _activity(directory: Path) -> tuple[int, int, int]:
     except struct.error:
         return 0, 0, 0
     return used_ms, streams, unanswered_ms
+
+
+def milliseconds(moment: datetime) -> int:
+    """A moment as the keeper counts it."""
+    return max(1, round(moment.timestamp() * 1000))
 
 
 def _time(milliseconds: int) -> datetime | None:

@@ -8,6 +8,7 @@ of overlays, the mappings of user ids, the listening socket, the lock. Not here:
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import socket
@@ -23,9 +24,11 @@ import anyio
 import anyio.abc
 import anyio.to_thread
 
-from atoll.contract.driver import Filesystem, Launch
-from atoll.contract.errors import LaunchFailed, SandboxError
+from atoll.contract.driver import BindMount, Filesystem, Launch
+from atoll.contract.errors import LaunchFailed, SandboxError, Unenforceable
+from atoll.drivers import storage
 from atoll.drivers.cgroups import Cgroups
+from atoll.drivers.keeper_client import milliseconds
 from atoll.drivers.locks import lock_within, try_lock
 from atoll.drivers.machine import KEEPER, PROGRAM_PATH, Machine
 
@@ -35,6 +38,9 @@ ID_COUNT = 65535
 """Ids of a sandbox's range that exist inside. The one after them is the keeper's: nothing inside can be it."""
 MACHINE_IDS = 0x0FFF_0000
 """Host ids below all ranges, which no sandbox has: they own the files of the machine's own layers."""
+MOUNT_IDS = 0x0FFD_0000
+"""Host ids likewise, which no sandbox has: they own the files of volumes, and in a mounted directory of the host what
+other users inside than its owner write. The same for all sandboxes, so that all of them see the same owners."""
 _COVERS = ("/mnt", "/media", "/srv", "/dev/shm")
 _END_S = 10
 _LAST_FIFO_FD = 63
@@ -82,6 +88,16 @@ class KeeperCommand:
     def nsexec_command(self, *command: str) -> list[str]:
         """The command line that runs a program where a runtime would run: see `LayerStore.owner_command`."""
         return [*self.line("nsexec", *([] if self._machine.root else self.maps(0))), "--", *command]
+
+    def volume_command(self, *command: str) -> list[str]:
+        """The command line that runs a program as root of a namespace where the files of a volume have their owners.
+
+        As root on the host, it has no other rights there: what it works on is its current directory, or open. It is
+        killed when the calling thread ends.
+        """
+        ids = ("0", str(MOUNT_IDS), str(ID_COUNT))
+        maps = ["--uid", *ids, "--gid", *ids] if self._machine.root else self.maps(0)
+        return [str(KEEPER), "nsexec", "--rootless", "--ephemeral", *maps, "--", *command]
 
     async def run_nsexec(
         self,
@@ -181,6 +197,8 @@ class KeeperCommand:
             line.append("--ephemeral")
         if launch.limits.disk_bytes is not None:
             line += ["--disk", str(launch.limits.disk_bytes)]
+        if launch.expires_at is not None:
+            line += ["--expires-at", str(milliseconds(launch.expires_at))]
         if launch.memory is not None:
             line += ["--epoch", str(time.time_ns() // 1000)]
         if self._machine.root:
@@ -191,6 +209,8 @@ class KeeperCommand:
         for fs in launch.filesystems:
             layers = [word for layer in fs.layers for word in (str(layer.path), str(layer.owner))]
             line += ["--overlay", fs.key, fs.target, str(len(fs.layers)), *layers]
+        for mount in launch.mounts:
+            line += ["--mount", *self._mount_words(mount, launch.id_base)]
         with _listener(directory) as listener, _held_lock(directory) as lock:
             line += ["--listen", str(listener.fileno()), "--lock", str(lock), "--", *runtime]
             line, variables = self._cgroups.launcher(line, {"PATH": PROGRAM_PATH} | dict(env or {}))
@@ -206,6 +226,36 @@ class KeeperCommand:
             )
         if started.returncode != 0:
             raise LaunchFailed(f"the keeper did not start: {started.stderr.decode(errors='replace').strip()}")
+
+    def _mount_words(self, mount: BindMount, id_base: int) -> list[str]:
+        words = [str(mount.source), "ro" if mount.read_only else "rw"]
+        if not self._machine.root:  # root inside is this user, whose files need no mapping
+            return [*words, "0", "0"]
+        if not mount.read_only:
+            self._require_mappable(mount.source)
+        owner = mount.owner
+        ids = [(None, 0)] * 2 if owner is None else [(owner.uid, owner.uid_inside), (owner.gid, owner.gid_inside)]
+        maps = [_mount_maps(id_base, *each) for each in ids]
+        counts = [len(each) for each in maps]
+        return [*words, *map(str, [*counts, *(number for each in maps for piece in each for number in piece)])]
+
+    def _require_mappable(self, source: Path) -> None:
+        """
+        Raises:
+            Unenforceable: the file system of `source` cannot be id-mapped.
+        """
+        tried = subprocess.run(
+            self.line("idmap", "--", str(source)), capture_output=True, env={"PATH": PROGRAM_PATH}, check=False
+        )
+        if tried.returncode == 0:
+            return
+        reason = tried.stderr.decode(errors="replace").strip().removeprefix("keeper: ")
+        if not reason.endswith(os.strerror(errno.EINVAL)):
+            raise LaunchFailed(f"the directory cannot be mounted: {reason}")
+        raise Unenforceable(
+            f"{source} cannot be mounted for writing: its file system, {storage.filesystem_name(source)}, has no "
+            "id-mapped mounts; mount it read-only, or use a directory on ext4, XFS, btrfs or tmpfs",
+        )
 
     async def end(self, directory: Path, *, patience_s: float) -> None:
         """Wait until no keeper works on `directory`; after `patience_s`, end it.
@@ -230,6 +280,22 @@ class KeeperCommand:
         finally:
             os.close(lock)
             self._cgroups.remove_keepers()
+
+
+def _mount_maps(id_base: int, disk: int | None, inside: int) -> list[tuple[int, int, int]]:
+    """Which ids on disk are which ids of a sandbox's range: first id on disk, first id of the range, and how many.
+
+    The id `inside` is `disk`, all others are of the range `MOUNT_IDS`.
+    """
+    if disk is None:
+        return [(MOUNT_IDS, id_base, ID_COUNT)]
+    after = inside + 1
+    pieces = [
+        (disk, id_base + inside, 1),
+        (MOUNT_IDS, id_base, inside),
+        (MOUNT_IDS + after, id_base + after, ID_COUNT - after),
+    ]
+    return [piece for piece in pieces if piece[2]]
 
 
 @cache

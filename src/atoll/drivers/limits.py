@@ -1,7 +1,7 @@
 """Which limits of a sandbox a driver can enforce on this machine: what it cannot is refused, never ignored.
 
 Owns the reasons and the fixes in the refusal. Not here: setting the limits (`cgroups.py`, `bundle.py`), disk quotas
-(`storage.py`). Used by `oci.py` and `bwrap.py` before they launch a sandbox.
+(`storage.py`). Used by `oci.py` and `bwrap.py` before they launch a sandbox or change its limits.
 """
 
 from __future__ import annotations
@@ -50,5 +50,20 @@ def check_limits(limits: Limits, able: Capabilities, name: RuntimeName) -> None:
         raise Unenforceable(
             f"a process can have at most {hard} open files here; request fewer, or raise this user's limit",
             hint="ulimit -Hn",
+            limit="open_files",
+        )
+
+
+def check_change(changes: Limits, able: Capabilities, name: RuntimeName, *, running: bool) -> None:
+    """
+    Raises:
+        Unenforceable: one of `changes`, the limits that are set, cannot be enforced, or not while the sandbox runs.
+    """
+    check_limits(changes, able, name)
+    if running and changes.open_files is not None:
+        raise Unenforceable(
+            "the limit on open files cannot be changed while the sandbox runs: each of its processes has it already; "
+            "put the sandbox to sleep first",
+            hint="atoll sleep NAME",
             limit="open_files",
         )

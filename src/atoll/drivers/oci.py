@@ -24,14 +24,14 @@ import anyio
 from atoll.contract.driver import Capabilities, Launch
 from atoll.contract.errors import LaunchFailed, NotCheckpointable, SandboxError, Unenforceable
 from atoll.contract.inside import GUEST
-from atoll.contract.model import RuntimeName, Usage
+from atoll.contract.model import Limits, RuntimeName, Usage
 from atoll.drivers import bundle, seccomp, storage
 from atoll.drivers.cgroups import Cgroups
 from atoll.drivers.hostname import Hostnames
 from atoll.drivers.keeper_client import KeeperSocket
 from atoll.drivers.keeper_command import BIN, HostFile, KeeperCommand, end_process, kill_holders
 from atoll.drivers.layer_store import OverlayLayerStore
-from atoll.drivers.limits import check_limits
+from atoll.drivers.limits import check_change, check_limits
 from atoll.drivers.machine import Machine, find_program
 from atoll.settings import program_environment
 
@@ -189,6 +189,7 @@ class OciDriver:
             saves_epoll_waiters=not saves or not self._is_old,
             terminal_keys=not self._is_old,
             freeze="memory" in controllers,
+            mounts=True,
             disk_limit=self.layers.can_limit,
             chosen_by_default=True,
         )
@@ -327,6 +328,13 @@ class OciDriver:
         if done.returncode != 0:
             error = done.stderr.decode(errors="replace").strip()[-500:]
             raise LaunchFailed(f"the sandbox's hostname could not be set: {error}")
+
+    async def change_limits(self, id: str, active_layer: Path, changes: Limits, *, running: bool) -> None:
+        check_change(changes, self.capabilities, self.name, running=running)
+        if changes.disk_bytes is not None:
+            storage.change_quota(active_layer, changes.disk_bytes, root=self._machine.root)
+        if running:
+            await anyio.to_thread.run_sync(self._cgroups.change, id, changes)  # freeing memory takes the kernel a while
 
     # ---- ending ----
 

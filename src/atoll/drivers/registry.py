@@ -92,7 +92,7 @@ def _cannot_load(entry: EntryPoint, error: Exception) -> Diagnostic:
         topic=entry.name,
         ok=False,
         detail=f"the driver of the package {package} cannot be loaded: {type(error).__name__}: {error}",
-        fix=f"pip install --upgrade {package}",
+        fix=f"pip uninstall {package}, or install a version of it that fits this Atoll",
     )
 
 

@@ -33,6 +33,13 @@ _NAMES = {
     0xF2F52010: "f2fs",
     0x794C7630: "overlay",
     0x6969: "nfs",
+    0x65735546: "fuse",
+    0x4D44: "vfat",
+    0x01021997: "9p",
+    0xFF534D42: "cifs",
+    0xFE534D42: "smb",
+    0x2011BAB0: "exfat",
+    0x5346544E: "ntfs",
 }
 
 _FICLONE = 0x40049409
@@ -54,6 +61,7 @@ _Q_GET, _Q_SET_LIMITS, _Q_STATE = 0x5803, 0x5804, 0x5808
 _QUOTA = struct.Struct("=bbHI6Q16x3Q16x")
 _HARD_LIMITS = 1 << 3 | 1 << 1
 _ENFORCED = 1 << 5
+_SECTOR, _BLOCK, _SPARE_FILES = 512, 4096, 1024
 
 
 class Facts(NamedTuple):
@@ -73,7 +81,7 @@ class Facts(NamedTuple):
 def probe(path: Path, *, root: bool) -> Facts:
     """What the file system of `path` offers. Takes some microseconds."""
     kind = filesystem_type(path)
-    name = _NAMES.get(kind, f"{kind:#x}")
+    name = filesystem_name(path)
     snapshots = kind == _BTRFS and root
     if not root:
         return Facts(name, snapshots, limits=False, missing="only root may set quotas", fix="run as root")
@@ -87,6 +95,12 @@ def probe(path: Path, *, root: bool) -> Facts:
     if kind not in (_XFS, _EXT4):
         missing = f"the state directory is on {name}, which has no quotas for directories"
     return Facts(name, snapshots, False, missing, "atoll storage init --size 50G")
+
+
+def filesystem_name(path: Path) -> str:
+    """The name of the file system of `path`, or its magic number if it is none that people use."""
+    kind = filesystem_type(path)
+    return _NAMES.get(kind, f"{kind:#x}")
 
 
 def shares_data(path: Path) -> bool:
@@ -123,7 +137,7 @@ def snapshot(source: Path, target: Path) -> bool:
     with _opened(target.parent) as parent, _opened(source) as origin:
         _ask(parent, _SNAP_CREATE, _VOLUME_2.pack(origin, 0, 0, os.fsencode(target.name)))
     if _quota_groups(target) is not None:
-        _lift_group(target)  # the source's limit came with it
+        _limit_group(target, _NO_LIMIT)  # the source's limit came with it
     return True
 
 
@@ -193,17 +207,57 @@ def prepare_quota(path: Path, *, root: bool) -> None:
     facts = probe(path, root=root)
     if facts.limits and facts.filesystem == "btrfs" and is_subvolume(path):
         _keep_accounting(path)
-        _lift_group(path)
+        _limit_group(path, _NO_LIMIT)
         return
     if facts.limits and facts.filesystem != "btrfs" and _give_project(path):
         return
+    raise _no_quota(facts)
+
+
+def change_quota(path: Path, limit_bytes: int, *, root: bool) -> None:
+    """Limit what is written to the layer `path`, in place of the limit that it has or has not. A sandbox may run on it.
+
+    Raises:
+        Unenforceable: it cannot be limited; the message says why and how to fix it.
+    """
+    facts = probe(path, root=root)
+    if facts.limits and facts.filesystem == "btrfs" and is_subvolume(path):
+        _keep_accounting(path)
+        _limit_group(path, limit_bytes)
+        return
+    if facts.limits and facts.filesystem != "btrfs":
+        with _opened(path) as fd:
+            project = _XATTR.unpack(_ask(fd, _GET_XATTR, bytes(_XATTR.size)))[3]
+            if project:
+                _limit_project(fd, project, limit_bytes)
+                return
+            if not os.listdir(fd):
+                return  # it has its project and its limit when a sandbox starts on it
+    raise _no_quota(facts)
+
+
+def _no_quota(facts: Facts) -> Unenforceable:
     missing = facts.missing or "the files that it already has are not under a quota"
     fix = facts.fix or "atoll fork NAME"
-    raise Unenforceable(
+    return Unenforceable(
         f"a disk limit cannot be enforced here: {missing}; leave the limit out, or run: {fix}",
         hint="atoll storage",
         limit="disk",
     )
+
+
+def limit(path: Path, size_bytes: int, *, root: bool) -> None:
+    """Limit what is written to the layer `path`, which is empty, until it is removed.
+
+    Raises:
+        Unenforceable: as `prepare_quota`.
+    """
+    prepare_quota(path, root=root)
+    with _opened(path) as fd:
+        if is_subvolume(path):
+            _ask(fd, _QGROUP_LIMIT, struct.pack("=6Q", 0, _MAX_REFERENCED, size_bytes, 0, 0, 0))
+        else:
+            _limit_project(fd, _project(fd), size_bytes)
 
 
 # ---- btrfs ----
@@ -243,9 +297,9 @@ def _quota_groups(path: Path) -> Path | None:
         return told if told.is_dir() else None
 
 
-def _lift_group(path: Path) -> None:
+def _limit_group(path: Path, limit_bytes: int) -> None:
     with _opened(path) as fd:
-        _ask(fd, _QGROUP_LIMIT, struct.pack("=6Q", 0, _MAX_REFERENCED, _NO_LIMIT, 0, 0, 0))
+        _ask(fd, _QGROUP_LIMIT, struct.pack("=6Q", 0, _MAX_REFERENCED, limit_bytes, 0, 0, 0))
 
 
 def _keep_accounting(path: Path) -> None:
@@ -285,8 +339,13 @@ def _give_project(path: Path) -> bool:
             project = _free_project(fd)
             flags |= _PROJECT_INHERIT
             _ask(fd, _SET_XATTR, _XATTR.pack(flags, extent, 0, project, shared_extent))
-        _lift_project(fd, project)
+        _limit_project(fd, project, None)
         return True
+
+
+def _project(fd: int) -> int:
+    """The project of an open layer; 0: none."""
+    return int(_XATTR.unpack(_ask(fd, _GET_XATTR, bytes(_XATTR.size)))[3])
 
 
 def projects(paths: Iterable[Path]) -> list[int]:
@@ -295,7 +354,7 @@ def projects(paths: Iterable[Path]) -> list[int]:
     for path in paths:
         if path.is_dir() and not path.is_symlink() and filesystem_type(path) in (_XFS, _EXT4):
             with contextlib.suppress(OSError), _opened(path) as fd:
-                found.append(_XATTR.unpack(_ask(fd, _GET_XATTR, bytes(_XATTR.size)))[3])
+                found.append(_project(fd))
     return [project for project in found if project]
 
 
@@ -303,7 +362,7 @@ def release(path: Path, ended: Iterable[int]) -> None:
     """Remove the limits of projects that no layer on the file system of `path` uses any more."""
     for project in ended:
         with contextlib.suppress(OSError), _opened(path) as fd:
-            _lift_project(fd, project)
+            _limit_project(fd, project, None)
 
 
 def _free_project(fd: int) -> int:
@@ -319,8 +378,12 @@ def _free_project(fd: int) -> int:
             return project
 
 
-def _lift_project(fd: int, project: int) -> None:
-    record = bytearray(_QUOTA.pack(1, _PROJECT_QUOTA, _HARD_LIMITS, project, *([0] * 9)))
+def _limit_project(fd: int, project: int, limit_bytes: int | None) -> None:
+    """As `limit_project` in `keeper/quota.c`. None: no limit."""
+    blocks = files = 0
+    if limit_bytes is not None:
+        blocks, files = -(-limit_bytes // _SECTOR), limit_bytes // _BLOCK + _SPARE_FILES
+    record = bytearray(_QUOTA.pack(1, _PROJECT_QUOTA, _HARD_LIMITS, project, blocks, 0, files, *([0] * 6)))
     number = _quotactl(fd, _Q_SET_LIMITS, project, record)
     if number:
         raise OSError(number, os.strerror(number))

@@ -114,6 +114,7 @@
     X(PAUSE_MS, 10, INTEGER)    \
     X(IDLE, 11, INTEGER)        \
     X(WAITING, 12, INTEGER)     \
+    X(EXPIRES_MS, 13, INTEGER)  \
     X(ARGV, 20, STRING)         \
     X(SHELL, 21, STRING)        \
     X(ENV, 22, STRING)          \

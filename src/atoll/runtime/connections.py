@@ -37,6 +37,7 @@ from atoll.runtime.secrets.vault import SandboxSecrets, Vault
 from atoll.runtime.state.checkpoints import CheckpointRecord
 from atoll.runtime.state.layers import Layers
 from atoll.runtime.state.records import unreadable
+from atoll.runtime.state.running import ENDINGS
 from atoll.runtime.state.status import RecordedSandbox, describe, describe_unreadable, ending
 from atoll.runtime.state.store import Manifest, StateStore
 
@@ -130,17 +131,18 @@ class Connections:
     def info(self, manifest: Manifest) -> SandboxInfo:
         """The sandbox of a manifest as `Engine.list` shows it."""
         directory, driver = self._store.directory(manifest.id), self.engine.drivers().get(manifest.runtime)
-        info = describe(manifest, directory, driver)
+        expires_at = self._store.expiry(manifest.id)
+        info = describe(manifest, directory, driver, expires_at=expires_at)
         if info.status == "error":  # or another process has put it to sleep since the manifest was read
             with contextlib.suppress(SandboxError):
-                return describe(self._store.read(manifest.id) or manifest, directory, driver)
+                return describe(self._store.read(manifest.id) or manifest, directory, driver, expires_at=expires_at)
         return info
 
     def list(self, prefix: str) -> builtins.list[SandboxInfo]:
         """See `Engine.list`. Manifests that have not been written since the last call are not read again."""
         found, recorded = [], {}
         uncommitted = self._store.uncommitted()
-        drivers = self.engine.drivers()
+        drivers, expiries = self.engine.drivers(), self._store.expiries()
         for name, id in self._store.named(prefix):
             version = self._store.version(id)
             known = self._recorded.get(id)
@@ -160,7 +162,8 @@ class Connections:
             recorded[id] = known
             directory = self._store.directory(id)
             is_busy = id in uncommitted and is_held(directory / "busy.lock")
-            info = known[1].now(directory, drivers.get(known[1].runtime), is_busy=is_busy)
+            driver = drivers.get(known[1].runtime)
+            info = known[1].now(directory, driver, is_busy=is_busy, expires_at=expiries.get(id))
             if info.status == "error":  # or another process has put it to sleep since the manifest was read
                 with contextlib.suppress(SandboxError):
                     manifest = self._store.read(id)
@@ -193,17 +196,24 @@ class Connections:
         self._manifests.pop(id, None)
         sandbox = self._sandboxes.pop(id, None)
         if sandbox is not None:
-            sandbox.disconnect()
+            sandbox._disconnect()  # noqa: SLF001 - this is its owner
+
+    def forget_failure(self, id: str) -> None:
+        """The sandbox has been restarted: its handle can be used again, whatever it had failed with."""
+        if id in self._sandboxes:
+            self._sandboxes[id]._forget_failure()  # noqa: SLF001 - this is its owner
 
     async def disconnect(self, id: str) -> None:
         """Close the connection to a run that has ended, without waiting for the keeper to report the end."""
         if id in self._sandboxes:
             await self._sandboxes[id].aclose()
 
-    async def checkpoint(self, id: str, label: str | None, *, keep: bool = True) -> CheckpointRecord:
+    async def checkpoint(
+        self, id: str, label: str | None, *, keep: bool = True, move: bool = False
+    ) -> CheckpointRecord:
         """Make a checkpoint. If the runtime replaced the processes for it, connect to the new run where needed."""
-        served = id in self._sandboxes and self._sandboxes[id].is_served_here
-        record = await self._lifecycle.checkpoint(id, label, keep=keep)
+        served = self.egress_servers.serves(id)
+        record = await self._lifecycle.checkpoint(id, label, keep=keep, move=move)
         if record.checkpoint.with_memory:
             await self.disconnect(id)
             if served and id in self._sandboxes:  # its processes continue, and so must their egress
@@ -220,6 +230,8 @@ class Connections:
             SandboxDied: the sandbox was destroyed, or has ended.
             SandboxShutdown: it was shut down.
         """
+        if self._store.has_expired(id):
+            raise SandboxDied("the sandbox was destroyed: its lifetime (ttl) is over")
         manifest = self._manifests[id] if id in self._creating else self._store.read(id)
         if manifest is None:
             raise SandboxDied("the sandbox was destroyed")
@@ -264,6 +276,17 @@ class Connections:
         if manifest is None:
             raise SandboxDied(f"the sandbox {info.name!r} was destroyed")
         return self.info(manifest)
+
+    def why_ended(self, info: SandboxInfo) -> str | None:
+        if info.id in self._creating:
+            return None
+        if not self._store.resolves_to(info.name, info.id):
+            return "was destroyed"
+        try:
+            manifest = self._store.read(info.id)
+        except SandboxError:
+            return None
+        return ENDINGS[manifest.state] if manifest is not None else "was destroyed"
 
     async def destroy(self, info: SandboxInfo) -> None:
         await self.remove(info.id, info.name, self._choose(info.runtime))
@@ -332,18 +355,19 @@ class Connections:
         *,
         locked: bool = False,
         abandoned: bool = False,
+        expired: bool = False,
         held: bool = False,
     ) -> None:
         """End a sandbox and remove all of it: previews, handle, processes, files, name.
 
-        `driver` None, or a manifest that cannot be read: every driver of this machine is asked. `locked` and
-        `abandoned` are those of `StateStore.removing`. With `held`, the caller holds the layers and they are not
+        `driver` None, or a manifest that cannot be read: every driver of this machine is asked. `locked`, `abandoned`
+        and `expired` are those of `StateStore.removing`. With `held`, the caller holds the layers and they are not
         collected.
         """
-        sandbox = None if abandoned else self._sandboxes.pop(id, None)
+        sandbox = None if abandoned or expired else self._sandboxes.pop(id, None)
         if self._previews is not None:
             self._previews.unexpose(id)
-        async with self._store.removing(id, name, locked=locked, abandoned=abandoned) as directory:
+        async with self._store.removing(id, name, locked=locked, abandoned=abandoned, expired=expired) as directory:
             sandbox = sandbox or self._sandboxes.pop(id, None)
             is_readable = True
             try:

@@ -19,7 +19,7 @@ from datetime import timedelta
 from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
+from typing import TYPE_CHECKING, Self, TypedDict, Unpack
 
 import anyio
 import anyio.to_thread
@@ -27,6 +27,7 @@ import anyio.to_thread
 from atoll.contract.driver import Diagnostic, Driver, LayerStore
 from atoll.contract.errors import (
     AtollError,
+    CheckpointNotFound,
     InvalidRequest,
     RuntimeUnavailable,
     SandboxError,
@@ -34,16 +35,18 @@ from atoll.contract.errors import (
     SandboxNotFound,
 )
 from atoll.contract.model import (
+    VOLUME_PREFIX,
     Checkpoint,
     ExportResult,
     GcResult,
     Limits,
+    Mount,
     RuntimeName,
     SandboxInfo,
     SystemProcess,
     WarmPool,
-    check_name,
 )
+from atoll.contract.names import check_name
 from atoll.contract.network import AuditRecord, NetworkPolicy
 from atoll.drivers import registry
 from atoll.runtime.connections import Connections
@@ -59,6 +62,7 @@ from atoll.runtime.state.layers import Layers
 from atoll.runtime.state.leases import SessionLeases
 from atoll.runtime.state.spec import validate_spec, with_defaults
 from atoll.runtime.state.store import Manifest, StateStore
+from atoll.runtime.state.volumes import VolumeStore
 from atoll.settings import Settings
 
 if TYPE_CHECKING:
@@ -71,6 +75,7 @@ if TYPE_CHECKING:
     from atoll.runtime.images.store import ImageStore
     from atoll.runtime.lifecycle.warm_pool import WarmPools
     from atoll.runtime.previews.router import Previews
+    from atoll.runtime.project.project import Project
     from atoll.runtime.provisioning import Provisioner
     from atoll.runtime.sandbox_pool import SandboxPool
 
@@ -105,16 +110,14 @@ async def _open(state_dir: Path | str | None, settings: Settings | None) -> Engi
     await loop_storage.mount(path)
     tasks = await BackgroundTasks.open()
     try:
-        engine = Engine(store, settings, tasks)
-        engine.begin_recovery()
+        return Engine(store, settings, tasks)
     except BaseException:
         await tasks.close()
         raise
-    return engine
 
 
-class CreateOptions(TypedDict, total=False):
-    """The options of `Engine.create`, for what passes them on."""
+class SandboxKeywords(TypedDict, total=False):
+    """The options of a sandbox that `Engine.create` and `Engine.pool` have in common. Each is as in `create`."""
 
     image: str | None
     limits: Limits | None
@@ -124,10 +127,26 @@ class CreateOptions(TypedDict, total=False):
     user: str | None
     cwd: str | None
     runtime: RuntimeName | None
-    ephemeral: bool
     pause_after_s: float | None
     network: NetworkPolicy | None
+    labels: Mapping[str, str] | None
+    ttl_s: float | None
+    mounts: Sequence[Mount]
+
+
+class CreateOptions(SandboxKeywords, total=False):
+    """The options of `Engine.create`, for what passes them on."""
+
+    ephemeral: bool
+    from_checkpoint: str | None
     progress: ProgressCallback | None
+
+
+class PoolOptions(SandboxKeywords, total=False):
+    """The options of `Engine.pool`: those of its sandboxes, unless `SandboxPool.get` or `create` override them."""
+
+    sleep_after_s: float | None
+    """How long a sandbox may be unused before it is put to sleep. Unset: ten minutes. None: for ever."""
 
 
 class Engine:
@@ -139,12 +158,13 @@ class Engine:
         self._tasks = tasks
         self._drivers: Mapping[RuntimeName, Driver] | None = None
         self._layers = Layers(store.state_dir)
-        self._checkpoints = Checkpoints(store.state_dir)
+        self._checkpoints = Checkpoints(store.state_dir, store.lookup)
+        self.volumes = VolumeStore(store, self._layers, self._any_layers)
         self._lifecycle = Lifecycle(
-            store, self._layers, self._checkpoints, self._choose, self._any_layers, self._epoll_waiters
+            store, self._layers, self._checkpoints, self._choose, self._any_layers, self._epoll_waiters, self.volumes
         )
         self.storage = loop_storage.LoopStorage(store.state_dir, self._layers, self._lifecycle.remove_unreferenced)
-        self.leases = SessionLeases(
+        self._leases = SessionLeases(
             store.state_dir,
             names=store.names,
             checkpoints=lambda: [record.checkpoint for record in self._checkpoints.all()],
@@ -163,8 +183,9 @@ class Engine:
             preview_address=settings.preview_address(),
         )
         self._recovery = Recovery(
-            store, self._lifecycle, self.leases, choose=self._choose, remove=self._connections.remove
+            store, self._lifecycle, self._leases, choose=self._choose, remove=self._connections.remove
         )
+        self._recovery.begin(tasks)
 
     # Imported and made when first used: a command in a sandbox that exists needs neither.
 
@@ -190,6 +211,7 @@ class Engine:
             self._connections,
             choose=self._choose,
             free_names=self.remove_abandoned,
+            volumes=self.volumes,
         )
 
     @property
@@ -260,7 +282,7 @@ class Engine:
 
     # ---- creating ----
 
-    def create(
+    def create(  # noqa: PLR0913 - the options of a sandbox, by keyword
         self,
         name: str | None = None,
         *,
@@ -275,6 +297,10 @@ class Engine:
         ephemeral: bool = False,
         pause_after_s: float | None = None,
         network: NetworkPolicy | None = None,
+        labels: Mapping[str, str] | None = None,
+        ttl_s: float | None = None,
+        mounts: Sequence[Mount] = (),
+        from_checkpoint: str | None = None,
         progress: ProgressCallback | None = None,
     ) -> AwaitableContext[Sandbox]:
         """Create a sandbox and wait until it answers.
@@ -285,40 +311,66 @@ class Engine:
         an image is fetched. Where a warm sandbox matches (`warm`), that one is claimed. `network` is the policy of its
         egress; unset, no connection leaves it.
 
+        `labels` are for its users: `list` filters by them, forks have them too. After `ttl_s`, at least a second, it is
+        destroyed, whether or not it is in use and any process of the host lives: its processes end then, calls in
+        progress raise `SandboxDied`, and its files are removed at once or when the state directory is next used. Its
+        checkpoints stay. `update` changes both.
+
+        With `from_checkpoint`, an id or a label that only one checkpoint has, it begins as that checkpoint, whosever it
+        is: with its image, runtime and secrets, which cannot be given then, and with all else that is not given. An
+        `env` and `limits` that are given go on top.
+
         Commands and file operations that name no `user` and no `cwd` get these, unset those of the image's
         configuration, and where it has none, `user` and the home of the command's user. A `cwd` that does not exist is
         made, as `user`.
+
+        `mounts` are directories of the host and volumes that it sees, a directory read-only unless its mount says
+        otherwise. Nothing outside of them can be reached through them. Their files are not in checkpoints.
 
         For each of `secrets` the sandbox has a placeholder, in the variable of that name; `secret_env` are variables
         that it has in clear. Neither is shown, logged or written to disk in clear.
 
         Raises:
-            InvalidRequest: the name, a limit, the environment or a secret is not allowed.
-            UserNotFound: the image's configuration names a user that it does not have.
+            InvalidRequest: the name, a limit, the environment, a secret or a mount is not allowed.
+            CheckpointNotFound: no checkpoint has this id or label.
+            UserNotFound: there is no such user; or the image's configuration names one that it does not have.
             PermissionDenied, FileError: `cwd` cannot be made.
             SandboxExists: the name is taken.
+            VolumeNotFound: a mount names a volume that does not exist.
             ImageUnavailable: the image cannot be fetched or read.
             RuntimeUnavailable: the runtime is not on this machine, or no runtime is.
-            Unenforceable: this machine cannot enforce a limit.
+            Unenforceable: this machine cannot enforce a limit, or mount a directory for writing.
             LaunchFailed: it did not start.
         """
 
         async def making() -> Sandbox:
             contents = SandboxSecrets.of(secrets or {}, secret_env or {}, env or {})
+            given: dict[str, object] = {
+                "name": f"sandbox-{os.urandom(4).hex()}" if name is None else name,
+                "limits": limits or Limits(),
+                "env": dict(env or {}),
+                "user": user,
+                "cwd": cwd,
+                "ephemeral": ephemeral,
+                "pause_after_s": pause_after_s,
+                "network": network,
+                "indexes": await self._provisioner.find_indexes(network),
+                "labels": dict(labels or {}),
+                "ttl_s": ttl_s,
+                "mounts": tuple(mounts),
+            }
             spec = validate_spec(
-                name=f"sandbox-{os.urandom(4).hex()}" if name is None else name,
-                image=image or self._settings.image,
-                limits=limits or Limits(),
-                env=dict(env or {}),
-                user=user,
-                cwd=cwd,
-                runtime=runtime or self._settings.runtime,
-                ephemeral=ephemeral,
-                pause_after_s=pause_after_s,
-                network=network,
-                indexes=await self._provisioner.find_indexes(network),
+                **given, image=image or self._settings.image, runtime=runtime or self._settings.runtime
             )
-            return await self._provisioner.create(spec, contents, progress)
+            if from_checkpoint is None:
+                created = await self._provisioner.create(spec, contents, progress)
+            else:
+                refused = {"image": image, "runtime": runtime, "secrets": secrets, "secret_env": secret_env}
+                if wrong := [option for option, value in refused.items() if value]:
+                    raise InvalidRequest(f"a sandbox from a checkpoint has its {wrong[0]}; leave that out")
+                created = await self._provisioner.create_from(from_checkpoint, spec)
+            self._recovery.watch_expiries(self._tasks)
+            return created
 
         return AwaitableContext(making())
 
@@ -375,6 +427,34 @@ class Engine:
         """Wait until the warm pools that this engine claimed from are full again. `atoll.open()` does so at its end."""
         if "_provisioner" in vars(self):  # else it has claimed from none
             await self._warm_pools.finish()
+
+    async def update(
+        self,
+        name: str,
+        *,
+        labels: Mapping[str, str | None] | None = None,
+        ttl_s: float | None = None,
+        limits: Limits | None = None,
+    ) -> SandboxInfo:
+        """Change a sandbox, running or not. What is left out stays as it is.
+
+        `labels` are set, and a label that is None is removed. `ttl_s` is its lifetime from now on; `math.inf`: until it
+        is destroyed. Of `limits`, those that are set hold from now on, also after it sleeps: memory, processor time and
+        processes while it runs, the disk where its layer has a quota, open files only while it sleeps. No process is
+        ended for a lower limit. When this fails, nothing is changed.
+
+        Raises:
+            SandboxNotFound: there is none of this name.
+            InvalidRequest: a value is not allowed, or it uses more memory than the new limit.
+            Unenforceable: a limit cannot be enforced here, or not while it runs.
+        """
+        id = self._store.lookup(name)
+        manifest = await self._lifecycle.update(id, labels=labels or {}, ttl_s=ttl_s, limits=limits or Limits())
+        self._recovery.watch_expiries(self._tasks)
+        info = self._connections.info(manifest)
+        if sandbox := self._connections.find(id):
+            sandbox.info = info
+        return info
 
     # ---- sleeping and waking ----
 
@@ -440,7 +520,13 @@ class Engine:
 
     @contextlib.asynccontextmanager
     async def pool(
-        self, session_id: str, *, temporary: bool = False, sleeps: bool = False, **options: Any
+        self,
+        session_id: str,
+        *,
+        temporary: bool = False,
+        sleeps: bool = False,
+        project: Project | None = None,
+        **options: Unpack[PoolOptions],
     ) -> AsyncIterator[SandboxPool]:
         """The sandboxes of one session. While the pool is open, those that are unused go to sleep.
 
@@ -448,8 +534,11 @@ class Engine:
         `temporary` session nothing stays: its sandboxes and their checkpoints are removed when the pool ends or, if
         this process is killed, when the state directory is next used.
 
-        `options` are those of `SandboxPool`: `image`, `limits`, `env`, `secrets`, `secret_env`, `user`, `cwd`,
-        `runtime`, `pause_after_s`, `network` and `sleep_after_s` (unset: ten minutes).
+        `options` are those of every sandbox, as in `create`: `image`, `limits`, `env`, `secrets`, `secret_env`, `user`,
+        `cwd`, `runtime`, `pause_after_s`, `network`, `labels`, `ttl_s` and `mounts`; and `sleep_after_s` (unset: ten
+        minutes).
+
+        With a `project`, the sandbox `default` has a copy of it when it is created, where its commands start.
 
         Raises:
             InvalidRequest: an option is wrong.
@@ -458,20 +547,22 @@ class Engine:
         from atoll.runtime.sandbox_pool import SandboxPool
 
         pool = SandboxPool(self, session_id, **options)
+        pool.project = project
         scope = anyio.CancelScope()
 
         async def reap() -> None:
             with scope:
                 await pool.reap()
 
-        kept = partial(self.leases.kept, on_last_release=pool.sleep if sleeps else None)
-        have = self.leases.temporary if temporary else kept
+        kept = partial(self._leases.kept, on_last_release=pool.sleep if sleeps else None)
+        have = self._leases.temporary if temporary else kept
         async with have(session_id):
             self._tasks.start_soon(reap)
             try:
                 yield pool
             finally:
                 scope.cancel()
+                await pool.end()
 
     async def wake(self, name: str) -> Sandbox:
         """Start a sandbox that sleeps, was shut down, or has ended, and resume a paused one.
@@ -485,7 +576,7 @@ class Engine:
         sandbox = await self.get(name)
         async with self._connections.launches:
             await self._lifecycle.wake(sandbox.id, asked=True)
-        sandbox.forget_failure()
+        self._connections.forget_failure(sandbox.id)
         await sandbox.processes()  # The keeper resumes a paused one at the first request; a connection is not one.
         return sandbox
 
@@ -507,7 +598,7 @@ class Engine:
         await self._lifecycle.set_network(id, policy, indexes)
         if sandbox := self._connections.find(id):
             sandbox.info = sandbox.info.model_copy(update={"network": policy})
-            await sandbox.apply_policy()
+        await self._connections.egress_servers.apply_policy(id)
 
     async def audit(self, name: str) -> builtins.list[AuditRecord]:
         """The audit log of a sandbox's egress, the oldest record first, as far back as records are kept.
@@ -529,52 +620,64 @@ class Engine:
 
     # ---- checkpoints ----
 
-    async def checkpoint(self, name: str, label: str | None = None) -> Checkpoint:
+    async def checkpoint(self, name: str, label: str | None = None, *, move: bool = False) -> Checkpoint:
         """Save a sandbox as it is now. It goes on; a running one is frozen while its files are copied.
+
+        The checkpoint belongs to this sandbox and outlives it. A label is unique among its checkpoints: with `move`,
+        the one that has it stays and loses it.
 
         Raises:
             SandboxNotFound: there is none of this name.
             InvalidRequest: the label is not allowed.
+            CheckpointExists: another checkpoint of the sandbox has the label.
             Unenforceable: it runs, and cannot be frozen here.
         """
         if label is not None:
             check_name(label, noun="a label for a checkpoint")
-        return (await self._connections.checkpoint(self._store.lookup(name), label)).checkpoint
+        return (await self._connections.checkpoint(self._store.lookup(name), label, move=move)).checkpoint
 
     async def checkpoints(self, name: str | None = None) -> builtins.list[Checkpoint]:
-        """All checkpoints, or those of one sandbox, the oldest first. The sandbox may have been destroyed.
+        """All checkpoints, or those of one sandbox, the oldest first.
 
-        One whose record cannot be read has a `reason`, and is only among all checkpoints.
+        If no sandbox has the name, they are those of destroyed ones that had it. One whose record cannot be read has a
+        `reason`, and is only among all checkpoints.
 
         Raises:
             SandboxNotFound: no sandbox has this name, and no checkpoint is of one that had it.
         """
-        found = [self._checkpoints.describe_unreadable(*each) for each in self._checkpoints.unreadable().items()]
-        found = found if name is None else []
-        for record in self._checkpoints.all():
-            if name is None or record.checkpoint.sandbox == name:
-                size = await self._lifecycle.size(record)
-                found.append(record.checkpoint.model_copy(update={"size_bytes": size}))
-        if name is not None and not found:
-            self._store.lookup(name)
+        found = []
+        if name is None:
+            damaged = self._checkpoints.unreadable().items()
+            found = [self._checkpoints.describe_unreadable(*each) for each in damaged]
+        for record in self._checkpoints.all() if name is None else self._checkpoints.of(name):
+            size = await self._lifecycle.size(record)
+            found.append(record.checkpoint.model_copy(update={"size_bytes": size}))
         return sorted(found, key=lambda checkpoint: checkpoint.created_at)
 
-    async def restore(self, name: str, checkpoint: str) -> Sandbox:
-        """Restore a sandbox to a checkpoint, given by id or label.
+    async def restore(self, name: str, checkpoint: str, *, foreign: bool = False) -> Sandbox:
+        """Restore a sandbox to one of its checkpoints, given by id or label.
 
-        What was written since is lost, and processes end. When it fails, the sandbox sleeps and has its files.
+        What was written since is lost, and processes end. When it fails, the sandbox sleeps and has its files. With
+        `foreign`, the checkpoint, given by id, may be another sandbox's: this one then has the other's files and image.
 
         Raises:
             SandboxNotFound, CheckpointNotFound: there is none.
+            InvalidRequest: the checkpoint is another sandbox's.
             LaunchFailed: it did not start.
         """
         sandbox = await self.get(name)
         record = self._checkpoints.find(checkpoint, name)
+        if record.checkpoint.sandbox_id != sandbox.id and not foreign:
+            raise InvalidRequest(
+                f"the checkpoint {record.checkpoint.id} is not of this sandbox, but of another, which was named "
+                f"{record.checkpoint.sandbox!r}; create a sandbox from it, or ask for it explicitly (foreign)",
+                hint=f"atoll create NEW --from {record.checkpoint.id}, or atoll restore {name} {checkpoint} --foreign",
+            )
         async with self._connections.launches:
             dropped = await self._lifecycle.restore(sandbox.id, record)
         self._tasks.start_soon(self._remove_layer, dropped)
         await self._connections.disconnect(sandbox.id)
-        sandbox.forget_failure()
+        self._connections.forget_failure(sandbox.id)
         await sandbox.connect()
         return sandbox
 
@@ -592,7 +695,9 @@ class Engine:
     ) -> builtins.list[Sandbox]:
         """Create sandboxes that begin as `source` is now, or was at a checkpoint. All of them, or none.
 
-        `source` goes on. Without `names` they get names that begin with that of `source`.
+        `source` goes on. For a checkpoint, given by label or id, it may have been destroyed: `create(from_checkpoint=)`
+        does not even need its name. Without `names` they get names that begin with that of `source`. They have its
+        labels, its present network policy, and a lifetime as long as its own.
 
         Raises:
             SandboxNotFound, CheckpointNotFound: there is none.
@@ -604,15 +709,19 @@ class Engine:
             plural = "copy" if count == 1 else "copies"
             given = "1 name" if len(names) == 1 else f"{len(names)} names"
             raise InvalidRequest(f"fork: {count} {plural} requested, {given} given; give one name for each copy")
-        return await self._provisioner.fork(source, checkpoint, names)
+        forks = await self._provisioner.fork(source, checkpoint, names)
+        self._recovery.watch_expiries(self._tasks)
+        return forks
 
     async def delete_checkpoint(self, checkpoint: str, *, sandbox: str | None = None) -> None:
-        """Delete a checkpoint, given by id or, with `sandbox`, by label, and remove its unreferenced layers.
+        """Delete a checkpoint, given by id or label, and remove its unreferenced layers.
 
-        One whose record cannot be read is deleted by its id.
+        With `sandbox`, the label is one of that sandbox, which may have been destroyed. A checkpoint whose record
+        cannot be read is deleted by its id.
 
         Raises:
-            CheckpointNotFound: there is none.
+            SandboxNotFound, CheckpointNotFound: there is none.
+            InvalidRequest: checkpoints of several sandboxes have the label.
         """
         damaged = checkpoint in self._checkpoints.unreadable()
         id = checkpoint if damaged else self._checkpoints.find(checkpoint, sandbox).checkpoint.id
@@ -697,21 +806,35 @@ class Engine:
             raise SandboxNotFound(name, [n for n in self._store.names() if n != name])
         return self._connections.open(manifest)
 
-    async def list(self, prefix: str = "") -> builtins.list[SandboxInfo]:
-        """All sandboxes whose names begin with `prefix`, by name.
+    async def list(
+        self, prefix: str = "", *, labels: Mapping[str, str | None] | None = None
+    ) -> builtins.list[SandboxInfo]:
+        """All sandboxes whose names begin with `prefix` and that have all of `labels`, by name. None: any value.
 
-        One whose record cannot be read has the status `error`, and a `reason` that says so.
+        One whose record cannot be read has the status `error`, and a `reason` that says so. One whose lifetime is over
+        is not among them.
         """
-        return await anyio.to_thread.run_sync(self._connections.list, prefix)
+        found = await anyio.to_thread.run_sync(self._connections.list, prefix)
+        self._recovery.watch_expiries(self._tasks)
+        wanted = (labels or {}).items()
+        return [
+            info
+            for info in found
+            if all(key in info.labels and value in (None, info.labels[key]) for key, value in wanted)
+        ]
 
     async def unreadable_records(self) -> dict[str, str]:
-        """The sandboxes and checkpoints whose records cannot be read, by id, and why.
+        """The sandboxes and checkpoints whose records cannot be read, by id, volumes as `volume:NAME`, and why.
 
-        As long as there are any, `gc` keeps layers and images. `destroy` and `delete_checkpoint` remove them.
+        As long as there are any, `gc` keeps layers, and images unless it is a volume. `destroy`, `delete_checkpoint`
+        and `volumes.remove` remove them.
         """
-        return await anyio.to_thread.run_sync(
-            lambda: {id: str(error.details["problem"]) for id, error in self._unreadable().items()}
-        )
+
+        def read() -> dict[str, str]:
+            volumes = {f"{VOLUME_PREFIX}{name}": error for name, error in self.volumes.references()[1].items()}
+            return {id: str(error.details["problem"]) for id, error in {**self._unreadable(), **volumes}.items()}
+
+        return await anyio.to_thread.run_sync(read)
 
     def _unreadable(self) -> dict[str, SandboxError]:
         return {**self._store.references()[1], **self._checkpoints.unreadable()}
@@ -742,10 +865,11 @@ class Engine:
         finally:
             await self._tasks.close()
 
-    async def destroy(self, name: str) -> None:
+    async def destroy(self, name: str, *, checkpoints: bool = False) -> int:
         """End a sandbox, given by name or id, and remove all of it: nothing of it is left, and the name is free.
 
-        It works also if its record cannot be read.
+        Its checkpoints stay, unless `checkpoints` is set: then they are deleted too. Returns how many it had. It works
+        also if its record cannot be read.
 
         Raises:
             SandboxNotFound: there is none of this name.
@@ -754,14 +878,21 @@ class Engine:
             id, its_name = self._find(name)
         except SandboxError:
             self._store.free_damaged_name(name)
-            return
+            return 0
         try:
             manifest = self._store.read(id)
         except SandboxError:
             manifest = None
         if manifest is None:
             self._any_layers()  # without a driver nothing can be removed
+        # With no position in the tree it never had one, and the records of all others need not be read.
+        may_have = manifest is None or manifest.checkpoint is not None
+        own = [record.checkpoint.id for record in self._checkpoints.of_id(id)] if may_have else []
         await self._connections.remove(id, its_name, self._choose(manifest.runtime) if manifest else None)
+        for each in own if checkpoints else []:
+            with contextlib.suppress(CheckpointNotFound):  # another process was faster
+                await self.delete_checkpoint(each)
+        return len(own)
 
     def _find(self, wanted: str) -> tuple[str, str | None]:
         """The id and name of the sandbox with this name or, if none has it, of the one with this id."""
@@ -772,14 +903,9 @@ class Engine:
                 raise
             return wanted, None  # whichever name it has is freed
 
-    def begin_recovery(self) -> None:
-        """Finish or undo the interrupted operations of processes that died, in the background."""
-        self._recovery.finish_created()
-        if self._recovery.is_needed():
-            self._tasks.start_soon(self._recovery.recover)
-
     async def remove_abandoned(self) -> builtins.list[str]:
-        """Remove abandoned sandboxes, ephemeral ones that have ended, and sessions whose process died.
+        """Remove abandoned sandboxes, those whose lifetime is over, ephemeral ones that have ended, and sessions whose
+        process died.
 
         Returns the ids of the removed sandboxes.
         """

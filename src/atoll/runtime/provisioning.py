@@ -15,14 +15,15 @@ import contextlib
 import errno
 import logging
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
 import anyio.abc
 
-from atoll.contract.driver import Driver, ProcessImage
+from atoll.contract.driver import Driver, Filesystem, ProcessImage
 from atoll.contract.errors import (
     AtollError,
     FileError,
@@ -32,12 +33,13 @@ from atoll.contract.errors import (
     PermissionDenied,
     SandboxError,
     SandboxExists,
-    SandboxNotFound,
     UserNotFound,
 )
-from atoll.contract.model import Limits, RuntimeName, SandboxSpec, check_name
+from atoll.contract.model import Limits, RuntimeName, SandboxSpec
+from atoll.contract.names import check_name
 from atoll.contract.network import REGISTRIES, NetworkPolicy, PackageIndexes
 from atoll.runtime.connections import Connections
+from atoll.runtime.images import overlay
 from atoll.runtime.images.store import ImageStore
 from atoll.runtime.lifecycle.lifecycle import Lifecycle
 from atoll.runtime.lifecycle.warm_pool import SandboxTemplate, WarmPools, rebound
@@ -47,8 +49,10 @@ from atoll.runtime.secrets.authority import Authority
 from atoll.runtime.secrets.vault import SandboxSecrets, Vault
 from atoll.runtime.state.checkpoints import CheckpointRecord, Checkpoints
 from atoll.runtime.state.layers import Layers, ResolvedSpec
+from atoll.runtime.state.mounts import PinnedMount, pin
 from atoll.runtime.state.spec import validate_spec, with_defaults
 from atoll.runtime.state.store import Claimed, Manifest, StateStore, new_id, now
+from atoll.runtime.state.volumes import VolumeStore
 
 if TYPE_CHECKING:
     from atoll.runtime.archive.export import ArchiveFile
@@ -56,6 +60,8 @@ if TYPE_CHECKING:
 
 DEFAULT_USER = "user"
 """The user of a sandbox where neither its spec nor its image names one. Every image has it."""
+DEFAULT_ID = 1000
+"""The id of that user and of its group."""
 _log = logging.getLogger(__name__)
 
 
@@ -74,6 +80,7 @@ class Provisioner:
         *,
         choose: Callable[[RuntimeName | None], Driver],
         free_names: Callable[[], Awaitable[object]],
+        volumes: VolumeStore,
     ) -> None:
         self._store = store
         self._layers = layers
@@ -84,6 +91,7 @@ class Provisioner:
         self._connections = connections
         self._choose = choose
         self._free_names = free_names
+        self._volumes = volumes
         self._finding_indexes = anyio.Lock()
         self._indexes: tuple[PackageIndexes, float] | None = None
         self.warm_pools = WarmPools(
@@ -140,15 +148,27 @@ class Provisioner:
     ) -> ResolvedSpec:
         found = await self._images.resolve(spec.image, progress=progress)
         image_user = found.user if driver.capabilities.several_users else None
+        user = spec.user or image_user or DEFAULT_USER
         return ResolvedSpec(
             limits=limits,
             env={**found.env, **(secrets.variables() if secrets else {}), **spec.env},
-            user=spec.user or image_user or DEFAULT_USER,
+            user=user,
             cwd=spec.cwd or found.working_directory,
             image_digest=found.digest,
             base=found.filesystems,
+            mounts=self._pin_mounts(spec, driver, user, found.filesystems),
             encrypted_secrets=self._vault.seal(secrets) if secrets else None,
         )
+
+    def _pin_mounts(
+        self, spec: SandboxSpec, driver: Driver, user: str, base: Sequence[Filesystem]
+    ) -> tuple[PinnedMount, ...]:
+        if not spec.mounts:
+            return ()
+        root = next(each for each in base if each.target == "/")
+        # A user that does not exist is refused once the sandbox runs.
+        ids = overlay.find_ids([layer.path for layer in root.layers], user) or (DEFAULT_ID, DEFAULT_ID)
+        return pin(spec.mounts, driver, self._store.state_dir, ids, self._volumes.path)
 
     async def _make(
         self,
@@ -187,6 +207,7 @@ class Provisioner:
                             checkpoint=checkpoint,
                             **resolved.resolved(),
                         )
+                        self._store.set_expiry(id, _expiry(spec, manifest))
                         wait_written = self._store.write_uncommitted(manifest)
                         await self._lifecycle.start(manifest, driver, memory)
                         sandbox = self._connections.open(manifest)
@@ -216,19 +237,19 @@ class Provisioner:
         `WORKDIR /root` is of no use to `user`.
 
         Raises:
-            UserNotFound, InvalidRequest: the sandbox cannot have the image's user.
+            UserNotFound, InvalidRequest: the sandbox cannot have the spec's user, or the image's.
             FileError: the directory of the spec cannot be made.
         """
         spec, user = manifest.spec, manifest.user
         try:
             if spec.cwd is not None:
                 await sandbox.files.mkdir(spec.cwd)
-            elif manifest.cwd is not None or (spec.user is None and user != DEFAULT_USER):
+            elif manifest.cwd is not None or user not in (DEFAULT_USER, "root"):
                 await sandbox.files.stat(f"{manifest.cwd or ''}/.")
         except UserNotFound:
             if spec.user is not None:
                 raise
-            message = f"the image {spec.image} has USER {user!r}, and no such account; name another with user="
+            message = f"the image {spec.image} has USER {user!r}, and no such account; name another user"
             raise UserNotFound(user, message) from None
         except (PathNotFound, PathNotDirectory, PermissionDenied):
             if spec.cwd is not None:
@@ -243,7 +264,7 @@ class Provisioner:
                 raise
             raise InvalidRequest(
                 f"the user {user!r} has an id that does not exist in a sandbox, where ids are 0 to 65535; "
-                "name another with user="
+                "name another user"
             ) from error
         return manifest, sandbox
 
@@ -264,6 +285,8 @@ class Provisioner:
         self, spec: SandboxSpec, driver: Driver, resolved: ResolvedSpec, authority: Authority | None
     ) -> Sandbox | None:
         """Claim a warm sandbox and bind it to `spec`. None: none fits."""
+        if spec.mounts:
+            return None  # a running sandbox cannot be given any
         key = SandboxTemplate(image=spec.image, runtime=driver.name, limits=resolved.limits).key
         with self._store.claim(key, partial(self.warm_pools.fits, driver=driver, resolved=resolved)) as claimed:
             self.warm_pools.refill(key)
@@ -297,8 +320,12 @@ class Provisioner:
                 await sandbox.connect()
                 wait_written()
             manifest, sandbox = await self._settle(manifest, sandbox)
-            if spec.ephemeral or spec.pause_after_s is not None:
-                await driver.keeper.reconfigure(directory, ephemeral=spec.ephemeral, pause_after_s=spec.pause_after_s)
+            expires_at = _expiry(spec, manifest)
+            self._store.set_expiry(manifest.id, expires_at)
+            if spec.ephemeral or spec.pause_after_s is not None or expires_at is not None:
+                await driver.keeper.reconfigure(
+                    directory, ephemeral=spec.ephemeral, pause_after_s=spec.pause_after_s, expires_at=expires_at
+                )
         return manifest, sandbox
 
     # ---- forks ----
@@ -306,13 +333,12 @@ class Provisioner:
     @contextlib.asynccontextmanager
     async def snapshot(self, name: str, checkpoint: str | None) -> AsyncIterator[CheckpointRecord]:
         """A sandbox at a checkpoint, or as it is now. Its layers are not removed while the context lasts."""
-        id = self._store.lookup(name)
         try:
             async with self._layers.lock():
                 if checkpoint is not None:
                     yield self._checkpoints.find(checkpoint, name)
                 else:
-                    yield await self._connections.checkpoint(id, None, keep=False)
+                    yield await self._connections.checkpoint(self._store.lookup(name), None, keep=False)
         finally:
             with anyio.CancelScope(shield=True), contextlib.suppress(AtollError):
                 await self._lifecycle.remove_unreferenced(timeout_s=1)
@@ -320,24 +346,58 @@ class Provisioner:
     async def fork(self, source: str, checkpoint: str | None, names: Sequence[str]) -> list[Sandbox]:
         """One sandbox for each name, from `source` at a checkpoint or as it is now. All of them, or none."""
         async with self.snapshot(source, checkpoint) as record:
-            policy = record.spec
-            # The policy is the present one of the sandbox whose files and secrets these are, not that of back then.
-            with contextlib.suppress(SandboxNotFound):
-                policy = self._connections.spec(self._store.lookup(record.checkpoint.sandbox)) or policy
             parent = record.checkpoint.id if checkpoint is not None else record.checkpoint.parent
-            return await self._fork(record, names, policy=policy, parent=parent)
+            return await self._fork(record, names, parent=parent)
 
-    async def _fork(
-        self, record: CheckpointRecord, names: Sequence[str], *, policy: SandboxSpec, parent: str | None
-    ) -> list[Sandbox]:
+    async def create_from(self, checkpoint: str, given: SandboxSpec) -> Sandbox:
+        """A sandbox that begins as a checkpoint, with what is set in `given` in place of what the checkpoint has."""
+        await self._require_free(given.name)
+        async with self._layers.lock():
+            record = self._checkpoints.find(checkpoint)
+            changes: dict[str, object] = {"name": given.name, "ephemeral": given.ephemeral}
+            changes |= {
+                name: value
+                for name in ("user", "cwd", "pause_after_s", "labels", "ttl_s")
+                if (value := getattr(given, name))
+            }
+            if given.network is not None:
+                changes |= {"network": given.network, "indexes": given.indexes}
+            wanted = given.limits.model_dump(exclude_none=True)
+            changes["limits"] = record.spec.limits.model_copy(update=wanted)
+            changes["env"] = {**record.spec.env, **given.env}
+            resolved = {
+                "limits": record.limits.model_copy(update=wanted),
+                "env": {**record.env, **given.env},
+                "user": given.user or record.user,
+                "cwd": given.cwd or record.cwd,
+            }
+            return await self._make(
+                self._spec_of(record, changes),
+                self._choose(record.checkpoint.runtime),
+                record.model_copy(update=resolved),
+                memory=self._checkpoints.memory(record),
+                checkpoint=record.checkpoint.id,
+            )
+
+    def _spec_of(self, record: CheckpointRecord, changes: Mapping[str, object]) -> SandboxSpec:
+        """The spec of a sandbox from a checkpoint.
+
+        The policy is the present one of the sandbox whose files and secrets these are, not that of back then.
+        """
+        policy = record.spec
+        with contextlib.suppress(SandboxError):  # its record cannot be read
+            policy = self._connections.spec(record.checkpoint.sandbox_id) or policy
+        own = {"ephemeral": False, "network": policy.network, "indexes": policy.indexes}
+        return validate_spec(**{**record.spec.model_dump(), **own, **changes})
+
+    async def _fork(self, record: CheckpointRecord, names: Sequence[str], *, parent: str | None) -> list[Sandbox]:
         driver = self._choose(record.checkpoint.runtime)
         memory = self._checkpoints.memory(record)
         made: list[Sandbox] = []
         failures: list[AtollError] = []
 
         async def one(name: str, group: str) -> None:
-            changes = {"name": name, "ephemeral": False, "network": policy.network, "indexes": policy.indexes}
-            spec = validate_spec(**{**record.spec.model_dump(), **changes})
+            spec = self._spec_of(record, {"name": name})
             try:
                 made.append(await self._make(spec, driver, record, memory=memory, checkpoint=parent, group=group))
             except AtollError as error:
@@ -417,6 +477,11 @@ class Provisioner:
         """The runtime that an archive names. None: it names none, or one that only a caller may request."""
         driver = self._connections.engine.drivers().get(named) if named else None
         return None if driver is not None and not driver.capabilities.chosen_by_default else named
+
+
+def _expiry(spec: SandboxSpec, manifest: Manifest) -> datetime | None:
+    """When the lifetime of a new sandbox is over."""
+    return None if spec.ttl_s is None else manifest.created_at + timedelta(seconds=spec.ttl_s)
 
 
 def _warm_spec(template: SandboxTemplate) -> SandboxSpec:

@@ -8,12 +8,12 @@ how a sandbox is created (`provisioning.py`), and which ones are open (`connecti
 
 from __future__ import annotations
 
-import posixpath
 import signal as signals
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import cached_property, partial
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
@@ -27,6 +27,7 @@ from atoll.contract.model import (
     ExecBytes,
     ExecResult,
     ExportResult,
+    Limits,
     Preview,
     ProcessInfo,
     SandboxInfo,
@@ -38,11 +39,19 @@ from atoll.contract.network import AuditRecord, NetworkPolicy
 from atoll.contract.protocol import Op, encode_text
 from atoll.runtime.guest import ports, process
 from atoll.runtime.guest.connection import GuestConnection
-from atoll.runtime.guest.exec_request import OUTPUT_LIMIT_BYTES, Environment, ExecRequest, shell_line
+from atoll.runtime.guest.exec_request import (
+    OUTPUT_LIMIT_BYTES,
+    Environment,
+    ExecRequest,
+    check_timeout,
+    shell_line,
+    start_directory,
+)
+from atoll.runtime.guest.flow import Failure, Sink
 from atoll.runtime.guest.live_text import TextCallback
 from atoll.runtime.guest.ports import Listener, PortConnection
 from atoll.runtime.guest.process import OomWatch, Process, to_bytes, to_result
-from atoll.runtime.guest.stream import Failure, Sink, Stream
+from atoll.runtime.guest.stream import Stream
 
 if TYPE_CHECKING:
     from atoll.runtime.archive.export import ArchiveFile
@@ -51,6 +60,7 @@ if TYPE_CHECKING:
     from atoll.runtime.guest.files import Files
     from atoll.runtime.images.fetch import ProgressCallback
     from atoll.runtime.lifetimes import BackgroundTasks
+    from atoll.runtime.project.project import ProjectCopy
     from atoll.tools.tool import ToolSet
 
 LOGIN_SHELL = shell_line("-l")
@@ -82,6 +92,9 @@ class SandboxOwner(Protocol):
 
     async def current_info(self, info: SandboxInfo) -> SandboxInfo:
         """The sandbox as `Engine.list` would show it now."""
+
+    def why_ended(self, info: SandboxInfo) -> str | None:
+        """What was done to a sandbox that has ended, in words that follow its name. None: it ended by itself."""
 
     async def destroy(self, info: SandboxInfo) -> None:
         """End the sandbox and remove all of it. Does nothing if it is gone, even if another has its name now."""
@@ -140,6 +153,32 @@ class Sandbox:
 
     def __repr__(self) -> str:
         return f"Sandbox({self.name!r})"
+
+    async def copy_project(
+        self,
+        directory: Path | str,
+        path: str | None = None,
+        *,
+        limit_bytes: int | None = None,
+        limit_files: int | None = None,
+    ) -> ProjectCopy:
+        """Copy a directory of this machine into the sandbox, without what git ignores. Its `diff` is what was changed
+        there, its `apply` brings that back.
+
+        `path` unset: under the directory's own name, where commands start. The rest is as in `Project`.
+
+        Raises:
+            InvalidRequest: it is not a directory, is too large, or `path` exists and is not empty.
+            OSError: a file of it cannot be read.
+        """
+        from atoll.runtime.project.project import MAX_PROJECT_BYTES, MAX_PROJECT_FILES, Project
+
+        project = Project(
+            directory,
+            limit_bytes=MAX_PROJECT_BYTES if limit_bytes is None else limit_bytes,
+            limit_files=MAX_PROJECT_FILES if limit_files is None else limit_files,
+        )
+        return await project.copy_in(self.files, path or project.name)
 
     # ------------------------------------------------------------------------------------------------- commands
 
@@ -236,6 +275,7 @@ class Sandbox:
         keep: bool = True,
         channels: int = 0,
         start_timeout_s: float | None = None,
+        timeout_s: float | None = None,
     ) -> Process:
         """Start a command and return while it runs.
 
@@ -243,7 +283,9 @@ class Sandbox:
         this handle, this connection and this program, until it ends or is killed. `channels` is a number of extra
         two-way byte streams, at descriptors 3 and up of the process. If this is cancelled, nothing of the command runs.
         With `merge_stderr`, stderr is part of stdout. `start_timeout_s` is how long connecting (and waking, if the
-        sandbox sleeps) and starting may take together.
+        sandbox sleeps) and starting may take together. `timeout_s` is how long it may run: then it is killed with all
+        that it started, and reading its end raises `ExecTimeout`. That holds as long as the handle is open: a process
+        that is detached from has no limit.
 
         Raises:
             ExecTimeout: it did not start within `start_timeout_s`; nothing of it runs.
@@ -263,7 +305,9 @@ class Sandbox:
         )
         watch = OomWatch(self._oom_kills)
         environment = await self._command_environment()
+        check_timeout(timeout_s)
         started = await process.spawn(self._open, request, environment, watch, start_timeout_s=start_timeout_s)
+        started.set_time_limit(timeout_s)
         self._oom_watches[started.id] = watch
         if len(self._oom_watches) > _MAX_OOM_WATCHES:
             self._oom_watches.popitem(last=False)
@@ -329,10 +373,6 @@ class Sandbox:
     async def ps(self) -> list[SystemProcess]:
         """All processes in the sandbox."""
         return await process.list_system_processes(self._open, self.name)
-
-    async def epoll_waiters(self) -> list[SystemProcess]:
-        """The processes that have a TCP socket and may wait for it with `epoll`. Does not count as use."""
-        return await process.list_epoll_waiters(self._open, self.name)
 
     async def kill(self, process_id: int, signal: int = signals.SIGKILL, *, tree: bool = True) -> None:
         """Send a signal to a spawned process, with `tree` to every process that it started as well.
@@ -435,6 +475,16 @@ class Sandbox:
             self._connection.fail(self._failure)
         await self._owner.destroy(self.info)
 
+    async def update(
+        self,
+        *,
+        labels: Mapping[str, str | None] | None = None,
+        ttl_s: float | None = None,
+        limits: Limits | None = None,
+    ) -> SandboxInfo:
+        """As `Engine.update`."""
+        return await self._owner.engine.update(self.name, labels=labels, ttl_s=ttl_s, limits=limits)
+
     async def pause(self) -> None:
         """As `Engine.pause`."""
         await self._owner.engine.pause(self.name)
@@ -455,17 +505,17 @@ class Sandbox:
         """As `Engine.shutdown`."""
         await self._owner.engine.shutdown(self.name)
 
-    async def checkpoint(self, label: str | None = None) -> Checkpoint:
+    async def checkpoint(self, label: str | None = None, *, move: bool = False) -> Checkpoint:
         """As `Engine.checkpoint`."""
-        return await self._owner.engine.checkpoint(self.name, label)
+        return await self._owner.engine.checkpoint(self.name, label, move=move)
 
     async def checkpoints(self) -> list[Checkpoint]:
         """As `Engine.checkpoints`, of this sandbox."""
         return await self._owner.engine.checkpoints(self.name)
 
-    async def restore(self, checkpoint: str) -> None:
+    async def restore(self, checkpoint: str, *, foreign: bool = False) -> None:
         """As `Engine.restore`."""
-        await self._owner.engine.restore(self.name, checkpoint)
+        await self._owner.engine.restore(self.name, checkpoint, foreign=foreign)
 
     async def fork(
         self, count: int = 1, *, checkpoint: str | None = None, names: Sequence[str] | None = None
@@ -483,16 +533,6 @@ class Sandbox:
         """As `Engine.set_network`."""
         await self._owner.engine.set_network(self.name, policy)
 
-    async def apply_policy(self) -> None:
-        """Apply the policy in the manifest at once."""
-        if self._egress is not None:
-            await self._egress.apply_policy()
-
-    @property
-    def is_served_here(self) -> bool:
-        """Whether this process serves its egress."""
-        return self._egress is not None and self._egress.is_served
-
     async def audit(self) -> list[AuditRecord]:
         """As `Engine.audit`."""
         return await self._owner.engine.audit(self.name)
@@ -505,10 +545,10 @@ class Sandbox:
 
     async def aclose(self) -> None:
         """Disconnect and leave the sandbox as it is. The next call connects again."""
-        self.disconnect()
+        self._disconnect()
         await anyio.lowlevel.checkpoint()
 
-    def disconnect(self) -> None:
+    def _disconnect(self) -> None:
         """`aclose`, for a caller that cannot await."""
         if self._connection is not None:
             self._connection.close()
@@ -554,7 +594,7 @@ class Sandbox:
                 if isinstance(error, AtollError):
                     raise
                 raise SandboxDied(f"{name} cannot be reached: {error}") from error
-            connection = GuestConnection(stream, name)
+            connection = GuestConnection(stream, name, why_ended=lambda: self._owner.why_ended(self.info))
             try:
                 await connection.handshake()
             except SandboxError:
@@ -571,7 +611,7 @@ class Sandbox:
                 await self._egress.connected(connection, ports.listen_idle)
             return connection
 
-    def forget_failure(self) -> None:
+    def _forget_failure(self) -> None:
         """Forget the recorded failure: the sandbox has been restarted."""
         if self._failure is not None and self._failure.kind is not SandboxDied:
             self._failure = self._connection = None
@@ -614,8 +654,7 @@ class Sandbox:
         return self.info.user if user is None else user
 
     def _directory(self, cwd: str | None) -> str | None:
-        start = self.info.cwd
-        return cwd if start is None else posixpath.join(start, cwd or "")
+        return start_directory(self.info.cwd, cwd)
 
 
 def _stdin(stdin: bytes | str | None) -> bytes | bool:

@@ -12,26 +12,26 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import posixpath
 import re
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 import anyio
 
-from atoll.contract.errors import AtollError, CheckpointNotFound, InvalidRequest, SandboxExists, SandboxNotFound
+from atoll.contract.errors import AtollError, InvalidRequest, SandboxExists, SandboxNotFound
 from atoll.contract.frozen import Frozen
-from atoll.contract.model import Limits, RuntimeName, Status, is_name
+from atoll.contract.model import Limits, Mount, Status
+from atoll.contract.names import is_name
 from atoll.contract.network import NetworkPolicy
-from atoll.runtime.engine import Engine
+from atoll.runtime.engine import CreateOptions, Engine, SandboxKeywords
 from atoll.runtime.images.contents import ImageContents
 from atoll.runtime.provisioning import DEFAULT_USER
 from atoll.runtime.sandbox import Sandbox
 
 if TYPE_CHECKING:
-    from pydantic import SecretStr
-
-    from atoll.contract.secret import Secret
+    from atoll.runtime.project.project import Project, ProjectCopy
     from atoll.tools.tool import ToolSet
 
 DEFAULT = "default"
@@ -41,6 +41,7 @@ _SESSION = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
 NAME_RULE = "1 to 30 characters: lower-case letters, digits, '-', '_' and '.', beginning with a letter or a digit"
 """For the names of sandboxes in a session: the engine's names have the session's id in them too."""
 _MAX_NAME_CHARACTERS = 30
+_HOME = "/home/user"
 _MAX_SLEEP_AFTER_S = 1e8
 _CHECKS = 4
 """How often `reap` looks for unused sandboxes within the shortest time that one may be unused."""
@@ -73,10 +74,14 @@ class PoolDescription(Frozen):
     """The user of commands that name none."""
     cwd: str | None = None
     """Where commands start. None: in the home directory of `user`."""
+    project: str | None = None
+    """Where the sandbox `default` has a copy of the user's project, and commands start in it. None: it has none."""
     limits: Limits
     network: NetworkPolicy | None
     secrets: tuple[str, ...]
     """The names of variables that hold placeholders of secrets."""
+    mounts: tuple[Mount, ...] = ()
+    """Directories of the host and volumes that they see."""
 
 
 class SandboxPool:
@@ -91,47 +96,33 @@ class SandboxPool:
         engine: Engine,
         session_id: str,
         *,
-        image: str | None = None,
-        limits: Limits | None = None,
-        env: Mapping[str, str] | None = None,
-        secrets: Mapping[str, Secret] | None = None,
-        secret_env: Mapping[str, str | SecretStr] | None = None,
-        user: str | None = None,
-        cwd: str | None = None,
-        runtime: RuntimeName | None = None,
-        pause_after_s: float | None = None,
-        network: NetworkPolicy | None = None,
         sleep_after_s: float | None = SLEEP_AFTER_S,
+        **options: Unpack[SandboxKeywords],
     ) -> None:
+        if unknown := options.keys() - SandboxKeywords.__annotations__:
+            raise TypeError(f"a pool has no option {', '.join(map(repr, sorted(unknown)))}")
         if not _SESSION.fullmatch(session_id):
             raise InvalidRequest(f"{session_id!r} is not a session id; allowed are {SESSION_RULE}")
         self.session_id = session_id
-        self.image: str = image or engine.default_image
+        self.image: str = options.get("image") or engine.default_image
         """The image of sandboxes that do not name one."""
-        self.user: str | None = user
+        self.user: str | None = options.get("user")
         """The user of commands that name none. None: the image's, or `user`."""
+        self.project: Project | None = None
+        """What the sandbox `default` has a copy of when it is created, where its commands start. None: of nothing.
+        `Engine.pool` sets it."""
+        self.project_copy: ProjectCopy | None = None
+        """That copy, once this pool has made it."""
         self.sleep_after_s: float | None = _check_sleep(sleep_after_s)
         self._sleep_after_s: dict[str, float | None] = {}
         """By name, for the sandboxes with a time of their own."""
         self._times_changed = anyio.Event()
         self._engine = engine
-        self._limits, self._runtime, self._network, self._secrets = limits, runtime, network, secrets or {}
-        self._cwd = cwd
+        self._closers: list[Callable[[], Awaitable[None]]] = []
         self._making: dict[str, anyio.Lock] = {}
-        self._options: dict[str, object] = {
-            "image": image,
-            "limits": limits,
-            "env": env,
-            "secrets": secrets,
-            "secret_env": secret_env,
-            "user": user,
-            "cwd": cwd,
-            "runtime": runtime,
-            "pause_after_s": pause_after_s,
-            "network": network,
-        }
+        self._options = options
 
-    async def get(self, name: str = DEFAULT, **options: object) -> Sandbox:
+    async def get(self, name: str = DEFAULT, **options: Unpack[CreateOptions]) -> Sandbox:
         """The sandbox of this name, created now if it does not exist. Concurrent calls create one.
 
         `options` are those of `Engine.create`, over the pool's own; they are used only when the sandbox is created.
@@ -149,21 +140,21 @@ class SandboxPool:
             with contextlib.suppress(SandboxNotFound):
                 return await self._engine.get(full)
             try:
-                return await self._make(full, options)
+                return await self._make(name, options)
             except SandboxExists:  # another process was faster
                 return await self._engine.get(full)
 
-    async def create(self, name: str, **options: object) -> Sandbox:
+    async def create(self, name: str, **options: Unpack[CreateOptions]) -> Sandbox:
         """Create a sandbox. `options` as for `get`.
 
         Raises:
             SandboxExists: the session has one of this name.
             and what `Engine.create` raises.
         """
-        full = self._full_name(name)
+        self._full_name(name)
         async with self._making.setdefault(name, anyio.Lock()):
             try:
-                return await self._make(full, options)
+                return await self._make(name, options)
             except SandboxExists:
                 raise SandboxExists(name) from None
 
@@ -196,20 +187,23 @@ class SandboxPool:
 
     async def describe(self) -> PoolDescription:
         """What sandboxes with the pool's options have and may do. Nothing is created, started or fetched."""
-        limits = self._limits or Limits()
+        limits = self._options.get("limits") or Limits()
         contents = ImageContents(os=None, programs=())
         with contextlib.suppress(AtollError):  # what is wrong is said when a sandbox is created
-            limits = self._engine.effective_limits(limits, self._runtime)
+            limits = self._engine.effective_limits(limits, self._options.get("runtime"))
             contents = await self._engine.images.contents(self.image) or contents
+        place = self._project_place(self.user or contents.user)
         return PoolDescription(
             image=self.image,
             os=contents.os,
             programs=contents.programs,
             user=self.user or contents.user or DEFAULT_USER,
-            cwd=self._cwd or contents.working_directory,
+            cwd=self._options.get("cwd") or contents.working_directory,
+            project=place and place[1],
             limits=limits,
-            network=self._network,
-            secrets=tuple(self._secrets),
+            network=self._options.get("network"),
+            secrets=tuple(self._options.get("secrets") or {}),
+            mounts=tuple(self._options.get("mounts") or ()),
         )
 
     def tools(self) -> ToolSet:
@@ -218,8 +212,82 @@ class SandboxPool:
 
         return pool_tools(self)
 
-    async def _make(self, full: str, options: Mapping[str, object]) -> Sandbox:
-        return await self._engine.create(full, **{**self._options, **options})  # type: ignore[arg-type]
+    async def _make(self, name: str, options: CreateOptions) -> Sandbox:
+        full, place = self._full_name(name), await self._known_project_place()
+        merged: CreateOptions = {**self._options, **options}
+        if name != DEFAULT or place is None:
+            return await self._engine.create(full, **merged)
+        # A copy. A mount of the directory would be made here instead, at the same path: then nothing is brought back.
+        merged["cwd"] = place[1]
+        made = await self._engine.create(full, **merged)
+        try:
+            await self._forget_project()
+            self.project_copy = await place[0].copy_in(made.files, place[1])
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await made.destroy()
+            raise
+        return made
+
+    def _project_place(self, user: str | None) -> tuple[Project, str] | None:
+        """The project, and where its copy is in a sandbox whose commands are those of `user`."""
+        if self.project is None:
+            return None
+        # The home of another user is not known before there is a sandbox; in /tmp every user can make a directory.
+        home = _HOME if user in {None, DEFAULT_USER, "root"} else "/tmp"
+        return self.project, posixpath.join(self._options.get("cwd") or home, self.project.name)
+
+    async def _known_project_place(self) -> tuple[Project, str] | None:
+        if self.project is None or self.user is not None:
+            return self._project_place(self.user)
+        await self._engine.images.resolve(self.image)  # what it says of its user is known then
+        contents = await self._engine.images.contents(self.image)
+        return self._project_place(None if contents is None else contents.user)
+
+    async def bring_project(self) -> ProjectCopy:
+        """The copy of the project in the sandbox `default`, which is created if it does not exist.
+
+        In a sandbox that is older than this pool, the earlier copy becomes the project as it is now; what git ignores
+        stays.
+
+        Raises:
+            InvalidRequest: the pool has no project, or the sandbox was made without it; or as `Project.copy_in`.
+            and what `Engine.create` raises.
+        """
+        place = await self._known_project_place()
+        if place is None:
+            raise InvalidRequest("the pool has no project; give it one when it is opened")
+        sandbox = await self.get(DEFAULT)
+        if self.project_copy is None:
+            if sandbox.info.cwd != place[1]:
+                raise InvalidRequest(
+                    f"the session {self.session_id!r} has a sandbox that was made without the project "
+                    f"{place[0].name!r}; choose another session"
+                )
+            self.project_copy = await place[0].copy_in(sandbox.files, place[1], replace=True)
+        return self.project_copy
+
+    async def _forget_project(self) -> None:
+        copy, self.project_copy = self.project_copy, None
+        if copy is not None:
+            with anyio.CancelScope(shield=True):
+                await copy.aclose()
+
+    @property
+    def engine(self) -> Engine:
+        """The engine that has the sandboxes."""
+        return self._engine
+
+    def on_end(self, close: Callable[[], Awaitable[None]]) -> None:
+        """Have `close` called when the pool ends, before its sandboxes are removed or left."""
+        self._closers.append(close)
+
+    async def end(self) -> None:
+        """Forget what this process keeps of the session. `Engine.pool` calls it; the sandboxes stay."""
+        with anyio.CancelScope(shield=True):
+            while self._closers:
+                await self._closers.pop()()
+        await self._forget_project()
 
     async def _unknown(self, name: str) -> SandboxNotFound:
         return SandboxNotFound(name, [each.name for each in await self.list()])
@@ -250,22 +318,18 @@ class SandboxPool:
         ]
 
     async def destroy(self, name: str = DEFAULT, *, checkpoints: bool = False) -> int:
-        """End a sandbox and remove all of it, with `checkpoints` also those. Returns how many those were.
+        """End a sandbox and remove all of it, with `checkpoints` also those. Returns how many it had.
 
         Raises:
             SandboxNotFound: there is none of this name.
         """
         full = self._full_name(name)
         try:
-            found = [each.id for each in await self._engine.checkpoints(full)] if checkpoints else []
-            await self._engine.destroy(full)
+            count = await self._engine.destroy(full, checkpoints=checkpoints)
         except SandboxNotFound:
             raise await self._unknown(name) from None
         self._sleep_after_s.pop(name, None)
-        for each in found:
-            with contextlib.suppress(CheckpointNotFound):
-                await self._engine.delete_checkpoint(each)
-        return len(found)
+        return count
 
     async def aclose(self) -> None:
         """Destroy all sandboxes of the session."""

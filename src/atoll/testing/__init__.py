@@ -2,7 +2,7 @@
 
 A driver is found through the entry-point group `atoll.drivers`; the suite then runs with its name:
 
-    pip install 'atoll[testing]'
+    pip install '/path/to/atoll[testing]'      # the directory of Atoll's sources, or its wheel
     pytest --pyargs atoll.testing.conformance -p atoll.testing.plugin --atoll-runtime NAME
 
 Each test asks for what it needs; what the driver's `Capabilities` do not declare is skipped, or tested to be refused.

@@ -45,9 +45,10 @@ RUNTIMES: tuple[RuntimeName, ...] = ("crun", "runc", "runsc", "bwrap")
 """The runtimes that tests run with when none is named."""
 BWRAP_FILES = {
     "attacks": "bombs devices host_files keeper_confinement kernel_information killing_the_guest leaving_the_root "
-    "malicious_images mounting network proc_and_sys reaching_the_guest setuid system_calls traversal user_ids",
-    "conformance": "checkpoints egress_once exec export files inside lifecycle limits network processes sharing sleep "
-    "storage units warm",
+    "malicious_images mounting mounts network proc_and_sys reaching_the_guest setuid system_calls traversal "
+    "user_ids",
+    "conformance": "checkpoints egress_once exec export files inside lifecycle limits mounts network processes "
+    "sharing sleep storage units warm",
 }
 """Where bwrap is tested too, unless it is named: what the driver, and not the guest alone, decides."""
 STRICT = os.environ.get("ATOLL_STRICT") == "1" or os.environ.get("CI") == "true"

@@ -15,27 +15,49 @@ from atoll.runtime.sandbox_pool import PoolDescription
 from atoll.tools.view import HOME
 from atoll.tools.vocabularies import VOCABULARIES
 
-_PLACE = (
-    "You have Linux sandboxes of your own. They are not the user's machine: you do not see its files, and the user "
-    "does not see yours."
+_PLACE = "You have Linux sandboxes of your own. They are not the user's machine: you do not see its files"
+_PROJECT = (
+    ", but for a copy of the user's project in {path} of the sandbox 'default', without its git history and without "
+    "what git ignores. Commands and relative paths begin there. Work on it in place. {fate}"
+)
+_BROUGHT_BACK = (
+    "When you have finished, the user is shown what you changed there as a diff, and may apply it; changes outside of "
+    "that directory, and of what git ignores, do not reach the user."
+)
+_MOUNTED = (
+    "You have Linux sandboxes of your own. They are not the user's machine: of its files you see only the directories "
+    "that the user shares with you, and the user sees of yours only what you write there."
 )
 _MAX_RULES = 20
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
-def briefing(about: PoolDescription, vocabularies: Sequence[str], *, kept: bool, until: str = "session") -> str:
-    """What a model has to know. `kept` and `until` say what becomes of the sandboxes at the end of what."""
+def briefing(
+    about: PoolDescription,
+    vocabularies: Sequence[str],
+    *,
+    kept: bool,
+    until: str = "session",
+    brings_back: bool = False,
+    saves: bool = False,
+) -> str:
+    """What a model has to know. `kept` and `until` say what becomes of the sandboxes at the end of what, `brings_back`
+    that changes of the project are offered to the user, and `saves` that there is `save_file`."""
     end = "They are kept for the next time."
     if not kept:
         end = f"They are destroyed when this {until} ends, so show the user what matters."
     sentences = [
-        _PLACE,
+        _place(about.project, brings_back=brings_back, saves=saves),
         end,
         f"Image: {about.image}{f' ({about.os})' if about.os else ''}.",
-        f"Commands run as {about.user!r}, in {about.cwd or HOME} unless you say otherwise.",
+        f"Commands run as {about.user!r}, in {about.project or about.cwd or HOME} unless you say otherwise.",
     ]
     if about.programs:
         sentences.append(f"Installed, among others: {', '.join(about.programs)}.")
+    if about.mounts:
+        shared = ", ".join(f"{each.target}{' (read-only)' if each.is_read_only else ''}" for each in about.mounts)
+        sentences[0] = _MOUNTED
+        sentences.append(f"Shared with the user: {shared}.")
     sentences.append(_network(about.network))
     if about.secrets:
         sentences.append(
@@ -46,6 +68,14 @@ def briefing(about: PoolDescription, vocabularies: Sequence[str], *, kept: bool,
         sentences.append(f"Limits of each sandbox: {limits}.")
     sentences += [VOCABULARIES[name].load().instructions for name in vocabularies]
     return " ".join(sentences)
+
+
+def _place(project: str | None, *, brings_back: bool, saves: bool) -> str:
+    hands_out = "save_file hands a file or a directory to the user."
+    if project is None:
+        return f"{_PLACE}, and the user does not see yours{f', but {hands_out}' if saves else '.'}"
+    fate = _BROUGHT_BACK if brings_back else "The user's own files stay as they are."
+    return _PLACE + _PROJECT.format(path=project, fate=f"{fate} {hands_out}" if saves else fate)
 
 
 def _network(policy: NetworkPolicy | None) -> str:

@@ -30,7 +30,6 @@ from atoll.tools.image_files import binary_content
 from atoll.tools.tasks import Tasks, task_tool
 from atoll.tools.tool import Hints, Input, OnOutput, Result, Tool, ToolResult, ToolSet
 from atoll.tools.view import (
-    HOME,
     MAX_SEARCH_S,
     MAX_SHOWN_BYTES,
     MAX_SHOWN_LINES,
@@ -645,8 +644,8 @@ GLOB = Tool(
 FILE_TOOLS = (READ, WRITE, EDIT, BASH, GREP, GLOB)
 
 VOCABULARY = Vocabulary(
-    tools=lambda pool, tasks: pool_coding_tools(pool, tasks=tasks),
-    instructions="read, write, edit, bash, grep and glob all work in the one sandbox 'default'. The working "
-    f"directory, where relative paths begin, is {HOME}, or the image's own.",
+    tools=lambda pool, grants: pool_coding_tools(pool, tasks=grants.tasks),
+    instructions="read, write, edit, bash, grep and glob all work in the one sandbox 'default'. Relative "
+    "paths begin where commands do, in the working directory.",
     transcripts={"bash": "$ {command}", "grep": "{pattern}", "glob": "{pattern}", "task": "{role}: {prompt}"},
 )

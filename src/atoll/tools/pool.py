@@ -606,9 +606,9 @@ def _with_default(field: str, default: object) -> tuple[Any, Any]:
 
 
 VOCABULARY = Vocabulary(
-    tools=lambda pool, _tasks: pool_tools(pool),
+    tools=lambda pool, _grants: pool_tools(pool),
     instructions="Without a name, tools use the sandbox 'default', which is created when it is first used. Relative "
-    f"paths begin at {HOME}.",
+    "paths begin where commands do.",
     transcripts={
         "shell": "$ {command}",
         "glob": "{pattern}",

@@ -479,7 +479,7 @@ def sprite_tools(pool: SandboxPool) -> ToolSet:
 
 
 VOCABULARY = Vocabulary(
-    tools=lambda pool, _tasks: sprite_tools(pool),
+    tools=lambda pool, _grants: sprite_tools(pool),
     instructions="A sprite is a sandbox with checkpoints: create it with sprite_create before you use it; "
     "sprite_restore takes it back to one of its checkpoints, and sprite_fork makes a copy. Time-outs of sprite_exec "
     "are in milliseconds.",

@@ -257,6 +257,18 @@ class Tool:
         Raises:
             InvalidRequest: they are invalid; the message says where, what is allowed, and what was probably meant.
         """
+        given = self.parse(arguments)
+        try:
+            return self.input.model_validate(given)
+        except ValidationError as error:
+            raise InvalidRequest(explain_invalid(self.name, error.errors(), self.input_schema())) from None
+
+    def parse(self, arguments: object) -> dict[str, Any]:
+        """The arguments of a call as an object, not yet validated.
+
+        Raises:
+            InvalidRequest: they are neither an object nor the JSON of one.
+        """
         if isinstance(arguments, str | bytes | bytearray):
             try:
                 arguments = pydantic_core.from_json(arguments or b"{}")
@@ -264,35 +276,37 @@ class Tool:
                 raise InvalidRequest(f"the arguments of {self.name} are not JSON: {error}") from None
         if not isinstance(arguments, Mapping):
             raise InvalidRequest(
-                f"the arguments of {self.name} are {_quoted(arguments)}; they must be an object with {self._fields()}"
+                f"the arguments of {self.name} are {quoted(arguments)}; they must be an object with "
+                f"{_described_fields(self.input_schema())}"
             )
-        try:
-            return self.input.model_validate(dict(arguments))
-        except ValidationError as error:
-            wrong = "; ".join(dict.fromkeys(self._complaint(each) for each in error.errors()[:8]))
-            raise InvalidRequest(
-                f"the arguments of {self.name} are invalid: {wrong}. It takes {self._fields()}"
-            ) from None
+        return dict(arguments)
 
-    def _complaint(self, error: pydantic_core.ErrorDetails) -> str:
-        where = ".".join(str(part) for part in error["loc"]) or "the arguments"
-        if error["type"] == "extra_forbidden":
-            return f"there is no field {_quoted(where)}{nearest(where, self.input_schema()['properties'])}"
-        if error["type"] == "missing":
-            return f"{where} is missing"
-        reason = error["msg"].removeprefix("Value error, ").replace("Input should", "it should")
-        return f"{where} is {_quoted(error['input'])}: {reason}"
 
-    def _fields(self) -> str:
-        schema = self.input_schema()
-        required = schema.get("required", [])
-        fields = []
-        for name, about in schema["properties"].items():
-            kind = about.get("type", "value")
-            default = pydantic_core.to_json(about.get("default")).decode()
-            presence = "required" if name in required else f"default {default}"
-            fields.append(f"{name} ({kind}, {presence})")
-        return ", ".join(fields) or "no fields"
+def explain_invalid(name: str, errors: list[pydantic_core.ErrorDetails], schema: Mapping[str, Any]) -> str:
+    """What is wrong with the arguments of a call of the tool `name`, and what its JSON schema `schema` takes."""
+    wrong = "; ".join(dict.fromkeys(_complaint(each, schema) for each in errors[:8]))
+    return f"the arguments of {name} are invalid: {wrong}. It takes {_described_fields(schema)}"
+
+
+def _complaint(error: pydantic_core.ErrorDetails, schema: Mapping[str, Any]) -> str:
+    where = ".".join(str(part) for part in error["loc"]) or "the arguments"
+    if error["type"] == "extra_forbidden":
+        return f"there is no field {quoted(where)}{nearest(where, schema['properties'])}"
+    if error["type"] == "missing":
+        return f"{where} is missing"
+    reason = error["msg"].removeprefix("Value error, ").replace("Input should", "it should")
+    return f"{where} is {quoted(error['input'])}: {reason}"
+
+
+def _described_fields(schema: Mapping[str, Any]) -> str:
+    required = schema.get("required", [])
+    fields = []
+    for name, about in schema["properties"].items():
+        kind = about.get("type", "value")
+        default = pydantic_core.to_json(about.get("default")).decode()
+        presence = "required" if name in required else f"default {default}"
+        fields.append(f"{name} ({kind}, {presence})")
+    return ", ".join(fields) or "no fields"
 
 
 class _PlainSchema(GenerateJsonSchema):
@@ -302,7 +316,7 @@ class _PlainSchema(GenerateJsonSchema):
         plain = super().generate(schema, mode)
         plain.setdefault("properties", {})
         plain.pop("description", None)  # the tool has one
-        _untitle(plain)
+        untitle(plain)
         return plain
 
 
@@ -310,7 +324,8 @@ _MAX_USEFUL_BOUND = 2**31
 """A larger `maximum` only keeps arithmetic in bounds: it says nothing to a model, and costs tokens."""
 
 
-def _untitle(schema: Any) -> None:
+def untitle(schema: Any) -> None:
+    """Remove titles, large bounds and line breaks of descriptions from a JSON schema, in place."""
     if isinstance(schema, dict):
         if isinstance(schema.get("title"), str):
             del schema["title"]
@@ -321,13 +336,14 @@ def _untitle(schema: Any) -> None:
         for key, value in schema.items():
             # Below `properties` the keys are field names, and a field may be called `title`.
             for each in value.values() if key in {"properties", "$defs"} else (value,):
-                _untitle(each)
+                untitle(each)
     elif isinstance(schema, list):
         for each in schema:
-            _untitle(each)
+            untitle(each)
 
 
-def _quoted(value: object) -> str:
+def quoted(value: object) -> str:
+    """`value` for an error message: its repr, cut."""
     try:
         text = repr(value)
     except (ValueError, RecursionError):  # a number of thousands of digits, or lists nested too deep
@@ -484,7 +500,7 @@ class ToolSet:
 
     def _unknown(self, name: object) -> str:
         available = ", ".join(self._bound) or "none"
-        return f"there is no tool {_quoted(name)} (tools: {available}){nearest(str(name), self._bound)}"
+        return f"there is no tool {quoted(name)} (tools: {available}){nearest(str(name), self._bound)}"
 
     # -------------------------------------------------------------------------------------------------- calling
 

@@ -17,6 +17,7 @@ import importlib
 import itertools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from atoll.contract.errors import InvalidRequest
@@ -28,11 +29,21 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class SessionGrants:
+    """What the tools of a session may use besides its sandboxes. What is None is not granted: its tool is missing."""
+
+    tasks: Tasks | None = None
+    """Runs child agents, for `task`."""
+    save_dir: Path | None = None
+    """Where `save_file` may write, on this machine."""
+
+
+@dataclass(frozen=True)
 class Vocabulary:
     """What a vocabulary's module says of it, as its `VOCABULARY`."""
 
-    tools: Callable[[SandboxPool, Tasks | None], ToolSet]
-    """The tools for the sandboxes of a session. `Tasks` runs child agents; a vocabulary without them ignores it."""
+    tools: Callable[[SandboxPool, SessionGrants], ToolSet]
+    """The tools for the sandboxes of a session. A vocabulary ignores grants that it has no tool for."""
     instructions: str
     """What a model or an MCP client has to know before it calls one of the tools: one or two sentences."""
     transcripts: Mapping[str, str] = field(default_factory=dict)
@@ -66,7 +77,8 @@ VOCABULARIES: Mapping[str, VocabularyEntry] = {
     "workspace": _entry(
         "workspace",
         "several sandboxes by name: commands, files, search, previews",
-        "shell read_file write_file edit_file grep glob browse sandbox_create sandbox_list sandbox_destroy transfer",
+        "shell read_file write_file edit_file grep glob browse sandbox_create sandbox_list sandbox_destroy transfer "
+        "save_file",
     ),
     "agent": _entry(
         "pool",
@@ -83,6 +95,11 @@ VOCABULARIES: Mapping[str, VocabularyEntry] = {
         "sandboxes with checkpoints, restore and fork",
         "sprite_create sprite_exec sprite_checkpoint sprite_restore sprite_list_checkpoints sprite_list "
         "sprite_shutdown sprite_wake sprite_fork sprite_destroy",
+    ),
+    "code": VocabularyEntry(
+        "atoll.code.vocabulary",
+        "one tool: Python whose variables persist",
+        frozenset({"execute_code"}),
     ),
 }
 """All vocabularies, by name."""
@@ -124,13 +141,20 @@ def choose(names: Iterable[str]) -> tuple[str, ...]:
     return chosen
 
 
-def session_tools(pool: SandboxPool, chosen: Iterable[str], *, tasks: Tasks | None = None) -> ToolSet:
-    """The tools of these vocabularies for the sandboxes of a session. Without `tasks` there is no `task`."""
+def session_tools(
+    pool: SandboxPool, chosen: Iterable[str], *, tasks: Tasks | None = None, save_dir: Path | None = None
+) -> ToolSet:
+    """The tools of these vocabularies for the sandboxes of a session. Without `tasks` there is no `task`, and without
+    `save_dir` no `save_file`.
+
+    Raises:
+        InvalidRequest: `save_dir` is not a directory that can be written to.
+    """
     from atoll.tools.tool import ToolSet
 
-    tools = ToolSet()
+    tools, grants = ToolSet(), SessionGrants(tasks, save_dir)
     for name in chosen:
-        tools |= VOCABULARIES[name].load().tools(pool, tasks)
+        tools |= VOCABULARIES[name].load().tools(pool, grants)
     return tools
 
 

@@ -1,14 +1,15 @@
-"""The vocabulary `workspace`: the eight tools of `agent` and, beside them, editing, searching and destroying.
+"""The vocabulary `workspace`: the eight tools of `agent` and, beside them, editing, searching, destroying and saving.
 
-Owns what it adds: `edit_file`, `grep`, `sandbox_destroy`, and `user` of `shell`. Not here: the eight (`pool.py`), and
-how text is replaced and found (`coding.py`). Used through `vocabularies.py` by the surfaces, whose default it is, and
-by programs (`workspace_tools`).
+Owns what it adds: `edit_file`, `grep`, `sandbox_destroy`, and `user` of `shell`. Not here: the eight (`pool.py`), how
+text is replaced and found (`coding.py`), and `save_file` (`saving.py`). Used through `vocabularies.py` by the surfaces,
+whose default it is, and by programs (`workspace_tools`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
@@ -18,6 +19,7 @@ from atoll.runtime.sandbox_pool import SandboxPool
 from atoll.tools import coding, pool as agent
 from atoll.tools.coding import Grep, GrepResult, find_lines, replace_text, replaced
 from atoll.tools.pool import SANDBOX_FIELD, SessionContext, session_wide_tools, with_fields
+from atoll.tools.saving import SAVE_FILE, SaveDirectory
 from atoll.tools.tool import Hints, Input, Result, Tool, ToolResult, ToolSet
 from atoll.tools.view import last_name
 from atoll.tools.vocabularies import Vocabulary
@@ -123,8 +125,24 @@ SANDBOX_DESTROY = Tool(
 )
 
 
-def workspace_tools(pool: SandboxPool) -> ToolSet:
-    """The tools of the vocabulary `workspace` for the sandboxes of a session. The schemas show the pool's defaults."""
+class SavingSessionContext(SessionContext):
+    """The sandboxes of a pool, and a directory of this machine for what they make."""
+
+    abilities = SessionContext.abilities | {"save"}
+
+    def __init__(self, pool: SandboxPool, saves: SaveDirectory) -> None:
+        super().__init__(pool)
+        self.saves = saves
+
+
+def workspace_tools(pool: SandboxPool, *, save_dir: Path | str | None = None) -> ToolSet:
+    """The tools of the vocabulary `workspace` for the sandboxes of a session. The schemas show the pool's defaults.
+
+    `save_dir` is the directory of this machine that `save_file` writes to; unset, there is no `save_file`.
+
+    Raises:
+        InvalidRequest: `save_dir` is not a directory that can be written to.
+    """
     user: Any = (
         str,
         Field(
@@ -136,18 +154,19 @@ def workspace_tools(pool: SandboxPool) -> ToolSet:
     )
     eight = {tool.name: replace(tool, vocabulary="workspace") for tool in session_wide_tools(pool)}
     eight["shell"] = with_fields(eight["shell"], user=user)
-    added = {tool.name: tool for tool in (EDIT_FILE, GREP, SANDBOX_DESTROY)}
+    added = {tool.name: tool for tool in (EDIT_FILE, GREP, SANDBOX_DESTROY, SAVE_FILE)}
     everything = eight | added
-    return ToolSet((everything[name] for name in _ORDER), SessionContext(pool))
+    context = SessionContext(pool) if save_dir is None else SavingSessionContext(pool, SaveDirectory(save_dir))
+    return ToolSet((everything[name] for name in _ORDER), context)
 
 
 _ORDER = (
     *("shell", "read_file", "write_file", "edit_file", "glob", "grep", "browse"),
-    *("sandbox_create", "sandbox_list", "sandbox_destroy", "transfer"),
+    *("sandbox_create", "sandbox_list", "sandbox_destroy", "transfer", "save_file"),
 )
 
 VOCABULARY = Vocabulary(
-    tools=lambda pool, _tasks: workspace_tools(pool),
+    tools=lambda pool, grants: workspace_tools(pool, save_dir=grants.save_dir),
     instructions=agent.VOCABULARY.instructions,
     transcripts={**agent.VOCABULARY.transcripts, "grep": "{pattern}"},
 )

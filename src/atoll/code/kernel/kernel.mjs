@@ -244,7 +244,7 @@ let models = {};
 
 let rewriting; // the module rewrite.mjs
 let number = 0; // of the cell that runs, or ran last
-let running = null; // {cell, marker}
+let running = null; // {cell, marker, code}
 let last = null;
 let parts = [];
 let partsBytes = 0;
@@ -275,7 +275,7 @@ function runNext() {
   if (running || !inbox.length) return;
   const { cell, code, marker } = inbox.shift();
   number = cell;
-  running = { cell, marker };
+  running = { cell, marker, code };
   [last, parts, partsBytes, made] = [null, [], 0, []];
   restoreStreams();
   const name = `cell-${cell}`;

@@ -27,8 +27,10 @@ _AWAIT, _ONLY_AST, _COROUTINE = 0x2000, 0x400, 0x80  # PyCF_ALLOW_TOP_LEVEL_AWAI
 _VALUE = "__cell_value__"
 _MAX_REPR_CHARS = 100_000
 _MAX_PARTS_BYTES = 16 * 1024 * 1024
+_MAX_DEPTH = 60
 _PREPARE_S = 0.02
 _MAX_CALL_BYTES = 4 * 1024 * 1024
+_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode  # `json.dumps` would make one each time
 OUTBOX = os.path.abspath("outbox")
 
 
@@ -36,19 +38,19 @@ class ToolError(Exception):
     """A call failed on the host. `type` is the name of the error there."""
 
     def __init__(self, message, type="ToolError"):
-        super().__init__(message if type == "ToolError" else "%s: %s" % (type, message))
+        super().__init__(message if type == "ToolError" else f"{type}: {message}")
         self.type, self.message = type, message
 
 
-class Interrupted(KeyboardInterrupt):
-    """The time of the cell is over, or somebody stopped it."""
+class CellInterrupted(KeyboardInterrupt):
+    """The time of the cell is over, or a person stopped it."""
 
     def __init__(self):
         super().__init__("the cell was interrupted")
 
 
-ToolError.__module__ = Interrupted.__module__ = "builtins"  # as the code sees them
-Interrupted.__qualname__ = Interrupted.__name__ = "KeyboardInterrupt"
+ToolError.__module__ = CellInterrupted.__module__ = "builtins"  # as the code sees them
+CellInterrupted.__qualname__ = CellInterrupted.__name__ = "KeyboardInterrupt"
 
 
 # ------------------------------------------------------------------------------------------------------------- channel
@@ -73,9 +75,9 @@ class Channel:
     def send(self, message):
         if os.getpid() != self.pid:
             raise RuntimeError("tools can be called only by the session's own process, not by a forked child")
-        line = json.dumps(message, separators=(",", ":"), allow_nan=False).encode("ascii") + b"\n"
+        line = _encode(message).encode("ascii") + b"\n"
         if message["t"] == "call" and len(line) > _MAX_CALL_BYTES:
-            raise ValueError("the arguments take %d bytes; a call may take %d" % (len(line), _MAX_CALL_BYTES))
+            raise ValueError(f"the arguments take {len(line)} bytes; a call may take {_MAX_CALL_BYTES}")
         self.critical += 1
         try:
             with self._writing:
@@ -84,7 +86,7 @@ class Channel:
             self.critical -= 1
         if self.interrupted and not self.critical:
             self.interrupted = False
-            raise Interrupted
+            raise CellInterrupted
 
     def wait(self, seconds):
         """Wait for bytes. False: none came."""
@@ -106,7 +108,7 @@ class Channel:
                 if found:
                     return found
                 try:
-                    data = self.socket.recv(1 << 20, 0 if wait else _socket.MSG_DONTWAIT)
+                    data = self.socket.recv(65536, 0 if wait else _socket.MSG_DONTWAIT)
                 except BlockingIOError:
                     return []
                 if not data:
@@ -125,7 +127,7 @@ def _parsed(line):
 # --------------------------------------------------------------------------------------------------------------- tools
 
 
-class Call:
+class AwaitableCall:
     """A call that waits for its result: the coroutine that a stub returns."""
 
     def __init__(self, calls, stub, arguments, where):
@@ -158,15 +160,15 @@ class Call:
             self._calls.not_awaited.append((self._stub.__name__, self._where))
 
     def _hint(self):
-        return "%s(...) was not awaited: write `await %s(...)`" % (self._stub.__name__, self._stub.__name__)
+        return f"{self._stub.__name__}(...) was not awaited: write `await {self._stub.__name__}(...)`"
 
     def __repr__(self):
-        return "<%s>" % self._hint()
+        return f"<{self._hint()}>"
 
     def __getattr__(self, name):
         if name.startswith("__"):
             raise AttributeError(name)
-        raise AttributeError("there is no attribute %r: %s" % (name, self._hint()))
+        raise AttributeError(f"there is no attribute {name!r}: {self._hint()}")
 
     def _refuse(self, *_):
         raise TypeError(self._hint())
@@ -192,24 +194,24 @@ class Stub:
         self.__doc__ = spec.get("doc", "")
 
     def __call__(self, *args, **kwargs):
-        return Call(self._calls, self, self._bound(args, kwargs), _line_of_cell(sys._getframe(1)))
+        return AwaitableCall(self._calls, self, self._bound(args, kwargs), _line_of_cell(sys._getframe(1)))
 
     def _bound(self, args, kwargs):
         if len(args) == 1 and not kwargs and isinstance(args[0], dict) and self._takes_dict(args[0]):
             return dict(args[0])
         if len(args) > len(self._names):
-            taken = "%d at most" % len(self._names) if self._names else "none"
-            raise TypeError("%s() got %d positional arguments; it takes %s" % (self.__name__, len(args), taken))
+            taken = f"{len(self._names)} at most" if self._names else "none"
+            raise TypeError(f"{self.__name__}() got {len(args)} positional arguments; it takes {taken}")
         arguments = dict(zip(self._names, args))
         for name, value in kwargs.items():
             if name in arguments:
-                raise TypeError("%s() got two values for %r" % (self.__name__, name))
+                raise TypeError(f"{self.__name__}() got two values for {name!r}")
             if name not in self._names and not self._any_name:
-                raise TypeError("%s() has no argument %r; it takes %s" % (self.__name__, name, self._taken()))
+                raise TypeError(f"{self.__name__}() has no argument {name!r}; it takes {self._taken()}")
             arguments[name] = value
         missing = [name for name in self._required if name not in arguments]
         if missing:
-            raise TypeError("%s() lacks %s; it takes %s" % (self.__name__, ", ".join(missing), self._taken()))
+            raise TypeError("{}() lacks {}; it takes {}".format(self.__name__, ", ".join(missing), self._taken()))
         return arguments
 
     def _takes_dict(self, given):
@@ -222,7 +224,7 @@ class Stub:
         return ", ".join(self._names) or "no arguments"
 
     def __repr__(self):
-        return "<tool %s(%s)>" % (self.__name__, ", ".join(self._names))
+        return "<tool {}({})>".format(self.__name__, ", ".join(self._names))
 
 
 class Calls:
@@ -260,9 +262,13 @@ class Calls:
         loop = asyncio.get_running_loop()
         self._next += 1
         number, future = self._next, loop.create_future()
-        message = {"t": "call", "call": number, "cell": self.cell, "tool": stub.__name__, "args": _plain(arguments)}
+        try:
+            args = _plain(arguments)
+        except (ValueError, TypeError, RecursionError) as error:
+            raise TypeError(f"{stub.__name__}() cannot be called so: {error}") from None
+        message = {"t": "call", "call": number, "cell": self.cell, "tool": stub.__name__, "args": args}
         self.pending[number] = (message, loop, future)
-        reader = _reader_of(loop, self._channel, self.take)
+        reader = _reader_of(loop, self._channel)
         try:
             self._channel.send(message)
             value = await future
@@ -270,8 +276,8 @@ class Calls:
             if self.pending.pop(number, None) is not None:
                 self._channel.send({"t": "cancel", "call": number})
             raise
-        except (ValueError, TypeError, RecursionError) as error:
-            raise TypeError("%s() cannot be called so: %s" % (stub.__name__, error)) from None
+        except ValueError as error:  # it is too long, or not a number
+            raise TypeError(f"{stub.__name__}() cannot be called so: {error}") from None
         finally:
             self.pending.pop(number, None)
             reader()
@@ -313,10 +319,24 @@ class Calls:
             return tuple(self.convert(each, one) for each, one in zip(value, type[1]))
         if kind == "dict" and isinstance(value, dict):
             return {key: self.convert(each, type[1]) for key, each in value.items()}
+        if kind == "union":
+            return self.convert(value, self._chosen(value, type[1]))
         if kind == "model" and isinstance(value, dict) and type[1] in self._models:
             cls, fields = self._models[type[1]]
             return cls(**{name: self.convert(value.get(name), one) for name, one in fields})
         return _scalar(kind, value)
+
+    def _chosen(self, value, types):
+        """Of the types of a union, the model that has just the fields of `value`."""
+        if not isinstance(value, dict):
+            return "any"
+        for one in types:
+            if one[0] == "model" and one[1] in self._models:
+                fields = self._models[one[1]][1]
+                required = {name for name, type in fields if type == "any" or type[0] != "optional"}
+                if required <= value.keys() <= {name for name, _ in fields}:
+                    return one
+        return "any"
 
 
 def _scalar(kind, value):
@@ -361,29 +381,41 @@ def _model(name, fields):
     return made, fields
 
 
-def _plain(value):
+def _plain(value, depth=0):
     """`value` as JSON: what the host gets of arguments. Sets, tuples, dates, dataclasses and numpy's numbers too."""
-    if value is None or isinstance(value, (str, bool, int, float)):
+    if isinstance(value, str):
+        return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()  # without surrogates
+    if value is None or isinstance(value, (bool, float)):
         return value
+    if isinstance(value, int):
+        if value.bit_length() > 4096:
+            raise ValueError(f"a number has {value.bit_length()} bits; it may have 4096")
+        return value
+    if depth == _MAX_DEPTH:
+        raise ValueError(f"the arguments are nested deeper than {_MAX_DEPTH}")
+    depth += 1
     if isinstance(value, dict):
-        return {key if isinstance(key, str) else _key(key): _plain(each) for key, each in value.items()}
+        return {
+            _plain(key, depth) if isinstance(key, str) else _key(key): _plain(each, depth)
+            for key, each in value.items()
+        }
     if isinstance(value, (list, tuple, set, frozenset)):
-        return [_plain(each) for each in value]
+        return [_plain(each, depth) for each in value]
     if isinstance(value, (bytes, bytearray, memoryview)):
         from base64 import b64encode
 
         return b64encode(value).decode("ascii")
     if hasattr(value, "__dataclass_fields__"):
-        return {name: _plain(getattr(value, name)) for name in value.__dataclass_fields__}
+        return {name: _plain(getattr(value, name), depth) for name in value.__dataclass_fields__}
     for method in ("model_dump", "isoformat", "tolist", "to_dict", "item"):
         function = getattr(value, method, None)
         if callable(function):
-            return _plain(function())
+            return _plain(function(), depth)
     if type(value).__module__ in ("decimal", "uuid", "pathlib"):
         return str(value)
     if hasattr(value, "value") and hasattr(value, "name"):  # an enum
-        return _plain(value.value)
-    raise TypeError("%s is not JSON" % type(value).__name__)
+        return _plain(value.value, depth)
+    raise TypeError(f"{type(value).__name__} is not JSON")
 
 
 def _key(key):
@@ -400,7 +432,7 @@ def _running_loop():
 _readers = {}
 
 
-def _reader_of(loop, channel, take):
+def _reader_of(loop, channel):
     """Have `loop` read the channel while it waits for a call. Returns what ends that."""
     if loop is kernel.loop:
         return lambda: None  # it always reads
@@ -516,7 +548,7 @@ class Kernel:
             if self.loop is None:
                 if not self._prepared and not self.channel.wait(_PREPARE_S):
                     self._prepared = True
-                    self._need_loop()  # nobody waits now: importing asyncio takes as long as starting Python
+                    self._need_loop()  # no cell waits now: importing asyncio takes as long as starting Python
                     continue
                 messages = self.channel.receive(True)
                 if messages is None:
@@ -529,7 +561,7 @@ class Kernel:
                     self.loop.run_until_complete(self._wakeup)  # background tasks go on meanwhile
                 except KeyboardInterrupt:
                     pass  # of a background task
-                except BaseException:  # noqa: B036 - a background task that raises SystemExit ends itself alone
+                except BaseException:
                     pass
         return self._inbox.pop(0)
 
@@ -564,7 +596,7 @@ class Kernel:
             {
                 "t": "ready",
                 "nonce": message.get("nonce"),
-                "version": "%d.%d.%d" % sys.version_info[:3],
+                "version": ".".join(map(str, sys.version_info[:3])),
                 "running": self._running,
                 "calls": [each[0] for each in self.calls.pending.values()],
                 "parts": self._parts,
@@ -593,12 +625,12 @@ class Kernel:
 
     def _run(self, message):
         number, marker = message["cell"], message["marker"]
-        self._running = {"cell": number, "marker": marker}
+        self._running = {"cell": number, "marker": marker, "code": message["code"]}
         self._last, self._parts, self._parts_bytes = None, [], 0
         self.calls.cell = number
         self.calls.not_awaited.clear()
         self._restore_streams()
-        name = "<cell %d>" % number
+        name = f"<cell {number}>"
         done = {"t": "done", "cell": number, "error": None}
         try:
             value = self._execute(message["code"], name)
@@ -609,11 +641,11 @@ class Kernel:
         except SystemExit as error:
             if error.code not in (None, 0):
                 done["error"] = {"type": "SystemExit", "message": str(error.code), "traceback": "", "line": None}
-        except BaseException as error:  # noqa: B036 - whatever ends a cell is its result
+        except BaseException as error:
             done["error"] = self._describe(error)
         done["warnings"] = [
-            "%s(...)%s was not awaited, so it was not called: write `await %s(...)`"
-            % (tool, " on line %d" % line if line else "", tool)
+            f"{tool}(...){f' on line {line}' if line else ''} was not awaited, so it was not called: "
+            f"write `await {tool}(...)`"
             for tool, line in dict.fromkeys(self.calls.not_awaited)
         ]
         self.channel.interrupted = False
@@ -661,18 +693,18 @@ class Kernel:
         self._task = loop.create_task(coroutine)
         try:
             loop.run_until_complete(self._task)
-        except Interrupted:
+        except CellInterrupted:
             if not self._task.done():  # it was raised in another task
                 self._task.cancel()
                 try:
                     loop.run_until_complete(self._task)
-                except BaseException as error:  # noqa: B036
-                    raise Interrupted().with_traceback(error.__traceback__) from None
+                except BaseException as error:
+                    raise CellInterrupted().with_traceback(error.__traceback__) from None
             raise
         except sys.modules["asyncio"].CancelledError as error:
             if self.channel.interrupted:
                 self.channel.interrupted = False
-                raise Interrupted().with_traceback(error.__traceback__) from None
+                raise CellInterrupted().with_traceback(error.__traceback__) from None
             raise
         finally:
             self._task = None
@@ -686,7 +718,7 @@ class Kernel:
             return
         while frame is not None:
             if frame.f_code.co_filename.startswith("<cell "):
-                raise Interrupted
+                raise CellInterrupted
             frame = frame.f_back
         if self._task is not None:
             self.channel.interrupted = True
@@ -704,7 +736,7 @@ class Kernel:
         return self._rich
 
     def _show_value(self, value):
-        if isinstance(value, Call):
+        if isinstance(value, AwaitableCall):
             return  # its warning says what to do
         builtins._ = value
         self.display(value, "value")
@@ -721,7 +753,10 @@ class Kernel:
         part = {"role": role, "data": data}
         size = len(json.dumps(part))
         if self._parts_bytes + size > _MAX_PARTS_BYTES:
-            part = {"role": role, "data": {"text/plain": "[left out: %d bytes; a cell may show %d]" % (size, _MAX_PARTS_BYTES)}}
+            part = {
+                "role": role,
+                "data": {"text/plain": f"[left out: {size} bytes; a cell may show {_MAX_PARTS_BYTES}]"},
+            }
             size = len(json.dumps(part))
         self._parts_bytes += size
         self._parts.append(part)
@@ -754,7 +789,12 @@ class Kernel:
         if isinstance(error, SyntaxError) and str(error.filename).startswith("<cell "):
             line = error.lineno
         text = "".join(shown.format())
-        return {"type": type(error).__name__, "message": _cut(_words(error), 4000), "traceback": _cut(text, 20_000), "line": line}
+        return {
+            "type": type(error).__name__,
+            "message": _cut(_words(error), 4000),
+            "traceback": _cut(text, 20_000),
+            "line": line,
+        }
 
     def _remember_lines(self, name, code):
         import linecache
@@ -792,7 +832,11 @@ class Kernel:
         for name, descriptor in (("stdout", 1), ("stderr", 2)):
             stream = getattr(sys, name, None)
             if stream is None or getattr(stream, "closed", False):
-                setattr(sys, name, open(descriptor, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False))
+                setattr(
+                    sys,
+                    name,
+                    open(descriptor, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False),
+                )
 
     def _end_streams(self, marker):
         ended = []
@@ -826,20 +870,20 @@ class Kernel:
                 if one is None:
                     break
                 found.append(one)
-        except Exception:  # noqa: BLE001 - an attribute of the code's own objects may raise anything
+        except Exception:
             pass
         self.channel.send({"t": "completions", "word": word, "found": found})
 
 
 def _cut(text, most=_MAX_REPR_CHARS):
-    return text if len(text) <= most else "%s … %s" % (text[: most // 2], text[-most // 2 :])
+    return text if len(text) <= most else f"{text[: most // 2]} … {text[-most // 2 :]}"
 
 
 def _words(error):
     try:
         return str(error)
-    except Exception:  # noqa: BLE001 - the code's own exception
-        return "<%s has no text>" % type(error).__name__
+    except Exception:
+        return f"<{type(error).__name__} has no text>"
 
 
 # -------------------------------------------------------------------------------------------------------------- inside
@@ -868,10 +912,12 @@ class _NoInput:
         pass
 
 
-_NO_INPUT = "there is no standard input here: nobody could answer. Assign the value to a variable, or get it with a tool"
+_NO_INPUT = (
+    "there is no standard input here, and no person to answer. Assign the value to a variable, or get it with a tool"
+)
 
 
-def _input(prompt=""):
+def _input(_prompt=""):
     raise EOFError(_NO_INPUT)
 
 
@@ -902,7 +948,9 @@ def main(rest, rich_source):
 
     channel = Channel(3, rest)
     kernel = Kernel(channel, rich_source)
-    faulthandler.register(_signal.SIGUSR2, file=kernel._err, all_threads=True)  # also while C code holds the interpreter
+    faulthandler.register(
+        _signal.SIGUSR2, file=kernel._err, all_threads=True
+    )  # also while C code holds the interpreter
     _signal.signal(_signal.SIGINT, kernel.interrupt)
     os.register_at_fork(after_in_child=_no_kernel_here)
     sys.stdin = _NoInput()
@@ -912,6 +960,6 @@ def main(rest, rich_source):
     builtins.ToolError = ToolError
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
-    import linecache  # noqa: F401 - now, while nobody waits
+    import linecache  # noqa: F401 - now, while no cell waits
 
     kernel.serve()

@@ -53,7 +53,7 @@ def _form(value, method):
         return None
     try:
         form = function(value)
-    except Exception:  # noqa: BLE001 - the value's own code; its other forms are shown
+    except Exception:
         return None
     return form[0] if isinstance(form, tuple) and method != "_repr_mimebundle_" else form
 
@@ -73,11 +73,11 @@ def _plain(form):
 def _text(value):
     try:
         text = repr(value)
-    except Exception as error:  # noqa: BLE001 - the value's own code
-        text = "<%s: its repr raised %s>" % (type(value).__name__, type(error).__name__)
+    except Exception as error:
+        text = f"<{type(value).__name__}: its repr raised {type(error).__name__}>"
     if len(text) <= _MAX_TEXT_CHARS:
         return text
-    return "%s … %s" % (text[: _MAX_TEXT_CHARS // 2], text[-_MAX_TEXT_CHARS // 2 :])
+    return f"{text[: _MAX_TEXT_CHARS // 2]} … {text[-_MAX_TEXT_CHARS // 2 :]}"
 
 
 # ------------------------------------------------------------------------------------------------------------- figures

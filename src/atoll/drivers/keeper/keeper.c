@@ -4,12 +4,14 @@
  *   keeper start --dir D --active-layer L --cover C --listen FD --lock FD
  *                [--file NAME PATH]… [--scratch BYTES] [--uid I O N]… [--gid I O N]… [--rootless] [--ephemeral]
  *                [--foreground] [--confine ID] [--machine ID] [--freezer FILE FREEZE THAW FILE LINE] [--pause-after MS]
- *                [--disk BYTES] [--epoch N] [--keeper-cgroup DIR]… [--cgroup DIR]… [--limit FILE VALUE]…
- *                [--overlay KEY TARGET COUNT (LAYER OWNER)…]… -- RUNTIME ARGUMENTS…
- *   keeper nsexec [--uid I O N]… [--gid I O N]… [--rootless] -- COMMAND ARGUMENTS…
+ *                [--expires-at MS] [--disk BYTES] [--epoch N] [--keeper-cgroup DIR]… [--cgroup DIR]… [--limit FILE VALUE]…
+ *                [--overlay KEY TARGET COUNT (LAYER OWNER)…]…
+ *                [--mount PATH ro|rw UIDS GIDS (DISK O N)… (DISK O N)…]… -- RUNTIME ARGUMENTS…
+ *   keeper nsexec [--uid I O N]… [--gid I O N]… [--rootless] [--ephemeral] -- COMMAND ARGUMENTS…
  *   keeper copy [--uid I O N]… [--gid I O N]… [--rootless] -- FROM TO [EARLIER]
  *   keeper merge [--uid I O N]… [--gid I O N]… [--rootless] -- TO OWNER (LAYER OWNER)…
  *   keeper hostname --owner ID -- PID HOSTNAME
+ *   keeper idmap -- PATH
  *
  * `start` returns at once; clients on the socket learn the outcome (keeper.h draws the handshake). `--lock` is a file
  * that the driver has locked: the keeper holds the lock as long as it lives, and writes its process id into the file.
@@ -19,8 +21,10 @@
  * runs as root of the sandbox's user namespace, and is ended when the guest has spoken: the sandbox is then the keeper's
  * own child.
  * `nsexec` runs a command in the namespaces in which a runtime would run: a private mount namespace and, rootless, the
- * user namespace that owns the files. `copy` copies a layer there, `merge` merges several into one, the lowest first.
- * `hostname` sets the hostname of the sandbox that a process belongs to.
+ * user namespace that owns the files; with `--ephemeral` it is killed when its parent ends. `copy` copies a layer there, `merge` merges several into one, the lowest first.
+ * `hostname` sets the hostname of the sandbox that a process belongs to. `idmap` succeeds if the file system of a
+ * directory can be id-mapped. The maps of a mount, UIDS for users and GIDS for groups, say which ids on disk are which
+ * ids of the sandbox's range.
  *
  * This file owns the order of steps; each step is in launch.c, relay.c, copy.c, quota.c, hostname.c or confine.c. */
 #define _GNU_SOURCE
@@ -80,6 +84,23 @@ static int add_overlay(struct plan *plan, char **values, int left)
     return 3 + 2 * (int)count;
 }
 
+static int add_mount(struct plan *plan, char **values, int left)
+{
+    if (left < 4 || plan->mount_count == MAX_MOUNTS)
+        usage("--mount");
+    struct bind *mount = &plan->mounts[plan->mount_count++];
+    mount->path = values[0];
+    mount->read_only = strcmp(values[1], "rw");
+    unsigned uids = number(values[2]), gids = number(values[3]);
+    if (uids > MAX_MAPS || gids > MAX_MAPS || 3 * (int)(uids + gids) > left - 4)
+        usage("--mount");
+    for (unsigned i = 0; i < uids; i++)
+        add_map(mount->uids, &mount->uid_count, values + 4 + 3 * i);
+    for (unsigned i = uids; i < uids + gids; i++)
+        add_map(mount->gids, &mount->gid_count, values + 4 + 3 * i);
+    return 4 + 3 * (int)(uids + gids);
+}
+
 static struct plan parse(int argc, char **argv)
 {
     struct plan plan = {.listener = -1, .lock = -1, .confine_id = -1};
@@ -115,6 +136,8 @@ static struct plan parse(int argc, char **argv)
             plan.epoch = atoll(argv[++i]);
         else if (!strcmp(arg, "--pause-after") && left)
             plan.pause_after_ms = number(argv[++i]);
+        else if (!strcmp(arg, "--expires-at") && left)
+            plan.expires_ms = atoll(argv[++i]);
         else if (!strcmp(arg, "--disk") && left)
             plan.disk_bytes = strtoull(argv[++i], NULL, 10);
         else if (!strcmp(arg, "--freezer") && left >= 5) {
@@ -141,6 +164,8 @@ static struct plan parse(int argc, char **argv)
             add_map(plan.gids, &plan.gid_count, argv + i + 1), i += 3;
         else if (!strcmp(arg, "--overlay"))
             i += add_overlay(&plan, argv + i + 1, left);
+        else if (!strcmp(arg, "--mount"))
+            i += add_mount(&plan, argv + i + 1, left);
         else
             usage(arg);
     }
@@ -373,6 +398,7 @@ static void start(const struct plan *plan)
         .frozen = -1,
         .oom = -1,
         .pause_after_ms = (int)plan->pause_after_ms,
+        .expires_ms = plan->expires_ms,
         .epoch = plan->epoch,
         .activity = open_in(plan, "activity", O_WRONLY | O_CREAT),
     };
@@ -412,6 +438,8 @@ int main(int argc, char **argv)
         start(&plan);
     } else if (!strcmp(argv[1], "nsexec")) {
         enter_namespaces(&plan);
+        if (plan.ephemeral)
+            prctl(PR_SET_PDEATHSIG, SIGKILL); /* after enter_namespaces(): a change of user resets it */
         execvp(plan.command[0], plan.command);
         give_up(plan.command[0]);
     } else if (!strcmp(argv[1], "copy")) {
@@ -419,7 +447,7 @@ int main(int argc, char **argv)
         if (words < 2 || words > 3)
             usage("copy");
         enter_namespaces(&plan);
-        prctl(PR_SET_PDEATHSIG, SIGKILL); /* after enter_namespaces(): a change of user resets it */
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
         copy_layer(plan.command[0], plan.command[1], plan.command[2]);
         return 0;
     } else if (!strcmp(argv[1], "merge")) {
@@ -437,6 +465,10 @@ int main(int argc, char **argv)
             usage("hostname");
         number(plan.command[0]);
         set_hostname(plan.owner, plan.command[0], plan.command[1]);
+        return 0;
+    } else if (!strcmp(argv[1], "idmap")) {
+        if (try_id_mapping(plan.command[0]) < 0)
+            give_up(plan.command[0]);
         return 0;
     }
     usage(argv[1]);

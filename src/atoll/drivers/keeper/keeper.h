@@ -37,7 +37,7 @@
 #include <sys/types.h>
 
 enum { MAX_MAPS = 4, MAX_OVERLAYS = 8, MAX_LAYERS = 128, MAX_CGROUPS = 8, MAX_LIMITS = 8, MAX_FILES = 8 };
-enum { MAX_OWNERS = 130, MAX_KEEPER_CGROUPS = 4 };
+enum { MAX_OWNERS = 130, MAX_KEEPER_CGROUPS = 4, MAX_MOUNTS = 16 };
 
 struct id_map {
     unsigned inside, outside, count;
@@ -50,6 +50,14 @@ struct overlay {
     int layer_count;
 };
 
+/* A directory of the host that the runtime finds as COVER/mounts/NUMBER, without the mounts below it. */
+struct bind {
+    const char *path; /* absolute; a symlink in it is refused */
+    bool read_only;
+    struct id_map uids[MAX_MAPS], gids[MAX_MAPS]; /* `inside` is on disk, `outside` what the sandbox's namespace maps */
+    int uid_count, gid_count; /* 0: not id-mapped */
+};
+
 struct plan {
     const char *dir; /* the sandbox's own directory, absolute */
     const char *active_layer; /* the sandbox's writable layer, which holds upper/ and work/ */
@@ -58,6 +66,8 @@ struct plan {
         const char *name, *path;
     } files[MAX_FILES]; /* files and directories of the host that the runtime finds, read-only, as COVER/NAME */
     int file_count;
+    struct bind mounts[MAX_MOUNTS];
+    int mount_count;
     uint64_t scratch_bytes; /* the size of /dev, /run and /sys, made here; 0: the runtime makes its own */
     struct id_map uids[MAX_MAPS], gids[MAX_MAPS];
     int uid_count, gid_count;
@@ -78,6 +88,7 @@ struct plan {
     const char *oom; /* the cgroup's file with a line "oom_kill N", if such a kill ends the sandbox; NULL: none */
     uint64_t disk_bytes; /* the quota of the active layer; 0: none */
     unsigned pause_after_ms;
+    int64_t expires_ms; /* by the clock of the day: when the sandbox's lifetime is over; 0: never */
     int64_t epoch;
     unsigned machine_base; /* ids for files of the machine's own layers: no sandbox maps them */
     int confine_id; /* the user and group that the keeper changes to once all files are open; -1: no change */
@@ -94,6 +105,8 @@ pid_t fork_into(const char *cgroup);
 int join_v1(const char *cgroup);
 pid_t launch_runtime(const struct plan *plan);
 void enter_namespaces(const struct plan *plan);
+/* Whether the file system of a directory can be id-mapped: 0, or -1 and errno. */
+int try_id_mapping(const char *path);
 void give_up(const char *what) __attribute__((noreturn));
 
 /* relay.c */
@@ -105,6 +118,7 @@ struct relay_ends {
     int oom;             /* the cgroup's file that counts out-of-memory kills; -1: none */
     const char *freeze, *thaw, *is_frozen; /* the values to write, and the line to look for */
     int pause_after_ms;  /* idle time before the keeper freezes the sandbox; 0: never */
+    int64_t expires_ms;  /* by the clock of the day: when the sandbox ends; 0: never */
     int activity;        /* the file that holds the time of the last use */
     int64_t epoch;       /* of a restored guest: the EPOCH of its HELLO; 0: a new guest */
 };

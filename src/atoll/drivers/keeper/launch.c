@@ -178,6 +178,16 @@ static int make_user_namespace(const struct plan *plan)
     return release_user_namespace(holder, line);
 }
 
+/* A user namespace that serves as the id mapping of mounts: `inside` is on disk. */
+static int make_mapping(const struct id_map *uids, int uid_count, const struct id_map *gids, int gid_count)
+{
+    int line;
+    pid_t holder = hold_user_namespace(-1, &line);
+    write_map(holder, "uid_map", uids, uid_count);
+    write_map(holder, "gid_map", gids, gid_count);
+    return release_user_namespace(holder, line);
+}
+
 /* The id mapping of layers that belong to another owner than the sandbox. One for all layers of one owner. */
 static int layer_mapping(const struct plan *plan, const char *owner, int user_fd)
 {
@@ -201,12 +211,8 @@ static int layer_mapping(const struct plan *plan, const char *owner, int user_fd
     struct id_map map = {0, plan->machine_base, 65536};
     if (strcmp(owner, "machine"))
         map = (struct id_map){(unsigned)strtoul(owner, NULL, 10), plan->uids[0].outside, plan->uids[0].count};
-    int line;
-    pid_t holder = hold_user_namespace(-1, &line);
-    write_map(holder, "uid_map", &map, 1);
-    write_map(holder, "gid_map", &map, 1);
     known[known_count].owner = owner;
-    return known[known_count++].fd = release_user_namespace(holder, line);
+    return known[known_count++].fd = make_mapping(&map, 1, &map, 1);
 }
 
 bool is_v2(const char *cgroup)
@@ -253,13 +259,14 @@ void enter_namespaces(const struct plan *plan)
         close(fd);
 }
 
-/* A detached clone of the mount at `fd`, without set-uid programs and with `attributes`; id-mapped if `user_fd` >= 0. */
+/* A detached clone of the mount at `fd`, without the mounts below it, without set-uid programs and with `attributes`;
+ * id-mapped if `user_fd` >= 0. Private: what the host mounts below it later does not appear in it. */
 static int clone_tree(int fd, uint64_t attributes, int user_fd)
 {
     int tree = (int)syscall(SYS_open_tree, fd, "", AT_EMPTY_PATH | OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC);
     if (tree < 0)
         return -1;
-    struct mount_attr attr = {.attr_set = MOUNT_ATTR_NOSUID | attributes};
+    struct mount_attr attr = {.attr_set = MOUNT_ATTR_NOSUID | attributes, .propagation = MS_PRIVATE};
     if (user_fd >= 0) {
         attr.attr_set |= MOUNT_ATTR_IDMAP;
         attr.userns_fd = (uint64_t)user_fd;
@@ -388,6 +395,46 @@ static void mount_overlay(const struct plan *plan, int index, const int *layer_f
         give_up_f("mounting the overlay of %s (%s)", o->target, options);
 }
 
+/* Opens a directory that a path without symlinks leads to: the path was resolved when the sandbox was created, and who
+ * may write to a directory of it since must not be able to lead elsewhere. */
+static int open_pinned(const char *path)
+{
+    struct open_how how = {.flags = O_PATH | O_DIRECTORY | O_CLOEXEC, .resolve = RESOLVE_NO_SYMLINKS};
+    return (int)syscall(SYS_openat2, AT_FDCWD, path, &how, sizeof how);
+}
+
+int try_id_mapping(const char *path)
+{
+    struct id_map map = {0, 0, 1};
+    int fd = open_pinned(path);
+    return fd < 0 ? -1 : clone_tree(fd, 0, make_mapping(&map, 1, &map, 1));
+}
+
+/* Mounts the directory at `fd` on mounts/NUMBER, from where the runtime takes it. One whose file system cannot be
+ * id-mapped can be mounted read-only: its owners do not exist inside then. */
+static void mount_bind(const struct bind *mount, int fd, int number)
+{
+    uint64_t attributes = MOUNT_ATTR_NODEV | (mount->read_only ? MOUNT_ATTR_RDONLY : 0);
+    int mapping = -1;
+    if (mount->uid_count)
+        mapping = make_mapping(mount->uids, mount->uid_count, mount->gids, mount->gid_count);
+    int tree = clone_tree(fd, attributes, mapping);
+    if (tree < 0 && errno == EINVAL && mapping >= 0 && mount->read_only)
+        tree = clone_tree(fd, attributes, -1);
+    if (tree < 0 && mapping >= 0)
+        give_up_f("mounting %s (its file system may not support id mapping; mount it read-only)", mount->path);
+    if (tree < 0)
+        give_up_f("mounting %s (without root, it must have no other mounts below it)", mount->path);
+    char at[32];
+    snprintf(at, sizeof at, "mounts/%d", number);
+    if (mkdir(at, 0755) < 0)
+        give_up_f("making %s", at);
+    attach(tree, at);
+    if (mapping >= 0)
+        close(mapping);
+    close(fd);
+}
+
 static void assemble(const struct plan *plan, int user_fd)
 {
     /* Open all descriptors first: the cover may hide the paths. */
@@ -406,6 +453,13 @@ static void assemble(const struct plan *plan, int user_fd)
         files[i] = open(plan->files[i].path, O_PATH | O_CLOEXEC);
         if (files[i] < 0)
             give_up(plan->files[i].path);
+    }
+    int mounts[MAX_MOUNTS];
+    for (int i = 0; i < plan->mount_count; i++) {
+        mounts[i] = open_pinned(plan->mounts[i].path);
+        if (mounts[i] < 0)
+            give_up_f("opening the mount %s%s", plan->mounts[i].path,
+                      errno == ELOOP ? " (it had no symlinks when the sandbox was created)" : "");
     }
     char options[64];
     snprintf(options, sizeof options, "mode=755,size=%llu",
@@ -436,6 +490,10 @@ static void assemble(const struct plan *plan, int user_fd)
         make_parents(plan, plan->files[i].name);
         bind_new(files[i], plan->files[i].name, MOUNT_ATTR_RDONLY | MOUNT_ATTR_NODEV);
     }
+    if (plan->mount_count && mkdir("mounts", 0755) < 0)
+        give_up("making mounts");
+    for (int i = 0; i < plan->mount_count; i++)
+        mount_bind(&plan->mounts[i], mounts[i], i);
     if (plan->scratch_bytes)
         mount_scratch(plan);
 }

@@ -1,7 +1,7 @@
 /* Relays frames between many clients and the one link to the guest.
  *
- * Owns which client each stream belongs to, the credit of each stream, freezing, and the use of the sandbox. Not here:
- * the meaning of operations. Its contract is PROTOCOL.md, "The keeper".
+ * Owns which client each stream belongs to, the credit of each stream, freezing, the use of the sandbox and the end of
+ * its lifetime. Not here: the meaning of operations. Its contract is PROTOCOL.md, "The keeper".
  *
  * A client's stream `s` in slot `c` is stream `c << 20 | s` to the guest. Only whole frames are relayed, so a client
  * may disconnect at any moment without tearing one. */
@@ -37,9 +37,12 @@ enum {
     SILENCE_TICK_MS = 5000,
     PING_TICK = 2,           /* ticks of silence after which the guest is asked to answer */
     STALLED_TICK = 6,        /* ticks of silence after which clients no longer wait for it */
+    EXPIRY_GRACE_MS = 2000,  /* how long a guest may take to end when its lifetime is over */
+    CLOCK_MS = 60000,        /* how often the clock of the day is looked at, which may be set */
 };
 
 #define PING_STREAM (1U << 31) /* no client's stream: those have less than 31 bits */
+#define LIFETIME_OVER "its lifetime (ttl) is over"
 
 struct buffer {
     uint8_t *data;
@@ -80,6 +83,8 @@ static bool pinged;       /* a ping was sent that is not answered */
 static int64_t unanswered_ms; /* since when, by the clock of the day, clients no longer wait for it; 0: they do */
 static int silent_ticks;  /* how many ticks the guest has been silent while it was awaited */
 static int64_t tick_ms;   /* the next tick; 0: the guest is not awaited */
+static int64_t expired_ms; /* since when the lifetime is over; 0: it is not */
+static bool expiry_enforced; /* the guest had not ended in time, and was frozen */
 
 /* ---- buffers ---- */
 
@@ -449,16 +454,18 @@ static bool take_freeze(struct client *c, const uint8_t *payload, uint32_t lengt
     return true;
 }
 
-/* RECONFIGURE: replaces whether the sandbox ends with its last client, and when it is paused. Sent when a sandbox of
- * the warm pool is claimed. False: drop the client. */
+/* RECONFIGURE: replaces whether the sandbox ends with its last client, when it is paused, and when its lifetime is over.
+ * Sent when a sandbox of the warm pool is claimed, and when its lifetime is changed. False: drop the client. */
 static bool take_reconfigure(struct client *c, const uint8_t *payload, uint32_t length)
 {
     int64_t keep = int_field(payload, length, TAG_KEEP, 1), pause_ms = int_field(payload, length, TAG_PAUSE_MS, 0);
-    if (keep < 0 || keep > 1 || pause_ms < 0 || pause_ms > INT32_MAX)
+    int64_t expires_ms = int_field(payload, length, TAG_EXPIRES_MS, 0);
+    if (keep < 0 || keep > 1 || pause_ms < 0 || pause_ms > INT32_MAX || expires_ms < 0)
         return false;
     ends.ephemeral = !keep;
     ends.pause_after_ms = (int)pause_ms;
-    wake();
+    ends.expires_ms = expires_ms;
+    used_ms = now_ms(); /* the time without use counts from here; a paused sandbox stays paused */
     uint8_t frame[HEADER_SIZE];
     append(&c->out, frame, put_frame(frame, FRAME_RECONFIGURED, 0, NULL, 0));
     return true;
@@ -864,6 +871,45 @@ static void guest_was_heard(void)
     }
 }
 
+/* ---- the lifetime ---- */
+
+static void shut_down(void)
+{
+    uint8_t frame[HEADER_SIZE];
+    shutdown_sent = true;
+    wake(); /* a frozen guest cannot shut down */
+    send_to_guest(frame, put_frame(frame, FRAME_SHUTDOWN, 0, NULL, 0));
+}
+
+/* How long the loop may wait before `check_lifetime`; -1: for ever. */
+static int lifetime_left(void)
+{
+    if (expiry_enforced || !(expired_ms || ends.expires_ms))
+        return -1;
+    int64_t left = expired_ms ? expired_ms + EXPIRY_GRACE_MS - now_ms() : ends.expires_ms - clock_ms(CLOCK_REALTIME);
+    return (int)(left < 0 ? 0 : left > CLOCK_MS ? CLOCK_MS : left);
+}
+
+/* Ends the sandbox when its lifetime is over: clients are sent GONE, the guest SHUTDOWN. This process cannot kill: a
+ * guest that does not obey is frozen, until a process of the host removes the sandbox. */
+static void check_lifetime(void)
+{
+    if (!hello_size || lifetime_left() != 0)
+        return;
+    if (expired_ms) {
+        expiry_enforced = true;
+        freeze();
+        return;
+    }
+    uint8_t frame[HEADER_SIZE + 512];
+    expired_ms = now_ms();
+    send_to_all(ends.listener, 0, frame, gone_frame(frame, LIFETIME_OVER, -1));
+    for (int i = 0; i < client_count; i++)
+        if (clients[i].fd >= 0)
+            drop_client(&clients[i]);
+    shut_down();
+}
+
 /* ---- the loop ---- */
 
 /* Whether the kernel has killed a process of the sandbox for its memory limit. */
@@ -895,6 +941,8 @@ static void sandbox_ended(void)
     /* Not if it ended in good order: newer gVisor also survives such a kill, of one of its processes. */
     if (!(status >= 0 && WIFEXITED(status) && WEXITSTATUS(status) == 0) && was_out_of_memory())
         snprintf(message, sizeof message, "out of memory: it reached its memory limit");
+    if (ends.expires_ms && clock_ms(CLOCK_REALTIME) >= ends.expires_ms)
+        snprintf(message, sizeof message, "%s", LIFETIME_OVER);
     finish(message, status);
 }
 
@@ -929,16 +977,13 @@ void relay_run(const struct relay_ends *given)
     int64_t deadline = now_ms() + HELLO_TIMEOUT_MS;
     bool shrunk = false;
     for (;;) {
-        if (ends.ephemeral && had_client && !shutdown_sent && has_no_clients()) {
-            uint8_t frame[HEADER_SIZE];
-            shutdown_sent = true;
-            wake(); /* a frozen guest cannot shut down */
-            send_to_guest(frame, put_frame(frame, FRAME_SHUTDOWN, 0, NULL, 0));
-        }
+        if (ends.ephemeral && had_client && !shutdown_sent && has_no_clients())
+            shut_down();
+        check_lifetime();
         int n = 0;
         polls[n++] = (struct pollfd){.fd = ends.from_guest, .events = POLLIN};
         polls[n++] = (struct pollfd){.fd = ends.pidfd, .events = POLLIN};
-        polls[n++] = (struct pollfd){.fd = ends.listener, .events = POLLIN};
+        polls[n++] = (struct pollfd){.fd = expired_ms ? -1 : ends.listener, .events = POLLIN};
         polls[n++] = (struct pollfd){.fd = used(&to_guest) ? ends.to_guest : -1, .events = POLLOUT};
         bool congested = used(&to_guest) > GUEST_QUEUE;
         for (int i = 0; i < client_count; i++)
@@ -959,6 +1004,9 @@ void relay_run(const struct relay_ends *given)
             if (timeout < 0 || tick_left < timeout)
                 timeout = tick_left < 0 ? 0 : (int)tick_left;
         }
+        int lifetime = hello_size ? lifetime_left() : -1;
+        if (lifetime >= 0 && (timeout < 0 || lifetime < timeout))
+            timeout = lifetime;
         int ready = poll(polls, (nfds_t)n, timeout);
         if (ready < 0 && errno != EINTR)
             give_up("poll");

@@ -181,6 +181,7 @@ async def write(
         layers=len(contents.layers),
         entries=cast("dict[str, int]", end)["entries"],
         size_bytes=size_bytes,
+        without_mounts=tuple(each.mount.target for each in record.mounts),
         without_processes=record.checkpoint.with_memory,
     )
 

@@ -197,7 +197,8 @@ async def _download_directory(
 
 
 def _too_much(path: str, limit_bytes: int) -> InvalidRequest:
-    return InvalidRequest(f"{path}: more than {limit_bytes} bytes; download less, or give a larger limit_bytes")
+    message = f"{path}: more than {limit_bytes} bytes; download less, or give a larger limit_bytes"
+    return InvalidRequest(message, limit_bytes=limit_bytes)
 
 
 def _write_all(fd: int, data: bytes | memoryview) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import stat
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,6 +26,8 @@ ACCOUNT_FILES = ("etc/passwd", "etc/group")
 
 _READ_LIMIT_BYTES = 1024 * 1024
 _LINK_LIMIT = 40
+_IDS = 65535
+"""How many user ids there are in a sandbox."""
 _OPEN = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -88,6 +90,33 @@ def find(root: Path, path: str, *, read: bool = False) -> ResolvedPath | None:
         for _, fd in walked:
             os.close(fd)
         os.close(base)
+
+
+def find_ids(roots: Sequence[Path], user: str) -> tuple[int, int] | None:
+    """The user and group id that `user` means, a name or a number, with `:` and a group after it or without.
+
+    `roots` are the layers of the image's root, the first on top. None: there is no such account, or it has an id that
+    does not exist in a sandbox. As `users_find` in `guest/users.c`: a number needs no account, and has group 0 then.
+    """
+    name, _, group = user.partition(":")
+    accounts, groups = (_entries(roots, path) for path in ACCOUNT_FILES)
+    account = next((each for each in accounts if name in (each[0], each[2]) and each[3].isdecimal()), None)
+    uid, gid = (account[2], account[3]) if account else (name, "0")
+    if group:
+        gid = next((each[2] for each in groups if each[0] == group), group)
+    if not (uid.isdecimal() and gid.isdecimal() and max(int(uid), int(gid)) < _IDS):
+        return None
+    return int(uid), int(gid)
+
+
+def _entries(roots: Sequence[Path], path: str) -> list[list[str]]:
+    """The lines of the uppermost file `path`, each with at least four fields."""
+    for root in roots:
+        found = find(root, path, read=True)
+        if found is not None:
+            lines = (found.content or b"").decode(errors="replace").splitlines()
+            return [fields for fields in (line.split(":") for line in lines) if len(fields) >= 4]
+    return []
 
 
 def generate(root: Path, layer: Path, *, rootless: bool) -> None:

@@ -583,7 +583,7 @@ class ImageStore:
             yield Scratch(path, fd)
         finally:
             with anyio.CancelScope(shield=True):
-                await to_thread.run_sync(_remove_tree, path)
+                await to_thread.run_sync(remove_tree, path)
             os.close(fd)
 
     def _remove_abandoned_scratch(self) -> builtins.list[str]:
@@ -596,7 +596,7 @@ class ImageStore:
                 continue
             try:
                 if try_lock(fd) and (directory / name).exists():
-                    _remove_tree(directory / name)
+                    remove_tree(directory / name)
                     freed.append(f"tmp/{name}")
             finally:
                 os.close(fd)
@@ -711,7 +711,9 @@ def _flush_filesystem(path: Path) -> None:
         os.close(fd)
 
 
-def _remove_tree(path: Path) -> None:
+def remove_tree(path: Path) -> None:
+    """Remove a directory with all that is in it, whatever the modes of the directories in it."""
+
     def grant_access(_function: object, failed: str, _: object) -> None:
         """The mode of a directory may deny its owner access. No other user can replace it by a link here."""
         if not os.path.lexists(failed):

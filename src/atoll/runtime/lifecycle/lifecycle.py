@@ -55,9 +55,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import stat
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -68,6 +69,8 @@ import anyio.to_thread
 
 from atoll.contract.driver import Driver, Launch, Layer, LayerStore, ProcessImage
 from atoll.contract.errors import (
+    AtollError,
+    CheckpointExists,
     CheckpointNotFound,
     InvalidRequest,
     LaunchFailed,
@@ -76,12 +79,14 @@ from atoll.contract.errors import (
     SandboxError,
     SandboxShutdown,
 )
-from atoll.contract.model import Checkpoint, RuntimeName, SystemProcess
+from atoll.contract.model import Checkpoint, Limits, RuntimeName, SystemProcess
 from atoll.contract.network import NetworkPolicy, PackageIndexes
 from atoll.runtime.state.checkpoints import CheckpointRecord, Checkpoints
 from atoll.runtime.state.layers import FLATTEN_AT, MAX_LAYERS, LayerRef, Layers
+from atoll.runtime.state.spec import validate_spec
 from atoll.runtime.state.status import record_ending
 from atoll.runtime.state.store import Manifest, StateStore, now
+from atoll.runtime.state.volumes import VolumeStore
 
 _ANSWER_S = 10
 """How long a guest may take to list the processes that wait with epoll."""
@@ -98,6 +103,11 @@ def _refuse_ephemeral(manifest: Manifest) -> None:
         )
 
 
+def _changed(limits: Limits, changes: Limits) -> Limits:
+    """`limits` with those of `changes` that are set."""
+    return limits.model_copy(update=changes.model_dump(exclude_none=True))
+
+
 class Lifecycle:
     def __init__(
         self,
@@ -107,6 +117,7 @@ class Lifecycle:
         choose: Callable[[RuntimeName | None], Driver],
         any_layers: Callable[[], LayerStore],
         epoll_waiters: Callable[[Manifest], Awaitable[Sequence[SystemProcess]]],
+        volumes: VolumeStore,
     ) -> None:
         self._store = store
         self._layers = layers
@@ -115,6 +126,7 @@ class Lifecycle:
         self._any_layers = any_layers
         self._epoll_waiters = epoll_waiters
         """The processes in a sandbox that wait with epoll, which some versions of gVisor cannot save."""
+        self._volumes = volumes
 
     async def start(
         self, manifest: Manifest, driver: Driver, memory: ProcessImage | None = None, *, wait_ready: bool = False
@@ -133,6 +145,8 @@ class Lifecycle:
                 ephemeral=manifest.spec.ephemeral,
                 memory=memory,
                 pause_after_s=manifest.spec.pause_after_s,
+                expires_at=self._store.expiry(manifest.id),
+                mounts=tuple(each.bound(self._volumes.path) for each in manifest.mounts),
                 wait_ready=wait_ready,
             )
         )
@@ -412,14 +426,64 @@ class Lifecycle:
             manifest = self._read(id)
             self._write(manifest, spec=manifest.spec.model_copy(update={"network": policy, "indexes": indexes}))
 
-    # ---- checkpoints ----
-
-    async def checkpoint(self, id: str, label: str | None, *, keep: bool = True) -> CheckpointRecord:
-        """Make a checkpoint of the sandbox as it is now. Its processes are frozen, or saved and restarted, meanwhile.
-
-        Without `keep` the record is not written: it is valid as long as the caller holds the lock of the layers.
+    async def update(
+        self, id: str, *, labels: Mapping[str, str | None], ttl_s: float | None, limits: Limits
+    ) -> Manifest:
+        """Change labels (None removes one), the lifetime (`inf`: it has no end) and those limits that are set.
 
         Raises:
+            InvalidRequest: a label or the lifetime is not allowed, or it uses more memory than the new limit.
+            Unenforceable: a limit cannot be enforced, or not while it runs.
+        """
+        async with self._store.working(id):
+            manifest = self._read(id)
+            driver = self._choose(manifest.runtime)
+            directory, running = self._store.directory(id), False
+            if limits != Limits() or ttl_s is not None:
+                running = await self._runs(manifest, driver)
+            changes: dict[str, object] = {}
+            if labels:
+                merged = {**manifest.spec.labels, **labels}
+                changes["labels"] = {key: value for key, value in merged.items() if value is not None}
+            if ttl_s is not None:
+                changes["ttl_s"] = None if ttl_s == math.inf else ttl_s
+            if limits != Limits():
+                changes["limits"] = _changed(manifest.spec.limits, limits)
+            spec = validate_spec(**{**manifest.spec.model_dump(), **changes})
+            if limits != Limits():
+                await self._change_limits(manifest, driver, limits, running=running)
+            if ttl_s is not None:
+                expires_at = None if spec.ttl_s is None else now() + timedelta(seconds=spec.ttl_s)
+                self._store.set_expiry(id, expires_at)
+                if running:
+                    await driver.keeper.reconfigure(
+                        directory, ephemeral=spec.ephemeral, pause_after_s=spec.pause_after_s, expires_at=expires_at
+                    )
+            return self._write(manifest, spec=spec, limits=_changed(manifest.limits, limits))
+
+    async def _change_limits(self, manifest: Manifest, driver: Driver, changes: Limits, *, running: bool) -> None:
+        layer = self._layers.path(manifest.active_layer)
+        try:
+            await driver.change_limits(manifest.run_id, layer, changes, running=running)
+        except BaseException:
+            # Some may hold already. Those of before are in the manifest, unless there were none.
+            before = {name: getattr(manifest.limits, name) for name in changes.model_dump(exclude_none=True)}
+            with anyio.CancelScope(shield=True), contextlib.suppress(AtollError, OSError):
+                await driver.change_limits(manifest.run_id, layer, Limits(**before), running=running)
+            raise
+
+    # ---- checkpoints ----
+
+    async def checkpoint(
+        self, id: str, label: str | None, *, keep: bool = True, move: bool = False
+    ) -> CheckpointRecord:
+        """Make a checkpoint of the sandbox as it is now. Its processes are frozen, or saved and restarted, meanwhile.
+
+        Without `keep` the record is not written: it is valid as long as the caller holds the lock of the layers. With
+        `move`, another checkpoint of the sandbox that has the label loses it.
+
+        Raises:
+            CheckpointExists: another checkpoint of the sandbox has the label.
             NotCheckpointable: the driver saves processes, and would lose these.
             InvalidRequest: the driver saves processes, and the sandbox is ephemeral.
         """
@@ -427,6 +491,9 @@ class Lifecycle:
             manifest = self._read(id)
             driver = self._choose(manifest.runtime)
             directory = self._store.directory(id)
+            labelled = [each for each in self._checkpoints.of_id(id) if each.checkpoint.label == label] if label else []
+            if labelled and label and not move:
+                raise CheckpointExists(label, labelled[-1].checkpoint.id, manifest.spec.name)
             new_id = self._checkpoints.new_id()
             saved = self._checkpoints.directory(new_id) / "memory"
             running = await self._runs(manifest, driver)
@@ -462,9 +529,11 @@ class Lifecycle:
                     id=new_id,
                     label=label,
                     sandbox=manifest.spec.name,
+                    sandbox_id=id,
                     created_at=now(),
                     parent=parent,
                     with_memory=with_memory,
+                    without_mounts=tuple(each.mount.target for each in manifest.mounts),
                     runtime=manifest.runtime,
                     image=manifest.spec.image,
                 ),
@@ -473,6 +542,9 @@ class Lifecycle:
             )
             if keep:
                 self._checkpoints.write(record)
+                for each in labelled:
+                    without = each.checkpoint.model_copy(update={"label": None})
+                    self._checkpoints.write(each.model_copy(update={"checkpoint": without}))
                 manifest = self._write(manifest, checkpoint=record.checkpoint.id)
             if with_memory and running:
                 await self._restart(self._read(id), driver, self._checkpoints.memory(record))
@@ -552,10 +624,12 @@ class Lifecycle:
             manifest = self._read(id)
             _refuse_ephemeral(manifest)
             driver = self._choose(manifest.runtime)
+            # Processes may hold files in mounts: they continue only where there are the same.
+            resumes = driver.capabilities.memory_checkpoint and record.mounts == manifest.mounts
             await self._restart(
                 manifest,
                 driver,
-                self._checkpoints.memory(record) if driver.capabilities.memory_checkpoint else None,
+                self._checkpoints.memory(record) if resumes else None,
                 spec=manifest.spec.model_copy(update={"image": record.spec.image}),
                 # What the sandbox was created with stays, also if the checkpoint is another sandbox's.
                 **{
@@ -563,6 +637,7 @@ class Lifecycle:
                     "limits": manifest.limits,
                     "env": manifest.env,
                     "encrypted_secrets": manifest.encrypted_secrets,
+                    "mounts": manifest.mounts,
                 },
                 active_layer=self._layers.new(),
                 copied=None,
@@ -609,8 +684,8 @@ class Lifecycle:
         """Remove layers that nothing refers to, and the files of deleted checkpoints and of sandboxes without a record.
 
         Returns what was removed. With `timeout_s`, nothing is removed if other processes hold the layers for longer:
-        the last of them, or the next garbage collection, removes it. As long as the record of a sandbox or checkpoint
-        cannot be read, layers and the files of checkpoints stay, since it may refer to any of them.
+        the last of them, or the next garbage collection, removes it. As long as the record of a sandbox, checkpoint or
+        volume cannot be read, layers and the files of checkpoints stay, since it may refer to any of them.
         """
         async with self._layers.lock(exclusive=True, timeout_s=timeout_s) as held:
             if not held:
@@ -618,8 +693,9 @@ class Lifecycle:
             references, unreadable = self._store.references()
             self._store.drop_groups()
             unreferenced = self._store.orphaned()
-            if not unreadable and not self._checkpoints.unreadable():
-                named = {layer.id for record in self._checkpoints.all() for layer in record.layers}
+            named, damaged = self._volumes.references()
+            if not (damaged or unreadable or self._checkpoints.unreadable()):
+                named.update(layer.id for record in self._checkpoints.all() for layer in record.layers)
                 named.update(layer for each in references for layer in each.layers)
                 self._checkpoints.remove_unreferenced(spare={each.memory for each in references})
                 unreferenced += self._layers.unreferenced(named)

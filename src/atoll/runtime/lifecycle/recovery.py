@@ -1,4 +1,4 @@
-"""Recovery: what is finished, undone and removed after a process died in the middle of an operation.
+"""Recovery: what is finished, undone and removed after a process died in the middle of an operation; expired sandboxes.
 
 Owns which of these is done, in which order, and which processes are waited for first. Not here: how a sandbox is
 removed (the engine), how an interrupted operation on one is reconciled (`lifecycle.py`), and how a session is ended
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import anyio
 
@@ -18,9 +18,14 @@ from atoll.contract.errors import AtollError, SandboxError
 from atoll.contract.model import RuntimeName
 from atoll.runtime.lifecycle.lifecycle import Lifecycle
 from atoll.runtime.state.leases import SessionLeases
-from atoll.runtime.state.store import StateStore
+from atoll.runtime.state.store import StateStore, now
+
+if TYPE_CHECKING:
+    from atoll.runtime.lifetimes import BackgroundTasks
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 5.0
+_KEEPERS_S = 0.2
+"""How long a keeper has to end an expired sandbox in good order, and to tell its clients, before it is removed."""
 _log = logging.getLogger(__name__)
 
 
@@ -29,7 +34,9 @@ class ChooseDriver(Protocol):
 
 
 class RemoveSandbox(Protocol):
-    async def __call__(self, id: str, name: str | None, driver: Driver | None, *, abandoned: bool) -> None: ...
+    async def __call__(
+        self, id: str, name: str | None, driver: Driver | None, *, abandoned: bool = False, expired: bool = False
+    ) -> None: ...
 
 
 class Recovery:
@@ -47,11 +54,18 @@ class Recovery:
         self._leases = leases
         self._choose = choose
         self._remove = remove
+        self._watching = False
 
     def is_needed(self) -> bool:
-        """Whether an operation was interrupted, or one is in progress that may be."""
+        """Whether an operation was interrupted, or one is in progress that may be, or a lifetime is over."""
         store = self._store
-        return bool(store.abandoned() or store.interrupted() or store.in_progress_ids() or self._leases.abandoned())
+        return bool(
+            store.abandoned()
+            or store.interrupted()
+            or store.in_progress_ids()
+            or self._leases.abandoned()
+            or store.expired()
+        )
 
     def finish_created(self) -> None:
         """Commit sandboxes that lack nothing else: their creation was interrupted, or their removal before it began."""
@@ -64,11 +78,11 @@ class Recovery:
                         self._store.finish_created(id)
 
     async def remove_abandoned(self) -> list[str]:
-        """Remove abandoned sandboxes, ephemeral ones that have ended, and sessions whose processes died.
+        """Remove abandoned and expired sandboxes, ephemeral ones that have ended, and sessions whose processes died.
 
         Returns the ids of what was removed.
         """
-        removed = []
+        removed = await self.remove_expired()
         self.finish_created()
         await self._leases.end_abandoned()
         for id in self._store.abandoned():
@@ -87,11 +101,53 @@ class Recovery:
                 removed.append(id)
         return removed
 
+    async def remove_expired(self) -> list[str]:
+        """Remove the sandboxes whose lifetime is over. Returns their ids. Their checkpoints stay."""
+        removed = []
+        for id in self._store.expired():
+            try:
+                try:
+                    manifest = self._store.read(id)
+                except SandboxError:
+                    manifest = None
+                driver = self._choose(manifest.runtime) if manifest else None
+                await self._remove(id, manifest.spec.name if manifest else None, driver, expired=True)
+            except AtollError as error:  # it is tried again later; until then it cannot be used
+                _log.warning("the expired sandbox %s could not be removed: %s", id, error)
+            else:
+                removed.append(id)
+        return removed
+
+    def watch_expiries(self, tasks: BackgroundTasks) -> None:
+        """Remove sandboxes as their lifetimes end, in the background, for as long as any has one."""
+        if not self._watching and self._store.expiries():
+            self._watching = True
+            tasks.start_soon(self._watch_expiries)
+
+    async def _watch_expiries(self) -> None:
+        try:
+            while moments := self._store.expiries().values():
+                left_s = (min(moments) - now()).total_seconds()
+                # Another process may create one meanwhile, and removing may have failed. Its keeper ends it first.
+                await anyio.sleep(min(max(left_s, 0) + _KEEPERS_S, _LONGEST_PAUSE_S))
+                await self.remove_expired()
+        except OSError:  # a full disk, for example: the next engine does it
+            _log.exception("expired sandboxes could not be removed")
+        finally:
+            self._watching = False
+
     async def reconcile(self) -> None:
         """Finish or undo the interrupted operations on committed sandboxes."""
         for id in self._store.interrupted():
             with contextlib.suppress(AtollError):
                 await self._lifecycle.reconcile(id)
+
+    def begin(self, tasks: BackgroundTasks) -> None:
+        """Finish or undo what processes that died have interrupted, and remove what expires, in the background."""
+        self.finish_created()
+        if self.is_needed():
+            tasks.start_soon(self.recover)
+        self.watch_expiries(tasks)
 
     async def recover(self) -> None:
         """Remove and reconcile all that was interrupted, then remove unreferenced layers.

@@ -442,7 +442,7 @@ async def _wait_listening(exposed: _ExposedPort, wait_s: float) -> None:
             pause_s = min(pause_s * 2, longest_s)
     raise PortRefused(
         f"nothing listened on port {exposed.preview.port} of {exposed.name!r} within {wait_s:g} s; start a server, "
-        "or expose the port without wait_s"
+        "or expose the port without waiting for one"
     )
 
 

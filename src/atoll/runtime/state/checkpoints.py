@@ -1,17 +1,18 @@
 """Checkpoints on disk: the record of each, and which layers it names.
 
-Owns `checkpoints/<id>/checkpoint.json`, written in one step: a checkpoint exists or does not. Not here: how a sandbox
-is stopped or started for one (`lifecycle/lifecycle.py`). Used by the engine and by `lifecycle/`.
+Owns `checkpoints/<id>/checkpoint.json`, written in one step: a checkpoint exists or does not; and whose one is: that of
+the sandbox with whose id it was taken, whatever sandbox has the name later. Not here: how a sandbox is stopped or
+started for one (`lifecycle/lifecycle.py`). Used by the engine and by `lifecycle/`.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from atoll.contract.driver import ProcessImage
-from atoll.contract.errors import CheckpointNotFound, SandboxError
+from atoll.contract.errors import CheckpointNotFound, InvalidRequest, SandboxError, SandboxNotFound
 from atoll.contract.model import Checkpoint, SandboxSpec
 from atoll.runtime.state.layers import ResolvedSpec
 from atoll.runtime.state.records import StoredRecord, read_record, remove_record, unreadable, write_record
@@ -21,15 +22,18 @@ from atoll.runtime.state.status import modified
 class CheckpointRecord(ResolvedSpec, StoredRecord):
     """All that is needed to create a sandbox from a checkpoint."""
 
-    VERSION = 4
+    VERSION = 5
     checkpoint: Checkpoint
     spec: SandboxSpec
 
 
 class Checkpoints:
-    def __init__(self, state_dir: Path) -> None:
+    """The checkpoints of a state directory. `lookup` gives the id of the sandbox with a name."""
+
+    def __init__(self, state_dir: Path, lookup: Callable[[str], str]) -> None:
         self._root = state_dir / "checkpoints"
         self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._lookup = lookup
 
     @staticmethod
     def new_id() -> str:
@@ -62,23 +66,53 @@ class Checkpoints:
         return found
 
     def find(self, wanted: str, sandbox: str | None = None) -> CheckpointRecord:
-        """The checkpoint with this id or, of one sandbox, this label. Of several with one label it is the newest.
+        """The checkpoint with this id, whosever it is, or this label. With `sandbox`, a name, only its labels count.
 
         Raises:
             CheckpointNotFound: no checkpoint has this id or label.
+            InvalidRequest: checkpoints of several sandboxes have this label.
+            SandboxNotFound: as `of`.
             SandboxError: its record cannot be read; or no checkpoint has this label, and there are records that cannot
                 be read.
         """
         known, damaged = self._read_all()
-        by_id = [record for record in known if record.checkpoint.id == wanted]
-        own = [record for record in known if record.checkpoint.sandbox == sandbox]
+        for record in known:
+            if record.checkpoint.id == wanted:
+                return record
+        own = known if sandbox is None else self._of(sandbox, known)
         labelled = [record for record in own if record.checkpoint.label == wanted]
-        if by_id or labelled:
-            return (by_id or labelled)[-1]
+        if len({record.checkpoint.sandbox_id for record in labelled}) > 1:
+            these = ", ".join(f"{each.checkpoint.id} of {each.checkpoint.sandbox!r}" for each in labelled[:8])
+            raise InvalidRequest(f"several checkpoints have the label {wanted!r}: {these}; use the id of one")
+        if labelled:
+            return labelled[-1]  # of two, if moving a label was interrupted
         if damaged:
             raise damaged.get(wanted, next(iter(damaged.values())))
         labels = {record.checkpoint.id: record.checkpoint.label for record in own}
         raise CheckpointNotFound(wanted, labels | {r.checkpoint.id: None for r in known if r not in own})
+
+    def of(self, sandbox: str) -> list[CheckpointRecord]:
+        """The checkpoints of the sandbox with this name or, if none has it, of destroyed ones that had it, the oldest
+        first.
+
+        Raises:
+            SandboxNotFound: no sandbox has this name, and no checkpoint is of one that had it.
+        """
+        return self._of(sandbox, self._read_all()[0])
+
+    def _of(self, sandbox: str, known: Iterable[CheckpointRecord]) -> list[CheckpointRecord]:
+        try:
+            id = self._lookup(sandbox)
+        except SandboxNotFound:
+            former = [record for record in known if record.checkpoint.sandbox == sandbox]
+            if not former:
+                raise
+            return former
+        return [record for record in known if record.checkpoint.sandbox_id == id]
+
+    def of_id(self, sandbox_id: str) -> list[CheckpointRecord]:
+        """The checkpoints of the sandbox with this id, which may have been destroyed, the oldest first."""
+        return [record for record in self.all() if record.checkpoint.sandbox_id == sandbox_id]
 
     def all(self) -> Iterator[CheckpointRecord]:
         """All checkpoints whose records can be read, the oldest first."""
@@ -94,6 +128,7 @@ class Checkpoints:
         return Checkpoint(
             id=id,
             sandbox="",
+            sandbox_id="",
             created_at=modified(directory / "checkpoint.json", directory),
             with_memory=(directory / "memory").exists(),
             runtime="unknown",

@@ -26,6 +26,7 @@ from atoll.contract.frozen import Frozen
 from atoll.contract.model import Env, Limits
 from atoll.drivers import storage
 from atoll.drivers.locks import lock_timeout, lock_within, open_lock
+from atoll.runtime.state.mounts import PinnedMount
 
 FLATTEN_AT = 24
 """A stack of so many committed layers is merged into one when the next is committed."""
@@ -58,6 +59,8 @@ class ResolvedSpec(Frozen):
     """The image's file systems."""
     layers: tuple[LayerRef, ...] = ()
     """The committed layers above the image, the first on top."""
+    mounts: tuple[PinnedMount, ...] = ()
+    """Directories of the host and volumes that it sees, one that is inside another after that."""
     encrypted_secrets: str | None = None
     """Its secrets, encrypted by the vault. Unset: it has none."""
 

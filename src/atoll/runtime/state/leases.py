@@ -35,7 +35,7 @@ class SessionLeases:
         *,
         names: Callable[[], Iterable[str]],
         checkpoints: Callable[[], Iterable[Checkpoint]],
-        destroy: Callable[[str], Awaitable[None]],
+        destroy: Callable[[str], Awaitable[object]],
         delete: Callable[[str], Awaitable[None]],
     ) -> None:
         self._root = state_dir / "temporary-leases"
@@ -109,9 +109,12 @@ class SessionLeases:
         """Destroy its sandboxes and delete their checkpoints. A failure does not prevent the removal of the others."""
         prefix = f"{session}."
         checkpoints = [each.id for each in self._checkpoints() if each.sandbox.startswith(prefix)]
-        ends = [partial(self._destroy, name) for name in self._names() if name.startswith(prefix)]
+        ends: list[Callable[[], Awaitable[object]]] = [
+            partial(self._destroy, name) for name in self._names() if name.startswith(prefix)
+        ]
+        ends += [partial(self._delete, id) for id in checkpoints]
         failures: list[AtollError] = []
-        for end in (*ends, *(partial(self._delete, id) for id in checkpoints)):
+        for end in ends:
             try:
                 await end()
             except (SandboxNotFound, CheckpointNotFound):

@@ -103,7 +103,8 @@ class LoopStorage:
         """Create a file system of `size_bytes` for the layers. When it fails or is cancelled, nothing has changed.
 
         Raises:
-            InvalidRequest: the size is not allowed, there is one already, or there are sandboxes or checkpoints.
+            InvalidRequest: the size is not allowed, there is one already, or there are sandboxes, checkpoints or
+                volumes.
             RuntimeUnavailable: the program that creates such a file system is not on this machine.
             Unenforceable: this is not root.
             SandboxError: it could not be created or mounted.
@@ -135,7 +136,7 @@ class LoopStorage:
         """Move the layers back to the file system of the state directory, and free the space of their own.
 
         Raises:
-            InvalidRequest: there are sandboxes or checkpoints, or a program uses it.
+            InvalidRequest: there are sandboxes, checkpoints or volumes, or a program uses it.
             Unenforceable: this is not root.
         """
         self._require_root("removed")
@@ -180,7 +181,11 @@ class LoopStorage:
             raise Unenforceable(f"a file system can be {done} only by root", hint="sudo atoll storage")
 
     def _require_empty(self, done: str) -> None:
-        for kind, mend in (("sandboxes", "atoll rm --all"), ("checkpoints", "atoll checkpoints --delete ID")):
+        for kind, mend in (
+            ("sandboxes", "atoll rm --all"),
+            ("checkpoints", "atoll checkpoints --delete ID"),
+            ("volumes", "atoll volumes rm NAME"),
+        ):
             count = len(os.listdir(self._state_dir / kind))
             if count:
                 raise InvalidRequest(

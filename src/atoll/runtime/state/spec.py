@@ -16,6 +16,13 @@ if TYPE_CHECKING:
 
 _MEMORY_BYTES = 2 * 1024**3
 _PIDS = 1024
+_RULES = {
+    "user": ("user", "a name or a number of 1 to 255 characters"),
+    "cwd": ("working directory", "an absolute path of at most 4095 characters"),
+    "runtime": ("runtime", "a name of lower-case letters, digits, '-' and '_'"),
+    "pause_after_s": ("time until it is paused", "above 0 and at most 1,000,000 seconds"),
+}
+"""What some fields are called in words, and what is allowed."""
 
 
 def validate_spec(**fields: object) -> SandboxSpec:
@@ -30,7 +37,12 @@ def validate_spec(**fields: object) -> SandboxSpec:
         first = cast("ValidationError", error).errors()[0]
         cause = first.get("ctx", {}).get("error")
         where = ".".join(str(part) for part in first["loc"])
-        raise InvalidRequest(str(cause) if cause else f"{where}: {first['msg']}", field=where) from error
+        told = f"{where} is {first['input']!r}, but {first['msg'].replace('Input should', 'it should')}"
+        message = str(cause) if cause else told
+        if where in _RULES and cause is None:
+            noun, rule = _RULES[where]
+            message = f"the {noun} is {first['input']!r}; it must be {rule}"
+        raise InvalidRequest(message, field=where) from error
 
 
 def with_defaults(limits: Limits, driver: Driver) -> Limits:

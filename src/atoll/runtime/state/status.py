@@ -23,9 +23,10 @@ from atoll.drivers.locks import is_held, read_small
 from atoll.runtime.state.store import Manifest
 
 
-def describe(manifest: Manifest, directory: Path, driver: Driver | None) -> SandboxInfo:
+def describe(manifest: Manifest, directory: Path, driver: Driver | None, *, expires_at: datetime | None) -> SandboxInfo:
     """A sandbox as `list` shows it. Without a driver it cannot run: its runtime is not on this machine."""
-    return RecordedSandbox.of(manifest).now(directory, driver, is_busy=is_held(directory / "busy.lock"))
+    is_busy = is_held(directory / "busy.lock")
+    return RecordedSandbox.of(manifest).now(directory, driver, is_busy=is_busy, expires_at=expires_at)
 
 
 class RecordedSandbox:
@@ -53,6 +54,8 @@ class RecordedSandbox:
             cwd=manifest.cwd,
             created_at=manifest.created_at,
             network=manifest.spec.network,
+            labels=manifest.spec.labels,
+            mounts=tuple(each.mount for each in manifest.mounts),
         )
         return cls(info, manifest.run_id)
 
@@ -60,8 +63,10 @@ class RecordedSandbox:
     def runtime(self) -> RuntimeName:
         return self.info.runtime
 
-    def now(self, directory: Path, driver: Driver | None, *, is_busy: bool) -> SandboxInfo:
+    def now(self, directory: Path, driver: Driver | None, *, is_busy: bool, expires_at: datetime | None) -> SandboxInfo:
         """As `list` shows it now. `is_busy`: it is created or removed."""
+        if expires_at != self.info.expires_at:
+            self.info = self.info.model_copy(update={"expires_at": expires_at})
         pid = driver.pid(directory) if driver else None
         status, reason = self.info.status, None
         asleep = pid is None and status != "running"

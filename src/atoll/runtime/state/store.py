@@ -12,6 +12,8 @@ processes, and after any of them is killed:
     warm/<key>.<id>     a warm sandbox without a name, which is also in `uncommitted/`. `<key>` is that of its template.
                         Renaming the entry to `-.<id>` claims it. An entry `-.<id>` that no process works on is
                         abandoned, though the sandbox runs: its creation or its claim was interrupted
+    expiries/<id>       a symlink to when the sandbox's lifetime is over, in milliseconds since 1970. From then on no
+                        lookup and no list finds it; recovery removes it. Without an entry it has no end
     groups/<group>      exists while several sandboxes are created of which all or none are to exist. Their entries in
                         `uncommitted/` are symlinks to the group's name
     in-progress/<id>    exists while a sandbox is started, stopped or changed, or a checkpoint is deleted. If that is
@@ -37,16 +39,18 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from atoll.contract.errors import InvalidRequest, SandboxDied, SandboxError, SandboxExists, SandboxNotFound
-from atoll.contract.model import RuntimeName, SandboxSpec, check_name, is_name
+from atoll.contract.model import RuntimeName, SandboxSpec
+from atoll.contract.names import check_name, is_name
+from atoll.drivers.keeper_client import milliseconds
 from atoll.drivers.locks import is_held, lock_timeout, lock_within, open_lock, try_lock
 from atoll.runtime.state.layers import ResolvedSpec
 from atoll.runtime.state.records import StoredRecord, read_record, remove_record, write_record, write_record_early
+from atoll.runtime.state.running import MANIFEST_VERSION, SANDBOX_ID
 
 ID_BASE, ID_STEP, ID_SLOTS = 0x1000_0000, 0x1_0000, 28_000
 """Host user ids of sandboxes: far above people and services, below 2**31."""
 IMPORTED_IDS = ID_BASE - 2 * ID_STEP
 """The owner of the files of imported layers: an id that neither a sandbox nor a file of the machine has."""
-_ID = re.compile(r"atoll-[0-9a-f]{16}")
 _IN_PROGRESS = re.compile(r"(atoll|cp|layer)-[0-9a-f]+")
 _GROUP = re.compile(r"[0-9a-f]{16}")
 _BEFORE_FIRST_USE = {"images", "storage.img", "storage.json", "storage.lock", "lost+found"}
@@ -59,7 +63,7 @@ _WORK_TIMEOUT_S = 600
 class Manifest(ResolvedSpec, StoredRecord):
     """A sandbox's record on disk: all that is needed to start it again."""
 
-    VERSION = 4
+    VERSION = MANIFEST_VERSION
     id: str
     spec: SandboxSpec
     runtime: RuntimeName
@@ -93,16 +97,21 @@ class Manifest(ResolvedSpec, StoredRecord):
 class References(NamedTuple):
     """What a sandbox refers to, which must not be removed."""
 
+    name: str
     image_digest: str
     layers: tuple[str, ...]
     """The ids of its committed layers, and of the one that it writes to."""
+    volumes: tuple[str, ...]
+    """The names of the volumes that it mounts."""
     memory: Path
     """The directory that its saved processes are in, if it has any."""
 
     @classmethod
     def of(cls, manifest: Manifest, directory: Path) -> References:
         layers = manifest.active_layer, *(layer.id for layer in manifest.layers)
-        return cls(manifest.image_digest, layers, (directory / (manifest.memory or "")).parent)
+        volumes = tuple(each.mount.volume for each in manifest.mounts if each.mount.volume is not None)
+        memory = (directory / (manifest.memory or "")).parent
+        return cls(manifest.spec.name, manifest.image_digest, layers, volumes, memory)
 
 
 class Claimed(NamedTuple):
@@ -126,12 +135,12 @@ class StateStore:
         """What `references` returned last, with the versions of the manifests."""
         state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         _require_private(state_dir)
-        for name in ("names", "ids", "uncommitted", "warm", "groups", "in-progress", "sandboxes", "run"):
+        for name in ("names", "ids", "uncommitted", "warm", "groups", "in-progress", "expiries", "sandboxes", "run"):
             directory = state_dir / name
             directory.mkdir(mode=0o700, exist_ok=True)
             _narrow(directory)
 
-    def _entries(self, name: str, pattern: re.Pattern[str] = _ID) -> list[str]:
+    def _entries(self, name: str, pattern: re.Pattern[str] = SANDBOX_ID) -> list[str]:
         """The entries of a directory of the state directory that are ours. Others mean nothing, and stay."""
         return [entry for entry in os.listdir(self.state_dir / name) if pattern.fullmatch(entry)]
 
@@ -167,10 +176,12 @@ class StateStore:
             raise SandboxNotFound(name, self.names()) from None
         except OSError:
             id = ""
-        if not _ID.fullmatch(id):  # it becomes part of paths
+        if not SANDBOX_ID.fullmatch(id):  # it becomes part of paths
             problem = "its entry is not a symlink to the id of a sandbox"
             message = f"the name {name!r} cannot be resolved: {problem}; destroy it to free the name"
             raise SandboxError(message, hint=str(entry), reason="malformed", problem=problem)
+        if self.has_expired(id):
+            raise SandboxNotFound(name, [each for each, _ in self.named("") if each != name])
         return id
 
     def free_damaged_name(self, name: str) -> None:
@@ -179,14 +190,18 @@ class StateStore:
 
     def exists(self, id: str) -> bool:
         """Whether there is a sandbox with this id, whatever can be read of it."""
-        return bool(_ID.fullmatch(id)) and os.path.lexists(self.directory(id))
+        return bool(SANDBOX_ID.fullmatch(id)) and os.path.lexists(self.directory(id))
 
     def name_taken(self, name: str) -> bool:
         return os.path.lexists(self.state_dir / "names" / name)
 
     def named(self, prefix: str) -> Iterator[tuple[str, str]]:
-        """The names that begin with `prefix`, sorted, and their ids; no id if the entry is damaged."""
+        """The names that begin with `prefix`, sorted, and their ids; no id if the entry is damaged.
+
+        Without those whose lifetime is over.
+        """
         names = f"{self.state_dir}/names"
+        expired = set(self.expired())
         for name in self.names():
             if name.startswith(prefix):
                 try:
@@ -195,10 +210,45 @@ class StateStore:
                     continue
                 except OSError:
                     id = ""
-                yield name, id if _ID.fullmatch(id) else ""
+                if id not in expired:
+                    yield name, id if SANDBOX_ID.fullmatch(id) else ""
 
     def names(self) -> list[str]:
         return sorted(name for name in os.listdir(self.state_dir / "names") if is_name(name))
+
+    # ---- lifetimes ----
+
+    def set_expiry(self, id: str, moment: datetime | None) -> None:
+        """Set when the lifetime of a sandbox is over; None: never. The caller holds its lock."""
+        entry = self.state_dir / "expiries" / id
+        new = entry.with_suffix(".new")
+        new.unlink(missing_ok=True)
+        if moment is None:
+            entry.unlink(missing_ok=True)
+            return
+        new.symlink_to(str(milliseconds(moment)))
+        new.rename(entry)
+
+    def expiry(self, id: str) -> datetime | None:
+        """When the lifetime of a sandbox is over. None: never."""
+        try:
+            return datetime.fromtimestamp(int(os.readlink(f"{self.state_dir}/expiries/{id}")) / 1000, UTC)
+        except (OSError, ValueError):
+            return None
+
+    def expiries(self) -> dict[str, datetime]:
+        """The sandboxes with a lifetime, and when it is over."""
+        found = ((id, self.expiry(id)) for id in self._entries("expiries"))
+        return {id: moment for id, moment in found if moment is not None}
+
+    def has_expired(self, id: str) -> bool:
+        moment = self.expiry(id)
+        return moment is not None and moment <= now()
+
+    def expired(self) -> list[str]:
+        """Ids of sandboxes whose lifetime is over."""
+        moments = self.expiries()
+        return [id for id, moment in moments.items() if moment <= now()] if moments else []
 
     # ---- ranges of user ids ----
 
@@ -283,7 +333,7 @@ class StateStore:
 
     def is_lost(self, name: str, id: str) -> bool:
         """Whether a sandbox that was found to have no manifest should have one: it is neither created nor removed."""
-        if os.path.lexists(self.state_dir / "uncommitted" / id) or not self._resolves_to(name, id):
+        if os.path.lexists(self.state_dir / "uncommitted" / id) or not self.resolves_to(name, id):
             return False
         return not os.path.lexists(self.directory(id) / "manifest.json")  # it may have been created just now
 
@@ -364,7 +414,7 @@ class StateStore:
     def warm(self, key: str) -> list[str]:
         """The ids of the warm sandboxes with this key, some of which may have ended."""
         names = (name.partition(".") for name in os.listdir(self.state_dir / "warm"))
-        return [id for its_key, _, id in names if its_key == key and _ID.fullmatch(id)]
+        return [id for its_key, _, id in names if its_key == key and SANDBOX_ID.fullmatch(id)]
 
     @contextlib.contextmanager
     def claim(self, key: str, wanted: Callable[[Manifest | None], bool]) -> Iterator[Claimed | None]:
@@ -423,16 +473,17 @@ class StateStore:
 
     @contextlib.asynccontextmanager
     async def removing(
-        self, id: str, name: str | None, *, locked: bool = False, abandoned: bool = False
+        self, id: str, name: str | None, *, locked: bool = False, abandoned: bool = False, expired: bool = False
     ) -> AsyncIterator[Path]:
         """The directory of a sandbox that is to be removed, with its locks held. It may not exist any more.
 
         Before it is given, the name is freed and the sandbox uncommitted, so that an interrupted removal is finished
         later. The caller releases its user ids when nothing has them any more. Without `name`, whichever name it has
-        is freed. `locked`: the caller holds the locks. `abandoned`: it is to be removed only if it is abandoned.
+        is freed. `locked`: the caller holds the locks. `abandoned` and `expired`: it is to be removed only if it is
+        abandoned, or its lifetime is over.
 
         Raises:
-            SandboxError: another process works on it for too long, or it is not abandoned any more.
+            SandboxError: another process works on it for too long, or it is not abandoned, or expired, any more.
         """
         directory = self.directory(id)
         with contextlib.ExitStack() as stack:
@@ -444,6 +495,8 @@ class StateStore:
                         raise lock_timeout(timeout_s, f"working on sandbox {id}", directory / lock)
                 if abandoned and not self._is_uncommitted_not_ready(id):
                     raise SandboxError(f"sandbox {id} is not abandoned any more", hint=str(directory))
+                if expired and not self.has_expired(id):
+                    raise SandboxError(f"the lifetime of sandbox {id} was extended", hint=str(directory))
                 with contextlib.suppress(FileExistsError):
                     os.symlink(id, self.state_dir / "uncommitted" / id)
             for entry in os.listdir(self.state_dir / "warm"):
@@ -451,10 +504,11 @@ class StateStore:
                     self._try_claim(entry.partition(".")[0], id)
             # A process that was killed before it wrote the manifest has claimed a name that is recorded only here.
             for each in self.names() if name is None else [name]:
-                if self._resolves_to(each, id):
+                if self.resolves_to(each, id):
                     (self.state_dir / "names" / each).unlink(missing_ok=True)
             yield directory
         self.clear_in_progress(id)
+        self.set_expiry(id, None)
         self.commit(id)
 
     def release_ids(self, id: str, slot: int | None) -> None:
@@ -465,7 +519,8 @@ class StateStore:
                 if os.readlink(path) == id:
                     path.unlink()
 
-    def _resolves_to(self, name: str, id: str) -> bool:
+    def resolves_to(self, name: str, id: str) -> bool:
+        """Whether this is the name of this sandbox: not any more once its removal has begun."""
         try:
             return os.readlink(self.state_dir / "names" / name) == id
         except OSError:  # it does not exist, or is no symlink
@@ -555,7 +610,7 @@ class StateStore:
             return False
         if group is not None and (self.state_dir / "groups" / group).exists():
             return False
-        return self._resolves_to(manifest.spec.name, manifest.id) and (running or group is not None)
+        return self.resolves_to(manifest.spec.name, manifest.id) and (running or group is not None)
 
     def finish_created(self, id: str) -> None:
         """Commit a complete sandbox whose creator died before it did. Does nothing while some process creates it."""
@@ -576,7 +631,7 @@ class StateStore:
             for id in self._entries("sandboxes")
             if not os.path.lexists(self.state_dir / "uncommitted" / id)
             and not os.path.lexists(self.directory(id) / "manifest.json")
-            and not any(self._resolves_to(name, id) for name in self.names())
+            and not any(self.resolves_to(name, id) for name in self.names())
         ]
 
     def drop_groups(self) -> None:

@@ -8,12 +8,16 @@
 | `command.py` | what all commands share: context, `--state-dir`, `--json`, resource options, exit status |
 | `options.py`, `values.py` | arguments that several commands share; parsers of values |
 | `sandbox_options.py` | the options that describe a sandbox |
-| `streaming.py` | a command's streams, for `run`, `exec`, `shell` and `logs` |
+| `streaming.py` | a command's streams, for `run`, `exec`, `shell`, `wait` and `logs` |
+| `direct_exec.py` | the same for most calls of `exec`, without an engine |
+| `usage_table.py` | the table of `top` |
 | `conversation.py`, `transcript.py` | the turns of `agent`, and how they are shown |
-| `render.py`, `terminal.py` | output; this process's streams, signals and terminal modes |
+| `render.py` | output |
+| `descriptors.py`, `terminal.py` | this process's standard streams; waiting for them, signals, terminal modes |
 
-Exit statuses: that of the command for `run`, `exec` and `shell`, and for these 124 after a time-out and 125 after an
-Atoll error. 2 for a wrong command line, 1 for any other error, 128+n after signal n.
+Exit statuses: that of the command for `run`, `exec`, `shell` and `wait`, and for these 124 after a time-out and 125
+after an Atoll error. 2 for wrong input, whether it is found before the work begins or by the engine, 1 for any other
+error, 128+n after signal n.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, NoReturn
 
 from atoll.contract.errors import AtollError, CallerError, ExecTimeout, InvalidRequest
@@ -60,6 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         return _broken_pipe_status()
     except KeyboardInterrupt:
+        render.end_line()
         return 128 + signal.SIGINT
 
 
@@ -79,23 +84,34 @@ def program() -> NoReturn:
 
 
 def finish(work: Coroutine[Any, Any, int], *, as_json: bool, failed: int) -> int:
-    """Run a command's work and return its exit status; print an error and return `failed`, or 124 after a time-out.
+    """`report`, of a command's work in an event loop."""
+    from atoll.surfaces.cli import terminal
+
+    return report(lambda: terminal.run(lambda: work), as_json=as_json, failed=failed)
+
+
+def report(work: Callable[[], int], *, as_json: bool, failed: int) -> int:
+    """Do a command's work and return its exit status; print an error and return `failed`, 2 if the input was wrong, or
+    124 after a time-out.
 
     Every error of Atoll becomes a message and a status here. An exception that is neither an `AtollError` nor an
     `OSError` of the machine is a bug and is raised.
     """
-    from atoll.surfaces.cli import terminal
+    from atoll.surfaces.cli.descriptors import OutputClosed
 
     gc.freeze()
     gc.enable()
     try:
         try:
-            return terminal.run(lambda: work)
+            return work()
         except BrokenPipeError:
             raise
         except ExecTimeout as error:
             render.failure(error, as_json=as_json)
             return TIMED_OUT
+        except InvalidRequest as error:
+            render.failure(error, as_json=as_json)
+            return USAGE
         except AtollError as error:
             render.failure(error, as_json=as_json)
             return failed
@@ -104,7 +120,7 @@ def finish(work: Coroutine[Any, Any, int], *, as_json: bool, failed: int) -> int
                 raise
             render.failure(error, as_json=as_json)
             return failed
-    except (terminal.OutputClosed, BrokenPipeError):
+    except (OutputClosed, BrokenPipeError):
         return _broken_pipe_status()
 
 

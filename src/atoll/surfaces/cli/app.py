@@ -20,22 +20,62 @@ from atoll.surfaces.cli.command import (
     app_parameters,
     help_without_command,
 )
-from atoll.surfaces.cli.grammar import HELP, Option, Parameter, parameters_of
+from atoll.surfaces.cli.grammar import Option, Parameter, parameters_of, similar
 
 MODULES = {
-    "exec": ("run", "exec", "shell", "logs"),
-    "sandboxes": ("create", "ls", "ps", "stat", "rm"),
+    "exec": ("run", "exec", "shell"),
+    "processes": ("ps", "logs", "wait", "kill"),
+    "sandboxes": ("create", "update", "ls", "inspect", "stat", "top", "rm"),
     "files": ("cp",),
     "lifecycle": ("sleep", "wake", "pause", "resume", "warm", "gc"),
     "checkpoints": ("checkpoint", "checkpoints", "restore", "fork", "export", "import"),
     "network": ("network", "audit", "expose", "forward"),
     "images": ("images",),
+    "volumes": ("volumes",),
     "storage": ("storage",),
     "agent": ("agent",),
     "mcp": ("mcp",),
-    "doctor": ("doctor", "version"),
+    "doctor": ("doctor", "version", "uninstall"),
 }
 """The modules in `commands/`, in the order of the help, and an index of their commands."""
+HEADINGS = {
+    "exec": "Run commands",
+    "sandboxes": "Sandboxes",
+    "checkpoints": "Checkpoints and copies",
+    "network": "Network",
+    "images": "Images and storage",
+    "agent": "Models",
+    "doctor": "This installation",
+}
+"""The headings of the help, and the modules that they stand before."""
+ALIASES = {
+    "delete": ("rm",),
+    "list": ("ls",),
+    "start": ("wake",),
+    "stop": ("sleep", "--shutdown"),
+}
+"""Other names of commands, which the help does not list: as other tools call them."""
+_SYNONYMS = {
+    "attach": ("logs --follow", "shell"),
+    "clone": ("fork",),
+    "commit": ("checkpoint",),
+    "destroy": ("rm",),
+    "info": ("inspect", "doctor"),
+    "pool": ("warm",),
+    "port": ("expose", "forward"),
+    "prewarm": ("warm",),
+    "prune": ("gc",),
+    "pull": ("images pull",),
+    "remove": ("rm",),
+    "show": ("inspect",),
+    "snapshot": ("checkpoint",),
+    "snapshots": ("checkpoints",),
+    "ssh": ("shell",),
+    "stats": ("top", "stat"),
+    "terminate": ("rm",),
+    "unpause": ("resume",),
+}
+"""What the words of other tools are called here."""
 
 
 def root(
@@ -79,6 +119,21 @@ class App(AtollGroup):
     def commands(self) -> dict[str, AtollCommand | AtollGroup]:
         return {name: command for module in MODULES for name, command in _load(module).items()}
 
+    def sections(self) -> dict[str, list[AtollCommand | AtollGroup]]:
+        sections: dict[str, list[AtollCommand | AtollGroup]] = {}
+        heading = ""
+        for module in MODULES:
+            heading = HEADINGS.get(module, heading)
+            sections.setdefault(heading, []).extend(_load(module).values())
+        return sections
+
+    def expanded(self, words: list[str]) -> list[str]:
+        return [*ALIASES.get(words[0], words[:1]), *words[1:]] if words else words
+
+    def suggested(self, name: str) -> list[str]:
+        names = [name for names in MODULES.values() for name in names]
+        return [*_SYNONYMS.get(name, ())] or similar(name, [*names, *ALIASES])
+
     def find(self, name: str) -> AtollCommand | AtollGroup | None:
         for module, names in MODULES.items():
             if name in names:
@@ -86,22 +141,19 @@ class App(AtollGroup):
         return None
 
     def completions(self, words: list[str], last: str) -> list[tuple[str, str]]:
-        """The words that begin with `last` and may follow `words`, and their descriptions."""
-        from atoll.surfaces.cli.usage import summary
+        """The words that begin with `last` and may follow `words`, and their descriptions. None: files may follow."""
+        from atoll.surfaces.cli.completion import TypedLine
 
         command: AtollCommand | AtollGroup = self
-        for word in words:
-            if isinstance(command, AtollGroup) and not word.startswith("-"):
-                command = command.find(word) or command
-        found: list[tuple[str, str]] = []
-        if last.startswith("-"):
-            for each in command.shown_parameters():
-                text = each.help.partition("  [default")[0]
-                found += [(name, text) for name in (*each.names, *each.negative_names)]
-            found += [(name, "Show this message and exit.") for name in HELP]
-        elif isinstance(command, AtollGroup):
-            found = [(name, summary(each.description)) for name, each in command.commands().items()]
-        return [(word, text) for word, text in found if word.startswith(last)]
+        line = TypedLine()
+        while isinstance(command, AtollGroup):
+            words = command.expanded(line.take(command.shown_parameters(), words, leading=0))
+            found = command.find(words[0]) if words else None
+            if found is None:
+                return line.of_group(command, last) if not words else []
+            command, words = found, words[1:]
+        line.take(command.shown_parameters(), words, leading=command.leading)
+        return line.of_command(command, last)
 
 
 def _load(module: str) -> dict[str, AtollCommand | AtollGroup]:

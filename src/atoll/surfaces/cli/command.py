@@ -11,15 +11,13 @@ Imports nothing heavy, because `atoll --help` imports it.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
 from functools import cache
-from pathlib import Path
 from types import CoroutineType
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-from atoll.contract.errors import CallerError, InvalidRequest
+from atoll.contract.errors import CallerError, InvalidRequest, install_extra
 from atoll.surfaces.cli import FAILED, finish, render
 from atoll.surfaces.cli.grammar import Option, Parameter, Parser, UsageError, parameters_of, similar
 
@@ -35,7 +33,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 def app_options(
     state_dir: Annotated[
-        Path | None,
+        str | None,
         Option(
             "--state-dir",
             metavar="DIR",
@@ -66,7 +64,7 @@ class CommandContext:
         self._command = command
         self.command_path: str = f"{parent.command_path} {command.name}" if parent is not None else command.name
         self.as_json: bool = parent.as_json if parent is not None else False
-        self.state_dir: Path | None = parent.state_dir if parent is not None else None
+        self.state_dir: str | None = parent.state_dir if parent is not None else None
         """None: the default of the engine."""
         self.resources: dict[str, Any] = {}
         """The values of the resource options that the command takes."""
@@ -77,7 +75,7 @@ class CommandContext:
         """Note the options of the app, and return the other values."""
         rest = {name: value for name, value in values.items() if name not in app_parameters()}
         self.as_json = self.as_json or values["as_json"]
-        self.state_dir = values["state_dir"] or self.state_dir
+        self.state_dir = self.state_dir if values["state_dir"] is None else values["state_dir"]
         return rest
 
     def sandbox_options(self) -> SandboxOptions:
@@ -137,6 +135,8 @@ class AtollCommand:
         """All of them, those with `has_json` false included."""
         common = dict(app_parameters())
         if self.json_help is not None:
+            import copy
+
             common["as_json"] = copy.copy(common["as_json"])
             common["as_json"].help = self.json_help
         resources = [_resource_parameters()[each] for each in self.resources]
@@ -192,13 +192,28 @@ class AtollGroup:
     def find(self, name: str) -> AtollCommand | AtollGroup | None:
         return self._commands.get(name)
 
+    def sections(self) -> dict[str, list[AtollCommand | AtollGroup]]:
+        """The commands, below the headings of the help."""
+        return {"Commands": [*self.commands().values()]}
+
+    def expanded(self, words: list[str]) -> list[str]:
+        """The words of a command, the first of which may be another name for it."""
+        return words
+
+    def suggested(self, name: str) -> list[str]:
+        """The commands that may have been meant by a name that none has."""
+        return similar(name, list(self.commands()))
+
     def shown_parameters(self) -> list[Parameter]:
         return [*parameters_of(self._function).values(), *app_parameters().values()]
 
     def help(self, path: str) -> str:
         from atoll.surfaces.cli.usage import command_help
 
-        listed = [(name, each.description) for name, each in self.commands().items()]
+        listed = {
+            heading: [(each.name, each.description) for each in commands]
+            for heading, commands in self.sections().items()
+        }
         return command_help(path, self.description, self.shown_parameters(), listed)
 
     def run(self, words: list[str], parent: CommandContext | None = None) -> int:
@@ -211,6 +226,7 @@ class AtollGroup:
         _, rest = parser.split(words, 0)
         if parser.wants_help:
             return context.print_help()
+        rest = self.expanded(rest)
         values = context.take_app_options(parser.values([]))
         found = self.find(rest[0]) if rest else None
         context.invoked_subcommand = rest[0] if rest else None
@@ -218,8 +234,8 @@ class AtollGroup:
         if result is not None or not rest:
             return _exit_status(context, result, FAILED)
         if found is None:
-            near = similar(rest[0], list(self.commands()))
-            meant = f" Did you mean {', '.join(map(repr, near))}?" if near else ""
+            near = " or ".join(f"`{context.command_path} {each}`" for each in self.suggested(rest[0]))
+            meant = f" Did you mean {near}?" if near else ""
             raise UsageError(f"No such command {rest[0]!r}.{meant}", context.command_path)
         return found.run(rest[1:], context)
 
@@ -271,6 +287,4 @@ def needing_extra(what: str, extra: str) -> Iterator[None]:
         missing = (error.name or "atoll").partition(".")[0]
         if missing == "atoll":
             raise
-        raise CallerError(
-            f"{what} needs {missing}, which is not installed; install the extra: pip install 'atoll[{extra}]'"
-        ) from error
+        raise CallerError(f"{what} needs {missing}, which is not installed; {install_extra(extra)}") from error

@@ -28,6 +28,7 @@ from atoll.contract.errors import AtollError, BudgetExceeded, InvalidRequest
 from atoll.runtime.sandbox_pool import SandboxPool
 from atoll.settings import Settings
 from atoll.surfaces.cli import FAILED, render, terminal, transcript
+from atoll.surfaces.cli.project_review import ProjectOptions, ProjectReview, project_options
 from atoll.surfaces.cli.sandbox_options import SandboxOptions, engine_arguments
 from atoll.tools.briefing import briefing
 from atoll.tools.tasks import TaskEvent, Tasks
@@ -62,6 +63,10 @@ class AgentOptions:
     history: Path | None
     ask: bool
     as_json: bool
+    here: Path | None
+    apply: bool
+    no_apply: bool
+    patch: Path | None
 
 
 @dataclass(frozen=True)
@@ -83,6 +88,8 @@ class ConversationPlan:
     history_file: Path | None
     ask: bool
     as_json: bool
+    project: ProjectOptions | None
+    """The directory that the conversation is about. None: there is none."""
 
 
 def plan(options: AgentOptions, *, stdin_is_taken: bool = False) -> ConversationPlan:
@@ -99,11 +106,20 @@ def plan(options: AgentOptions, *, stdin_is_taken: bool = False) -> Conversation
         raise InvalidRequest(
             "--ask needs a terminal on standard input and standard error; give the prompt as an argument"
         )
+    settings = Settings.from_environment()
+    project = project_options(
+        options.here,
+        apply=options.apply,
+        no_apply=options.no_apply,
+        patch=options.patch,
+        limit_bytes=settings.project_mib << 20,
+        limit_files=settings.project_files,
+    )
     chosen = choose(filter(None, map(str.strip, options.tools.split(","))))
     instructions = _text(options.instructions, "instructions") or ""
     system = _text(options.system, "system prompt")
     history = _history(options.history)
-    model = models.resolve(Settings.from_environment().model if options.model is None else options.model)
+    model = models.resolve(settings.model if options.model is None else options.model)
     return ConversationPlan(
         prompt=_prompt(options, stdin_is_taken=stdin_is_taken),
         model=model,
@@ -117,6 +133,7 @@ def plan(options: AgentOptions, *, stdin_is_taken: bool = False) -> Conversation
         history_file=options.history,
         ask=options.ask,
         as_json=options.as_json,
+        project=project,
     )
 
 
@@ -180,18 +197,42 @@ async def converse(
             await engine.images.resolve(sandbox.image or engine.default_image, progress=bars)
         kept = plan.session is not None
         name = f"agent-{secrets.token_hex(6)}" if plan.session is None else plan.session
-        async with engine.pool(name, temporary=not kept, sleeps=kept, **arguments) as pool:
-            about = briefing(await pool.describe(), plan.tools, kept=kept, until="conversation")
+        project = None if plan.project is None else plan.project.project
+        async with engine.pool(name, temporary=not kept, sleeps=kept, project=project, **arguments) as pool:
+            if project is not None:
+                await pool.bring_project()
+            about = briefing(
+                await pool.describe(), plan.tools, kept=kept, until="conversation", brings_back=project is not None
+            )
             conversation = _AgentConversation(plan, pool, about)
             async with transcript.opened(conversation.display):
-                if plan.prompt is None:
-                    return await conversation.turns()
-                return await conversation.once(plan.prompt)
+                if plan.project is None:
+                    return await conversation.hold()
+                return await _reviewed(conversation, conversation.review(pool, plan.project))
+
+
+async def _reviewed(conversation: _AgentConversation, review: ProjectReview) -> int:
+    """Hold a conversation about a project. However it ends, what was done in it is not lost."""
+    try:
+        status = await conversation.hold()
+    except AtollError as error:
+        render.failure(error, as_json=conversation.as_json)
+        status = FAILED
+    except BaseException:
+        await review.rescue()
+        raise
+    try:
+        await review.finish()
+    except anyio.get_cancelled_exc_class():
+        await review.rescue()
+        raise
+    return status
 
 
 class _AgentConversation:
     def __init__(self, plan: ConversationPlan, pool: SandboxPool, about: str) -> None:
         self._plan = plan
+        self.as_json: bool = plan.as_json
         self._keyboard = terminal.Keyboard()
         approve = self._approve if plan.ask else None
         self._always: set[str] = set()
@@ -204,6 +245,15 @@ class _AgentConversation:
         system = f"{_PREAMBLE} {about}" if plan.system is None else plan.system
         instructions = "\n\n".join(filter(None, (system, plan.instructions)))
         self._agent = Agent(plan.model, tools, instructions, steps=plan.steps, approve=approve)
+
+    async def hold(self) -> int:
+        """The whole conversation, and its exit status."""
+        return await self.turns() if self._plan.prompt is None else await self.once(self._plan.prompt)
+
+    def review(self, pool: SandboxPool, options: ProjectOptions) -> ProjectReview:
+        """What becomes of the changes in a copy of the user's project at the end."""
+        can_ask = _is_answerable() and not self._plan.as_json
+        return ProjectReview(pool, options, self.display, self._confirm if can_ask else None)
 
     def _take_child(self, event: TaskEvent) -> None:
         self.display.take_child(event)
@@ -227,6 +277,7 @@ class _AgentConversation:
         render.note("ports are served until Ctrl-C")
         with terminal.interruptible():
             await anyio.sleep_forever()
+        render.end_line()
 
     async def turns(self) -> int:
         """Turn by turn, until an empty line. Ctrl-C ends a turn and what runs in it; between turns it ends all."""
@@ -298,6 +349,22 @@ class _AgentConversation:
 
     # --------------------------------------------------------------------------------------------------- asking
 
+    async def _confirm(self, question: str) -> bool:
+        """Ask until the answer is yes or no. No answer is no."""
+        async with self.display.aside():
+            self._keyboard.forget()  # What was typed before the question is not an answer to it.
+            while True:
+                await self.display.say(f"{question} [y]es, [N]o: ")
+                answer = await self._answer()
+                if answer in _ANSWERS and answer not in _ALWAYS:
+                    return _ANSWERS[answer]
+
+    async def _answer(self) -> str:
+        typed = await self._keyboard.read()
+        if not typed.endswith("\n"):
+            await self.display.say("\n")
+        return typed.strip().lower()
+
     async def _approve(self, tool: Tool, arguments: dict[str, Any]) -> bool:
         """Ask whether a call may be made, until the answer is yes or no. No answer is no."""
         async with self.display.aside():
@@ -306,11 +373,8 @@ class _AgentConversation:
             self._keyboard.forget()  # What was typed before the question is not an answer to it.
             await self.display.say(_question(tool, arguments, *terminal.terminal_size()))
             while True:
-                typed = await self._keyboard.read()
-                if not typed.endswith("\n"):
-                    await self.display.say("\n")
-                answer = typed.strip().lower()
-                if answer in {"a", "always"}:
+                answer = await self._answer()
+                if answer in _ALWAYS:
                     self._always.add(tool.name)
                 if answer in _ANSWERS:
                     return _ANSWERS[answer]
@@ -341,6 +405,7 @@ def _choices(tool: Tool) -> str:
     return f"May it? [y]es, [N]o, [a]lways for {tool.name}: "
 
 
+_ALWAYS = frozenset({"a", "always"})
 _ANSWERS = {"y": True, "yes": True, "a": True, "always": True, "n": False, "no": False, "": False}
 
 

@@ -1,8 +1,8 @@
 """The grammar of the command line: parameters as functions declare them, and how words become their values.
 
 A command is a function. Its parameters are annotated with `Annotated[TYPE, Option(…)]` or `Argument(…)`; a type is str,
-int, float, bool, Path, or a list of str. Owns reading these declarations, parsing, and what is said about words that
-cannot be parsed. Not here: help (`usage.py`), completion (`completion.py`), what Atoll's commands have in common
+int, float, bool, Path, or a list of str or int. Owns reading these declarations, parsing, and what is said about words
+that cannot be parsed. Not here: help (`usage.py`), completion (`completion.py`), what Atoll's commands have in common
 (`command.py`), how single values are written (`values.py`).
 
 A library would do this too, and was used before: importing one and reading the declarations took longer than all else
@@ -12,17 +12,17 @@ that `atoll exec` does. So this imports nothing heavy, and reads only the declar
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, NoReturn, get_args, get_origin
+from typing import Annotated, Any, Literal, NoReturn, get_args, get_origin
 
 HELP = ("-h", "--help")
-_TYPES: Mapping[Any, tuple[Callable[[str], Any], str]] = {
-    str: (str, "valid text"),
-    Path: (Path, "a valid path"),
-    int: (int, "a valid integer, unable to parse string as an integer"),
-    float: (float, "a valid number, unable to parse string as a number"),
+_WANTED: Mapping[str, str] = {
+    "str": "text",
+    "Path": "a path",
+    "int": "a whole number",
+    "float": "a number",
 }
+"""What a word has to be for a parameter of this type."""
 
 
 class UsageError(Exception):
@@ -31,6 +31,10 @@ class UsageError(Exception):
     def __init__(self, message: str, command_path: str) -> None:
         super().__init__(message)
         self.command_path = command_path
+
+
+Completes = Literal["sandbox", "checkpoint", "volume", "image", "runtime", "place", ""]
+"""What a shell offers for a word. A place is a file, or one in a sandbox. Empty: files."""
 
 
 class Option:
@@ -42,19 +46,24 @@ class Option:
         help: str,
         metavar: str = "",
         parser: Callable[[str], Any] | None = None,
+        completes: Completes = "",
     ) -> None:
         self.names = names
         self.help = help
         self.metavar = metavar
         self.parser = parser
+        self.completes = completes
 
 
 class Argument:
-    """An argument: a word that is known by its position, or the words from there on."""
+    """An argument: a word that is known by its position, or the words from there on. Of a list of words, `leaves_last`
+    leaves the last one to the argument that follows."""
 
-    def __init__(self, *, metavar: str, help: str) -> None:
+    def __init__(self, *, metavar: str, help: str, completes: Completes = "", leaves_last: bool = False) -> None:
         self.metavar = metavar
         self.help = help
+        self.completes = completes
+        self.leaves_last = leaves_last
 
 
 class Parameter:
@@ -70,6 +79,7 @@ class Parameter:
         self.type: Any = members[0]
         self.is_flag = self.type is bool
         self.is_list = get_origin(self.type) is list
+        self.leaves_last = isinstance(declared, Argument) and declared.leaves_last
         self.names: tuple[str, ...] = ()
         self.negative_names: tuple[str, ...] = ()
         if isinstance(declared, Option):
@@ -95,11 +105,11 @@ class Parameter:
 
     def _parse_word(self, word: str, command_path: str) -> Any:
         parser = self.declared.parser if isinstance(self.declared, Option) else None
-        convert, wanted = _TYPES[str if self.is_list else self.type]
+        convert = get_args(self.type)[0] if self.is_list else self.type
         try:
             return parser(word) if parser is not None else convert(word)
         except ValueError as error:
-            reason = f"{error}" if parser is not None else f"Input should be {wanted}"
+            reason = f"{error}" if parser is not None else f"{word!r} is not {_WANTED[convert.__name__]}"
             raise UsageError(f"Invalid value for {self.title}: {reason}", command_path) from None
 
 
@@ -162,7 +172,8 @@ class Parser:
         """The values of all parameters, `words` being those of the arguments."""
         rest = list(words)
         for argument in self._arguments:
-            taken, rest = (rest, []) if argument.is_list else (rest[:1], rest[1:])
+            count = max(len(rest) - argument.leaves_last, 1) if argument.is_list else 1
+            taken, rest = rest[:count], rest[count:]
             if taken:
                 self._words[argument.name] = taken
         values = {}

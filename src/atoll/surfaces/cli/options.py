@@ -11,15 +11,29 @@ from typing import Annotated
 from atoll.surfaces.cli import values
 from atoll.surfaces.cli.grammar import Argument, Option
 
-NameArgument = Annotated[str, Argument(metavar="NAME", help="The sandbox.")]
+RUNTIMES = ("crun", "runc", "runsc", "bwrap")
+"""The runtimes that come with Atoll: `registry.BUILT_IN`, which help must not wait for. A test compares."""
+
+NameArgument = Annotated[str, Argument(metavar="NAME", help="The sandbox.", completes="sandbox")]
+NumberArgument = Annotated[
+    int | None,
+    Argument(metavar="ID", help="The command's number, as `atoll ps` shows it.  [default: the latest]"),
+]
 CommandArgument = Annotated[
     list[str] | None,
     Argument(metavar="COMMAND", help="The command and its arguments."),
 ]
-CheckpointArgument = Annotated[str, Argument(metavar="CHECKPOINT", help="The checkpoint: its id, or its label.")]
+CheckpointArgument = Annotated[
+    str, Argument(metavar="CHECKPOINT", help="The checkpoint: its id, or its label.", completes="checkpoint")
+]
 CheckpointOption = Annotated[
     str | None,
-    Option("--checkpoint", metavar="CHECKPOINT", help="Use this checkpoint.  [default: the sandbox as it is now]"),
+    Option(
+        "--checkpoint",
+        metavar="CHECKPOINT",
+        help="Use this checkpoint.  [default: the sandbox as it is now]",
+        completes="checkpoint",
+    ),
 ]
 ReferenceArgument = Annotated[str, Argument(metavar="REF", help="The image reference: python:3.12.")]
 ShellLineOption = Annotated[
@@ -32,6 +46,19 @@ EnvOption = Annotated[
         "-e",
         metavar="K=V",
         help="Set an environment variable; K alone takes the value from our environment. Repeatable.",
+    ),
+]
+LabelOption = Annotated[
+    list[str] | None,
+    Option("--label", metavar="K=V", help="A label, to find the sandbox by: team=search. Repeatable."),
+]
+EnvFileOption = Annotated[
+    list[str] | None,
+    Option(
+        "--env-file",
+        metavar="FILE",
+        help="Set the variables in this file: K=V or K on each line; # begins a comment. --env overrides them. "
+        "Repeatable.",
     ),
 ]
 UserOption = Annotated[
@@ -50,10 +77,25 @@ TimeoutOption = Annotated[
         help="Kill the command after this time: 30s, 5m, 500ms.  [default: no time-out]",
     ),
 ]
-TtyOption = Annotated[bool, Option("--tty", "-t", help="Give the command a terminal.")]
-StdinOption = Annotated[bool, Option("--stdin/--no-stdin", "-i/-n", help="Pass standard input to the command.")]
+TtyOption = Annotated[bool, Option("--tty", "-t", help="Give the command a terminal, and what is typed.")]
+StdinOption = Annotated[
+    bool | None,
+    Option(
+        "--stdin/--no-stdin",
+        "-i/-n",
+        help="Pass standard input to the command. Without it the command's input is empty.  [default: only with --tty]",
+    ),
+]
 
 
+LIMITS = ("memory", "cpus", "pids", "open_files", "disk")
+TEMPLATE = ("image", "runtime", *LIMITS)
+"""The resource options (`sandbox_options.py`) of what a warm pool keeps sandboxes of."""
+SANDBOX = (
+    *TEMPLATE,
+    *("mount", "env", "env_file", "allow", "secret", "secret_env", "user", "pause_after", "label", "ttl"),
+)
+"""All of them."""
 DEFAULT_TOOLS = "workspace"
 """The vocabulary of commands that name none: `vocabularies.DEFAULT`, which help must not wait for. A test compares."""
 

@@ -7,17 +7,17 @@ on a terminal. Not here: where the data comes from (`commands/`), the live outpu
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from atoll.contract.errors import AtollError, ExecTimeout
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from rich.progress import Progress, TaskID
 
 RED, GREEN, DIM, BOLD = "31", "32", "2", "1"
@@ -46,13 +46,35 @@ def note(text: str) -> None:
     sys.stderr.flush()
 
 
+def end_line() -> None:
+    """On a terminal, end the line that shows the `^C` of the user, so that a shell's prompt is on one of its own."""
+    if os.isatty(2):
+        sys.stderr.write("\n")
+        sys.stderr.flush()
+
+
+def explain_memory_kill(sandbox: str, limit_bytes: int | None) -> None:
+    """Say why a command ended, where its exit status does not: one that the kernel killed cannot say so itself."""
+    if limit_bytes is not None:
+        note(f"killed: sandbox {sandbox!r} reached its memory limit of {human_bytes(limit_bytes)} (--memory)")
+
+
 def emit_json(value: object, *, line: bool = False) -> None:
     """Print one JSON value, indented, or on one line where many follow each other."""
+    import json
+
     say(json.dumps(value) if line else json.dumps(value, indent=2))
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, flex: int | None = None, indent: int = 0) -> None:
     """Print rows under headers. On a terminal the column `flex` is shortened so that a row fits on its line."""
+    say("\n".join(table_lines(headers, rows, flex=flex, indent=indent)))
+
+
+def table_lines(
+    headers: Sequence[str], rows: Sequence[Sequence[str]], *, flex: int | None = None, indent: int = 0
+) -> list[str]:
+    """The lines of `table`."""
     cells = [[printable(cell) for cell in row] for row in rows]
     widths = [max(map(columns_of, column)) for column in zip(headers, *cells, strict=True)]
     room = terminal_columns()
@@ -62,9 +84,11 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, flex: int | 
             widths[flex] = max(min(widths[flex], _LEAST_FLEX), widths[flex] - excess)
             for row in cells:
                 row[flex] = shortened(row[flex], widths[flex])
-    for number, row in enumerate([list(headers), *cells]):
-        line = " " * indent + "  ".join(_padded(cell, width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        say(styled(line, BOLD, sys.stdout.fileno()) if number == 0 else line)
+    first, *rest = (
+        " " * indent + "  ".join(_padded(cell, width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in [headers, *cells]
+    )
+    return [styled(first, BOLD, sys.stdout.fileno()), *rest]
 
 
 def facts(pairs: Sequence[tuple[str, str]]) -> None:
@@ -93,6 +117,8 @@ def diagnostics(rows: Sequence[tuple[bool, str, str, str | None]]) -> None:
 
 def ago(moment: datetime, now: datetime | None = None) -> str:
     """Return how long ago `moment` was, as people say it: `3 minutes ago`."""
+    from datetime import UTC, datetime
+
     elapsed = int(((now or datetime.now(UTC)) - moment).total_seconds())
     if elapsed < 1:
         return "just now"
@@ -101,6 +127,14 @@ def ago(moment: datetime, now: datetime | None = None) -> str:
             return f"{elapsed} {unit}{'' if elapsed == 1 else 's'} ago"
         elapsed //= step
     raise AssertionError("the last unit has no next one")
+
+
+def until(moment: datetime, now: datetime | None = None) -> str:
+    """Return how long it is until `moment`, as people say it: `in 3m 20s`."""
+    from datetime import UTC, datetime
+
+    left = (moment - (now or datetime.now(UTC))).total_seconds()
+    return f"in {human_seconds(left)}" if left > 0 else "now"
 
 
 def human_bytes(amount: int | None) -> str:
@@ -175,6 +209,15 @@ class ProgressBars:
             return
         self._printed.add((what, ended))
         note(f"{what}: {human_bytes(done)}, done" if ended and total else what)
+
+
+def removal(removed: Sequence[str], failures: Sequence[AtollError], *, as_json: bool) -> None:
+    """Print what `rm` could not remove; with `as_json`, one object that has what was removed too."""
+    if as_json:
+        emit_json({"removed": removed, "errors": [{**each.to_dict(), "hint": each.hint} for each in failures]})
+        return
+    for each in failures:
+        failure(each, as_json=False)
 
 
 def failure(error: BaseException, *, as_json: bool, hint: str | None = None) -> None:

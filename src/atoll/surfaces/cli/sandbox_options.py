@@ -1,12 +1,13 @@
 """The options that describe a sandbox: how they are written, and how the engine is given them.
 
 Owns the resource options (`--image`, `--memory`, `--env`, `--allow`, `--secret` and so on). The signature of
-`sandbox_options` declares them for every command; a command class (`command.py`) names those that it takes. Not here:
-how a single value is written (`values.py`), what the engine does with the values.
+`sandbox_options` declares them for every command; a command class (`command.py`) names those that it takes
+(`options.py`). Not here: how a single value is written (`values.py`), what the engine does with the values.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
@@ -14,21 +15,27 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
 from atoll.contract.errors import InvalidRequest
 from atoll.surfaces.cli import render, values
 from atoll.surfaces.cli.grammar import Option
-from atoll.surfaces.cli.options import EnvOption
+from atoll.surfaces.cli.options import EnvFileOption, EnvOption, LabelOption
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
+    from pydantic_core import ErrorDetails
 
-    from atoll.contract.model import Limits, RuntimeName
+    from atoll.contract.model import Limits, Mount, RuntimeName
     from atoll.contract.network import NetworkPolicy
     from atoll.contract.secret import Secret
     from atoll.runtime.engine import Engine
     from atoll.runtime.sandbox import Sandbox
 
-LIMITS = ("memory", "cpus", "pids", "open_files", "disk")
-TEMPLATE = ("image", "runtime", *LIMITS)
-"""What a warm pool keeps sandboxes of."""
-SANDBOX = (*TEMPLATE, "env", "allow", "secret", "secret_env", "user")
+_LIMIT_OPTIONS = {
+    "memory_bytes": "--memory",
+    "cpus": "--cpus",
+    "pids": "--pids",
+    "open_files": "--open-files",
+    "disk_bytes": "--disk",
+}
+_MAX_MEGABYTES = 65536
+"""A size up to this, without a unit, was probably meant in megabytes."""
 
 
 class SandboxOptions(NamedTuple):
@@ -41,12 +48,17 @@ class SandboxOptions(NamedTuple):
     pids: int | None = None
     open_files: int | None = None
     disk_bytes: int | None = None
+    mounts: Sequence[Mount] = ()
     env: Mapping[str, str] = MappingProxyType({})
     user: str | None = None
     cwd: str | None = None
     network: NetworkPolicy | None = None
     secrets: Sequence[values.SecretSource] = ()
     secret_env: Sequence[values.SecretSource] = ()
+    labels: Mapping[str, str] = MappingProxyType({})
+    ttl_s: float | None = None
+    pause_after_s: float | None = None
+    from_checkpoint: str | None = None
 
     @property
     def reads_stdin(self) -> bool:
@@ -54,7 +66,7 @@ class SandboxOptions(NamedTuple):
         return any(secret.source == "-" for secret in (*self.secrets, *self.secret_env))
 
 
-def sandbox_options(
+def sandbox_options(  # noqa: PLR0913 - one for each option
     *,
     image: Annotated[
         str | None,
@@ -63,6 +75,7 @@ def sandbox_options(
             metavar="REF",
             help="The image: host, dir:PATH, tar:PATH, or a reference to a registry such as python:3.12."
             "  [default: $ATOLL_IMAGE, else host]",
+            completes="image",
         ),
     ] = None,
     runtime: Annotated[
@@ -72,22 +85,54 @@ def sandbox_options(
             metavar="NAME",
             help="The runtime: crun, runc, runsc, or bwrap (only by name)."
             "  [default: $ATOLL_RUNTIME, else the fastest]",
+            completes="runtime",
         ),
     ] = None,
     memory: Annotated[
         int | None,
-        Option("--memory", "-m", metavar="SIZE", parser=values.size, help="Memory limit: 512m, 1.5g."),
+        Option(
+            "--memory",
+            "-m",
+            metavar="SIZE",
+            parser=values.size,
+            help="Memory limit: 512m, 1.5g.  [default: 2g where it can be enforced]",
+        ),
     ] = None,
-    cpus: Annotated[float | None, Option("--cpus", metavar="N", help="CPU limit, in cores: 1.5.")] = None,
-    pids: Annotated[int | None, Option("--pids", metavar="N", help="Limit on processes and threads.")] = None,
+    cpus: Annotated[
+        float | None, Option("--cpus", metavar="N", help="CPU limit, in cores: 1.5.  [default: no limit]")
+    ] = None,
+    pids: Annotated[
+        int | None,
+        Option(
+            "--pids",
+            metavar="N",
+            help="Limit on processes and threads.  [default: 1024 where it can be enforced]",
+        ),
+    ] = None,
     open_files: Annotated[
-        int | None, Option("--open-files", metavar="N", help="Limit on open files per process.")
+        int | None,
+        Option("--open-files", metavar="N", help="Limit on open files per process.  [default: this machine's]"),
     ] = None,
     disk: Annotated[
         int | None,
-        Option("--disk", metavar="SIZE", parser=values.size, help="Disk quota, for what it writes: 512m, 10g."),
+        Option(
+            "--disk",
+            metavar="SIZE",
+            parser=values.size,
+            help="Disk quota, for what it writes: 512m, 10g.  [default: no limit]",
+        ),
+    ] = None,
+    mount: Annotated[
+        list[str] | None,
+        Option(
+            "--mount",
+            metavar="SRC:DST[:ro|:rw]",
+            help="Mount a directory of this machine, read-only unless :rw follows, or volume:NAME:DST, which can be "
+            "written unless :ro follows. Repeatable.  [default: nothing of this machine]",
+        ),
     ] = None,
     env: EnvOption = None,
+    env_file: EnvFileOption = None,
     allow: Annotated[
         list[str] | None,
         Option(
@@ -128,6 +173,33 @@ def sandbox_options(
             help="Where commands start; it is made if it is missing.  [default: the image's, else the user's home]",
         ),
     ] = None,
+    label: LabelOption = None,
+    ttl: Annotated[
+        float | None,
+        Option(
+            "--ttl",
+            metavar="TIME",
+            parser=values.duration,
+            help="Destroy the sandbox after this time, in use or not: 30m, 8h, 7d.  [default: never]",
+        ),
+    ] = None,
+    pause_after: Annotated[
+        float | None,
+        Option(
+            "--pause-after",
+            metavar="TIME",
+            parser=values.duration,
+            help="Pause it when it is unused for this time: 30s, 5m. Using it resumes it.  [default: never]",
+        ),
+    ] = None,
+    from_checkpoint: Annotated[
+        str | None,
+        Option(
+            "--from",
+            metavar="CHECKPOINT",
+            help="Begin as this checkpoint of any sandbox, with its image and runtime: its id, or its label.",
+        ),
+    ] = None,
 ) -> SandboxOptions:
     """Declare the resource options, and build one object from their values.
 
@@ -142,16 +214,35 @@ def sandbox_options(
         pids=pids,
         open_files=open_files,
         disk_bytes=disk,
-        env=values.environment(env or []),
+        mounts=tuple(map(values.mount, mount or [])),
+        env=values.environment(env or [], env_file or []),
         user=user,
         cwd=cwd,
         network=network_policy(allow or []),
         secrets=tuple(map(values.secret, secret or [])),
         secret_env=tuple(map(values.secret_variable, secret_env or [])),
+        labels=values.labels(label or []),
+        ttl_s=ttl,
+        pause_after_s=pause_after,
+        from_checkpoint=from_checkpoint,
     )
     if [each.source for each in (*options.secrets, *options.secret_env)].count("-") > 1:
         raise InvalidRequest("two secrets are read from standard input; only one can be")
     return options
+
+
+def _warn_of_unreachable_hosts(options: SandboxOptions) -> None:
+    """Say which secrets can never be sent: no rule allows their hosts. A range of addresses and a preset may."""
+    rules = options.network.rules if options.network is not None else ()
+    if any(rule.name is None for rule in rules):
+        return
+    for secret in options.secrets:
+        for host in secret.hosts:
+            name = host.lower().removeprefix("http://")
+            if not any(rule.covers_name(name) for rule in rules):
+                render.note(
+                    f"warning: --secret {secret.name} is for {name}, which no --allow rule allows: add --allow {name}"
+                )
 
 
 def network_policy(allow: Sequence[str]) -> NetworkPolicy | None:
@@ -175,7 +266,7 @@ def engine_arguments(options: SandboxOptions) -> dict[str, Any]:
     Raises:
         InvalidRequest: a limit is out of range, there is no such runtime, or a secret has no value.
     """
-    return {
+    arguments = {
         "image": options.image,
         "limits": limits(options),
         "env": options.env,
@@ -185,7 +276,13 @@ def engine_arguments(options: SandboxOptions) -> dict[str, Any]:
         "cwd": options.cwd,
         "runtime": runtime_name(options.runtime),
         "network": options.network,
+        "labels": options.labels,
+        "ttl_s": options.ttl_s,
+        "pause_after_s": options.pause_after_s,
+        "mounts": options.mounts,
     }
+    _warn_of_unreachable_hosts(options)
+    return arguments
 
 
 def _secret(source: values.SecretSource) -> Secret:
@@ -201,7 +298,13 @@ async def create_sandbox(engine: Engine, options: SandboxOptions, name: str | No
         InvalidRequest: as `engine_arguments`.
     """
     with render.ProgressBars() as bars:
-        return await engine.create(name, **engine_arguments(options), ephemeral=ephemeral, progress=bars)
+        return await engine.create(
+            name,
+            **engine_arguments(options),
+            ephemeral=ephemeral,
+            from_checkpoint=options.from_checkpoint,
+            progress=bars,
+        )
 
 
 def limits(options: SandboxOptions) -> Limits:
@@ -210,19 +313,36 @@ def limits(options: SandboxOptions) -> Limits:
     """
     from atoll.contract.model import Limits
 
-    names = {
-        "memory_bytes": "--memory",
-        "cpus": "--cpus",
-        "pids": "--pids",
-        "open_files": "--open-files",
-        "disk_bytes": "--disk",
-    }
     try:
-        return Limits(**{name: getattr(options, name) for name in names})
+        chosen = Limits(**{name: getattr(options, name) for name in _LIMIT_OPTIONS})
     except ValueError as error:
-        wrong = cast("ValidationError", error).errors()[0]
-        reason = wrong["msg"].replace("Input should be", "it must be")
-        raise InvalidRequest(f"{names[str(wrong['loc'][0])]} is {wrong['input']}, but {reason}") from None
+        raise _out_of_range(cast("ValidationError", error).errors()[0]) from None
+    _warn_of_limits_beyond_the_machine(chosen)
+    return chosen
+
+
+def _out_of_range(wrong: ErrorDetails) -> InvalidRequest:
+    """Which limit is wrong, and what is allowed, in the words of the command line."""
+    field, value, bounds = str(wrong["loc"][0]), wrong["input"], wrong.get("ctx", {})
+    show = _exact_size if field.endswith("_bytes") else "{:,g}".format
+    allowed = [f"at {what} {show(bounds[key])}" for key, what in (("ge", "least"), ("le", "most")) if key in bounds]
+    reason = f"it must be {allowed[0]}" if allowed else wrong["msg"]
+    megabytes = field.endswith("_bytes") and isinstance(value, int) and value <= _MAX_MEGABYTES
+    meant = f"; did you mean {value}m?" if megabytes else ""
+    return InvalidRequest(f"{_LIMIT_OPTIONS[field]} is {show(value)}; {reason}{meant}")
+
+
+def _exact_size(amount: int) -> str:
+    return render.human_bytes(amount).replace(".0 ", " ").replace(" B", " bytes")
+
+
+def _warn_of_limits_beyond_the_machine(limits: Limits) -> None:
+    memory, cores = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), os.cpu_count() or 1
+    if limits.memory_bytes is not None and limits.memory_bytes > memory:
+        asked, has = _exact_size(limits.memory_bytes), _exact_size(memory)
+        render.note(f"warning: --memory is {asked}, and this machine has {has}: its own memory is the limit")
+    if limits.cpus is not None and limits.cpus > cores:
+        render.note(f"warning: --cpus is {limits.cpus:g}, and this machine has {cores} cores: they are the limit")
 
 
 def runtime_name(name: str | None) -> RuntimeName | None:

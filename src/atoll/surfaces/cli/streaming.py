@@ -18,7 +18,8 @@ import anyio
 
 from atoll.contract.model import ExecResult, Exited, Gap, Output, ProcessInfo
 from atoll.runtime.guest.process import Collector, to_result
-from atoll.surfaces.cli import render, terminal
+from atoll.runtime.sandbox import LOGIN_SHELL
+from atoll.surfaces.cli import TIMED_OUT, render, terminal
 
 if TYPE_CHECKING:
     from atoll.runtime.guest.process import Process, ProcessInput
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 
 CAPTURE_BYTES = 16 * 1024 * 1024
 """How much of each stream `--json` keeps: one half from the beginning, one from the end."""
+
+_END_KEY, _END_KEY_AGAIN_S = b"\x04", 1.0
+"""Ctrl-D."""
 
 
 class ExecOptions(NamedTuple):
@@ -38,7 +42,8 @@ class ExecOptions(NamedTuple):
     cwd: str | None = None
     timeout_s: float | None = None
     tty: bool = False
-    stdin: bool = True
+    stdin: bool = False
+    """Whether it gets our input. False: its input is empty."""
     as_json: bool = False
 
 
@@ -52,12 +57,20 @@ async def detach(sandbox: Sandbox, options: ExecOptions) -> Process:
 
 
 async def shell(sandbox: Sandbox, options: ExecOptions) -> int:
-    """Give the terminal to a shell in the sandbox until it ends, and return its exit status."""
+    """Give the terminal to a shell in the sandbox until it ends, and return its exit status.
+
+    Without a terminal on our input the shell has a pipe: an end of file is a key on a terminal, which a shell that has
+    not set up its terminal yet would not take for one.
+    """
+    options = options._replace(stdin=True)
+    if not os.isatty(terminal.STDIN):
+        return await run(sandbox, options._replace(command=options.command or LOGIN_SHELL, tty=False))
     rows, cols = terminal.terminal_size()
     process = await sandbox.shell(
         rows=rows, cols=cols, user=options.user, cwd=options.cwd, env=_env(options), command=options.command or None
     )
     exited = await _connect(process, options, _Passthrough())
+    _explain(sandbox, exited)
     return exited.exit_code
 
 
@@ -84,6 +97,29 @@ async def logs(
     reader.finish()
 
 
+async def wait(sandbox: Sandbox, info: ProcessInfo, *, output: bool, timeout_s: float | None, as_json: bool) -> int:
+    """Wait until a command that runs, or has ended, ends, and return its exit status; 124 if it has not by then."""
+    sink = _Captured() if as_json else _Passthrough()
+    process = await sandbox.attach(info.id, lossless=False)
+    exited: Exited | None = None
+    with anyio.move_on_after(timeout_s):
+        async with process:
+            async for event in process:
+                if isinstance(event, Output) and output:
+                    await sink.take(event)
+                elif isinstance(event, Exited):
+                    exited = event
+    if isinstance(sink, _Captured):
+        kept = {"stdout": sink.stdout.text()[0], "stderr": sink.stderr.text()[0]} if output else {}
+        ended = {"exit_code": None, "timed_out": True} if exited is None else exited.model_dump(mode="json")
+        render.emit_json({"sandbox": sandbox.name, "id": info.id, **ended, **kept})
+    elif exited is None:
+        render.note(f"command {info.id} still runs after {timeout_s:g} s: {info.command}")
+    else:
+        _explain(sandbox, exited)
+    return TIMED_OUT if exited is None else exited.exit_code
+
+
 async def run(sandbox: Sandbox, options: ExecOptions) -> int:
     """Run a command with our streams and return its exit status. Leaving early, for any reason, kills its whole tree.
 
@@ -107,7 +143,14 @@ async def run(sandbox: Sandbox, options: ExecOptions) -> int:
     if isinstance(sink, _Captured):
         result = sink.result(exited)
         render.emit_json({"sandbox": sandbox.name, "id": process.id, **result.model_dump(mode="json")})
+    else:
+        _explain(sandbox, exited)
     return exited.exit_code
+
+
+def _explain(sandbox: Sandbox, exited: Exited) -> None:
+    if exited.out_of_memory:
+        render.explain_memory_kill(sandbox.name, sandbox.info.limits.memory_bytes)
 
 
 async def _connect(
@@ -124,7 +167,7 @@ async def _connect(
     with terminal.raw() if options.tty else nullcontext():
         async with process, anyio.create_task_group() as tasks:
             if process.takes_input and options.stdin and terminal.stdin_offered():
-                tasks.start_soon(_feed, process.stdin)
+                tasks.start_soon(_feed, process.stdin, options.tty)
             if options.tty:
                 tasks.start_soon(_resize, process)
             with limit:
@@ -141,11 +184,17 @@ async def _connect(
     return exited
 
 
-async def _feed(stdin: ProcessInput) -> None:
-    """Pass our input on until it ends or the command closes its end."""
+async def _feed(stdin: ProcessInput, tty: bool) -> None:
+    """Pass our input on until it ends or the command closes its end.
+
+    On a terminal the end is a key. A program that sets up its terminal just then loses it, so it is pressed again.
+    """
     try:
         async for chunk in terminal.stdin_chunks():
             await stdin.send(chunk)
+        while tty:
+            await stdin.send(_END_KEY)
+            await anyio.sleep(_END_KEY_AGAIN_S)
         await stdin.aclose()
     except (anyio.BrokenResourceError, anyio.ClosedResourceError):
         pass

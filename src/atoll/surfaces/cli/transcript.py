@@ -83,6 +83,12 @@ class Display(Protocol):
     async def say(self, text: str) -> None:
         """Write `text` for the user, with no newline at its end. It must not contain control characters."""
 
+    async def tell(self, text: str) -> None:
+        """As `say`, where people read; programs get the same from `emit`."""
+
+    async def emit(self, value: object) -> None:
+        """Write a line of JSON where programs read; people get the same from `tell`."""
+
     def aside(self) -> Any:
         """A context in which only `say` writes."""
 
@@ -136,6 +142,12 @@ class _EventWriter:
     async def say(self, text: str) -> None:
         await self._err.write(text.encode())
 
+    async def tell(self, text: str) -> None:
+        await self.say(text)
+
+    async def emit(self, value: object) -> None:
+        pass
+
 
 # ---------------------------------------------------------------------------------------------------------- programs
 
@@ -170,6 +182,13 @@ class JsonLines(_EventWriter):
             self._woken = anyio.Event()
             async with self._lock:
                 await self._catch_up()
+
+    async def tell(self, text: str) -> None:
+        pass
+
+    async def emit(self, value: object) -> None:
+        async with self._lock:
+            await self._emit(value)
 
     async def close(self) -> None:
         pass

@@ -9,32 +9,36 @@ from __future__ import annotations
 import os
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 
 from atoll.surfaces.cli.grammar import HELP, Argument, Option, Parameter
 
 _MAX_COLUMNS, _MIN_COLUMNS = 98, 50
 _NAME_COLUMNS = 30
 """A longer name has its description on the next line."""
-_TYPE_NAMES = {"PosixPath": "path", "Path": "path"}
+
+
+CommandSections = Mapping[str, Sequence[tuple[str, str]]]
+"""The commands of a group below their headings: names and descriptions."""
 
 
 def command_help(
-    path: str, description: str, parameters: Sequence[Parameter], commands: Iterable[tuple[str, str]] | None = None
+    path: str, description: str, parameters: Sequence[Parameter], commands: CommandSections | None = None
 ) -> str:
-    """The help of a command, or of a group that has `commands`: names and descriptions."""
+    """The help of a command, or of a group that has `commands`. What a group can do comes before its options."""
     arguments = [each for each in parameters if isinstance(each.declared, Argument)]
     options = [each for each in parameters if isinstance(each.declared, Option)]
     words = [_argument_word(each) for each in arguments] if commands is None else ["COMMAND", "[ARGS]..."]
     lines = [" ".join(["Usage:", path, "[OPTIONS]", *words]), "", *_paragraphs(description)]
+    if commands is not None:
+        width = max(len(name) for listed in commands.values() for name, _ in listed)
+        for heading, listed in commands.items():
+            rows = [(name.ljust(width), summary(text, _columns() - 6 - width)) for name, text in listed]
+            lines += ["", f"{heading}:", *_table(rows)]
     if arguments:
-        lines += ["", "Arguments:", *_table([(_argument_name(each), _described(each)) for each in arguments])]
+        lines += ["", "Arguments:", *_table([(each.declared.metavar, _described(each)) for each in arguments])]
     rows = [(_option_name(each), _described(each)) for each in options]
     lines += ["", "Options:", *_table([*rows, (", ".join(HELP), "Show this message and exit.")])]
-    if commands is not None:
-        listed = list(commands)
-        room = _columns() - 6 - max(len(name) for name, _ in listed)
-        lines += ["", "Commands:", *_table([(name, summary(text, room)) for name, text in listed])]
     return "\n".join(lines)
 
 
@@ -63,12 +67,7 @@ def _columns() -> int:
 
 def _argument_word(each: Parameter) -> str:
     name = each.declared.metavar
-    return (f"{{{name}}}" if each.required else f"[{name}]") + ("..." if each.is_list else "")
-
-
-def _argument_name(each: Parameter) -> str:
-    kind = "list[str]" if each.is_list else _TYPE_NAMES.get(each.type.__name__, each.type.__name__)
-    return f"{each.declared.metavar} <{kind}>"
+    return (name if each.required else f"[{name}]") + ("..." if each.is_list else "")
 
 
 def _option_name(each: Parameter) -> str:
@@ -77,9 +76,11 @@ def _option_name(each: Parameter) -> str:
 
 
 def _described(each: Parameter) -> str:
+    if isinstance(each.declared, Argument):
+        return each.help
     if each.required:
         return f"{each.help}  [required]"
-    if isinstance(each.declared, Argument) or each.default is None or each.default is False:
+    if each.default is None or each.default is False:
         return each.help
     default = each.names[0].lstrip("-") if each.is_flag else each.default
     return f"{each.help}  [default: {default}]"

@@ -1,21 +1,24 @@
-"""Parsers for values on the command line: sizes, durations, variables, secrets, paths of a copy, offsets.
+"""Parsers for values on the command line: sizes, durations, signals, variables, mounts, secrets, paths, offsets.
 
 All of them raise `InvalidRequest`, whose message says what would have been right. Not here: the options
 (`options.py`, `sandbox_options.py`), what the values are used for. Imports nothing heavy, because `atoll --help`
 imports it.
 """
 
-from __future__ import annotations
+# Without `from __future__ import annotations`: the fields of a `NamedTuple` would be text that has to be compiled, and
+# the first time that takes 1 ms.
 
 import math
 import os
 import re
 import sys
 from collections.abc import Sequence
-from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from atoll.contract.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from atoll.contract.model import Mount
 
 # Compiled when they are used: `atoll exec` needs none of them.
 _SIZE = r"(?i)\s*([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*(?:([kmgt])(?:i?b)?|b)?\s*"
@@ -66,12 +69,76 @@ def duration(text: str) -> float:
     return seconds
 
 
-def environment(words: Sequence[str]) -> dict[str, str]:
-    """Return the variables that `K=V` words set. `K` alone takes its value from our environment.
+def lifetime(text: str) -> float:
+    """As `duration`; `none` is a lifetime without end.
 
     Raises:
-        InvalidRequest: a word has no name, or names a variable that is not set in our environment.
+        InvalidRequest: it is neither.
     """
+    return math.inf if text.strip().lower() == "none" else duration(text)
+
+
+def labels(words: Sequence[str]) -> dict[str, str]:
+    """Return the labels that `K=V` words set.
+
+    Raises:
+        InvalidRequest: a word has another form, or the key or value is not allowed.
+    """
+    from atoll.contract.model import check_labels
+
+    pairs = [word.partition("=") for word in words]
+    for key, equals, _ in pairs:
+        if not equals:
+            raise InvalidRequest(f"the label {key!r} has no value; write KEY=VALUE")
+    return check_labels({key: value for key, _, value in pairs})
+
+
+def signal_number(text: str) -> int:
+    """Return the signal that `text` means: `TERM`, `SIGTERM`, `15`.
+
+    Raises:
+        InvalidRequest: there is no such signal.
+    """
+    import signal
+
+    word = text.strip().upper()
+    if word.isascii() and word.isdigit() and 1 <= int(word) < signal.NSIG:
+        return int(word)
+    try:
+        return signal.Signals[word if word.startswith("SIG") else f"SIG{word}"].value
+    except KeyError:
+        raise InvalidRequest(
+            f"{text!r} is not a signal; write a name (TERM, KILL, INT, HUP, USR1) or a number"
+        ) from None
+
+
+def environment(words: Sequence[str], files: Sequence[str] = ()) -> dict[str, str]:
+    """Return the variables that the lines of `files`, then `K=V` words set. `K` alone takes its value from our
+    environment.
+
+    Raises:
+        InvalidRequest: a word has no name, or names a variable that is not set in our environment; a file cannot be
+            read.
+    """
+    variables: dict[str, str] = {}
+    for file in files:
+        try:
+            variables |= _environment([line for line in map(str.strip, _lines(file)) if line and line[0] != "#"])
+        except InvalidRequest as error:
+            raise InvalidRequest(f"--env-file {file}: {error}") from None
+    return variables | _environment(words)
+
+
+def _lines(file: str) -> list[str]:
+    from pathlib import Path
+
+    try:
+        return Path(file).read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequest(getattr(error, "strerror", None) or "it is not text") from None
+
+
+def _environment(words: Sequence[str]) -> dict[str, str]:
     variables: dict[str, str] = {}
     for word in words:
         name, equals, value = word.partition("=")
@@ -86,6 +153,29 @@ def environment(words: Sequence[str]) -> dict[str, str]:
             value = inherited
         variables[name] = value
     return variables
+
+
+def mount(word: str) -> "Mount":
+    """Parse `SRC:DST[:ro|:rw]`, where `SRC` is a directory, relative to the current one, or `volume:NAME`.
+
+    Raises:
+        InvalidRequest: it has another form.
+    """
+    from atoll.contract.model import VOLUME_PREFIX, Mount
+
+    rest, _, access = word.rpartition(":")
+    if access not in ("ro", "rw"):
+        rest, access = word, ""
+    source, _, target = rest.rpartition(":")
+    name = source.removeprefix(VOLUME_PREFIX)
+    if not name or not target.startswith("/") or source == VOLUME_PREFIX.rstrip(":"):
+        raise InvalidRequest(
+            f"{word!r} is not a mount; write SOURCE:/TARGET, SOURCE:/TARGET:rw or volume:NAME:/TARGET, with an "
+            "absolute path as the target"
+        )
+    if name == source:
+        source = os.path.abspath(source)
+    return Mount(source=source, target=target, read_only={"ro": True, "rw": False}.get(access))
 
 
 class SecretSource(NamedTuple):
@@ -136,6 +226,8 @@ def secret_value(word: SecretSource) -> str:
         return sys.stdin.read().removesuffix("\n")
     if word.source.startswith("file:"):
         try:
+            from pathlib import Path
+
             return Path(word.source.removeprefix("file:")).read_text().removesuffix("\n")
         except (OSError, UnicodeDecodeError) as error:
             why = getattr(error, "strerror", None) or "it is not text"
@@ -149,42 +241,45 @@ def secret_value(word: SecretSource) -> str:
     return value
 
 
-class CopySpec(NamedTuple):
-    """A copy between this machine and a sandbox."""
+class Place(NamedTuple):
+    """One end of a copy."""
 
-    sandbox: str
-    inside: str
-    """The path in the sandbox; a relative one begins in the user's home directory."""
-    here: str
-    """The path on this machine; `-` is standard input or output."""
-    inward: bool
-    """True: into the sandbox."""
+    sandbox: str | None
+    """None: it is on this machine."""
+    path: str
+    """In a sandbox, a relative one begins in the user's home directory. On this machine, `-` is standard input or
+    output."""
 
     @property
     def is_stream(self) -> bool:
-        return self.here == "-"
+        return self.sandbox is None and self.path == "-"
+
+    def __str__(self) -> str:
+        return self.path if self.sandbox is None else f"{self.sandbox}:{self.path}"
 
 
-def copy_spec(source: str, target: str) -> CopySpec:
-    """Parse the two paths of a copy: `NAME:PATH` is in a sandbox, every other path is on this machine.
+def copy_places(sources: Sequence[str], target: str) -> tuple[list[Place], Place]:
+    """Parse the paths of a copy: `NAME:PATH` is in a sandbox, every other path is on this machine.
 
     A path on this machine that contains a colon is written `./a:b`.
 
     Raises:
-        InvalidRequest: not exactly one of them is in a sandbox, or one is empty.
+        InvalidRequest: neither end of a copy is in a sandbox, a path is empty, or a stream is one of several.
     """
-    if not source or not target:
+    *origins, end = [_place(word) for word in (*sources, target)]
+    for origin in origins:
+        if origin.sandbox is None and end.sandbox is None:
+            raise InvalidRequest(f"neither {origin} nor {end} is in a sandbox; write NAME:PATH for the side that is")
+    if len(origins) > 1 and any(each.is_stream for each in (*origins, end)):
+        raise InvalidRequest("- is one file, and cannot be copied together with others")
+    return origins, end
+
+
+def _place(word: str) -> Place:
+    if not word:
         raise InvalidRequest("a path is empty; write a path on this machine, or NAME:PATH for one in a sandbox")
-    start, end = re.fullmatch(_PLACE, source), re.fullmatch(_PLACE, target)
-    if start and end:
-        raise InvalidRequest(
-            f"{source} and {target} are both in sandboxes; copy to this machine first, then to the other sandbox"
-        )
-    if start:
-        return CopySpec(start[1], start[2] or ".", target, inward=False)
-    if end:
-        return CopySpec(end[1], end[2] or ".", source, inward=True)
-    raise InvalidRequest(f"neither {source} nor {target} is in a sandbox; write NAME:PATH for the side that is")
+    found = re.fullmatch(_PLACE, word)
+    return Place(found[1], found[2] or ".") if found else Place(None, word)
 
 
 def offsets(text: str) -> tuple[int, int]:

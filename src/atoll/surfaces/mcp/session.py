@@ -18,6 +18,7 @@ import secrets
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -33,10 +34,11 @@ import atoll
 from atoll.contract.errors import AtollError, CallerError, FileError, InvalidRequest, PathNotFound, SandboxNotFound
 from atoll.contract.model import FileEntry
 from atoll.runtime.engine import Engine
+from atoll.runtime.project.project import Project
 from atoll.runtime.sandbox_pool import SandboxPool
 from atoll.tools import export
 from atoll.tools.briefing import briefing
-from atoll.tools.tool import ToolResult, readable
+from atoll.tools.tool import ToolResult, ToolSet, readable
 from atoll.tools.view import HOME, PoolContext, as_text, media_type, start_directory
 from atoll.tools.vocabularies import DEFAULT, choose, session_tools
 
@@ -69,6 +71,11 @@ class ServerConfig:
     """Names of vocabularies, see `tools/vocabularies.py`."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Options of `SandboxPool`: the image, the limits and the network policy of all sandboxes."""
+    project: Project | None = None
+    """A directory of this machine of which the sandbox `default` of each session has a copy. None: of nothing."""
+    save_dir: Path | None = None
+    """A directory of this machine where clients may save files, with the tool `save_file` of `workspace`. None: the
+    tool is not offered."""
 
 
 @asynccontextmanager
@@ -83,10 +90,11 @@ async def open_session(engine: Engine, config: ServerConfig, name: str | None = 
     chosen = choose(config.tools)
     kept = name is not None
     id = f"mcp-{secrets.token_hex(8)}" if name is None else name
-    async with engine.pool(id, temporary=not kept, sleeps=kept, **config.options) as pool:
-        instructions = briefing(await pool.describe(), chosen, kept=kept)
+    async with engine.pool(id, temporary=not kept, sleeps=kept, project=config.project, **config.options) as pool:
+        tools = session_tools(pool, chosen, save_dir=config.save_dir)
+        instructions = briefing(await pool.describe(), chosen, kept=kept, saves="save_file" in tools)
         instructions += f" Files can be read as resources too: {_SCHEME}NAME/absolute/path."
-        yield SessionHandlers(pool, chosen, instructions).server
+        yield SessionHandlers(pool, tools, instructions).server
 
 
 # ------------------------------------------------------------------------------------------------------------- session
@@ -95,10 +103,10 @@ async def open_session(engine: Engine, config: ServerConfig, name: str | None = 
 class SessionHandlers:
     """The tools and resources of one client session, as handlers of the SDK's `server`."""
 
-    def __init__(self, pool: SandboxPool, chosen: Sequence[str], instructions: str) -> None:
+    def __init__(self, pool: SandboxPool, tools: ToolSet, instructions: str) -> None:
         self._pool = pool
         self._context = PoolContext(pool)
-        self._tools = session_tools(pool, chosen)
+        self._tools = tools
         self._tool_list = types.ListToolsResult.model_validate({"tools": export.definitions(self._tools, "mcp")})
         self._slots = anyio.Semaphore(MAX_CONCURRENT_CALLS)
         self.server: Server[Any] = Server(

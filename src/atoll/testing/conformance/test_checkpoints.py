@@ -11,9 +11,11 @@ import pytest
 
 from atoll import (
     Capabilities,
+    CheckpointExists,
     CheckpointNotFound,
     Engine,
     InvalidRequest,
+    Limits,
     Sandbox,
     SandboxDied,
     SandboxExists,
@@ -308,9 +310,7 @@ async def test_a_checkpoint_is_seen_by_others_and_outlives_its_sandbox(
     body = """
 for each in await engine.checkpoints("author"):
     say(each.label, each.size_bytes > 0)
-await engine.create("heir")
-await engine.restore("heir", each.id)
-box = await engine.get("heir")
+box = await engine.create("heir", from_checkpoint="work")
 say(await box.files.read_text("f"))
 await box.destroy()
 await engine.delete_checkpoint(each.id)
@@ -320,6 +320,85 @@ await engine.delete_checkpoint(each.id)
         assert await other.line() == "text"
         await other.succeeds()
     assert await engine.checkpoints() == []
+
+
+@pytest.mark.runtimes("crun", "runsc")
+async def test_a_label_is_one_checkpoint_of_its_sandbox(engine: Engine, as_root: None) -> None:
+    async with await engine.create("labelled") as sandbox, await engine.create("other") as other:
+        await sandbox.sleep()
+        await other.sleep()
+        first = await sandbox.checkpoint("clean")
+        with pytest.raises(CheckpointExists, match=f"the checkpoint {first.id} of this sandbox has the label 'clean'"):
+            await sandbox.checkpoint("clean")
+        moved = await sandbox.checkpoint("clean", move=True)
+        assert {each.id: each.label for each in await sandbox.checkpoints()} == {first.id: None, moved.id: "clean"}
+        theirs = await other.checkpoint("clean")
+        with pytest.raises(InvalidRequest, match=f"several checkpoints .* 'clean': {moved.id} of 'labelled'"):
+            await engine.delete_checkpoint("clean")
+        await engine.delete_checkpoint("clean", sandbox="other")
+        with pytest.raises(CheckpointNotFound):
+            await engine.delete_checkpoint(theirs.id)
+        await engine.delete_checkpoint("clean")  # there is one left
+        assert [each.id for each in await engine.checkpoints()] == [first.id]
+    await clean(engine)
+
+
+@pytest.mark.runtimes("crun", "runsc")
+async def test_a_checkpoint_belongs_to_the_sandbox_that_it_was_taken_of(engine: Engine, as_root: None) -> None:
+    former = await engine.create("q")
+    await former.files.write_text("f", "former")
+    await former.sleep()
+    made = await former.checkpoint("clean")
+    assert made.sandbox_id == former.id
+    assert await engine.destroy("q") == 1
+    assert [each.id for each in await engine.checkpoints("q")] == [made.id]
+    (fork,) = await engine.fork("q", names=["forked"], checkpoint="clean")  # it need not live
+    async with fork, await engine.create("q") as sandbox:
+        assert await fork.files.read_text("f") == "former"
+        assert await sandbox.checkpoints() == []  # another sandbox, which does not inherit
+        with pytest.raises(CheckpointNotFound):
+            await sandbox.restore("clean")
+        with pytest.raises(InvalidRequest, match=f"the checkpoint {made.id} is not of this sandbox"):
+            await sandbox.restore(made.id)
+        assert not await sandbox.files.exists("f")
+        await sandbox.restore(made.id, foreign=True)
+        assert await sandbox.files.read_text("f") == "former"
+        await sandbox.sleep()
+        child = await sandbox.checkpoint()
+        assert (child.parent, child.sandbox_id) == (made.id, sandbox.id)
+        assert await engine.destroy("q", checkpoints=True) == 1
+    assert [each.id for each in await engine.checkpoints()] == [made.id]
+    await clean(engine)
+
+
+@pytest.mark.runtimes("crun", "runsc")
+async def test_a_sandbox_is_created_from_a_checkpoint_as_from_a_template(
+    engine: Engine, capabilities: Capabilities, as_root: None
+) -> None:
+    async with await engine.create("base", env={"A": "1", "B": "1"}, labels={"kind": "template"}) as base:
+        await base.exec("echo made > f")
+        await base.sleep()
+        made = await base.checkpoint("template")
+    template = await engine.create("one", from_checkpoint="template")
+    limits = Limits(memory_bytes=200 << 20 if capabilities.memory_limit else None, open_files=256)
+    given = await engine.create(
+        "two", from_checkpoint=made.id, env={"B": "2"}, labels={"kind": "copy"}, limits=limits, user="root", cwd="/srv"
+    )
+    async with template, given:
+        said = await template.exec("cat f; hostname; echo $A$B; id -un")
+        assert said.stdout == "made\none\n11\nuser\n"
+        assert template.info.labels == {"kind": "template"}
+        said = await given.exec("cat /home/user/f; hostname; echo $A$B; id -un; pwd")
+        assert said.stdout == "made\ntwo\n12\nroot\n/srv\n"
+        assert given.info.labels == {"kind": "copy"}
+        assert (given.info.limits.memory_bytes, given.info.limits.open_files) == (limits.memory_bytes, 256)
+        with pytest.raises(SandboxExists):
+            await engine.create("one", from_checkpoint="template")
+    with pytest.raises(CheckpointNotFound):
+        await engine.create(from_checkpoint="no-such")
+    with pytest.raises(InvalidRequest, match="a sandbox from a checkpoint has its image; leave that out"):
+        await engine.create(from_checkpoint="template", image="host")
+    await clean(engine)
 
 
 @pytest.mark.usefixtures("can_freeze")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll import Engine, InvalidRequest, PathNotFound, Sandbox, SandboxDied, SandboxError
+from atoll import Engine, InvalidRequest, PathNotFound, Sandbox, SandboxDied, SandboxError, UserNotFound
 from atoll.contract.model import RuntimeName
 
 
@@ -233,6 +233,12 @@ async def test_the_default_user_can_be_another(engine: Engine) -> None:
         assert (await sandbox.exec("id -u; pwd")).stdout == "0\n/root\n"
         await sandbox.files.write_text("note", "x")
         assert await sandbox.files.exists("/root/note")
+
+
+async def test_a_user_that_the_image_does_not_have_is_refused_and_nothing_is_left(engine: Engine) -> None:
+    with pytest.raises(UserNotFound, match="'no-such-user'"):
+        await engine.create("of-no-user", user="no-such-user")
+    assert await engine.list("of-no-user") == []
 
 
 def wheel(directory: Path) -> Path:

@@ -493,6 +493,26 @@ async def test_running_commands_raise_when_their_sandbox_is_destroyed(engine: En
         await sandbox.exec("true")
 
 
+@pytest.mark.parametrize(("how", "why"), [("destroy", "was destroyed"), ("shutdown", "was shut down")])
+async def test_what_another_engine_did_to_a_sandbox_is_the_reason_that_calls_raise(
+    engine: Engine, how: str, why: str
+) -> None:
+    sandbox = await engine.create("shared-with-another")
+    told: list[str] = []
+
+    async def one() -> None:
+        with pytest.raises(SandboxDied) as caught:
+            await sandbox.exec("exec sleep 31537016")
+        told.append(caught.value.message)
+
+    async with atoll.open(engine.state_dir) as other, anyio.create_task_group() as group:
+        group.start_soon(one)
+        await until_running(sandbox, "sleep 31537016")
+        await getattr(other, how)(sandbox.name)
+    assert told == [f"sandbox {sandbox.name!r} {why}"]
+    await sandbox.destroy()
+
+
 async def test_destroying_twice_or_twice_at_once_is_the_same_as_once(engine: Engine, leak_check: LeakCheck) -> None:
     sandbox = await engine.create()
     async with anyio.create_task_group() as group:

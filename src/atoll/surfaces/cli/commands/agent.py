@@ -5,6 +5,7 @@ Not here: the turns (`conversation.py`), how they are shown (`transcript.py`), h
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -13,19 +14,32 @@ from atoll.contract.errors import InvalidRequest
 from atoll.surfaces.cli import render
 from atoll.surfaces.cli.command import AtollCommand, CommandContext, CommandModule, Work
 from atoll.surfaces.cli.grammar import Argument, Option
-from atoll.surfaces.cli.options import DEFAULT_TOOLS, tools_option
-from atoll.surfaces.cli.sandbox_options import SANDBOX
+from atoll.surfaces.cli.options import DEFAULT_TOOLS, SANDBOX, tools_option
 
 commands = CommandModule()
 
 
 class _AgentCommand(AtollCommand):
+    """Its `--here` may be given without a directory."""
+
     resources = SANDBOX
     json_help = "Print each event as a line of JSON, also errors."
 
+    def prepared(self, words: list[str]) -> list[str]:
+        """`--here`, then a directory or what comes next: a word that is a directory, or looks like a path, is one."""
+        prepared = list(words)
+        for index, word in enumerate(words):
+            if word == "--here" and not (index + 1 < len(words) and _is_directory(words[index + 1])):
+                prepared[index] = "--here=."
+        return prepared
+
+
+def _is_directory(word: str) -> bool:
+    return os.path.isdir(word) or (word.startswith(("/", "./", "../")) and " " not in word)
+
 
 @commands.command(cls=_AgentCommand)
-def agent(
+def agent(  # noqa: PLR0913, PLR0917 - each is an option
     context: CommandContext,
     prompt: Annotated[
         str | None,
@@ -77,6 +91,21 @@ def agent(
         Option("--history", metavar="FILE", help="Continue the conversation in this file, and save it there."),
     ] = None,
     ask: Annotated[bool, Option("--ask", help="Ask before each tool call that may destroy something.")] = False,
+    here: Annotated[
+        Path | None,
+        Option(
+            "--here",
+            metavar="[DIR]",
+            help="Copy this directory, or DIR, into the sandbox, without what git ignores, and let the model work on "
+            "the copy. At the end its changes are shown as a diff, and applied if you say yes.",
+        ),
+    ] = None,
+    apply: Annotated[bool, Option("--apply", help="With --here: apply the changes without asking.")] = False,
+    no_apply: Annotated[bool, Option("--no-apply", help="With --here: only show the changes.")] = False,
+    patch: Annotated[
+        Path | None,
+        Option("--patch", metavar="FILE", help="With --here: write the changes to a patch file instead."),
+    ] = None,
 ) -> Work:
     """Let a model work in sandboxes of its own, and watch it.
 
@@ -85,10 +114,11 @@ def agent(
 
     \b
     atoll agent "How fast is this machine's disk?"
-    atoll agent --tools coding --session fix --history fix.json --ask "Make the tests pass"
+    atoll agent --here "Make the tests pass"
+    atoll agent --tools coding --session fix --history fix.json --ask "Build a web server"
     """
     sandbox = context.sandbox_options()
-    if prompt is None and not context.as_json and sys.stdin.isatty() and sys.stderr.isatty():
+    if not context.as_json and sys.stderr.isatty():
         render.note("starting …")  # the packages for models take a second or more to load
     try:
         import atoll.agents  # noqa: F401
@@ -108,6 +138,10 @@ def agent(
         history=history,
         ask=ask,
         as_json=context.as_json,
+        here=here,
+        apply=apply,
+        no_apply=no_apply,
+        patch=patch,
     )
     plan = conversation.plan(options, stdin_is_taken=sandbox.reads_stdin)
     return conversation.converse(context.open_engine(), sandbox, plan)

@@ -14,13 +14,14 @@ from atoll.contract.errors import InvalidRequest, SandboxNotFound
 from atoll.surfaces.cli import render, values
 from atoll.surfaces.cli.command import AtollCommand, CommandContext, CommandModule, Work
 from atoll.surfaces.cli.grammar import Argument, Option
-from atoll.surfaces.cli.options import CheckpointArgument, CheckpointOption, NameArgument
-from atoll.surfaces.cli.sandbox_options import LIMITS, SandboxOptions, limits, runtime_name
+from atoll.surfaces.cli.options import LIMITS, CheckpointArgument, CheckpointOption, NameArgument
+from atoll.surfaces.cli.sandbox_options import SandboxOptions, limits, runtime_name
 
 if TYPE_CHECKING:
     from atoll.contract.model import Checkpoint
 
 commands = CommandModule()
+_MAX_INDENT = 24
 
 
 class _ImportCommand(AtollCommand):
@@ -31,11 +32,22 @@ class _ImportCommand(AtollCommand):
 async def checkpoint(
     context: CommandContext,
     name: NameArgument,
-    label: Annotated[str | None, Argument(metavar="LABEL", help="Its label.  [default: none]")] = None,
+    label: Annotated[
+        str | None, Argument(metavar="LABEL", help="Its label, unique among those of the sandbox.  [default: none]")
+    ] = None,
+    move: Annotated[
+        bool, Option("--move", help="Take the label from the checkpoint of the sandbox that has it, which is kept.")
+    ] = False,
 ) -> int:
-    """Make a checkpoint of a sandbox, and print its id."""
+    """Make a checkpoint of a sandbox, and print its id.
+
+    It outlives the sandbox. `atoll restore` takes the sandbox back to it; `atoll create --from` and `atoll fork` create
+    others from it.
+    """
     async with context.open_engine() as engine:
-        made = await engine.checkpoint(name, label)
+        made = await engine.checkpoint(name, label, move=move)
+    if made.without_mounts and not context.as_json:
+        render.note(f"mounts are not in the checkpoint: {', '.join(made.without_mounts)}")
     return context.answer(made.model_dump(mode="json"), made.id)
 
 
@@ -44,15 +56,30 @@ async def checkpoints(
     context: CommandContext,
     name: Annotated[
         str | None,
-        Argument(metavar="NAME", help="The sandbox.  [default: all sandboxes]"),
+        Argument(metavar="NAME", help="The sandbox.  [default: all sandboxes]", completes="sandbox"),
     ] = None,
     delete: Annotated[
-        list[str] | None, Option("--delete", metavar="CHECKPOINT", help="Delete this checkpoint. Repeatable.")
+        list[str] | None,
+        Option(
+            "--delete",
+            metavar="CHECKPOINT",
+            help="Delete this checkpoint: its id, or its label. Repeatable.",
+            completes="checkpoint",
+        ),
     ] = None,
+    delete_all: Annotated[bool, Option("--delete-all", help="Delete all checkpoints of the sandbox.")] = False,
     quiet: Annotated[bool, Option("--quiet", "-q", help="Print ids only.")] = False,
 ) -> int:
-    """Show the tree of checkpoints, or delete some. Those of a destroyed sandbox are found by its name."""
+    """Show the tree of checkpoints, or delete some.
+
+    Each is below the one that came before it. Those of a destroyed sandbox are found by its name, until another sandbox
+    has that name; then by their ids.
+    """
+    if delete_all and (name is None or delete):
+        raise InvalidRequest("--delete-all needs the name of a sandbox, and no --delete")
     async with context.open_engine() as engine:
+        if delete_all:
+            delete = [each.id for each in await engine.checkpoints(name)]
         for each in delete or []:
             await engine.delete_checkpoint(each, sandbox=name)
         try:
@@ -61,9 +88,10 @@ async def checkpoints(
             if not delete:
                 raise
             found = []  # the last one of a destroyed sandbox is deleted
+        living = {info.id for info in await engine.list()}
     if context.as_json:
         render.emit_json([each.model_dump(mode="json") for each in found])
-    elif quiet or delete:
+    elif quiet or delete or delete_all:
         for line in delete or [each.id for each in found]:
             render.say(line)
     elif not found:
@@ -73,7 +101,7 @@ async def checkpoints(
             (
                 drawn,
                 each.label or "",
-                each.sandbox,
+                each.sandbox if each.reason or each.sandbox_id in living else f"{each.sandbox} (destroyed)",
                 render.ago(each.created_at),
                 f"error: {each.reason}" if each.reason else render.human_bytes(each.size_bytes),
             )
@@ -84,16 +112,21 @@ async def checkpoints(
 
 
 @commands.command()
-async def restore(context: CommandContext, name: NameArgument, checkpoint: CheckpointArgument) -> int:
-    """Restore a sandbox to a checkpoint. What was written since is lost."""
+async def restore(
+    context: CommandContext,
+    name: NameArgument,
+    checkpoint: CheckpointArgument,
+    foreign: Annotated[bool, Option("--foreign", help="The checkpoint may be another sandbox's.")] = False,
+) -> int:
+    """Restore a sandbox to one of its checkpoints. What was written since is lost."""
     async with context.open_engine() as engine:
-        await engine.restore(name, checkpoint)
+        await engine.restore(name, checkpoint, foreign=foreign)
     value = {"name": name, "checkpoint": checkpoint, "status": "running"}
     return context.answer(value, f"{name} is restored to {checkpoint}")
 
 
 @commands.command()
-async def fork(
+def fork(
     context: CommandContext,
     name: NameArgument,
     names: Annotated[
@@ -101,14 +134,25 @@ async def fork(
         Argument(metavar="NEW", help="The names of the forks.  [default: generated]"),
     ] = None,
     count: Annotated[
-        int,
-        Option("--count", "-n", metavar="N", help="How many forks, if no names are given."),
-    ] = 1,
+        int | None,
+        Option("--count", "-n", metavar="N", help="How many forks, if no names are given.  [default: 1]"),
+    ] = None,
     checkpoint: CheckpointOption = None,
-) -> int:
-    """Create copies of a sandbox. Their names are printed."""
+) -> Work:
+    """Create copies of a sandbox. Their names are printed.
+
+    With --checkpoint the sandbox may have been destroyed.
+    """
+    if names and count is not None:
+        raise InvalidRequest(f"--count {count} and names ({', '.join(names)}) were given; give one of them")
+    if count is not None and count < 1:
+        raise InvalidRequest(f"--count is {count}; it must be at least 1")
+    return _fork(context, name, names or [], count or 1, checkpoint)
+
+
+async def _fork(context: CommandContext, name: str, names: Sequence[str], count: int, checkpoint: str | None) -> int:
     async with context.open_engine() as engine:
-        made = await engine.fork(name, len(names or []) or count, checkpoint=checkpoint, names=names or None)
+        made = await engine.fork(name, len(names) or count, checkpoint=checkpoint, names=names or None)
         infos = [sandbox.info for sandbox in made]
     return context.answer([info.model_dump(mode="json") for info in infos], "\n".join(info.name for info in infos))
 
@@ -126,7 +170,7 @@ def export(
     """Write a sandbox to one file.
 
     `atoll import` reads it, here or on another machine. The file holds the files that were written on top of the image,
-    and the environment. It does not hold the image and the processes.
+    and the environment. It does not hold the image, the processes and mounts.
 
     \b
     atoll export box box.tar.zst
@@ -150,6 +194,8 @@ async def _export(context: CommandContext, name: str, target: Path, checkpoint: 
     if context.as_json:
         render.emit_json({"file": str(target), **made.model_dump(mode="json")})
         return 0
+    if made.without_mounts:
+        render.note(f"mounts are not exported: {', '.join(made.without_mounts)}")
     if made.without_processes:
         render.note("processes are not exported; a sandbox that is imported from this file has the files only")
     if not to_stream:
@@ -241,8 +287,8 @@ def _tree(found: Sequence[Checkpoint]) -> list[tuple[str, Checkpoint]]:
         drawn.append((before + branch + each.id, each))
         below = [child for child in found if child.parent == each.id]
         lines = before + {"": "", "├─ ": "│  ", "└─ ": "   "}[branch]
-        # An only child stays in its parent's column: a chain is a column, a fork is a branch.
-        if len(below) == 1:
+        # A long chain would not fit on a terminal: from some depth on, an only child stays in its parent's column.
+        if len(below) == 1 and len(lines) >= _MAX_INDENT:
             waiting.append((below[0], lines, ""))
             continue
         for number, child in enumerate(reversed(below)):

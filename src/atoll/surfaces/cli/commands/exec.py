@@ -1,21 +1,23 @@
-"""`run`, `exec`, `shell` and `logs`: commands in a sandbox, and their output.
+"""`run`, `exec` and `shell`: commands in a sandbox.
 
-Not here: how a command's streams are connected to this process's, and when it is killed (`streaming.py`).
+Not here: how a command's streams are connected to this process's, and when it is killed (`streaming.py`); commands that
+run already (`processes.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Annotated
 
-from atoll.contract.errors import InvalidRequest, ProcessNotFound
+from atoll.contract.errors import InvalidRequest
 from atoll.surfaces.cli import ENGINE_FAILED, render, values
 from atoll.surfaces.cli.command import AtollCommand, CommandContext, CommandModule, Work
-from atoll.surfaces.cli.grammar import Argument, Option
+from atoll.surfaces.cli.grammar import Option
 from atoll.surfaces.cli.options import (
+    SANDBOX,
     CommandArgument,
     CwdOption,
+    EnvFileOption,
     EnvOption,
     NameArgument,
     ShellLineOption,
@@ -24,10 +26,9 @@ from atoll.surfaces.cli.options import (
     TtyOption,
     UserOption,
 )
-from atoll.surfaces.cli.sandbox_options import SANDBOX, SandboxOptions, create_sandbox
 
 if TYPE_CHECKING:
-    from atoll.contract.model import ProcessInfo
+    from atoll.surfaces.cli.sandbox_options import SandboxOptions
     from atoll.surfaces.cli.streaming import ExecOptions
 
 commands = CommandModule()
@@ -35,7 +36,7 @@ commands = CommandModule()
 
 class _RunCommand(AtollCommand):
     leading = 0
-    resources = SANDBOX
+    resources = (*SANDBOX, "from_checkpoint")
     failed_status = ENGINE_FAILED
 
 
@@ -58,7 +59,7 @@ def run(
     cwd: CwdOption = None,
     timeout: TimeoutOption = None,
     tty: TtyOption = False,
-    stdin: StdinOption = True,
+    stdin: StdinOption = None,
     keep: Annotated[bool, Option("--keep", help="Keep the sandbox when the command has ended.")] = False,
     name: Annotated[
         str | None, Option("--name", metavar="NAME", help="The sandbox's name.  [default: generated]")
@@ -66,19 +67,23 @@ def run(
 ) -> Work:
     """Run a command in a new sandbox.
 
-    The sandbox is destroyed when the command has ended, unless --keep is given. Input, output and exit status are those
-    of the command. Ctrl-C and SIGTERM kill the command and all its processes. The exit status is 124 after a time-out
-    and 125 after an Atoll error.
+    The sandbox is destroyed when the command has ended, unless --keep is given. Output and exit status are those of the
+    command; its input is empty without -i. Ctrl-C and SIGTERM kill the command and all its processes. The exit status
+    is 124 after a time-out, 125 after an Atoll error and 2 after a wrong command line.
 
     \b
     atoll run -- python3 -c 'print(1)'
     atoll run -c 'echo $HOME | tr a-z A-Z'
+    atoll run -i -- python3 - < script.py
+    atoll run -t -- bash
     """
     words = _command(command, line)
     sandbox = context.sandbox_options()
     from atoll.surfaces.cli.streaming import ExecOptions
 
-    options = ExecOptions(command=words, cwd=cwd, timeout_s=timeout, tty=tty, stdin=stdin, as_json=context.as_json)
+    options = ExecOptions(
+        command=words, cwd=cwd, timeout_s=timeout, tty=tty, stdin=_passes_stdin(stdin, tty), as_json=context.as_json
+    )
     return _run(context, sandbox, options, name=name, keep=keep)
 
 
@@ -86,6 +91,7 @@ async def _run(
     context: CommandContext, sandbox_options: SandboxOptions, options: ExecOptions, *, name: str | None, keep: bool
 ) -> int:
     from atoll.surfaces.cli import streaming
+    from atoll.surfaces.cli.sandbox_options import create_sandbox
 
     async with context.open_engine() as engine, AsyncExitStack() as stack:
         sandbox = await create_sandbox(engine, sandbox_options, name, ephemeral=not keep)
@@ -104,27 +110,45 @@ def exec(
     command: CommandArgument = None,
     line: ShellLineOption = None,
     env: EnvOption = None,
+    env_file: EnvFileOption = None,
     user: UserOption = None,
     cwd: CwdOption = None,
     timeout: TimeoutOption = None,
     tty: TtyOption = False,
-    stdin: StdinOption = True,
+    stdin: StdinOption = None,
     detach: Annotated[bool, Option("--detach", "-d", help="Leave the command running and print its number.")] = False,
-) -> Work:
+) -> Work | int:
     """Run a command in a sandbox.
 
-    Input, output and exit status are those of the command. Ctrl-C and SIGTERM kill the command and all its processes.
-    The exit status is 124 after a time-out and 125 after an Atoll error.
+    Output and exit status are those of the command; its input is empty without -i. Ctrl-C and SIGTERM kill the command
+    and all its processes. The exit status is 124 after a time-out, 125 after an Atoll error and 2 after a wrong command
+    line.
 
     \b
     atoll exec box -- make -j4
+    tar c src | atoll exec -i box -- tar x
     atoll exec box --user root -c 'apt-get update && apt-get install -y jq'
     atoll exec box --detach -- python3 -m http.server
     """
     words = _command(command, line)
-    variables = values.environment(env or [])
+    variables = values.environment(env or [], env_file or [])
     if detach and timeout is not None:
         raise InvalidRequest("--timeout and --detach cannot be combined: a detached command has no time-out")
+    if not (detach or tty or context.as_json):
+        from atoll.surfaces.cli import direct_exec
+
+        status = direct_exec.attempt(
+            context.state_dir,
+            name,
+            words,
+            env=variables,
+            user=user,
+            cwd=cwd,
+            timeout_s=timeout,
+            stdin=_passes_stdin(stdin, tty),
+        )
+        if status is not None:
+            return status
     from atoll.surfaces.cli.streaming import ExecOptions
 
     options = ExecOptions(
@@ -134,7 +158,7 @@ def exec(
         cwd=cwd,
         timeout_s=timeout,
         tty=tty,
-        stdin=stdin,
+        stdin=_passes_stdin(stdin, tty),
         as_json=context.as_json,
     )
     return _detach(context, name, options) if detach else _exec(context, name, options)
@@ -156,6 +180,11 @@ async def _detach(context: CommandContext, name: str, options: ExecOptions) -> i
     return context.answer({"sandbox": name, "id": process.id, "pid": process.pid}, str(process.id))
 
 
+def _passes_stdin(asked: bool | None, tty: bool) -> bool:
+    """Whether the command gets our input. Not unless it is asked for: the input may be that of the loop we are in."""
+    return tty if asked is None else asked
+
+
 def _command(words: list[str] | None, line: str | None) -> str | list[str]:
     """The words of a command or a shell line: exactly one of them is given."""
     if words and line is not None:
@@ -173,11 +202,20 @@ def shell(
     name: NameArgument,
     command: CommandArgument = None,
     env: EnvOption = None,
+    env_file: EnvFileOption = None,
     user: UserOption = None,
     cwd: CwdOption = None,
 ) -> Work:
-    """Open a shell in a sandbox, on this terminal. COMMAND is run instead, if given."""
-    variables = values.environment(env or [])
+    """Open a shell in a sandbox, on this terminal.
+
+    COMMAND is run instead, if given. If standard input is not a terminal, the shell has none either: it runs the
+    commands that it reads, and ends with them.
+
+    \b
+    atoll shell box
+    atoll shell box < setup.sh
+    """
+    variables = values.environment(env or [], env_file or [])
     from atoll.surfaces.cli.streaming import ExecOptions
 
     options = ExecOptions(command=command or "", env=variables, user=user, cwd=cwd, tty=True)
@@ -189,53 +227,3 @@ async def _shell(context: CommandContext, name: str, options: ExecOptions) -> in
 
     async with context.open_engine() as engine:
         return await streaming.shell(await engine.get(name), options)
-
-
-@commands.command()
-def logs(
-    context: CommandContext,
-    name: NameArgument,
-    number: Annotated[
-        int | None,
-        Argument(
-            metavar="ID",
-            help="The command's number, as `atoll ps` shows it.  [default: the latest]",
-        ),
-    ] = None,
-    follow: Annotated[bool, Option("--follow", "-f", help="Continue until the command ends.")] = False,
-    since: Annotated[
-        str | None,
-        Option(
-            "--since-offset",
-            metavar="BYTES",
-            help="Begin at this offset: one number for both streams, or STDOUT,STDERR.",
-        ),
-    ] = None,
-) -> Work:
-    """Print the kept output of a command."""
-    return _logs(context, name, number, None if since is None else values.offsets(since), follow=follow)
-
-
-async def _logs(
-    context: CommandContext, name: str, number: int | None, since: tuple[int, int] | None, *, follow: bool
-) -> int:
-    from atoll.surfaces.cli import streaming
-
-    async with context.open_engine() as engine:
-        sandbox = await engine.get(name)
-        info = _chosen(await sandbox.processes(), name, number)
-        await streaming.logs(sandbox, info, since, follow=follow, as_json=context.as_json)
-    return 0
-
-
-def _chosen(processes: Sequence[ProcessInfo], name: str, number: int | None) -> ProcessInfo:
-    """The command whose output is printed: the one with this number, or the latest."""
-    if number is None:
-        if not processes:
-            raise InvalidRequest(f"no command has been started in sandbox {name!r}, so there is no output")
-        return max(processes, key=lambda info: info.id)
-    for info in processes:
-        if info.id == number:
-            return info
-    known = ", ".join(str(info.id) for info in processes[-8:]) or "none"
-    raise ProcessNotFound(f"sandbox {name!r} has no command with number {number}; it has: {known}", id=number)

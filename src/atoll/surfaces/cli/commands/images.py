@@ -57,7 +57,7 @@ async def pull(context: CommandContext, reference: ReferenceArgument) -> int:
 @commands.command()
 async def rm(
     context: CommandContext,
-    references: Annotated[list[str], Argument(metavar="REF", help="The images.")],
+    references: Annotated[list[str], Argument(metavar="REF", help="The images.", completes="image")],
 ) -> int:
     """Remove images that no sandbox uses."""
     async with context.open_engine() as engine:

@@ -11,8 +11,8 @@ from atoll.contract.errors import InvalidRequest
 from atoll.surfaces.cli import render
 from atoll.surfaces.cli.command import AtollCommand, CommandContext, CommandModule, Work
 from atoll.surfaces.cli.grammar import Option
-from atoll.surfaces.cli.options import NameArgument
-from atoll.surfaces.cli.sandbox_options import TEMPLATE, SandboxOptions, limits, runtime_name
+from atoll.surfaces.cli.options import TEMPLATE, NameArgument
+from atoll.surfaces.cli.sandbox_options import SandboxOptions, limits, runtime_name
 
 if TYPE_CHECKING:
     from atoll.contract.model import Limits
@@ -138,15 +138,17 @@ def _limits_text(limits: Limits) -> str:
 async def gc(context: CommandContext) -> int:
     """Remove abandoned sandboxes, unused layers and images.
 
-    A layer is unused if no sandbox and no checkpoint refers to it, an image if it has no reference either. Interrupted
-    operations are finished or undone.
+    A layer is unused if no sandbox, checkpoint or volume refers to it, an image if it has no reference either.
+    Interrupted operations are finished or undone.
     """
     async with context.open_engine() as engine:
         removed = await engine.gc()
         unreadable = await engine.unreadable_records()
     if not context.as_json:
         for id, reason in unreadable.items():
+            name = id.partition(":")[2]
             remove = f"atoll checkpoints --delete {id}" if id.startswith("cp-") else f"atoll rm {id}"
+            remove = f"atoll volumes rm {name}" if name else remove
             render.note(
                 f"layers and images are kept: the record of {id} cannot be read: {reason} (`{remove}` removes it)"
             )

@@ -8,16 +8,18 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from atoll.contract.errors import InvalidRequest
 from atoll.surfaces.cli import render, values
 from atoll.surfaces.cli.command import AtollCommand, CommandContext, CommandModule, Work, needing_extra
 from atoll.surfaces.cli.grammar import Option
-from atoll.surfaces.cli.options import DEFAULT_TOOLS, tools_option
-from atoll.surfaces.cli.sandbox_options import SANDBOX, SandboxOptions, engine_arguments
+from atoll.surfaces.cli.options import DEFAULT_TOOLS, SANDBOX, tools_option
+from atoll.surfaces.cli.sandbox_options import SandboxOptions, engine_arguments
 
 if TYPE_CHECKING:
+    from atoll.runtime.project.project import Project
     from atoll.surfaces.mcp.session import ServerConfig
 
 commands = CommandModule()
@@ -47,6 +49,10 @@ class McpOptions(NamedTuple):
     http: tuple[str, int] | None = None
     """The address and port to listen on. None: standard streams."""
     idle_s: float | None = None
+    project: Project | None = None
+    """What the sandbox `default` of each session begins with a copy of."""
+    save_dir: Path | None = None
+    """Where clients may save files."""
 
 
 @commands.command(cls=_McpCommand)
@@ -79,6 +85,23 @@ def mcp(
             help="With --http: end a session that is unused for this time.  [default: 30m]",
         ),
     ] = None,
+    upload: Annotated[
+        Path | None,
+        Option(
+            "--upload",
+            metavar="DIR",
+            help="Begin the sandbox 'default' of each session with a copy of this directory, without what git ignores.",
+        ),
+    ] = None,
+    save_dir: Annotated[
+        Path | None,
+        Option(
+            "--save-dir",
+            metavar="DIR",
+            help="Let clients save files of sandboxes in this directory, with the tool save_file.  [default: they "
+            "cannot]",
+        ),
+    ] = None,
 ) -> Work:
     """Serve sandboxes to MCP clients.
 
@@ -88,6 +111,7 @@ def mcp(
 
     \b
     atoll mcp --tools coding --allow registries
+    atoll mcp --upload ~/src/app --save-dir ~/Downloads
     atoll mcp --http 127.0.0.1:9000 --tools agent,sprites
     """
     if http is not None and session is not None:
@@ -107,7 +131,32 @@ def mcp(
         address = None if http is None else where_to_listen(http)
     except ValueError as error:
         raise InvalidRequest(f"--http {http}: {error}") from None
-    return _mcp(context, sandbox, McpOptions(tools=chosen, session=session, http=address, idle_s=idle))
+    if save_dir is not None:
+        from atoll.tools.saving import SaveDirectory
+
+        if "workspace" not in chosen:
+            raise InvalidRequest("--save-dir is for the tool save_file, which only the vocabulary workspace has")
+        SaveDirectory(save_dir)  # the error of a wrong one, now
+    return _mcp(
+        context,
+        sandbox,
+        McpOptions(
+            tools=chosen,
+            session=session,
+            http=address,
+            idle_s=idle,
+            project=None if upload is None else _project(upload),
+            save_dir=save_dir,
+        ),
+    )
+
+
+def _project(directory: Path) -> Project:
+    from atoll.runtime.project.project import Project
+    from atoll.settings import Settings
+
+    settings = Settings.from_environment()
+    return Project(directory, limit_bytes=settings.project_mib << 20, limit_files=settings.project_files)
 
 
 async def _mcp(context: CommandContext, sandbox: SandboxOptions, options: McpOptions) -> int:
@@ -123,7 +172,7 @@ async def _mcp(context: CommandContext, sandbox: SandboxOptions, options: McpOpt
     with needing_extra("MCP", "mcp"):
         from atoll.surfaces.mcp.session import ServerConfig
 
-        config = ServerConfig(options.tools, engine_arguments(sandbox))
+        config = ServerConfig(options.tools, engine_arguments(sandbox), options.project, options.save_dir)
         if options.http is not None:
             await _serve_http(context, config, options.http, options.idle_s)
         else:

@@ -1,4 +1,4 @@
-"""`create`, `ls`, `ps`, `stat` and `rm`: sandboxes are created, listed, shown and destroyed.
+"""`create`, `update`, `ls`, `inspect`, `stat`, `top` and `rm`: sandboxes from their creation to their end.
 
 Not here: the options that describe a sandbox (`sandbox_options.py`), how tables and values look (`render.py`).
 """
@@ -6,24 +6,24 @@ Not here: the options that describe a sandbox (`sandbox_options.py`), how tables
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 from atoll.contract.errors import AtollError, InvalidRequest, SandboxNotFound
-from atoll.surfaces.cli import FAILED, render
+from atoll.surfaces.cli import FAILED, render, values
 from atoll.surfaces.cli.command import AtollCommand, CommandContext, CommandModule, Work
 from atoll.surfaces.cli.grammar import Argument, Option
-from atoll.surfaces.cli.options import NameArgument
-from atoll.surfaces.cli.sandbox_options import SANDBOX, SandboxOptions, create_sandbox
+from atoll.surfaces.cli.options import LIMITS, SANDBOX, NameArgument
+from atoll.surfaces.cli.sandbox_options import SandboxOptions, create_sandbox, limits
 
 if TYPE_CHECKING:
-    from atoll.contract.model import ProcessInfo, SandboxInfo, SystemProcess, Usage
+    from atoll.contract.model import SandboxInfo, Usage
 
 commands = CommandModule()
 
 
 class _CreateCommand(AtollCommand):
-    resources = (*SANDBOX, "cwd")
+    resources = (*SANDBOX, "cwd", "from_checkpoint")
 
 
 @commands.command(cls=_CreateCommand)
@@ -41,53 +41,103 @@ async def _create(context: CommandContext, options: SandboxOptions, name: str | 
         return context.answer(sandbox.info.model_dump(mode="json"), sandbox.name)
 
 
+class _UpdateCommand(AtollCommand):
+    resources = (*LIMITS, "label")
+
+
+@commands.command(cls=_UpdateCommand)
+def update(
+    context: CommandContext,
+    name: NameArgument,
+    ttl: Annotated[
+        float | None,
+        Option("--ttl", metavar="TIME", parser=values.lifetime, help="Its lifetime from now on: 8h; none: no end."),
+    ] = None,
+    remove_label: Annotated[
+        list[str] | None, Option("--remove-label", metavar="K", help="Remove this label. Repeatable.")
+    ] = None,
+) -> Work:
+    """Change the limits, the labels or the lifetime of a sandbox.
+
+    What is not given stays as it is. Limits hold at once and after it sleeps; the limit on open files can be changed
+    only while it sleeps.
+
+    \b
+    atoll update box --memory 4g --cpus 2
+    atoll update box --label team=search --ttl 8h
+    """
+    options = context.sandbox_options()
+    labels = {**options.labels, **dict.fromkeys(remove_label or [])}
+    if ttl is None and not labels and not any(name in context.resources for name in LIMITS):
+        raise InvalidRequest("nothing to change is given; give a limit, --label, --remove-label or --ttl")
+    return _update(context, name, options, labels, ttl)
+
+
+async def _update(
+    context: CommandContext, name: str, options: SandboxOptions, labels: Mapping[str, str | None], ttl_s: float | None
+) -> int:
+    wanted = limits(options)
+    async with context.open_engine() as engine:
+        info = await engine.update(name, labels=labels, ttl_s=ttl_s, limits=wanted)
+    return context.answer(info.model_dump(mode="json"), f"{name} is updated")
+
+
 @commands.command()
 async def ls(
     context: CommandContext,
     quiet: Annotated[bool, Option("--quiet", "-q", help="Print names only.")] = False,
+    label: Annotated[
+        list[str] | None,
+        Option("--label", metavar="K[=V]", help="Only sandboxes with this label; K alone: of any value. Repeatable."),
+    ] = None,
 ) -> int:
     """List the sandboxes."""
+    pairs = [word.partition("=") for word in label or []]
     async with context.open_engine() as engine:
-        infos = await engine.list()
+        infos = await engine.list(labels={key: value if equals else None for key, equals, value in pairs})
     if context.as_json:
         render.emit_json([info.model_dump(mode="json") for info in infos])
     elif quiet:
         for info in infos:
             render.say(info.name)
     elif not infos:
-        render.note("no sandboxes; `atoll create` creates one")
+        render.note("no sandboxes have these labels" if label else "no sandboxes; `atoll create` creates one")
     else:
-        rows = [
-            (info.name, _status(info), info.runtime, render.ago(info.created_at), _used(info), info.image)
-            for info in sorted(infos, key=lambda info: info.created_at)
-        ]
-        render.table(("NAME", "STATUS", "RUNTIME", "CREATED", "USED", "IMAGE"), rows, flex=5)
+        columns = {
+            "NAME": [info.name for info in infos],
+            "STATUS": [_status(info) for info in infos],
+            "RUNTIME": [info.runtime for info in infos],
+            "CREATED": [render.ago(info.created_at) for info in infos],
+            "USED": [_used(info) for info in infos],
+            "EXPIRES": [_expires(info) for info in infos],
+            "LABELS": [_labels(info) for info in infos],
+            "IMAGE": [info.image for info in infos],
+        }
+        # Few have a lifetime or labels: these columns are shown if any has.
+        shown = [title for title, cells in columns.items() if any(cells)]
+        render.table(shown, list(zip(*(columns[title] for title in shown), strict=True)), flex=len(shown) - 1)
     return 0
 
 
 @commands.command()
-async def ps(context: CommandContext, name: NameArgument) -> int:
-    """List the commands and processes of a sandbox."""
+async def inspect(context: CommandContext, name: NameArgument) -> int:
+    """Show all that is known about a sandbox, as JSON.
+
+    Its settings, status, limits, network policy, what it uses, and its checkpoints. Looking neither wakes nor resumes
+    it. `atoll ps --json` shows what runs in it.
+    """
     async with context.open_engine() as engine:
         sandbox = await engine.get(name)
-        started = sorted(await sandbox.processes(), key=lambda info: -info.id)
-        processes = await sandbox.ps()
-    if context.as_json:
-        render.emit_json(
-            {
-                "commands": [info.model_dump(mode="json") for info in started],
-                "processes": [process.model_dump(mode="json") for process in processes],
-            }
-        )
-        return 0
-    if started:
-        render.say("commands; `atoll logs` takes their ID")
-        rows = [_command_row(info) for info in started]
-        render.table(("ID", "PID", "STATE", "STARTED", "COMMAND"), rows, flex=4, indent=2)
-        render.say("")
-    render.say("processes")
-    header = ("PID", "PPID", "UID", "S", "MEMORY", "CPU", "COMMAND")
-    render.table(header, [_process_row(process) for process in processes], flex=6, indent=2)
+        usage = await sandbox.stat()
+        checkpoints = [each for each in await engine.checkpoints() if each.sandbox == name]
+        await sandbox.status()
+    render.emit_json(
+        {
+            **sandbox.info.model_dump(mode="json"),
+            "usage": usage.model_dump(mode="json"),
+            "checkpoints": [each.model_dump(mode="json") for each in checkpoints],
+        }
+    )
     return 0
 
 
@@ -99,84 +149,122 @@ async def stat(context: CommandContext, name: NameArgument) -> int:
         usage = await sandbox.stat()
         info = sandbox.info
     if context.as_json:
-        limits = info.limits.model_dump(mode="json")
-        render.emit_json({"name": name, **usage.model_dump(mode="json"), "limits": limits})
+        shown = info.model_dump(mode="json", include={"limits", "labels", "expires_at", "mounts"})
+        render.emit_json({"name": name, **usage.model_dump(mode="json"), **shown})
     else:
         render.facts(_usage_facts(info, usage))
     return 0
 
 
 @commands.command()
+async def top(
+    context: CommandContext,
+    names: Annotated[
+        list[str] | None,
+        Argument(metavar="NAME", help="The sandboxes.  [default: all]", completes="sandbox"),
+    ] = None,
+    once: Annotated[
+        bool, Option("--once", help="Print it once.  [default: if standard output is not a terminal]")
+    ] = False,
+    interval: Annotated[
+        float, Option("--interval", metavar="TIME", parser=values.duration, help="The time between two looks.")
+    ] = 2.0,
+) -> int:
+    """Show what sandboxes use, the busiest first, until Ctrl-C.
+
+    CPU is a percentage of one core. Looking neither wakes nor resumes a sandbox.
+    """
+    from atoll.surfaces.cli import usage_table
+
+    async with context.open_engine() as engine:
+        table = usage_table.UsageTable(engine, names or [])
+        if once or context.as_json or render.terminal_columns() is None:
+            rows = await table.measure(min(interval, 1.0))
+            if context.as_json:
+                render.emit_json([row.document() for row in rows])
+            else:
+                for line in usage_table.lines(rows):
+                    render.say(line)
+            return 0
+        await usage_table.watch(table, interval)
+    return 0
+
+
+@commands.command()
 def rm(
     context: CommandContext,
-    names: Annotated[list[str] | None, Argument(metavar="NAME", help="The sandboxes.")] = None,
+    names: Annotated[list[str] | None, Argument(metavar="NAME", help="The sandboxes.", completes="sandbox")] = None,
     every: Annotated[bool, Option("--all", help="Destroy all sandboxes.")] = False,
     force: Annotated[bool, Option("--force", "-f", help="Do not ask, and ignore sandboxes that do not exist.")] = False,
-) -> Work | int:
-    """Destroy sandboxes: their processes and their files.
+    checkpoints: Annotated[bool, Option("--checkpoints", help="Delete their checkpoints, too.")] = False,
+) -> Work:
+    """Destroy sandboxes: their processes and their files. Their checkpoints are kept.
 
     If one cannot be destroyed, the others are, and the exit status is 1.
     """
     if bool(names) == every:
         raise InvalidRequest("name the sandboxes to destroy, or give --all")
-    if every and not force and sys.stdin.isatty():
-        sys.stderr.write("Destroy all sandboxes? [y/N]: ")
-        sys.stderr.flush()
-        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-            return FAILED
-    return _rm(context, names or [], every=every, force=force)
+    return _rm(context, names or [], every=every, force=force, checkpoints=checkpoints)
 
 
-async def _rm(context: CommandContext, names: Sequence[str], *, every: bool, force: bool) -> int:
-    removed: list[str] = []
+async def _rm(context: CommandContext, names: Sequence[str], *, every: bool, force: bool, checkpoints: bool) -> int:
+    removed: dict[str, int] = {}
     failures: list[AtollError] = []
     async with context.open_engine() as engine:
         if every:
             names = [info.name for info in await engine.list()]
+            if names and not force and sys.stdin.isatty() and not await _confirmed(names):
+                return FAILED
         for name in dict.fromkeys(names):
             try:
-                await engine.destroy(name)
+                count = await engine.destroy(name, checkpoints=checkpoints)
             except SandboxNotFound as error:
                 if not force:
                     failures.append(error)
             except AtollError as error:
                 failures.append(error)
             else:
-                removed.append(name)
+                removed[name] = count
                 if not context.as_json:
                     render.say(name)
+    kept = {} if checkpoints else {name: count for name, count in removed.items() if count}
     if context.as_json:
-        render.emit_json({"removed": removed, "errors": [{**e.to_dict(), "hint": e.hint} for e in failures]})
+        errors = [{**e.to_dict(), "hint": e.hint} for e in failures]
+        render.emit_json({"removed": [*removed], "kept_checkpoints": kept, "errors": errors})
     else:
+        for name, count in kept.items():
+            what = "1 checkpoint of it is" if count == 1 else f"{count} checkpoints of it are"
+            render.note(f"{name}: {what} kept; `atoll checkpoints {name} --delete-all` deletes them")
         for failure in failures:
             render.failure(failure, as_json=False)
+        if every and not names:
+            render.note("no sandboxes")
     return FAILED if failures else 0
+
+
+async def _confirmed(names: Sequence[str]) -> bool:
+    from atoll.surfaces.cli import terminal
+
+    what = f"sandbox {names[0]}" if len(names) == 1 else f"all {len(names)} sandboxes ({', '.join(names)})"
+    sys.stderr.write(f"Destroy {what}? [y/N]: ")
+    sys.stderr.flush()
+    return (await terminal.Keyboard().read()).strip().lower() in ("y", "yes")
 
 
 def _used(info: SandboxInfo) -> str:
     return render.ago(info.last_used_at) if info.last_used_at else "never"
 
 
+def _expires(info: SandboxInfo) -> str:
+    return render.until(info.expires_at) if info.expires_at else ""
+
+
+def _labels(info: SandboxInfo) -> str:
+    return ", ".join(f"{key}={value}" for key, value in sorted(info.labels.items()))
+
+
 def _status(info: SandboxInfo) -> str:
     return f"{info.status}: {info.reason}" if info.reason else info.status
-
-
-def _command_row(info: ProcessInfo) -> tuple[str, ...]:
-    ended = f"exit {info.exit_code}" + (", children still run" if info.live else "")
-    state = "running" if info.exit_code is None else ended
-    return str(info.id), str(info.pid), state, render.ago(info.started_at), info.command
-
-
-def _process_row(process: SystemProcess) -> tuple[str, ...]:
-    return (
-        str(process.pid),
-        str(process.ppid),
-        str(process.uid),
-        process.state,
-        render.human_bytes(process.rss_bytes),
-        render.human_seconds(process.cpu_s),
-        process.command,
-    )
 
 
 def _usage_facts(info: SandboxInfo, usage: Usage) -> list[tuple[str, str]]:
@@ -192,6 +280,7 @@ def _usage_facts(info: SandboxInfo, usage: Usage) -> list[tuple[str, str]]:
     pids = "?" if usage.pids is None else str(usage.pids)
     if limits.pids is not None:
         pids += f" of {limits.pids}"
+    pids += ", threads and the guest's own included"
     disk = f"{render.human_bytes(usage.disk_bytes)} written"
     if limits.disk_bytes is not None:
         disk += f" of {render.human_bytes(limits.disk_bytes)}"
@@ -202,9 +291,12 @@ def _usage_facts(info: SandboxInfo, usage: Usage) -> list[tuple[str, str]]:
         ("runtime", info.runtime),
         ("created", render.ago(info.created_at)),
         ("used", _used(info)),
+        ("expires", _expires(info) or "never"),
+        ("labels", _labels(info) or "none"),
         ("memory", memory),
         ("cpu time", cpu),
-        ("processes", pids),
+        ("pids", pids),
         ("disk", disk),
+        *(("mount", str(mount)) for mount in info.mounts),
         ("oom kills", "?" if usage.oom_kills is None else str(usage.oom_kills)),
     ]

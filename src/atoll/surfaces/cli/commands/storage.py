@@ -51,7 +51,7 @@ async def init(
 
 @commands.command()
 async def remove(context: CommandContext) -> int:
-    """Remove that file system. There must be no sandboxes and no checkpoints."""
+    """Remove that file system. There must be no sandboxes, checkpoints and volumes."""
     async with context.open_engine() as engine:
         await engine.storage.remove()
         return _show(context, engine.storage.info())

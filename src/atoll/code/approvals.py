@@ -1,0 +1,220 @@
+"""Approvals: calls that wait until a person, or a program, has decided on them.
+
+Owns `Approver`, which an executor asks, and `StoredApprovals`, one that writes requests to the state directory, so that
+they outlive the process that asked: `atoll approvals` and any other program can decide. Not here: the call itself and
+the time that it waits (`executor.py`). Used by `executor.py` and by the command line.
+
+A request is one record, `approvals/<id>.json`. The one who decides writes it again, under the lock `approvals/lock`;
+the process that asked polls it. Asked again for the same call of the same session, by a process that resumed the
+session, the record is found again with its decision: nothing is asked twice.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Protocol
+
+import anyio
+
+from atoll.contract.errors import InvalidRequest, SandboxError, ToolCallError
+from atoll.drivers.locks import lock_within
+from atoll.runtime.state.records import StoredRecord, read_record, remove_record, write_record
+
+_POLL_S = 0.1
+_LOCK_S = 10.0
+_MAX_PENDING = 10_000
+
+
+@dataclass(frozen=True)
+class ApprovalRequest:
+    """A call that needs an approval, with all that is known of it. Everything but the ids comes from the code."""
+
+    session_id: str
+    sandbox: str
+    process_id: int
+    code: str
+    cell: int
+    call: int
+    tool: str
+    arguments: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class ApprovalDecision:
+    """A decision on a request."""
+
+    allowed: bool
+    reason: str = ""
+    """Why not; the code sees it."""
+    arguments: Mapping[str, Any] | None = None
+    """The arguments to use instead. Unset: those of the code."""
+
+
+class Approver(Protocol):
+    """Decides on calls of tools with `needs_approval`."""
+
+    async def decide(self, request: ApprovalRequest) -> ApprovalDecision:
+        """The decision. May wait for as long as it takes: the time does not count as time of the code."""
+
+
+class AskingApprover:
+    """An approver that asks a function of the program."""
+
+    def __init__(self, ask: Callable[[ApprovalRequest], Awaitable[ApprovalDecision | bool]]) -> None:
+        self._ask = ask
+
+    async def decide(self, request: ApprovalRequest) -> ApprovalDecision:
+        decision = await self._ask(request)
+        return ApprovalDecision(decision) if isinstance(decision, bool) else decision
+
+
+def denial(request: ApprovalRequest, decision: ApprovalDecision) -> ToolCallError:
+    """The error that the code gets for a call that was denied."""
+    why = f": {decision.reason}" if decision.reason else ""
+    return ToolCallError("ApprovalDenied", f"{request.tool} was not approved{why}")
+
+
+class Approval(StoredRecord):
+    """A request on disk, with its decision once there is one."""
+
+    VERSION: ClassVar[int] = 1
+
+    id: str
+    session_id: str
+    sandbox: str
+    process_id: int
+    code: str
+    cell: int
+    call: int
+    tool: str
+    arguments: dict[str, Any]
+    asked_at: datetime
+    status: Literal["pending", "allowed", "denied"] = "pending"
+    reason: str = ""
+    changed_arguments: dict[str, Any] | None = None
+    decided_at: datetime | None = None
+
+    @property
+    def decision(self) -> ApprovalDecision | None:
+        if self.status == "pending":
+            return None
+        return ApprovalDecision(self.status == "allowed", self.reason, self.changed_arguments)
+
+
+class StoredApprovals:
+    """An approver whose requests are records in a state directory."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self._directory = state_dir / "approvals"
+
+    async def decide(self, request: ApprovalRequest) -> ApprovalDecision:
+        """Write the request, and wait until it is decided. Its record is removed then; if this is
+        cancelled, or its process ends, the record stays."""
+        approval = self._find(request) or await self._write_request(request)
+        while (decision := approval.decision) is None:
+            await anyio.sleep(_POLL_S)
+            read = self._read(approval.id)
+            if read is None:
+                return ApprovalDecision(allowed=False, reason="the request was removed")
+            approval = read
+        remove_record(self._path(approval.id))
+        return decision
+
+    def list(self, session_id: str | None = None) -> list[Approval]:
+        """The requests that are kept, the oldest first. Records that cannot be read are left out."""
+        found = []
+        for path in sorted(self._directory.glob("*.json")) if self._directory.is_dir() else []:
+            try:
+                approval = self._read(path.stem)
+            except SandboxError:
+                continue
+            if approval is not None and session_id in (None, approval.session_id):
+                found.append(approval)
+        return sorted(found, key=lambda each: each.asked_at)
+
+    def get(self, id: str) -> Approval:
+        """The request with this id, or with an id that begins so.
+
+        Raises:
+            InvalidRequest: there is none, or more than one.
+        """
+        found = [each for each in self.list() if each.id.startswith(id)]
+        if len(found) == 1 and id:
+            return found[0]
+        known = ", ".join(each.id for each in self.list()[:8]) or "there are none"
+        problem = "no approval has" if not found else "several approvals have ids that begin with"
+        raise InvalidRequest(f"{problem} the id {id!r} (approvals: {known})")
+
+    async def allow(self, id: str, arguments: Mapping[str, Any] | None = None) -> Approval:
+        """Let the call be made, with other arguments if they are given.
+
+        Raises:
+            InvalidRequest: there is no such request, or it is decided already.
+        """
+        return await self._settle(
+            id, status="allowed", changed_arguments=None if arguments is None else dict(arguments)
+        )
+
+    async def deny(self, id: str, reason: str = "") -> Approval:
+        """Refuse the call. The code gets an error with the reason.
+
+        Raises:
+            InvalidRequest: there is no such request, or it is decided already.
+        """
+        return await self._settle(id, status="denied", reason=reason)
+
+    async def _settle(self, id: str, **changes: Any) -> Approval:
+        with await self._locked():
+            approval = self.get(id)
+            if approval.status != "pending":
+                raise InvalidRequest(f"the approval {approval.id} is {approval.status} already")
+            decided = approval.model_copy(update={"decided_at": datetime.now(UTC), **changes})
+            write_record(self._path(approval.id), decided, durable=True)
+            return decided
+
+    async def _write_request(self, request: ApprovalRequest) -> Approval:
+        self._directory.mkdir(mode=0o700, exist_ok=True)
+        with await self._locked():
+            if len(os.listdir(self._directory)) > _MAX_PENDING:
+                raise InvalidRequest(f"{_MAX_PENDING} approvals are pending; decide on some with `atoll approvals`")
+            approval = Approval(
+                id=secrets.token_hex(4),
+                session_id=request.session_id,
+                sandbox=request.sandbox,
+                process_id=request.process_id,
+                code=request.code,
+                cell=request.cell,
+                call=request.call,
+                tool=request.tool,
+                arguments=dict(request.arguments),
+                asked_at=datetime.now(UTC),
+            )
+            write_record(self._path(approval.id), approval, durable=True)
+            return approval
+
+    def _find(self, request: ApprovalRequest) -> Approval | None:
+        """The record of the same call, which a process that is gone has asked for."""
+        for each in self.list(request.session_id):
+            same = (each.cell, each.call, each.tool) == (request.cell, request.call, request.tool)
+            if same and each.arguments == dict(request.arguments):
+                return each
+        return None
+
+    def _read(self, id: str) -> Approval | None:
+        return read_record(self._path(id), Approval, f"the approval {id}")
+
+    def _path(self, id: str) -> Path:
+        return self._directory / f"{id}.json"
+
+    async def _locked(self) -> AbstractContextManager[object]:
+        file = open(self._directory / "lock", "w")  # noqa: ASYNC230, SIM115 - closing it unlocks
+        if not await lock_within(file.fileno(), _LOCK_S):
+            file.close()
+            raise SandboxError("timed out waiting for another process that changes approvals")
+        return file

@@ -1,0 +1,154 @@
+"""The audit log of code: one record for each execution and each call, a file per session.
+
+Owns `CodeAudit`, which an executor writes to, and how records are bounded and read. Not here: what is recorded
+(`executor.py`), and how a timeline is drawn (`trace.py`). Used by these and by the command line.
+
+A file is `code/<session>.jsonl` in the state directory. It outlives its session; the newest `MAX_SESSIONS` files are
+kept. What was written survives the death of this process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import pydantic_core
+from pydantic import BaseModel, ConfigDict
+
+from atoll.contract.errors import InvalidRequest
+from atoll.tools.tool import readable, readable_all
+
+if TYPE_CHECKING:
+    from atoll.code.executor import CallRecord, ExecutionResult
+
+MAX_SESSIONS = 500
+MAX_FILE_BYTES = 8 * 1024 * 1024
+_MAX_TEXT_CHARS = 20_000
+_MAX_ARGUMENTS_BYTES = 8192
+_SESSION = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
+
+
+class AuditEntry(BaseModel):
+    """One line of the log."""
+
+    model_config = ConfigDict(frozen=True)
+
+    kind: Literal["execution", "call"]
+    time: datetime
+    """When it began."""
+    cell: int
+    duration_s: float
+    verdict: str
+    """`ok`, or why it failed or was refused."""
+    code: str | None = None
+    """Of an execution. A long one is cut; `code_sha256` is that of the whole."""
+    code_sha256: str | None = None
+    output: str | None = None
+    """What an execution has printed; cut if it is long."""
+    tool: str | None = None
+    arguments: Any = None
+    result_bytes: int | None = None
+
+
+class CodeAudit:
+    """Writes the records of an executor's sessions."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self._directory = state_dir / "code"
+
+    def execution(self, session_id: str, cell: int, code: str, result: ExecutionResult) -> None:
+        """Record an execution that has ended."""
+        verdict = "ok" if result.error is None else f"{result.error.type}: {result.error.message}"
+        began = datetime.now(UTC).timestamp() - result.duration_s
+        entry = AuditEntry(
+            kind="execution",
+            time=datetime.fromtimestamp(began, UTC),
+            cell=cell,
+            duration_s=result.duration_s,
+            verdict=_cut(verdict, 1000),
+            code=_cut(code),
+            code_sha256=hashlib.sha256(code.encode("utf-8", "backslashreplace")).hexdigest(),
+            output=_cut(result.text),
+        )
+        self._write(session_id, entry)
+
+    def call(self, session_id: str, cell: int, record: CallRecord) -> None:
+        """Record a call that has ended."""
+        arguments: Any = readable_all(dict(record.arguments))
+        if len(pydantic_core.to_json(arguments)) > _MAX_ARGUMENTS_BYTES:
+            arguments = f"[{len(pydantic_core.to_json(arguments))} bytes]"
+        entry = AuditEntry(
+            kind="call",
+            time=record.started_at,
+            cell=cell,
+            duration_s=record.duration_s,
+            verdict=_cut(record.error or "ok", 1000),
+            tool=readable(record.tool),
+            arguments=arguments,
+            result_bytes=record.result_bytes,
+        )
+        self._write(session_id, entry)
+
+    def _write(self, session_id: str, entry: AuditEntry) -> None:
+        path = _path(self._directory, session_id)
+        if not path.exists():
+            self._directory.mkdir(mode=0o700, exist_ok=True)
+            self._prune()
+        line = entry.model_dump_json(exclude_none=True).encode() + b"\n"
+        # Without a sync: it survives this process, though not always a crash of the machine.
+        fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            if os.fstat(fd).st_size + len(line) <= MAX_FILE_BYTES:
+                os.write(fd, line)
+        finally:
+            os.close(fd)
+
+    def _prune(self) -> None:
+        logs = sorted(self._directory.glob("*.jsonl"), key=_changed)
+        for old in logs[: max(0, len(logs) - MAX_SESSIONS + 1)]:
+            with contextlib.suppress(FileNotFoundError):
+                old.unlink()
+
+    def sessions(self) -> list[str]:
+        """The sessions that have a log, the newest first."""
+        logs = sorted(self._directory.glob("*.jsonl"), key=_changed) if self._directory.is_dir() else []
+        return [path.stem for path in reversed(logs)]
+
+    def read(self, session_id: str) -> list[AuditEntry]:
+        """The records of a session, the oldest first.
+
+        Raises:
+            InvalidRequest: it has none.
+        """
+        try:
+            data = _path(self._directory, session_id).read_bytes()
+        except FileNotFoundError:
+            known = ", ".join(self.sessions()[:8]) or "there are none"
+            raise InvalidRequest(f"no session {session_id!r} has a trace (sessions: {known})") from None
+        found = []
+        for line in data.splitlines():
+            with contextlib.suppress(ValueError):  # incomplete: the disk was full
+                found.append(AuditEntry.model_validate_json(line))
+        return sorted(found, key=lambda entry: entry.time)
+
+
+def _path(directory: Path, session_id: str) -> Path:
+    if not _SESSION.fullmatch(session_id):
+        raise InvalidRequest(f"{session_id!r} is not the id of a session")
+    return directory / f"{session_id}.jsonl"
+
+
+def _changed(path: Path) -> float:
+    with contextlib.suppress(FileNotFoundError):
+        return path.stat().st_mtime
+    return 0.0
+
+
+def _cut(text: str, limit: int = _MAX_TEXT_CHARS) -> str:
+    text = readable(text)
+    return text if len(text) <= limit else f"{text[: limit // 2]} … {text[-limit // 2 :]}"
