@@ -21,7 +21,6 @@ from typing import Any, Literal, Protocol
 
 import anyio
 
-from atoll.code.languages import KERNEL_MARK as KERNEL_MARK
 from atoll.code.languages import Language, LanguageName, language_of
 from atoll.code.messages import (
     MAX_PENDING,
