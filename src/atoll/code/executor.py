@@ -539,7 +539,9 @@ class CodeExecutor:
         try:
             forks = await engine.fork(session.sandbox.name, count, names=names)
         finally:
-            session.kernel = await CodeSession.attach(session.sandbox, process_id, session)
+            session.kernel = await CodeSession.attach(
+                session.sandbox, process_id, session, language=self.config.language
+            )
         return [(await self._adopt(fork))[0].id for fork in forks]
 
     async def _adopt(self, sandbox: Sandbox) -> tuple[_Session, CodeSession]:
@@ -548,7 +550,9 @@ class CodeExecutor:
         if not kernels:
             raise InvalidRequest(f"the sandbox {sandbox.name!r} has no code session: no kernel runs in it")
         session = _Session(self, sandbox.name, sandbox)
-        kernel = await CodeSession.attach(sandbox, kernels[-1].id, session, stubs=self._stubs())
+        kernel = await CodeSession.attach(
+            sandbox, kernels[-1].id, session, stubs=self._stubs(), language=self.config.language
+        )
         session.kernel = kernel
         self._sessions[session.id] = session
         return session, kernel

@@ -84,7 +84,7 @@ function listen(rest, take) {
       from = end + 1;
       let message = null;
       try {
-        message = line.length ? parse(line.toString("latin1")) : null;
+        message = line.length ? parse(line.toString("utf8")) : null;
       } catch {
         // the line of a host that ended while it wrote
       }
