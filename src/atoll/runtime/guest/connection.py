@@ -72,14 +72,15 @@ class GuestConnection:
     `failure` says why.
     """
 
-    def __init__(self, stream: ByteStream, name: str) -> None:
+    def __init__(self, stream: ByteStream, name: str, *, is_ready: bool = False) -> None:
+        """`is_ready`: HELLO was received on the stream already."""
         self.failure: Failure | None = None
         self.heard = 0
         """How often something has arrived."""
         self._stream = stream
         self._name = name
         self._reader = FrameReader()
-        self._ready = False
+        self._ready = is_ready
         self._streams: dict[int, Stream] = {}
         self._number = 0
         self._queue: deque[bytes | memoryview] = deque()
