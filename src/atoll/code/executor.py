@@ -80,6 +80,8 @@ class CodeConfig(BaseModel):
     """Sessions that are started before they are needed, and wait."""
     anthropic_compatible: bool = False
     """True: stubs take one dict and return a text, as those of the hosted product do."""
+    ephemeral: bool = False
+    """True: a session's sandbox ends with this process, however that ends. Such a session cannot be suspended."""
 
 
 class CallRecord(BaseModel):
@@ -581,6 +583,7 @@ class CodeExecutor:
             limits=Limits(memory_bytes=config.memory_bytes, cpus=config.cpus),
             network=config.network,
             env=config.env,
+            ephemeral=config.ephemeral,
         )
         session = _Session(self, id, sandbox)
         try:
@@ -590,6 +593,16 @@ class CodeExecutor:
                 await sandbox.destroy()
             raise
         return session
+
+    async def refresh_tools(self, session_id: str) -> None:
+        """Show a session the tools that the registry has now: those that were added or removed since it began.
+
+        Raises:
+            InvalidRequest: there is no such session.
+        """
+        kernel = self._find(session_id).kernel
+        if kernel is not None and kernel.is_alive:  # a new kernel gets the tools of now anyway
+            await kernel.set_stubs(self._stubs())
 
     async def _start_kernel(self, session: _Session) -> CodeSession:
         if session.kernel is not None:
