@@ -22,7 +22,7 @@ import anyio
 from pydantic import BaseModel, ConfigDict, Field
 
 from atoll.code.approvals import ApprovalRequest, Approver, denial
-from atoll.code.languages import KERNEL_MARK, LanguageName
+from atoll.code.languages import KERNEL_MARK
 from atoll.code.messages import CallMessage, PartMessage
 from atoll.code.registry import ToolCallerType, ToolRegistry
 from atoll.code.session import CellOutcome, CodeSession, OnCellOutput
@@ -44,7 +44,7 @@ class CodeConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
-    language: LanguageName = "python"
+    language: Literal["python", "javascript", "bash"] = "python"
     """What cells are written in."""
     image: str | None = None
     """The image of a session's sandbox. Unset: the engine's default. It needs the language's interpreter."""
