@@ -9,6 +9,7 @@
 | `options.py`, `values.py` | arguments that several commands share; parsers of values |
 | `sandbox_options.py` | the options that describe a sandbox |
 | `streaming.py` | a command's streams, for `run`, `exec`, `shell`, `wait` and `logs` |
+| `cells.py`, `repl.py` | code that a kernel runs (`run --code`, `exec --code`); the prompt of `python` |
 | `usage_table.py` | the table of `top` |
 | `conversation.py`, `transcript.py` | the turns of `agent`, and how they are shown |
 | `render.py`, `terminal.py` | output; this process's streams, signals and terminal modes |
@@ -24,7 +25,7 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, NoReturn
 
 from atoll.contract.errors import AtollError, CallerError, ExecTimeout, InvalidRequest
@@ -82,8 +83,15 @@ def program() -> NoReturn:
 
 
 def finish(work: Coroutine[Any, Any, int], *, as_json: bool, failed: int) -> int:
-    """Run a command's work and return its exit status; print an error and return `failed`, 2 if the input was wrong, or
-    124 after a time-out.
+    """Run a command's work and return its exit status, as `translated`."""
+    from atoll.surfaces.cli import terminal
+
+    return translated(lambda: terminal.run(lambda: work), as_json=as_json, failed=failed)
+
+
+def translated(run: Callable[[], int], *, as_json: bool, failed: int = FAILED) -> int:
+    """Call `run` and return its exit status; print an error and return `failed`, 2 if the input was wrong, or 124 after
+    a time-out.
 
     Every error of Atoll becomes a message and a status here. An exception that is neither an `AtollError` nor an
     `OSError` of the machine is a bug and is raised.
@@ -94,7 +102,7 @@ def finish(work: Coroutine[Any, Any, int], *, as_json: bool, failed: int) -> int
     gc.enable()
     try:
         try:
-            return terminal.run(lambda: work)
+            return run()
         except BrokenPipeError:
             raise
         except ExecTimeout as error:

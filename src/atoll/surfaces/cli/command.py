@@ -90,6 +90,12 @@ class CommandContext:
 
         return sandbox_options(**self.resources)
 
+    def resolved_state_dir(self) -> Path:
+        """The state directory, for what needs no engine. It may not exist."""
+        from atoll.settings import Settings
+
+        return self.state_dir or Settings.from_environment().resolve_state_dir()
+
     def open_engine(self, settings: Settings | None = None) -> AbstractAsyncContextManager[Engine]:
         from atoll.runtime.engine import open as open_engine
 
