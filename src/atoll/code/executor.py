@@ -35,6 +35,8 @@ from atoll.tools.tool import ContentPart, ImagePart, TextPart
 
 _MAX_OUTBOX_FILES = 32
 _MAX_OUTBOX_BYTES = 32 * 1024 * 1024
+_LEASE_MARGIN_S = 120.0
+"""How much longer than unused sessions those live whose process is gone."""
 _MAX_CLOSED = 256
 """Ids of closed sessions that are remembered, so that an error can say what became of one."""
 
@@ -69,7 +71,8 @@ class CodeConfig(BaseModel):
     max_result_bytes: int = 16 * 1024 * 1024
     """The longest result of a call, as JSON."""
     session_timeout_seconds: float = 270.0
-    """A session that was not used for so long is closed."""
+    """A session that was not used for so long is closed. Sessions that a killed process leaves behind end a little
+    later than that by themselves."""
     cleanup_interval_seconds: float = 60.0
     """How often the cleanup task looks for such sessions."""
     enable_session_reuse: bool = True
@@ -78,6 +81,8 @@ class CodeConfig(BaseModel):
     """Sessions that are open at a time."""
     prepared_sessions: int = 0
     """Sessions that are started before they are needed, and wait."""
+    approval_ttl_s: float = 7 * 86400.0
+    """How long a session is kept that waits for an approval, or was suspended, also if its process is gone."""
     anthropic_compatible: bool = False
     """True: stubs take one dict and return a text, as those of the hosted product do."""
     ephemeral: bool = False
@@ -198,6 +203,8 @@ class SessionInfo(BaseModel):
     sandbox: str
     """The name of its sandbox."""
     language: str
+    version: str
+    """Of the language."""
     created_at: datetime
     last_used_at: datetime
     executions: int
@@ -214,10 +221,26 @@ class ExecutionAudit(Protocol):
 class _Session:
     """A session of the executor: its kernel, its sandbox, and the calls of its executions."""
 
-    def __init__(self, executor: CodeExecutor, id: str, sandbox: Sandbox, *, owns_sandbox: bool = True) -> None:
+    def __init__(
+        self,
+        executor: CodeExecutor,
+        id: str,
+        sandbox: Sandbox,
+        *,
+        owns_sandbox: bool = True,
+        is_ephemeral: bool = False,
+        leaves_kernel: bool = False,
+        user: str | None = None,
+        cwd: str | None = None,
+    ) -> None:
         self.id = id
         self.sandbox = sandbox
         self.owns_sandbox = owns_sandbox
+        self.is_ephemeral = is_ephemeral
+        self.leaves_kernel = leaves_kernel
+        """Whether its kernel runs on when it is closed."""
+        self.user = user
+        self.cwd = cwd
         self.kernel: CodeSession | None = None
         self.created_at = datetime.now(UTC)
         self.used = time.monotonic()
@@ -228,6 +251,10 @@ class _Session:
         self.calls: list[CallRecord] = []
         self.waiting: dict[int, ApprovalRequest] = {}
         """Calls that wait for an approval now."""
+        self.goes_on = False
+        """Whether calls that wait are taken up again, here or elsewhere, after they are cancelled."""
+        self.expires = 0.0
+        """When its sandbox ends by itself, by the monotonic clock."""
         self._made = 0
         self._executor = executor
         self._slots = anyio.Semaphore(executor.config.max_concurrent_calls)
@@ -254,7 +281,7 @@ class _Session:
             error=None if failed is None else f"{failed['type']}: {failed['message']}",
         )
         self.calls.append(record)
-        self._executor.record_call(self.id, call.cell, record)
+        self._executor.record_call(self.id, self.executions, record)
         return answer
 
     async def _answer(self, call: CallMessage) -> dict[str, Any]:
@@ -301,7 +328,13 @@ class _Session:
         self.waiting[call.call] = request
         try:
             with kernel.time_paused():
+                await self._executor.keep_alive(self)
                 decision = await approver.decide(request)
+        except asyncio.CancelledError:
+            if not self.goes_on:
+                with anyio.CancelScope(shield=True):
+                    await approver.withdraw(request)
+            raise
         finally:
             del self.waiting[call.call]
         if not decision.allowed:
@@ -345,6 +378,7 @@ class CodeExecutor:
         self._ready: deque[_Session] = deque()
         self._background: set[asyncio.Task[None]] = set()
         self._cleanup: asyncio.Task[None] | None = None
+        self._renewal: asyncio.Task[None] | None = None
         self._is_closed = False
 
     async def __aenter__(self) -> Self:
@@ -378,7 +412,7 @@ class CodeExecutor:
             SandboxError: the sandbox failed.
         """
         reuse = self.config.enable_session_reuse and (reuse_session or session_id is not None)
-        session = await self._new_session() if session_id is None else self._find(session_id)
+        session = await self._new_session(once=not reuse) if session_id is None else self._find(session_id)
         session.busy += 1
         try:
             result = await self._run(session, code, timeout_s or self.config.timeout_s, on_output)
@@ -395,20 +429,65 @@ class CodeExecutor:
         await self.close_session(session.id)
         return result, None
 
-    async def open_session(self, sandbox: Sandbox | None = None) -> str:
+    async def open_session(
+        self,
+        sandbox: Sandbox | None = None,
+        *,
+        user: str | None = None,
+        cwd: str | None = None,
+        leave_running: bool = False,
+    ) -> str:
         """A new session, for later executions. Returns its id. With `sandbox` it runs there, and leaves it when it is
         closed; without, it has one of its own.
 
+        `user` and `cwd` are those of the code, in a sandbox that is given. With `leave_running` it goes on with the
+        session that was left there so before, variables included, and is left so again when it is closed.
+
         Raises:
-            InvalidRequest: there are too many, or the image has no interpreter.
+            InvalidRequest: there are too many, or the image has no interpreter; or the session that was left there is
+                used by another process, or waits for one.
             SandboxError: the sandbox failed.
         """
         if sandbox is None:
             return (await self._new_session()).id
-        session = _Session(self, f"code-{secrets.token_hex(5)}", sandbox, owns_sandbox=False)
-        await self._start_kernel(session)
+        session = _Session(
+            self,
+            f"code-{secrets.token_hex(5)}",
+            sandbox,
+            owns_sandbox=False,
+            leaves_kernel=leave_running,
+            user=user,
+            cwd=cwd,
+        )
+        found = await self._kernel_in(sandbox) if leave_running else None
+        if found is None:
+            await self._start_kernel(session)
+        else:
+            session.kernel = await CodeSession.attach(
+                sandbox, found, session, language=self.config.language, only_idle=True
+            )
+            session.executions = session.kernel.cells
         self._sessions[session.id] = session
         return session.id
+
+    async def interrupt(self, session_id: str) -> None:
+        """Interrupt the code that runs in a session, as Ctrl-C would. Does nothing if none runs.
+
+        Raises:
+            InvalidRequest: there is no such session.
+        """
+        kernel = self._find(session_id).kernel
+        if kernel is not None:
+            await kernel.interrupt()
+
+    async def complete(self, session_id: str, code: str) -> tuple[str, tuple[str, ...]]:
+        """The word at the end of `code`, and what it may become in a session, for a prompt.
+
+        Raises:
+            InvalidRequest: there is no such session.
+        """
+        kernel = self._find(session_id).kernel
+        return ("", ()) if kernel is None else await kernel.complete(code)
 
     async def _run(
         self, session: _Session, code: str, timeout_s: float | None, on_output: OnCellOutput | None
@@ -488,8 +567,15 @@ class CodeExecutor:
             raise InvalidRequest(
                 f"session {session_id!r} runs code that waits for no approval; wait until it has ended"
             )
+        if session.is_ephemeral or not session.owns_sandbox:
+            raise InvalidRequest(
+                f"session {session_id!r} ends with its execution, or is in a sandbox of its user; suspend one that was "
+                "opened with reuse_session=True"
+            )
+        session.goes_on = True
         if session.kernel is not None:
             await session.kernel.suspend()
+        await session.sandbox.update(ttl_s=self.config.approval_ttl_s)
         await engine.sleep(session.sandbox.name)
         self._sessions.pop(session_id, None)
 
@@ -536,11 +622,13 @@ class CodeExecutor:
         if session.busy or session.kernel is None:
             raise InvalidRequest(f"session {session_id!r} runs code; fork it when that has ended")
         process_id = session.kernel.process_id
+        session.goes_on = True
         await session.kernel.detach()
         names = [f"code-{secrets.token_hex(5)}" for _ in range(count)]
         try:
             forks = await engine.fork(session.sandbox.name, count, names=names)
         finally:
+            session.goes_on = False
             session.kernel = await CodeSession.attach(
                 session.sandbox, process_id, session, language=self.config.language
             )
@@ -548,34 +636,43 @@ class CodeExecutor:
 
     async def _adopt(self, sandbox: Sandbox) -> tuple[_Session, CodeSession]:
         """A session of this executor from a sandbox in which a kernel runs."""
-        kernels = [each for each in await sandbox.processes() if each.live and KERNEL_MARK in each.command]
-        if not kernels:
+        found = await self._kernel_in(sandbox)
+        if found is None:
             raise InvalidRequest(f"the sandbox {sandbox.name!r} has no code session: no kernel runs in it")
         session = _Session(self, sandbox.name, sandbox)
-        kernel = await CodeSession.attach(
-            sandbox, kernels[-1].id, session, stubs=self._stubs(), language=self.config.language
-        )
+        kernel = await CodeSession.attach(sandbox, found, session, stubs=self._stubs(), language=self.config.language)
         session.kernel = kernel
+        session.executions = kernel.cells
         self._sessions[session.id] = session
+        self._start_renewal()
+        await self.keep_alive(session)
         return session, kernel
+
+    async def _kernel_in(self, sandbox: Sandbox) -> int | None:
+        """The process of the kernel that runs in a sandbox."""
+        kernels = [each.id for each in await sandbox.processes() if each.live and KERNEL_MARK in each.command]
+        return kernels[-1] if kernels else None
 
     # -------------------------------------------------------------------------------------------------- sessions
 
-    async def _new_session(self) -> _Session:
+    async def _new_session(self, *, once: bool = False) -> _Session:
+        """A session. `once`: for one execution."""
         if self._is_closed:
             raise InvalidRequest("the executor is closed; make another")
         if len(self._sessions) >= self.config.max_sessions:
             raise InvalidRequest(
                 f"{len(self._sessions)} sessions are open, and there may be {self.config.max_sessions}; close one"
             )
-        session = self._ready.popleft() if self._ready else await self._create()
+        session = self._ready.popleft() if self._ready else await self._create(once=once)
         self._sessions[session.id] = session
         self._refill()
         return session
 
-    async def _create(self) -> _Session:
+    async def _create(self, *, once: bool = False) -> _Session:
         engine = await self.engine()
         config, id = self.config, f"code-{secrets.token_hex(5)}"
+        may_wait = self.approver is not None and any(tool.needs_approval for tool in self.registry)
+        is_ephemeral = config.ephemeral or (once and not may_wait)
         sandbox = await engine.create(
             id,
             image=config.image,
@@ -583,9 +680,12 @@ class CodeExecutor:
             limits=Limits(memory_bytes=config.memory_bytes, cpus=config.cpus),
             network=config.network,
             env=config.env,
-            ephemeral=config.ephemeral,
+            ephemeral=is_ephemeral,
+            ttl_s=None if is_ephemeral else self._lease_s,
         )
-        session = _Session(self, id, sandbox)
+        session = _Session(self, id, sandbox, is_ephemeral=is_ephemeral)
+        session.expires = time.monotonic() + self._lease_s
+        self._start_renewal()
         try:
             await self._start_kernel(session)
         except BaseException:
@@ -608,10 +708,43 @@ class CodeExecutor:
         if session.kernel is not None:
             await session.kernel.detach()
         kernel = await CodeSession.start(
-            session.sandbox, session, stubs=self._stubs(), language=self.config.language, env=self.config.env
+            session.sandbox,
+            session,
+            stubs=self._stubs(),
+            language=self.config.language,
+            env=self.config.env,
+            user=session.user,
+            cwd=session.cwd,
         )
         session.kernel = kernel
         return kernel
+
+    # Sessions are leased: what a killed process leaves behind ends by itself, at the end of its sandbox's lifetime.
+
+    @property
+    def _lease_s(self) -> float:
+        return self.config.session_timeout_seconds + _LEASE_MARGIN_S
+
+    def _start_renewal(self) -> None:
+        if self._renewal is None:
+            self._renewal = asyncio.create_task(self._renew())
+
+    async def _renew(self) -> None:
+        while True:
+            await asyncio.sleep(self._lease_s / 4)
+            for session in [*self._sessions.values(), *self._ready]:
+                await self.keep_alive(session)
+
+    async def keep_alive(self, session: _Session) -> None:
+        """Let the sandbox of a session live on, and longer if a call waits for an approval. Seldom does something."""
+        lifetime_s = self.config.approval_ttl_s if session.waiting else self._lease_s
+        if not session.owns_sandbox or session.is_ephemeral or session.goes_on:
+            return
+        if lifetime_s / 2 < session.expires - time.monotonic() <= lifetime_s:
+            return
+        with contextlib.suppress(AtollError):  # its sandbox is gone, which the next execution tells
+            await session.sandbox.update(ttl_s=lifetime_s)
+            session.expires = time.monotonic() + lifetime_s
 
     def _stubs(self) -> Mapping[str, Any]:
         tools, models = self.registry.stubs(anthropic_compatible=self.config.anthropic_compatible)
@@ -667,6 +800,7 @@ class CodeExecutor:
             id=session.id,
             sandbox=session.sandbox.name,
             language=self.config.language,
+            version="" if session.kernel is None else session.kernel.version,
             created_at=session.created_at,
             last_used_at=session.used_at,
             executions=session.executions,
@@ -685,7 +819,7 @@ class CodeExecutor:
         with anyio.CancelScope(shield=True):
             if not session.owns_sandbox:
                 if session.kernel is not None:
-                    await session.kernel.aclose()
+                    await (session.kernel.detach() if session.leaves_kernel else session.kernel.aclose())
                 return
             if session.kernel is not None:
                 await session.kernel.detach()  # it dies with its sandbox
@@ -734,6 +868,8 @@ class CodeExecutor:
         self._is_closed = True
         with anyio.CancelScope(shield=True):
             await self.stop_cleanup_task()
+            if self._renewal is not None:
+                self._background.add(self._renewal)
             for task in list(self._background):
                 task.cancel()
             if self._background:

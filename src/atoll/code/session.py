@@ -15,7 +15,7 @@ import re
 import secrets
 import signal as signals
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -143,12 +143,13 @@ class _RunningCell:
             self.dump += data[: max(0, _MAX_DUMP_BYTES - len(self.dump))]
         elif data:
             await self.outputs[stream].add(data)
-            if self.on_output is not None:
-                self.on_output(stream, data)
+            if self.on_output is not None and (waiting := self.on_output(stream, data)) is not None:
+                await waiting
 
 
-OnCellOutput = Callable[[StreamName, bytes], None]
-"""Receives output while a cell runs. It must be fast, and must not raise."""
+OnCellOutput = Callable[[StreamName, bytes], Awaitable[None] | None]
+"""Receives output while a cell runs. It must not raise, and must be fast or return what is awaited before more output
+is taken."""
 
 
 class CodeSession:
@@ -181,7 +182,7 @@ class CodeSession:
         self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._out_of_memory = False
         self._detached = self._suspended = False
-        self._replaying = False
+        self._replaying = self._only_idle = False
         """Whether output that comes may be that of earlier cells, which the guest has kept."""
         self._tasks = [asyncio.create_task(self._read_channel()), asyncio.create_task(self._read_output())]
 
@@ -230,20 +231,22 @@ class CodeSession:
         *,
         stubs: Mapping[str, Any] | None = None,
         language: LanguageName = "python",
+        only_idle: bool = False,
     ) -> CodeSession:
         """Go on with a kernel that another process, or an earlier handle, has left running.
 
-        Calls that wait are made again through `handler`, and the cell that waits for them goes on: see `resume`.
+        Calls that wait are made again through `handler`, and the cell that waits for them goes on: see `finish`.
+        Without `stubs` the code sees the tools that it saw before.
 
         Raises:
             ProcessNotFound: it has ended.
-            InvalidRequest: another process uses it.
+            InvalidRequest: another process uses it; or, with `only_idle`, code runs in it or waits for a call.
             SandboxError: it does not answer.
         """
         process = await sandbox.attach(process_id, channels=1)
         spoken = language_of(language)
         session = cls(sandbox, process, handler, language=spoken)
-        session._replaying = True
+        session._replaying, session._only_idle = True, only_idle
         try:
             await session._greet(spoken.cut, b"" if stubs is None else spoken.encode({"t": "tools", **stubs}))
         except BaseException:
@@ -260,6 +263,11 @@ class CodeSession:
     @property
     def is_alive(self) -> bool:
         return not self._lost.done()
+
+    @property
+    def cells(self) -> int:
+        """The number of its last cell."""
+        return self._cells
 
     @property
     def is_waiting(self) -> bool:
@@ -313,6 +321,11 @@ class CodeSession:
             raise self._no_kernel()
         ready = self._ready.result()
         self.version = ready.version
+        if self._only_idle and (ready.running is not None or ready.calls):
+            raise InvalidRequest(
+                f"code runs in the session of sandbox {self.sandbox.name!r}, or waits for a call, which only the "
+                "program that began it can make; `atoll approvals` shows the calls that wait for an approval"
+            )
         self._resume(ready)
 
     def _no_kernel(self) -> AtollError:

@@ -802,7 +802,8 @@ class Kernel:
     def _remember_lines(self, name, code):
         import linecache
 
-        linecache.cache[name] = (len(code), None, code.splitlines(True), name)
+        # With a last line that does not end, `traceback` would put its carets one column too far.
+        linecache.cache[name] = (len(code), None, (code + "\n").splitlines(True), name)
 
     def _outbox(self):
         """The files in the outbox that are new or changed since the last cell."""

@@ -6,6 +6,7 @@ values are written (`values.py`). Imports nothing heavy, because `atoll --help` 
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 from atoll.surfaces.cli import values
@@ -38,6 +39,19 @@ CheckpointOption = Annotated[
 ReferenceArgument = Annotated[str, Argument(metavar="REF", help="The image reference: python:3.12.")]
 ShellLineOption = Annotated[
     str | None, Option("--shell", "-c", metavar="LINE", help="Run this shell line instead of COMMAND.")
+]
+CodeOption = Annotated[
+    str | None,
+    Option(
+        "--code",
+        metavar="FILE",
+        help="Run the Python in this file instead of COMMAND; - reads standard input. Top-level await works, the value "
+        "of the last line and a traceback are shown, and the exit status is 0, 1, or that of exit(n).",
+    ),
+]
+OutOption = Annotated[
+    Path | None,
+    Option("--out", metavar="DIR", help="With --code: save images that are shown, and files in ./outbox, here."),
 ]
 EnvOption = Annotated[
     list[str] | None,
