@@ -16,7 +16,7 @@ import re
 import secrets
 import signal as signals
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -436,7 +436,7 @@ class CodeSession:
     _pause_noticed: asyncio.Event | None = None
 
     @contextlib.contextmanager
-    def time_paused(self) -> Any:
+    def time_paused(self) -> Iterator[None]:
         """A context whose time does not count as time of the cell: a person is being asked."""
         self._paused += 1
         self._resumed.clear()
