@@ -44,21 +44,26 @@ class Handler:
 
 
 @pytest.fixture
-async def hostile(sandbox: Sandbox) -> AsyncIterator[CodeSession]:
-    session = await CodeSession.start(sandbox, Handler(), stubs=STUBS)
+async def hostile(shared: Sandbox) -> AsyncIterator[CodeSession]:
+    session = await CodeSession.start(shared, Handler(), stubs=STUBS)
     yield session
     await session.aclose()
 
 
-@pytest.fixture
-async def other_session(engine: Engine) -> AsyncIterator[CodeSession]:
-    """Another session of the same process, which has to go on."""
+@pytest.fixture(scope="module")
+async def bystanders_session(engine: Engine) -> AsyncIterator[CodeSession]:
     async with await engine.create() as sandbox:
         session = await CodeSession.start(sandbox, Handler(), stubs=STUBS)
         yield session
-        outcome = await session.run("print(await echo('well'))", timeout_s=30)
         await session.aclose()
-        assert outcome.stdout.text()[0] == "well\n"
+
+
+@pytest.fixture
+async def other_session(bystanders_session: CodeSession) -> AsyncIterator[CodeSession]:
+    """Another session of the same process, which has to go on."""
+    yield bystanders_session
+    outcome = await bystanders_session.run("print(await echo('well'))", timeout_s=30)
+    assert outcome.stdout.text()[0] == "well\n"
 
 
 async def attack(session: CodeSession, code: str, timeout_s: float = 20) -> CellOutcome:

@@ -194,6 +194,15 @@ async def test_memory_used_up_is_told(engine: Engine, registry: ToolRegistry) ->
         assert "memory" in result.text
 
 
+async def test_a_language_is_chosen_by_the_config(engine: Engine, registry: ToolRegistry) -> None:
+    code = "const rows = await query_sales({region: 'East'}); console.log(rows.length)"
+    async with CodeExecutor(registry, CodeConfig(language="javascript"), engine=engine) as executor:
+        assert (await executor.execute(code))[0].output == "2\n"
+    async with CodeExecutor(registry, CodeConfig(language="bash"), engine=engine) as executor:
+        _, session = await executor.execute("cd /tmp; X=1", reuse_session=True)
+        assert (await executor.execute("echo $PWD $X", session_id=session))[0].output == "/tmp 1\n"
+
+
 async def test_prepared_sessions_wait(engine: Engine, registry: ToolRegistry) -> None:
     async with CodeExecutor(registry, CodeConfig(prepared_sessions=1), engine=engine) as executor:
         with anyio.fail_after(60):

@@ -23,9 +23,10 @@ import anyio
 from pydantic import BaseModel, ConfigDict, Field
 
 from atoll.code.approvals import ApprovalRequest, Approver, denial
+from atoll.code.languages import KERNEL_MARK, LanguageName
 from atoll.code.messages import CallMessage, PartMessage
 from atoll.code.registry import ToolCallerType, ToolRegistry
-from atoll.code.session import KERNEL_MARK, CellOutcome, CodeSession, OnCellOutput
+from atoll.code.session import CellOutcome, CodeSession, OnCellOutput
 from atoll.contract.errors import AtollError, InvalidRequest, NotCheckpointable, SandboxNotFound, ToolCallError
 from atoll.contract.model import Limits
 from atoll.contract.network import NetworkPolicy
@@ -44,7 +45,7 @@ class CodeConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
-    language: Literal["python", "javascript", "bash"] = "python"
+    language: LanguageName = "python"
     """What cells are written in."""
     image: str | None = None
     """The image of a session's sandbox. Unset: the engine's default. It needs the language's interpreter."""
@@ -549,7 +550,9 @@ class CodeExecutor:
         try:
             forks = await engine.fork(session.sandbox.name, count, names=names)
         finally:
-            session.kernel = await CodeSession.attach(session.sandbox, process_id, session)
+            session.kernel = await CodeSession.attach(
+                session.sandbox, process_id, session, language=self.config.language
+            )
         return [(await self._adopt(fork))[0].id for fork in forks]
 
     async def _adopt(self, sandbox: Sandbox) -> tuple[_Session, CodeSession]:
@@ -558,7 +561,9 @@ class CodeExecutor:
         if not kernels:
             raise InvalidRequest(f"the sandbox {sandbox.name!r} has no code session: no kernel runs in it")
         session = _Session(self, sandbox.name, sandbox)
-        kernel = await CodeSession.attach(sandbox, kernels[-1].id, session, stubs=self._stubs())
+        kernel = await CodeSession.attach(
+            sandbox, kernels[-1].id, session, stubs=self._stubs(), language=self.config.language
+        )
         session.kernel = kernel
         self._sessions[session.id] = session
         return session, kernel
@@ -611,7 +616,9 @@ class CodeExecutor:
     async def _start_kernel(self, session: _Session) -> CodeSession:
         if session.kernel is not None:
             await session.kernel.detach()
-        kernel = await CodeSession.start(session.sandbox, session, stubs=self._stubs(), env=self.config.env)
+        kernel = await CodeSession.start(
+            session.sandbox, session, stubs=self._stubs(), language=self.config.language, env=self.config.env
+        )
         session.kernel = kernel
         return kernel
 

@@ -111,7 +111,7 @@ Message = CallMessage | CancelMessage | PartMessage | DoneMessage | ReadyMessage
 
 def encode(message: Mapping[str, Any]) -> bytes:
     """A message to the kernel, as a line."""
-    return pydantic_core.to_json(message) + b"\n"
+    return pydantic_core.to_json(message, ensure_ascii=True) + b"\n"
 
 
 class MessageReader:

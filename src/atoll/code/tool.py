@@ -35,10 +35,17 @@ _ABOUT = {
     ),
     "bash": "Run bash in a sandbox. The working directory and variables persist between calls.",
 }
-_TOOLS = (
-    "These functions call tools outside of the sandbox. Each call must be awaited; `asyncio.gather` makes calls in "
-    "parallel. Their results stay in the code: print what you need of them."
-)
+_TOOLS = {
+    "python": (
+        "These functions call tools outside of the sandbox. Each call must be awaited; `asyncio.gather` makes calls in "
+        "parallel. Their results stay in the code: print what you need of them."
+    ),
+    "javascript": (
+        "These functions, described here as Python has them, call tools outside of the sandbox. Each takes one object "
+        "of named arguments and returns a promise: `await name({key: value})`; `Promise.all` makes calls in parallel. "
+        "Their results stay in the code: print what you need of them."
+    ),
+}
 
 
 class ExecuteCodeInput(Input):
@@ -125,7 +132,7 @@ def execute_code_tools(
     documentation = executor.registry.documentation(anthropic_compatible=executor.config.anthropic_compatible)
     about = _ABOUT[language]
     if len(executor.registry) and language != "bash":
-        about = f"{about}\n\n{_TOOLS}\n\n{documentation}"
+        about = f"{about}\n\n{_TOOLS[language]}\n\n{documentation}"
     tool = Tool(
         name="execute_code",
         description=about,
