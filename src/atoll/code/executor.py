@@ -14,6 +14,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self
@@ -293,12 +294,13 @@ class _Session:
                 registry.check(call.tool, arguments, caller=ToolCallerType.CODE_EXECUTION)  # before a person is asked
                 arguments = await self._approved(call)
             async with self._slots:
-                value = await registry.call(
-                    call.tool,
-                    arguments,
-                    caller=ToolCallerType.CODE_EXECUTION,
-                    as_text=config.anthropic_compatible,
-                )
+                with self._clock(call.tool):
+                    value = await registry.call(
+                        call.tool,
+                        arguments,
+                        caller=ToolCallerType.CODE_EXECUTION,
+                        as_text=config.anthropic_compatible,
+                    )
             return self._within(value)
         except ToolCallError as error:
             return {"error": {"type": error.type, "message": error.message}}
@@ -310,6 +312,13 @@ class _Session:
             raise ToolCallError("InvalidRequest", call.refusal)
         if self._made > limit:
             raise ToolCallError("BudgetExceeded", f"an execution may make {limit} calls of tools")
+
+    def _clock(self, tool: str) -> AbstractContextManager[None]:
+        """A context for a call: while it waits for others, the time of the code stands still."""
+        registry, kernel = self._executor.registry, self.kernel
+        if kernel is None or tool not in registry or registry[tool].is_timed:
+            return contextlib.nullcontext()
+        return kernel.time_paused()
 
     async def _approved(self, call: CallMessage) -> Mapping[str, Any]:
         approver, kernel = self._executor.approver, self.kernel

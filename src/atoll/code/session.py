@@ -15,7 +15,7 @@ import re
 import secrets
 import signal as signals
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -436,7 +436,7 @@ class CodeSession:
     _pause_noticed: asyncio.Event | None = None
 
     @contextlib.contextmanager
-    def time_paused(self) -> Any:
+    def time_paused(self) -> Iterator[None]:
         """A context whose time does not count as time of the cell: a person is being asked."""
         self._paused += 1
         self._resumed.clear()

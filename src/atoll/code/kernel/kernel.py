@@ -42,6 +42,10 @@ class ToolError(Exception):
         self.type, self.message = type, message
 
 
+class ToolTimeout(ToolError, TimeoutError):
+    """A call took too long on the host."""
+
+
 class CellInterrupted(KeyboardInterrupt):
     """The time of the cell is over, or a person stopped it."""
 
@@ -49,7 +53,7 @@ class CellInterrupted(KeyboardInterrupt):
         super().__init__("the cell was interrupted")
 
 
-ToolError.__module__ = CellInterrupted.__module__ = "builtins"  # as the code sees them
+ToolError.__module__ = ToolTimeout.__module__ = CellInterrupted.__module__ = "builtins"  # as the code sees them
 CellInterrupted.__qualname__ = CellInterrupted.__name__ = "KeyboardInterrupt"
 
 
@@ -282,7 +286,8 @@ class Calls:
             self.pending.pop(number, None)
             reader()
         if "error" in value:
-            raise ToolError(value["error"].get("message", ""), value["error"].get("type", "ToolError"))
+            kind = value["error"].get("type", "ToolError")
+            raise (ToolTimeout if kind == "TimeoutError" else ToolError)(value["error"].get("message", ""), kind)
         return self.convert(value.get("value"), stub.returns)
 
     def take(self, message):
