@@ -149,7 +149,7 @@ async def test_what_a_call_lacks_is_an_error_of_the_code(executor: CodeExecutor,
 async def test_code_cannot_call_a_tool_that_is_for_the_model_alone(executor: CodeExecutor) -> None:
     forged = (
         "import types\nstub = types.SimpleNamespace(__name__='direct_only', returns='any')\n"
-        "await display.__self__.calls.make(stub, {})"
+        "await query_sales._calls.make(stub, {})"
     )
     result, _ = await executor.execute(forged)
     assert "NotAllowed: direct_only may be called by the model itself, not by code" in result.text

@@ -83,7 +83,7 @@ class CellOutcome:
     """Where the whole of an output is that was longer than its limit."""
 
 
-class _CellOutput:
+class _OutputOfCell:
     """One output stream of a cell: what is kept, and the file that has the whole of it."""
 
     def __init__(self, sandbox: Sandbox, path: str, limit_bytes: int) -> None:
@@ -127,9 +127,9 @@ class _RunningCell:
         self.number = number
         self.marker = marker.encode()
         directory = f"{OUTPUT_DIRECTORY}/{marker[-8:]}-cell-{number}"
-        self.outputs: dict[StreamName, _CellOutput] = {
-            "stdout": _CellOutput(sandbox, f"{directory}.stdout.txt", limit_bytes),
-            "stderr": _CellOutput(sandbox, f"{directory}.stderr.txt", limit_bytes),
+        self.outputs: dict[StreamName, _OutputOfCell] = {
+            "stdout": _OutputOfCell(sandbox, f"{directory}.stdout.txt", limit_bytes),
+            "stderr": _OutputOfCell(sandbox, f"{directory}.stderr.txt", limit_bytes),
         }
         self.on_output = on_output
         self.parts: list[PartMessage] = []
