@@ -74,7 +74,7 @@ async def test_a_failure_has_its_status_and_line(shell: CodeSession) -> None:
         failed = (await error(shell, code)).error
         assert failed is not None
         assert (failed.type, failed.message, failed.line) == ("ExitStatus", f"exit status {status}", line)
-        assert failed.traceback == text
+        assert failed.traceback == f"{text}\nExitStatus: exit status {status}"
     assert await printed(shell, "false\necho $LINENO") == "2\n"
     outcome = await shell.run("\nif fi")
     assert "line 2: syntax error" in outcome.stderr.text()[0]
