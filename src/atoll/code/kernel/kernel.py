@@ -749,6 +749,10 @@ class Kernel:
         builtins._ = value
         self.display(value, "value")
 
+    def show(self, *values, **options):
+        """`display` of the code."""
+        self.rich.show(*values, **options)
+
     def display(self, value, role="display"):
         """Send a value to the host in all forms that it has."""
         if type(value) in (str, int, float, bool, list, dict, tuple, set, bytes):
@@ -939,11 +943,6 @@ def _help(*about):
     return pydoc.help(*about) if about else print("help(object) shows how to use it")
 
 
-def _display(*values, **options):
-    """Show values, as IPython's function of that name does."""
-    kernel.rich.show(*values, **options)
-
-
 class HookedImports:
     """Lets `rich.py` have a module that shows things when the code imports it, and not before."""
 
@@ -981,7 +980,7 @@ def main(rest, rich_source):
     sys.stdin = _NoInput()
     builtins.input = _input
     builtins.help = _help
-    builtins.display = _display
+    builtins.display = kernel.show
     sys.meta_path.insert(0, HookedImports)
     builtins.ToolError = ToolError
     for stream in (sys.stdout, sys.stderr):
