@@ -214,16 +214,15 @@ async def test_without_an_approver_a_call_that_needs_one_fails(executor: CodeExe
 
 async def test_a_stored_approval_is_decided_by_another_process(engine: Engine, registry: ToolRegistry) -> None:
     store, other = StoredApprovals(engine.state_dir), StoredApprovals(engine.state_dir)
-    config = CodeConfig(timeout_s=1)  # waiting does not count
-    async with CodeExecutor(registry, config, engine=engine, approver=store) as executor:
-        task = asyncio.create_task(
-            executor.execute("import asyncio\nprint(await asyncio.gather(transfer(5), transfer(6)))")
-        )
+    async with CodeExecutor(registry, engine=engine, approver=store) as executor:
+        _, session = await executor.execute("import asyncio", reuse_session=True)  # takes long on a busy machine
+        code = "print(await asyncio.gather(transfer(5), transfer(6)))"
+        task = asyncio.create_task(executor.execute(code, session, timeout_s=1.5))
         with anyio.fail_after(30):
-            while len(other.list()) < 2:
+            while len(other.list(session)) < 2:
                 await anyio.sleep(0.02)
-        await anyio.sleep(1.2)
-        first, second = other.list()
+        await anyio.sleep(1.6)  # waiting does not count
+        first, second = other.list(session)
         assert {first.arguments["amount"], second.arguments["amount"]} == {5, 6}
         await other.allow(first.id)
         with pytest.raises(InvalidRequest, match=r"allowed already|no approval"):
@@ -231,7 +230,7 @@ async def test_a_stored_approval_is_decided_by_another_process(engine: Engine, r
         await other.allow(second.id)
         result, _ = await task
     assert result.output == "['moved 5', 'moved 6']\n"
-    assert other.list() == []
+    assert other.list(session) == []
 
 
 @pytest.mark.runtimes("runsc")
@@ -244,13 +243,13 @@ async def test_a_session_that_waits_goes_to_disk_and_is_resumed_elsewhere(
         assert session is not None
         task = asyncio.create_task(executor.execute("print(kept, await transfer(7))", session_id=session))
         with anyio.fail_after(30):
-            while not store.list():
+            while not store.list(session):
                 await anyio.sleep(0.02)
         await executor.suspend(session)
         result, _ = await task
         assert result.suspended
     assert [info.status for info in await engine.list(session)] == ["sleeping"]
-    [approval] = store.list()
+    [approval] = store.list(session)
     assert approval.code == "print(kept, await transfer(7))"
     await store.allow(approval.id)
     async with CodeExecutor(registry, engine=engine, approver=StoredApprovals(engine.state_dir)) as later:
