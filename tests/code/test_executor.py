@@ -282,6 +282,22 @@ async def test_forks_of_a_session_go_on_from_its_variables(executor: CodeExecuto
         await executor.close_session(id)
 
 
+async def test_a_session_whose_sandbox_slept_goes_on_or_says_what_is_lost(
+    executor: CodeExecutor, engine: Engine, runtime_name: str
+) -> None:
+    _, session = await executor.execute("x = 1", reuse_session=True)
+    assert session is not None
+    await engine.sleep(session)
+    result, _ = await executor.execute("x", session_id=session)
+    if runtime_name == "runsc":
+        assert result.text == "1"
+    else:
+        assert result.session_replaced
+        assert "NameError" in result.text
+    assert not (await executor.execute("1", session_id=session))[0].session_replaced, "it is told once"
+    await executor.close_session(session)
+
+
 # ---- audit and tool
 
 
@@ -313,6 +329,8 @@ async def test_the_tool_keeps_one_session_for_its_calls(engine: Engine, registry
         failed = await tools.handle_tool_call("execute_code", {"code": "y"})
     assert first.text == "[no output; print what you want to see]"
     assert second.text == "42"
-    assert failed.is_error
+    assert not failed.is_error, "as a command that fails: it is a result"
+    assert failed.structured is not None
+    assert not failed.structured["success"]
     assert "NameError" in failed.text
     await executor.aclose()

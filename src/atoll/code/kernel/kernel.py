@@ -86,7 +86,7 @@ class Channel:
             self.critical -= 1
         if self.interrupted and not self.critical:
             self.interrupted = False
-            raise Interrupted
+            raise Interrupted from None
 
     def wait(self, seconds):
         """Wait for bytes. False: none came."""
