@@ -75,6 +75,8 @@ class CodeAudit:
 
     def execution(self, session_id: str, cell: int, code: str, result: ExecutionResult) -> None:
         """Record an execution that has ended."""
+        from atoll.code.executor import NO_OUTPUT
+
         verdict = "ok" if result.error is None else f"{result.error.type}: {result.error.message}"
         began = datetime.now(UTC).timestamp() - result.duration_s
         entry = AuditEntry(
@@ -85,7 +87,7 @@ class CodeAudit:
             verdict=_cut(verdict, 1000),
             code=_cut(code),
             code_sha256=hashlib.sha256(code.encode("utf-8", "backslashreplace")).hexdigest(),
-            output=_cut(result.text),
+            output=None if result.text == NO_OUTPUT else _cut(result.text),
         )
         self._write(session_id, entry)
 

@@ -9,12 +9,14 @@ recorded (`audit.py`). Used by `tool.py`, `agents/` and the surfaces.
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import secrets
 import time
 from collections import deque
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self
@@ -32,12 +34,19 @@ from atoll.contract.model import Limits
 from atoll.contract.network import NetworkPolicy
 from atoll.runtime.engine import Engine, open as open_engine
 from atoll.runtime.sandbox import Sandbox
-from atoll.tools.tool import ContentPart, ImagePart, TextPart
+from atoll.tools.image_files import image_content, image_type
+from atoll.tools.tool import ContentPart, TextPart
 
 _MAX_OUTBOX_FILES = 32
 _MAX_OUTBOX_BYTES = 32 * 1024 * 1024
+NO_OUTPUT = "[no output; print what you want to see]"
+"""What a model reads of an execution that showed nothing."""
 _LEASE_MARGIN_S = 120.0
 """How much longer than unused sessions those live whose process is gone."""
+_MAX_IMAGES = 10
+"""Images of an execution that a model is shown."""
+_MAX_VALUE_CHARS = 20_000
+"""What a model is shown of one value."""
 _MAX_CLOSED = 256
 """Ids of closed sessions that are remembered, so that an error can say what became of one."""
 
@@ -168,7 +177,7 @@ class ExecutionResult(BaseModel):
         lines = [self.output.rstrip("\n")] if self.output.strip() else []
         if self.stderr.strip():
             lines.append(f"[stderr]\n{self.stderr.rstrip()}")
-        lines += [str(part.data["text/plain"]) for part in self.parts if "text/plain" in part.data]
+        lines += [_shortened(str(part.data["text/plain"])) for part in self.parts if "text/plain" in part.data]
         if self.error is not None:
             lines.append(self.error.traceback.rstrip() or f"{self.error.type}: {self.error.message}")
         lines += [f"[warning: {each}]" for each in self.warnings]
@@ -181,18 +190,20 @@ class ExecutionResult(BaseModel):
             lines.append("[suspended: a call waits for an approval]")
         if self.session_replaced:
             lines.append("[the session was restarted: its variables are lost, its files are there]")
-        return "\n".join(lines) or "[no output; print what you want to see]"
+        return "\n".join(lines) or NO_OUTPUT
 
     @property
     def content(self) -> tuple[ContentPart, ...]:
-        """The same with the images that were shown, for a model that sees."""
-        images = [
-            ImagePart(data=str(part.data[kind]), mime_type=kind)
-            for part in self.parts
-            for kind in ("image/png", "image/jpeg")
-            if kind in part.data
-        ]
-        return (TextPart(text=self.text), *images)
+        """The same with the images that were shown, for a model that sees. Those that no model could be shown are
+        described."""
+        shown: list[ContentPart] = [TextPart(text=self.text)]
+        images = [image for part in self.parts if (image := _image(part)) is not None]
+        for number, image in enumerate(images[:_MAX_IMAGES], 1):
+            content = image_content(image, len(image), f"image {number}")
+            shown += [TextPart(text=content)] if isinstance(content, str) else content
+        if len(images) > _MAX_IMAGES:
+            shown.append(TextPart(text=f"[{len(images) - _MAX_IMAGES} more images are not shown]"))
+        return tuple(shown)
 
 
 class SessionInfo(BaseModel):
@@ -252,6 +263,8 @@ class _Session:
         self.calls: list[CallRecord] = []
         self.waiting: dict[int, ApprovalRequest] = {}
         """Calls that wait for an approval now."""
+        self.loss_is_told = False
+        """Whether a result has said that the variables of its last kernel are lost."""
         self.goes_on = False
         """Whether calls that wait are taken up again, here or elsewhere, after they are cancelled."""
         self.expires = 0.0
@@ -271,18 +284,22 @@ class _Session:
     async def handle(self, call: CallMessage) -> dict[str, Any]:
         """Make a call of the code. The one place that every call passes through; it trusts nothing in it."""
         started_at, began = datetime.now(UTC), time.perf_counter()
-        answer = await self._answer(call)
-        failed = answer.get("error")
-        record = CallRecord(
-            tool=call.tool,
-            arguments=call.arguments,
-            started_at=started_at,
-            duration_s=time.perf_counter() - began,
-            result_bytes=answer.pop("size", 0),
-            error=None if failed is None else f"{failed['type']}: {failed['message']}",
-        )
-        self.calls.append(record)
-        self._executor.record_call(self.id, self.executions, record)
+        answer: dict[str, Any] = {"error": {"type": "Cancelled", "message": "nothing waits for it any more"}}
+        try:
+            answer = await self._answer(call)
+        finally:
+            failed = answer.get("error")
+            record = CallRecord(
+                tool=call.tool,
+                arguments=call.arguments,
+                started_at=started_at,
+                duration_s=time.perf_counter() - began,
+                result_bytes=answer.pop("size", 0),
+                error=None if failed is None else f"{failed['type']}: {failed['message']}",
+            )
+            if not self.goes_on:
+                self.calls.append(record)
+                self._executor.record_call(self.id, self.executions, record)
         return answer
 
     async def _answer(self, call: CallMessage) -> dict[str, Any]:
@@ -468,13 +485,15 @@ class CodeExecutor:
             user=user,
             cwd=cwd,
         )
-        found = await self._kernel_in(sandbox) if leave_running else None
-        if found is None:
+        found = await self._kernels_in(sandbox) if leave_running else []
+        if not found:
             await self._start_kernel(session)
         else:
             session.kernel = await CodeSession.attach(
-                sandbox, found, session, language=self.config.language, only_idle=True
+                sandbox, found[-1], session, language=self.config.language, only_idle=True
             )
+            if len(self.registry):
+                await session.kernel.set_stubs(self._stubs())
             session.executions = session.kernel.cells
         self._sessions[session.id] = session
         return session.id
@@ -501,14 +520,25 @@ class CodeExecutor:
     async def _run(
         self, session: _Session, code: str, timeout_s: float | None, on_output: OnCellOutput | None
     ) -> ExecutionResult:
-        kernel = session.kernel
+        kernel, replaced = session.kernel, False
         if kernel is None or not kernel.is_alive:
-            kernel = await self._start_kernel(session)
+            kernel, replaced = await self._next_kernel(session)
         session.begin(code)
         outcome = await kernel.run(
             code, timeout_s=timeout_s, output_limit_bytes=self.config.output_limit_bytes, on_output=on_output
         )
-        return await self._finished(session, outcome)
+        session.loss_is_told = outcome.kernel_lost is not None
+        return await self._finished(session, replace(outcome, replaced=True) if replaced else outcome)
+
+    async def _next_kernel(self, session: _Session) -> tuple[CodeSession, bool]:
+        """The kernel for a session whose last one cannot be reached: the same, if its sandbox slept and was woken; else
+        a new one. True: that variables are lost has not been told yet."""
+        last = session.kernel
+        if last is not None and last.is_cut_off and last.process_id in await self._kernels_in(session.sandbox):
+            await last.detach()
+            session.kernel = await CodeSession.attach(session.sandbox, last.process_id, session, stubs=self._stubs())
+            return session.kernel, False
+        return await self._start_kernel(session), last is not None and not session.loss_is_told
 
     async def _finished(self, session: _Session, outcome: CellOutcome) -> ExecutionResult:
         result = await self._result(session, outcome)
@@ -534,7 +564,7 @@ class CodeExecutor:
             duration_s=outcome.duration_s,
             timed_out=outcome.timed_out,
             out_of_memory=outcome.out_of_memory,
-            session_replaced=outcome.kernel_lost is not None,
+            session_replaced=outcome.kernel_lost is not None or outcome.replaced,
             suspended=outcome.suspended,
             output_file=outcome.output_files.get("stdout"),
         )
@@ -645,11 +675,13 @@ class CodeExecutor:
 
     async def _adopt(self, sandbox: Sandbox) -> tuple[_Session, CodeSession]:
         """A session of this executor from a sandbox in which a kernel runs."""
-        found = await self._kernel_in(sandbox)
-        if found is None:
+        found = await self._kernels_in(sandbox)
+        if not found:
             raise InvalidRequest(f"the sandbox {sandbox.name!r} has no code session: no kernel runs in it")
         session = _Session(self, sandbox.name, sandbox)
-        kernel = await CodeSession.attach(sandbox, found, session, stubs=self._stubs(), language=self.config.language)
+        kernel = await CodeSession.attach(
+            sandbox, found[-1], session, stubs=self._stubs(), language=self.config.language
+        )
         session.kernel = kernel
         session.executions = kernel.cells
         self._sessions[session.id] = session
@@ -657,10 +689,9 @@ class CodeExecutor:
         await self.keep_alive(session)
         return session, kernel
 
-    async def _kernel_in(self, sandbox: Sandbox) -> int | None:
-        """The process of the kernel that runs in a sandbox."""
-        kernels = [each.id for each in await sandbox.processes() if each.live and KERNEL_MARK in each.command]
-        return kernels[-1] if kernels else None
+    async def _kernels_in(self, sandbox: Sandbox) -> list[int]:
+        """The processes of kernels that run in a sandbox, the newest last."""
+        return [each.id for each in await sandbox.processes() if each.live and KERNEL_MARK in each.command]
 
     # -------------------------------------------------------------------------------------------------- sessions
 
@@ -888,6 +919,23 @@ class CodeExecutor:
             await self.close_all_sessions()
             if self._owns_engine and self._engine is not None:
                 await self._engine.aclose()
+
+
+def _shortened(text: str) -> str:
+    if len(text) <= _MAX_VALUE_CHARS:
+        return text
+    half = _MAX_VALUE_CHARS // 2
+    return f"{text[:half]}\n[{len(text) - 2 * half} characters are left out]\n{text[-half:]}"
+
+
+def _image(part: RichPart) -> bytes | None:
+    """The image of a value, as bytes. What the code says of it is not believed."""
+    for kind in ("image/png", "image/jpeg"):
+        with contextlib.suppress(ValueError):
+            data = base64.b64decode(str(part.data.get(kind, "")), validate=True)
+            if image_type(data) is not None:
+                return data
+    return None
 
 
 def _rich(part: PartMessage) -> RichPart:

@@ -76,6 +76,8 @@ class CellOutcome:
     timed_out: bool = False
     kernel_lost: str | None = None
     """Why its kernel is gone, and with it the variables. None: it is there."""
+    replaced: bool = False
+    """True: the kernel of the cell before is gone, and it ran in a new one."""
     out_of_memory: bool = False
     suspended: bool = False
     """True: it has not ended, and the handle was given up."""
@@ -180,6 +182,8 @@ class CodeSession:
         self._resumed = asyncio.Event()
         self._resumed.set()
         self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.is_cut_off = False
+        """Whether the sandbox is gone or asleep, so that the kernel may be there again when it is woken."""
         self._out_of_memory = False
         self._detached = self._suspended = False
         self._replaying = self._only_idle = False
@@ -583,6 +587,7 @@ class CodeSession:
                     self._out_of_memory = event.out_of_memory
                     self._lose(_ending(event))
         except (SandboxError, anyio.ClosedResourceError) as error:
+            self.is_cut_off = not self._lost.done()
             self._lose(f"the sandbox is gone: {error}")
 
     async def _take_output(self, stream: StreamName, data: bytes) -> None:

@@ -90,7 +90,7 @@ class Channel:
             self.critical -= 1
         if self.interrupted and not self.critical:
             self.interrupted = False
-            raise CellInterrupted
+            raise CellInterrupted from None
 
     def wait(self, seconds):
         """Wait for bytes. False: none came."""
