@@ -136,19 +136,23 @@ async def _execute_code(
     return data.result(result.text if len(content) == 1 else content)
 
 
+def describe_code(registry: ToolRegistry, config: CodeConfig) -> str:
+    """What a model reads about executing code: the language, and the tools that code may call."""
+    about = _ABOUT[config.language]
+    if not len(registry) or config.language == "bash":
+        return about
+    documentation = registry.documentation(anthropic_compatible=config.anthropic_compatible)
+    return f"{about}\n\n{_TOOLS[config.language]}\n\n{documentation}"
+
+
 def execute_code_tools(
     executor: CodeExecutor, sandbox: Callable[[], Awaitable[Sandbox]] | None = None
 ) -> tuple[ToolSet, CodeContext]:
     """The tool, bound to a session of its own, and that session. `sandbox` gives the sandbox that it runs in; without
     it, it has its own."""
-    language = executor.config.language
-    documentation = executor.registry.documentation(anthropic_compatible=executor.config.anthropic_compatible)
-    about = _ABOUT[language]
-    if len(executor.registry) and language != "bash":
-        about = f"{about}\n\n{_TOOLS[language]}\n\n{documentation}"
     tool = Tool(
         name="execute_code",
-        description=about,
+        description=describe_code(executor.registry, executor.config),
         input=ExecuteCodeInput,
         result=ExecuteCodeResult,
         handler=_execute_code,
