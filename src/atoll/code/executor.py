@@ -49,6 +49,8 @@ _MAX_VALUE_CHARS = 20_000
 """What a model is shown of one value."""
 _MAX_CLOSED = 256
 """Ids of closed sessions that are remembered, so that an error can say what became of one."""
+_REFILL_S = 0.1
+"""After a prepared session was taken: its first cell goes first, and then the next session is prepared."""
 
 
 class CodeConfig(BaseModel):
@@ -271,7 +273,7 @@ class _Session:
         """When its sandbox ends by itself, by the monotonic clock."""
         self._made = 0
         self._executor = executor
-        self._slots = anyio.Semaphore(executor.config.max_concurrent_calls)
+        self._slots = asyncio.Semaphore(executor.config.max_concurrent_calls)  # anyio's would yield for each call
 
     def begin(self, code: str) -> None:
         self.code, self.calls, self._made = code, [], 0
@@ -294,7 +296,7 @@ class _Session:
                 arguments=call.arguments,
                 started_at=started_at,
                 duration_s=time.perf_counter() - began,
-                result_bytes=answer.pop("size", 0),
+                result_bytes=len(answer.get("json", "")),
                 error=None if failed is None else f"{failed['type']}: {failed['message']}",
             )
             if not self.goes_on:
@@ -312,13 +314,17 @@ class _Session:
                 arguments = await self._approved(call)
             async with self._slots:
                 with self._clock(call.tool):
-                    value = await registry.call(
+                    text = await registry.call_encoded(
                         call.tool,
                         arguments,
                         caller=ToolCallerType.CODE_EXECUTION,
                         as_text=config.anthropic_compatible,
                     )
-            return self._within(value)
+            if len(text) > config.max_result_bytes:
+                raise ToolCallError(  # noqa: TRY301 - all refusals become answers here
+                    "ResultTooLarge", f"the result takes {len(text)} bytes; it may take {config.max_result_bytes}"
+                )
+            return {"json": text}
         except ToolCallError as error:
             return {"error": {"type": error.type, "message": error.message}}
 
@@ -366,15 +372,6 @@ class _Session:
         if not decision.allowed:
             raise denial(request, decision)
         return call.arguments if decision.arguments is None else decision.arguments
-
-    def _within(self, value: object) -> dict[str, Any]:
-        import pydantic_core
-
-        size = len(pydantic_core.to_json(value))
-        limit = self._executor.config.max_result_bytes
-        if size > limit:
-            raise ToolCallError("ResultTooLarge", f"the result takes {size} bytes; it may take {limit}")
-        return {"value": value, "size": size}
 
 
 class CodeExecutor:
@@ -705,7 +702,7 @@ class CodeExecutor:
             )
         session = self._ready.popleft() if self._ready else await self._create(once=once)
         self._sessions[session.id] = session
-        self._refill()
+        self._refill(_REFILL_S)
         return session
 
     async def _create(self, *, once: bool = False) -> _Session:
@@ -795,14 +792,15 @@ class CodeExecutor:
         """Sessions that wait to be used."""
         return len(self._ready)
 
-    def _refill(self) -> None:
+    def _refill(self, after_s: float = 0) -> None:
         missing = self.config.prepared_sessions - len(self._ready) - len(self._background)
         for _ in range(max(0, missing) if not self._is_closed else 0):
-            task = asyncio.create_task(self._prepare())
+            task = asyncio.create_task(self._prepare(after_s))
             self._background.add(task)
             task.add_done_callback(self._background.discard)
 
-    async def _prepare(self) -> None:
+    async def _prepare(self, after_s: float) -> None:
+        await asyncio.sleep(after_s)
         with contextlib.suppress(AtollError):  # the caller that needs one gets the error
             self._ready.append(await self._create())
 

@@ -34,6 +34,7 @@ from atoll.code.messages import (
     MessageReader,
     PartMessage,
     ReadyMessage,
+    encode_result,
 )
 from atoll.contract.errors import AtollError, InvalidRequest, SandboxError
 from atoll.contract.model import Exited, Output
@@ -59,7 +60,8 @@ class CallHandler(Protocol):
     """What makes the calls of a session. Trusts nothing in them."""
 
     async def handle(self, call: CallMessage) -> dict[str, Any]:
-        """`{"value": …}` or `{"error": {"type": …, "message": …}}`, to be sent to the code."""
+        """What is sent to the code: `{"value": …}`, `{"json": "…"}` (a value that is encoded already) or
+        `{"error": {"type": …, "message": …}}`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -576,7 +578,7 @@ class CodeSession:
     async def _answer(self, call: CallMessage) -> None:
         answer = await self.handler.handle(call)
         with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
-            await self._send({"t": "result", "call": call.call, **answer})
+            await self._channel.send(encode_result(call.call, answer))
 
     async def _read_output(self) -> None:
         try:
