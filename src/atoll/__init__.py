@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         UsageEvent as UsageEvent,
         generate_text as generate_text,
     )
+    from atoll.agents.orchestrator import ProgrammaticToolOrchestrator as ProgrammaticToolOrchestrator
     from atoll.code.approvals import (
         Approval as Approval,
         ApprovalDecision as ApprovalDecision,
@@ -196,6 +197,7 @@ _HOMES = {
         Agent AgentEvent AgentStream Answer Budget RetryEvent TextEvent ThinkingEvent Tokens ToolCallEvent
         ToolResultEvent UsageEvent generate_text
     """,
+    "atoll.agents.orchestrator": "ProgrammaticToolOrchestrator",
     "atoll.code.approvals": "Approval ApprovalDecision ApprovalRequest Approver AskingApprover StoredApprovals",
     "atoll.code.audit": "AuditEntry CodeAudit",
     "atoll.code.executor": "CallRecord CodeConfig CodeExecutor ExecutionFailure ExecutionResult OutboxFile RichPart",

@@ -8,7 +8,14 @@ from __future__ import annotations
 import os
 
 VARIABLE = "ATOLL_STATE_DIR"
-CHECKED = ("ATOLL_RUNTIME", "ATOLL_SECRETS_KEY", "ATOLL_PREVIEW_LISTEN", "ATOLL_MCP_TOKEN")
+CHECKED = (
+    "ATOLL_RUNTIME",
+    "ATOLL_SECRETS_KEY",
+    "ATOLL_PREVIEW_LISTEN",
+    "ATOLL_MCP_TOKEN",
+    "ATOLL_PROJECT_MIB",
+    "ATOLL_PROJECT_FILES",
+)
 """The variables of settings that may have a wrong value, besides the state directory's. A test compares."""
 
 

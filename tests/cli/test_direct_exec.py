@@ -135,6 +135,9 @@ def test_a_kill_for_memory_is_said(atoll: Atoll) -> None:
     box = atoll.create("--memory", "64m")
     done = atoll("exec", box, "--", "python3", "-c", "bytearray(200 << 20)", status=137)
     assert f"killed: sandbox {box!r} reached its memory limit of 64.0 MiB" in done.stderr.decode()
+    with with_engine(atoll):
+        again = atoll("exec", box, "--", "python3", "-c", "bytearray(200 << 20)", status=137)
+    assert again.stderr == done.stderr
     assert atoll("exec", box, "-c", "kill -KILL $$", status=137).stderr == b""
 
 
@@ -169,6 +172,26 @@ def test_a_record_that_this_atoll_did_not_write_is_left_to_the_engine(atoll: Ato
         assert find_running(str(atoll.state_dir), box) is None
         assert b"cannot be read" in (said := atoll("exec", box, "--", "true", status=125).stderr) or b"newer" in said
     path.write_text(right)
+
+
+def test_a_sandbox_whose_lifetime_is_over_is_left_to_the_engine(atoll: Atoll, box: str) -> None:
+    found = find_running(str(atoll.state_dir), box)
+    assert found is not None
+    entry = atoll.state_dir / "expiries" / found.id
+    for moment, is_found in (("99999999999999", True), ("1", False), ("soon", False)):
+        entry.symlink_to(moment)
+        assert (find_running(str(atoll.state_dir), box) is not None) == is_found
+        entry.unlink()
+
+
+def test_a_sandbox_that_is_put_to_sleep_or_removed_while_a_command_runs_is_said_to_be(atoll: Atoll) -> None:
+    for verb, said in (("sleep", "was put to sleep"), ("rm", "was destroyed")):
+        box = atoll.box()
+        started = atoll.start("exec", box, "-c", "echo ready; sleep 1000")
+        started.read_until(b"ready\n")
+        atoll(verb, box)
+        assert started.wait() == 125
+        assert started.errors().decode() == f"error: sandbox {box!r} {said}\n"
 
 
 def test_the_settings_that_have_to_be_checked_are_all_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -141,9 +141,10 @@ def test_public_names_are_exactly_these() -> None:
     History ImageInfo ImageStore ImageUnavailable Input InvalidRequest LaunchFailed Limits Listener Match
     ModelFailed ModelUnavailable Mount NetworkPolicy NotCheckpointable OutboxFile Output PathExists
     PathIsDirectory PathNotDirectory PathNotFound PermissionDenied PoolDescription PoolOptions PooledSandbox
-    PortConnection PortRefused Preview Process ProcessEvent ProcessInfo ProcessInput ProcessNotFound Project
-    ProjectChange ProjectChanges ProjectConflict ProjectCopy RefusedChange RegisteredTool Result RetryEvent
-    RichPart Role RuntimeUnavailable Sandbox SandboxDied SandboxError SandboxExists SandboxInfo SandboxNotFound
+    PortConnection PortRefused Preview Process ProcessEvent ProcessInfo ProcessInput ProcessNotFound
+    ProgrammaticToolOrchestrator Project ProjectChange ProjectChanges ProjectConflict ProjectCopy RefusedChange
+    RegisteredTool Result RetryEvent RichPart Role RuntimeUnavailable Sandbox SandboxDied SandboxError
+    SandboxExists SandboxInfo SandboxNotFound
     SandboxPool SandboxShutdown ScriptFailed Secret Settings StorageInfo StoredApprovals SystemProcess TaskEvent
     Tasks TextEvent ThinkingEvent Tokens Tool ToolCallError ToolCallEvent ToolCallerType ToolRegistry ToolResult
     ToolResultEvent ToolSet Truncation Unenforceable Usage UsageEvent UserNotFound Volume VolumeExists

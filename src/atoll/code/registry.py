@@ -111,6 +111,8 @@ class RegisteredTool:
     """Makes the call. It may raise anything."""
     bound: ToolSet | None = field(default=None, repr=False)
     """The set that it comes from, for direct calls."""
+    is_timed: bool = True
+    """Whether the time of a call counts as time of the code. False: it waits for others."""
 
 
 class ToolRegistry:
@@ -246,6 +248,47 @@ class ToolRegistry:
         callers, timeout_s = _callers(allowed_callers), _timeout(timeout_s)
         names = identifiers([tool.name for tool in chosen])
         self._add(*(_of_tool(chosen, tool, names[tool.name], callers, timeout_s, needs_approval) for tool in chosen))
+
+    def declare(
+        self,
+        name: str,
+        input_schema: Mapping[str, Any],
+        run: Callable[[Mapping[str, Any]], Awaitable[object]],
+        *,
+        description: str = "",
+        original_name: str | None = None,
+        is_timed: bool = True,
+    ) -> None:
+        """Add a tool for code that is known by its JSON schema only, and that another program runs: `run` passes a call
+        on and waits for its result. Arguments are not checked against the schema; that program does so.
+
+        Raises:
+            InvalidRequest: the name is taken or not allowed.
+        """
+        self._require_name(name, "give it another one")
+        reader = SchemaReader(name, foreign=True)
+        schema = {**input_schema, "properties": input_schema.get("properties") or {}}
+
+        def check(arguments: Mapping[str, Any]) -> object:
+            return encode(arguments, f"the arguments of {name}", MAX_ARGUMENTS_BYTES, "InvalidArguments")
+
+        self._add(
+            RegisteredTool(
+                name=name,
+                original_name=original_name or name,
+                description=description,
+                output_description="",
+                allowed_callers=frozenset(CODE_ONLY),
+                timeout_s=None,
+                needs_approval=False,
+                input_schema=schema,
+                output_schema=None,
+                shape=ToolShape(reader.parameters(schema), None, Shape("plain", value="str"), reader.models),
+                check=check,
+                run=run,
+                is_timed=is_timed,
+            )
+        )
 
     async def add_mcp(
         self,

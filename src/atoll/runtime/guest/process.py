@@ -22,6 +22,7 @@ import anyio.lowlevel
 from anyio.abc import ByteSendStream, ByteStream
 
 from atoll.contract.errors import (
+    AtollError,
     ExecTimeout,
     GuestProtocolError,
     InvalidRequest,
