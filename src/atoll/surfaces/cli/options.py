@@ -6,7 +6,6 @@ values are written (`values.py`). Imports nothing heavy, because `atoll --help` 
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 from atoll.surfaces.cli import values
@@ -50,7 +49,7 @@ CodeOption = Annotated[
     ),
 ]
 OutOption = Annotated[
-    Path | None,
+    str | None,
     Option("--out", metavar="DIR", help="With --code: save images that are shown, and files in ./outbox, here."),
 ]
 EnvOption = Annotated[

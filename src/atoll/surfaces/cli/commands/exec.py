@@ -30,8 +30,6 @@ from atoll.surfaces.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from atoll.runtime.engine import Engine
     from atoll.runtime.sandbox import Sandbox
     from atoll.surfaces.cli.cells import CodeOptions
@@ -211,7 +209,7 @@ async def _detach(context: CommandContext, name: str, options: ExecOptions) -> i
     return context.answer({"sandbox": name, "id": process.id, "pid": process.pid}, str(process.id))
 
 
-def _is_code(code: str | None, out: Path | None, words: list[str] | None, line: str | None, *, others: object) -> bool:
+def _is_code(code: str | None, out: str | None, words: list[str] | None, line: str | None, *, others: object) -> bool:
     """Whether a file of code is to be run instead of a command.
 
     Raises:
@@ -228,10 +226,12 @@ def _is_code(code: str | None, out: Path | None, words: list[str] | None, line: 
     return True
 
 
-def _code(file: str | None, **options: Any) -> CodeOptions:
+def _code(file: str | None, *, out: str | None, **options: Any) -> CodeOptions:
+    from pathlib import Path
+
     from atoll.surfaces.cli.cells import CodeOptions, read_code
 
-    return CodeOptions(code=read_code(file or "-"), **options)
+    return CodeOptions(code=read_code(file or "-"), out=None if out is None else Path(out), **options)
 
 
 def _passes_stdin(asked: bool | None, tty: bool) -> bool:
