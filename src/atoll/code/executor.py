@@ -29,7 +29,14 @@ from atoll.code.languages import KERNEL_MARK
 from atoll.code.messages import CallMessage, PartMessage
 from atoll.code.registry import ToolCallerType, ToolRegistry
 from atoll.code.session import CellOutcome, CodeSession, OnCellOutput
-from atoll.contract.errors import AtollError, InvalidRequest, NotCheckpointable, SandboxNotFound, ToolCallError
+from atoll.contract.errors import (
+    AtollError,
+    InvalidRequest,
+    NotCheckpointable,
+    SandboxDied,
+    SandboxNotFound,
+    ToolCallError,
+)
 from atoll.contract.model import Limits
 from atoll.contract.network import NetworkPolicy
 from atoll.runtime.engine import Engine, open as open_engine
@@ -530,6 +537,15 @@ class CodeExecutor:
     async def _next_kernel(self, session: _Session) -> tuple[CodeSession, bool]:
         """The kernel for a session whose last one cannot be reached: the same, if its sandbox slept and was woken; else
         a new one. True: that variables are lost has not been told yet."""
+        try:
+            return await self._reach_kernel(session)
+        except SandboxDied:  # gVisor ends with a process that uses up its memory; the files are there
+            if not session.owns_sandbox or session.is_ephemeral:
+                raise
+            session.sandbox = await (await self.engine()).wake(session.sandbox.name)
+            return await self._reach_kernel(session)
+
+    async def _reach_kernel(self, session: _Session) -> tuple[CodeSession, bool]:
         last = session.kernel
         if last is not None and last.is_cut_off and last.process_id in await self._kernels_in(session.sandbox):
             await last.detach()
