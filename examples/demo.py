@@ -9,7 +9,7 @@ import tempfile
 import time
 
 import anyio
-from examples import workflow
+from examples import team_expenses, workflow
 from rich.console import Console
 from rich.rule import Rule
 
@@ -112,6 +112,8 @@ async def main() -> None:
             await many(engine)
             say("An agent", "Two sandboxes in parallel, a transfer between them, a server, a preview.")
             await workflow.play(engine, console)
+            say("Code that calls tools", "One question, answered by calls of the model, and by code that it writes.")
+            await team_expenses.Example(engine, console, team_expenses.choose_model()).compare()
     say("Next", "atoll run -- python3 -c 'print(6 * 7)'      atoll create box && atoll shell box      atoll doctor")
 
 

@@ -138,9 +138,10 @@ def main() -> int:
 
 
 def reference() -> str:
-    names = {name: getattr(atoll, name) for name in sorted(atoll.__all__)}
+    modules = {home.rpartition(".")[2] for home in OTHERS if home.startswith("atoll.tools.")}  # `atoll.export`
+    names = {name: getattr(atoll, name) for name in sorted(atoll.__all__) if name not in modules}
     homes: dict[str, str] = vars(atoll)["_HOME_OF"]
-    parts = {title: [name for name in names if homes[name].startswith(modules)] for title, modules in GROUPS.items()}
+    parts = {title: [name for name in names if homes[name].startswith(under)] for title, under in GROUPS.items()}
     if missing := set(names) - {name for part in parts.values() for name in part}:
         raise SystemExit(f"no part of the page has these names: {', '.join(sorted(missing))}; see GROUPS")
     lines = [

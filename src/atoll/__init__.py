@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         UsageEvent as UsageEvent,
         generate_text as generate_text,
     )
+    from atoll.agents.orchestrator import ProgrammaticToolOrchestrator as ProgrammaticToolOrchestrator
     from atoll.code.approvals import (
         Approval as Approval,
         ApprovalDecision as ApprovalDecision,
@@ -135,7 +136,9 @@ if TYPE_CHECKING:
     )
     from atoll.contract.secret import Secret as Secret
     from atoll.runtime.engine import (
+        CreateOptions as CreateOptions,
         Engine as Engine,
+        PoolOptions as PoolOptions,
         open as open,
     )
     from atoll.runtime.guest.files import Files as Files
@@ -161,12 +164,20 @@ if TYPE_CHECKING:
         ProjectCopy as ProjectCopy,
     )
     from atoll.runtime.sandbox import Sandbox as Sandbox
-    from atoll.runtime.sandbox_pool import SandboxPool as SandboxPool
+    from atoll.runtime.sandbox_pool import (
+        PoolDescription as PoolDescription,
+        PooledSandbox as PooledSandbox,
+        SandboxPool as SandboxPool,
+    )
     from atoll.runtime.state.volumes import VolumeStore as VolumeStore
     from atoll.settings import Settings as Settings
+    from atoll.tools import export as export
     from atoll.tools.coding import coding_tools as coding_tools
     from atoll.tools.sprites import sprite_tools as sprite_tools
-    from atoll.tools.tasks import Tasks as Tasks
+    from atoll.tools.tasks import (
+        TaskEvent as TaskEvent,
+        Tasks as Tasks,
+    )
     from atoll.tools.tool import (
         Input as Input,
         Result as Result,
@@ -186,6 +197,7 @@ _HOMES = {
         Agent AgentEvent AgentStream Answer Budget RetryEvent TextEvent ThinkingEvent Tokens ToolCallEvent
         ToolResultEvent UsageEvent generate_text
     """,
+    "atoll.agents.orchestrator": "ProgrammaticToolOrchestrator",
     "atoll.code.approvals": "Approval ApprovalDecision ApprovalRequest Approver AskingApprover StoredApprovals",
     "atoll.code.audit": "AuditEntry CodeAudit",
     "atoll.code.executor": "CallRecord CodeConfig CodeExecutor ExecutionFailure ExecutionResult OutboxFile RichPart",
@@ -207,7 +219,7 @@ _HOMES = {
     """,
     "atoll.contract.network": "AuditRecord NetworkPolicy",
     "atoll.contract.secret": "Secret",
-    "atoll.runtime.engine": "Engine open",
+    "atoll.runtime.engine": "CreateOptions Engine PoolOptions open",
     "atoll.runtime.guest.files": "Files",
     "atoll.runtime.guest.ports": "Listener PortConnection",
     "atoll.runtime.guest.process": "Process ProcessInput",
@@ -215,12 +227,13 @@ _HOMES = {
     "atoll.runtime.project.changes": "ProjectChange ProjectChanges RefusedChange",
     "atoll.runtime.project.project": "Project ProjectCopy",
     "atoll.runtime.sandbox": "Sandbox",
-    "atoll.runtime.sandbox_pool": "SandboxPool",
+    "atoll.runtime.sandbox_pool": "PoolDescription PooledSandbox SandboxPool",
     "atoll.runtime.state.volumes": "VolumeStore",
     "atoll.settings": "Settings",
+    "atoll.tools": "export",
     "atoll.tools.coding": "coding_tools",
     "atoll.tools.sprites": "sprite_tools",
-    "atoll.tools.tasks": "Tasks",
+    "atoll.tools.tasks": "TaskEvent Tasks",
     "atoll.tools.tool": "Input Result Tool ToolResult ToolSet",
     "atoll.tools.workspace": "workspace_tools",
 }
@@ -232,7 +245,8 @@ __all__ = sorted(_HOME_OF)  # noqa: PLE0605
 def __getattr__(name: str) -> object:
     if name not in _HOME_OF:
         raise AttributeError(f"module 'atoll' has no attribute {name!r}")
-    value: object = getattr(importlib.import_module(_HOME_OF[name]), name)
+    home = importlib.import_module(_HOME_OF[name])
+    value: object = getattr(home, name, None) or importlib.import_module(f"{_HOME_OF[name]}.{name}")
     globals()[name] = value
     return value
 

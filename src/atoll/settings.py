@@ -1,4 +1,4 @@
-"""The operator's settings. The one module that reads Atoll's own variables.
+"""The operator's settings. The one module that reads Atoll's own variables, besides `state_directory.py`.
 
 Every setting can be given in code as `atoll.open(settings=Settings(…))` or as a variable with the prefix `ATOLL_`,
 `ATOLL_STATE_DIR` for `state_dir`. Below the settings, nothing of Atoll depends on the environment, except for variables
@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast, get_args
 
+from atoll import state_directory
 from atoll.contract.errors import InvalidRequest
 from atoll.contract.frozen import AfterValidator, Field, Frozen, pydantic_model
 from atoll.contract.model import RuntimeName
@@ -125,9 +126,4 @@ class Settings(Frozen):
         return where_to_listen(self.preview_listen)
 
     def resolve_state_dir(self) -> Path:
-        if self.state_dir is not None:
-            return self.state_dir.expanduser().absolute()
-        if os.geteuid() == 0:
-            return Path("/var/lib/atoll")
-        data = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
-        return Path(data).expanduser() / "atoll"
+        return Path(state_directory.resolve(None if self.state_dir is None else str(self.state_dir)))

@@ -27,7 +27,7 @@ STUBS: dict[str, Any] = {
     "models": {},
 }
 SOCKET = (
-    "import json\nkernel = display.__self__\ns = kernel.channel.socket\n"
+    "import json\nkernel = type(echo).__call__.__globals__['kernel']\ns = kernel.channel.socket\n"
     "send = lambda m: s.sendall(json.dumps(m).encode() + b'\\n')\n"
 )
 
@@ -44,21 +44,26 @@ class Handler:
 
 
 @pytest.fixture
-async def hostile(sandbox: Sandbox) -> AsyncIterator[CodeSession]:
-    session = await CodeSession.start(sandbox, Handler(), stubs=STUBS)
+async def hostile(shared: Sandbox) -> AsyncIterator[CodeSession]:
+    session = await CodeSession.start(shared, Handler(), stubs=STUBS)
     yield session
     await session.aclose()
 
 
-@pytest.fixture
-async def other_session(engine: Engine) -> AsyncIterator[CodeSession]:
-    """Another session of the same process, which has to go on."""
+@pytest.fixture(scope="module")
+async def bystanders_session(engine: Engine) -> AsyncIterator[CodeSession]:
     async with await engine.create() as sandbox:
         session = await CodeSession.start(sandbox, Handler(), stubs=STUBS)
         yield session
-        outcome = await session.run("print(await echo('well'))", timeout_s=30)
         await session.aclose()
-        assert outcome.stdout.text()[0] == "well\n"
+
+
+@pytest.fixture
+async def other_session(bystanders_session: CodeSession) -> AsyncIterator[CodeSession]:
+    """Another session of the same process, which has to go on."""
+    yield bystanders_session
+    outcome = await bystanders_session.run("print(await echo('well'))", timeout_s=30)
+    assert outcome.stdout.text()[0] == "well\n"
 
 
 async def attack(session: CodeSession, code: str, timeout_s: float = 20) -> CellOutcome:
@@ -149,9 +154,7 @@ async def test_results_that_the_code_makes_up_reach_only_itself(
 
 
 async def test_rebound_stubs_change_nothing_on_the_host(hostile: CodeSession) -> None:
-    await attack(
-        hostile, "import builtins\nbuiltins.echo = echo = lambda *a: 1/0\ntype(display.__self__.calls).make = None"
-    )
+    await attack(hostile, "import builtins\nbuiltins.echo = echo = lambda *a: 1/0\ntype(kernel.calls).make = None")
     outcome = await hostile.run("del echo\nawait echo(1)", timeout_s=20)
     assert outcome.error is not None  # of its own making
     assert hostile.is_alive

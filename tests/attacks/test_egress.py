@@ -117,18 +117,18 @@ async def test_who_reads_nothing_makes_the_host_hold_nothing(box: Sandbox, world
 
 
 async def test_a_program_that_takes_the_port_loses_its_own_way_out_and_gains_nothing(
-    box: Sandbox, capabilities: Capabilities, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, box: Sandbox, capabilities: Capabilities, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(egress_server, "_HANDOVER_TIMEOUT_S", 0.2)
     await box.set_network(None)
     if capabilities.saves_epoll_waiters:  # the guest has the port, and hands it to the host alone
         assert "Address already in use" in (await box.exec([*PYTHON, SQUAT], user="root", timeout_s=20)).stderr
         await box.set_network(NetworkPolicy(allow="example.com"))
-        assert box.is_served_here
+        assert engine.egress_servers.serves(box.id)
         return
     async with running(box, *PYTHON, SQUAT, user="root"):
         await box.set_network(NetworkPolicy(allow="example.com"))
-        assert not box.is_served_here
+        assert not engine.egress_servers.serves(box.id)
         assert not (await box.exec("curl -sS --max-time 1 http://example.com/", timeout_s=20)).ok
 
 

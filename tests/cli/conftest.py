@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -48,3 +50,23 @@ def atoll(state_dir: Path, tmp_path: Path, nursery: Nursery) -> Iterator[Atoll]:
 @pytest.fixture
 def box(atoll: Atoll) -> str:
     return atoll.box()
+
+
+class Answer(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"reached\n")
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    """Of a server on this machine's loopback."""
+    with HTTPServer(("127.0.0.1", 0), Answer) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield server.server_port
+        server.shutdown()
+        thread.join()

@@ -99,7 +99,7 @@ HEAVY = frozenset(
     "atoll.runtime.previews".split()
 )
 """What takes long to import, and what a command in a sandbox does without. `anyio` and `asyncio` are not among them:
-the engine is written with them, and they import `ssl` and `inspect` themselves."""
+the engine is written with them, and they import `ssl` and `inspect` themselves. `exec` does without where it can."""
 LOOP = frozenset({"anyio", "asyncio", "ssl", "dataclasses", "inspect"})
 OPEN = "import atoll, anyio\nasync def main():\n    async with atoll.open(): pass\nanyio.run(main)"
 
@@ -116,9 +116,29 @@ def command_line(*words: str) -> str:
     return f"from atoll.surfaces.cli import main\nassert main({list(words)!r}) == 0"
 
 
-def test_a_command_in_a_sandbox_imports_nothing_heavy(atoll: Atoll) -> None:
+def test_a_command_in_a_sandbox_imports_neither_what_is_heavy_nor_an_event_loop(atoll: Atoll) -> None:
     """A command takes a few milliseconds in its sandbox: what it waits for is what is imported here."""
-    assert imported_by(command_line("exec", atoll.box(), "--", "true"), env=atoll.env) & HEAVY == set()
+    words = (
+        "exec",
+        "--user",
+        "root",
+        "-e",
+        "A=1",
+        "--timeout",
+        "1m",
+        "-w",
+        "/tmp",
+        atoll.box(),
+        "-c",
+        "cat >&2; echo $A",
+    )
+    unneeded = HEAVY | LOOP | {"ast", "copy", "datetime", "pathlib", "socket", "subprocess", "atoll.contract.model"}
+    assert imported_by(command_line(*words), env=atoll.env) & unneeded == set()
+
+
+def test_a_command_that_needs_the_engine_imports_nothing_heavy(atoll: Atoll) -> None:
+    words = ("exec", atoll.box(), "--json", "--", "true")
+    assert imported_by(command_line(*words), env=atoll.env) & HEAVY == set()
 
 
 def test_a_new_sandbox_needs_images_and_nothing_else_that_is_heavy(atoll: Atoll) -> None:

@@ -3,33 +3,8 @@
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
-
-import pytest
 
 from tests.cli.driving import Atoll
-
-
-class Answer(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(b"reached\n")
-
-    def log_message(self, *_: object) -> None: ...
-
-
-@pytest.fixture
-def port() -> Iterator[int]:
-    """Of a server on this machine's loopback."""
-    with HTTPServer(("127.0.0.1", 0), Answer) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        yield server.server_port
-        server.shutdown()
-        thread.join()
 
 
 def fetch(port: int) -> str:

@@ -102,6 +102,27 @@ async def test_sessions_that_are_not_used_are_closed(engine: Engine, registry: T
         await executor.stop_cleanup_task()
 
 
+async def test_a_union_of_models_is_the_one_whose_fields_it_has(engine: Engine) -> None:
+    tools = ToolRegistry()
+
+    @dataclass
+    class Cat:
+        lives: int
+
+    @dataclass
+    class Dog:
+        bark: str
+
+    @tools.register
+    async def animals() -> list[Cat | Dog]:
+        """All animals."""
+        return [Cat(9), Dog("loud")]
+
+    async with CodeExecutor(tools, engine=engine) as executor:
+        result, _ = await executor.execute("print([type(a).__name__ for a in await animals()])")
+    assert result.output == "['Cat', 'Dog']\n"
+
+
 async def test_tools_give_objects_and_only_what_is_printed_is_shown(executor: CodeExecutor) -> None:
     code = "rows = await query_sales('East')\nprint(sum(row.revenue for row in rows))"
     result, _ = await executor.execute(code)
@@ -128,7 +149,7 @@ async def test_what_a_call_lacks_is_an_error_of_the_code(executor: CodeExecutor,
 async def test_code_cannot_call_a_tool_that_is_for_the_model_alone(executor: CodeExecutor) -> None:
     forged = (
         "import types\nstub = types.SimpleNamespace(__name__='direct_only', returns='any')\n"
-        "await display.__self__.calls.make(stub, {})"
+        "await query_sales._calls.make(stub, {})"
     )
     result, _ = await executor.execute(forged)
     assert "NotAllowed: direct_only may be called by the model itself, not by code" in result.text
@@ -188,6 +209,15 @@ async def test_memory_used_up_is_told(engine: Engine, registry: ToolRegistry) ->
         assert not result.success
         assert result.session_replaced
         assert "memory" in result.text
+
+
+async def test_a_language_is_chosen_by_the_config(engine: Engine, registry: ToolRegistry) -> None:
+    code = "const rows = await query_sales({region: 'East'}); console.log(rows.length)"
+    async with CodeExecutor(registry, CodeConfig(language="javascript"), engine=engine) as executor:
+        assert (await executor.execute(code))[0].output == "2\n"
+    async with CodeExecutor(registry, CodeConfig(language="bash"), engine=engine) as executor:
+        _, session = await executor.execute("cd /tmp; X=1", reuse_session=True)
+        assert (await executor.execute("echo $PWD $X", session_id=session))[0].output == "/tmp 1\n"
 
 
 async def test_prepared_sessions_wait(engine: Engine, registry: ToolRegistry) -> None:

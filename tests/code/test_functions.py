@@ -153,6 +153,16 @@ async def test_annotations_may_name_classes_of_the_function_around(registry: Too
     assert await registry.call("double", {"value": {"n": 2}}, caller=CODE) == {"n": 4}
 
 
+async def test_names_where_the_decorator_stands_mean_nothing_to_functions_of_other_modules(
+    registry: ToolRegistry,
+) -> None:
+    module: dict[str, Any] = {}
+    exec("from __future__ import annotations\nSize = int\nasync def grow(size: Size) -> Size: return size + 1", module)
+    Size = str  # noqa: F841, N806
+    registry.register(module["grow"])
+    assert await registry.call("grow", {"size": 1}, caller=CODE) == 2
+
+
 async def test_defaults_are_the_functions_own(registry: ToolRegistry) -> None:
     nothing = object()
 
@@ -387,10 +397,11 @@ class Service:
         (with_connection, "has a type that cannot be JSON: .*bind what is not for the code with functools.partial"),
         (returns_thread, "has a type that cannot be JSON"),
         (unknown_name, "the annotations of the function 'unknown_name' cannot be read: name 'Unheard'"),
-        (text_bytes, r"uses TextBytes.data, whose bytes would travel as text; give the model model_config ="),
+        (text_bytes, r"uses TextBytes.data, whose bytes would travel as text; give the pydantic model that holds"),
         (threading.get_ident, "the function 'get_ident' has no signature: .*; write a function around it"),
         (with_alias, "has an alias for 'value'"),
         (Service.ping, r"takes 'self': register a method of an object, as in registry.register\(thing.ping\)"),
+        (Service, "'Service' is a class; register a function that makes one"),
         ("text", r"'text' is no function; texts are keywords: register\(description=…\)"),
     ],
 )
@@ -483,6 +494,22 @@ def test_docstrings_of_three_styles_are_read(registry: ToolRegistry, function: C
     about = tool.input_schema["properties"]
     assert " ".join(about["region"]["description"].split()) == "Which region, by its name."
     assert about["year"]["description"] == "The year."
+
+
+def test_notes_and_errors_of_a_docstring_stay_in_the_description(registry: ToolRegistry) -> None:
+    @registry.register
+    def refund(sale: int) -> None:
+        """Pay back a sale.
+
+        Note:
+            It cannot be undone.
+
+        Raises:
+            LookupError: there is no such sale.
+        """
+
+    said = "Pay back a sale.\n\nNote: It cannot be undone.\n\nRaises LookupError: there is no such sale."
+    assert registry["refund"].description == said
 
 
 def test_texts_that_are_given_take_precedence(registry: ToolRegistry) -> None:

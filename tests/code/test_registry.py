@@ -266,6 +266,23 @@ async def test_a_thread_that_times_out_is_left_and_counts_until_it_ends() -> Non
                 continue
 
 
+async def test_calls_that_are_cancelled_at_any_moment_give_their_threads_back() -> None:
+    registry = ToolRegistry(threads=2)
+    ran = []
+
+    @registry.register
+    def note(n: int) -> None:
+        ran.append(n)
+
+    for number in range(200):
+        with anyio.move_on_after(number * 2e-6):
+            await registry.call("note", {"n": number}, caller=CODE)
+    with anyio.fail_after(BOUND_S):
+        await asyncio.gather(*(registry.call("note", {"n": -1}, caller=CODE) for _ in range(8)))
+    assert ran.count(-1) == 8
+    assert len(ran) == len(set(ran)) + 7
+
+
 async def test_cancelling_a_call_is_cancellation_and_no_error(registry: ToolRegistry) -> None:
     begun = anyio.Event()
     go = threading.Event()

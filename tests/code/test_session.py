@@ -399,4 +399,4 @@ async def test_another_handle_goes_on_with_variables_and_calls_that_wait(sandbox
 
 async def test_an_image_without_the_interpreter_is_refused(sandbox: Sandbox) -> None:
     with pytest.raises(InvalidRequest, match="the image has no python9"):
-        await CodeSession.start(sandbox, Handler(), stubs=STUBS, python="python9")
+        await CodeSession.start(sandbox, Handler(), stubs=STUBS, interpreter="python9")

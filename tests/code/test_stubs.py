@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, NotRequired
 
 import pytest
 from hypothesis import given, settings, strategies as st
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, computed_field
 from typing_extensions import TypedDict
 
 from atoll import ToolCallerType, ToolRegistry
@@ -255,6 +255,31 @@ def test_equal_models_of_several_tools_are_one_and_different_ones_have_two_names
     assert "def two() -> list[Thing]" in text
     assert "def three() -> Thing2" in text
     assert set(registry.stubs()[1]) == {"Thing", "Thing2"}
+
+
+def test_a_model_that_is_written_with_other_fields_than_it_is_read_has_two_names() -> None:
+    registry = ToolRegistry()
+
+    class Basket(BaseModel):
+        prices: list[Annotated[Decimal, Field(ge=0)]]
+
+        @computed_field
+        def total(self) -> Decimal:
+            return sum(self.prices, Decimal())
+
+    class Visit(BaseModel):
+        basket: Basket
+        at: datetime
+
+    @registry.register
+    def pay(visit: Visit, sale: Sale | None = None) -> list[Visit | Sale]:
+        return [visit]
+
+    text = registry.documentation()
+    assert re.findall(r"class (\w+):", text) == ["BasketInput", "VisitInput", "Sale", "Basket", "Visit"]
+    assert "def pay(visit: VisitInput, sale: Sale | None = None) -> list[Visit | Sale]" in text
+    assert "class VisitInput:\n    basket: BasketInput\n" in text
+    assert "class Basket:\n    prices: list[Decimal]\n    total: Decimal\n" in text
 
 
 def test_a_model_does_not_hide_a_tool_or_a_builtin() -> None:

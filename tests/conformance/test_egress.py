@@ -68,13 +68,15 @@ async def test_what_is_allowed_leaves_and_what_is_not_is_told_which_rule_is_miss
 
 
 @pytest.mark.core
-async def test_without_a_policy_no_process_serves_the_sandbox(sandbox: Sandbox, capabilities: Capabilities) -> None:
+async def test_without_a_policy_no_process_serves_the_sandbox(
+    engine: Engine, sandbox: Sandbox, capabilities: Capabilities
+) -> None:
     said = await sandbox.exec("curl -sS http://example.com")
     if capabilities.saves_epoll_waiters:
         assert said.stdout.startswith("No connection leaves this sandbox")  # the guest says so
     else:
         assert "Could not resolve host" in said.stderr
-    assert not sandbox.is_served_here
+    assert not engine.egress_servers.serves(sandbox.id)
     assert await sandbox.audit() == []
     assert sandbox.info.network is None
 
@@ -98,7 +100,7 @@ async def test_a_policy_changes_live_for_commands_that_start_and_connections_tha
 
 
 async def test_when_the_process_that_serves_is_killed_another_that_is_connected_takes_over(
-    state_dir: Path, runtime_name: RuntimeName, box: Sandbox, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, runtime_name: RuntimeName, box: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(egress_server, "_WATCH_INTERVAL_S", 0.1)
     body = """
@@ -112,22 +114,22 @@ egress_server._WATCH_INTERVAL_S = 0.1
 sandbox = await engine.get(sys.argv[3])
 await sandbox.connect()
 say("connected")
-while not sandbox.is_served_here:
+while not engine.egress_servers.serves(sandbox.id):
     await anyio.sleep(0.01)
 say("serving")
 await anyio.sleep_forever()
 """
     assert await fetches(box)
-    async with serving(mirror) as web, client(state_dir, runtime_name, body, box.name, str(web)) as other:
+    async with serving(mirror) as web, client(engine.state_dir, runtime_name, body, box.name, str(web)) as other:
         assert await other.line() == "connected"
         assert await fetches(box), "who came first serves"
         await box.aclose()
         assert await other.line() == "serving"
         assert await fetches(box), "the other serves"
-        assert not box.is_served_here
+        assert not engine.egress_servers.serves(box.id)
         other.send_signal(signal.SIGKILL)
         await other.ends()
-        await eventually(lambda: box.is_served_here, "it is taken back")
+        await eventually(lambda: engine.egress_servers.serves(box.id), "it is taken back")
         assert await fetches(box)
     # Nobody's records are lost.
     assert [record.verdict for record in await box.audit()] == ["allowed"] * 4
@@ -168,7 +170,7 @@ async def test_a_sandbox_that_sleeps_wakes_with_its_policy(box: Sandbox, runtime
 async def test_forks_and_what_was_restored_have_the_policy_that_holds_now(box: Sandbox, engine: Engine) -> None:
     await box.checkpoint("wide")
     if box.info.runtime == "runsc":
-        assert box.is_served_here, "its processes went on, and so does this"
+        assert engine.egress_servers.serves(box.id), "its processes went on, and so does this"
     assert await fetches(box)
     (wide,) = await box.fork(names=["wide-fork"])
     async with wide:

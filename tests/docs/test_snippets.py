@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from types import CodeType
@@ -108,24 +109,47 @@ async def test_the_web_application_of_the_guide_serves_and_leaves_nothing(
     assert os.listdir(state / "sandboxes") == []
 
 
+def test_the_documentation_holds_under_strict_type_checks(tmp_path: Path) -> None:
+    """A snippet that is copied into a program passes `mypy --strict` there."""
+    (program,) = python_blocks("README.md")
+    parts = [program, "import atoll\nfrom pathlib import Path"]
+    for page in ("docs/guide.md", "docs/agents.md"):
+        for number, snippet in enumerate(python_blocks(page)):
+            given = "engine: atoll.Engine, box: atoll.Sandbox, here: Path"
+            head = f"async def {Path(page).stem}_{number}({given}) -> None:"
+            parts.append(f"{head}\n{textwrap.indent(snippet, '    ')}")
+    file = tmp_path / "snippets.py"
+    file.write_text("\n\n".join(parts))
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", file],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_public_names_are_exactly_these() -> None:
     """The public API is pinned: adding or removing a name is a decision, with a line in the changelog."""
     names = """
     Agent AgentEvent AgentStream Answer Approval ApprovalDecision ApprovalRequest Approver ArchiveRefused
     AskingApprover AtollError AuditEntry AuditRecord Budget BudgetExceeded CallRecord CallerError Capabilities
-    Checkpoint CheckpointExists CheckpointNotFound Children CodeAudit CodeConfig CodeExecutor Diagnostic
-    DiskFull Engine ExecBytes ExecResult ExecTimeout ExecutionFailure ExecutionResult Exited ExportResult
-    FileChange FileEntry FileError FileStat Files Gap GcResult GuestProtocolError GuestUnresponsive History
-    ImageInfo ImageStore ImageUnavailable Input InvalidRequest LaunchFailed Limits Listener Match ModelFailed
-    ModelUnavailable Mount NetworkPolicy NotCheckpointable OutboxFile Output PathExists PathIsDirectory
-    PathNotDirectory PathNotFound PermissionDenied PortConnection PortRefused Preview Process ProcessEvent
-    ProcessInfo ProcessInput ProcessNotFound Project ProjectChange ProjectChanges ProjectConflict ProjectCopy
-    RefusedChange RegisteredTool Result RetryEvent RichPart Role RuntimeUnavailable Sandbox SandboxDied
-    SandboxError SandboxExists SandboxInfo SandboxNotFound SandboxPool SandboxShutdown ScriptFailed Secret
-    Settings StorageInfo StoredApprovals SystemProcess Tasks TextEvent ThinkingEvent Tokens Tool ToolCallError
-    ToolCallEvent ToolCallerType ToolRegistry ToolResult ToolResultEvent ToolSet Truncation Unenforceable Usage
-    UsageEvent UserNotFound Volume VolumeExists VolumeNotFound VolumeStore WarmPool code_tool coding_tools
-    generate_text open sprite_tools workspace_tools
+    Checkpoint CheckpointExists CheckpointNotFound Children CodeAudit CodeConfig CodeExecutor CreateOptions
+    Diagnostic DiskFull Engine ExecBytes ExecResult ExecTimeout ExecutionFailure ExecutionResult Exited
+    ExportResult FileChange FileEntry FileError FileStat Files Gap GcResult GuestProtocolError GuestUnresponsive
+    History ImageInfo ImageStore ImageUnavailable Input InvalidRequest LaunchFailed Limits Listener Match
+    ModelFailed ModelUnavailable Mount NetworkPolicy NotCheckpointable OutboxFile Output PathExists
+    PathIsDirectory PathNotDirectory PathNotFound PermissionDenied PoolDescription PoolOptions PooledSandbox
+    PortConnection PortRefused Preview Process ProcessEvent ProcessInfo ProcessInput ProcessNotFound
+    ProgrammaticToolOrchestrator Project ProjectChange ProjectChanges ProjectConflict ProjectCopy RefusedChange
+    RegisteredTool Result RetryEvent RichPart Role RuntimeUnavailable Sandbox SandboxDied SandboxError
+    SandboxExists SandboxInfo SandboxNotFound
+    SandboxPool SandboxShutdown ScriptFailed Secret Settings StorageInfo StoredApprovals SystemProcess TaskEvent
+    Tasks TextEvent ThinkingEvent Tokens Tool ToolCallError ToolCallEvent ToolCallerType ToolRegistry ToolResult
+    ToolResultEvent ToolSet Truncation Unenforceable Usage UsageEvent UserNotFound Volume VolumeExists
+    VolumeNotFound VolumeStore WarmPool code_tool coding_tools export generate_text open sprite_tools
+    workspace_tools
 """.split()
     assert sorted(atoll.__all__) == sorted(names)
     for name in names:

@@ -6,13 +6,13 @@ import contextlib
 import struct
 from collections.abc import Callable
 from datetime import UTC, datetime
-from enum import IntEnum
 
 import pytest
 from hypothesis import given, strategies as st
 
 from atoll.contract import protocol
 from atoll.contract.errors import GuestProtocolError, InvalidRequest
+from atoll.contract.numbers import IntEnum
 from atoll.contract.protocol import (
     BYTES_TAGS,
     HEADER_SIZE,

@@ -36,20 +36,25 @@ _OPENAI_HOST = "https://api.openai.com"
 _OLLAMA_PORT = 11434
 
 
-def resolve(model: str | Model) -> Model:
-    """The model of this name. A `Model` is returned unchanged.
+def resolve(model: str | Model, api_key: str | None = None) -> Model:
+    """The model of this name. A `Model` is returned unchanged. `api_key` is used instead of the environment's.
 
     Raises:
         InvalidRequest: there is no such provider, or something that it needs is missing: a key, a package, the script.
+            Or a key is given to a model that takes none.
     """
     if isinstance(model, Model):
+        if api_key is not None:
+            raise InvalidRequest("a model that is given as an object has its key already; give it there")
         return model
     kind, _, name = model.partition(":")
     make = _FACTORIES.get(kind)
     if make is None or not name:
         raise InvalidRequest(f"{model!r} is not the name of a model; allowed are {ALLOWED_NAMES}")
+    if api_key is not None and kind not in _KEYED:
+        raise InvalidRequest(f"{kind} takes no API key; those that take one are {', '.join(_KEYED)}")
     try:
-        return make(name)
+        return make(name) if api_key is None else _KEYED[kind](name, api_key)
     except ImportError as error:
         extra = "bedrock" if kind == "bedrock" else "agents"
         raise InvalidRequest(f"{kind} needs a package that is not installed; {install_extra(extra)}") from error
@@ -64,10 +69,11 @@ def resolve(model: str | Model) -> Model:
         raise InvalidRequest(f"{model} cannot be used with the settings of the environment: {error}") from error
 
 
-def _anthropic(name: str) -> Model:
+def _anthropic(name: str, api_key: str | None = None) -> Model:
     from pydantic_ai.models.anthropic import AnthropicModel
+    from pydantic_ai.providers.anthropic import AnthropicProvider
 
-    return AnthropicModel(name)
+    return AnthropicModel(name, provider="anthropic" if api_key is None else AnthropicProvider(api_key=api_key))
 
 
 def _bedrock(name: str) -> Model:
@@ -76,24 +82,26 @@ def _bedrock(name: str) -> Model:
     return BedrockConverseModel(name)
 
 
-def _openai(name: str) -> Model:
+def _openai(name: str, api_key: str | None = None) -> Model:
     from pydantic_ai.providers.openai import OpenAIProvider
 
     # Compatible servers offer chat completions; the responses API is OpenAI's own.
-    own = str(OpenAIProvider().base_url).startswith(_OPENAI_HOST)
-    return _openai_responses(name) if own else _openai_chat(name)
+    own = str(OpenAIProvider(api_key=api_key).base_url).startswith(_OPENAI_HOST)
+    return _openai_responses(name, api_key) if own else _openai_chat(name, api_key)
 
 
-def _openai_chat(name: str) -> Model:
+def _openai_chat(name: str, api_key: str | None = None) -> Model:
     from pydantic_ai.models.openai import OpenAIChatModel
+    from pydantic_ai.providers.openai import OpenAIProvider
 
-    return OpenAIChatModel(name)
+    return OpenAIChatModel(name, provider=OpenAIProvider(api_key=api_key))
 
 
-def _openai_responses(name: str) -> Model:
+def _openai_responses(name: str, api_key: str | None = None) -> Model:
     from pydantic_ai.models.openai import OpenAIResponsesModel
+    from pydantic_ai.providers.openai import OpenAIProvider
 
-    return OpenAIResponsesModel(name)
+    return OpenAIResponsesModel(name, provider=OpenAIProvider(api_key=api_key))
 
 
 def _ollama(name: str) -> Model:
@@ -125,7 +133,14 @@ def _script(path: str) -> Model:
     return scripted(Script.load(Path(path).expanduser()), name=f"script:{path}")
 
 
-_FACTORIES = {
+_KEYED: dict[str, Callable[[str, str | None], Model]] = {
+    "anthropic": _anthropic,
+    "openai": _openai,
+    "openai-chat": _openai_chat,
+    "openai-responses": _openai_responses,
+}
+"""The providers that a key opens."""
+_FACTORIES: dict[str, Callable[[str], Model]] = {
     "anthropic": _anthropic,
     "bedrock": _bedrock,
     "openai": _openai,

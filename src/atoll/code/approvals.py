@@ -7,7 +7,7 @@ the time that it waits (`executor.py`). Used by `executor.py` and by the command
 A request is one record, `approvals/<id>.json`. The one who decides writes it again, under the lock `approvals.lock`;
 the process that asked polls it. Asked again for the same call of the same kernel, by a process that resumed its
 session, the record is found again with its decision: nothing is asked twice. A call that no longer waits is withdrawn,
-so that nobody decides on it.
+so that no decision on it is asked for.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Approver(Protocol):
         """The decision. May wait for as long as it takes: the time does not count as time of the code."""
 
     async def withdraw(self, request: ApprovalRequest) -> None:
-        """Nobody waits for this decision any more: the code was interrupted, or its session is closed. Called after
+        """No call waits for this decision any more: the code was interrupted, or its session is closed. Called after
         `decide` was cancelled. It is not called when the session goes on elsewhere, where `decide` is asked again."""
 
 

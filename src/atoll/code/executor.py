@@ -15,6 +15,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import UTC, datetime
 from types import TracebackType
@@ -24,9 +25,10 @@ import anyio
 from pydantic import BaseModel, ConfigDict, Field
 
 from atoll.code.approvals import ApprovalRequest, Approver, denial
+from atoll.code.languages import KERNEL_MARK
 from atoll.code.messages import CallMessage, PartMessage
 from atoll.code.registry import ToolCallerType, ToolRegistry
-from atoll.code.session import KERNEL_MARK, CellOutcome, CodeSession, OnCellOutput
+from atoll.code.session import CellOutcome, CodeSession, OnCellOutput
 from atoll.contract.errors import AtollError, InvalidRequest, NotCheckpointable, SandboxNotFound, ToolCallError
 from atoll.contract.model import Limits
 from atoll.contract.network import NetworkPolicy
@@ -47,6 +49,8 @@ _MAX_VALUE_CHARS = 20_000
 """What a model is shown of one value."""
 _MAX_CLOSED = 256
 """Ids of closed sessions that are remembered, so that an error can say what became of one."""
+_REFILL_S = 0.1
+"""After a prepared session was taken: its first cell goes first, and then the next session is prepared."""
 
 
 class CodeConfig(BaseModel):
@@ -93,6 +97,8 @@ class CodeConfig(BaseModel):
     """How long a session is kept that waits for an approval, or was suspended, also if its process is gone."""
     anthropic_compatible: bool = False
     """True: stubs take one dict and return a text, as those of the hosted product do."""
+    ephemeral: bool = False
+    """True: a session's sandbox ends with this process, however that ends. Such a session cannot be suspended."""
 
 
 class CallRecord(BaseModel):
@@ -269,7 +275,7 @@ class _Session:
         """When its sandbox ends by itself, by the monotonic clock."""
         self._made = 0
         self._executor = executor
-        self._slots = anyio.Semaphore(executor.config.max_concurrent_calls)
+        self._slots = asyncio.Semaphore(executor.config.max_concurrent_calls)  # anyio's would yield for each call
 
     def begin(self, code: str) -> None:
         self.code, self.calls, self._made = code, [], 0
@@ -292,7 +298,7 @@ class _Session:
                 arguments=call.arguments,
                 started_at=started_at,
                 duration_s=time.perf_counter() - began,
-                result_bytes=answer.pop("size", 0),
+                result_bytes=len(answer.get("json", "")),
                 error=None if failed is None else f"{failed['type']}: {failed['message']}",
             )
             if not self.goes_on:
@@ -309,13 +315,18 @@ class _Session:
                 registry.check(call.tool, arguments, caller=ToolCallerType.CODE_EXECUTION)  # before a person is asked
                 arguments = await self._approved(call)
             async with self._slots:
-                value = await registry.call(
-                    call.tool,
-                    arguments,
-                    caller=ToolCallerType.CODE_EXECUTION,
-                    as_text=config.anthropic_compatible,
+                with self._clock(call.tool):
+                    text = await registry.call_encoded(
+                        call.tool,
+                        arguments,
+                        caller=ToolCallerType.CODE_EXECUTION,
+                        as_text=config.anthropic_compatible,
+                    )
+            if len(text) > config.max_result_bytes:
+                raise ToolCallError(  # noqa: TRY301 - all refusals become answers here
+                    "ResultTooLarge", f"the result takes {len(text)} bytes; it may take {config.max_result_bytes}"
                 )
-            return self._within(value)
+            return {"json": text}
         except ToolCallError as error:
             return {"error": {"type": error.type, "message": error.message}}
 
@@ -326,6 +337,13 @@ class _Session:
             raise ToolCallError("InvalidRequest", call.refusal)
         if self._made > limit:
             raise ToolCallError("BudgetExceeded", f"an execution may make {limit} calls of tools")
+
+    def _clock(self, tool: str) -> AbstractContextManager[None]:
+        """A context for a call: while it waits for others, the time of the code stands still."""
+        registry, kernel = self._executor.registry, self.kernel
+        if kernel is None or tool not in registry or registry[tool].is_timed:
+            return contextlib.nullcontext()
+        return kernel.time_paused()
 
     async def _approved(self, call: CallMessage) -> Mapping[str, Any]:
         approver, kernel = self._executor.approver, self.kernel
@@ -356,15 +374,6 @@ class _Session:
         if not decision.allowed:
             raise denial(request, decision)
         return call.arguments if decision.arguments is None else decision.arguments
-
-    def _within(self, value: object) -> dict[str, Any]:
-        import pydantic_core
-
-        size = len(pydantic_core.to_json(value))
-        limit = self._executor.config.max_result_bytes
-        if size > limit:
-            raise ToolCallError("ResultTooLarge", f"the result takes {size} bytes; it may take {limit}")
-        return {"value": value, "size": size}
 
 
 class CodeExecutor:
@@ -479,7 +488,9 @@ class CodeExecutor:
         if not found:
             await self._start_kernel(session)
         else:
-            session.kernel = await CodeSession.attach(sandbox, found[-1], session, only_idle=True)
+            session.kernel = await CodeSession.attach(
+                sandbox, found[-1], session, language=self.config.language, only_idle=True
+            )
             if len(self.registry):
                 await session.kernel.set_stubs(self._stubs())
             session.executions = session.kernel.cells
@@ -657,7 +668,9 @@ class CodeExecutor:
             forks = await engine.fork(session.sandbox.name, count, names=names)
         finally:
             session.goes_on = False
-            session.kernel = await CodeSession.attach(session.sandbox, process_id, session)
+            session.kernel = await CodeSession.attach(
+                session.sandbox, process_id, session, language=self.config.language
+            )
         return [(await self._adopt(fork))[0].id for fork in forks]
 
     async def _adopt(self, sandbox: Sandbox) -> tuple[_Session, CodeSession]:
@@ -666,7 +679,9 @@ class CodeExecutor:
         if not found:
             raise InvalidRequest(f"the sandbox {sandbox.name!r} has no code session: no kernel runs in it")
         session = _Session(self, sandbox.name, sandbox)
-        kernel = await CodeSession.attach(sandbox, found[-1], session, stubs=self._stubs())
+        kernel = await CodeSession.attach(
+            sandbox, found[-1], session, stubs=self._stubs(), language=self.config.language
+        )
         session.kernel = kernel
         session.executions = kernel.cells
         self._sessions[session.id] = session
@@ -690,14 +705,14 @@ class CodeExecutor:
             )
         session = self._ready.popleft() if self._ready else await self._create(once=once)
         self._sessions[session.id] = session
-        self._refill()
+        self._refill(_REFILL_S)
         return session
 
     async def _create(self, *, once: bool = False) -> _Session:
         engine = await self.engine()
         config, id = self.config, f"code-{secrets.token_hex(5)}"
         may_wait = self.approver is not None and any(tool.needs_approval for tool in self.registry)
-        is_ephemeral = once and not may_wait
+        is_ephemeral = config.ephemeral or (once and not may_wait)
         sandbox = await engine.create(
             id,
             image=config.image,
@@ -719,11 +734,27 @@ class CodeExecutor:
             raise
         return session
 
+    async def refresh_tools(self, session_id: str) -> None:
+        """Show a session the tools that the registry has now: those that were added or removed since it began.
+
+        Raises:
+            InvalidRequest: there is no such session.
+        """
+        kernel = self._find(session_id).kernel
+        if kernel is not None and kernel.is_alive:  # a new kernel gets the tools of now anyway
+            await kernel.set_stubs(self._stubs())
+
     async def _start_kernel(self, session: _Session) -> CodeSession:
         if session.kernel is not None:
             await session.kernel.detach()
         kernel = await CodeSession.start(
-            session.sandbox, session, stubs=self._stubs(), env=self.config.env, user=session.user, cwd=session.cwd
+            session.sandbox,
+            session,
+            stubs=self._stubs(),
+            language=self.config.language,
+            env=self.config.env,
+            user=session.user,
+            cwd=session.cwd,
         )
         session.kernel = kernel
         return kernel
@@ -764,14 +795,15 @@ class CodeExecutor:
         """Sessions that wait to be used."""
         return len(self._ready)
 
-    def _refill(self) -> None:
+    def _refill(self, after_s: float = 0) -> None:
         missing = self.config.prepared_sessions - len(self._ready) - len(self._background)
         for _ in range(max(0, missing) if not self._is_closed else 0):
-            task = asyncio.create_task(self._prepare())
+            task = asyncio.create_task(self._prepare(after_s))
             self._background.add(task)
             task.add_done_callback(self._background.discard)
 
-    async def _prepare(self) -> None:
+    async def _prepare(self, after_s: float) -> None:
+        await asyncio.sleep(after_s)
         with contextlib.suppress(AtollError):  # the caller that needs one gets the error
             self._ready.append(await self._create())
 

@@ -19,11 +19,11 @@ import sys
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NotRequired, Required
+from typing import Any, Literal, NamedTuple, NotRequired, Required, Self
 
 import pydantic_core
 from pydantic import ConfigDict, TypeAdapter, ValidationError
-from pydantic.errors import PydanticUserError
+from pydantic.errors import PydanticUndefinedAnnotation, PydanticUserError
 from pydantic.fields import FieldInfo
 from typing_extensions import TypedDict
 
@@ -35,6 +35,7 @@ from atoll.code.shapes import (
     ToolParameter,
     ToolShape,
     is_name,
+    merge_models,
     settle_dicts,
     without_marks,
 )
@@ -67,6 +68,19 @@ class DocTexts:
     returns: str = ""
 
 
+class Scope(NamedTuple):
+    """The names where a decorator stands: annotations may use classes of the function around."""
+
+    names: Mapping[str, Any]
+    module: Mapping[str, Any]
+
+    @classmethod
+    def of_caller(cls, depth: int) -> Self:
+        """`depth` 1: where the function that calls this was called."""
+        frame = sys._getframe(depth + 1)  # noqa: SLF001 - the only way; pydantic does the same
+        return cls(frame.f_locals, frame.f_globals)
+
+
 class FunctionTool:
     """A function, ready to be called with JSON.
 
@@ -74,10 +88,12 @@ class FunctionTool:
         InvalidRequest: its signature cannot be described in JSON; the message says what to change.
     """
 
-    def __init__(self, function: Callable[..., Any], name: str, scope: Mapping[str, Any]) -> None:
+    def __init__(self, function: Callable[..., Any], name: str, scope: Scope | None = None) -> None:
         self.function = function
         self.name = name
         self._what = f"the function {getattr(function, '__qualname__', name)!r}"
+        if isinstance(function, type):
+            raise InvalidRequest(f"{function.__qualname__!r} is a class; register a function that makes one")
         called, bound = _unwrapped(function)
         if inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):
             raise InvalidRequest(f"{self._what} is a generator, and a call has one result: return a list")
@@ -136,9 +152,13 @@ class FunctionTool:
                 parameters.append(each)
         return parameters, rest
 
-    def _hints(self, inner: Callable[..., Any], scope: Mapping[str, Any]) -> dict[str, Any]:
+    def _hints(self, inner: Callable[..., Any], scope: Scope | None) -> dict[str, Any]:
+        # Names of the decorator's place mean something only to functions of the same module.
+        names = None
+        if scope is not None and getattr(inner, "__globals__", None) is scope.module:
+            names = dict(scope.names)
         try:
-            return typing.get_type_hints(inner, localns=dict(scope), include_extras=True)
+            return typing.get_type_hints(inner, localns=names, include_extras=True)
         except (NameError, TypeError, SyntaxError, AttributeError) as error:
             raise InvalidRequest(f"the annotations of {self._what} cannot be read: {error}") from None
 
@@ -163,7 +183,7 @@ class FunctionTool:
             made.__pydantic_config__ = ConfigDict(**{**_CONFIG, "extra": "allow"})
         try:
             return TypeAdapter(made)
-        except PydanticUserError as error:
+        except (PydanticUserError, PydanticUndefinedAnnotation) as error:
             raise self._unfit(error) from None
 
     def _unfit(self, error: Exception) -> InvalidRequest:
@@ -188,23 +208,25 @@ class FunctionTool:
             self._complete(given["properties"][each.name], each)
         reader = SchemaReader(self.name, foreign=False)
         by_name = {each.name: each for each in reader.parameters(given)}
-        parameters = tuple(
-            replace(by_name[each.name], placing=_PLACINGS.get(each.kind, "any")) for each in self._parameters
-        )
         rest = None
         if self._rest is not None:
             shape = reader.shape({**given, "properties": {}, "type": "object"}, "rest").inner[0]
             rest = ToolParameter(self._rest.name, shape, required=False)
-        shape, output = ANY, None
+        writer = SchemaReader(self.name, foreign=False)
+        returns, output = ANY, None
         if returned:
             about = returned["properties"]["value"]
-            shape = reader.shape({**about, "$defs": returned.get("$defs", {})}, "result")
+            returns = writer.shape({**about, "$defs": returned.get("$defs", {})}, "result")
             output = without_marks({**about, "$defs": returned["$defs"]} if "$defs" in returned else about)
             untitle(output)
-        models = settle_dicts(reader.models)
+        models, renamed = merge_models(reader.models, writer.models)
+        parameters = tuple(
+            replace(renamed(by_name[each.name]), placing=_PLACINGS.get(each.kind, "any")) for each in self._parameters
+        )
+        described = ToolShape(parameters, rest and renamed(rest), returns, settle_dicts(models))
         given = without_marks(given)
         untitle(given)
-        return given, output, ToolShape(parameters, rest, shape, models)
+        return given, output, described
 
     def _refuse_text_bytes(self, schema: Any) -> None:
         """Bytes of a pydantic model are text unless it says otherwise, and code gets and gives them as base64."""
@@ -212,8 +234,9 @@ class FunctionTool:
             for name_inside, about in (model.get("properties") or {}).items():
                 if '"format": "binary"' in json.dumps(about, default=str):
                     raise InvalidRequest(
-                        f"{self._what} uses {name}.{name_inside}, whose bytes would travel as text; give the model "
-                        "model_config = ConfigDict(ser_json_bytes='base64', val_json_bytes='base64')"
+                        f"{self._what} uses {name}.{name_inside}, whose bytes would travel as text; give the "
+                        "pydantic model that holds them model_config = ConfigDict(ser_json_bytes='base64', "
+                        "val_json_bytes='base64')"
                     )
 
     def _complete(self, about: dict[str, Any], parameter: inspect.Parameter) -> None:
@@ -302,8 +325,9 @@ def encode(value: object, what: str, limit_bytes: int, kind: str) -> str:
     return text
 
 
-def checked_result(name: str, value: object) -> object:
-    """What a tool returned, if it is JSON. NaN and infinities become None, halves of surrogate pairs their escapes.
+def checked_result(name: str, value: object) -> tuple[object, str]:
+    """What a tool returned, if it is JSON, and that JSON in ASCII. NaN and infinities become None, halves of surrogate
+    pairs their escapes.
 
     Raises:
         ToolCallError: it is no JSON, or too long.
@@ -316,7 +340,10 @@ def checked_result(name: str, value: object) -> object:
             raise
         value = _finite(value)
         text = encode(value, what, MAX_RESULT_BYTES, "InvalidResult")
-    return readable_all(value) if "\\ud" in text else value
+    if "\\ud" in text:
+        value = readable_all(value)
+        text = encode(value, what, MAX_RESULT_BYTES, "InvalidResult")
+    return value, text
 
 
 def _finite(value: Any) -> Any:
@@ -433,19 +460,18 @@ def parse_docstring(function: Callable[..., Any]) -> DocTexts:
     if style == "google":
         options |= {"returns_named_value": False, "returns_multiple_items": False}
     parameters: dict[str, str] = {}
-    description = returns = ""
+    texts: list[str] = []
+    returns = ""
     for section in griffe.Docstring(text, lineno=1).parse(style, **options):
-        if section.kind is griffe.DocstringSectionKind.text and not description:
-            description = str(section.value).strip()
-        elif isinstance(section, griffe.DocstringSectionParameters):
+        if isinstance(section, griffe.DocstringSectionParameters):
             for each in section.value:
                 parameters.setdefault(each.name.lstrip("*"), str(each.description).strip())
-        elif section.kind is griffe.DocstringSectionKind.returns and section.value and not returns:
-            returns = str(section.value[0].description).strip()
-    return DocTexts(description, parameters, returns)
-
-
-def caller_scope(depth: int) -> Mapping[str, Any]:
-    """The local names where a decorator stands: annotations may use classes of a function."""
-    frame = sys._getframe(depth + 1)  # noqa: SLF001 - the only way; `pydantic` does the same
-    return frame.f_locals
+        elif isinstance(section, griffe.DocstringSectionReturns):
+            returns = returns or " ".join(str(each.description).strip() for each in section.value)
+        elif isinstance(section, griffe.DocstringSectionRaises):
+            texts += [f"Raises {each.annotation}: {str(each.description).strip()}" for each in section.value]
+        elif isinstance(section, griffe.DocstringSectionAdmonition):
+            texts.append(f"{section.title or section.value.kind}: {section.value.contents.strip()}")
+        elif isinstance(section, griffe.DocstringSectionText):
+            texts.append(section.value.strip())
+    return DocTexts("\n\n".join(texts), parameters, returns)

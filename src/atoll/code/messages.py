@@ -111,7 +111,15 @@ Message = CallMessage | CancelMessage | PartMessage | DoneMessage | ReadyMessage
 
 def encode(message: Mapping[str, Any]) -> bytes:
     """A message to the kernel, as a line."""
-    return pydantic_core.to_json(message) + b"\n"
+    return pydantic_core.to_json(message, ensure_ascii=True) + b"\n"
+
+
+def encode_result(call: int, answer: Mapping[str, Any]) -> bytes:
+    """The result of a call, as a line: `{"value": …}`, `{"json": "…"}`, which is a value that is encoded already, or
+    `{"error": …}`."""
+    if "json" in answer:
+        return b'{"t":"result","call":%d,"value":%b}\n' % (call, answer["json"].encode("ascii"))
+    return encode({"t": "result", "call": call, **answer})
 
 
 class MessageReader:

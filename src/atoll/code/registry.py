@@ -33,7 +33,7 @@ import pydantic_core
 from atoll.code.functions import (
     MAX_ARGUMENTS_BYTES,
     FunctionTool,
-    caller_scope,
+    Scope,
     checked_result,
     encode,
 )
@@ -111,6 +111,8 @@ class RegisteredTool:
     """Makes the call. It may raise anything."""
     bound: ToolSet | None = field(default=None, repr=False)
     """The set that it comes from, for direct calls."""
+    is_timed: bool = True
+    """Whether the time of a call counts as time of the code. False: it waits for others."""
 
 
 class ToolRegistry:
@@ -190,7 +192,7 @@ class ToolRegistry:
         Raises:
             InvalidRequest: the name is taken or not allowed, or the signature cannot be described in JSON.
         """
-        scope = caller_scope(1)
+        scope = Scope.of_caller(1)
 
         def add(function: Callable[..., Any]) -> Callable[..., Any]:
             if not callable(function):
@@ -243,11 +245,48 @@ class ToolRegistry:
                     raise InvalidRequest(
                         f"the tool {each.name!r} needs a context; add the ToolSet that binds it to one"
                     )
+        callers, timeout_s = _callers(allowed_callers), _timeout(timeout_s)
         names = identifiers([tool.name for tool in chosen])
+        self._add(*(_of_tool(chosen, tool, names[tool.name], callers, timeout_s, needs_approval) for tool in chosen))
+
+    def declare(
+        self,
+        name: str,
+        input_schema: Mapping[str, Any],
+        run: Callable[[Mapping[str, Any]], Awaitable[object]],
+        *,
+        description: str = "",
+        original_name: str | None = None,
+        is_timed: bool = True,
+    ) -> None:
+        """Add a tool for code that is known by its JSON schema only, and that another program runs: `run` passes a call
+        on and waits for its result. Arguments are not checked against the schema; that program does so.
+
+        Raises:
+            InvalidRequest: the name is taken or not allowed.
+        """
+        self._require_name(name, "give it another one")
+        reader = SchemaReader(name, foreign=True)
+        schema = {**input_schema, "properties": input_schema.get("properties") or {}}
+
+        def check(arguments: Mapping[str, Any]) -> object:
+            return encode(arguments, f"the arguments of {name}", MAX_ARGUMENTS_BYTES, "InvalidArguments")
+
         self._add(
-            *(
-                _of_tool(chosen, tool, names[tool.name], _callers(allowed_callers), _timeout(timeout_s), needs_approval)
-                for tool in chosen
+            RegisteredTool(
+                name=name,
+                original_name=original_name or name,
+                description=description,
+                output_description="",
+                allowed_callers=frozenset(CODE_ONLY),
+                timeout_s=None,
+                needs_approval=False,
+                input_schema=schema,
+                output_schema=None,
+                shape=ToolShape(reader.parameters(schema), None, Shape("plain", value="str"), reader.models),
+                check=check,
+                run=run,
+                is_timed=is_timed,
             )
         )
 
@@ -418,6 +457,21 @@ class ToolRegistry:
             ToolCallError: there is no such tool, it is not for this caller, the arguments are invalid, it timed out, it
                 failed, or its result cannot be JSON. Only cancellation is raised besides.
         """
+        value, _ = await self._make(name, arguments, caller)
+        return _as_text(value) if as_text else value
+
+    async def call_encoded(
+        self, name: str, arguments: Mapping[str, Any], *, caller: ToolCallerType, as_text: bool = False
+    ) -> str:
+        """As `call`, with the result as JSON in ASCII, which a large one is made into only once.
+
+        Raises:
+            ToolCallError: as `call`.
+        """
+        value, text = await self._make(name, arguments, caller)
+        return json.dumps(_as_text(value)) if as_text else text
+
+    async def _make(self, name: str, arguments: Mapping[str, Any], caller: ToolCallerType) -> tuple[object, str]:
         tool = self._allowed(name, caller)
         try:
             if tool.timeout_s is None:
@@ -435,10 +489,7 @@ class ToolRegistry:
             raise
         except BaseException as error:  # the one place where what a tool raises becomes an error
             raise self._failed(tool, error) from error
-        value = checked_result(tool.name, value)
-        if as_text:
-            return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        return value
+        return checked_result(tool.name, value)
 
     def check(self, name: str, arguments: Mapping[str, Any], *, caller: ToolCallerType) -> RegisteredTool:
         """Whether such a call would be made, before a person is asked to allow it. Returns the tool.
@@ -460,9 +511,8 @@ class ToolRegistry:
         return tool
 
     async def _within(self, tool: RegisteredTool, timeout_s: float, arguments: Mapping[str, Any]) -> object:
-        with anyio.move_on_after(timeout_s) as scope:
+        with anyio.move_on_after(timeout_s):
             return await tool.run(arguments)
-        assert scope.cancelled_caught  # noqa: S101 - for the type checker
         raise ToolCallError("TimeoutError", f"{tool.name} timed out after {timeout_s:g} s")
 
     def _failed(self, tool: RegisteredTool, error: BaseException) -> ToolCallError:
@@ -491,7 +541,7 @@ class ToolRegistry:
         async def search_tools(query: str, limit: int = 8) -> list[dict[str, Any]]:
             return self.search(query, limit)
 
-        made = FunctionTool(search_tools, SEARCH_TOOL, {})
+        made = FunctionTool(search_tools, SEARCH_TOOL)
         return RegisteredTool(
             name=SEARCH_TOOL,
             original_name=SEARCH_TOOL,
@@ -547,6 +597,8 @@ class _Threads:
         await limiter.acquire_on_behalf_of(job)
 
         def work() -> None:
+            if not job.begin():
+                return
             job.run()
             if job.abandoned and job.take():
                 with suppress(RuntimeError):  # the event loop has ended, and its limiter with it
@@ -556,7 +608,7 @@ class _Threads:
             await anyio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=self._unlimited)
         except BaseException:
             job.abandoned = True
-            if job.finished and job.take():
+            if (job.begin() or job.finished) and job.take():  # it will not run, or has run
                 limiter.release_on_behalf_of(job)
             raise
         if job.take():
@@ -567,7 +619,8 @@ class _Threads:
 
 
 class _Job:
-    """A function in a thread. Who takes it, thread or task, gives its place back."""
+    """A function for a thread. The thread that runs it and the task that waits for it agree without a lock: each of
+    `begin` and `take` succeeds once."""
 
     def __init__(self, function: Callable[[], Any]) -> None:
         self._function = function
@@ -575,6 +628,7 @@ class _Job:
         self.error: BaseException | None = None
         self.finished = False
         self.abandoned = False
+        self._beginnings = [None]
         self._places = [None]
 
     def run(self) -> None:
@@ -584,12 +638,21 @@ class _Job:
             self.error = error
         self.finished = True
 
+    def begin(self) -> bool:
+        """For the thread: it may run. For the task: it never will."""
+        return _pop(self._beginnings)
+
     def take(self) -> bool:
-        try:
-            self._places.pop()  # one of two threads succeeds
-        except IndexError:
-            return False
-        return True
+        """Its place among the threads is to be given back."""
+        return _pop(self._places)
+
+
+def _pop(one: list[None]) -> bool:
+    try:
+        one.pop()
+    except IndexError:
+        return False
+    return True
 
 
 # ------------------------------------------------------------------------------------------------------------- details
@@ -599,6 +662,10 @@ def _name_of(function: Any) -> str:
     while isinstance(function, functools.partial):
         function = function.func
     return str(getattr(function, "__name__", type(function).__name__))
+
+
+def _as_text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _text_of(tool: RegisteredTool) -> ToolText:

@@ -11,19 +11,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import re
 import secrets
 import signal as signals
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache
-from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import anyio
 
+from atoll.code.languages import Language, LanguageName, language_of
 from atoll.code.messages import (
     MAX_PENDING,
     CallMessage,
@@ -36,14 +34,13 @@ from atoll.code.messages import (
     MessageReader,
     PartMessage,
     ReadyMessage,
-    encode,
+    encode_result,
 )
 from atoll.contract.errors import AtollError, InvalidRequest, SandboxError
 from atoll.contract.model import Exited, Output
 from atoll.runtime.guest.process import Collector, Process
 from atoll.runtime.sandbox import Sandbox
 
-KERNELS = Path(__file__).with_name("kernel")
 START_S = 30.0
 """How long a kernel may take to start."""
 GRACE_S = 2.0
@@ -56,26 +53,6 @@ OUTPUT_DIRECTORY = "/tmp/atoll-output"
 _MAX_DUMP_BYTES = 1 << 16
 _MARKER = b"\0atoll-cell-"
 _ANY_MARKER = re.compile(re.escape(_MARKER) + rb"[0-9a-f]{32}")
-KERNEL_MARK = "#atoll-kernel"
-"""By which a kernel is found among the processes of a sandbox."""
-_BOOT = (
-    KERNEL_MARK + " python\n"
-    "import sys,os\n"
-    "if sys.path[0]=='':del sys.path[0]\n"
-    "b=b''\n"
-    "while b'\\n' not in b:\n"
-    " d=os.read(3,1<<20)\n"
-    " if not d:sys.exit(0)\n"
-    " b+=d\n"
-    "import json\n"
-    "l,b=b.split(b'\\n',1)\n"
-    "k=json.loads(l)\n"
-    "g={'__name__':'atoll_kernel'}\n"
-    "exec(compile(k['kernel'],'<atoll kernel>','exec'),g)\n"
-    "sys.path.insert(0,'')\n"
-    "g['main'](b,k['rich'])\n"
-)
-
 StreamName = Literal["stdout", "stderr"]
 
 
@@ -83,7 +60,8 @@ class CallHandler(Protocol):
     """What makes the calls of a session. Trusts nothing in them."""
 
     async def handle(self, call: CallMessage) -> dict[str, Any]:
-        """`{"value": …}` or `{"error": {"type": …, "message": …}}`, to be sent to the code."""
+        """What is sent to the code: `{"value": …}`, `{"json": "…"}` (a value that is encoded already) or
+        `{"error": {"type": …, "message": …}}`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +87,7 @@ class CellOutcome:
     """Where the whole of an output is that was longer than its limit."""
 
 
-class _CellOutput:
+class _OutputOfCell:
     """One output stream of a cell: what is kept, and the file that has the whole of it."""
 
     def __init__(self, sandbox: Sandbox, path: str, limit_bytes: int) -> None:
@@ -153,9 +131,9 @@ class _RunningCell:
         self.number = number
         self.marker = marker.encode()
         directory = f"{OUTPUT_DIRECTORY}/{marker[-8:]}-cell-{number}"
-        self.outputs: dict[StreamName, _CellOutput] = {
-            "stdout": _CellOutput(sandbox, f"{directory}.stdout.txt", limit_bytes),
-            "stderr": _CellOutput(sandbox, f"{directory}.stderr.txt", limit_bytes),
+        self.outputs: dict[StreamName, _OutputOfCell] = {
+            "stdout": _OutputOfCell(sandbox, f"{directory}.stdout.txt", limit_bytes),
+            "stderr": _OutputOfCell(sandbox, f"{directory}.stderr.txt", limit_bytes),
         }
         self.on_output = on_output
         self.parts: list[PartMessage] = []
@@ -184,12 +162,12 @@ class CodeSession:
     Get one from `start` or `attach`; `aclose` ends the kernel, `detach` leaves it running.
     """
 
-    def __init__(self, sandbox: Sandbox, process: Process, handler: CallHandler, *, command: tuple[str, ...]) -> None:
+    def __init__(self, sandbox: Sandbox, process: Process, handler: CallHandler, *, language: Language) -> None:
         self.sandbox = sandbox
         self.handler = handler
         self.version = ""
         """The version of the kernel's language."""
-        self._command = command
+        self._language = language
         self._process = process
         self._channel = process.channel(0)
         self._reader = MessageReader()
@@ -223,24 +201,27 @@ class CodeSession:
         handler: CallHandler,
         *,
         stubs: Mapping[str, Any],
-        python: str = "python3",
+        language: LanguageName = "python",
+        interpreter: str | None = None,
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
         user: str | None = None,
     ) -> CodeSession:
         """Start a kernel. `stubs` are the fields of the message `tools`. If this fails or is cancelled, none runs.
 
+        `interpreter` is the program of the image that runs it. Unset: `python3`, `node` or `bash`.
+
         Raises:
-            InvalidRequest: the image has no Python, or one that is too old.
+            InvalidRequest: the image has no such program.
             SandboxError: the kernel did not start.
         """
-        command = (python, "-c", _BOOT)
+        spoken = language_of(language, interpreter)
         process = await sandbox.spawn(
-            command, env={"MPLBACKEND": "agg", **(env or {})}, cwd=cwd, user=user, channels=1, keep=True
+            spoken.command, env={"MPLBACKEND": "agg", **(env or {})}, cwd=cwd, user=user, channels=1, keep=True
         )
-        session = cls(sandbox, process, handler, command=command)
+        session = cls(sandbox, process, handler, language=spoken)
         try:
-            await session._greet(_sources() + encode({"t": "tools", **stubs}))
+            await session._greet(spoken.source + spoken.encode({"t": "tools", **stubs}))
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await session.aclose()
@@ -255,6 +236,7 @@ class CodeSession:
         handler: CallHandler,
         *,
         stubs: Mapping[str, Any] | None = None,
+        language: LanguageName = "python",
         only_idle: bool = False,
     ) -> CodeSession:
         """Go on with a kernel that another process, or an earlier handle, has left running.
@@ -268,10 +250,11 @@ class CodeSession:
             SandboxError: it does not answer.
         """
         process = await sandbox.attach(process_id, channels=1)
-        session = cls(sandbox, process, handler, command=("python3", "-c", _BOOT))
+        spoken = language_of(language)
+        session = cls(sandbox, process, handler, language=spoken)
         session._replaying, session._only_idle = True, only_idle
         try:
-            await session._greet(b"\n", b"" if stubs is None else encode({"t": "tools", **stubs}))
+            await session._greet(spoken.cut, b"" if stubs is None else spoken.encode({"t": "tools", **stubs}))
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await session.detach()
@@ -334,7 +317,7 @@ class CodeSession:
         self._reader.skip_until(nonce)
         try:
             with anyio.fail_after(START_S):
-                await self._channel.send(before + encode({"t": "hello", "nonce": nonce}) + after)
+                await self._channel.send(before + self._language.encode({"t": "hello", "nonce": nonce}) + after)
                 await _first(self._ready, self._lost)
         except TimeoutError:
             raise SandboxError(f"the kernel did not answer within {START_S:g} s") from None
@@ -354,8 +337,9 @@ class CodeSession:
     def _no_kernel(self) -> AtollError:
         said = bytes(self._early["stderr"]).decode("utf-8", "replace").strip()
         if "not found" in said or "No such file" in said:
+            program = self._language.command[0]
             return InvalidRequest(
-                f"the image has no {self._command[0]}, which cells of this language need; choose an image that has it"
+                f"the image has no {program}, which cells of this language need; choose an image that has it"
             )
         return SandboxError(f"the kernel did not start: {said or self._lost.result()}")
 
@@ -395,7 +379,7 @@ class CodeSession:
             for stream, early in self._early.items():  # what background tasks have printed between cells
                 await cell.add(stream, _ANY_MARKER.split(early)[-1])
                 early.clear()
-            message = encode({"t": "run", "cell": cell.number, "code": code, "marker": marker})
+            message = self._language.encode({"t": "run", "cell": cell.number, "code": code, "marker": marker})
             return await self._follow(cell, timeout_s, message)
 
     async def finish(self, *, timeout_s: float | None = None) -> CellOutcome:
@@ -458,7 +442,7 @@ class CodeSession:
     _pause_noticed: asyncio.Event | None = None
 
     @contextlib.contextmanager
-    def time_paused(self) -> Any:
+    def time_paused(self) -> Iterator[None]:
         """A context whose time does not count as time of the cell: a person is being asked."""
         self._paused += 1
         self._resumed.clear()
@@ -474,7 +458,7 @@ class CodeSession:
     async def interrupt(self) -> None:
         """Interrupt the cell that runs, as Ctrl-C would. Does nothing if none runs."""
         if self._cell is not None and self.is_alive:
-            await self._process.signal(signals.SIGINT)
+            await self._process.signal(signals.SIGINT, tree=self._language.interrupts_children)
 
     async def _interrupt(self, cell: _RunningCell) -> None:
         """Interrupt the cell; if it does not end, have the kernel say where it is, and kill it."""
@@ -484,7 +468,8 @@ class CodeSession:
                 return
             if signal == signals.SIGUSR2:
                 cell.dump = bytearray()
-            await self._process.signal(signal, tree=signal == signals.SIGKILL)
+            tree = signal == signals.SIGKILL or (signal == signals.SIGINT and self._language.interrupts_children)
+            await self._process.signal(signal, tree=tree)
             await _first(*((self._lost,) if signal == signals.SIGKILL else ends), timeout_s=wait_s)
 
     async def _settle(self, cell: _RunningCell) -> None:
@@ -526,7 +511,8 @@ class CodeSession:
             if not self.is_alive:
                 return "", ()
             self._completions = asyncio.get_running_loop().create_future()
-            await self._channel.send(encode({"t": "complete", "code": code}))
+            if not await self._send({"t": "complete", "code": code}):
+                return "", ()
             await _first(self._completions, self._lost, timeout_s=GRACE_S)
             if not self._completions.done():
                 return "", ()
@@ -535,7 +521,13 @@ class CodeSession:
 
     async def set_stubs(self, stubs: Mapping[str, Any]) -> None:
         """Replace the tools that the code sees."""
-        await self._channel.send(encode({"t": "tools", **stubs}))
+        await self._send({"t": "tools", **stubs})
+
+    async def _send(self, message: Mapping[str, Any]) -> bool:
+        """False: this language has no such message."""
+        if encoded := self._language.encode(message):
+            await self._channel.send(encoded)
+        return bool(encoded)
 
     # --------------------------------------------------------------------------------------------- what comes in
 
@@ -586,7 +578,7 @@ class CodeSession:
     async def _answer(self, call: CallMessage) -> None:
         answer = await self.handler.handle(call)
         with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
-            await self._channel.send(encode({"t": "result", "call": call.call, **answer}))
+            await self._channel.send(encode_result(call.call, answer))
 
     async def _read_output(self) -> None:
         try:
@@ -651,9 +643,3 @@ def _dumped_line(dump: bytearray | None) -> int | None:
     """The line of the cell that a killed kernel was at, as its fault handler has written it."""
     found = _DUMPED.search(dump or b"")
     return int(found[1]) if found else None
-
-
-@cache
-def _sources() -> bytes:
-    texts = {name: (KERNELS / f"{name}.py").read_text() for name in ("kernel", "rich")}
-    return json.dumps(texts).encode() + b"\n"

@@ -12,8 +12,8 @@ from __future__ import annotations
 import json
 import keyword
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
@@ -25,6 +25,9 @@ _MAX_DEPTH = 8
 """How deep unnamed objects of a foreign schema are described. Deeper ones are `dict[str, Any]`."""
 _MAX_LITERALS = 40
 """The longest enumeration that is written out. A longer one is described by the type of its values."""
+
+_MAX_PARTS = 10_000
+"""Parts of one tool's schemas that are read. References let a short schema have any number; the rest is `Any`."""
 
 ShapeKind = Literal["any", "plain", "literal", "list", "set", "dict", "tuple", "union", "model", "scalar"]
 
@@ -125,6 +128,7 @@ class SchemaReader:
         self.models: dict[str, ModelShape] = {}
         self._open: list[str] = []
         self._definitions: Mapping[str, Any] = {}
+        self._parts = 0
 
     def parameters(self, schema: Mapping[str, Any]) -> tuple[ToolParameter, ...]:
         """The properties of an object as parameters, those that are required first."""
@@ -156,7 +160,8 @@ class SchemaReader:
         return tuple(sorted(fields, key=lambda each: not each.required))
 
     def _read(self, schema: Any, path: list[str]) -> Shape:
-        if not isinstance(schema, dict):
+        self._parts += 1
+        if not isinstance(schema, dict) or self._parts > _MAX_PARTS:
             return ANY
         if isinstance(schema.get("$ref"), str):
             return self._named(schema["$ref"], path)
@@ -258,6 +263,57 @@ def _union(shapes: Iterator[Shape] | list[Shape]) -> Shape:
         del flat[NONE]
         flat[NONE] = None
     return next(iter(flat)) if len(flat) == 1 else Shape("union", tuple(flat))
+
+
+def merge_models(
+    given: Mapping[str, ModelShape], returned: Mapping[str, ModelShape]
+) -> tuple[dict[str, ModelShape], Callable[[ToolParameter], ToolParameter]]:
+    """The models of arguments and of results together, and how a parameter refers to them.
+
+    A model of both is one, unless its fields differ: a computed field is only in results. Then the arguments have
+    another model, `…Input`.
+    """
+    different = {key for key in given if key in returned and bare(given[key]) != bare(returned[key])}
+    grows = True
+    while grows:
+        found = {key for key, model in given.items() if key in returned and different & set(_models_of(model))}
+        grows = not found <= different
+        different |= found
+    keys = {key: f"{key} input" for key in different}
+
+    def shape(each: Shape) -> Shape:
+        value = keys.get(each.value, each.value) if each.kind == "model" else each.value
+        return Shape(each.kind, tuple(shape(inner) for inner in each.inner), value)
+
+    def renamed(each: ToolParameter) -> ToolParameter:
+        return replace(each, shape=shape(each.shape)) if keys else each
+
+    merged: dict[str, ModelShape] = {}
+    for key, model in given.items():
+        fields = tuple(map(renamed, model.fields))
+        name = f"{model.name}Input" if key in different else model.name
+        merged[keys.get(key, key)] = replace(model, name=name, fields=fields)
+    return {**merged, **{key: model for key, model in returned.items() if key not in merged}}, renamed
+
+
+def bare(model: ModelShape) -> ModelShape:
+    """A model without its texts, which may differ between schemas for arguments and for results."""
+    return replace(
+        model, description="", fields=tuple(replace(each, description="", default=None) for each in model.fields)
+    )
+
+
+def _models_of(model: ModelShape) -> Iterator[str]:
+    for each in model.fields:
+        yield from model_keys(each.shape)
+
+
+def model_keys(shape: Shape) -> Iterator[str]:
+    """The models that a type names."""
+    if shape.kind == "model":
+        yield shape.value
+    for each in shape.inner:
+        yield from model_keys(each)
 
 
 def settle_dicts(models: Mapping[str, ModelShape]) -> dict[str, ModelShape]:

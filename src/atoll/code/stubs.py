@@ -16,7 +16,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from atoll.code.shapes import ANY, NONE, ModelShape, Shape, ToolParameter, ToolShape, camel, is_name, one_line, written
+from atoll.code.shapes import (
+    ANY,
+    NONE,
+    ModelShape,
+    Shape,
+    ToolParameter,
+    ToolShape,
+    bare,
+    camel,
+    is_name,
+    model_keys,
+    one_line,
+    written,
+)
 
 SEARCH_TOOL = "search_tools"
 RESERVED = frozenset(dir(builtins)) | {
@@ -184,6 +197,8 @@ class StubWriter:
                 rows.append(f"    {kind}: {each.description}" if each.description else f"    {kind}")
             elif each.description:
                 rows.append(f"    {each.name}: {each.description}")
+        if self._one_dict and tool.shape.rest is not None:
+            rows.append(f"    any other key ({self._text(tool, tool.shape.rest.shape)})")
         if rows:
             parts.append("\n".join(["The keys of input:" if self._one_dict else "Args:", *rows]))
         returned = one_line(tool.output_description, 2000)
@@ -270,7 +285,7 @@ class _ModelNames:
         self._names: dict[tuple[str, str], str] = {}
         for tool in tools:
             for key, model in tool.shape.models.items():
-                meaning = repr([(each, tool.shape.models[each]) for each in _reachable(key, tool.shape.models)])
+                meaning = repr([(each, bare(tool.shape.models[each])) for each in _reachable(key, tool.shape.models)])
                 name = by_meaning.get(meaning)
                 if name is None:
                     number, name = 1, model.name
@@ -289,15 +304,8 @@ def _reachable(key: str, models: Mapping[str, ModelShape]) -> list[str]:
     found = [key]
     for each in found:  # grows meanwhile
         for field in models[each].fields:
-            found += [inner for inner in dict.fromkeys(_keys(field.shape)) if inner not in found]
+            found += [inner for inner in dict.fromkeys(model_keys(field.shape)) if inner not in found]
     return found
-
-
-def _keys(shape: Shape) -> Iterator[str]:
-    if shape.kind == "model":
-        yield shape.value
-    for each in shape.inner:
-        yield from _keys(each)
 
 
 def _block(text: str) -> str:

@@ -35,10 +35,17 @@ _ABOUT = {
     ),
     "bash": "Run bash in a sandbox. The working directory and variables persist between calls.",
 }
-_TOOLS = (
-    "These functions call tools outside of the sandbox. Each call must be awaited; `asyncio.gather` makes calls in "
-    "parallel. Their results stay in the code: print what you need of them."
-)
+_TOOLS = {
+    "python": (
+        "These functions call tools outside of the sandbox. Each call must be awaited; `asyncio.gather` makes calls in "
+        "parallel. Their results stay in the code: print what you need of them."
+    ),
+    "javascript": (
+        "These functions, described here as Python has them, call tools outside of the sandbox. Each takes one object "
+        "of named arguments and returns a promise: `await name({key: value})`; `Promise.all` makes calls in parallel. "
+        "Their results stay in the code: print what you need of them."
+    ),
+}
 
 
 class ExecuteCodeInput(Input):
@@ -129,19 +136,23 @@ async def _execute_code(
     return data.result(result.text if len(content) == 1 else content)
 
 
+def describe_code(registry: ToolRegistry, config: CodeConfig) -> str:
+    """What a model reads about executing code: the language, and the tools that code may call."""
+    about = _ABOUT[config.language]
+    if not len(registry) or config.language == "bash":
+        return about
+    documentation = registry.documentation(anthropic_compatible=config.anthropic_compatible)
+    return f"{about}\n\n{_TOOLS[config.language]}\n\n{documentation}"
+
+
 def execute_code_tools(
     executor: CodeExecutor, sandbox: Callable[[], Awaitable[Sandbox]] | None = None
 ) -> tuple[ToolSet, CodeContext]:
     """The tool, bound to a session of its own, and that session. `sandbox` gives the sandbox that it runs in; without
     it, it has its own."""
-    language = executor.config.language
-    documentation = executor.registry.documentation(anthropic_compatible=executor.config.anthropic_compatible)
-    about = _ABOUT[language]
-    if len(executor.registry) and language != "bash":
-        about = f"{about}\n\n{_TOOLS}\n\n{documentation}"
     tool = Tool(
         name="execute_code",
-        description=about,
+        description=describe_code(executor.registry, executor.config),
         input=ExecuteCodeInput,
         result=ExecuteCodeResult,
         handler=_execute_code,

@@ -1,8 +1,8 @@
 """The data of the public API: what a caller passes in and gets back.
 
-Owns the models, and the rules for names and environment variables. Every model is frozen and refuses unknown fields;
-the docstring under a field says what unset means. Not here: network policies (`network.py`), secrets (`secret.py`),
-errors (`errors.py`), and any behaviour. Used by every layer.
+Owns the models. Every model is frozen and refuses unknown fields; the docstring under a field says what unset means.
+Not here: the rules for names and environment variables (`names.py`), network policies (`network.py`), secrets
+(`secret.py`), errors (`errors.py`), and any behaviour. Used by every layer.
 """
 
 from __future__ import annotations
@@ -14,14 +14,12 @@ from typing import Annotated, Literal
 
 from atoll.contract.errors import InvalidRequest
 from atoll.contract.frozen import AfterValidator, Field, Frozen
+from atoll.contract.names import check_env, check_name
 from atoll.contract.network import NetworkPolicy, PackageIndexes
 
-NAME_RULE = "1 to 63 characters: lower-case letters, digits, '-', '_' and '.', beginning with a letter or a digit"
 VOLUME_PREFIX = "volume:"
 MAX_MOUNTS = 16
 """Of one sandbox; the same in `drivers/keeper/keeper.h`."""
-_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
-_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 MAX_LABELS = 64
 """Labels of one sandbox."""
 LABEL_VALUE_RULE = (
@@ -41,39 +39,6 @@ Status = Literal["provisioning", "running", "paused", "sleeping", "shutdown", "e
 RuntimeName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,31}$")]
 """crun, runc, runsc, bwrap, or the name that a driver of another package registers (`drivers/registry.py`)."""
 FileKind = Literal["file", "directory", "symlink", "fifo", "socket", "char_device", "block_device"]
-
-
-def check_name(name: str, *, noun: str = "a name for a sandbox") -> str:
-    """Return `name` if it is allowed as what `noun` says: the name of a sandbox or volume, the label of a checkpoint.
-
-    Raises:
-        InvalidRequest: it is not; the message says what is allowed.
-    """
-    if not is_name(name):
-        raise InvalidRequest(f"{name!r} is not {noun}; allowed are {NAME_RULE}", name=name)
-    return name
-
-
-def is_name(name: str) -> bool:
-    """Whether `name` is allowed for a sandbox, a checkpoint or a volume."""
-    return _NAME.fullmatch(name) is not None
-
-
-def check_env(env: dict[str, str]) -> dict[str, str]:
-    """Return `env` if a process can have it.
-
-    Raises:
-        InvalidRequest: a name is not one that shells accept, or a value holds a NUL.
-    """
-    for key, value in env.items():
-        if not _ENV_NAME.fullmatch(key):
-            raise InvalidRequest(
-                f"{key!r} is not a name for an environment variable; allowed are letters, digits and '_', "
-                "not beginning with a digit"
-            )
-        if "\0" in value:
-            raise InvalidRequest(f"the value of the environment variable {key} holds a NUL character")
-    return env
 
 
 def check_labels(labels: dict[str, str]) -> dict[str, str]:

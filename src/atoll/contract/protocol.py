@@ -13,11 +13,14 @@ import errno
 import os
 import struct
 from collections.abc import Iterable
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from enum import IntEnum
+from functools import cache
+from typing import TYPE_CHECKING
 
 from atoll.contract.errors import GuestProtocolError, InvalidRequest
+from atoll.contract.numbers import IntEnum
+
+if TYPE_CHECKING:
+    from datetime import datetime
 
 PROTOCOL_VERSION = 1
 HEADER_SIZE = 12
@@ -248,9 +251,6 @@ _FIELD = struct.Struct("<HI")
 _INTEGER_FIELD = struct.Struct("<HIq")
 _INT64 = struct.Struct("<q")
 
-_UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_EARLIEST = datetime.min.replace(tzinfo=UTC)
-_LATEST = datetime.max.replace(tzinfo=UTC)
 _PRINTABLE = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if code not in {9, 10}}
 
 Value = int | str | bytes
@@ -314,14 +314,16 @@ def encode_text(text: str, what: str) -> bytes:
 # ------------------------------------------------------------------------------------------------------ decoding
 
 
-@dataclass(frozen=True, slots=True)
 class Problem:
     """Why an operation failed."""
 
-    number: int
-    """The errno."""
-    about: str
-    """The subject of the failure, in the guest's words. May be empty."""
+    __slots__ = ("about", "number")
+
+    def __init__(self, number: int, about: str) -> None:
+        self.number = number
+        """The errno."""
+        self.about = about
+        """The subject of the failure, in the guest's words. May be empty."""
 
     @property
     def words(self) -> str:
@@ -429,10 +431,21 @@ def _missing(tag: Tag) -> GuestProtocolError:
 
 
 def _moment(microseconds: int) -> datetime:
+    from datetime import timedelta
+
+    earliest, epoch, latest = _moments()
     try:
-        return _UNIX_EPOCH + timedelta(microseconds=microseconds)
+        return epoch + timedelta(microseconds=microseconds)
     except OverflowError:
-        return _LATEST if microseconds > 0 else _EARLIEST
+        return latest if microseconds > 0 else earliest
+
+
+@cache
+def _moments() -> tuple[datetime, datetime, datetime]:
+    """The first that there is, 1970, and the last. Not made at import: a command needs none of them."""
+    from datetime import UTC, datetime
+
+    return datetime.min.replace(tzinfo=UTC), datetime(1970, 1, 1, tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
 
 
 def decode_fields(payload: bytes) -> Fields:

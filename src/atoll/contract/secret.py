@@ -13,7 +13,7 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
 from atoll.contract.errors import InvalidRequest
-from atoll.contract.model import check_env
+from atoll.contract.names import check_env
 
 PLAIN_HTTP = "http://"
 """The prefix of a host to which a secret may be sent without TLS."""

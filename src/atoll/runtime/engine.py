@@ -15,6 +15,7 @@ import builtins
 import contextlib
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from datetime import timedelta
 from functools import cached_property, partial
 from pathlib import Path
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Self, TypedDict, Unpack
 
 import anyio
 import anyio.to_thread
+from anyio.abc import ByteStream
 
 from atoll.contract.driver import Diagnostic, Driver, LayerStore
 from atoll.contract.errors import (
@@ -41,12 +43,13 @@ from atoll.contract.model import (
     GcResult,
     Limits,
     Mount,
+    ProcessInfo,
     RuntimeName,
     SandboxInfo,
     SystemProcess,
     WarmPool,
-    check_name,
 )
+from atoll.contract.names import check_name
 from atoll.contract.network import AuditRecord, NetworkPolicy
 from atoll.drivers import registry
 from atoll.runtime.connections import Connections
@@ -110,12 +113,10 @@ async def _open(state_dir: Path | str | None, settings: Settings | None) -> Engi
     await loop_storage.mount(path)
     tasks = await BackgroundTasks.open()
     try:
-        engine = Engine(store, settings, tasks)
-        engine.begin_recovery()
+        return Engine(store, settings, tasks)
     except BaseException:
         await tasks.close()
         raise
-    return engine
 
 
 class SandboxKeywords(TypedDict, total=False):
@@ -163,10 +164,17 @@ class Engine:
         self._checkpoints = Checkpoints(store.state_dir, store.lookup)
         self.volumes = VolumeStore(store, self._layers, self._any_layers)
         self._lifecycle = Lifecycle(
-            store, self._layers, self._checkpoints, self._choose, self._any_layers, self._epoll_waiters, self.volumes
+            store,
+            self._layers,
+            self._checkpoints,
+            self._choose,
+            self._any_layers,
+            self._epoll_waiters,
+            self._live_commands,
+            self.volumes,
         )
         self.storage = loop_storage.LoopStorage(store.state_dir, self._layers, self._lifecycle.remove_unreferenced)
-        self.leases = SessionLeases(
+        self._leases = SessionLeases(
             store.state_dir,
             names=store.names,
             checkpoints=lambda: [record.checkpoint for record in self._checkpoints.all()],
@@ -185,8 +193,9 @@ class Engine:
             preview_address=settings.preview_address(),
         )
         self._recovery = Recovery(
-            store, self._lifecycle, self.leases, choose=self._choose, remove=self._connections.remove
+            store, self._lifecycle, self._leases, choose=self._choose, remove=self._connections.remove
         )
+        self._recovery.begin(tasks)
 
     # Imported and made when first used: a command in a sandbox that exists needs neither.
 
@@ -219,8 +228,15 @@ class Engine:
     def _warm_pools(self) -> WarmPools:
         return self._provisioner.warm_pools
 
+    # The connections are made after the lifecycle that asks for these.
+
     async def _epoll_waiters(self, manifest: Manifest) -> Sequence[SystemProcess]:
-        return await self._connections.epoll_waiters(manifest)  # which are made after the lifecycle that asks for this
+        return await self._connections.epoll_waiters(manifest)
+
+    def _live_commands(
+        self, manifest: Manifest, stream: ByteStream | None
+    ) -> AbstractAsyncContextManager[Sequence[ProcessInfo]]:
+        return self._connections.live_commands(manifest, stream)
 
     @property
     def state_dir(self) -> Path:
@@ -555,8 +571,8 @@ class Engine:
             with scope:
                 await pool.reap()
 
-        kept = partial(self.leases.kept, on_last_release=pool.sleep if sleeps else None)
-        have = self.leases.temporary if temporary else kept
+        kept = partial(self._leases.kept, on_last_release=pool.sleep if sleeps else None)
+        have = self._leases.temporary if temporary else kept
         async with have(session_id):
             self._tasks.start_soon(reap)
             try:
@@ -577,7 +593,7 @@ class Engine:
         sandbox = await self.get(name)
         async with self._connections.launches:
             await self._lifecycle.wake(sandbox.id, asked=True)
-        sandbox.forget_failure()
+        self._connections.forget_failure(sandbox.id)
         await sandbox.processes()  # The keeper resumes a paused one at the first request; a connection is not one.
         return sandbox
 
@@ -599,7 +615,7 @@ class Engine:
         await self._lifecycle.set_network(id, policy, indexes)
         if sandbox := self._connections.find(id):
             sandbox.info = sandbox.info.model_copy(update={"network": policy})
-            await sandbox.apply_policy()
+        await self._connections.egress_servers.apply_policy(id)
 
     async def audit(self, name: str) -> builtins.list[AuditRecord]:
         """The audit log of a sandbox's egress, the oldest record first, as far back as records are kept.
@@ -631,7 +647,7 @@ class Engine:
             SandboxNotFound: there is none of this name.
             InvalidRequest: the label is not allowed.
             CheckpointExists: another checkpoint of the sandbox has the label.
-            Unenforceable: it runs, and cannot be frozen here.
+            Unenforceable: something runs in it, and it cannot be frozen here. If nothing runs, it is restarted.
         """
         if label is not None:
             check_name(label, noun="a label for a checkpoint")
@@ -678,7 +694,7 @@ class Engine:
             dropped = await self._lifecycle.restore(sandbox.id, record)
         self._tasks.start_soon(self._remove_layer, dropped)
         await self._connections.disconnect(sandbox.id)
-        sandbox.forget_failure()
+        self._connections.forget_failure(sandbox.id)
         await sandbox.connect()
         return sandbox
 
@@ -903,13 +919,6 @@ class Engine:
             if not self._store.exists(wanted):
                 raise
             return wanted, None  # whichever name it has is freed
-
-    def begin_recovery(self) -> None:
-        """Finish or undo the interrupted operations of processes that died, in the background."""
-        self._recovery.finish_created()
-        if self._recovery.is_needed():
-            self._tasks.start_soon(self._recovery.recover)
-        self._recovery.watch_expiries(self._tasks)
 
     async def remove_abandoned(self) -> builtins.list[str]:
         """Remove abandoned sandboxes, those whose lifetime is over, ephemeral ones that have ended, and sessions whose

@@ -35,7 +35,8 @@ from atoll.contract.errors import (
     SandboxExists,
     UserNotFound,
 )
-from atoll.contract.model import Limits, RuntimeName, SandboxSpec, check_name
+from atoll.contract.model import Limits, RuntimeName, SandboxSpec
+from atoll.contract.names import check_name
 from atoll.contract.network import REGISTRIES, NetworkPolicy, PackageIndexes
 from atoll.runtime.connections import Connections
 from atoll.runtime.images import overlay

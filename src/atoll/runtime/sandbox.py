@@ -8,7 +8,6 @@ how a sandbox is created (`provisioning.py`), and which ones are open (`connecti
 
 from __future__ import annotations
 
-import posixpath
 import signal as signals
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
@@ -40,11 +39,19 @@ from atoll.contract.network import AuditRecord, NetworkPolicy
 from atoll.contract.protocol import Op, encode_text
 from atoll.runtime.guest import ports, process
 from atoll.runtime.guest.connection import GuestConnection
-from atoll.runtime.guest.exec_request import OUTPUT_LIMIT_BYTES, Environment, ExecRequest, shell_line
+from atoll.runtime.guest.exec_request import (
+    OUTPUT_LIMIT_BYTES,
+    Environment,
+    ExecRequest,
+    check_timeout,
+    shell_line,
+    start_directory,
+)
+from atoll.runtime.guest.flow import Failure, Sink
 from atoll.runtime.guest.live_text import TextCallback
 from atoll.runtime.guest.ports import Listener, PortConnection
 from atoll.runtime.guest.process import OomWatch, Process, to_bytes, to_result
-from atoll.runtime.guest.stream import Failure, Sink, Stream
+from atoll.runtime.guest.stream import Stream
 
 if TYPE_CHECKING:
     from atoll.runtime.archive.export import ArchiveFile
@@ -268,6 +275,7 @@ class Sandbox:
         keep: bool = True,
         channels: int = 0,
         start_timeout_s: float | None = None,
+        timeout_s: float | None = None,
     ) -> Process:
         """Start a command and return while it runs.
 
@@ -275,7 +283,9 @@ class Sandbox:
         this handle, this connection and this program, until it ends or is killed. `channels` is a number of extra
         two-way byte streams, at descriptors 3 and up of the process. If this is cancelled, nothing of the command runs.
         With `merge_stderr`, stderr is part of stdout. `start_timeout_s` is how long connecting (and waking, if the
-        sandbox sleeps) and starting may take together.
+        sandbox sleeps) and starting may take together. `timeout_s` is how long it may run: then it is killed with all
+        that it started, and reading its end raises `ExecTimeout`. That holds as long as the handle is open: a process
+        that is detached from has no limit.
 
         Raises:
             ExecTimeout: it did not start within `start_timeout_s`; nothing of it runs.
@@ -295,7 +305,9 @@ class Sandbox:
         )
         watch = OomWatch(self._oom_kills)
         environment = await self._command_environment()
+        check_timeout(timeout_s)
         started = await process.spawn(self._open, request, environment, watch, start_timeout_s=start_timeout_s)
+        started.set_time_limit(timeout_s)
         self._oom_watches[started.id] = watch
         if len(self._oom_watches) > _MAX_OOM_WATCHES:
             self._oom_watches.popitem(last=False)
@@ -361,10 +373,6 @@ class Sandbox:
     async def ps(self) -> list[SystemProcess]:
         """All processes in the sandbox."""
         return await process.list_system_processes(self._open, self.name)
-
-    async def epoll_waiters(self) -> list[SystemProcess]:
-        """The processes that have a TCP socket and may wait for it with `epoll`. Does not count as use."""
-        return await process.list_epoll_waiters(self._open, self.name)
 
     async def kill(self, process_id: int, signal: int = signals.SIGKILL, *, tree: bool = True) -> None:
         """Send a signal to a spawned process, with `tree` to every process that it started as well.
@@ -525,16 +533,6 @@ class Sandbox:
         """As `Engine.set_network`."""
         await self._owner.engine.set_network(self.name, policy)
 
-    async def apply_policy(self) -> None:
-        """Apply the policy in the manifest at once."""
-        if self._egress is not None:
-            await self._egress.apply_policy()
-
-    @property
-    def is_served_here(self) -> bool:
-        """Whether this process serves its egress."""
-        return self._egress is not None and self._egress.is_served
-
     async def audit(self) -> list[AuditRecord]:
         """As `Engine.audit`."""
         return await self._owner.engine.audit(self.name)
@@ -547,10 +545,10 @@ class Sandbox:
 
     async def aclose(self) -> None:
         """Disconnect and leave the sandbox as it is. The next call connects again."""
-        self.disconnect()
+        self._disconnect()
         await anyio.lowlevel.checkpoint()
 
-    def disconnect(self) -> None:
+    def _disconnect(self) -> None:
         """`aclose`, for a caller that cannot await."""
         if self._connection is not None:
             self._connection.close()
@@ -613,7 +611,7 @@ class Sandbox:
                 await self._egress.connected(connection, ports.listen_idle)
             return connection
 
-    def forget_failure(self) -> None:
+    def _forget_failure(self) -> None:
         """Forget the recorded failure: the sandbox has been restarted."""
         if self._failure is not None and self._failure.kind is not SandboxDied:
             self._failure = self._connection = None
@@ -656,8 +654,7 @@ class Sandbox:
         return self.info.user if user is None else user
 
     def _directory(self, cwd: str | None) -> str | None:
-        start = self.info.cwd
-        return cwd if start is None else posixpath.join(start, cwd or "")
+        return start_directory(self.info.cwd, cwd)
 
 
 def _stdin(stdin: bytes | str | None) -> bytes | bool:

@@ -22,7 +22,8 @@ import anyio
 
 from atoll.contract.errors import AtollError, InvalidRequest, SandboxExists, SandboxNotFound
 from atoll.contract.frozen import Frozen
-from atoll.contract.model import Limits, Mount, Status, is_name
+from atoll.contract.model import Limits, Mount, Status
+from atoll.contract.names import is_name
 from atoll.contract.network import NetworkPolicy
 from atoll.runtime.engine import CreateOptions, Engine, SandboxKeywords
 from atoll.runtime.images.contents import ImageContents

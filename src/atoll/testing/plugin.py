@@ -83,6 +83,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "core: also runs as an unprivileged user, with and without a range of user ids")
     config.addinivalue_line("markers", "rootless: runs as an unprivileged user only")
+    config.addinivalue_line("markers", "cancels: cancels a call, which a blocking one cannot be by another task")
     config.addinivalue_line("markers", "runtimes(*names): runs with these runtimes only; others would give the same")
 
 
@@ -100,6 +101,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _is_left_out(item: pytest.Item) -> bool:
     if os.geteuid() == 0 and item.get_closest_marker("rootless"):
+        return True
+    if item.config.getoption("atoll_face") == "sync" and item.get_closest_marker("cancels"):
         return True
     chosen = item.get_closest_marker("runtimes")
     callspec = getattr(item, "callspec", None)

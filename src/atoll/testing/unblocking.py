@@ -75,6 +75,10 @@ class _Call(AwaitableContext[Any]):
             self._made = await self
         return await self._made.__anext__()
 
+    async def aclose(self) -> None:
+        if self._made is not None:
+            await anyio.to_thread.run_sync(self._made._blocking.close)
+
 
 async def _in_thread(blocking: Callable[[], Any]) -> Any:
     return _unblocked(await anyio.to_thread.run_sync(blocking))

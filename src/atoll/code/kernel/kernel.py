@@ -42,15 +42,19 @@ class ToolError(Exception):
         self.type, self.message = type, message
 
 
-class Interrupted(KeyboardInterrupt):
+class ToolTimeout(ToolError, TimeoutError):
+    """A call took too long on the host."""
+
+
+class CellInterrupted(KeyboardInterrupt):
     """The time of the cell is over, or a person stopped it."""
 
     def __init__(self):
         super().__init__("the cell was interrupted")
 
 
-ToolError.__module__ = Interrupted.__module__ = "builtins"  # as the code sees them
-Interrupted.__qualname__ = Interrupted.__name__ = "KeyboardInterrupt"
+ToolError.__module__ = ToolTimeout.__module__ = CellInterrupted.__module__ = "builtins"  # as the code sees them
+CellInterrupted.__qualname__ = CellInterrupted.__name__ = "KeyboardInterrupt"
 
 
 # ------------------------------------------------------------------------------------------------------------- channel
@@ -86,7 +90,7 @@ class Channel:
             self.critical -= 1
         if self.interrupted and not self.critical:
             self.interrupted = False
-            raise Interrupted from None
+            raise CellInterrupted from None
 
     def wait(self, seconds):
         """Wait for bytes. False: none came."""
@@ -127,7 +131,7 @@ def _parsed(line):
 # --------------------------------------------------------------------------------------------------------------- tools
 
 
-class PendingCall:
+class AwaitableCall:
     """A call that waits for its result: the coroutine that a stub returns."""
 
     def __init__(self, calls, stub, arguments, where):
@@ -194,7 +198,7 @@ class Stub:
         self.__doc__ = spec.get("doc", "")
 
     def __call__(self, *args, **kwargs):
-        return PendingCall(self._calls, self, self._bound(args, kwargs), _line_of_cell(sys._getframe(1)))
+        return AwaitableCall(self._calls, self, self._bound(args, kwargs), _line_of_cell(sys._getframe(1)))
 
     def _bound(self, args, kwargs):
         if len(args) == 1 and not kwargs and isinstance(args[0], dict) and self._takes_dict(args[0]):
@@ -282,7 +286,8 @@ class Calls:
             self.pending.pop(number, None)
             reader()
         if "error" in value:
-            raise ToolError(value["error"].get("message", ""), value["error"].get("type", "ToolError"))
+            kind = value["error"].get("type", "ToolError")
+            raise (ToolTimeout if kind == "TimeoutError" else ToolError)(value["error"].get("message", ""), kind)
         return self.convert(value.get("value"), stub.returns)
 
     def take(self, message):
@@ -319,10 +324,24 @@ class Calls:
             return tuple(self.convert(each, one) for each, one in zip(value, type[1]))
         if kind == "dict" and isinstance(value, dict):
             return {key: self.convert(each, type[1]) for key, each in value.items()}
+        if kind == "union":
+            return self.convert(value, self._chosen(value, type[1]))
         if kind == "model" and isinstance(value, dict) and type[1] in self._models:
             cls, fields = self._models[type[1]]
             return cls(**{name: self.convert(value.get(name), one) for name, one in fields})
         return _scalar(kind, value)
+
+    def _chosen(self, value, types):
+        """Of the types of a union, the model that has just the fields of `value`."""
+        if not isinstance(value, dict):
+            return "any"
+        for one in types:
+            if one[0] == "model" and one[1] in self._models:
+                fields = self._models[one[1]][1]
+                required = {name for name, type in fields if type == "any" or type[0] != "optional"}
+                if required <= value.keys() <= {name for name, _ in fields}:
+                    return one
+        return "any"
 
 
 def _scalar(kind, value):
@@ -622,13 +641,16 @@ class Kernel:
             value = self._execute(message["code"], name)
             if value is not None:
                 self._show_value(value)
-            self._show_figures()
             del value
         except SystemExit as error:
             if error.code not in (None, 0):
                 done["error"] = {"type": "SystemExit", "message": str(error.code), "traceback": "", "line": None}
         except BaseException as error:
             done["error"] = self._describe(error)
+        try:
+            self._show_figures()
+        except BaseException as error:
+            done["error"] = done["error"] or self._describe(error)
         done["warnings"] = [
             f"{tool}(...){f' on line {line}' if line else ''} was not awaited, so it was not called: "
             f"write `await {tool}(...)`"
@@ -668,8 +690,8 @@ class Kernel:
     def _parse(self, code, name):
         try:
             return compile(code, name, "exec", _ONLY_AST | _AWAIT, True), code
-        except SyntaxError:
-            changed = self.rich.without_magics(code) if any(mark in code for mark in "%!?") else None
+        except SyntaxError as error:
+            changed = self.rich.without_magics(code, error) if any(mark in code for mark in "%!?") else None
             if changed is None:
                 raise
             return compile(changed, name, "exec", _ONLY_AST | _AWAIT, True), changed
@@ -679,18 +701,18 @@ class Kernel:
         self._task = loop.create_task(coroutine)
         try:
             loop.run_until_complete(self._task)
-        except Interrupted:
+        except CellInterrupted:
             if not self._task.done():  # it was raised in another task
                 self._task.cancel()
                 try:
                     loop.run_until_complete(self._task)
                 except BaseException as error:
-                    raise Interrupted().with_traceback(error.__traceback__) from None
+                    raise CellInterrupted().with_traceback(error.__traceback__) from None
             raise
         except sys.modules["asyncio"].CancelledError as error:
             if self.channel.interrupted:
                 self.channel.interrupted = False
-                raise Interrupted().with_traceback(error.__traceback__) from None
+                raise CellInterrupted().with_traceback(error.__traceback__) from None
             raise
         finally:
             self._task = None
@@ -704,7 +726,7 @@ class Kernel:
             return
         while frame is not None:
             if frame.f_code.co_filename.startswith("<cell "):
-                raise Interrupted
+                raise CellInterrupted
             frame = frame.f_back
         if self._task is not None:
             self.channel.interrupted = True
@@ -722,10 +744,14 @@ class Kernel:
         return self._rich
 
     def _show_value(self, value):
-        if isinstance(value, PendingCall):
+        if isinstance(value, AwaitableCall):
             return  # its warning says what to do
         builtins._ = value
         self.display(value, "value")
+
+    def show(self, *values, **options):
+        """`display` of the code."""
+        self.rich.show(*values, **options)
 
     def display(self, value, role="display"):
         """Send a value to the host in all forms that it has."""
@@ -917,6 +943,17 @@ def _help(*about):
     return pydoc.help(*about) if about else print("help(object) shows how to use it")
 
 
+class HookedImports:
+    """Lets `rich.py` have a module that shows things when the code imports it, and not before."""
+
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        return kernel.rich.hooked(name, path, target) if name in _HOOKED else None
+
+
+_HOOKED = ("matplotlib.pyplot", "IPython.core.display_functions", "IPython.core.display")
+
+
 def _no_kernel_here():
     """In a forked child: the channel is the parent's."""
     try:
@@ -943,7 +980,8 @@ def main(rest, rich_source):
     sys.stdin = _NoInput()
     builtins.input = _input
     builtins.help = _help
-    builtins.display = kernel.display
+    builtins.display = kernel.show
+    sys.meta_path.insert(0, HookedImports)
     builtins.ToolError = ToolError
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)

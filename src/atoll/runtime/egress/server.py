@@ -29,7 +29,7 @@ import anyio
 import anyio.abc
 
 from atoll.contract.errors import AtollError, PortRefused, SandboxError
-from atoll.contract.inside import EGRESS_PORT
+from atoll.contract.inside import EGRESS_PORT, PROXY_ENV
 from atoll.contract.model import SandboxSpec
 from atoll.drivers.locks import try_lock
 from atoll.runtime.egress.audit import AuditLog
@@ -52,14 +52,6 @@ _WATCH_INTERVAL_S = 1.0
 _LISTEN_TIMEOUT_S = 5.0
 _HANDOVER_TIMEOUT_S = 1.0
 """How long the previous server may still hold the port."""
-_URL = f"http://127.0.0.1:{EGRESS_PORT}"
-_NAMES = ("http_proxy", "https_proxy", "ftp_proxy", "all_proxy")
-# The same port serves SOCKS, but no variable says so: some HTTP clients refuse to start when all_proxy is a SOCKS URL
-# and they lack the package for it, even if they would never use it.
-_PROXY_ENV: Mapping[str, str] = {
-    **{name: _URL for each in _NAMES for name in (each, each.upper())},
-    **dict.fromkeys(("no_proxy", "NO_PROXY"), "localhost,127.0.0.1,::1"),
-}
 _log = logging.getLogger(__name__)
 
 
@@ -101,6 +93,18 @@ class EgressServers:
             self._watch_running = True
             self.tasks.start_soon(self._watch)
 
+    def serves(self, id: str) -> bool:
+        """Whether this process serves the egress of the sandbox with this id."""
+        return any(each.is_served for each in self._of(id))
+
+    async def apply_policy(self, id: str) -> None:
+        """Apply the policy in the manifest of a sandbox at once, if this process is connected to it."""
+        for each in self._of(id):
+            await each.apply_policy()
+
+    def _of(self, id: str) -> list[EgressServer]:
+        return [each for each in self._watched if each.id == id]
+
     async def _watch(self) -> None:
         while self._watched:
             await anyio.sleep(_WATCH_INTERVAL_S)
@@ -127,6 +131,8 @@ class EgressServer:
         refused_inside: bool = False,
     ) -> None:
         """`refused_inside`: the guest answers while no process serves the sandbox."""
+        self.id = directory.name
+        """The sandbox's id."""
         self.interceptor: Interceptor | None = None
         self._servers = egress_servers
         self._directory = directory
@@ -166,7 +172,7 @@ class EgressServer:
     def _make_env(self) -> Mapping[str, str]:
         if self._spec is None or not (self._has_policy or self._refused_inside):
             return {}
-        return {**_PROXY_ENV, **(self._spec.indexes.env if self._has_policy and self._spec.indexes else {})}
+        return {**PROXY_ENV, **(self._spec.indexes.env if self._has_policy and self._spec.indexes else {})}
 
     def reload_policy(self) -> bool:
         """Read the policy in the manifest, if that was written. Returns whether the policy has changed.

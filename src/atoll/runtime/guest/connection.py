@@ -1,8 +1,8 @@
 """One connection to a guest, with many streams on it.
 
-Owns the handshake, stream numbers, the send queue, and the end of the connection. A guest that breaks a rule fails the
-connection: every operation on it raises `GuestProtocolError`. Not here: what flows on a stream (`stream.py`), how
-frames are encoded (`frames.py`), and when to connect (`sandbox.py`). Used by `sandbox.py`, `connections.py` and
+Owns waiting for the handshake, the send queue, and the end of the connection. A guest that breaks a rule fails the
+connection: every operation on it raises `GuestProtocolError`. Not here: the rules of a connection (`link.py`), what
+flows on a stream (`stream.py`), and when to connect (`sandbox.py`). Used by `sandbox.py`, `connections.py` and
 `egress/`.
 
 It needs asyncio: what comes is read in the event loop's own callback (see `_receive_eagerly`).
@@ -11,31 +11,20 @@ It needs asyncio: what comes is read in the event loop's own callback (see `_rec
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
-from functools import cache
 from typing import Protocol
 
 import anyio
 from anyio.abc import ByteStream, SocketAttribute, UNIXSocketStream
 
-from atoll.contract.errors import GuestProtocolError, GuestUnresponsive, InvalidRequest, LaunchFailed, SandboxDied
-from atoll.contract.protocol import (
-    MAX_PAYLOAD,
-    PROTOCOL_VERSION,
-    Fields,
-    FrameType,
-    Op,
-    Tag,
-    decode_fields,
-    encode_fields,
-    encode_frame,
-)
-from atoll.runtime.guest.frames import FrameReader, decode_credit
-from atoll.runtime.guest.stream import WINDOW, Failure, Sink, Stream
+from atoll.contract.errors import LaunchFailed, SandboxDied
+from atoll.contract.protocol import FrameType, Op, encode_frame
+from atoll.runtime.guest.flow import WINDOW, Failure, Sink
+from atoll.runtime.guest.link import Link, encode_open
+from atoll.runtime.guest.stream import Stream
 
 HANDSHAKE_S = 30.0
 
@@ -43,10 +32,6 @@ _RECEIVE_BYTES = 512 * 1024
 _buffers: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, memoryview] = weakref.WeakKeyDictionary()
 _BATCH_BYTES = 256 * 1024
 _HIGH_WATER_BYTES = 1024 * 1024
-_MAX_EVENT_BYTES = 4096  # far above any real one; unread events are kept in memory
-_MAX_STREAM_NUMBER = 2**20 - 1  # the keeper uses the other bits itself
-_DATA = int(FrameType.DATA)
-_PING = encode_fields(((Tag.OP, Op.SIGNAL), (Tag.WINDOW, WINDOW), (Tag.PROC, 0), (Tag.SIGNAL, 0)))
 _CONNECTS = frozenset({Op.DIAL, Op.ACCEPT})  # nothing is sent before there is a connection
 
 
@@ -65,25 +50,25 @@ class OpenStream(Protocol):
     ) -> Stream: ...
 
 
-class GuestConnection:
+class GuestConnection(Link):
     """A connection to a guest, through its keeper. Many streams at once, none of which can block another.
 
     `handshake` comes first, then `run` in a task of its own; `open` may be called from then on. When `run` returns,
     `failure` says why.
     """
 
-    def __init__(self, stream: ByteStream, name: str, *, why_ended: Callable[[], str | None] = lambda: None) -> None:
-        """`why_ended` is asked when the other side has ended: what was done to the sandbox, if that is known."""
-        self.failure: Failure | None = None
-        self.heard = 0
-        """How often something has arrived."""
+    def __init__(
+        self,
+        stream: ByteStream,
+        name: str,
+        *,
+        is_ready: bool = False,
+        why_ended: Callable[[], str | None] = lambda: None,
+    ) -> None:
+        """`is_ready`: HELLO was received on the stream already."""
+        super().__init__(name, why_ended)
+        self.ready = is_ready
         self._stream = stream
-        self._name = name
-        self._why_ended = why_ended
-        self._reader = FrameReader()
-        self._ready = False
-        self._streams: dict[int, Stream] = {}
-        self._number = 0
         self._queue: deque[bytes | memoryview] = deque()
         self._queued_bytes = 0
         self._work = anyio.Event()
@@ -105,9 +90,9 @@ class GuestConnection:
         """
         try:
             with anyio.move_on_after(HANDSHAKE_S):
-                while not self._ready and self.failure is None:
+                while not self.ready and self.failure is None:
                     await self._receive()
-            if not self._ready:
+            if not self.ready:
                 self.fail(
                     Failure(
                         LaunchFailed, f"{self._name} did not start: the handshake timed out after {HANDSHAKE_S:g} s"
@@ -147,12 +132,9 @@ class GuestConnection:
         """End the connection for this reason. The first reason stays."""
         if self.failure is not None:
             return
-        self.failure = failure
         self._queue.clear()
         self._queued_bytes = 0
-        for stream in self._streams.values():
-            stream.on_failure()
-        self._streams.clear()
+        super().fail(failure)
         if self._room is not None:
             self._room.set()
         if self._scope is not None:
@@ -179,41 +161,20 @@ class GuestConnection:
             InvalidRequest: the fields do not fit into one frame.
             SandboxError: the connection has failed.
         """
-        payload = _operation(op, window) + fields
-        if len(payload) > MAX_PAYLOAD:
-            raise InvalidRequest(
-                f"the request takes {len(payload)} bytes; arguments, environment and paths together may take "
-                f"{MAX_PAYLOAD}. Write what is long to a file first, or send it through stdin"
-            )
+        payload = encode_open(op, fields, window)
         if self._queued_bytes > _HIGH_WATER_BYTES:
             await self.drained()
         if self.failure is not None:
             raise self.failure.error()
-        number = self._new_number()
+        number = self.new_number()
         stream = Stream(self, number, window, receive=receive, send=send, dedicated=dedicated, sink=sink)
-        self._streams[number] = stream
+        self.add(stream)
         frame = encode_frame(FrameType.OPEN, number, payload)
         if stream.sends and op not in _CONNECTS:
             self.post(frame)  # and so is sent together with the data that follows
         else:
             self.post_now(frame)
         return stream
-
-    def _new_number(self) -> int:
-        number = self._number
-        while True:
-            number = number % _MAX_STREAM_NUMBER + 1
-            if number not in self._streams:
-                break
-        self._number = number
-        return number
-
-    def ping(self) -> None:
-        """Ask the guest for an answer, after which `heard` is higher: a signal for a process that does not exist."""
-        if self.failure is None:
-            number = self._new_number()
-            self._streams[number] = Stream(self, number, WINDOW, receive=(), send=(), dedicated=(), sink=None)
-            self.post_now(encode_frame(FrameType.OPEN, number, _PING))
 
     def post(self, *parts: bytes | memoryview) -> None:
         """Queue whole frames to be sent, in order. Once queued they are sent, even if the caller is cancelled."""
@@ -275,9 +236,9 @@ class GuestConnection:
         try:
             chunk = await self._stream.receive(_RECEIVE_BYTES)
         except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
-            self._lose()
+            self.lose()
         else:
-            self._take(chunk)
+            self.take(chunk)
 
     async def _receive_eagerly(self, connection: socket.socket, loop: asyncio.AbstractEventLoop) -> None:
         """Read in the event loop's own callback, until `fail` ends it.
@@ -298,89 +259,12 @@ class GuestConnection:
             except OSError:
                 size = 0
             if size:
-                self._take(buffer[:size])
+                self.take(buffer[:size])
             else:
-                self._lose()
+                self.lose()
 
         loop.add_reader(connection.fileno(), on_readable)
         try:
             await anyio.sleep_forever()
         finally:
             loop.remove_reader(connection.fileno())
-
-    def _take(self, chunk: bytes | memoryview) -> None:
-        self.heard += 1
-        try:
-            for frame in self._reader.feed(chunk):
-                self._dispatch(*frame)
-        except GuestProtocolError as violation:
-            self.fail(Failure(GuestProtocolError, violation.message))
-
-    def _lose(self) -> None:
-        lost = f"connection lost to {self._name}; if it still runs, the next call connects again"
-        self.fail(self._explained(Failure(SandboxDied, lost)))
-
-    def _explained(self, failure: Failure) -> Failure:
-        """With what was done to the sandbox as its reason, instead of how its processes ended."""
-        why = self._why_ended() if failure.kind is SandboxDied else None
-        return failure if why is None else Failure(SandboxDied, f"{self._name} {why}")
-
-    def _dispatch(self, kind: int, channel: int, number: int, payload: bytes) -> None:
-        if number and self._ready:
-            stream = self._streams.get(number)
-            if stream is None:
-                if self.failure is not None:
-                    return
-                raise GuestProtocolError(
-                    f"the guest sent a frame of type {kind} for stream {number}, which is not open"
-                )
-            if kind == _DATA:
-                stream.on_data(channel, payload)
-            elif kind == FrameType.CREDIT:
-                stream.on_credit(channel, decode_credit(payload))
-            elif kind == FrameType.EOF:
-                stream.on_eof(channel)
-            elif kind == FrameType.EVENT:
-                if len(payload) > _MAX_EVENT_BYTES:
-                    raise GuestProtocolError(f"the guest sent an event of {len(payload)} bytes")
-                stream.on_event(decode_fields(payload))
-            elif kind == FrameType.END:
-                result = decode_fields(payload)
-                del self._streams[number]
-                stream.on_end(result)
-            return
-        if kind == FrameType.GONE:
-            self.fail(self._explained(_gone(decode_fields(payload), self._name)))
-        elif kind == FrameType.HELLO and not self._ready:
-            version = decode_fields(payload).integer(Tag.VERSION)
-            if version != PROTOCOL_VERSION:
-                raise GuestProtocolError(f"the guest speaks version {version} of the protocol, not {PROTOCOL_VERSION}")
-            self._ready = True
-        elif kind == FrameType.FAILED and not self._ready:
-            fields = decode_fields(payload)
-            reason = fields.text(Tag.MESSAGE, 8192).strip() or os.strerror(fields.within(Tag.ERRNO, 1, 4095))
-            self.fail(Failure(LaunchFailed, f"{self._name} did not start: {reason}"))
-        else:
-            raise GuestProtocolError(f"the guest sent a frame of type {kind}, which is not allowed here")
-
-
-@cache
-def _operation(op: Op, window: int) -> bytes:
-    """The fields that every OPEN of an operation begins with. A process uses few windows."""
-    return encode_fields(((Tag.OP, op), (Tag.WINDOW, window)))
-
-
-def _gone(fields: Fields, name: str) -> Failure:
-    message = fields.text(Tag.MESSAGE).strip()
-    if message.startswith("protocol:"):
-        return Failure(GuestProtocolError, f"{name} broke the protocol and was ended: {message[9:].strip()}")
-    if message.startswith("stalled:"):
-        return Failure(
-            GuestUnresponsive,
-            f"{name} does not answer: {message[8:].strip()}; try again later, or destroy it",
-        )
-    if not message and Tag.SIGNAL in fields:
-        message = f"its first process was ended by signal {fields.integer(Tag.SIGNAL)}"
-    elif not message and Tag.EXIT_CODE in fields:
-        message = f"its first process exited with status {fields.integer(Tag.EXIT_CODE)}"
-    return Failure(SandboxDied, f"{name} has ended: {message or 'no reason was given'}")

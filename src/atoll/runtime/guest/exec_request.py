@@ -4,15 +4,17 @@ Owns `ExecRequest`, the one object from the public methods to the guest, and the
 sandbox gets. Not here: running it (`process.py`). Used by `sandbox.py` and `process.py`.
 """
 
-from __future__ import annotations
+# Without `from __future__ import annotations`: the fields of a `NamedTuple` would be text that has to be compiled, and
+# the first time that takes 1 ms.
 
 import math
+import posixpath
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from atoll.contract.errors import InvalidRequest
 from atoll.contract.inside import DEFAULT_PATH, USER_PATH
-from atoll.contract.model import check_env
+from atoll.contract.names import check_env
 from atoll.contract.protocol import FIRST_CHANNEL, MAX_CHANNELS, Tag, encode_fields, encode_text
 from atoll.runtime.guest.frames import name_user
 
@@ -40,6 +42,11 @@ _FROM_CHANNEL = (
 def shell_line(arguments: str) -> str:
     """A shell line that becomes bash with these arguments, or sh where the image has no bash."""
     return f"if command -v bash >/dev/null 2>&1; then exec bash {arguments}; else exec sh {arguments}; fi"
+
+
+def start_directory(start: str | None, cwd: str | None) -> str | None:
+    """Where a command that asks for `cwd` begins, in a sandbox with the directory `start`. None: the user's home."""
+    return cwd if start is None else posixpath.join(start, cwd or "")
 
 
 class Environment:
@@ -70,12 +77,11 @@ def _encode_env(env: Mapping[str, str]) -> bytes:
     return encode_fields((Tag.ENV, f"{key}={value}") for key, value in env.items())
 
 
-@dataclass(frozen=True, slots=True)
-class ExecRequest:
+class ExecRequest(NamedTuple):
     """A command to be run or started: the one object from the public methods of `Sandbox` to the guest.
 
     A new option is a field here with its tag in `encode`, and a keyword of the public methods that offer it; nothing in
-    between names options one by one. `docs/architecture.md`, section 6, lists every place. Not a pydantic model: it is
+    between names options one by one. `docs/architecture.md`, section 6, lists every place. Not a model: it is
     made for every command, whose overhead is counted in microseconds, and `encode` checks it.
     """
 

@@ -1,9 +1,9 @@
 """Commands in a sandbox: the run to the end, the collected output, and the handle of a running process.
 
-Owns the operations SPAWN, ATTACH, SIGNAL, PROCS and PS of the protocol, what END of a process means, the
-time limit of a command, and how much output is kept. No exit code is invented here: a command whose end the guest did
-not report raises. Not here: what is asked for (`exec_request.py`), connections (`connection.py`, `stream.py`) and which
-sandbox a command runs in (`sandbox.py`). Used by `sandbox.py`, `connections.py` and `surfaces/cli/`.
+Owns the operations SPAWN, ATTACH, SIGNAL, PROCS and PS of the protocol, the time limit of a command, and how much
+output is kept. Not here: what is asked for (`exec_request.py`), what its END means (`process_end.py`), connections
+(`connection.py`, `stream.py`) and which sandbox a command runs in (`sandbox.py`). Used by `sandbox.py`,
+`connections.py` and `surfaces/cli/`.
 """
 
 from __future__ import annotations
@@ -22,16 +22,13 @@ import anyio.lowlevel
 from anyio.abc import ByteSendStream, ByteStream
 
 from atoll.contract.errors import (
-    FILE_ERRORS,
     AtollError,
     ExecTimeout,
     GuestProtocolError,
-    GuestUnresponsive,
     InvalidRequest,
     ProcessNotFound,
     SandboxDied,
     SandboxError,
-    UserNotFound,
 )
 from atoll.contract.model import (
     ExecBytes,
@@ -51,12 +48,13 @@ from atoll.contract.protocol import (
     EventKind,
     Fields,
     Op,
-    Problem,
     Tag,
     encode_fields,
+    encode_text,
 )
 from atoll.runtime.guest.connection import OpenStream
 from atoll.runtime.guest.exec_request import (
+    OUTPUT_LIMIT_BYTES,
     Environment,
     ExecRequest,
     check_signal,
@@ -64,16 +62,22 @@ from atoll.runtime.guest.exec_request import (
     check_timeout,
 )
 from atoll.runtime.guest.live_text import LineSplitter
+from atoll.runtime.guest.process_end import (
+    KILL_S,
+    KILL_TREE,
+    decode_end,
+    encode_tree_kill,
+    not_started,
+    start_unanswered,
+    timed_out,
+)
 from atoll.runtime.guest.stream import ChannelStream, ResultLimit, SilenceWatch, Stream
 
-KILL_S = 10.0
-"""How long a killed command may take to end."""
 MAX_PROCESSES = 1_000_000
 """Processes that one call lists."""
 
 STDOUT, STDERR = 1, 2
 _NAMES: dict[int, Literal["stdout", "stderr"]] = {STDOUT: "stdout", STDERR: "stderr"}
-_KILL_TREE = ((Tag.ACTION, Action.SIGNAL), (Tag.SIGNAL, signals.SIGKILL), (Tag.TREE, 1))
 _Parsed = TypeVar("_Parsed")
 
 
@@ -139,55 +143,25 @@ class TimeLimit:
             self.expired = True
             if self._on_expiry is not None:
                 self._on_expiry()
-            self._stream.control(*_KILL_TREE)
+            self._stream.control(*KILL_TREE)
             self._silence = SilenceWatch(self._stream).__enter__()
 
     def error(self, result: ExecResult) -> ExecTimeout:
         """The error of a command that was killed, with its output until then."""
-        return ExecTimeout(
-            f"the command timed out after {self.timeout_s:g} s; it and all that it started have been killed", result
-        )
+        return timed_out(self.timeout_s or 0, result)
 
 
 def read_end(result: Fields, request: ExecRequest) -> tuple[Exited, bool]:
-    """How a process ended, and whether the host had asked for it.
-
-    Raises:
-        InvalidRequest: the request was wrong.
-        UserNotFound: there is no such user.
-        FileError: the working directory cannot be used.
-        SandboxError: how it ended is not known.
-        GuestProtocolError: END is malformed.
-    """
-    if problem := result.problem():
-        raise _start_error(problem, request)
-    signal = result.within(Tag.SIGNAL, 1, 64) if Tag.SIGNAL in result else None
+    """How a process ended, and whether the host had asked for it. Raises what `decode_end` raises."""
+    end = decode_end(result, request)
     exited = Exited(
-        exit_code=128 + signal if signal is not None else result.within(Tag.EXIT_CODE, 0, 255),
-        signal=signal,
-        duration_s=result.count(Tag.DURATION_US) / 1e6,
-        stdout_total=result.count(Tag.OUT_TOTAL),
-        stderr_total=result.count(Tag.ERR_TOTAL),
+        exit_code=end.exit_code,
+        signal=end.signal,
+        duration_s=end.duration_s,
+        stdout_total=end.stdout_total,
+        stderr_total=end.stderr_total,
     )
-    return exited, result.flag(Tag.KILLED)
-
-
-def _start_error(problem: Problem, request: ExecRequest) -> AtollError:
-    command, cwd, user = request.command, request.cwd, request.user
-    what = command if isinstance(command, str) else " ".join(command)
-    what = what if len(what) <= 80 else what[:77] + "..."
-    number = problem.number
-    if number == errno.ECHILD:
-        return SandboxError(f"{what!r} was lost: its supervisor was killed, so how it ended is not known")
-    if number == errno.ECANCELED:
-        return SandboxError(f"{what!r} was cancelled before it ended, so how it ended is not known")
-    if problem.no_such_user:
-        return UserNotFound(user)
-    if number in FILE_ERRORS and cwd is not None:
-        return FILE_ERRORS[number](f"{cwd}: cannot be the working directory: {problem.words}", number=number, path=cwd)
-    if number == errno.EINVAL:
-        return InvalidRequest(f"{what!r} cannot be started as {user!r}: {problem.reason}")
-    return SandboxError(f"{what!r} could not be started: {problem.reason}")
+    return exited, end.killed
 
 
 # ------------------------------------------------------------------------------------------------------ output
@@ -341,14 +315,14 @@ async def wait_tree_exit(opener: OpenStream, stream: Stream) -> None:
 
     END reports the main process alone. An order to kill the tree is answered when the tree is empty.
     """
-    if stream.result is None or Tag.PROC not in stream.result:
+    if stream.result is None:
         return
     with anyio.move_on_after(KILL_S, shield=True), contextlib.suppress(SandboxError):
         with stream.fail_on_violation():
-            process_id = stream.result.integer(Tag.PROC)
-        order = encode_fields(((Tag.PROC, process_id), (Tag.SIGNAL, signals.SIGKILL), (Tag.TREE, 1)))
-        async with await opener(Op.SIGNAL, order, receive=()) as answer:
-            await answer.ended()
+            order = encode_tree_kill(stream.result)
+        if order is not None:
+            async with await opener(Op.SIGNAL, order, receive=()) as answer:
+                await answer.ended()
 
 
 async def _feed(stream: Stream, data: bytes, channel: int = 0) -> None:
@@ -428,20 +402,13 @@ async def spawn(
             await _kill_started(opener, stream)
         raise
     if stream is not None and not await _kill_started(opener, stream):
-        raise GuestUnresponsive(
-            f"the sandbox does not answer: the command had not started after {start_timeout_s:g} s, and an order to "
-            "kill it was not answered"
-        )
-    killed = Exited(
-        exit_code=128 + signals.SIGKILL, signal=signals.SIGKILL, duration_s=0, stdout_total=0, stderr_total=0
-    )
-    message = f"the command timed out after {start_timeout_s:g} s, before it had started"
-    raise ExecTimeout(message, to_result(killed, Collector(0), Collector(0), timed_out=True))
+        raise start_unanswered(start_timeout_s or 0)
+    raise not_started(start_timeout_s or 0)
 
 
 async def _kill_started(opener: OpenStream, stream: Stream) -> bool:
     """Kill a command whose start was not reported yet. False: its end is not known."""
-    stream.control(*_KILL_TREE)
+    stream.control(*KILL_TREE)
     await stream.abandon()
     await wait_tree_exit(opener, stream)
     return stream.result is not None
@@ -670,6 +637,7 @@ class Process:
         self._exit_returned = False
         self._detached = False
         self._killed = False
+        self._limit: TimeLimit | None = None
         self._channels = [
             ChannelStream(stream, receive=FIRST_CHANNEL + i, send=FIRST_CHANNEL + i) for i in range(request.channels)
         ]
@@ -695,6 +663,7 @@ class Process:
         Raises:
             SandboxDied, GuestProtocolError: the sandbox is gone. What was read before may be incomplete.
             SandboxError: how the process ended is not known.
+            ExecTimeout: it was killed because its time was over (`spawn(timeout_s=…)`), in place of `Exited`.
             anyio.ClosedResourceError: it was detached from.
         """
         with self._stream.fail_on_violation():
@@ -702,6 +671,7 @@ class Process:
                 event = await self._next()
                 if event is not None:
                     self._exit_returned = isinstance(event, Exited)
+                    await self._require_in_time()
                     return event
         raise StopAsyncIteration
 
@@ -729,12 +699,52 @@ class Process:
         Raises:
             SandboxDied, GuestProtocolError: the sandbox is gone.
             SandboxError: how the process ended is not known.
+            ExecTimeout: it was killed because its time was over (`spawn(timeout_s=…)`).
             anyio.ClosedResourceError: it was detached from.
         """
         with self._stream.fail_on_violation():
             while self._exited is None:
                 await self._next()
+        await self._require_in_time()
         return self._exited
+
+    async def communicate(
+        self, stdin: bytes | str | None = None, *, output_limit_bytes: int = OUTPUT_LIMIT_BYTES
+    ) -> ExecResult:
+        """Send `stdin` and close it, read all output from here on, and wait for the end: what `Sandbox.exec` returns.
+
+        Output is kept up to `output_limit_bytes` of each stream, head and tail. A `Gap` in it is not shown.
+
+        Raises:
+            InvalidRequest: `stdin` is given, and it was started, or attached to, without one.
+            ExecTimeout: its time was over (`spawn(timeout_s=…)`); `result` holds the output until then.
+            and what `wait` raises.
+        """
+        text = encode_text(stdin, "stdin") if isinstance(stdin, str) else stdin
+        if text is not None and not self.takes_input:
+            _ = self.stdin  # raises
+        collectors = {"stdout": Collector(output_limit_bytes), "stderr": Collector(output_limit_bytes)}
+        failure: AtollError | None = None
+
+        async def feed() -> None:
+            with contextlib.suppress(AtollError):  # what is wrong, the reader is told too
+                await _feed(self._stream, text or b"")
+
+        async with anyio.create_task_group() as group:
+            if self.takes_input:
+                group.start_soon(feed)
+            try:
+                async for event in self:
+                    if isinstance(event, Output):
+                        collectors[event.stream].add(event.data)
+            except AtollError as error:
+                failure = error
+            group.cancel_scope.cancel()
+        if self._limit is not None and self._limit.expired and self._exited is not None:
+            raise self._limit.error(to_result(self._exited, *collectors.values(), timed_out=True))
+        if failure is not None:
+            raise failure
+        return to_result(await self.wait(), *collectors.values())
 
     def channel(self, i: int) -> ByteStream:
         """Extra channel `i`: what the process finds at descriptor 3+i.
@@ -778,6 +788,24 @@ class Process:
         """
         return TimeLimit(self._stream, timeout_s, self._mark_killed, elapsed_s=elapsed_s)
 
+    def set_time_limit(self, timeout_s: float | None) -> None:
+        """From now on, kill it if it has not ended after so long, as long as this handle is open. None: no limit.
+
+        Raises:
+            InvalidRequest: the time is not above 0.
+        """
+        self._end_limit()
+        self._limit = None if timeout_s is None else self.time_limit(timeout_s).__enter__()
+
+    def _end_limit(self) -> None:
+        if self._limit is not None:
+            self._limit.__exit__()
+
+    async def _require_in_time(self) -> None:
+        if self._limit is not None and self._limit.expired and self._exited is not None:
+            await wait_tree_exit(self._opener, self._stream)
+            raise self._limit.error(to_result(self._exited, Collector(0), Collector(0), timed_out=True))
+
     def _mark_killed(self) -> None:
         self._killed = True
 
@@ -801,12 +829,14 @@ class Process:
         """
         if not self._request.keep:
             raise InvalidRequest("the process was spawned with keep=False and cannot outlive this handle; kill it")
+        self._end_limit()
         if self._exited is None:
             self._detached = True
             await self._stream.abandon()
 
     async def aclose(self) -> None:
         """Detach if it is kept, else kill it with all that it started and wait until it has ended, at most 10 s."""
+        self._end_limit()
         if self._request.keep:
             await self.detach()
         elif self._exited is None:
@@ -849,6 +879,7 @@ class Process:
         if not killed and not self._killed and self._watch.caused(exited):
             exited = exited.model_copy(update={"out_of_memory": True})
         self._exited = exited
+        self._end_limit()
         return exited
 
     def _gap(self, event: Fields) -> Gap | None:

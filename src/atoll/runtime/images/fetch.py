@@ -32,7 +32,7 @@ from anyio import from_thread, to_thread
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from atoll.contract.errors import ImageUnavailable, InvalidRequest
-from atoll.contract.model import check_env
+from atoll.contract.names import check_env
 from atoll.settings import program_environment
 
 ProgressCallback = Callable[[str, int, int | None], None]

@@ -142,6 +142,13 @@ class Recovery:
             with contextlib.suppress(AtollError):
                 await self._lifecycle.reconcile(id)
 
+    def begin(self, tasks: BackgroundTasks) -> None:
+        """Finish or undo what processes that died have interrupted, and remove what expires, in the background."""
+        self.finish_created()
+        if self.is_needed():
+            tasks.start_soon(self.recover)
+        self.watch_expiries(tasks)
+
     async def recover(self) -> None:
         """Remove and reconcile all that was interrupted, then remove unreferenced layers.
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal
 
 from atoll.contract.errors import InvalidRequest, SandboxError
 from atoll.contract.frozen import Field, Frozen
-from atoll.contract.model import check_env
+from atoll.contract.names import check_env
 from atoll.runtime.secrets import ca_bundle
 from atoll.runtime.secrets.authority import Authority
 from atoll.settings import SHORTEST_KEY

@@ -39,17 +39,18 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from atoll.contract.errors import InvalidRequest, SandboxDied, SandboxError, SandboxExists, SandboxNotFound
-from atoll.contract.model import RuntimeName, SandboxSpec, check_name, is_name
+from atoll.contract.model import RuntimeName, SandboxSpec
+from atoll.contract.names import check_name, is_name
 from atoll.drivers.keeper_client import milliseconds
 from atoll.drivers.locks import is_held, lock_timeout, lock_within, open_lock, try_lock
 from atoll.runtime.state.layers import ResolvedSpec
 from atoll.runtime.state.records import StoredRecord, read_record, remove_record, write_record, write_record_early
+from atoll.runtime.state.running import MANIFEST_VERSION, SANDBOX_ID
 
 ID_BASE, ID_STEP, ID_SLOTS = 0x1000_0000, 0x1_0000, 28_000
 """Host user ids of sandboxes: far above people and services, below 2**31."""
 IMPORTED_IDS = ID_BASE - 2 * ID_STEP
 """The owner of the files of imported layers: an id that neither a sandbox nor a file of the machine has."""
-_ID = re.compile(r"atoll-[0-9a-f]{16}")
 _IN_PROGRESS = re.compile(r"(atoll|cp|layer)-[0-9a-f]+")
 _GROUP = re.compile(r"[0-9a-f]{16}")
 _BEFORE_FIRST_USE = {"images", "storage.img", "storage.json", "storage.lock", "lost+found"}
@@ -62,7 +63,7 @@ _WORK_TIMEOUT_S = 600
 class Manifest(ResolvedSpec, StoredRecord):
     """A sandbox's record on disk: all that is needed to start it again."""
 
-    VERSION = 5
+    VERSION = MANIFEST_VERSION
     id: str
     spec: SandboxSpec
     runtime: RuntimeName
@@ -139,7 +140,7 @@ class StateStore:
             directory.mkdir(mode=0o700, exist_ok=True)
             _narrow(directory)
 
-    def _entries(self, name: str, pattern: re.Pattern[str] = _ID) -> list[str]:
+    def _entries(self, name: str, pattern: re.Pattern[str] = SANDBOX_ID) -> list[str]:
         """The entries of a directory of the state directory that are ours. Others mean nothing, and stay."""
         return [entry for entry in os.listdir(self.state_dir / name) if pattern.fullmatch(entry)]
 
@@ -175,7 +176,7 @@ class StateStore:
             raise SandboxNotFound(name, self.names()) from None
         except OSError:
             id = ""
-        if not _ID.fullmatch(id):  # it becomes part of paths
+        if not SANDBOX_ID.fullmatch(id):  # it becomes part of paths
             problem = "its entry is not a symlink to the id of a sandbox"
             message = f"the name {name!r} cannot be resolved: {problem}; destroy it to free the name"
             raise SandboxError(message, hint=str(entry), reason="malformed", problem=problem)
@@ -189,7 +190,7 @@ class StateStore:
 
     def exists(self, id: str) -> bool:
         """Whether there is a sandbox with this id, whatever can be read of it."""
-        return bool(_ID.fullmatch(id)) and os.path.lexists(self.directory(id))
+        return bool(SANDBOX_ID.fullmatch(id)) and os.path.lexists(self.directory(id))
 
     def name_taken(self, name: str) -> bool:
         return os.path.lexists(self.state_dir / "names" / name)
@@ -210,7 +211,7 @@ class StateStore:
                 except OSError:
                     id = ""
                 if id not in expired:
-                    yield name, id if _ID.fullmatch(id) else ""
+                    yield name, id if SANDBOX_ID.fullmatch(id) else ""
 
     def names(self) -> list[str]:
         return sorted(name for name in os.listdir(self.state_dir / "names") if is_name(name))
@@ -413,7 +414,7 @@ class StateStore:
     def warm(self, key: str) -> list[str]:
         """The ids of the warm sandboxes with this key, some of which may have ended."""
         names = (name.partition(".") for name in os.listdir(self.state_dir / "warm"))
-        return [id for its_key, _, id in names if its_key == key and _ID.fullmatch(id)]
+        return [id for its_key, _, id in names if its_key == key and SANDBOX_ID.fullmatch(id)]
 
     @contextlib.contextmanager
     def claim(self, key: str, wanted: Callable[[Manifest | None], bool]) -> Iterator[Claimed | None]:

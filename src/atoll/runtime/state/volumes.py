@@ -26,7 +26,8 @@ import anyio
 
 from atoll.contract.driver import LayerStore
 from atoll.contract.errors import InvalidRequest, SandboxError, VolumeExists, VolumeNotFound
-from atoll.contract.model import Volume, check_name, is_name
+from atoll.contract.model import Volume
+from atoll.contract.names import check_name, is_name
 from atoll.drivers import storage
 from atoll.drivers.keeper_command import MOUNT_IDS, KeeperCommand
 from atoll.drivers.locks import locked

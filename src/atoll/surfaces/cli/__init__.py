@@ -9,10 +9,12 @@
 | `options.py`, `values.py` | arguments that several commands share; parsers of values |
 | `sandbox_options.py` | the options that describe a sandbox |
 | `streaming.py` | a command's streams, for `run`, `exec`, `shell`, `wait` and `logs` |
+| `direct_exec.py` | the same for most calls of `exec`, without an engine |
 | `cells.py`, `repl.py` | code that a kernel runs (`run --code`, `exec --code`); the prompt of `python` |
 | `usage_table.py` | the table of `top` |
 | `conversation.py`, `transcript.py` | the turns of `agent`, and how they are shown |
-| `render.py`, `terminal.py` | output; this process's streams, signals and terminal modes |
+| `render.py` | output |
+| `descriptors.py`, `terminal.py` | this process's standard streams; waiting for them, signals, terminal modes |
 
 Exit statuses: that of the command for `run`, `exec`, `shell` and `wait`, and for these 124 after a time-out and 125
 after an Atoll error. 2 for wrong input, whether it is found before the work begins or by the engine, 1 for any other
@@ -83,26 +85,26 @@ def program() -> NoReturn:
 
 
 def finish(work: Coroutine[Any, Any, int], *, as_json: bool, failed: int) -> int:
-    """Run a command's work and return its exit status, as `translated`."""
+    """`report`, of a command's work in an event loop."""
     from atoll.surfaces.cli import terminal
 
-    return translated(lambda: terminal.run(lambda: work), as_json=as_json, failed=failed)
+    return report(lambda: terminal.run(lambda: work), as_json=as_json, failed=failed)
 
 
-def translated(run: Callable[[], int], *, as_json: bool, failed: int = FAILED) -> int:
-    """Call `run` and return its exit status; print an error and return `failed`, 2 if the input was wrong, or 124 after
-    a time-out.
+def report(work: Callable[[], int], *, as_json: bool, failed: int) -> int:
+    """Do a command's work and return its exit status; print an error and return `failed`, 2 if the input was wrong, or
+    124 after a time-out.
 
     Every error of Atoll becomes a message and a status here. An exception that is neither an `AtollError` nor an
     `OSError` of the machine is a bug and is raised.
     """
-    from atoll.surfaces.cli import terminal
+    from atoll.surfaces.cli.descriptors import OutputClosed
 
     gc.freeze()
     gc.enable()
     try:
         try:
-            return run()
+            return work()
         except BrokenPipeError:
             raise
         except ExecTimeout as error:
@@ -119,7 +121,7 @@ def translated(run: Callable[[], int], *, as_json: bool, failed: int = FAILED) -
                 raise
             render.failure(error, as_json=as_json)
             return failed
-    except (terminal.OutputClosed, BrokenPipeError):
+    except (OutputClosed, BrokenPipeError):
         return _broken_pipe_status()
 
 

@@ -11,11 +11,9 @@ Imports nothing heavy, because `atoll --help` imports it.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
 from functools import cache
-from pathlib import Path
 from types import CoroutineType
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -24,6 +22,8 @@ from atoll.surfaces.cli import FAILED, finish, render
 from atoll.surfaces.cli.grammar import Option, Parameter, Parser, UsageError, parameters_of, similar
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from atoll.runtime.engine import Engine
     from atoll.settings import Settings
     from atoll.surfaces.cli.sandbox_options import SandboxOptions
@@ -35,7 +35,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 def app_options(
     state_dir: Annotated[
-        Path | None,
+        str | None,
         Option(
             "--state-dir",
             metavar="DIR",
@@ -66,7 +66,7 @@ class CommandContext:
         self._command = command
         self.command_path: str = f"{parent.command_path} {command.name}" if parent is not None else command.name
         self.as_json: bool = parent.as_json if parent is not None else False
-        self.state_dir: Path | None = parent.state_dir if parent is not None else None
+        self.state_dir: str | None = parent.state_dir if parent is not None else None
         """None: the default of the engine."""
         self.resources: dict[str, Any] = {}
         """The values of the resource options that the command takes."""
@@ -77,7 +77,7 @@ class CommandContext:
         """Note the options of the app, and return the other values."""
         rest = {name: value for name, value in values.items() if name not in app_parameters()}
         self.as_json = self.as_json or values["as_json"]
-        self.state_dir = values["state_dir"] or self.state_dir
+        self.state_dir = self.state_dir if values["state_dir"] is None else values["state_dir"]
         return rest
 
     def sandbox_options(self) -> SandboxOptions:
@@ -92,9 +92,11 @@ class CommandContext:
 
     def resolved_state_dir(self) -> Path:
         """The state directory, for what needs no engine. It may not exist."""
+        from pathlib import Path
+
         from atoll.settings import Settings
 
-        return self.state_dir or Settings.from_environment().resolve_state_dir()
+        return Path(self.state_dir or Settings.from_environment().resolve_state_dir())
 
     def open_engine(self, settings: Settings | None = None) -> AbstractAsyncContextManager[Engine]:
         from atoll.runtime.engine import open as open_engine
@@ -143,6 +145,8 @@ class AtollCommand:
         """All of them, those with `has_json` false included."""
         common = dict(app_parameters())
         if self.json_help is not None:
+            import copy
+
             common["as_json"] = copy.copy(common["as_json"])
             common["as_json"].help = self.json_help
         resources = [_resource_parameters()[each] for each in self.resources]

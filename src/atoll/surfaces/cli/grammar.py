@@ -12,17 +12,17 @@ that `atoll exec` does. So this imports nothing heavy, and reads only the declar
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NoReturn, get_args, get_origin
 
 HELP = ("-h", "--help")
-_TYPES: Mapping[Any, tuple[Callable[[str], Any], str]] = {
-    str: (str, "text"),
-    Path: (Path, "a path"),
-    int: (int, "a whole number"),
-    float: (float, "a number"),
+_WANTED: Mapping[str, str] = {
+    "str": "text",
+    "Path": "a path",
+    "int": "a whole number",
+    "float": "a number",
 }
+"""What a word has to be for a parameter of this type."""
 
 
 class UsageError(Exception):
@@ -105,11 +105,11 @@ class Parameter:
 
     def _parse_word(self, word: str, command_path: str) -> Any:
         parser = self.declared.parser if isinstance(self.declared, Option) else None
-        convert, wanted = _TYPES[get_args(self.type)[0] if self.is_list else self.type]
+        convert = get_args(self.type)[0] if self.is_list else self.type
         try:
             return parser(word) if parser is not None else convert(word)
         except ValueError as error:
-            reason = f"{error}" if parser is not None else f"{word!r} is not {wanted}"
+            reason = f"{error}" if parser is not None else f"{word!r} is not {_WANTED[convert.__name__]}"
             raise UsageError(f"Invalid value for {self.title}: {reason}", command_path) from None
 
 

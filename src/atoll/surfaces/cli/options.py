@@ -6,7 +6,6 @@ values are written (`values.py`). Imports nothing heavy, because `atoll --help` 
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 from atoll.surfaces.cli import values
@@ -50,7 +49,7 @@ CodeOption = Annotated[
     ),
 ]
 OutOption = Annotated[
-    Path | None,
+    str | None,
     Option("--out", metavar="DIR", help="With --code: save images that are shown, and files in ./outbox, here."),
 ]
 EnvOption = Annotated[
@@ -102,6 +101,14 @@ StdinOption = Annotated[
 ]
 
 
+LIMITS = ("memory", "cpus", "pids", "open_files", "disk")
+TEMPLATE = ("image", "runtime", *LIMITS)
+"""The resource options (`sandbox_options.py`) of what a warm pool keeps sandboxes of."""
+SANDBOX = (
+    *TEMPLATE,
+    *("mount", "env", "env_file", "allow", "secret", "secret_env", "user", "pause_after", "label", "ttl"),
+)
+"""All of them."""
 DEFAULT_TOOLS = "workspace"
 """The vocabulary of commands that name none: `vocabularies.DEFAULT`, which help must not wait for. A test compares."""
 

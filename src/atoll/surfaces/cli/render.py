@@ -7,17 +7,17 @@ on a terminal. Not here: where the data comes from (`commands/`), the live outpu
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from atoll.contract.errors import AtollError, ExecTimeout
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from rich.progress import Progress, TaskID
 
 RED, GREEN, DIM, BOLD = "31", "32", "2", "1"
@@ -53,8 +53,16 @@ def end_line() -> None:
         sys.stderr.flush()
 
 
+def explain_memory_kill(sandbox: str, limit_bytes: int | None) -> None:
+    """Say why a command ended, where its exit status does not: one that the kernel killed cannot say so itself."""
+    if limit_bytes is not None:
+        note(f"killed: sandbox {sandbox!r} reached its memory limit of {human_bytes(limit_bytes)} (--memory)")
+
+
 def emit_json(value: object, *, line: bool = False) -> None:
     """Print one JSON value, indented, or on one line where many follow each other."""
+    import json
+
     say(json.dumps(value) if line else json.dumps(value, indent=2))
 
 
@@ -109,6 +117,8 @@ def diagnostics(rows: Sequence[tuple[bool, str, str, str | None]]) -> None:
 
 def ago(moment: datetime, now: datetime | None = None) -> str:
     """Return how long ago `moment` was, as people say it: `3 minutes ago`."""
+    from datetime import UTC, datetime
+
     elapsed = int(((now or datetime.now(UTC)) - moment).total_seconds())
     if elapsed < 1:
         return "just now"
@@ -121,6 +131,8 @@ def ago(moment: datetime, now: datetime | None = None) -> str:
 
 def until(moment: datetime, now: datetime | None = None) -> str:
     """Return how long it is until `moment`, as people say it: `in 3m 20s`."""
+    from datetime import UTC, datetime
+
     left = (moment - (now or datetime.now(UTC))).total_seconds()
     return f"in {human_seconds(left)}" if left > 0 else "now"
 

@@ -1,8 +1,8 @@
 """The options that describe a sandbox: how they are written, and how the engine is given them.
 
 Owns the resource options (`--image`, `--memory`, `--env`, `--allow`, `--secret` and so on). The signature of
-`sandbox_options` declares them for every command; a command class (`command.py`) names those that it takes. Not here:
-how a single value is written (`values.py`), what the engine does with the values.
+`sandbox_options` declares them for every command; a command class (`command.py`) names those that it takes
+(`options.py`). Not here: how a single value is written (`values.py`), what the engine does with the values.
 """
 
 from __future__ import annotations
@@ -27,13 +27,6 @@ if TYPE_CHECKING:
     from atoll.runtime.engine import Engine
     from atoll.runtime.sandbox import Sandbox
 
-LIMITS = ("memory", "cpus", "pids", "open_files", "disk")
-TEMPLATE = ("image", "runtime", *LIMITS)
-"""What a warm pool keeps sandboxes of."""
-SANDBOX = (
-    *TEMPLATE,
-    *("mount", "env", "env_file", "allow", "secret", "secret_env", "user", "pause_after", "label", "ttl"),
-)
 _LIMIT_OPTIONS = {
     "memory_bytes": "--memory",
     "cpus": "--cpus",

@@ -149,12 +149,8 @@ async def run(sandbox: Sandbox, options: ExecOptions) -> int:
 
 
 def _explain(sandbox: Sandbox, exited: Exited) -> None:
-    """Say why a command ended, where its exit status does not: one that the kernel killed cannot say so itself."""
-    limit = sandbox.info.limits.memory_bytes
-    if exited.out_of_memory and limit is not None:
-        render.note(
-            f"killed: sandbox {sandbox.name!r} reached its memory limit of {render.human_bytes(limit)} (--memory)"
-        )
+    if exited.out_of_memory:
+        render.explain_memory_kill(sandbox.name, sandbox.info.limits.memory_bytes)
 
 
 async def _connect(

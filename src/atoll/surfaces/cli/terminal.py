@@ -1,18 +1,15 @@
 """This process's own standard streams, signals and terminal modes.
 
-Owns descriptors, epoll and termios. Nothing here blocks the event loop where the kernel offers a way not to, because a
-loop that hangs in a write to a pager can handle neither a signal nor a time-out. Not here: sandboxes (`streaming.py`
-connects a command to these streams).
+Owns waiting for the descriptors (`descriptors.py`), and termios. Nothing here blocks the event loop where the kernel
+offers a way not to, because a loop that hangs in a write to a pager can handle neither a signal nor a time-out. Not
+here: sandboxes (`streaming.py` connects a command to these streams).
 """
 
 from __future__ import annotations
 
-import errno
 import os
 import select
 import signal
-import socket
-import stat
 import termios
 import tty
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -23,22 +20,39 @@ import anyio
 import anyio.lowlevel
 
 from atoll.surfaces.cli import render
+from atoll.surfaces.cli.descriptors import (
+    STDERR,
+    STDIN,
+    STDOUT,
+    OutputClosed,
+    OutputDescriptor,
+    read_input,
+    stdin_offered,
+    unblocked,
+)
 
-CHUNK_BYTES = 65536
-STDIN, STDOUT, STDERR = 0, 1, 2
-
-
-class OutputClosed(Exception):
-    """Our output is no longer read, so no error can be shown either."""
+__all__ = [
+    "STDERR",
+    "STDIN",
+    "STDOUT",
+    "Keyboard",
+    "OutputClosed",
+    "OutputWriter",
+    "interruptible",
+    "raw",
+    "run",
+    "size_changes",
+    "stdin_chunks",
+    "stdin_offered",
+    "terminal_size",
+]
 
 
 class OutputWriter:
     """Standard output or standard error, as bytes."""
 
     def __init__(self, fd: int) -> None:
-        self._fd = _unblocked(fd, os.O_WRONLY)
-        # A socket cannot be reopened, but each write to it can be non-blocking.
-        self._socket = socket.socket(fileno=os.dup(fd)) if stat.S_ISSOCK(os.fstat(fd).st_mode) else None
+        self._output = OutputDescriptor(fd)
 
     async def write(self, data: bytes) -> None:
         """Write all of `data`, however slowly it is read.
@@ -49,40 +63,14 @@ class OutputWriter:
         rest = memoryview(data)
         while rest:
             try:
-                rest = rest[self._write(rest) :]
+                rest = rest[self._output.write(rest) :]
             except BlockingIOError:
-                await anyio.wait_writable(self._fd)
-            except OSError as error:
-                if error.errno in (errno.EPIPE, errno.EIO, errno.EBADF):
-                    raise OutputClosed from None
-                raise
-
-    def _write(self, data: memoryview) -> int:
-        if self._socket is not None:
-            return self._socket.send(data, socket.MSG_DONTWAIT)
-        return os.write(self._fd, data)
-
-
-def stdin_offered() -> bool:
-    """Whether there is input to pass on: false if it is closed, or is a terminal that another job uses.
-
-    A job in the background that reads its terminal is stopped by the kernel; so it must not read.
-    """
-    try:
-        os.fstat(STDIN)
-    except OSError:
-        return False
-    if not os.isatty(STDIN):
-        return True
-    try:
-        return os.tcgetpgrp(STDIN) == os.getpgrp()
-    except OSError:
-        return True
+                await anyio.wait_writable(self._output.fd)
 
 
 async def stdin_chunks(fd: int = STDIN) -> AsyncIterator[bytes]:
     """Yield standard input, or a copy of it, as it comes, until it ends. Waiting for it can be cancelled."""
-    fd = _unblocked(fd, os.O_RDONLY)
+    fd = unblocked(fd, os.O_RDONLY)
     waits = True
     while True:
         try:
@@ -93,13 +81,9 @@ async def stdin_chunks(fd: int = STDIN) -> AsyncIterator[bytes]:
         except PermissionError:
             waits = False  # A file or /dev/null: always ready, and epoll refuses it.
         try:
-            data = os.read(fd, CHUNK_BYTES)
+            data = read_input(fd)
         except BlockingIOError:
             continue
-        except OSError as error:
-            if error.errno == errno.EIO:  # The terminal has hung up.
-                return
-            raise
         if not data:
             return
         yield data
@@ -109,7 +93,7 @@ class Keyboard:
     """The terminal on standard input, line by line."""
 
     def __init__(self) -> None:
-        self._fd = _unblocked(STDIN, os.O_RDONLY)
+        self._fd = unblocked(STDIN, os.O_RDONLY)
 
     async def read(self) -> str:
         """What is typed next: a line, and further lines that are there already, so that pasted text is one answer.
@@ -118,13 +102,9 @@ class Keyboard:
         while not typed.endswith(b"\n") or self._is_readable():
             await anyio.wait_readable(self._fd)
             try:
-                data = os.read(self._fd, CHUNK_BYTES)
+                data = read_input(self._fd)
             except BlockingIOError:
                 continue
-            except OSError as error:
-                if error.errno != errno.EIO:
-                    raise
-                data = b""
             if not data:
                 break
             typed += data
@@ -137,21 +117,6 @@ class Keyboard:
         """Discard what has been typed and not yet read."""
         with suppress(termios.error):
             termios.tcflush(STDIN, termios.TCIFLUSH)
-
-
-def _unblocked(fd: int, access: int) -> int:
-    """Reopen `fd` without blocking, or return it as it is.
-
-    `O_NONBLOCK` belongs to the open file, which we share with our parent and its other children, so it must not be
-    set on what we inherited. A pipe or a terminal can be reopened; a file cannot (its position would be lost), but
-    never blocks for long.
-    """
-    try:
-        if stat.S_ISFIFO(os.fstat(fd).st_mode) or os.isatty(fd):
-            return os.open(f"/proc/self/fd/{fd}", access | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-    except OSError:
-        pass
-    return fd
 
 
 def terminal_size() -> tuple[int, int]:

@@ -5,14 +5,14 @@ All of them raise `InvalidRequest`, whose message says what would have been righ
 imports it.
 """
 
-from __future__ import annotations
+# Without `from __future__ import annotations`: the fields of a `NamedTuple` would be text that has to be compiled, and
+# the first time that takes 1 ms.
 
 import math
 import os
 import re
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from atoll.contract.errors import InvalidRequest
@@ -130,6 +130,8 @@ def environment(words: Sequence[str], files: Sequence[str] = ()) -> dict[str, st
 
 
 def _lines(file: str) -> list[str]:
+    from pathlib import Path
+
     try:
         return Path(file).read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -153,7 +155,7 @@ def _environment(words: Sequence[str]) -> dict[str, str]:
     return variables
 
 
-def mount(word: str) -> Mount:
+def mount(word: str) -> "Mount":
     """Parse `SRC:DST[:ro|:rw]`, where `SRC` is a directory, relative to the current one, or `volume:NAME`.
 
     Raises:
@@ -224,6 +226,8 @@ def secret_value(word: SecretSource) -> str:
         return sys.stdin.read().removesuffix("\n")
     if word.source.startswith("file:"):
         try:
+            from pathlib import Path
+
             return Path(word.source.removeprefix("file:")).read_text().removesuffix("\n")
         except (OSError, UnicodeDecodeError) as error:
             why = getattr(error, "strerror", None) or "it is not text"

@@ -366,6 +366,7 @@ async def test_a_command_that_ends_in_time_is_not_touched_by_its_limit(shared: S
 
 
 @pytest.mark.core
+@pytest.mark.cancels
 async def test_cancelling_an_exec_kills_its_whole_tree(shared: Sandbox) -> None:
     async with anyio.create_task_group() as group:
         group.start_soon(shared.exec, "(setsid sleep 31536300 &) ; sh -c 'sleep 31536300; true'; true")
@@ -380,6 +381,7 @@ async def test_cancelling_an_exec_kills_its_whole_tree(shared: Sandbox) -> None:
     assert not await running(shared, "31536300"), "processes of a cancelled exec still run"
 
 
+@pytest.mark.cancels
 async def test_cancelling_an_exec_that_is_still_being_sent_its_input_kills_it(shared: Sandbox) -> None:
     async with anyio.create_task_group() as group:
         group.start_soon(lambda: shared.exec("exec sleep 31536301", stdin=bytes(4 * MIB)))
@@ -410,6 +412,7 @@ async def test_two_hundred_commands_at_once_each_get_their_own_output(
         assert (result.stdout, result.stderr) == (f"in out {number}\n", f"err {number}\n")
 
 
+@pytest.mark.cancels
 async def test_a_command_that_floods_does_not_hold_up_others(shared: Sandbox) -> None:
     async with anyio.create_task_group() as group:
         group.start_soon(lambda: shared.exec("yes 31536400", output_limit_bytes=1000))

@@ -291,6 +291,7 @@ async def test_a_write_through_a_symlink_writes_what_it_leads_to(shared: Sandbox
     assert await shared.files.read_bytes(f"{here}/target") == b"new"
 
 
+@pytest.mark.cancels
 async def test_nothing_is_seen_of_an_atomic_write_that_was_cancelled(shared: Sandbox, here: str) -> None:
     await shared.files.write_bytes(f"{here}/file", b"whole")
     started = anyio.Event()

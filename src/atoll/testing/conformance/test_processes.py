@@ -13,6 +13,7 @@ import pytest
 from atoll import (
     Capabilities,
     Engine,
+    ExecTimeout,
     Exited,
     Gap,
     InvalidRequest,
@@ -48,6 +49,45 @@ COUNT_ON_REQUEST = 'n=0; while read -r to; do while [ $n -lt $to ]; do n=$((n + 
 
 def lines_to(last: int) -> bytes:
     return "".join(f"line {number}\n" for number in range(1, last + 1)).encode()
+
+
+# ---- to the end ----
+
+
+async def test_communicate_gives_what_exec_gives(shared: Sandbox) -> None:
+    process = await shared.spawn("tr a-z A-Z; echo oops >&2; exit 3", stdin=True)
+    result = await process.communicate("x" * MIB, output_limit_bytes=2 * MIB)  # more than fits into any buffer
+    assert (result.stdout, result.stderr, result.exit_code) == ("X" * MIB, "oops\n", 3)
+    quiet = await shared.spawn("echo done; cat", stdin=True)
+    assert (await quiet.communicate()).stdout == "done\n"  # its input is closed
+    short = await shared.spawn("seq 1000000")
+    result = await short.communicate(output_limit_bytes=100)
+    assert result.stdout_truncation is not None
+    assert result.stdout.startswith("1\n2\n")
+    with pytest.raises(InvalidRequest, match="has no stdin"):
+        await (await shared.spawn("true")).communicate("x")
+
+
+async def test_a_spawned_command_is_killed_when_its_time_is_over(shared: Sandbox) -> None:
+    process = await shared.spawn("echo begun; (setsid sleep 4711 &) ; sleep 4711", timeout_s=0.4)
+    with pytest.raises(ExecTimeout, match=r"timed out after 0\.4 s") as caught:
+        await process.communicate()
+    assert (caught.value.result.stdout, caught.value.result.timed_out) == ("begun\n", True)
+    assert await running(shared, "4711") == []
+    unread = await shared.spawn("sleep 4712", timeout_s=0.1)
+    await wait_tree_exit(shared, "4712")  # also if no client reads
+    for _ in range(2):
+        with pytest.raises(ExecTimeout):
+            await unread.wait()
+    with pytest.raises(ExecTimeout):
+        assert [event async for event in await shared.spawn("sleep 4713", timeout_s=0.1)] == []
+    left = await shared.spawn("sleep 4714", timeout_s=0.3)
+    await left.detach()  # its limit ends with the handle
+    assert (await (await shared.spawn("sleep 0.5", timeout_s=20)).wait()).exit_code == 0
+    assert await running(shared, "4714") != []
+    await shared.kill(left.id)
+    with pytest.raises(InvalidRequest):
+        await shared.spawn("true", timeout_s=0)
 
 
 # ---- events ----

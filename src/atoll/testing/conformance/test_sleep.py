@@ -25,7 +25,7 @@ from atoll import (
 )
 from atoll.contract.model import RuntimeName
 from atoll.runtime.lifecycle import lifecycle
-from atoll.testing.inside import client, until_running
+from atoll.testing.inside import client, running, until_running
 from atoll.testing.waiting import BOUND_S, eventually
 
 COUNT = "i=0; while :; do i=$((i+1)); echo $i > count; sleep 0.01; done"
@@ -293,7 +293,7 @@ async def test_processes_that_a_save_would_lose_are_left_alone(engine: Engine, r
         await sandbox.shutdown()
         assert await status(engine, "waiting") == "shutdown"
         await sandbox.wake()
-        assert await sandbox.epoll_waiters() == []
+        assert await running(sandbox, "asyncio.run") == []
 
 
 @pytest.mark.runtimes("runsc")

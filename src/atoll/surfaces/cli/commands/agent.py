@@ -14,8 +14,7 @@ from atoll.contract.errors import InvalidRequest
 from atoll.surfaces.cli import render
 from atoll.surfaces.cli.command import AtollCommand, CommandContext, CommandModule, Work
 from atoll.surfaces.cli.grammar import Argument, Option
-from atoll.surfaces.cli.options import DEFAULT_TOOLS, tools_option
-from atoll.surfaces.cli.sandbox_options import SANDBOX
+from atoll.surfaces.cli.options import DEFAULT_TOOLS, SANDBOX, tools_option
 
 commands = CommandModule()
 

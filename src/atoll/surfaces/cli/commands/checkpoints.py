@@ -14,8 +14,8 @@ from atoll.contract.errors import InvalidRequest, SandboxNotFound
 from atoll.surfaces.cli import render, values
 from atoll.surfaces.cli.command import AtollCommand, CommandContext, CommandModule, Work
 from atoll.surfaces.cli.grammar import Argument, Option
-from atoll.surfaces.cli.options import CheckpointArgument, CheckpointOption, NameArgument
-from atoll.surfaces.cli.sandbox_options import LIMITS, SandboxOptions, limits, runtime_name
+from atoll.surfaces.cli.options import LIMITS, CheckpointArgument, CheckpointOption, NameArgument
+from atoll.surfaces.cli.sandbox_options import SandboxOptions, limits, runtime_name
 
 if TYPE_CHECKING:
     from atoll.contract.model import Checkpoint

@@ -100,7 +100,8 @@ def uninstall(
     from atoll.settings import Settings
 
     settings = Settings.from_environment()
-    state_dir = (context.state_dir or settings.resolve_state_dir()).absolute()
+    given = context.state_dir
+    state_dir = (settings.resolve_state_dir() if given is None else Path(given)).absolute()
     try:
         counts = [len(os.listdir(state_dir / kind)) for kind, _ in _KINDS]
     except FileNotFoundError:

@@ -14,6 +14,7 @@ from atoll.surfaces.cli import ENGINE_FAILED, render, values
 from atoll.surfaces.cli.command import AtollCommand, CommandContext, CommandModule, Work
 from atoll.surfaces.cli.grammar import Option
 from atoll.surfaces.cli.options import (
+    SANDBOX,
     CodeOption,
     CommandArgument,
     CwdOption,
@@ -27,14 +28,12 @@ from atoll.surfaces.cli.options import (
     TtyOption,
     UserOption,
 )
-from atoll.surfaces.cli.sandbox_options import SANDBOX, SandboxOptions, create_sandbox
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from atoll.runtime.engine import Engine
     from atoll.runtime.sandbox import Sandbox
     from atoll.surfaces.cli.cells import CodeOptions
+    from atoll.surfaces.cli.sandbox_options import SandboxOptions
     from atoll.surfaces.cli.streaming import ExecOptions
 
 commands = CommandModule()
@@ -88,7 +87,7 @@ def run(
     """
     sandbox = context.sandbox_options()
     if _is_code(code, out, command, line, others=tty or stdin):
-        given = _code(code, timeout_s=timeout, cwd=cwd, out=out, as_json=context.as_json)
+        given = _code(code, out, timeout_s=timeout, cwd=cwd, as_json=context.as_json)
         return _run(context, sandbox, given, name=name, keep=keep)
     words = _command(command, line)
     from atoll.surfaces.cli.streaming import ExecOptions
@@ -107,6 +106,8 @@ async def _run(
     name: str | None,
     keep: bool,
 ) -> int:
+    from atoll.surfaces.cli.sandbox_options import create_sandbox
+
     async with context.open_engine() as engine, AsyncExitStack() as stack:
         sandbox = await create_sandbox(engine, sandbox_options, name, ephemeral=not keep)
         if keep:
@@ -133,7 +134,7 @@ def exec(
     detach: Annotated[bool, Option("--detach", "-d", help="Leave the command running and print its number.")] = False,
     code: CodeOption = None,
     out: OutOption = None,
-) -> Work:
+) -> Work | int:
     """Run a command in a sandbox.
 
     Output and exit status are those of the command; its input is empty without -i. Ctrl-C and SIGTERM kill the command
@@ -149,11 +150,26 @@ def exec(
     """
     variables = values.environment(env or [], env_file or [])
     if _is_code(code, out, command, line, others=tty or stdin or detach):
-        given = _code(code, env=variables, user=user, cwd=cwd, timeout_s=timeout, out=out, as_json=context.as_json)
+        given = _code(code, out, env=variables, user=user, cwd=cwd, timeout_s=timeout, as_json=context.as_json)
         return _exec(context, name, given)
     words = _command(command, line)
     if detach and timeout is not None:
         raise InvalidRequest("--timeout and --detach cannot be combined: a detached command has no time-out")
+    if not (detach or tty or context.as_json):
+        from atoll.surfaces.cli import direct_exec
+
+        status = direct_exec.attempt(
+            context.state_dir,
+            name,
+            words,
+            env=variables,
+            user=user,
+            cwd=cwd,
+            timeout_s=timeout,
+            stdin=_passes_stdin(stdin, tty),
+        )
+        if status is not None:
+            return status
     from atoll.surfaces.cli.streaming import ExecOptions
 
     options = ExecOptions(
@@ -193,7 +209,7 @@ async def _detach(context: CommandContext, name: str, options: ExecOptions) -> i
     return context.answer({"sandbox": name, "id": process.id, "pid": process.pid}, str(process.id))
 
 
-def _is_code(code: str | None, out: Path | None, words: list[str] | None, line: str | None, *, others: object) -> bool:
+def _is_code(code: str | None, out: str | None, words: list[str] | None, line: str | None, *, others: object) -> bool:
     """Whether a file of code is to be run instead of a command.
 
     Raises:
@@ -210,10 +226,12 @@ def _is_code(code: str | None, out: Path | None, words: list[str] | None, line: 
     return True
 
 
-def _code(file: str | None, **options: Any) -> CodeOptions:
+def _code(file: str | None, out: str | None, **options: Any) -> CodeOptions:
+    from pathlib import Path
+
     from atoll.surfaces.cli.cells import CodeOptions, read_code
 
-    return CodeOptions(code=read_code(file or "-"), **options)
+    return CodeOptions(code=read_code(file or "-"), out=None if out is None else Path(out), **options)
 
 
 def _passes_stdin(asked: bool | None, tty: bool) -> bool:

@@ -11,8 +11,8 @@ from atoll.contract.errors import InvalidRequest
 from atoll.surfaces.cli import render
 from atoll.surfaces.cli.command import AtollCommand, CommandContext, CommandModule, Work
 from atoll.surfaces.cli.grammar import Option
-from atoll.surfaces.cli.options import NameArgument
-from atoll.surfaces.cli.sandbox_options import TEMPLATE, SandboxOptions, limits, runtime_name
+from atoll.surfaces.cli.options import TEMPLATE, NameArgument
+from atoll.surfaces.cli.sandbox_options import SandboxOptions, limits, runtime_name
 
 if TYPE_CHECKING:
     from atoll.contract.model import Limits

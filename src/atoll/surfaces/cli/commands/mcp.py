@@ -15,8 +15,8 @@ from atoll.contract.errors import InvalidRequest
 from atoll.surfaces.cli import render, values
 from atoll.surfaces.cli.command import AtollCommand, CommandContext, CommandModule, Work, needing_extra
 from atoll.surfaces.cli.grammar import Option
-from atoll.surfaces.cli.options import DEFAULT_TOOLS, tools_option
-from atoll.surfaces.cli.sandbox_options import SANDBOX, SandboxOptions, engine_arguments
+from atoll.surfaces.cli.options import DEFAULT_TOOLS, SANDBOX, tools_option
+from atoll.surfaces.cli.sandbox_options import SandboxOptions, engine_arguments
 
 if TYPE_CHECKING:
     from atoll.runtime.project.project import Project

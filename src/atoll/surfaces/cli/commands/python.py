@@ -11,10 +11,11 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Annotated
 
 from atoll.contract.errors import InvalidRequest, SandboxNotFound
-from atoll.surfaces.cli import render, translated
+from atoll.surfaces.cli import FAILED, render, report
 from atoll.surfaces.cli.command import AtollCommand, CommandContext, CommandModule, Work
 from atoll.surfaces.cli.grammar import Argument
-from atoll.surfaces.cli.sandbox_options import SANDBOX, SandboxOptions, create_sandbox
+from atoll.surfaces.cli.options import SANDBOX
+from atoll.surfaces.cli.sandbox_options import SandboxOptions, create_sandbox
 
 if TYPE_CHECKING:
     from atoll.runtime.engine import Engine
@@ -65,7 +66,7 @@ def python(
         async with _sandbox(engine, context, name, options) as sandbox:
             yield sandbox
 
-    return translated(lambda: repl.hold(context.open_engine(), find, kept=name is not None), as_json=False)
+    return report(lambda: repl.hold(context.open_engine(), find, kept=name is not None), as_json=False, failed=FAILED)
 
 
 async def _once(context: CommandContext, name: str | None, options: SandboxOptions) -> int:

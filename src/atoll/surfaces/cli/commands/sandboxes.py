@@ -13,8 +13,8 @@ from atoll.contract.errors import AtollError, InvalidRequest, SandboxNotFound
 from atoll.surfaces.cli import FAILED, render, values
 from atoll.surfaces.cli.command import AtollCommand, CommandContext, CommandModule, Work
 from atoll.surfaces.cli.grammar import Argument, Option
-from atoll.surfaces.cli.options import NameArgument
-from atoll.surfaces.cli.sandbox_options import LIMITS, SANDBOX, SandboxOptions, create_sandbox, limits
+from atoll.surfaces.cli.options import LIMITS, SANDBOX, NameArgument
+from atoll.surfaces.cli.sandbox_options import SandboxOptions, create_sandbox, limits
 
 if TYPE_CHECKING:
     from atoll.contract.model import SandboxInfo, Usage

@@ -1,0 +1,47 @@
+"""The rules for names: of sandboxes, volumes and checkpoints' labels, and of environment variables.
+
+Used by the models and by every layer. Imports nothing heavy, because `atoll exec` imports it.
+"""
+
+from __future__ import annotations
+
+import re
+
+from atoll.contract.errors import InvalidRequest
+
+NAME_RULE = "1 to 63 characters: lower-case letters, digits, '-', '_' and '.', beginning with a letter or a digit"
+_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
+_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def check_name(name: str, *, noun: str = "a name for a sandbox") -> str:
+    """Return `name` if it is allowed as what `noun` says: the name of a sandbox or volume, the label of a checkpoint.
+
+    Raises:
+        InvalidRequest: it is not; the message says what is allowed.
+    """
+    if not is_name(name):
+        raise InvalidRequest(f"{name!r} is not {noun}; allowed are {NAME_RULE}", name=name)
+    return name
+
+
+def is_name(name: str) -> bool:
+    """Whether `name` is allowed for a sandbox, a checkpoint or a volume."""
+    return _NAME.fullmatch(name) is not None
+
+
+def check_env(env: dict[str, str]) -> dict[str, str]:
+    """Return `env` if a process can have it.
+
+    Raises:
+        InvalidRequest: a name is not one that shells accept, or a value holds a NUL.
+    """
+    for key, value in env.items():
+        if not _ENV_NAME.fullmatch(key):
+            raise InvalidRequest(
+                f"{key!r} is not a name for an environment variable; allowed are letters, digits and '_', "
+                "not beginning with a digit"
+            )
+        if "\0" in value:
+            raise InvalidRequest(f"the value of the environment variable {key} holds a NUL character")
+    return env

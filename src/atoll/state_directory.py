@@ -1,0 +1,38 @@
+"""Where the state directory is: as the caller says, as `ATOLL_STATE_DIR` says, or one of this user.
+
+Used by `settings.py`, and by `atoll exec`, which must start at once and needs no other setting. Imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+import os
+
+VARIABLE = "ATOLL_STATE_DIR"
+CHECKED = (
+    "ATOLL_RUNTIME",
+    "ATOLL_SECRETS_KEY",
+    "ATOLL_PREVIEW_LISTEN",
+    "ATOLL_MCP_TOKEN",
+    "ATOLL_PROJECT_MIB",
+    "ATOLL_PROJECT_FILES",
+)
+"""The variables of settings that may have a wrong value, besides the state directory's. A test compares."""
+
+
+def resolve(setting: str | None) -> str:
+    """The absolute path of the state directory. `setting` unset: /var/lib/atoll for root, else atoll below
+    $XDG_DATA_HOME or ~/.local/share."""
+    if setting is not None:
+        return os.path.join(os.getcwd(), os.path.expanduser(setting))
+    if os.geteuid() == 0:
+        return "/var/lib/atoll"
+    data = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
+    return os.path.join(os.path.expanduser(data), "atoll")
+
+
+def resolve_plain(given: str | None) -> str | None:
+    """`resolve`, of what the caller gives or else of the environment. None: the settings have to be checked first."""
+    if any(variable in os.environ for variable in CHECKED):
+        return None
+    setting = os.environ.get(VARIABLE) if given is None else given
+    return None if setting == "" else resolve(setting)
