@@ -268,6 +268,8 @@ class _Session:
         self.used_at = self.created_at
         self.executions = 0
         self.busy = 0
+        self.turn = anyio.Lock()
+        """Executions have it one after the other: code and calls below are those of one."""
         self.code = ""
         self.calls: list[CallRecord] = []
         self.waiting: dict[int, ApprovalRequest] = {}
@@ -524,15 +526,16 @@ class CodeExecutor:
     async def _run(
         self, session: _Session, code: str, timeout_s: float | None, on_output: OnCellOutput | None
     ) -> ExecutionResult:
-        kernel, replaced = session.kernel, False
-        if kernel is None or not kernel.is_alive:
-            kernel, replaced = await self._next_kernel(session)
-        session.begin(code)
-        outcome = await kernel.run(
-            code, timeout_s=timeout_s, output_limit_bytes=self.config.output_limit_bytes, on_output=on_output
-        )
-        session.loss_is_told = outcome.kernel_lost is not None
-        return await self._finished(session, replace(outcome, replaced=True) if replaced else outcome)
+        async with session.turn:
+            kernel, replaced = session.kernel, False
+            if kernel is None or not kernel.is_alive:
+                kernel, replaced = await self._next_kernel(session)
+            session.begin(code)
+            outcome = await kernel.run(
+                code, timeout_s=timeout_s, output_limit_bytes=self.config.output_limit_bytes, on_output=on_output
+            )
+            session.loss_is_told = outcome.kernel_lost is not None
+            return await self._finished(session, replace(outcome, replaced=True) if replaced else outcome)
 
     async def _next_kernel(self, session: _Session) -> tuple[CodeSession, bool]:
         """The kernel for a session whose last one cannot be reached: the same, if its sandbox slept and was woken; else
