@@ -149,7 +149,7 @@ async def test_what_a_call_lacks_is_an_error_of_the_code(executor: CodeExecutor,
 async def test_code_cannot_call_a_tool_that_is_for_the_model_alone(executor: CodeExecutor) -> None:
     forged = (
         "import types\nstub = types.SimpleNamespace(__name__='direct_only', returns='any')\n"
-        "await display.__self__.calls.make(stub, {})"
+        "await query_sales._calls.make(stub, {})"
     )
     result, _ = await executor.execute(forged)
     assert "NotAllowed: direct_only may be called by the model itself, not by code" in result.text
@@ -244,16 +244,15 @@ async def test_without_an_approver_a_call_that_needs_one_fails(executor: CodeExe
 
 async def test_a_stored_approval_is_decided_by_another_process(engine: Engine, registry: ToolRegistry) -> None:
     store, other = StoredApprovals(engine.state_dir), StoredApprovals(engine.state_dir)
-    config = CodeConfig(timeout_s=1)  # waiting does not count
-    async with CodeExecutor(registry, config, engine=engine, approver=store) as executor:
-        task = asyncio.create_task(
-            executor.execute("import asyncio\nprint(await asyncio.gather(transfer(5), transfer(6)))")
-        )
+    async with CodeExecutor(registry, engine=engine, approver=store) as executor:
+        _, session = await executor.execute("import asyncio", reuse_session=True)  # takes long on a busy machine
+        code = "print(await asyncio.gather(transfer(5), transfer(6)))"
+        task = asyncio.create_task(executor.execute(code, session, timeout_s=1.5))
         with anyio.fail_after(30):
-            while len(other.list()) < 2:
+            while len(other.list(session)) < 2:
                 await anyio.sleep(0.02)
-        await anyio.sleep(1.2)
-        first, second = other.list()
+        await anyio.sleep(1.6)  # waiting does not count
+        first, second = other.list(session)
         assert {first.arguments["amount"], second.arguments["amount"]} == {5, 6}
         await other.allow(first.id)
         with pytest.raises(InvalidRequest, match=r"allowed already|no approval"):
@@ -261,7 +260,7 @@ async def test_a_stored_approval_is_decided_by_another_process(engine: Engine, r
         await other.allow(second.id)
         result, _ = await task
     assert result.output == "['moved 5', 'moved 6']\n"
-    assert other.list() == []
+    assert other.list(session) == []
 
 
 @pytest.mark.runtimes("runsc")
@@ -274,13 +273,13 @@ async def test_a_session_that_waits_goes_to_disk_and_is_resumed_elsewhere(
         assert session is not None
         task = asyncio.create_task(executor.execute("print(kept, await transfer(7))", session_id=session))
         with anyio.fail_after(30):
-            while not store.list():
+            while not store.list(session):
                 await anyio.sleep(0.02)
         await executor.suspend(session)
         result, _ = await task
         assert result.suspended
     assert [info.status for info in await engine.list(session)] == ["sleeping"]
-    [approval] = store.list()
+    [approval] = store.list(session)
     assert approval.code == "print(kept, await transfer(7))"
     await store.allow(approval.id)
     async with CodeExecutor(registry, engine=engine, approver=StoredApprovals(engine.state_dir)) as later:
@@ -311,6 +310,22 @@ async def test_forks_of_a_session_go_on_from_its_variables(executor: CodeExecuto
     for id, expected in ((session, "1\n"), (one, "one\n"), (two, "1\n")):
         assert (await executor.execute("print(x)", session_id=id))[0].output == expected
         await executor.close_session(id)
+
+
+async def test_a_session_whose_sandbox_slept_goes_on_or_says_what_is_lost(
+    executor: CodeExecutor, engine: Engine, runtime_name: str
+) -> None:
+    _, session = await executor.execute("x = 1", reuse_session=True)
+    assert session is not None
+    await engine.sleep(session)
+    result, _ = await executor.execute("x", session_id=session)
+    if runtime_name == "runsc":
+        assert result.text == "1"
+    else:
+        assert result.session_replaced
+        assert "NameError" in result.text
+    assert not (await executor.execute("1", session_id=session))[0].session_replaced, "it is told once"
+    await executor.close_session(session)
 
 
 # ---- audit and tool
@@ -344,6 +359,8 @@ async def test_the_tool_keeps_one_session_for_its_calls(engine: Engine, registry
         failed = await tools.handle_tool_call("execute_code", {"code": "y"})
     assert first.text == "[no output; print what you want to see]"
     assert second.text == "42"
-    assert failed.is_error
+    assert not failed.is_error, "as a command that fails: it is a result"
+    assert failed.structured is not None
+    assert not failed.structured["success"]
     assert "NameError" in failed.text
     await executor.aclose()

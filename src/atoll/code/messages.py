@@ -114,6 +114,14 @@ def encode(message: Mapping[str, Any]) -> bytes:
     return pydantic_core.to_json(message, ensure_ascii=True) + b"\n"
 
 
+def encode_result(call: int, answer: Mapping[str, Any]) -> bytes:
+    """The result of a call, as a line: `{"value": …}`, `{"json": "…"}`, which is a value that is encoded already, or
+    `{"error": …}`."""
+    if "json" in answer:
+        return b'{"t":"result","call":%d,"value":%b}\n' % (call, answer["json"].encode("ascii"))
+    return encode({"t": "result", "call": call, **answer})
+
+
 class MessageReader:
     """Bytes of a kernel in, messages out. Holds at most one line."""
 

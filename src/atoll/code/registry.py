@@ -457,6 +457,21 @@ class ToolRegistry:
             ToolCallError: there is no such tool, it is not for this caller, the arguments are invalid, it timed out, it
                 failed, or its result cannot be JSON. Only cancellation is raised besides.
         """
+        value, _ = await self._make(name, arguments, caller)
+        return _as_text(value) if as_text else value
+
+    async def call_encoded(
+        self, name: str, arguments: Mapping[str, Any], *, caller: ToolCallerType, as_text: bool = False
+    ) -> str:
+        """As `call`, with the result as JSON in ASCII, which a large one is made into only once.
+
+        Raises:
+            ToolCallError: as `call`.
+        """
+        value, text = await self._make(name, arguments, caller)
+        return json.dumps(_as_text(value)) if as_text else text
+
+    async def _make(self, name: str, arguments: Mapping[str, Any], caller: ToolCallerType) -> tuple[object, str]:
         tool = self._allowed(name, caller)
         try:
             if tool.timeout_s is None:
@@ -474,10 +489,7 @@ class ToolRegistry:
             raise
         except BaseException as error:  # the one place where what a tool raises becomes an error
             raise self._failed(tool, error) from error
-        value = checked_result(tool.name, value)
-        if as_text:
-            return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        return value
+        return checked_result(tool.name, value)
 
     def check(self, name: str, arguments: Mapping[str, Any], *, caller: ToolCallerType) -> RegisteredTool:
         """Whether such a call would be made, before a person is asked to allow it. Returns the tool.
@@ -650,6 +662,10 @@ def _name_of(function: Any) -> str:
     while isinstance(function, functools.partial):
         function = function.func
     return str(getattr(function, "__name__", type(function).__name__))
+
+
+def _as_text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _text_of(tool: RegisteredTool) -> ToolText:
