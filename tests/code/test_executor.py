@@ -164,6 +164,30 @@ async def test_a_budget_of_calls_holds(executor: CodeExecutor) -> None:
     assert len(result.calls) == 21
 
 
+async def test_a_result_over_the_limit_is_an_error_of_the_code(engine: Engine, registry: ToolRegistry) -> None:
+    async with CodeExecutor(registry, CodeConfig(max_result_bytes=60), engine=engine) as executor:
+        result, _ = await executor.execute("await query_sales('x')")
+        assert "ResultTooLarge: the result takes 6" in result.text
+        assert result.calls[0].result_bytes == 0
+
+
+async def test_executions_of_one_session_have_their_own_calls_and_budgets(executor: CodeExecutor) -> None:
+    session, results = await executor.open_session(), {}
+
+    async def run(name: str, times: int) -> None:
+        code = f"for _ in range({times}): await query_sales('{name}')"
+        results[name], _ = await executor.execute(code, session)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(run, "first", 15)
+        tasks.start_soon(run, "second", 10)
+    assert {name: (result.success, len(result.calls)) for name, result in results.items()} == {
+        "first": (True, 15),
+        "second": (True, 10),
+    }
+    await executor.close_session(session)
+
+
 async def test_files_in_the_outbox_come_back_once(executor: CodeExecutor) -> None:
     _, session = await executor.execute("import os\nos.makedirs('outbox/sub', exist_ok=True)", reuse_session=True)
     first, _ = await executor.execute("open('outbox/sub/a.txt', 'w').write('data')", session_id=session)
@@ -185,13 +209,19 @@ async def test_a_killed_session_is_replaced_and_the_result_says_so(executor: Cod
     await executor.close_session(session)
 
 
-async def test_memory_used_up_is_told(engine: Engine, registry: ToolRegistry) -> None:
+async def test_memory_used_up_is_told_and_the_session_goes_on_with_its_files(
+    engine: Engine, registry: ToolRegistry
+) -> None:
     config = CodeConfig(memory_bytes=64 << 20)
     async with CodeExecutor(registry, config, engine=engine) as executor:
-        result, _ = await executor.execute("x = bytearray(400 << 20)")  # on gVisor the whole sandbox ends with it
+        _, session = await executor.execute("open('kept', 'w').write('here')", reuse_session=True)
+        code = "x = bytearray(400 << 20)"  # on gVisor the whole sandbox ends with it
+        result, _ = await executor.execute(code, session)
         assert not result.success
         assert result.session_replaced
         assert "memory" in result.text
+        again, _ = await executor.execute("print(open('kept').read())", session)
+        assert again.output == "here\n"
 
 
 async def test_a_language_is_chosen_by_the_config(engine: Engine, registry: ToolRegistry) -> None:

@@ -29,7 +29,14 @@ from atoll.code.languages import KERNEL_MARK
 from atoll.code.messages import CallMessage, PartMessage
 from atoll.code.registry import ToolCallerType, ToolRegistry
 from atoll.code.session import CellOutcome, CodeSession, OnCellOutput
-from atoll.contract.errors import AtollError, InvalidRequest, NotCheckpointable, SandboxNotFound, ToolCallError
+from atoll.contract.errors import (
+    AtollError,
+    InvalidRequest,
+    NotCheckpointable,
+    SandboxDied,
+    SandboxNotFound,
+    ToolCallError,
+)
 from atoll.contract.model import Limits
 from atoll.contract.network import NetworkPolicy
 from atoll.runtime.engine import Engine, open as open_engine
@@ -261,6 +268,8 @@ class _Session:
         self.used_at = self.created_at
         self.executions = 0
         self.busy = 0
+        self.turn = anyio.Lock()
+        """Executions have it one after the other: code and calls below are those of one."""
         self.code = ""
         self.calls: list[CallRecord] = []
         self.waiting: dict[int, ApprovalRequest] = {}
@@ -517,19 +526,29 @@ class CodeExecutor:
     async def _run(
         self, session: _Session, code: str, timeout_s: float | None, on_output: OnCellOutput | None
     ) -> ExecutionResult:
-        kernel, replaced = session.kernel, False
-        if kernel is None or not kernel.is_alive:
-            kernel, replaced = await self._next_kernel(session)
-        session.begin(code)
-        outcome = await kernel.run(
-            code, timeout_s=timeout_s, output_limit_bytes=self.config.output_limit_bytes, on_output=on_output
-        )
-        session.loss_is_told = outcome.kernel_lost is not None
-        return await self._finished(session, replace(outcome, replaced=True) if replaced else outcome)
+        async with session.turn:
+            kernel, replaced = session.kernel, False
+            if kernel is None or not kernel.is_alive:
+                kernel, replaced = await self._next_kernel(session)
+            session.begin(code)
+            outcome = await kernel.run(
+                code, timeout_s=timeout_s, output_limit_bytes=self.config.output_limit_bytes, on_output=on_output
+            )
+            session.loss_is_told = outcome.kernel_lost is not None
+            return await self._finished(session, replace(outcome, replaced=True) if replaced else outcome)
 
     async def _next_kernel(self, session: _Session) -> tuple[CodeSession, bool]:
         """The kernel for a session whose last one cannot be reached: the same, if its sandbox slept and was woken; else
         a new one. True: that variables are lost has not been told yet."""
+        try:
+            return await self._reach_kernel(session)
+        except SandboxDied:  # gVisor ends with a process that uses up its memory; the files are there
+            if not session.owns_sandbox or session.is_ephemeral:
+                raise
+            session.sandbox = await (await self.engine()).wake(session.sandbox.name)
+            return await self._reach_kernel(session)
+
+    async def _reach_kernel(self, session: _Session) -> tuple[CodeSession, bool]:
         last = session.kernel
         if last is not None and last.is_cut_off and last.process_id in await self._kernels_in(session.sandbox):
             await last.detach()

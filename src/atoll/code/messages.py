@@ -110,16 +110,10 @@ Message = CallMessage | CancelMessage | PartMessage | DoneMessage | ReadyMessage
 
 
 def encode(message: Mapping[str, Any]) -> bytes:
-    """A message to the kernel, as a line."""
+    """A message to the kernel, as a line. `json` of a result is a value that is encoded already."""
+    if "json" in message:
+        return b'{"t":"result","call":%d,"value":%b}\n' % (message["call"], message["json"].encode("ascii"))
     return pydantic_core.to_json(message, ensure_ascii=True) + b"\n"
-
-
-def encode_result(call: int, answer: Mapping[str, Any]) -> bytes:
-    """The result of a call, as a line: `{"value": …}`, `{"json": "…"}`, which is a value that is encoded already, or
-    `{"error": …}`."""
-    if "json" in answer:
-        return b'{"t":"result","call":%d,"value":%b}\n' % (call, answer["json"].encode("ascii"))
-    return encode({"t": "result", "call": call, **answer})
 
 
 class MessageReader:

@@ -34,7 +34,6 @@ from atoll.code.messages import (
     MessageReader,
     PartMessage,
     ReadyMessage,
-    encode_result,
 )
 from atoll.contract.errors import AtollError, InvalidRequest, SandboxError
 from atoll.contract.model import Exited, Output
@@ -578,7 +577,7 @@ class CodeSession:
     async def _answer(self, call: CallMessage) -> None:
         answer = await self.handler.handle(call)
         with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
-            await self._channel.send(encode_result(call.call, answer))
+            await self._send({"t": "result", "call": call.call, **answer})
 
     async def _read_output(self) -> None:
         try:
