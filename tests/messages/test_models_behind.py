@@ -14,11 +14,24 @@ from pydantic_ai.models.function import AgentInfo, FunctionModel
 from atoll import Engine
 from atoll.agents import models
 from tests.agents.messages_api import OVERLOADED, Say, serving as anthropic_serving
-from tests.messages.serving import CODE, NOW, SALES, HostedClient, blocks, client, runs, says, script, serving, text
+from tests.messages.serving import (
+    CODE,
+    NOW,
+    SALES,
+    HostedClient,
+    Tools,
+    blocks,
+    client,
+    runs,
+    says,
+    script,
+    serving,
+    text,
+)
 
 pytestmark = pytest.mark.anyio
 CODE_TWICE = "for region in ('east', 'west'):\n    print(await query_sales({'region': region}))"
-TOOLS = {"query_sales": lambda region: f"[{region}]", "now": lambda: "12:00"}
+TOOLS: Tools = {"query_sales": lambda region: f"[{region}]", "now": lambda: "12:00"}
 
 
 @pytest.mark.parametrize("streams", [False, True], ids=["whole", "streaming"])
@@ -67,7 +80,7 @@ def stripped(value: Any) -> Any:
 async def test_events_come_in_the_order_of_the_api(host: Engine) -> None:
     model = script(runs("print(1)", text="I look at it."), says("One.", "1"))
     async with serving(host, model) as url, client(url) as anthropic:
-        stream = await anthropic.messages.create(
+        stream: Any = await anthropic.messages.create(
             model="m", max_tokens=10, tools=[CODE], messages=[{"role": "user", "content": "Go"}], stream=True
         )
         events: list[Any] = [event async for event in stream]
