@@ -552,7 +552,9 @@ class CodeExecutor:
         last = session.kernel
         if last is not None and last.is_cut_off and last.process_id in await self._kernels_in(session.sandbox):
             await last.detach()
-            session.kernel = await CodeSession.attach(session.sandbox, last.process_id, session, stubs=self._stubs())
+            session.kernel = await CodeSession.attach(
+                session.sandbox, last.process_id, session, stubs=self._stubs(), language=self.config.language
+            )
             return session.kernel, False
         return await self._start_kernel(session), last is not None and not session.loss_is_told
 
@@ -594,6 +596,8 @@ class CodeExecutor:
                 continue
             with contextlib.suppress(AtollError):
                 stat = await sandbox.files.stat(f"outbox/{path}", follow=False)
+                if stat.kind != "file":
+                    continue
                 data = None
                 if stat.size <= left:
                     data = await sandbox.files.read_bytes(f"outbox/{path}", limit=left)
@@ -706,8 +710,9 @@ class CodeExecutor:
         return session, kernel
 
     async def _kernels_in(self, sandbox: Sandbox) -> list[int]:
-        """The processes of kernels that run in a sandbox, the newest last."""
-        return [each.id for each in await sandbox.processes() if each.live and KERNEL_MARK in each.command]
+        """The processes of kernels of this language that run in a sandbox, the newest last."""
+        mark = f"{KERNEL_MARK} {self.config.language}"
+        return [each.id for each in await sandbox.processes() if each.live and mark in each.command]
 
     # -------------------------------------------------------------------------------------------------- sessions
 
