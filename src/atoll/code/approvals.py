@@ -4,9 +4,10 @@ Owns `Approver`, which an executor asks, and `StoredApprovals`, one that writes 
 they outlive the process that asked: `atoll approvals` and any other program can decide. Not here: the call itself and
 the time that it waits (`executor.py`). Used by `executor.py` and by the command line.
 
-A request is one record, `approvals/<id>.json`. The one who decides writes it again, under the lock `approvals/lock`;
-the process that asked polls it. Asked again for the same call of the same session, by a process that resumed the
-session, the record is found again with its decision: nothing is asked twice.
+A request is one record, `approvals/<id>.json`. The one who decides writes it again, under the lock `approvals.lock`;
+the process that asked polls it. Asked again for the same call of the same kernel, by a process that resumed its
+session, the record is found again with its decision: nothing is asked twice. A call that no longer waits is withdrawn,
+so that no decision on it is asked for.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,7 +24,7 @@ from typing import Any, ClassVar, Literal, Protocol
 import anyio
 
 from atoll.contract.errors import InvalidRequest, SandboxError, ToolCallError
-from atoll.drivers.locks import lock_within
+from atoll.drivers.locks import locked
 from atoll.runtime.state.records import StoredRecord, read_record, remove_record, write_record
 
 _POLL_S = 0.1
@@ -62,6 +63,10 @@ class Approver(Protocol):
     async def decide(self, request: ApprovalRequest) -> ApprovalDecision:
         """The decision. May wait for as long as it takes: the time does not count as time of the code."""
 
+    async def withdraw(self, request: ApprovalRequest) -> None:
+        """No call waits for this decision any more: the code was interrupted, or its session is closed. Called after
+        `decide` was cancelled. It is not called when the session goes on elsewhere, where `decide` is asked again."""
+
 
 class AskingApprover:
     """An approver that asks a function of the program."""
@@ -72,6 +77,9 @@ class AskingApprover:
     async def decide(self, request: ApprovalRequest) -> ApprovalDecision:
         decision = await self._ask(request)
         return ApprovalDecision(decision) if isinstance(decision, bool) else decision
+
+    async def withdraw(self, request: ApprovalRequest) -> None:
+        pass  # the function was cancelled
 
 
 def denial(request: ApprovalRequest, decision: ApprovalDecision) -> ToolCallError:
@@ -112,10 +120,11 @@ class StoredApprovals:
 
     def __init__(self, state_dir: Path) -> None:
         self._directory = state_dir / "approvals"
+        self._lock = state_dir / "approvals.lock"
 
     async def decide(self, request: ApprovalRequest) -> ApprovalDecision:
-        """Write the request, and wait until it is decided. Its record is removed then; if this is
-        cancelled, or its process ends, the record stays."""
+        """Write the request, and wait until it is decided. Its record is removed then; if this is cancelled, or its
+        process ends, the record stays."""
         approval = self._find(request) or await self._write_request(request)
         while (decision := approval.decision) is None:
             await anyio.sleep(_POLL_S)
@@ -125,6 +134,11 @@ class StoredApprovals:
             approval = read
         remove_record(self._path(approval.id))
         return decision
+
+    async def withdraw(self, request: ApprovalRequest) -> None:
+        approval = self._find(request)
+        if approval is not None:
+            remove_record(self._path(approval.id))
 
     def list(self, session_id: str | None = None) -> list[Approval]:
         """The requests that are kept, the oldest first. Records that cannot be read are left out."""
@@ -170,7 +184,8 @@ class StoredApprovals:
         return await self._settle(id, status="denied", reason=reason)
 
     async def _settle(self, id: str, **changes: Any) -> Approval:
-        with await self._locked():
+        self.get(id)  # where there is none, there may be no directory either
+        async with self._locked():
             approval = self.get(id)
             if approval.status != "pending":
                 raise InvalidRequest(f"the approval {approval.id} is {approval.status} already")
@@ -180,7 +195,7 @@ class StoredApprovals:
 
     async def _write_request(self, request: ApprovalRequest) -> Approval:
         self._directory.mkdir(mode=0o700, exist_ok=True)
-        with await self._locked():
+        async with self._locked():
             if len(os.listdir(self._directory)) > _MAX_PENDING:
                 raise InvalidRequest(f"{_MAX_PENDING} approvals are pending; decide on some with `atoll approvals`")
             approval = Approval(
@@ -201,8 +216,8 @@ class StoredApprovals:
     def _find(self, request: ApprovalRequest) -> Approval | None:
         """The record of the same call, which a process that is gone has asked for."""
         for each in self.list(request.session_id):
-            same = (each.cell, each.call, each.tool) == (request.cell, request.call, request.tool)
-            if same and each.arguments == dict(request.arguments):
+            asked = (each.process_id, each.cell, each.call, each.tool, each.arguments)
+            if asked == (request.process_id, request.cell, request.call, request.tool, dict(request.arguments)):
                 return each
         return None
 
@@ -212,9 +227,5 @@ class StoredApprovals:
     def _path(self, id: str) -> Path:
         return self._directory / f"{id}.json"
 
-    async def _locked(self) -> AbstractContextManager[object]:
-        file = open(self._directory / "lock", "w")  # noqa: ASYNC230, SIM115 - closing it unlocks
-        if not await lock_within(file.fileno(), _LOCK_S):
-            file.close()
-            raise SandboxError("timed out waiting for another process that changes approvals")
-        return file
+    def _locked(self) -> AbstractAsyncContextManager[None]:
+        return locked(self._lock, _LOCK_S, "changing approvals")

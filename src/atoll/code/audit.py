@@ -55,6 +55,18 @@ class AuditEntry(BaseModel):
     result_bytes: int | None = None
 
 
+class TraceSummary(BaseModel):
+    """What a session's log has, without its records."""
+
+    model_config = ConfigDict(frozen=True)
+
+    session_id: str
+    last_at: datetime
+    """When something was last recorded."""
+    executions: int
+    calls: int
+
+
 class CodeAudit:
     """Writes the records of an executor's sessions."""
 
@@ -63,6 +75,8 @@ class CodeAudit:
 
     def execution(self, session_id: str, cell: int, code: str, result: ExecutionResult) -> None:
         """Record an execution that has ended."""
+        from atoll.code.executor import NO_OUTPUT
+
         verdict = "ok" if result.error is None else f"{result.error.type}: {result.error.message}"
         began = datetime.now(UTC).timestamp() - result.duration_s
         entry = AuditEntry(
@@ -73,7 +87,7 @@ class CodeAudit:
             verdict=_cut(verdict, 1000),
             code=_cut(code),
             code_sha256=hashlib.sha256(code.encode("utf-8", "backslashreplace")).hexdigest(),
-            output=_cut(result.text),
+            output=None if result.text == NO_OUTPUT else _cut(result.text),
         )
         self._write(session_id, entry)
 
@@ -119,22 +133,38 @@ class CodeAudit:
         logs = sorted(self._directory.glob("*.jsonl"), key=_changed) if self._directory.is_dir() else []
         return [path.stem for path in reversed(logs)]
 
+    def summary(self, session_id: str) -> TraceSummary:
+        """What the log of a session has.
+
+        Raises:
+            InvalidRequest: it has none.
+        """
+        data = self._data(session_id)
+        return TraceSummary(
+            session_id=session_id,
+            last_at=datetime.fromtimestamp(_changed(_path(self._directory, session_id)), UTC),
+            executions=data.count(b'{"kind":"execution"'),
+            calls=data.count(b'{"kind":"call"'),
+        )
+
     def read(self, session_id: str) -> list[AuditEntry]:
         """The records of a session, the oldest first.
 
         Raises:
             InvalidRequest: it has none.
         """
-        try:
-            data = _path(self._directory, session_id).read_bytes()
-        except FileNotFoundError:
-            known = ", ".join(self.sessions()[:8]) or "there are none"
-            raise InvalidRequest(f"no session {session_id!r} has a trace (sessions: {known})") from None
         found = []
-        for line in data.splitlines():
+        for line in self._data(session_id).splitlines():
             with contextlib.suppress(ValueError):  # incomplete: the disk was full
                 found.append(AuditEntry.model_validate_json(line))
         return sorted(found, key=lambda entry: entry.time)
+
+    def _data(self, session_id: str) -> bytes:
+        try:
+            return _path(self._directory, session_id).read_bytes()
+        except FileNotFoundError:
+            known = ", ".join(self.sessions()[:8]) or "there are none"
+            raise InvalidRequest(f"no session {session_id!r} has a trace (sessions: {known})") from None
 
 
 def _path(directory: Path, session_id: str) -> Path:

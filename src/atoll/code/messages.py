@@ -110,7 +110,9 @@ Message = CallMessage | CancelMessage | PartMessage | DoneMessage | ReadyMessage
 
 
 def encode(message: Mapping[str, Any]) -> bytes:
-    """A message to the kernel, as a line."""
+    """A message to the kernel, as a line. `json` of a result is a value that is encoded already."""
+    if "json" in message:
+        return b'{"t":"result","call":%d,"value":%b}\n' % (message["call"], message["json"].encode("ascii"))
     return pydantic_core.to_json(message, ensure_ascii=True) + b"\n"
 
 
