@@ -243,7 +243,8 @@ class _MessageFields:
         value = self.values.get(name)
         if not isinstance(value, str) or len(value) > limit:
             raise self._wrong(name, f"a text of at most {limit} characters")
-        return value.encode("utf-8", "backslashreplace").decode()  # a surrogate cannot be written anywhere
+        # A surrogate cannot be written anywhere.
+        return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()
 
     def number(self, name: str) -> int:
         value = self.values.get(name)

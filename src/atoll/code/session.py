@@ -17,6 +17,7 @@ import signal as signals
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, Protocol
 
 import anyio
@@ -553,6 +554,7 @@ class CodeSession:
                 self._take_call(message)
             case CancelMessage():
                 if (task := self._calls.get(message.call)) is not None:
+                    task.add_done_callback(partial(self._forget, message.call))  # it may not have begun
                     task.cancel()
             case PartMessage():
                 if cell is not None and message.cell == cell.number and len(cell.parts) < 10_000:
@@ -570,14 +572,19 @@ class CodeSession:
     def _take_call(self, call: CallMessage) -> None:
         if call.call in self._calls:
             raise ChannelViolation(f"the number {call.call} is used for two calls at once")
-        task = asyncio.create_task(self._answer(call))
-        self._calls[call.call] = task
-        task.add_done_callback(lambda _: self._calls.pop(call.call, None))
+        self._calls[call.call] = asyncio.create_task(self._answer(call))
 
     async def _answer(self, call: CallMessage) -> None:
-        answer = await self.handler.handle(call)
-        with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
-            await self._send({"t": "result", "call": call.call, **answer})
+        try:
+            answer = await self.handler.handle(call)
+            with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+                await self._send({"t": "result", "call": call.call, **answer})
+        finally:  # not in a callback of the task, which would cost each call a round of the event loop
+            self._forget(call.call, asyncio.current_task())
+
+    def _forget(self, number: int, task: asyncio.Task[None] | None) -> None:
+        if self._calls.get(number) is task:
+            del self._calls[number]
 
     async def _read_output(self) -> None:
         try:
