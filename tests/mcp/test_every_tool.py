@@ -92,7 +92,7 @@ async def test_figures_of_code_are_images_and_its_output_is_progress(host: Engin
     )
     told: list[str] = []
 
-    async def hear(progress: float, total: float | None, message: str | None) -> None:  # noqa: ARG001 - of the SDK
+    async def hear(progress: float, total: float | None, message: str | None) -> None:
         told.append(message or "")
 
     async with listening(host, "code") as url, Client(url) as client:
