@@ -12,8 +12,8 @@ import pytest
 
 from atoll.code.approvals import ApprovalRequest, StoredApprovals
 from atoll.code.audit import CodeAudit
-from atoll.code.executor import CallRecord, ExecutionFailure, ExecutionResult
 from atoll.code.languages import LanguageName
+from atoll.code.results import CallRecord, ExecutionFailure, ExecutionResult
 from atoll.surfaces.cli.repl import is_complete
 from atoll.testing.waiting import wait_until
 from tests.cli.driving import Atoll

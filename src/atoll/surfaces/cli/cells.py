@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 import anyio
 
 from atoll.code.audit import CodeAudit
-from atoll.code.executor import CodeConfig, CodeExecutor, ExecutionResult, OutboxFile, RichPart
+from atoll.code.executor import CodeConfig, CodeExecutor
 from atoll.code.languages import LanguageName
 from atoll.code.registry import ToolRegistry
+from atoll.code.results import ExecutionResult, OutboxFile, RichPart
 from atoll.contract.errors import InvalidRequest
 from atoll.surfaces.cli import FAILED, TIMED_OUT, render, terminal
 from atoll.surfaces.cli.streaming import CAPTURE_BYTES

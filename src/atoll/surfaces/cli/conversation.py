@@ -27,7 +27,7 @@ from atoll.agents.history import History
 from atoll.agents.loop import Agent, Answer, Budget
 from atoll.code.approvals import ApprovalRequest, AskingApprover
 from atoll.code.audit import CodeAudit
-from atoll.code.executor import CallRecord, ExecutionResult
+from atoll.code.results import CallRecord, ExecutionResult
 from atoll.code.vocabulary import code_tools
 from atoll.contract.errors import AtollError, BudgetExceeded, InvalidRequest
 from atoll.runtime.sandbox_pool import SandboxPool

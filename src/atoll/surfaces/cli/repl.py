@@ -27,7 +27,8 @@ from typing import TYPE_CHECKING
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from atoll.code.executor import CodeExecutor, ExecutionResult
+from atoll.code.executor import CodeExecutor
+from atoll.code.results import ExecutionResult
 from atoll.surfaces.cli import render
 from atoll.surfaces.cli.cells import CellOutput, CellResult, executor_for
 
