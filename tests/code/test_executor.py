@@ -171,6 +171,23 @@ async def test_a_result_over_the_limit_is_an_error_of_the_code(engine: Engine, r
         assert result.calls[0].result_bytes == 0
 
 
+async def test_executions_of_one_session_have_their_own_calls_and_budgets(executor: CodeExecutor) -> None:
+    session, results = await executor.open_session(), {}
+
+    async def run(name: str, times: int) -> None:
+        code = f"for _ in range({times}): await query_sales('{name}')"
+        results[name], _ = await executor.execute(code, session)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(run, "first", 15)
+        tasks.start_soon(run, "second", 10)
+    assert {name: (result.success, len(result.calls)) for name, result in results.items()} == {
+        "first": (True, 15),
+        "second": (True, 10),
+    }
+    await executor.close_session(session)
+
+
 async def test_files_in_the_outbox_come_back_once(executor: CodeExecutor) -> None:
     _, session = await executor.execute("import os\nos.makedirs('outbox/sub', exist_ok=True)", reuse_session=True)
     first, _ = await executor.execute("open('outbox/sub/a.txt', 'w').write('data')", session_id=session)

@@ -14,8 +14,10 @@ from atoll import Engine
 from atoll.agents.script import Script, scripted
 from atoll.surfaces.messages import listen
 
+Tools = Mapping[str, Callable[..., str]]
+"""What the program makes calls with, by name."""
 KEY = "the-key-of-one-client"
-CODE = {"type": "code_execution_20260120", "name": "code_execution"}
+CODE: Any = {"type": "code_execution_20260120", "name": "code_execution"}
 SALES = {
     "name": "query_sales",
     "description": "The sales of a region, as JSON.",
@@ -92,7 +94,7 @@ class HostedClient:
         self.messages.append({"role": "assistant", "content": message.content})
         return message
 
-    async def run(self, prompt: str, tools: Mapping[str, Callable[..., str]] | None = None) -> Any:
+    async def run(self, prompt: str, tools: Tools | None = None) -> Any:
         """The last message of a turn."""
         self.messages.append({"role": "user", "content": prompt})
         while True:

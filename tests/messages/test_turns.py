@@ -13,6 +13,7 @@ from tests.messages.serving import (
     NOW,
     SALES,
     HostedClient,
+    Tools,
     answers,
     blocks,
     client,
@@ -47,7 +48,7 @@ def query_sales(region: str) -> str:
     return json.dumps({"region": region, "amount": AMOUNTS[region], "padding": "x" * 1000})
 
 
-TOOLS = {"query_sales": query_sales, "now": lambda: "12:00"}
+TOOLS: Tools = {"query_sales": query_sales, "now": lambda: "12:00"}
 
 
 @pytest.mark.parametrize("streams", [False, True], ids=["whole", "streaming"])
@@ -128,7 +129,8 @@ async def test_code_of_one_answer_runs_one_after_the_other_also_over_a_pause(hos
 
 
 async def test_an_error_of_the_code_is_a_result_and_a_failed_call_can_be_caught(host: Engine) -> None:
-    catches = "try:\n    await query_sales({'region': 'east'})\nexcept ToolError as error:\n    print('caught:', error)\n1 / 0"
+    asks = "await query_sales({'region': 'east'})"
+    catches = f"try:\n    {asks}\nexcept ToolError as error:\n    print('caught:', error)\n1 / 0"
     async with (
         serving(host, script(runs(catches), says("It failed.", "ZeroDivisionError"))) as url,
         client(url) as anthropic,
@@ -148,17 +150,16 @@ async def test_an_error_of_the_code_is_a_result_and_a_failed_call_can_be_caught(
 
 async def test_a_call_that_is_not_answered_is_a_timeout_in_the_code(host: Engine) -> None:
     waits = "try:\n    await query_sales({'region': 'east'})\nexcept TimeoutError as error:\n    print(error)"
-    async with serving(host, script(runs(waits), says("Too late.", "not answered")), call_timeout_s=0.2) as url:
-        async with client(url) as anthropic:
-            program = HostedClient(anthropic)
-            program.messages.append({"role": "user", "content": "Go"})
-            paused = await program.create()
-            execution = paused.content[0].id
-            await anyio.sleep(0.4)
-            program.messages.append(answers({paused.content[-1].id: "late"}))
-            last = await program.create()
-            assert last.content[0].tool_use_id == execution
-            assert "query_sales was not answered within 0.2 s" in last.content[0].content.stdout
+    model = script(runs(waits), says("Too late.", "not answered"))
+    async with serving(host, model, call_timeout_s=0.1) as url, client(url) as anthropic:
+        program = HostedClient(anthropic)
+        program.messages.append({"role": "user", "content": "Go"})
+        paused = await program.create()
+        await anyio.sleep(0.2)
+        program.messages.append(answers({paused.content[-1].id: "late"}))
+        last = await program.create()
+        assert last.content[0].tool_use_id == paused.content[0].id
+        assert "query_sales was not answered within 0.1 s" in last.content[0].content.stdout
 
 
 async def test_time_in_which_code_waits_for_the_client_does_not_count(host: Engine) -> None:
@@ -168,11 +169,11 @@ async def test_time_in_which_code_waits_for_the_client_does_not_count(host: Engi
         runs("while True: pass"),
         says("Over.", "its time was over"),
     )
-    async with serving(host, model, config=CodeConfig(timeout_s=1)) as url, client(url) as anthropic:
+    async with serving(host, model, config=CodeConfig(timeout_s=0.5)) as url, client(url) as anthropic:
         program = HostedClient(anthropic)
         program.messages.append({"role": "user", "content": "Go"})
         paused = await program.create()
-        await anyio.sleep(1.2)
+        await anyio.sleep(0.6)
         program.messages.append(answers({paused.content[-1].id: "late"}))
         assert (await program.create()).content[0].content.stdout == "on\n"
         last = await program.run("Again", TOOLS)

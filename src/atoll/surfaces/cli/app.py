@@ -35,6 +35,7 @@ MODULES = {
     "storage": ("storage",),
     "agent": ("agent",),
     "mcp": ("mcp",),
+    "messages": ("messages",),
     "python": ("python",),
     "approvals": ("approvals",),
     "trace": ("trace",),

@@ -26,9 +26,10 @@ from typing import Any
 import anyio
 import pydantic_core
 
-from atoll.code.executor import CodeConfig, CodeExecutor, ExecutionResult
+from atoll.code.executor import CodeConfig, CodeExecutor
 from atoll.code.registry import ToolRegistry, identifiers
-from atoll.contract.errors import InvalidRequest, ToolCallError
+from atoll.code.results import ExecutionResult
+from atoll.contract.errors import InvalidRequest, SandboxError, ToolCallError
 from atoll.runtime.engine import Engine
 from atoll.surfaces.messages.wire import ApiError, ClientTool
 
@@ -92,6 +93,10 @@ class PausableExecution:
     @property
     def has_ended(self) -> bool:
         return self._task.done()
+
+    @property
+    def was_interrupted(self) -> bool:
+        return self._task.cancelled()
 
     async def call(self, tool: str, arguments: Mapping[str, Any], timeout_s: float) -> str:
         """Have the client make a call, and wait for its result.
@@ -165,8 +170,10 @@ class PausableExecution:
         """The result of an execution that has ended.
 
         Raises:
-            AtollError: it could not be run.
+            AtollError: it could not be run, or was interrupted.
         """
+        if self.was_interrupted:
+            raise SandboxError("the code was interrupted")
         return await asyncio.shield(self._task)
 
     async def cancel(self) -> None:

@@ -240,7 +240,7 @@ class MessagesTurn:
         """Give code that waits its results. True: it waits again."""
         container = self._container
         execution = None if container is None else container.executions.get(pending.code_id)
-        if execution is None:
+        if execution is None or execution.was_interrupted:
             raise ApiError(
                 400,
                 f"in this container no code of the id {pending.code_id[:80]!r} waits: it was interrupted or has ended",

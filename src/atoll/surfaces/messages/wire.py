@@ -270,8 +270,9 @@ class MessagesRequest:
         try:
             body = WireRequest.model_validate(found)
         except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            raise ApiError(400, f"{_place(first['loc'])}: {first['msg']}") from None
+            # Of the kinds that a value may have, the one that fits best says most.
+            wrong = max(error.errors(include_url=False, include_input=False), key=lambda each: len(each["loc"]))
+            raise ApiError(400, f"{_place(wrong['loc'])}: {wrong['msg']}") from None
         tools, version = _tools(body.tools)
         _check_choice(body.tool_choice, tools, version)
         container = WireContainer(id=body.container) if isinstance(body.container, str) else body.container
