@@ -11,6 +11,7 @@ session, the record is found again with its decision: nothing is asked twice.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
@@ -21,6 +22,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
 import anyio
+import anyio.to_thread
+from pydantic_core import to_json
 
 from atoll.contract.errors import InvalidRequest, SandboxError, ToolCallError
 from atoll.drivers.locks import lock_within
@@ -80,6 +83,13 @@ def denial(request: ApprovalRequest, decision: ApprovalDecision) -> ToolCallErro
     return ToolCallError("ApprovalDenied", f"{request.tool} was not approved{why}")
 
 
+async def withdraw(approver: Approver, request: ApprovalRequest) -> None:
+    """Tell an approver that keeps requests that this one is over."""
+    if isinstance(approver, StoredApprovals):
+        with contextlib.suppress(SandboxError, OSError):  # it stays then, and is asked in vain
+            await approver.withdraw(request)
+
+
 class Approval(StoredRecord):
     """A request on disk, with its decision once there is one."""
 
@@ -114,17 +124,28 @@ class StoredApprovals:
         self._directory = state_dir / "approvals"
 
     async def decide(self, request: ApprovalRequest) -> ApprovalDecision:
-        """Write the request, and wait until it is decided. Its record is removed then; if this is
-        cancelled, or its process ends, the record stays."""
-        approval = self._find(request) or await self._write_request(request)
+        """Write the request, and wait until it is decided. Its record is removed then; if this is cancelled, or its
+        process ends, the record stays for the process that goes on with the session: see `withdraw`."""
+        found = await anyio.to_thread.run_sync(self._find, request)
+        approval = found or await self._write_request(request)
+        seen = None
         while (decision := approval.decision) is None:
             await anyio.sleep(_POLL_S)
-            read = self._read(approval.id)
+            if (now := _version(self._path(approval.id))) == seen:
+                continue
+            seen, read = now, self._read(approval.id)
             if read is None:
                 return ApprovalDecision(allowed=False, reason="the request was removed")
             approval = read
         remove_record(self._path(approval.id))
         return decision
+
+    async def withdraw(self, request: ApprovalRequest) -> None:
+        """Remove a request that no code waits for any more, decided or not."""
+        found = await anyio.to_thread.run_sync(self._find, request)
+        if found is not None:
+            with await self._locked():
+                remove_record(self._path(found.id))
 
     def list(self, session_id: str | None = None) -> list[Approval]:
         """The requests that are kept, the oldest first. Records that cannot be read are left out."""
@@ -202,7 +223,7 @@ class StoredApprovals:
         """The record of the same call, which a process that is gone has asked for."""
         for each in self.list(request.session_id):
             same = (each.cell, each.call, each.tool) == (request.cell, request.call, request.tool)
-            if same and each.arguments == dict(request.arguments):
+            if same and to_json(each.arguments) == to_json(request.arguments):  # 1 is not true
                 return each
         return None
 
@@ -218,3 +239,12 @@ class StoredApprovals:
             file.close()
             raise SandboxError("timed out waiting for another process that changes approvals")
         return file
+
+
+def _version(path: Path) -> tuple[int, int] | None:
+    """Differs when a record was written again. None: it is gone."""
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return None
+    return status.st_ino, status.st_mtime_ns

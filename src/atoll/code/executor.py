@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import secrets
 import time
 from collections import deque
@@ -21,7 +22,7 @@ from typing import Any, Literal, Protocol, Self
 import anyio
 from pydantic import BaseModel, ConfigDict, Field
 
-from atoll.code.approvals import ApprovalRequest, Approver, denial
+from atoll.code.approvals import ApprovalRequest, Approver, denial, withdraw
 from atoll.code.languages import KERNEL_MARK, LanguageName
 from atoll.code.messages import CallMessage, PartMessage
 from atoll.code.registry import ToolCallerType, ToolRegistry
@@ -35,8 +36,14 @@ from atoll.tools.tool import ContentPart, ImagePart, TextPart
 
 _MAX_OUTBOX_FILES = 32
 _MAX_OUTBOX_BYTES = 32 * 1024 * 1024
+_MAX_KEPT_BYTES = 64 * 1024 * 1024
+"""What the arguments in the records of one execution may take. Records beyond it have none."""
+_MAX_WAITING = 100
+"""Calls of a session that wait for an approval."""
 _MAX_CLOSED = 256
 """Ids of closed sessions that are remembered, so that an error can say what became of one."""
+
+_log = logging.getLogger(__name__)
 
 
 class CodeConfig(BaseModel):
@@ -228,12 +235,15 @@ class _Session:
         self.calls: list[CallRecord] = []
         self.waiting: dict[int, ApprovalRequest] = {}
         """Calls that wait for an approval now."""
+        self.ended = False
+        """True: it was closed for good."""
         self._made = 0
+        self._kept_bytes = 0
         self._executor = executor
         self._slots = anyio.Semaphore(executor.config.max_concurrent_calls)
 
     def begin(self, code: str) -> None:
-        self.code, self.calls, self._made = code, [], 0
+        self.code, self.calls, self._made, self._kept_bytes = code, [], 0, 0
         self.executions += 1
         self.touch()
 
@@ -243,7 +253,9 @@ class _Session:
     async def handle(self, call: CallMessage) -> dict[str, Any]:
         """Make a call of the code. The one place that every call passes through; it trusts nothing in it."""
         started_at, began = datetime.now(UTC), time.perf_counter()
-        answer = await self._answer(call)
+        self._made += 1
+        number, execution = self._made, self.executions
+        answer = await self._answer(call, number)
         failed = answer.get("error")
         record = CallRecord(
             tool=call.tool,
@@ -253,14 +265,25 @@ class _Session:
             result_bytes=answer.pop("size", 0),
             error=None if failed is None else f"{failed['type']}: {failed['message']}",
         )
-        self.calls.append(record)
-        self._executor.record_call(self.id, call.cell, record)
+        if number <= self._executor.config.max_calls + 1:  # of those beyond the budget, the first
+            self._keep(record, call.held_bytes)
+            try:
+                self._executor.record_call(self.id, execution, record)
+            except OSError as error:
+                _log.error("a call of %s could not be recorded", call.tool, exc_info=error)
+                return _failure("AuditFailed", f"{call.tool} was called, but that could not be recorded")
         return answer
 
-    async def _answer(self, call: CallMessage) -> dict[str, Any]:
+    def _keep(self, record: CallRecord, held_bytes: int) -> None:
+        self._kept_bytes += held_bytes
+        if self._kept_bytes > _MAX_KEPT_BYTES:
+            record = record.model_copy(update={"arguments": {}})
+        self.calls.append(record)
+
+    async def _answer(self, call: CallMessage, number: int) -> dict[str, Any]:
         config, registry = self._executor.config, self._executor.registry
         try:
-            self._check(call)
+            self._check(call, number)
             arguments: Mapping[str, Any] = call.arguments
             if call.tool in registry and registry[call.tool].needs_approval:
                 registry.check(call.tool, arguments, caller=ToolCallerType.CODE_EXECUTION)  # before a person is asked
@@ -274,20 +297,21 @@ class _Session:
                 )
             return self._within(value)
         except ToolCallError as error:
-            return {"error": {"type": error.type, "message": error.message}}
+            return _failure(error.type, error.message)
 
-    def _check(self, call: CallMessage) -> None:
-        self._made += 1
+    def _check(self, call: CallMessage, number: int) -> None:
         limit = self._executor.config.max_calls
         if call.refusal is not None:
             raise ToolCallError("InvalidRequest", call.refusal)
-        if self._made > limit:
+        if number > limit:
             raise ToolCallError("BudgetExceeded", f"an execution may make {limit} calls of tools")
 
     async def _approved(self, call: CallMessage) -> Mapping[str, Any]:
         approver, kernel = self._executor.approver, self.kernel
         if approver is None or kernel is None:
             raise ToolCallError("ApprovalRequired", f"{call.tool} needs an approval, and there is no approver here")
+        if len(self.waiting) >= _MAX_WAITING:
+            raise ToolCallError("TooManyApprovals", f"{_MAX_WAITING} calls wait for an approval; await some of them")
         request = ApprovalRequest(
             session_id=self.id,
             sandbox=self.sandbox.name,
@@ -302,6 +326,15 @@ class _Session:
         try:
             with kernel.time_paused():
                 decision = await approver.decide(request)
+        except asyncio.CancelledError:
+            if self.ended or not kernel.is_detached:  # not suspended: no code waits for it, now or later
+                self._executor.withdraw(request)
+            raise
+        except ToolCallError:
+            raise
+        except Exception as error:  # the approver is the caller's own: code must not wait for ever
+            _log.error("the approver failed for %s", call.tool, exc_info=error)
+            raise ToolCallError("ApprovalFailed", f"nobody could be asked to approve {call.tool}") from error
         finally:
             del self.waiting[call.call]
         if not decision.allowed:
@@ -344,6 +377,7 @@ class CodeExecutor:
         self._closed: deque[str] = deque(maxlen=_MAX_CLOSED)
         self._ready: deque[_Session] = deque()
         self._background: set[asyncio.Task[None]] = set()
+        self._withdrawing: set[asyncio.Task[None]] = set()
         self._cleanup: asyncio.Task[None] | None = None
         self._is_closed = False
 
@@ -555,7 +589,7 @@ class CodeExecutor:
         kernel = await CodeSession.attach(
             sandbox, kernels[-1].id, session, stubs=self._stubs(), language=self.config.language
         )
-        session.kernel = kernel
+        session.kernel, session.executions = kernel, kernel.cells
         self._sessions[session.id] = session
         return session, kernel
 
@@ -602,7 +636,7 @@ class CodeExecutor:
         """
         kernel = self._find(session_id).kernel
         if kernel is not None and kernel.is_alive:  # a new kernel gets the tools of now anyway
-            await kernel.set_stubs(self._stubs())
+            kernel.set_stubs(self._stubs())
 
     async def _start_kernel(self, session: _Session) -> CodeSession:
         if session.kernel is not None:
@@ -682,14 +716,17 @@ class CodeExecutor:
         return True
 
     async def _end(self, session: _Session) -> None:
+        session.ended = True
         with anyio.CancelScope(shield=True):
             if not session.owns_sandbox:
                 if session.kernel is not None:
                     await session.kernel.aclose()
-                return
-            if session.kernel is not None:
-                await session.kernel.detach()  # it dies with its sandbox
-            await session.sandbox.destroy()
+            else:
+                if session.kernel is not None:
+                    await session.kernel.detach()  # it dies with its sandbox
+                await session.sandbox.destroy()
+            if self._withdrawing:
+                await asyncio.wait(self._withdrawing)
 
     async def close_all_sessions(self) -> int:
         """End all sessions. Returns how many there were."""
@@ -723,6 +760,13 @@ class CodeExecutor:
             await self.close_session(id)
         return len(expired)
 
+    def withdraw(self, request: ApprovalRequest) -> None:
+        """Take a request back, soon: the caller is being cancelled, and may be so again."""
+        if self.approver is not None:
+            task = asyncio.create_task(withdraw(self.approver, request))
+            self._withdrawing.add(task)
+            task.add_done_callback(self._withdrawing.discard)
+
     def record_call(self, session_id: str, cell: int, record: CallRecord) -> None:
         if self._audit is not None:
             self._audit.call(session_id, cell, record)
@@ -743,6 +787,10 @@ class CodeExecutor:
             await self.close_all_sessions()
             if self._owns_engine and self._engine is not None:
                 await self._engine.aclose()
+
+
+def _failure(kind: str, message: str) -> dict[str, Any]:
+    return {"error": {"type": kind, "message": message}}
 
 
 def _rich(part: PartMessage) -> RichPart:
