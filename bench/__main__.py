@@ -17,6 +17,7 @@ from rich.console import Console
 from atoll.drivers import oci
 from bench import (
     checkpoints,
+    code,
     commands,
     creation,
     egress,
@@ -58,6 +59,7 @@ SUBJECTS: dict[str, Callable[[Lab], Awaitable[Section]]] = {
     "thousand": thousand.measure,
     "tools": tools.measure,
     "mcp": mcp.measure,
+    "code": code.measure,
     "startup": startup.measure,
 }
 

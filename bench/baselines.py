@@ -66,7 +66,7 @@ class Baselines:
         self._ends = ExitStack()
         self.docker: docker.Docker | None = None
         """Its commands and its HTTP interface, for figures of other kinds. None: see `absent`."""
-        _make_root(self._bundle / "rootfs")
+        small_root(self._bundle / "rootfs")
         (self._bundle / "config.json").write_text(json.dumps(_OCI_CONFIG))
         self.all = [Baseline(HOST, lambda: ["/bin/true"])]
         self._add("bwrap", "bwrap --unshare-all", self._bwrap)
@@ -115,8 +115,8 @@ class Baselines:
         self.all.append(Baseline(label, self.docker.run_command, slow=True))
 
 
-def _make_root(root: Path) -> None:
-    """`true` and `sleep`, their libraries, and the directories that runtimes expect."""
+def small_root(root: Path) -> Path:
+    """Make a root of `true` and `sleep`, their libraries, and the directories that runtimes expect."""
     for name in ("bin", "dev", "proc", "sys"):
         (root / name).mkdir(parents=True)
     for program in ("/bin/true", "/bin/sleep"):
@@ -126,3 +126,4 @@ def _make_root(root: Path) -> None:
             target = root / library.lstrip("/")
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(library, target)
+    return root

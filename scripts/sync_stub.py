@@ -20,24 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from atoll.runtime import engine as asynchronous
+from atoll.sync import CLASSES
 
 STUB = Path(__file__).resolve().parent.parent / "src" / "atoll" / "sync.pyi"
-CLASSES = {
-    "Engine": "atoll.runtime.engine",
-    "Sandbox": "atoll.runtime.sandbox",
-    "SandboxPool": "atoll.runtime.sandbox_pool",
-    "Process": "atoll.runtime.guest.process",
-    "ProcessInput": "atoll.runtime.guest.process",
-    "Files": "atoll.runtime.guest.files",
-    "ProjectCopy": "atoll.runtime.project.project",
-    "Listener": "atoll.runtime.guest.ports",
-    "PortConnection": "atoll.runtime.guest.ports",
-    "ImageStore": "atoll.runtime.images.store",
-    "LoopStorage": "atoll.runtime.state.loop_storage",
-    "VolumeStore": "atoll.runtime.state.volumes",
-    "ToolSet": "atoll.tools.tool",
-}
-"""The classes with something to await that a program gets from an engine, and their modules."""
 RENAMED = {
     "AsyncIterator": "Iterator",
     "AsyncIterable": "Iterable",
@@ -126,7 +111,7 @@ def _stub() -> str:
     names.in_module("atoll.runtime.engine")
     opening = _method(_parse(asynchronous.open), names)["open"]
     imports = "\n".join(sorted(set(names.imports.values())))
-    text = "\n".join([HEAD, imports, "", opening, "", "class Blocking: ...\n", *classes])
+    text = "\n".join([HEAD, imports, "", "CLASSES: dict[str, str]\n", opening, "", "class Blocking: ...\n", *classes])
     ruff = [sys.executable, "-m", "ruff"]
     for step in (["check", "--fix", "--quiet", "--select", "I,F401"], ["format", "--quiet"]):
         command = [*ruff, *step, "--stdin-filename", str(STUB), "-"]

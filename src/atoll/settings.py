@@ -97,6 +97,9 @@ class Settings(Frozen):
     mcp_token: SecretStr | None = Field(default=None, min_length=SHORTEST_TOKEN)
     """The token that clients of an MCP server over HTTP must send: 16 characters or more, at random. Unset: no token is
     required, and the server accepts clients of this machine only."""
+    messages_token: SecretStr | None = Field(default=None, min_length=SHORTEST_TOKEN)
+    """The token that clients of `atoll messages` must send as their API key: 16 characters or more, at random. Unset:
+    any key is accepted, of clients of this machine only."""
 
     @classmethod
     def from_environment(cls) -> Settings:

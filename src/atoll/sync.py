@@ -8,8 +8,9 @@
 Owns how a blocking call reaches the event loop of its engine, which runs in a thread of its own. Every object of the
 API that has something to await is wrapped when it comes out (`engine`, `box`, `box.files`, a process); everything else
 is passed through as it is. What is awaited there blocks here, `async with` is `with`, `async for` is `for`, and
-`aclose` is `close`. So there is one API, and this module knows none of it. `sync.pyi` gives it types;
-`scripts/sync_stub.py` writes that file from the asynchronous classes, and `make check` compares.
+`aclose` is `close`. So there is one API, and this module knows none of it but the names of its classes, for
+annotations and `isinstance`. `sync.pyi` gives it types; `scripts/sync_stub.py` writes that file from the asynchronous
+classes, and `make check` compares.
 
 - Any thread may call. Calls of several threads run at the same time.
 - Ctrl-C during a call cancels it, as cancelling a task does: `exec` kills its command before KeyboardInterrupt is
@@ -26,6 +27,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import importlib
 import inspect
 import os
 import threading
@@ -42,6 +44,23 @@ from anyio.from_thread import BlockingPortal
 from atoll.contract.errors import InvalidRequest
 from atoll.runtime import engine as asynchronous
 from atoll.settings import Settings
+
+CLASSES = {
+    "Engine": "atoll.runtime.engine",
+    "Sandbox": "atoll.runtime.sandbox",
+    "SandboxPool": "atoll.runtime.sandbox_pool",
+    "Process": "atoll.runtime.guest.process",
+    "ProcessInput": "atoll.runtime.guest.process",
+    "Files": "atoll.runtime.guest.files",
+    "ProjectCopy": "atoll.runtime.project.project",
+    "Listener": "atoll.runtime.guest.ports",
+    "PortConnection": "atoll.runtime.guest.ports",
+    "ImageStore": "atoll.runtime.images.store",
+    "LoopStorage": "atoll.runtime.state.loop_storage",
+    "VolumeStore": "atoll.runtime.state.volumes",
+    "ToolSet": "atoll.tools.tool",
+}
+"""The classes with something to await that a program gets from an engine, and their modules."""
 
 _CANCEL_S = 30
 """How long Ctrl-C waits for the call that it cancelled. Killing a process tree takes milliseconds."""
@@ -61,6 +80,13 @@ def open(state_dir: Path | str | None = None, *, settings: Settings | None = Non
     except BaseException:
         loop.stop()
         raise
+
+
+def __getattr__(name: str) -> Any:
+    """`atoll.sync.Sandbox` and so on: the class of the objects that a program gets."""
+    if name not in CLASSES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _face(getattr(importlib.import_module(CLASSES[name]), name))
 
 
 class _Loop:
@@ -239,6 +265,8 @@ async def _pull(values: Iterator[Any]) -> AsyncIterator[Any]:
 @functools.cache
 def _face(kind: type) -> type[Blocking] | None:
     """The class that wraps objects of `kind`. None: they are passed through."""
+    if kind is asynchronous.Engine:
+        return _BlockingEngine
     enters, iterates = hasattr(kind, "__aenter__"), hasattr(kind, "__anext__")
     ours = kind.__module__.partition(".")[0] == "atoll"
     awaits = ours and any(inspect.iscoroutinefunction(getattr(kind, name, None)) for name in dir(kind))

@@ -56,6 +56,8 @@ from atoll.runtime.state.loop_storage import StorageKind
 from atoll.settings import Settings
 from atoll.tools.tool import OnOutput, ToolResult
 
+CLASSES: dict[str, str]
+
 def open(state_dir: Path | str | None = None, *, settings: Settings | None = None) -> Engine: ...
 
 class Blocking: ...

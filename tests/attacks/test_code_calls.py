@@ -95,6 +95,9 @@ async def test_an_approver_that_fails_is_an_answer(engine: Engine, tmp_path: Pat
         async def decide(self, request: ApprovalRequest) -> ApprovalDecision:
             raise OSError("no space left")
 
+        async def withdraw(self, request: ApprovalRequest) -> None:
+            raise OSError("no space left")
+
     desk = Desk(engine, tmp_path)
     desk.executor.approver = Broken()
     async with desk.executor as executor:

@@ -35,7 +35,7 @@ STUBS: dict[str, Any] = {
     "models": {},
 }
 SOCKET = (
-    "import json\nkernel = display.__self__\ns = kernel.channel.socket\n"
+    "import json\nkernel = type(echo).__call__.__globals__['kernel']\ns = kernel.channel.socket\n"
     "send = lambda m: s.sendall(json.dumps(m).encode() + b'\\n')\n"
 )
 
@@ -162,9 +162,7 @@ async def test_results_that_the_code_makes_up_reach_only_itself(
 
 
 async def test_rebound_stubs_change_nothing_on_the_host(hostile: CodeSession) -> None:
-    await attack(
-        hostile, "import builtins\nbuiltins.echo = echo = lambda *a: 1/0\ntype(display.__self__.calls).make = None"
-    )
+    await attack(hostile, "import builtins\nbuiltins.echo = echo = lambda *a: 1/0\ntype(kernel.calls).make = None")
     outcome = await hostile.run("del echo\nawait echo(1)", timeout_s=20)
     assert outcome.error is not None  # of its own making
     assert hostile.is_alive

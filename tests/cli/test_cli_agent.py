@@ -119,6 +119,28 @@ expect.result = [{ error = true, contains = ["interrupted"] }]
 """
 
 
+CODE = """
+[[step]]
+[[step.call]]
+tool = "execute_code"
+input.code = '''
+import asyncio
+done = await asyncio.gather(*(shell(f"echo {n}; exit {n % 2}") for n in range(3)))
+print([each["exit_code"] for each in done])
+try:
+    await sandbox_destroy("default")
+except ToolError as error:
+    print(error.type)
+'''
+[[step.call]]
+tool = "shell"
+input.command = "echo direct"
+[[step]]
+text = "Done."
+expect.result = [{ contains = ["[0, 1, 0]"] }, {}]
+"""
+
+
 def sessions(atoll: Atoll) -> list[str]:
     """Names of sandboxes of conversations that have no name."""
     return [name for name in atoll.names() if name.startswith("agent-")]
@@ -480,3 +502,53 @@ def test_on_a_terminal_ports_are_served_until_ctrl_c(atoll: Atoll, script: Any) 
     assert sessions(atoll) == []
     piped = atoll("agent", "--model", script(SERVES), "serve")
     assert "ports are no longer served" in piped.stderr.decode()
+
+
+# ----------------------------------------------------------------------------------------------------------------- code
+
+WRITES = """
+[[step]]
+[[step.call]]
+tool = "execute_code"
+input.code = '''
+for name in ("one", "two", "three"):
+    try:
+        print(await write(name, "by code"))
+    except ToolError as error:
+        print(error)
+'''
+[[step]]
+text = "Written."
+"""
+
+
+def test_code_and_its_calls_are_shown_beside_direct_calls(atoll: Atoll, script: Any) -> None:
+    model = script(CODE.replace('"default"', '"none"'))
+    done = atoll("agent", "--code", "--model", model, "count")
+    assert done.stdout == b"Done.\n"
+    told = done.stderr.decode()
+    assert "    │ import asyncio\n    │ done = await asyncio.gather(" in told
+    assert re.search(r"    ↳ ✓ shell  default  \$ echo 2; exit 0  [\d.]+ s\n", told)
+    assert re.search(r"    ↳ ✗ sandbox_destroy  none  [\d.]+ s\n    ↳   SandboxNotFound: ", told)
+    assert re.search(r"  ✓ execute_code  import asyncio …  4 calls, [\d.]+ s\n    \[0, 1, 0\]\n", told)
+    lines = [json.loads(line) for line in atoll.text("agent", "--code", "--json", "--model", model, "go").splitlines()]
+    calls = [line for line in lines if line["type"] == "code_call"]
+    assert [call["tool"] for call in calls] == ["shell"] * 3 + ["sandbox_destroy"]
+    assert calls[-1]["error"].startswith("SandboxNotFound")
+    newest = atoll.json("trace", "--json")[0]
+    assert (newest["executions"], newest["calls"]) == (1, 4)
+
+
+def test_calls_of_code_that_may_destroy_something_are_asked_about(atoll: Atoll, script: Any) -> None:
+    screen = atoll.terminal("agent", "--code", "--ask", "--tools", "coding", "--model", script(WRITES), "write")
+    screen.read_until(b"The model wants to call execute_code:")
+    screen.read_until(b"[a]lways for execute_code: ")
+    screen.type(b"y\n")
+    for name, answer in ((b"one", b"y"), (b"two", b"n"), (b"three", b"a")):
+        screen.read_until(b"The model's code wants to call write:")
+        screen.read_until(b"path: " + name)
+        screen.read_until(b"[a]lways for write: ")
+        screen.type(answer + b"\n")
+    screen.read_until(b"ApprovalDenied: write was not approved")
+    screen.read_until(b"Written.")
+    assert screen.wait() == 0

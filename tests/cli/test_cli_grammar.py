@@ -21,7 +21,11 @@ from atoll.tools import vocabularies
 from tests.cli.driving import PROGRAM, Atoll
 
 COMMANDS = [name for names in MODULES.values() for name in names]
-GROUPS = {"images": "ls pull rm import", "volumes": "ls create rm export import"}
+GROUPS = {
+    "images": "ls pull rm import",
+    "volumes": "ls create rm export import",
+    "approvals": "ls show allow deny",
+}
 
 
 def test_help_names_every_command(atoll: Atoll) -> None:

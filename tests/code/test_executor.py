@@ -149,7 +149,7 @@ async def test_what_a_call_lacks_is_an_error_of_the_code(executor: CodeExecutor,
 async def test_code_cannot_call_a_tool_that_is_for_the_model_alone(executor: CodeExecutor) -> None:
     forged = (
         "import types\nstub = types.SimpleNamespace(__name__='direct_only', returns='any')\n"
-        "await display.__self__.calls.make(stub, {})"
+        "await query_sales._calls.make(stub, {})"
     )
     result, _ = await executor.execute(forged)
     assert "NotAllowed: direct_only may be called by the model itself, not by code" in result.text
@@ -162,6 +162,30 @@ async def test_a_budget_of_calls_holds(executor: CodeExecutor) -> None:
     assert not result.success
     assert "an execution may make 20 calls" in result.text
     assert len(result.calls) == 21
+
+
+async def test_a_result_over_the_limit_is_an_error_of_the_code(engine: Engine, registry: ToolRegistry) -> None:
+    async with CodeExecutor(registry, CodeConfig(max_result_bytes=60), engine=engine) as executor:
+        result, _ = await executor.execute("await query_sales('x')")
+        assert "ResultTooLarge: the result takes 6" in result.text
+        assert result.calls[0].result_bytes == 0
+
+
+async def test_executions_of_one_session_have_their_own_calls_and_budgets(executor: CodeExecutor) -> None:
+    session, results = await executor.open_session(), {}
+
+    async def run(name: str, times: int) -> None:
+        code = f"for _ in range({times}): await query_sales('{name}')"
+        results[name], _ = await executor.execute(code, session)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(run, "first", 15)
+        tasks.start_soon(run, "second", 10)
+    assert {name: (result.success, len(result.calls)) for name, result in results.items()} == {
+        "first": (True, 15),
+        "second": (True, 10),
+    }
+    await executor.close_session(session)
 
 
 async def test_files_in_the_outbox_come_back_once(executor: CodeExecutor) -> None:
@@ -185,13 +209,19 @@ async def test_a_killed_session_is_replaced_and_the_result_says_so(executor: Cod
     await executor.close_session(session)
 
 
-async def test_memory_used_up_is_told(engine: Engine, registry: ToolRegistry) -> None:
+async def test_memory_used_up_is_told_and_the_session_goes_on_with_its_files(
+    engine: Engine, registry: ToolRegistry
+) -> None:
     config = CodeConfig(memory_bytes=64 << 20)
     async with CodeExecutor(registry, config, engine=engine) as executor:
-        result, _ = await executor.execute("x = bytearray(400 << 20)")  # on gVisor the whole sandbox ends with it
+        _, session = await executor.execute("open('kept', 'w').write('here')", reuse_session=True)
+        code = "x = bytearray(400 << 20)"  # on gVisor the whole sandbox ends with it
+        result, _ = await executor.execute(code, session)
         assert not result.success
         assert result.session_replaced
         assert "memory" in result.text
+        again, _ = await executor.execute("print(open('kept').read())", session)
+        assert again.output == "here\n"
 
 
 async def test_a_language_is_chosen_by_the_config(engine: Engine, registry: ToolRegistry) -> None:
@@ -244,16 +274,15 @@ async def test_without_an_approver_a_call_that_needs_one_fails(executor: CodeExe
 
 async def test_a_stored_approval_is_decided_by_another_process(engine: Engine, registry: ToolRegistry) -> None:
     store, other = StoredApprovals(engine.state_dir), StoredApprovals(engine.state_dir)
-    config = CodeConfig(timeout_s=1)  # waiting does not count
-    async with CodeExecutor(registry, config, engine=engine, approver=store) as executor:
-        task = asyncio.create_task(
-            executor.execute("import asyncio\nprint(await asyncio.gather(transfer(5), transfer(6)))")
-        )
+    async with CodeExecutor(registry, engine=engine, approver=store) as executor:
+        _, session = await executor.execute("import asyncio", reuse_session=True)  # takes long on a busy machine
+        code = "print(await asyncio.gather(transfer(5), transfer(6)))"
+        task = asyncio.create_task(executor.execute(code, session, timeout_s=1.5))
         with anyio.fail_after(30):
-            while len(other.list()) < 2:
+            while len(other.list(session)) < 2:
                 await anyio.sleep(0.02)
-        await anyio.sleep(1.2)
-        first, second = other.list()
+        await anyio.sleep(1.6)  # waiting does not count
+        first, second = other.list(session)
         assert {first.arguments["amount"], second.arguments["amount"]} == {5, 6}
         await other.allow(first.id)
         with pytest.raises(InvalidRequest, match=r"allowed already|no approval"):
@@ -261,7 +290,7 @@ async def test_a_stored_approval_is_decided_by_another_process(engine: Engine, r
         await other.allow(second.id)
         result, _ = await task
     assert result.output == "['moved 5', 'moved 6']\n"
-    assert other.list() == []
+    assert other.list(session) == []
 
 
 @pytest.mark.runtimes("runsc")
@@ -274,13 +303,13 @@ async def test_a_session_that_waits_goes_to_disk_and_is_resumed_elsewhere(
         assert session is not None
         task = asyncio.create_task(executor.execute("print(kept, await transfer(7))", session_id=session))
         with anyio.fail_after(30):
-            while not store.list():
+            while not store.list(session):
                 await anyio.sleep(0.02)
         await executor.suspend(session)
         result, _ = await task
         assert result.suspended
     assert [info.status for info in await engine.list(session)] == ["sleeping"]
-    [approval] = store.list()
+    [approval] = store.list(session)
     assert approval.code == "print(kept, await transfer(7))"
     await store.allow(approval.id)
     async with CodeExecutor(registry, engine=engine, approver=StoredApprovals(engine.state_dir)) as later:
@@ -311,6 +340,22 @@ async def test_forks_of_a_session_go_on_from_its_variables(executor: CodeExecuto
     for id, expected in ((session, "1\n"), (one, "one\n"), (two, "1\n")):
         assert (await executor.execute("print(x)", session_id=id))[0].output == expected
         await executor.close_session(id)
+
+
+async def test_a_session_whose_sandbox_slept_goes_on_or_says_what_is_lost(
+    executor: CodeExecutor, engine: Engine, runtime_name: str
+) -> None:
+    _, session = await executor.execute("x = 1", reuse_session=True)
+    assert session is not None
+    await engine.sleep(session)
+    result, _ = await executor.execute("x", session_id=session)
+    if runtime_name == "runsc":
+        assert result.text == "1"
+    else:
+        assert result.session_replaced
+        assert "NameError" in result.text
+    assert not (await executor.execute("1", session_id=session))[0].session_replaced, "it is told once"
+    await executor.close_session(session)
 
 
 # ---- audit and tool
@@ -344,6 +389,8 @@ async def test_the_tool_keeps_one_session_for_its_calls(engine: Engine, registry
         failed = await tools.handle_tool_call("execute_code", {"code": "y"})
     assert first.text == "[no output; print what you want to see]"
     assert second.text == "42"
-    assert failed.is_error
+    assert not failed.is_error, "as a command that fails: it is a result"
+    assert failed.structured is not None
+    assert not failed.structured["success"]
     assert "NameError" in failed.text
     await executor.aclose()

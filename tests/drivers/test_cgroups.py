@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import os
 from collections.abc import Callable
@@ -25,9 +24,8 @@ def v2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Machine]:
     root = tmp_path / "cgroup"
     root.mkdir()
     monkeypatch.setattr(cgroups, "CGROUP_ROOT", root)
-    return root, dataclasses.replace(
-        read_machine(), root=True, cgroup_mode="v2", controllers=ALL, cgroup_parent=root, needs_scope=False
-    )
+    machine = read_machine()
+    return root, machine._replace(root=True, cgroup_mode="v2", controllers=ALL, cgroup_parent=root, needs_scope=False)
 
 
 @pytest.fixture
@@ -215,7 +213,7 @@ def test_the_cgroups_above_go_with_the_last_sandbox_of_the_machine(
         (hierarchy / "atoll" / "atoll-0").mkdir(parents=True)
     if mode == "v1":
         (root / "systemd" / "cgroup.procs").touch()
-    made = cgroups.Cgroups(dataclasses.replace(machine, cgroup_mode=mode))
+    made = cgroups.Cgroups(machine._replace(cgroup_mode=mode))
     made.remove_parents()
     assert all((hierarchy / "atoll" / "atoll-0").is_dir() for hierarchy in hierarchies), "another's sandbox"
     for hierarchy in hierarchies:

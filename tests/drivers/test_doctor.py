@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import platform
 from pathlib import Path
@@ -125,7 +124,7 @@ def test_where_keepers_cannot_leave_their_unit_doctor_names_it_and_the_fix(
     (tmp_path / "cgroup").write_text(f"0::{cgroup}\n")
     monkeypatch.setattr(machine, "_OWN_CGROUP", tmp_path / "cgroup")
     monkeypatch.setattr(doctor, "_SYSTEMD", tmp_path)
-    user = dataclasses.replace(read_machine(), root=False, cgroup_mode="v2", controllers=frozenset())
+    user = read_machine()._replace(root=False, cgroup_mode="v2", controllers=frozenset())
     found = {each.topic: each for each in doctor.examine(tmp_path, user, {})}
     assert not found["systemd"].ok
     assert named in found["systemd"].detail

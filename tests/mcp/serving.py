@@ -23,7 +23,7 @@ from atoll.tools.vocabularies import VOCABULARIES
 
 PROGRAM = [sys.executable, "-m", "atoll.surfaces.cli", "mcp"]
 """For tests about how the program ends. Others begin a copy of one that was started before."""
-CHOICES = ("workspace,sprites", "agent", "coding")
+CHOICES = ("workspace,sprites", "agent", "coding", "code")
 """All vocabularies, as they can be offered."""
 
 
@@ -75,6 +75,11 @@ WALK: Mapping[str, Sequence[Step]] = {
         Step("bash", {"command": "wc -l f.txt"}, "2 f.txt"),
         Step("grep", {"pattern": "thr"}, "f.txt:2: three"),
         Step("glob", {"pattern": "*.txt"}, "f.txt"),
+    ),
+    "code": (
+        Step("execute_code", {"code": "import asyncio\nx = await asyncio.sleep(0, 20)\nprint('set')"}, "set"),
+        Step("execute_code", {"code": "x + 22"}, "42"),
+        Step("execute_code", {"code": "1 / 0"}, "ZeroDivisionError: division by zero"),
     ),
 }
 

@@ -82,6 +82,27 @@ async def test_a_client_gets_text_to_read_data_beside_it_and_images_as_images(ho
         assert (image.mime_type, image.data) == ("image/png", data)
 
 
+async def test_figures_of_code_are_images_and_its_output_is_progress(host: Engine) -> None:
+    data = base64.b64encode(IMAGES["a.png"][0]).decode()
+    code = (
+        f"import base64, time\nclass Figure:\n    def __init__(self, data): self.data = data\n"
+        f"    def _repr_png_(self): return self.data\n"
+        f"display(Figure(b'no image'))\ndisplay(Figure(base64.b64decode('{data}')))\n"
+        "print('half way')\ntime.sleep(1.5)"
+    )
+    told: list[str] = []
+
+    async def progress(_done: float, _total: float | None, message: str | None) -> None:
+        told.append(message or "")
+
+    async with listening(host, "code") as url, Client(url) as client:
+        result = await client.call_tool("execute_code", {"code": code}, progress_callback=progress)
+        images = [part for part in result.content if isinstance(part, ImageContent)]
+        assert [(image.mime_type, image.data) for image in images] == [("image/png", data)]
+        assert "half way" in text_of(result)
+        assert any("half way" in message for message in told)
+
+
 async def test_listing_tools_creates_no_sandbox_and_an_unknown_tool_gets_a_suggestion(
     host: Engine,
 ) -> None:

@@ -155,6 +155,17 @@ box = atoll.sync.open(sys.argv[1])
     assert (done.stdout, done.stderr) == ("hi\n", "")
 
 
+def test_what_the_types_name_can_be_used_in_annotations_and_isinstance(
+    engine: atoll.sync.Engine, box: atoll.sync.Sandbox
+) -> None:
+    for name in ("Blocking", *atoll.sync.CLASSES):
+        assert isinstance(getattr(atoll.sync, name), type), name
+    assert isinstance(engine, atoll.sync.Engine)
+    assert isinstance(box, atoll.sync.Sandbox)
+    assert isinstance(box.files, atoll.sync.Files)
+    assert not hasattr(atoll.sync, "Sandboxes")
+
+
 def test_the_types_name_every_attribute_of_what_they_describe(
     engine: atoll.sync.Engine, box: atoll.sync.Sandbox
 ) -> None:

@@ -90,7 +90,7 @@ class MoreSecrets(Settings):
         return value
 
 
-@pytest.mark.parametrize("field", ["secrets_key", "mcp_token", "added_later"])
+@pytest.mark.parametrize("field", ["secrets_key", "mcp_token", "messages_token", "added_later"])
 @pytest.mark.parametrize("others", [{}, {"ATOLL_IMAGE": "host"}, {"ATOLL_PREVIEW_LISTEN": "nowhere"}])
 @pytest.mark.parametrize("value", ["hunter2", "hunter2 and some more characters"])
 def test_an_error_about_the_environment_never_shows_a_secret(

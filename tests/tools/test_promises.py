@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
+from atoll.code.tool import ExecuteCodeInput
+from atoll.code.vocabulary import code_tools
 from atoll.tools import coding, export, pool as pool_vocabulary
 from atoll.tools.coding import coding_tools
 from atoll.tools.saving import SAVE_FILE
@@ -40,6 +42,7 @@ async def vocabularies(pool: SandboxPool, tmp_path_factory: pytest.TempPathFacto
         "workspace": workspace_tools(pool, save_dir=tmp_path_factory.mktemp("saved")),
         "coding": coding_tools(box, tasks=Tasks(Scripted())),
         "sprites": sprite_tools(pool),
+        "code": code_tools(pool),
     }
 
 
@@ -141,6 +144,7 @@ _FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "image": st.sampled_from(["host", "", "dir:/", "tar:x", "oci:/x:y", "A", "127.0.0.1/x", "a:b:c", "x" * 600, "\0"]),
     "port": st.sampled_from([0, -1, 65536, 2**63, "x", "", None, 1.5, []]),
     "prompt": st.sampled_from(["", "bash {}", "nonsense", "task {}"]),
+    "code": st.sampled_from(["1", "x = ", "1 / 0", "raise SystemExit(9)", "print('\ud800')", '"\\ud800"']) | _WORDS,
     "role": st.sampled_from(["worker", "reviewer", "", "boss", None, 1]),
 }
 
@@ -222,3 +226,11 @@ async def test_no_input_breaks_the_sprites_tools(
     vocabularies: dict[str, ToolSet], caplog: pytest.LogCaptureFixture, call: tuple[str, object]
 ) -> None:
     await _survives(vocabularies["sprites"], caplog, *call)
+
+
+@_many
+@given(arguments=_arguments(ExecuteCodeInput.model_json_schema()))
+async def test_no_input_breaks_the_code_tool(
+    vocabularies: dict[str, ToolSet], caplog: pytest.LogCaptureFixture, arguments: object
+) -> None:
+    await _survives(vocabularies["code"], caplog, "execute_code", arguments)

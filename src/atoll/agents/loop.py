@@ -1,16 +1,15 @@
 """The agent loop: request the model's answer, make the tool calls in it, repeat until there are no more calls.
 
-Owns when a run ends, its events, approval, retries and budgets. The history is complete at every moment. Not here:
-which models exist and what their errors mean (`models.py`), the file format of a conversation (`history.py`), and tools
-(`tools/`). Used by `children.py`, `atoll agent`, and programs (`atoll.Agent`, `atoll.generate_text`).
+Owns when a run ends, its events, approval and budgets. The history is complete at every moment. Not here: which models
+exist and what their errors mean (`models.py`), how one answer is requested (`requests.py`), the file format of a
+conversation (`history.py`), and tools (`tools/`). Used by `children.py`, `orchestrator.py`, `atoll agent`, and programs
+(`atoll.Agent`, `atoll.generate_text`).
 
 It calls models through pydantic-ai, but does not use pydantic-ai's own loop: see docs/design/0013.
 """
 
 from __future__ import annotations
 
-import json
-import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -18,15 +17,14 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 import anyio
-import pydantic_core
 from anyio.abc import ObjectReceiveStream
 from pydantic import Discriminator
-from pydantic_ai import direct, exceptions
 from pydantic_ai.messages import (
     BinaryContent,
     InstructionPart,
     ModelRequest,
     ModelResponse,
+    ModelResponseStreamEvent,
     PartDeltaEvent,
     PartStartEvent,
     TextPart,
@@ -44,20 +42,15 @@ from pydantic_ai.usage import RequestUsage
 
 from atoll.agents import models
 from atoll.agents.history import History, interrupted
+from atoll.agents.requests import CUT_OFF_REASONS, AnswerRequester, arguments_of
 from atoll.contract.errors import BudgetExceeded, InvalidRequest
 from atoll.settings import Settings
-from atoll.tools.tool import ImagePart, StrictModel, Tool, ToolResult, ToolSet, failure, readable, readable_all
+from atoll.tools.tool import ImagePart, StrictModel, Tool, ToolResult, ToolSet, failure, readable
 
 DEFAULT_STEPS = 50
 """The default limit of model requests in one run."""
 MAX_CALLS_PER_ANSWER = 128
 """Calls of one answer that are made, concurrently. Further calls fail."""
-_RETRY_WAITS_S = (0.5, 2.0)
-"""Pauses before an interrupted answer is requested again, unless the provider says how long to wait."""
-_MAX_RETRY_WAIT_S = 30.0
-_NOT_IN_TOOL_NAMES = re.compile(r"[^A-Za-z0-9_-]")
-_MAX_TOOL_NAME_CHARS = 64
-"""The longest tool name that all providers accept. A model may call tools that do not exist, by any name."""
 
 
 # -------------------------------------------------------------------------------------------------------------- events
@@ -352,13 +345,15 @@ class _Run:
         self._emit = emit
         self._streams = streams
         self._tokens = Tokens()
-        self._begun = False
-        """Whether a part of the requested answer has arrived."""
-        self._listener_error: Exception | None = None
-        """What the receiver of events raised."""
         instructions = [InstructionPart(content=agent.instructions)] if agent.instructions else []
-        self._parameters = ModelRequestParameters(
-            function_tools=[_definition(tool) for tool in agent.tools], instruction_parts=instructions
+        self._requester = AnswerRequester(
+            self._model,
+            ModelRequestParameters(
+                function_tools=[_definition(tool) for tool in agent.tools], instruction_parts=instructions
+            ),
+            agent._settings,  # noqa: SLF001 - a run is a part of its agent
+            on_streamed=self._streamed if streams else None,
+            on_retry=self._retrying,
         )
 
     async def drive(self, prompt: str | None) -> Answer:
@@ -379,7 +374,7 @@ class _Run:
                 ended: Any = _ENDED.get(response.finish_reason or "stop", "done")
                 return Answer(response.text or "", ended, step, self._tokens, self._history)
             if calls:
-                await self._make_calls(calls, cut=_CUT_OFF_REASONS.get(response.finish_reason or ""))
+                await self._make_calls(calls, cut=CUT_OFF_REASONS.get(response.finish_reason or ""))
         raise self._spent(f"{self._agent.steps} steps", self._agent.steps)
 
     def _begin(self, prompt: str | None) -> None:
@@ -414,74 +409,24 @@ class _Run:
         self._budget.spend(tokens)
         await self._emit(UsageEvent(step=step, tokens=tokens, total=self._tokens))
 
-    async def _emit_guarded(self, event: AgentEvent) -> None:
-        """Emit an event within a request. An error of the receiver must not be taken for one of the model."""
-        try:
-            await self._emit(event)
-        except Exception as error:
-            self._listener_error = error
-            raise
-
     # -------------------------------------------------------------------------------------------------- requests
 
     async def _request_answer(self) -> ModelResponse:
-        """Request the model's next answer. An interrupted answer is requested again: providers' clients only retry
-        before the first byte."""
-        with models.translating(self._model, unless=lambda error: error is self._listener_error):
-            for wait_s in (*_RETRY_WAITS_S, None):
-                self._begun = False
-                try:
-                    response = await (self._request_streamed() if self._streams else self._request_whole())
-                    if self._is_incomplete(response):
-                        raise exceptions.ModelConnectionError(
-                            self._model.model_name, "the answer ended before it was complete", in_stream=True
-                        )
-                    return _sanitized(response)
-                except exceptions.ModelAPIError as error:
-                    interrupted_answer = self._begun or error.in_stream
-                    if wait_s is None or not (interrupted_answer and models.is_retryable(error)):
-                        raise
-                    wait_s = min(error.retry_after or wait_s, _MAX_RETRY_WAIT_S)
-                    await self._emit_guarded(RetryEvent(reason=models.reason(error, self._model), wait_s=wait_s))
-                    await anyio.sleep(wait_s)
-        raise AssertionError("the last try returns or raises")
-
-    async def _request_whole(self) -> ModelResponse:
-        response = await direct.model_request(
-            self._model,
-            self._history.messages,
-            model_settings=self._agent._settings,  # noqa: SLF001 - a run is a part of its agent
-            model_request_parameters=self._parameters,
-        )
-        for part in response.parts:
+        response = await self._requester.request(self._history.messages)
+        for part in () if self._streams else response.parts:
             if isinstance(part, ThinkingPart) and part.content:
-                await self._emit_guarded(ThinkingEvent(text=readable(part.content)))
+                await self._emit(ThinkingEvent(text=part.content))
             elif isinstance(part, TextPart) and part.content:
-                await self._emit_guarded(TextEvent(text=readable(part.content)))
+                await self._emit(TextEvent(text=part.content))
         return response
 
-    async def _request_streamed(self) -> ModelResponse:
-        async with direct.model_request_stream(
-            self._model,
-            self._history.messages,
-            model_settings=self._agent._settings,  # noqa: SLF001
-            model_request_parameters=self._parameters,
-        ) as stream:
-            async for event in stream:
-                self._begun = True
-                translated = _streamed_event(event)
-                if translated is not None:
-                    await self._emit_guarded(translated)
-            return stream.get()
+    async def _streamed(self, event: ModelResponseStreamEvent) -> None:
+        translated = _streamed_event(event)
+        if translated is not None:
+            await self._emit(translated)
 
-    def _is_incomplete(self, response: ModelResponse) -> bool:
-        """Whether the answer is incomplete. Every provider ends a stream with a finish reason: without one, the
-        connection was cut on the way."""
-        if response.finish_reason is not None:
-            return response.finish_reason == "error"
-        # One that pydantic-ai does not know is in the details.
-        has_reason = "finish_reason" in (response.provider_details or {})
-        return self._streams and self._model.provider is not None and not has_reason
+    async def _retrying(self, reason: str, wait_s: float) -> None:
+        await self._emit(RetryEvent(reason=reason, wait_s=wait_s))
 
     # ----------------------------------------------------------------------------------------------------- calls
 
@@ -534,15 +479,10 @@ class _Run:
         approve, name = self._agent._approve, call.tool_name  # noqa: SLF001
         if approve is None or name not in self._agent.tools or not self._agent.tools[name].hints.destructive:
             return True
-        arguments = _arguments(call)
+        arguments = arguments_of(call)
         return arguments is None or await approve(self._agent.tools[name], arguments)  # an invalid call fails anyway
 
 
-_CUT_OFF_REASONS = {
-    "length": "call with less: the answer reached the output limit",
-    "content_filter": "the provider withheld the rest of the answer",
-}
-"""Finish reasons that may cut an answer in the middle of a call."""
 _BLANK = "[blank]"
 """Replaces an empty result: providers refuse blank text."""
 _ENDED = {"length": "length", "content_filter": "filtered"}
@@ -555,42 +495,6 @@ def _definition(tool: Tool) -> ToolDefinition:
         parameters_json_schema=tool.input_schema(),
         strict=False,  # strict schemas cannot have optional fields, so all defaults would be lost
     )
-
-
-def _sanitized(response: ModelResponse) -> ModelResponse:
-    """The answer in a form that can be sent again. Models produce output that their own providers refuse as input, and
-    a conversation with it could not be continued."""
-    response.parts = [part for part in response.parts if not isinstance(part, TextPart) or part.content.strip()]
-    ids: set[str] = set()
-    for part in response.parts:
-        if isinstance(part, TextPart | ThinkingPart):
-            part.content = readable(part.content)
-        elif isinstance(part, ToolCallPart):
-            part.tool_name = _NOT_IN_TOOL_NAMES.sub("_", str(part.tool_name))[:_MAX_TOOL_NAME_CHARS] or "_"
-            part.args = _sanitized_arguments(part.args)
-            part.tool_call_id = readable(part.tool_call_id)
-            while part.tool_call_id in ids:
-                part.tool_call_id += "_"
-            ids.add(part.tool_call_id)
-    return response
-
-
-def _sanitized_arguments(args: Any) -> dict[str, Any] | str | None:
-    """Arguments that a request can carry: without surrogates, and as a string if they are not valid JSON."""
-    try:
-        args = readable_all(args)
-        text = args if isinstance(args, str) else json.dumps(args)
-    except (ValueError, RecursionError):  # a number of thousands of digits, or lists nested too deep
-        return "arguments that are too large to repeat"
-    try:
-        found = pydantic_core.from_json(text or "{}")
-    except ValueError:
-        return text  # incomplete JSON, for instance
-    try:
-        json.dumps(found, allow_nan=False)
-    except ValueError:
-        return json.dumps(text)
-    return args if isinstance(args, dict | str) or args is None else text
 
 
 def _streamed_event(event: object) -> AgentEvent | None:
@@ -606,19 +510,8 @@ def _streamed_event(event: object) -> AgentEvent | None:
     return None
 
 
-def _arguments(call: ToolCallPart) -> dict[str, Any] | None:
-    """The arguments of a call, or None if they are not a JSON object."""
-    if not isinstance(call.args, str):
-        return call.args or {}
-    try:
-        found = pydantic_core.from_json(call.args or "{}")
-    except ValueError:
-        return None
-    return found if isinstance(found, dict) else None
-
-
 def _shown_arguments(call: ToolCallPart) -> dict[str, Any] | str:
-    arguments = _arguments(call)
+    arguments = arguments_of(call)
     return str(call.args) if arguments is None else arguments
 
 

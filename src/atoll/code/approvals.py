@@ -4,18 +4,19 @@ Owns `Approver`, which an executor asks, and `StoredApprovals`, one that writes 
 they outlive the process that asked: `atoll approvals` and any other program can decide. Not here: the call itself and
 the time that it waits (`executor.py`). Used by `executor.py` and by the command line.
 
-A request is one record, `approvals/<id>.json`. The one who decides writes it again, under the lock `approvals/lock`;
-the process that asked polls it. Asked again for the same call of the same session, by a process that resumed the
-session, the record is found again with its decision: nothing is asked twice.
+A request is one record, `approvals/<id>.json`. The one who decides writes it again, under the lock `approvals.lock`;
+the process that asked polls it. Asked again for the same call of the same kernel, by a process that resumed its
+session, the record is found again with its decision: nothing is asked twice. A call that no longer waits is withdrawn,
+so that no decision on it is asked for.
 """
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import os
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,9 +27,10 @@ import anyio.to_thread
 from pydantic_core import to_json
 
 from atoll.contract.errors import InvalidRequest, SandboxError, ToolCallError
-from atoll.drivers.locks import lock_within
+from atoll.drivers.locks import locked
 from atoll.runtime.state.records import StoredRecord, read_record, remove_record, write_record
 
+_log = logging.getLogger(__name__)
 _POLL_S = 0.1
 _LOCK_S = 10.0
 _MAX_PENDING = 10_000
@@ -65,6 +67,10 @@ class Approver(Protocol):
     async def decide(self, request: ApprovalRequest) -> ApprovalDecision:
         """The decision. May wait for as long as it takes: the time does not count as time of the code."""
 
+    async def withdraw(self, request: ApprovalRequest) -> None:
+        """No call waits for this decision any more: the code was interrupted, or its session is closed. Called after
+        `decide` was cancelled. It is not called when the session goes on elsewhere, where `decide` is asked again."""
+
 
 class AskingApprover:
     """An approver that asks a function of the program."""
@@ -76,6 +82,9 @@ class AskingApprover:
         decision = await self._ask(request)
         return ApprovalDecision(decision) if isinstance(decision, bool) else decision
 
+    async def withdraw(self, request: ApprovalRequest) -> None:
+        pass  # the function was cancelled
+
 
 def denial(request: ApprovalRequest, decision: ApprovalDecision) -> ToolCallError:
     """The error that the code gets for a call that was denied."""
@@ -83,11 +92,12 @@ def denial(request: ApprovalRequest, decision: ApprovalDecision) -> ToolCallErro
     return ToolCallError("ApprovalDenied", f"{request.tool} was not approved{why}")
 
 
-async def withdraw(approver: Approver, request: ApprovalRequest) -> None:
-    """Tell an approver that keeps requests that this one is over."""
-    if isinstance(approver, StoredApprovals):
-        with contextlib.suppress(SandboxError, OSError):  # it stays then, and is asked in vain
-            await approver.withdraw(request)
+async def try_to_withdraw(approver: Approver, request: ApprovalRequest) -> None:
+    """Withdraw a request. What goes wrong is only in the log: nothing waits for it."""
+    try:
+        await approver.withdraw(request)
+    except Exception as error:  # noqa: BLE001 - the approver is the caller's own
+        _log.error("a request for %s could not be withdrawn", request.tool, exc_info=error)
 
 
 class Approval(StoredRecord):
@@ -122,10 +132,11 @@ class StoredApprovals:
 
     def __init__(self, state_dir: Path) -> None:
         self._directory = state_dir / "approvals"
+        self._lock = state_dir / "approvals.lock"
 
     async def decide(self, request: ApprovalRequest) -> ApprovalDecision:
         """Write the request, and wait until it is decided. Its record is removed then; if this is cancelled, or its
-        process ends, the record stays for the process that goes on with the session: see `withdraw`."""
+        process ends, the record stays."""
         found = await anyio.to_thread.run_sync(self._find, request)
         approval = found or await self._write_request(request)
         seen = None
@@ -141,10 +152,9 @@ class StoredApprovals:
         return decision
 
     async def withdraw(self, request: ApprovalRequest) -> None:
-        """Remove a request that no code waits for any more, decided or not."""
         found = await anyio.to_thread.run_sync(self._find, request)
         if found is not None:
-            with await self._locked():
+            async with self._locked():
                 remove_record(self._path(found.id))
 
     def list(self, session_id: str | None = None) -> list[Approval]:
@@ -191,7 +201,8 @@ class StoredApprovals:
         return await self._settle(id, status="denied", reason=reason)
 
     async def _settle(self, id: str, **changes: Any) -> Approval:
-        with await self._locked():
+        self.get(id)  # where there is none, there may be no directory either
+        async with self._locked():
             approval = self.get(id)
             if approval.status != "pending":
                 raise InvalidRequest(f"the approval {approval.id} is {approval.status} already")
@@ -201,7 +212,7 @@ class StoredApprovals:
 
     async def _write_request(self, request: ApprovalRequest) -> Approval:
         self._directory.mkdir(mode=0o700, exist_ok=True)
-        with await self._locked():
+        async with self._locked():
             if len(os.listdir(self._directory)) > _MAX_PENDING:
                 raise InvalidRequest(f"{_MAX_PENDING} approvals are pending; decide on some with `atoll approvals`")
             approval = Approval(
@@ -222,7 +233,8 @@ class StoredApprovals:
     def _find(self, request: ApprovalRequest) -> Approval | None:
         """The record of the same call, which a process that is gone has asked for."""
         for each in self.list(request.session_id):
-            same = (each.cell, each.call, each.tool) == (request.cell, request.call, request.tool)
+            asked = (each.process_id, each.cell, each.call, each.tool)
+            same = asked == (request.process_id, request.cell, request.call, request.tool)
             if same and to_json(each.arguments) == to_json(request.arguments):  # 1 is not true
                 return each
         return None
@@ -233,12 +245,8 @@ class StoredApprovals:
     def _path(self, id: str) -> Path:
         return self._directory / f"{id}.json"
 
-    async def _locked(self) -> AbstractContextManager[object]:
-        file = open(self._directory / "lock", "w")  # noqa: ASYNC230, SIM115 - closing it unlocks
-        if not await lock_within(file.fileno(), _LOCK_S):
-            file.close()
-            raise SandboxError("timed out waiting for another process that changes approvals")
-        return file
+    def _locked(self) -> AbstractAsyncContextManager[None]:
+        return locked(self._lock, _LOCK_S, "changing approvals")
 
 
 def _version(path: Path) -> tuple[int, int] | None:

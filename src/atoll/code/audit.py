@@ -56,6 +56,18 @@ class AuditEntry(BaseModel):
     result_bytes: int | None = None
 
 
+class TraceSummary(BaseModel):
+    """What a session's log has, without its records."""
+
+    model_config = ConfigDict(frozen=True)
+
+    session_id: str
+    last_at: datetime
+    """When something was last recorded."""
+    executions: int
+    calls: int
+
+
 class CodeAudit:
     """Writes the records of an executor's sessions."""
 
@@ -64,6 +76,8 @@ class CodeAudit:
 
     def execution(self, session_id: str, cell: int, code: str, result: ExecutionResult) -> None:
         """Record an execution that has ended."""
+        from atoll.code.executor import NO_OUTPUT
+
         verdict = "ok" if result.error is None else f"{result.error.type}: {result.error.message}"
         began = datetime.now(UTC).timestamp() - result.duration_s
         entry = AuditEntry(
@@ -74,7 +88,7 @@ class CodeAudit:
             verdict=_cut(verdict, 1000),
             code=_cut(code),
             code_sha256=hashlib.sha256(code.encode("utf-8", "backslashreplace")).hexdigest(),
-            output=_cut(result.text),
+            output=None if result.text == NO_OUTPUT else _cut(result.text),
         )
         self._write(session_id, entry)
 
@@ -121,22 +135,39 @@ class CodeAudit:
         logs = sorted([*self._directory.glob("*.jsonl"), *self._directory.glob("*.older")], key=_changed, reverse=True)
         return list(dict.fromkeys(path.stem for path in logs))
 
+    def summary(self, session_id: str) -> TraceSummary:
+        """What the log of a session has.
+
+        Raises:
+            InvalidRequest: it has none.
+        """
+        data = self._data(session_id)
+        return TraceSummary(
+            session_id=session_id,
+            last_at=datetime.fromtimestamp(_changed(_path(self._directory, session_id)), UTC),
+            executions=data.count(b'{"kind":"execution"'),
+            calls=data.count(b'{"kind":"call"'),
+        )
+
     def read(self, session_id: str) -> list[AuditEntry]:
         """The records of a session, the oldest first.
 
         Raises:
             InvalidRequest: it has none.
         """
+        found = []
+        for line in self._data(session_id).splitlines():
+            with contextlib.suppress(ValueError):  # incomplete: the disk was full
+                found.append(AuditEntry.model_validate_json(line))
+        return sorted(found, key=lambda entry: entry.time)
+
+    def _data(self, session_id: str) -> bytes:
         path = _path(self._directory, session_id)
         data = b"".join(each.read_bytes() for each in (_older(path), path) if each.exists())
         if not data:
             known = ", ".join(self.sessions()[:8]) or "there are none"
             raise InvalidRequest(f"no session {session_id!r} has a trace (sessions: {known})")
-        found = []
-        for line in data.splitlines():
-            with contextlib.suppress(ValueError):  # incomplete: the disk was full
-                found.append(AuditEntry.model_validate_json(line))
-        return sorted(found, key=lambda entry: entry.time)
+        return data
 
 
 def _path(directory: Path, session_id: str) -> Path:

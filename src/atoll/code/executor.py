@@ -9,12 +9,15 @@ recorded (`audit.py`). Used by `tool.py`, `agents/` and the surfaces.
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import logging
 import secrets
 import time
 from collections import deque
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self
@@ -22,17 +25,25 @@ from typing import Any, Literal, Protocol, Self
 import anyio
 from pydantic import BaseModel, ConfigDict, Field
 
-from atoll.code.approvals import ApprovalRequest, Approver, denial, withdraw
-from atoll.code.languages import KERNEL_MARK, LanguageName
+from atoll.code.approvals import ApprovalRequest, Approver, denial, try_to_withdraw
+from atoll.code.languages import KERNEL_MARK
 from atoll.code.messages import CallMessage, PartMessage
 from atoll.code.registry import ToolCallerType, ToolRegistry
 from atoll.code.session import CellOutcome, CodeSession, OnCellOutput
-from atoll.contract.errors import AtollError, InvalidRequest, NotCheckpointable, SandboxNotFound, ToolCallError
+from atoll.contract.errors import (
+    AtollError,
+    InvalidRequest,
+    NotCheckpointable,
+    SandboxDied,
+    SandboxNotFound,
+    ToolCallError,
+)
 from atoll.contract.model import Limits
 from atoll.contract.network import NetworkPolicy
 from atoll.runtime.engine import Engine, open as open_engine
 from atoll.runtime.sandbox import Sandbox
-from atoll.tools.tool import ContentPart, ImagePart, TextPart
+from atoll.tools.image_files import image_content, image_type
+from atoll.tools.tool import ContentPart, TextPart
 
 _MAX_OUTBOX_FILES = 32
 _MAX_OUTBOX_BYTES = 32 * 1024 * 1024
@@ -40,8 +51,18 @@ _MAX_KEPT_BYTES = 64 * 1024 * 1024
 """What the arguments in the records of one execution may take. Records beyond it have none."""
 _MAX_WAITING = 100
 """Calls of a session that wait for an approval."""
+NO_OUTPUT = "[no output; print what you want to see]"
+"""What a model reads of an execution that showed nothing."""
+_LEASE_MARGIN_S = 120.0
+"""How much longer than unused sessions those live whose process is gone."""
+_MAX_IMAGES = 10
+"""Images of an execution that a model is shown."""
+_MAX_VALUE_CHARS = 20_000
+"""What a model is shown of one value."""
 _MAX_CLOSED = 256
 """Ids of closed sessions that are remembered, so that an error can say what became of one."""
+_REFILL_S = 0.1
+"""After a prepared session was taken: its first cell goes first, and then the next session is prepared."""
 
 _log = logging.getLogger(__name__)
 
@@ -51,7 +72,7 @@ class CodeConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
-    language: LanguageName = "python"
+    language: Literal["python", "javascript", "bash"] = "python"
     """What cells are written in."""
     image: str | None = None
     """The image of a session's sandbox. Unset: the engine's default. It needs the language's interpreter."""
@@ -76,7 +97,8 @@ class CodeConfig(BaseModel):
     max_result_bytes: int = 16 * 1024 * 1024
     """The longest result of a call, as JSON."""
     session_timeout_seconds: float = 270.0
-    """A session that was not used for so long is closed."""
+    """A session that was not used for so long is closed. Sessions that a killed process leaves behind end a little
+    later than that by themselves."""
     cleanup_interval_seconds: float = 60.0
     """How often the cleanup task looks for such sessions."""
     enable_session_reuse: bool = True
@@ -85,6 +107,8 @@ class CodeConfig(BaseModel):
     """Sessions that are open at a time."""
     prepared_sessions: int = 0
     """Sessions that are started before they are needed, and wait."""
+    approval_ttl_s: float = 7 * 86400.0
+    """How long a session is kept that waits for an approval, or was suspended, also if its process is gone."""
     anthropic_compatible: bool = False
     """True: stubs take one dict and return a text, as those of the hosted product do."""
     ephemeral: bool = False
@@ -169,7 +193,7 @@ class ExecutionResult(BaseModel):
         lines = [self.output.rstrip("\n")] if self.output.strip() else []
         if self.stderr.strip():
             lines.append(f"[stderr]\n{self.stderr.rstrip()}")
-        lines += [str(part.data["text/plain"]) for part in self.parts if "text/plain" in part.data]
+        lines += [_shortened(str(part.data["text/plain"])) for part in self.parts if "text/plain" in part.data]
         if self.error is not None:
             lines.append(self.error.traceback.rstrip() or f"{self.error.type}: {self.error.message}")
         lines += [f"[warning: {each}]" for each in self.warnings]
@@ -182,18 +206,20 @@ class ExecutionResult(BaseModel):
             lines.append("[suspended: a call waits for an approval]")
         if self.session_replaced:
             lines.append("[the session was restarted: its variables are lost, its files are there]")
-        return "\n".join(lines) or "[no output; print what you want to see]"
+        return "\n".join(lines) or NO_OUTPUT
 
     @property
     def content(self) -> tuple[ContentPart, ...]:
-        """The same with the images that were shown, for a model that sees."""
-        images = [
-            ImagePart(data=str(part.data[kind]), mime_type=kind)
-            for part in self.parts
-            for kind in ("image/png", "image/jpeg")
-            if kind in part.data
-        ]
-        return (TextPart(text=self.text), *images)
+        """The same with the images that were shown, for a model that sees. Those that no model could be shown are
+        described."""
+        shown: list[ContentPart] = [TextPart(text=self.text)]
+        images = [image for part in self.parts if (image := _image(part)) is not None]
+        for number, image in enumerate(images[:_MAX_IMAGES], 1):
+            content = image_content(image, len(image), f"image {number}")
+            shown += [TextPart(text=content)] if isinstance(content, str) else content
+        if len(images) > _MAX_IMAGES:
+            shown.append(TextPart(text=f"[{len(images) - _MAX_IMAGES} more images are not shown]"))
+        return tuple(shown)
 
 
 class SessionInfo(BaseModel):
@@ -205,6 +231,8 @@ class SessionInfo(BaseModel):
     sandbox: str
     """The name of its sandbox."""
     language: str
+    version: str
+    """Of the language."""
     created_at: datetime
     last_used_at: datetime
     executions: int
@@ -221,26 +249,48 @@ class ExecutionAudit(Protocol):
 class _Session:
     """A session of the executor: its kernel, its sandbox, and the calls of its executions."""
 
-    def __init__(self, executor: CodeExecutor, id: str, sandbox: Sandbox, *, owns_sandbox: bool = True) -> None:
+    def __init__(
+        self,
+        executor: CodeExecutor,
+        id: str,
+        sandbox: Sandbox,
+        *,
+        owns_sandbox: bool = True,
+        is_ephemeral: bool = False,
+        leaves_kernel: bool = False,
+        user: str | None = None,
+        cwd: str | None = None,
+    ) -> None:
         self.id = id
         self.sandbox = sandbox
         self.owns_sandbox = owns_sandbox
+        self.is_ephemeral = is_ephemeral
+        self.leaves_kernel = leaves_kernel
+        """Whether its kernel runs on when it is closed."""
+        self.user = user
+        self.cwd = cwd
         self.kernel: CodeSession | None = None
         self.created_at = datetime.now(UTC)
         self.used = time.monotonic()
         self.used_at = self.created_at
         self.executions = 0
         self.busy = 0
+        self.turn = anyio.Lock()
+        """Executions have it one after the other: code and calls below are those of one."""
         self.code = ""
         self.calls: list[CallRecord] = []
         self.waiting: dict[int, ApprovalRequest] = {}
         """Calls that wait for an approval now."""
-        self.ended = False
-        """True: it was closed for good."""
+        self.loss_is_told = False
+        """Whether a result has said that the variables of its last kernel are lost."""
+        self.goes_on = False
+        """Whether calls that wait are taken up again, here or elsewhere, after they are cancelled."""
+        self.expires = 0.0
+        """When its sandbox ends by itself, by the monotonic clock."""
         self._made = 0
         self._kept_bytes = 0
         self._executor = executor
-        self._slots = anyio.Semaphore(executor.config.max_concurrent_calls)
+        self._slots = asyncio.Semaphore(executor.config.max_concurrent_calls)  # anyio's would yield for each call
 
     def begin(self, code: str) -> None:
         self.code, self.calls, self._made, self._kept_bytes = code, [], 0, 0
@@ -255,30 +305,33 @@ class _Session:
         started_at, began = datetime.now(UTC), time.perf_counter()
         self._made += 1
         number, execution = self._made, self.executions
-        answer = await self._answer(call, number)
-        failed = answer.get("error")
-        record = CallRecord(
-            tool=call.tool,
-            arguments=call.arguments,
-            started_at=started_at,
-            duration_s=time.perf_counter() - began,
-            result_bytes=answer.pop("size", 0),
-            error=None if failed is None else f"{failed['type']}: {failed['message']}",
-        )
-        if number <= self._executor.config.max_calls + 1:  # of those beyond the budget, the first
-            self._keep(record, call.held_bytes)
-            try:
-                self._executor.record_call(self.id, execution, record)
-            except OSError as error:
-                _log.error("a call of %s could not be recorded", call.tool, exc_info=error)
-                return _failure("AuditFailed", f"{call.tool} was called, but that could not be recorded")
+        answer = _failure("Cancelled", "nothing waits for it any more")
+        try:
+            answer = await self._answer(call, number)
+        finally:
+            failed = answer.get("error")
+            record = CallRecord(
+                tool=call.tool,
+                arguments=call.arguments,
+                started_at=started_at,
+                duration_s=time.perf_counter() - began,
+                result_bytes=len(answer.get("json", "")),
+                error=None if failed is None else f"{failed['type']}: {failed['message']}",
+            )
+            # Of those beyond the budget, the first.
+            if not self.goes_on and number <= self._executor.config.max_calls + 1:
+                self._keep(record, call.held_bytes)
+                try:
+                    self._executor.record_call(self.id, execution, record)
+                except OSError as error:
+                    _log.error("a call of %s could not be recorded", call.tool, exc_info=error)
+                    answer = _failure("AuditFailed", f"{call.tool} was called, but that could not be recorded")
         return answer
 
     def _keep(self, record: CallRecord, held_bytes: int) -> None:
         self._kept_bytes += held_bytes
-        if self._kept_bytes > _MAX_KEPT_BYTES:
-            record = record.model_copy(update={"arguments": {}})
-        self.calls.append(record)
+        fits = self._kept_bytes <= _MAX_KEPT_BYTES
+        self.calls.append(record if fits else record.model_copy(update={"arguments": {}}))
 
     async def _answer(self, call: CallMessage, number: int) -> dict[str, Any]:
         config, registry = self._executor.config, self._executor.registry
@@ -289,13 +342,18 @@ class _Session:
                 registry.check(call.tool, arguments, caller=ToolCallerType.CODE_EXECUTION)  # before a person is asked
                 arguments = await self._approved(call)
             async with self._slots:
-                value = await registry.call(
-                    call.tool,
-                    arguments,
-                    caller=ToolCallerType.CODE_EXECUTION,
-                    as_text=config.anthropic_compatible,
+                with self._clock(call.tool):
+                    text = await registry.call_encoded(
+                        call.tool,
+                        arguments,
+                        caller=ToolCallerType.CODE_EXECUTION,
+                        as_text=config.anthropic_compatible,
+                    )
+            if len(text) > config.max_result_bytes:
+                raise ToolCallError(  # noqa: TRY301 - all refusals become answers here
+                    "ResultTooLarge", f"the result takes {len(text)} bytes; it may take {config.max_result_bytes}"
                 )
-            return self._within(value)
+            return {"json": text}
         except ToolCallError as error:
             return _failure(error.type, error.message)
 
@@ -305,6 +363,13 @@ class _Session:
             raise ToolCallError("InvalidRequest", call.refusal)
         if number > limit:
             raise ToolCallError("BudgetExceeded", f"an execution may make {limit} calls of tools")
+
+    def _clock(self, tool: str) -> AbstractContextManager[None]:
+        """A context for a call: while it waits for others, the time of the code stands still."""
+        registry, kernel = self._executor.registry, self.kernel
+        if kernel is None or tool not in registry or registry[tool].is_timed:
+            return contextlib.nullcontext()
+        return kernel.time_paused()
 
     async def _approved(self, call: CallMessage) -> Mapping[str, Any]:
         approver, kernel = self._executor.approver, self.kernel
@@ -325,12 +390,11 @@ class _Session:
         self.waiting[call.call] = request
         try:
             with kernel.time_paused():
+                await self._executor.keep_alive(self)
                 decision = await approver.decide(request)
         except asyncio.CancelledError:
-            if self.ended or not kernel.is_detached:  # not suspended: no code waits for it, now or later
+            if not self.goes_on:
                 self._executor.withdraw(request)
-            raise
-        except ToolCallError:
             raise
         except Exception as error:  # the approver is the caller's own: code must not wait for ever
             _log.error("the approver failed for %s", call.tool, exc_info=error)
@@ -340,15 +404,6 @@ class _Session:
         if not decision.allowed:
             raise denial(request, decision)
         return call.arguments if decision.arguments is None else decision.arguments
-
-    def _within(self, value: object) -> dict[str, Any]:
-        import pydantic_core
-
-        size = len(pydantic_core.to_json(value))
-        limit = self._executor.config.max_result_bytes
-        if size > limit:
-            raise ToolCallError("ResultTooLarge", f"the result takes {size} bytes; it may take {limit}")
-        return {"value": value, "size": size}
 
 
 class CodeExecutor:
@@ -379,6 +434,7 @@ class CodeExecutor:
         self._background: set[asyncio.Task[None]] = set()
         self._withdrawing: set[asyncio.Task[None]] = set()
         self._cleanup: asyncio.Task[None] | None = None
+        self._renewal: asyncio.Task[None] | None = None
         self._is_closed = False
 
     async def __aenter__(self) -> Self:
@@ -412,7 +468,7 @@ class CodeExecutor:
             SandboxError: the sandbox failed.
         """
         reuse = self.config.enable_session_reuse and (reuse_session or session_id is not None)
-        session = await self._new_session() if session_id is None else self._find(session_id)
+        session = await self._new_session(once=not reuse) if session_id is None else self._find(session_id)
         session.busy += 1
         try:
             result = await self._run(session, code, timeout_s or self.config.timeout_s, on_output)
@@ -429,34 +485,103 @@ class CodeExecutor:
         await self.close_session(session.id)
         return result, None
 
-    async def open_session(self, sandbox: Sandbox | None = None) -> str:
+    async def open_session(
+        self,
+        sandbox: Sandbox | None = None,
+        *,
+        user: str | None = None,
+        cwd: str | None = None,
+        leave_running: bool = False,
+    ) -> str:
         """A new session, for later executions. Returns its id. With `sandbox` it runs there, and leaves it when it is
         closed; without, it has one of its own.
 
+        `user` and `cwd` are those of the code, in a sandbox that is given. With `leave_running` it goes on with the
+        session that was left there so before, variables included, and is left so again when it is closed.
+
         Raises:
-            InvalidRequest: there are too many, or the image has no interpreter.
+            InvalidRequest: there are too many, or the image has no interpreter; or the session that was left there is
+                used by another process, or waits for one.
             SandboxError: the sandbox failed.
         """
         if sandbox is None:
             return (await self._new_session()).id
-        session = _Session(self, f"code-{secrets.token_hex(5)}", sandbox, owns_sandbox=False)
-        await self._start_kernel(session)
+        session = _Session(
+            self,
+            f"code-{secrets.token_hex(5)}",
+            sandbox,
+            owns_sandbox=False,
+            leaves_kernel=leave_running,
+            user=user,
+            cwd=cwd,
+        )
+        found = await self._kernels_in(sandbox) if leave_running else []
+        if not found:
+            await self._start_kernel(session)
+        else:
+            session.kernel = await CodeSession.attach(
+                sandbox, found[-1], session, language=self.config.language, only_idle=True
+            )
+            if len(self.registry):
+                session.kernel.set_stubs(self._stubs())
+            session.executions = session.kernel.cells
         self._sessions[session.id] = session
         return session.id
+
+    async def interrupt(self, session_id: str) -> None:
+        """Interrupt the code that runs in a session, as Ctrl-C would. Does nothing if none runs.
+
+        Raises:
+            InvalidRequest: there is no such session.
+        """
+        kernel = self._find(session_id).kernel
+        if kernel is not None:
+            await kernel.interrupt()
+
+    async def complete(self, session_id: str, code: str) -> tuple[str, tuple[str, ...]]:
+        """The word at the end of `code`, and what it may become in a session, for a prompt.
+
+        Raises:
+            InvalidRequest: there is no such session.
+        """
+        kernel = self._find(session_id).kernel
+        return ("", ()) if kernel is None else await kernel.complete(code)
 
     async def _run(
         self, session: _Session, code: str, timeout_s: float | None, on_output: OnCellOutput | None
     ) -> ExecutionResult:
-        kernel = session.kernel
-        if kernel is None or not kernel.is_alive:
-            kernel = await self._start_kernel(session)
-        session.begin(code)
-        outcome = await kernel.run(
-            code, timeout_s=timeout_s, output_limit_bytes=self.config.output_limit_bytes, on_output=on_output
-        )
-        return await self._finished(session, outcome)
+        async with session.turn:
+            kernel, replaced = session.kernel, False
+            if kernel is None or not kernel.is_alive:
+                kernel, replaced = await self._next_kernel(session)
+            session.begin(code)
+            outcome = await kernel.run(
+                code, timeout_s=timeout_s, output_limit_bytes=self.config.output_limit_bytes, on_output=on_output
+            )
+            session.loss_is_told = outcome.kernel_lost is not None
+            return await self._finished(session, replace(outcome, replaced=True) if replaced else outcome)
+
+    async def _next_kernel(self, session: _Session) -> tuple[CodeSession, bool]:
+        """The kernel for a session whose last one cannot be reached: the same, if its sandbox slept and was woken; else
+        a new one. True: that variables are lost has not been told yet."""
+        try:
+            return await self._reach_kernel(session)
+        except SandboxDied:  # gVisor ends with a process that uses up its memory; the files are there
+            if not session.owns_sandbox or session.is_ephemeral:
+                raise
+            session.sandbox = await (await self.engine()).wake(session.sandbox.name)
+            return await self._reach_kernel(session)
+
+    async def _reach_kernel(self, session: _Session) -> tuple[CodeSession, bool]:
+        last = session.kernel
+        if last is not None and last.is_cut_off and last.process_id in await self._kernels_in(session.sandbox):
+            await last.detach()
+            session.kernel = await CodeSession.attach(session.sandbox, last.process_id, session, stubs=self._stubs())
+            return session.kernel, False
+        return await self._start_kernel(session), last is not None and not session.loss_is_told
 
     async def _finished(self, session: _Session, outcome: CellOutcome) -> ExecutionResult:
+        await self._withdrawn()
         result = await self._result(session, outcome)
         if self._audit is not None and not result.suspended:
             self._audit.execution(session.id, session.executions, session.code, result)
@@ -480,7 +605,7 @@ class CodeExecutor:
             duration_s=outcome.duration_s,
             timed_out=outcome.timed_out,
             out_of_memory=outcome.out_of_memory,
-            session_replaced=outcome.kernel_lost is not None,
+            session_replaced=outcome.kernel_lost is not None or outcome.replaced,
             suspended=outcome.suspended,
             output_file=outcome.output_files.get("stdout"),
         )
@@ -522,8 +647,15 @@ class CodeExecutor:
             raise InvalidRequest(
                 f"session {session_id!r} runs code that waits for no approval; wait until it has ended"
             )
+        if session.is_ephemeral or not session.owns_sandbox:
+            raise InvalidRequest(
+                f"session {session_id!r} ends with its execution, or is in a sandbox of its user; suspend one that was "
+                "opened with reuse_session=True"
+            )
+        session.goes_on = True
         if session.kernel is not None:
             await session.kernel.suspend()
+        await session.sandbox.update(ttl_s=self.config.approval_ttl_s)
         await engine.sleep(session.sandbox.name)
         self._sessions.pop(session_id, None)
 
@@ -570,11 +702,13 @@ class CodeExecutor:
         if session.busy or session.kernel is None:
             raise InvalidRequest(f"session {session_id!r} runs code; fork it when that has ended")
         process_id = session.kernel.process_id
+        session.goes_on = True
         await session.kernel.detach()
         names = [f"code-{secrets.token_hex(5)}" for _ in range(count)]
         try:
             forks = await engine.fork(session.sandbox.name, count, names=names)
         finally:
+            session.goes_on = False
             session.kernel = await CodeSession.attach(
                 session.sandbox, process_id, session, language=self.config.language
             )
@@ -582,34 +716,44 @@ class CodeExecutor:
 
     async def _adopt(self, sandbox: Sandbox) -> tuple[_Session, CodeSession]:
         """A session of this executor from a sandbox in which a kernel runs."""
-        kernels = [each for each in await sandbox.processes() if each.live and KERNEL_MARK in each.command]
-        if not kernels:
+        found = await self._kernels_in(sandbox)
+        if not found:
             raise InvalidRequest(f"the sandbox {sandbox.name!r} has no code session: no kernel runs in it")
         session = _Session(self, sandbox.name, sandbox)
         kernel = await CodeSession.attach(
-            sandbox, kernels[-1].id, session, stubs=self._stubs(), language=self.config.language
+            sandbox, found[-1], session, stubs=self._stubs(), language=self.config.language
         )
-        session.kernel, session.executions = kernel, kernel.cells
+        session.kernel = kernel
+        session.executions = kernel.cells
         self._sessions[session.id] = session
+        self._start_renewal()
+        await self.keep_alive(session)
         return session, kernel
+
+    async def _kernels_in(self, sandbox: Sandbox) -> list[int]:
+        """The processes of kernels that run in a sandbox, the newest last."""
+        return [each.id for each in await sandbox.processes() if each.live and KERNEL_MARK in each.command]
 
     # -------------------------------------------------------------------------------------------------- sessions
 
-    async def _new_session(self) -> _Session:
+    async def _new_session(self, *, once: bool = False) -> _Session:
+        """A session. `once`: for one execution."""
         if self._is_closed:
             raise InvalidRequest("the executor is closed; make another")
         if len(self._sessions) >= self.config.max_sessions:
             raise InvalidRequest(
                 f"{len(self._sessions)} sessions are open, and there may be {self.config.max_sessions}; close one"
             )
-        session = self._ready.popleft() if self._ready else await self._create()
+        session = self._ready.popleft() if self._ready else await self._create(once=once)
         self._sessions[session.id] = session
-        self._refill()
+        self._refill(_REFILL_S)
         return session
 
-    async def _create(self) -> _Session:
+    async def _create(self, *, once: bool = False) -> _Session:
         engine = await self.engine()
         config, id = self.config, f"code-{secrets.token_hex(5)}"
+        may_wait = self.approver is not None and any(tool.needs_approval for tool in self.registry)
+        is_ephemeral = config.ephemeral or (once and not may_wait)
         sandbox = await engine.create(
             id,
             image=config.image,
@@ -617,9 +761,12 @@ class CodeExecutor:
             limits=Limits(memory_bytes=config.memory_bytes, cpus=config.cpus),
             network=config.network,
             env=config.env,
-            ephemeral=config.ephemeral,
+            ephemeral=is_ephemeral,
+            ttl_s=None if is_ephemeral else self._lease_s,
         )
-        session = _Session(self, id, sandbox)
+        session = _Session(self, id, sandbox, is_ephemeral=is_ephemeral)
+        session.expires = time.monotonic() + self._lease_s
+        self._start_renewal()
         try:
             await self._start_kernel(session)
         except BaseException:
@@ -642,10 +789,43 @@ class CodeExecutor:
         if session.kernel is not None:
             await session.kernel.detach()
         kernel = await CodeSession.start(
-            session.sandbox, session, stubs=self._stubs(), language=self.config.language, env=self.config.env
+            session.sandbox,
+            session,
+            stubs=self._stubs(),
+            language=self.config.language,
+            env=self.config.env,
+            user=session.user,
+            cwd=session.cwd,
         )
         session.kernel = kernel
         return kernel
+
+    # Sessions are leased: what a killed process leaves behind ends by itself, at the end of its sandbox's lifetime.
+
+    @property
+    def _lease_s(self) -> float:
+        return self.config.session_timeout_seconds + _LEASE_MARGIN_S
+
+    def _start_renewal(self) -> None:
+        if self._renewal is None:
+            self._renewal = asyncio.create_task(self._renew())
+
+    async def _renew(self) -> None:
+        while True:
+            await asyncio.sleep(self._lease_s / 4)
+            for session in [*self._sessions.values(), *self._ready]:
+                await self.keep_alive(session)
+
+    async def keep_alive(self, session: _Session) -> None:
+        """Let the sandbox of a session live on, and longer if a call waits for an approval. Seldom does something."""
+        lifetime_s = self.config.approval_ttl_s if session.waiting else self._lease_s
+        if not session.owns_sandbox or session.is_ephemeral or session.goes_on:
+            return
+        if lifetime_s / 2 < session.expires - time.monotonic() <= lifetime_s:
+            return
+        with contextlib.suppress(AtollError):  # its sandbox is gone, which the next execution tells
+            await session.sandbox.update(ttl_s=lifetime_s)
+            session.expires = time.monotonic() + lifetime_s
 
     def _stubs(self) -> Mapping[str, Any]:
         tools, models = self.registry.stubs(anthropic_compatible=self.config.anthropic_compatible)
@@ -656,14 +836,15 @@ class CodeExecutor:
         """Sessions that wait to be used."""
         return len(self._ready)
 
-    def _refill(self) -> None:
+    def _refill(self, after_s: float = 0) -> None:
         missing = self.config.prepared_sessions - len(self._ready) - len(self._background)
         for _ in range(max(0, missing) if not self._is_closed else 0):
-            task = asyncio.create_task(self._prepare())
+            task = asyncio.create_task(self._prepare(after_s))
             self._background.add(task)
             task.add_done_callback(self._background.discard)
 
-    async def _prepare(self) -> None:
+    async def _prepare(self, after_s: float) -> None:
+        await asyncio.sleep(after_s)
         with contextlib.suppress(AtollError):  # the caller that needs one gets the error
             self._ready.append(await self._create())
 
@@ -701,6 +882,7 @@ class CodeExecutor:
             id=session.id,
             sandbox=session.sandbox.name,
             language=self.config.language,
+            version="" if session.kernel is None else session.kernel.version,
             created_at=session.created_at,
             last_used_at=session.used_at,
             executions=session.executions,
@@ -716,17 +898,15 @@ class CodeExecutor:
         return True
 
     async def _end(self, session: _Session) -> None:
-        session.ended = True
         with anyio.CancelScope(shield=True):
             if not session.owns_sandbox:
                 if session.kernel is not None:
-                    await session.kernel.aclose()
+                    await (session.kernel.detach() if session.leaves_kernel else session.kernel.aclose())
             else:
                 if session.kernel is not None:
                     await session.kernel.detach()  # it dies with its sandbox
                 await session.sandbox.destroy()
-            if self._withdrawing:
-                await asyncio.wait(self._withdrawing)
+            await self._withdrawn()
 
     async def close_all_sessions(self) -> int:
         """End all sessions. Returns how many there were."""
@@ -763,9 +943,13 @@ class CodeExecutor:
     def withdraw(self, request: ApprovalRequest) -> None:
         """Take a request back, soon: the caller is being cancelled, and may be so again."""
         if self.approver is not None:
-            task = asyncio.create_task(withdraw(self.approver, request))
+            task = asyncio.create_task(try_to_withdraw(self.approver, request))
             self._withdrawing.add(task)
             task.add_done_callback(self._withdrawing.discard)
+
+    async def _withdrawn(self) -> None:
+        if self._withdrawing:
+            await asyncio.wait(self._withdrawing)
 
     def record_call(self, session_id: str, cell: int, record: CallRecord) -> None:
         if self._audit is not None:
@@ -778,6 +962,8 @@ class CodeExecutor:
         self._is_closed = True
         with anyio.CancelScope(shield=True):
             await self.stop_cleanup_task()
+            if self._renewal is not None:
+                self._background.add(self._renewal)
             for task in list(self._background):
                 task.cancel()
             if self._background:
@@ -791,6 +977,23 @@ class CodeExecutor:
 
 def _failure(kind: str, message: str) -> dict[str, Any]:
     return {"error": {"type": kind, "message": message}}
+
+
+def _shortened(text: str) -> str:
+    if len(text) <= _MAX_VALUE_CHARS:
+        return text
+    half = _MAX_VALUE_CHARS // 2
+    return f"{text[:half]}\n[{len(text) - 2 * half} characters are left out]\n{text[-half:]}"
+
+
+def _image(part: RichPart) -> bytes | None:
+    """The image of a value, as bytes. What the code says of it is not believed."""
+    for kind in ("image/png", "image/jpeg"):
+        with contextlib.suppress(ValueError):
+            data = base64.b64decode(str(part.data.get(kind, "")), validate=True)
+            if image_type(data) is not None:
+                return data
+    return None
 
 
 def _rich(part: PartMessage) -> RichPart:

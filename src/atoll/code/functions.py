@@ -325,8 +325,9 @@ def encode(value: object, what: str, limit_bytes: int, kind: str) -> str:
     return text
 
 
-def checked_result(name: str, value: object) -> object:
-    """What a tool returned, if it is JSON. NaN and infinities become None, halves of surrogate pairs their escapes.
+def checked_result(name: str, value: object) -> tuple[object, str]:
+    """What a tool returned, if it is JSON, and that JSON in ASCII. NaN and infinities become None, halves of surrogate
+    pairs their escapes.
 
     Raises:
         ToolCallError: it is no JSON, or too long.
@@ -339,7 +340,10 @@ def checked_result(name: str, value: object) -> object:
             raise
         value = _finite(value)
         text = encode(value, what, MAX_RESULT_BYTES, "InvalidResult")
-    return readable_all(value) if "\\ud" in text else value
+    if "\\ud" in text:
+        value = readable_all(value)
+        text = encode(value, what, MAX_RESULT_BYTES, "InvalidResult")
+    return value, text
 
 
 def _finite(value: Any) -> Any:

@@ -129,7 +129,9 @@ Message = CallMessage | CancelMessage | PartMessage | DoneMessage | ReadyMessage
 
 
 def encode(message: Mapping[str, Any]) -> bytes:
-    """A message to the kernel, as a line."""
+    """A message to the kernel, as a line. `json` of a result is a value that is encoded already."""
+    if "json" in message:
+        return b'{"t":"result","call":%d,"value":%b}\n' % (message["call"], message["json"].encode("ascii"))
     return pydantic_core.to_json(message, ensure_ascii=True) + b"\n"
 
 
@@ -290,7 +292,8 @@ class _MessageFields:
         value = self.values.get(name)
         if not isinstance(value, str) or len(value) > limit:
             raise self._wrong(name, f"a text of at most {limit} characters")
-        return value.encode("utf-8", "backslashreplace").decode()  # a surrogate cannot be written anywhere
+        # A surrogate cannot be written anywhere.
+        return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()
 
     def marker(self, name: str) -> str:
         value = self.text(name)

@@ -111,6 +111,8 @@ class RegisteredTool:
     """Makes the call. It may raise anything."""
     bound: ToolSet | None = field(default=None, repr=False)
     """The set that it comes from, for direct calls."""
+    is_timed: bool = True
+    """Whether the time of a call counts as time of the code. False: it waits for others."""
 
 
 class ToolRegistry:
@@ -246,6 +248,47 @@ class ToolRegistry:
         callers, timeout_s = _callers(allowed_callers), _timeout(timeout_s)
         names = identifiers([tool.name for tool in chosen])
         self._add(*(_of_tool(chosen, tool, names[tool.name], callers, timeout_s, needs_approval) for tool in chosen))
+
+    def declare(
+        self,
+        name: str,
+        input_schema: Mapping[str, Any],
+        run: Callable[[Mapping[str, Any]], Awaitable[object]],
+        *,
+        description: str = "",
+        original_name: str | None = None,
+        is_timed: bool = True,
+    ) -> None:
+        """Add a tool for code that is known by its JSON schema only, and that another program runs: `run` passes a call
+        on and waits for its result. Arguments are not checked against the schema; that program does so.
+
+        Raises:
+            InvalidRequest: the name is taken or not allowed.
+        """
+        self._require_name(name, "give it another one")
+        reader = SchemaReader(name, foreign=True)
+        schema = {**input_schema, "properties": input_schema.get("properties") or {}}
+
+        def check(arguments: Mapping[str, Any]) -> object:
+            return encode(arguments, f"the arguments of {name}", MAX_ARGUMENTS_BYTES, "InvalidArguments")
+
+        self._add(
+            RegisteredTool(
+                name=name,
+                original_name=original_name or name,
+                description=description,
+                output_description="",
+                allowed_callers=frozenset(CODE_ONLY),
+                timeout_s=None,
+                needs_approval=False,
+                input_schema=schema,
+                output_schema=None,
+                shape=ToolShape(reader.parameters(schema), None, Shape("plain", value="str"), reader.models),
+                check=check,
+                run=run,
+                is_timed=is_timed,
+            )
+        )
 
     async def add_mcp(
         self,
@@ -414,6 +457,21 @@ class ToolRegistry:
             ToolCallError: there is no such tool, it is not for this caller, the arguments are invalid, it timed out, it
                 failed, or its result cannot be JSON. Only cancellation is raised besides.
         """
+        value, _ = await self._make(name, arguments, caller)
+        return _as_text(value) if as_text else value
+
+    async def call_encoded(
+        self, name: str, arguments: Mapping[str, Any], *, caller: ToolCallerType, as_text: bool = False
+    ) -> str:
+        """As `call`, with the result as JSON in ASCII, which a large one is made into only once.
+
+        Raises:
+            ToolCallError: as `call`.
+        """
+        value, text = await self._make(name, arguments, caller)
+        return json.dumps(_as_text(value)) if as_text else text
+
+    async def _make(self, name: str, arguments: Mapping[str, Any], caller: ToolCallerType) -> tuple[object, str]:
         tool = self._allowed(name, caller)
         try:
             if tool.timeout_s is None:
@@ -431,10 +489,7 @@ class ToolRegistry:
             raise
         except BaseException as error:  # the one place where what a tool raises becomes an error
             raise self._failed(tool, error) from error
-        value = checked_result(tool.name, value)
-        if as_text:
-            return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        return value
+        return checked_result(tool.name, value)
 
     def check(self, name: str, arguments: Mapping[str, Any], *, caller: ToolCallerType) -> RegisteredTool:
         """Whether such a call would be made, before a person is asked to allow it. Returns the tool.
@@ -607,6 +662,10 @@ def _name_of(function: Any) -> str:
     while isinstance(function, functools.partial):
         function = function.func
     return str(getattr(function, "__name__", type(function).__name__))
+
+
+def _as_text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _text_of(tool: RegisteredTool) -> ToolText:

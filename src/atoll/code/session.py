@@ -16,8 +16,9 @@ import secrets
 import signal as signals
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal, Protocol
 
 import anyio
@@ -64,7 +65,8 @@ class CallHandler(Protocol):
     """What makes the calls of a session. Trusts nothing in them."""
 
     async def handle(self, call: CallMessage) -> dict[str, Any]:
-        """`{"value": …}` or `{"error": {"type": …, "message": …}}`, to be sent to the code."""
+        """What is sent to the code: `{"value": …}`, `{"json": "…"}` (a value that is encoded already) or
+        `{"error": {"type": …, "message": …}}`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,8 @@ class CellOutcome:
     timed_out: bool = False
     kernel_lost: str | None = None
     """Why its kernel is gone, and with it the variables. None: it is there."""
+    replaced: bool = False
+    """True: the kernel of the cell before is gone, and it ran in a new one."""
     out_of_memory: bool = False
     suspended: bool = False
     """True: it has not ended, and the handle was given up."""
@@ -88,7 +92,7 @@ class CellOutcome:
     """Where the whole of an output is that was longer than its limit."""
 
 
-class _CellOutput:
+class _OutputOfCell:
     """One output stream of a cell: what is kept, and the file that has the whole of it."""
 
     def __init__(self, sandbox: Sandbox, path: str, limit_bytes: int) -> None:
@@ -132,9 +136,9 @@ class _RunningCell:
         self.number = number
         self.marker = marker.encode()
         directory = f"{OUTPUT_DIRECTORY}/{marker[-8:]}-cell-{number}"
-        self.outputs: dict[StreamName, _CellOutput] = {
-            "stdout": _CellOutput(sandbox, f"{directory}.stdout.txt", limit_bytes),
-            "stderr": _CellOutput(sandbox, f"{directory}.stderr.txt", limit_bytes),
+        self.outputs: dict[StreamName, _OutputOfCell] = {
+            "stdout": _OutputOfCell(sandbox, f"{directory}.stdout.txt", limit_bytes),
+            "stderr": _OutputOfCell(sandbox, f"{directory}.stderr.txt", limit_bytes),
         }
         self.on_output = on_output
         self.parts: list[PartMessage] = []
@@ -149,12 +153,13 @@ class _RunningCell:
             self.dump += data[: max(0, _MAX_DUMP_BYTES - len(self.dump))]
         elif data:
             await self.outputs[stream].add(data)
-            if self.on_output is not None:
-                self.on_output(stream, data)
+            if self.on_output is not None and (waiting := self.on_output(stream, data)) is not None:
+                await waiting
 
 
-OnCellOutput = Callable[[StreamName, bytes], None]
-"""Receives output while a cell runs. It must be fast, and must not raise."""
+OnCellOutput = Callable[[StreamName, bytes], Awaitable[None] | None]
+"""Receives output while a cell runs. It must not raise, and must be fast or return what is awaited before more output
+is taken."""
 
 
 class CodeSession:
@@ -181,6 +186,7 @@ class CodeSession:
         self._ready: asyncio.Future[ReadyMessage] = asyncio.get_running_loop().create_future()
         self._completions: asyncio.Future[CompletionsMessage] | None = None
         self._calls: dict[int, asyncio.Task[None]] = {}
+        self._calls_held: dict[int, int] = {}
         self._calls_bytes = 0
         self._unsent: deque[bytes] = deque()
         self._unsent_bytes = 0
@@ -189,9 +195,11 @@ class CodeSession:
         self._resumed = asyncio.Event()
         self._resumed.set()
         self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.is_cut_off = False
+        """Whether the sandbox is gone or asleep, so that the kernel may be there again when it is woken."""
         self._out_of_memory = False
         self._detached = self._suspended = False
-        self._replaying = False
+        self._replaying = self._only_idle = False
         """Whether output that comes may be that of earlier cells, which the guest has kept."""
         work = (self._read_channel(), self._write_channel(), self._read_output())
         self._tasks = [asyncio.create_task(each) for each in work]
@@ -241,20 +249,22 @@ class CodeSession:
         *,
         stubs: Mapping[str, Any] | None = None,
         language: LanguageName = "python",
+        only_idle: bool = False,
     ) -> CodeSession:
         """Go on with a kernel that another process, or an earlier handle, has left running.
 
-        Calls that wait are made again through `handler`, and the cell that waits for them goes on: see `resume`.
+        Calls that wait are made again through `handler`, and the cell that waits for them goes on: see `finish`.
+        Without `stubs` the code sees the tools that it saw before.
 
         Raises:
             ProcessNotFound: it has ended.
-            InvalidRequest: another process uses it.
+            InvalidRequest: another process uses it; or, with `only_idle`, code runs in it or waits for a call.
             SandboxError: it does not answer.
         """
         process = await sandbox.attach(process_id, channels=1)
         spoken = language_of(language)
         session = cls(sandbox, process, handler, language=spoken)
-        session._replaying = True
+        session._replaying, session._only_idle = True, only_idle
         try:
             await session._greet(spoken.cut, b"" if stubs is None else spoken.encode({"t": "tools", **stubs}))
         except BaseException:
@@ -273,13 +283,8 @@ class CodeSession:
         return not self._lost.done()
 
     @property
-    def is_detached(self) -> bool:
-        """Whether the handle was given up, and the kernel left running."""
-        return self._detached
-
-    @property
     def cells(self) -> int:
-        """How many cells the kernel has been given."""
+        """The number of its last cell."""
         return self._cells
 
     @property
@@ -334,6 +339,11 @@ class CodeSession:
             raise self._no_kernel()
         ready = self._ready.result()
         self.version = ready.version
+        if self._only_idle and (ready.running is not None or ready.calls):
+            raise InvalidRequest(
+                f"code runs in the session of sandbox {self.sandbox.name!r}, or waits for a call, which only the "
+                "program that began it can make; `atoll approvals` shows the calls that wait for an approval"
+            )
         self._resume(ready)
 
     def _no_kernel(self) -> AtollError:
@@ -443,7 +453,7 @@ class CodeSession:
     _pause_noticed: asyncio.Event | None = None
 
     @contextlib.contextmanager
-    def time_paused(self) -> Any:
+    def time_paused(self) -> Iterator[None]:
         """A context whose time does not count as time of the cell: a person is being asked."""
         self._paused += 1
         self._resumed.clear()
@@ -572,8 +582,7 @@ class CodeSession:
             case CallMessage():
                 self._take_call(message)
             case CancelMessage():
-                if (task := self._calls.get(message.call)) is not None:
-                    task.cancel()
+                self._cancel(message.call)
             case PartMessage():
                 if cell is not None and message.cell == cell.number and len(cell.parts) < 10_000:
                     cell.parts_bytes += message.held_bytes
@@ -596,23 +605,29 @@ class CodeSession:
         if self._calls_bytes + call.held_bytes > MAX_PENDING_BYTES:
             why = f"calls without a result take more than {MAX_PENDING_BYTES} bytes; await some of them first"
             call = replace(call, arguments={}, held_bytes=0, refusal=why)
-        task = asyncio.create_task(self._answer(call))
-        self._calls[call.call] = task
         self._calls_bytes += call.held_bytes
-        number, held_bytes = call.call, call.held_bytes
+        self._calls[call.call] = asyncio.create_task(self._answer(call))
+        self._calls_held[call.call] = call.held_bytes
 
-        def forget(_: object) -> None:
-            self._calls.pop(number, None)
-            self._calls_bytes -= held_bytes
-
-        task.add_done_callback(forget)
+    def _cancel(self, number: int) -> None:
+        if (task := self._calls.get(number)) is not None:
+            task.add_done_callback(partial(self._forget, number))  # it may not have begun
+            task.cancel()
 
     async def _answer(self, call: CallMessage) -> None:
-        while self._unsent_bytes > MAX_UNSENT_BYTES:  # code that does not read its results gets no more of them
-            self._sent.clear()
-            await self._sent.wait()
-        answer = await self.handler.handle(call)
-        self._send({"t": "result", "call": call.call, **answer})
+        try:
+            while self._unsent_bytes > MAX_UNSENT_BYTES:  # code that does not read its results gets no more of them
+                self._sent.clear()
+                await self._sent.wait()
+            answer = await self.handler.handle(call)
+            self._send({"t": "result", "call": call.call, **answer})
+        finally:  # not in a callback of the task, which would cost each call a round of the event loop
+            self._forget(call.call, asyncio.current_task())
+
+    def _forget(self, number: int, task: asyncio.Task[None] | None) -> None:
+        if self._calls.get(number) is task:
+            del self._calls[number]
+            self._calls_bytes -= self._calls_held.pop(number)
 
     async def _read_output(self) -> None:
         try:
@@ -623,6 +638,7 @@ class CodeSession:
                     self._out_of_memory = event.out_of_memory
                     self._lose(_ending(event))
         except (SandboxError, anyio.ClosedResourceError) as error:
+            self.is_cut_off = not self._lost.done()
             self._lose(f"the sandbox is gone: {error}")
 
     async def _take_output(self, stream: StreamName, data: bytes) -> None:
@@ -652,8 +668,8 @@ class CodeSession:
     def _lose(self, why: str) -> None:
         if not self._lost.done():
             self._lost.set_result(why)
-            for task in self._calls.values():  # no code waits for them
-                task.cancel()
+            for number in self._calls:  # no code waits for them
+                self._cancel(number)
 
 
 async def _first(*futures: asyncio.Future[Any], timeout_s: float | None = None) -> None:

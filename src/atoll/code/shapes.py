@@ -26,6 +26,9 @@ _MAX_DEPTH = 8
 _MAX_LITERALS = 40
 """The longest enumeration that is written out. A longer one is described by the type of its values."""
 
+_MAX_PARTS = 10_000
+"""Parts of one tool's schemas that are read. References let a short schema have any number; the rest is `Any`."""
+
 ShapeKind = Literal["any", "plain", "literal", "list", "set", "dict", "tuple", "union", "model", "scalar"]
 
 
@@ -125,6 +128,7 @@ class SchemaReader:
         self.models: dict[str, ModelShape] = {}
         self._open: list[str] = []
         self._definitions: Mapping[str, Any] = {}
+        self._parts = 0
 
     def parameters(self, schema: Mapping[str, Any]) -> tuple[ToolParameter, ...]:
         """The properties of an object as parameters, those that are required first."""
@@ -156,7 +160,8 @@ class SchemaReader:
         return tuple(sorted(fields, key=lambda each: not each.required))
 
     def _read(self, schema: Any, path: list[str]) -> Shape:
-        if not isinstance(schema, dict):
+        self._parts += 1
+        if not isinstance(schema, dict) or self._parts > _MAX_PARTS:
             return ANY
         if isinstance(schema.get("$ref"), str):
             return self._named(schema["$ref"], path)

@@ -59,20 +59,24 @@ class ExecuteCodeResult(Result):
     success: bool
     """Whether it ended without an error."""
     output: str
-    """What it printed."""
+    """What it printed on stdout."""
     value: str | None = None
     """The value of its last line."""
-    error: str | None = None
-    """The traceback of the error that ended it."""
+    traceback: str | None = None
+    """Of the error that ended it."""
     calls: int
     """How many tools it called."""
     timed_out: bool
+    """True: it was interrupted."""
     session_replaced: bool
     """True: variables of earlier calls are lost."""
 
 
 class CodeContext:
-    """The session that calls of `execute_code` share: started by the first call, and again when it has expired."""
+    """The session that calls of `execute_code` share: started by the first call, and again when it has expired.
+
+    In a sandbox that is given, it goes on with the session that an earlier context has left there.
+    """
 
     abilities: frozenset[str] = frozenset()
 
@@ -90,14 +94,23 @@ class CodeContext:
             if on_output is not None:
                 on_output(data)
 
+        expired = False
         async with self._starting:
             if self.session_id is not None and self.executor.get_session(self.session_id) is None:
-                self.session_id = None
+                self.session_id, expired = None, True
             if self.session_id is None:
-                sandbox = None if self._sandbox is None else await self._sandbox()
-                self.session_id = await self.executor.open_session(sandbox)
+                self.session_id = await self._open()
         result, _ = await self.executor.execute(code, self.session_id, timeout_s=timeout_s, on_output=hear)
-        return result
+        return result.model_copy(update={"session_replaced": True}) if expired else result
+
+    async def _open(self) -> str:
+        if self._sandbox is None:
+            return await self.executor.open_session()
+        sandbox = await self._sandbox()
+        try:
+            return await self.executor.open_session(sandbox, leave_running=True)
+        except InvalidRequest:  # another client of the same sandbox uses the session there: each has its own then
+            return await self.executor.open_session(sandbox)
 
     async def aclose(self) -> None:
         if self.session_id is not None:
@@ -108,19 +121,28 @@ async def _execute_code(
     args: ExecuteCodeInput, context: CodeContext, *, on_output: OnOutput | None = None
 ) -> ToolResult:
     result = await context.run(args.code, args.timeout, on_output)
-    value = next((str(part.data.get("text/plain")) for part in result.parts if part.role == "value"), None)
+    values = (part.data.get("text/plain") for part in result.parts if part.role == "value")
+    value = next((str(text) for text in values if text is not None), None)
     data = ExecuteCodeResult(
         success=result.success,
         output=result.output,
         value=value,
-        error=None if result.error is None else result.error.traceback or result.error.message,
+        traceback=None if result.error is None else result.error.traceback or result.error.message,
         calls=len(result.calls),
         timed_out=result.timed_out,
         session_replaced=result.session_replaced,
     )
     content = result.content
-    shown = data.result(content[0].text if len(content) == 1 and content[0].type == "text" else content)
-    return shown if result.success else shown.model_copy(update={"is_error": True})
+    return data.result(result.text if len(content) == 1 else content)
+
+
+def describe_code(registry: ToolRegistry, config: CodeConfig) -> str:
+    """What a model reads about executing code: the language, and the tools that code may call."""
+    about = _ABOUT[config.language]
+    if not len(registry) or config.language == "bash":
+        return about
+    documentation = registry.documentation(anthropic_compatible=config.anthropic_compatible)
+    return f"{about}\n\n{_TOOLS[config.language]}\n\n{documentation}"
 
 
 def execute_code_tools(
@@ -128,14 +150,9 @@ def execute_code_tools(
 ) -> tuple[ToolSet, CodeContext]:
     """The tool, bound to a session of its own, and that session. `sandbox` gives the sandbox that it runs in; without
     it, it has its own."""
-    language = executor.config.language
-    documentation = executor.registry.documentation(anthropic_compatible=executor.config.anthropic_compatible)
-    about = _ABOUT[language]
-    if len(executor.registry) and language != "bash":
-        about = f"{about}\n\n{_TOOLS[language]}\n\n{documentation}"
     tool = Tool(
         name="execute_code",
-        description=about,
+        description=describe_code(executor.registry, executor.config),
         input=ExecuteCodeInput,
         result=ExecuteCodeResult,
         handler=_execute_code,

@@ -76,14 +76,21 @@ def as_text(entries: Sequence[AuditEntry], *, width: int = 100) -> str:
 
 
 def _call_line(cell: _TracedCell, call: AuditEntry, width: int) -> str:
+    columns = min(_BAR_COLUMNS, max(8, width // 4))
     start = min(max((call.time.timestamp() - cell.began) / cell.duration_s, 0.0), 1.0)
-    at = int(start * (_BAR_COLUMNS - 1))
-    length = min(max(1, round(call.duration_s / cell.duration_s * _BAR_COLUMNS)), _BAR_COLUMNS - at)
-    bar = ("·" * at + "█" * length).ljust(_BAR_COLUMNS, "·")
-    failed = "" if call.verdict == "ok" else f"  ✗ {call.verdict}"
-    arguments = json.dumps(call.arguments, ensure_ascii=False) if call.arguments is not None else ""
-    text = f"{call.tool}({arguments}){failed}"
-    return f"  {bar} {_duration(call.duration_s):>8}  {_plain(text, width - _BAR_COLUMNS - 14)}"
+    at = int(start * (columns - 1))
+    length = min(max(1, round(call.duration_s / cell.duration_s * columns)), columns - at)
+    bar = ("·" * at + "█" * length).ljust(columns, "·")
+    about = _called(call) if call.verdict == "ok" else f"✗ {call.tool}: {call.verdict}  {_called(call)}"
+    return f"  {bar} {_duration(call.duration_s):>8}  {_plain(about, width - columns - 13)}"
+
+
+def _called(call: AuditEntry) -> str:
+    """A call as code would write it."""
+    if not isinstance(call.arguments, dict):
+        return f"{call.tool}({'' if call.arguments is None else call.arguments})"
+    given = (f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in call.arguments.items())
+    return f"{call.tool}({', '.join(given)})"
 
 
 def _plain(text: str, limit: int) -> str:
@@ -100,16 +107,22 @@ def _duration(seconds: float) -> str:
 
 _STYLE = """
 body{font:14px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:72rem;padding:0 1rem;color:#1a1a1a;background:#fff}
-h1{font-size:1.3rem}section{border:1px solid #d7d7d7;border-radius:6px;margin:1rem 0;padding:.8rem 1rem}
+h1{font-size:1.3rem;margin-bottom:0}h1+p{margin-top:.2rem;color:#555}
+section{border:1px solid #d7d7d7;border-radius:6px;margin:1rem 0;padding:.8rem 1rem}
 h2{font-size:1rem;margin:0 0 .5rem}h2 small{color:#555;font-weight:400;margin-left:.7rem}
-pre{background:#f5f5f2;border-radius:4px;margin:.5rem 0;overflow:auto;padding:.6rem;max-height:24rem}
-.call{display:grid;grid-template-columns:16rem 1fr 6rem;gap:.6rem;align-items:center;font-size:13px}
+pre{background:#f5f5f2;border-radius:4px;margin:.5rem 0;overflow:auto;padding:.6rem;max-height:24rem;
+white-space:pre-wrap;overflow-wrap:anywhere}
+pre.out{background:none;border-left:3px solid #d7d7d7;border-radius:0;color:#444;padding:.2rem .6rem}
+.call{display:grid;grid-template-columns:minmax(12rem,24rem) 1fr 5rem;gap:0 .6rem;align-items:center;font-size:13px}
 .call code{overflow:hidden;text-overflow:ellipsis;white-space:nowrap}.call .t{text-align:right;color:#555}
+.call .why{grid-column:1/-1;overflow-wrap:anywhere;padding-left:1rem}
 .lane{background:#f0f0ec;border-radius:3px;height:.9rem;position:relative}
 .bar{background:#2a6f97;border-radius:3px;height:100%;min-width:2px;position:absolute}
-.failed .bar{background:#b3261e}.failed code{color:#b3261e}.bad{color:#b3261e}
-@media (prefers-color-scheme:dark){body{background:#161616;color:#e8e8e8}section{border-color:#3a3a3a}
-pre,.lane{background:#242424}h2 small,.call .t{color:#aaa}.bad,.failed code{color:#ff8a80}}
+.failed .bar{background:#b3261e}.failed code,.bad{color:#b3261e}
+@media (max-width:40rem){.call{grid-template-columns:1fr 5rem;margin-bottom:.3rem}.call code{grid-column:1/-1}}
+@media (prefers-color-scheme:dark){body{background:#161616;color:#e8e8e8}section,pre.out{border-color:#3a3a3a}
+pre,.lane{background:#242424}pre.out{background:none;color:#bbb}h2 small,.call .t,h1+p{color:#aaa}
+.bad,.failed code{color:#ff8a80}.bar{background:#5fa8d3}.failed .bar{background:#e5736b}}
 """
 
 
@@ -119,13 +132,19 @@ def as_html(session_id: str, entries: Sequence[AuditEntry]) -> str:
     calls = sum(len(cell.calls) for cell in cells)
     sections = "\n".join(map(_section, cells))
     name = html.escape(session_id)
+    when = f", from {entries[0].time:%Y-%m-%d %H:%M:%S} to {entries[-1].time:%Y-%m-%d %H:%M:%S} UTC" if entries else ""
+    about = f"{_counted(len(cells), 'execution')}, {_counted(calls, 'call')} of tools{when}"
     return (
         "<!doctype html>\n<html lang=en><meta charset=utf-8>\n"
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
         '<meta name=viewport content="width=device-width,initial-scale=1">\n'
         f"<title>Trace of {name}</title>\n<style>{_STYLE}</style>\n"
-        f"<h1>Session {name}</h1>\n<p>{len(cells)} executions, {calls} calls of tools</p>\n{sections}\n</html>\n"
+        f"<h1>Session {name}</h1>\n<p>{about}</p>\n{sections}\n</html>\n"
     )
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _section(cell: _TracedCell) -> str:
@@ -133,7 +152,7 @@ def _section(cell: _TracedCell) -> str:
     verdict = "not ended" if execution is None else execution.verdict
     bad = "" if verdict == "ok" else " class=bad"
     when = cell.calls[0].time if execution is None else execution.time
-    about = f"{when:%Y-%m-%d %H:%M:%S} UTC, {_duration(cell.duration_s)}, <span{bad}>{html.escape(verdict)}</span>"
+    about = f"{when:%H:%M:%S}, {_duration(cell.duration_s)}, <span{bad}>{html.escape(verdict)}</span>"
     parts = [f"<section><h2>Cell {cell.number} <small>{about}</small></h2>"]
     if execution is not None and execution.code:
         parts.append(f"<pre>{html.escape(execution.code)}</pre>")
@@ -141,18 +160,20 @@ def _section(cell: _TracedCell) -> str:
     if len(cell.calls) > _MAX_CALLS_DRAWN:
         parts.append(f"<p>… {len(cell.calls) - _MAX_CALLS_DRAWN} more calls</p>")
     if execution is not None and execution.output:
-        parts.append(f"<pre>{html.escape(execution.output)}</pre>")
+        parts.append(f"<pre class=out>{html.escape(execution.output)}</pre>")
     return "\n".join([*parts, "</section>"])
 
 
 def _bar(cell: _TracedCell, call: AuditEntry) -> str:
     left = min(max((call.time.timestamp() - cell.began) / cell.duration_s * 100, 0.0), 99.5)
     width = min(call.duration_s / cell.duration_s * 100, 100 - left)
-    failed = "" if call.verdict == "ok" else " failed"
-    arguments = "" if call.arguments is None else json.dumps(call.arguments, ensure_ascii=False)
-    about = html.escape(f"{call.tool}({arguments})" + ("" if call.verdict == "ok" else f": {call.verdict}"))
+    ok = call.verdict == "ok"
+    about = html.escape(_called(call))
+    size = "" if call.result_bytes is None or not ok else f", {call.result_bytes} bytes"
     return (
-        f'<div class="call{failed}"><code title="{about}">{about}</code><div class=lane>'
+        f'<div class="call{"" if ok else " failed"}"><code title="{about}{size}">{about}</code><div class=lane>'
         f'<div class=bar style="left:{left:.2f}%;width:{width:.2f}%"></div></div>'
-        f"<span class=t>{_duration(call.duration_s)}</span></div>"
+        f"<span class=t>{_duration(call.duration_s)}</span>"
+        + ("" if ok else f'<span class="why bad">{html.escape(call.verdict)}</span>')
+        + "</div>"
     )

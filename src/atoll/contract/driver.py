@@ -14,10 +14,13 @@ from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from atoll.contract.frozen import Frozen
 from atoll.contract.model import Limits, RuntimeName, Usage
+
+if TYPE_CHECKING:
+    from anyio.abc import ByteStream
 
 
 class Capabilities(Frozen):
@@ -210,6 +213,18 @@ class KeeperClient(Protocol):
 
         Raises:
             As `freeze`.
+        """
+        ...
+
+    def quiesced(self, directory: Path) -> AbstractAsyncContextManager[ByteStream]:
+        """While the context lasts, no frame of another client reaches the guest, and it has received all earlier ones.
+
+        The processes run on; network streams are reset. Gives the connection that holds the others back, on which the
+        keeper has said HELLO.
+
+        Raises:
+            SandboxDied: the sandbox has ended.
+            SandboxError: the guest did not receive the frames in time.
         """
         ...
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Literal
 
 import anyio
+import anyio.abc
 import anyio.streams.buffered
 
 from atoll.contract.errors import LaunchFailed, SandboxDied, SandboxError, Unenforceable
@@ -50,17 +51,9 @@ class KeeperSocket:
             yield
 
     @contextlib.asynccontextmanager
-    async def quiesced(self, directory: Path) -> AsyncIterator[None]:
-        """While the context lasts, no new frame reaches the guest, and it has received all earlier ones.
-
-        The processes run on.
-
-        Raises:
-            SandboxDied: the sandbox has ended.
-            SandboxError: the guest did not receive the frames in time.
-        """
-        async with _freeze(directory, "quiesce"):
-            yield
+    async def quiesced(self, directory: Path) -> AsyncIterator[anyio.abc.ByteStream]:
+        async with _freeze(directory, "quiesce") as stream:
+            yield stream
 
     def _require_freezer(self) -> None:
         if not self._can_freeze:
@@ -136,17 +129,19 @@ def _time(milliseconds: int) -> datetime | None:
 
 
 @contextlib.asynccontextmanager
-async def _freeze(directory: Path, how: Literal["pause", "hold", "quiesce"]) -> AsyncIterator[None]:
+async def _freeze(directory: Path, how: Literal["pause", "hold", "quiesce"]) -> AsyncIterator[anyio.abc.ByteStream]:
     fields = encode_fields([(Tag.ACTION, _ACTIONS[how])])
-    async with _request(directory, FrameType.FREEZE, fields, FrameType.FROZEN) as answer:
+    async with _request(directory, FrameType.FREEZE, fields, FrameType.FROZEN) as (answer, stream):
         if error_number := decode_fields(answer).integer(Tag.ERRNO):
             raise SandboxError(f"the sandbox could not be frozen: {os.strerror(error_number)}")
-        yield
+        yield stream
 
 
 @contextlib.asynccontextmanager
-async def _request(directory: Path, kind: FrameType, payload: bytes, wanted: FrameType) -> AsyncIterator[bytes]:
-    """The payload of the keeper's answer to one frame. The connection stays open until the context ends."""
+async def _request(
+    directory: Path, kind: FrameType, payload: bytes, wanted: FrameType
+) -> AsyncIterator[tuple[bytes, anyio.abc.ByteStream]]:
+    """The payload of the keeper's answer to one frame, and the connection, which is open until the context ends."""
     fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         stream = await anyio.connect_unix(f"/proc/self/fd/{fd}/sock")
@@ -163,7 +158,7 @@ async def _request(directory: Path, kind: FrameType, payload: bytes, wanted: Fra
                 answer = await _receive(keeper, wanted)
         except (anyio.IncompleteRead, anyio.EndOfStream, anyio.BrokenResourceError, TimeoutError) as error:
             raise SandboxDied("the sandbox has ended: its keeper does not answer") from error
-        yield answer
+        yield answer, stream
 
 
 async def _receive(keeper: anyio.streams.buffered.BufferedByteReceiveStream, wanted: FrameType) -> bytes:

@@ -9,9 +9,8 @@ from __future__ import annotations
 import os
 import re
 import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 if sys.platform != "linux":
     raise ImportError("Atoll's sandboxes need Linux; on other systems, run it in a Linux virtual machine")
@@ -31,14 +30,12 @@ _LINGER = Path("/var/lib/systemd/linger")
 _RUN_USER = Path("/run/user")
 
 
-@dataclass(frozen=True)
-class IdRange:
+class IdRange(NamedTuple):
     start: int
-    count: int
+    size: int
 
 
-@dataclass(frozen=True)
-class Machine:
+class Machine(NamedTuple):
     root: bool
     kernel: tuple[int, int]
     cgroup_mode: CgroupMode
@@ -80,8 +77,7 @@ def filesystem_type(path: Path) -> int:
     return int(buffer[0]) if libc.statfs(os.fsencode(path), ctypes.byref(buffer)) == 0 else 0
 
 
-@dataclass(frozen=True)
-class _CgroupAccess:
+class _CgroupAccess(NamedTuple):
     mode: CgroupMode
     controllers: frozenset[str] = frozenset()
     parent: Path | None = None
@@ -148,7 +144,7 @@ def _sub_ids(path: Path) -> IdRange | None:
         parts = line.split(":")
         if len(parts) == 3 and parts[0] in names and parts[1].isdigit() and parts[2].isdigit():
             found = IdRange(int(parts[1]), int(parts[2]))
-            if found.count >= 65535:
+            if found.size >= 65535:
                 return found
     return None
 

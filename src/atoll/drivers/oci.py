@@ -15,9 +15,9 @@ import os
 import re
 import subprocess
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 import anyio
 
@@ -43,8 +43,7 @@ _LOOK_S = 10
 """How long the search for what cannot be saved may take. Then the save is tried."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RuntimeTraits:
+class RuntimeTraits(NamedTuple):
     """What differs between the OCI runtimes. No other line here depends on a runtime's name."""
 
     name: RuntimeName

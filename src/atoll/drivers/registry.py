@@ -20,7 +20,6 @@ from atoll.contract.driver import Diagnostic, Driver
 from atoll.contract.errors import InvalidRequest
 from atoll.contract.model import RuntimeName
 from atoll.drivers import bwrap, oci
-from atoll.drivers.doctor import examine
 from atoll.drivers.machine import Machine, read_machine
 
 if TYPE_CHECKING:
@@ -79,6 +78,8 @@ class _Available(Mapping[RuntimeName, Driver]):
 
 def doctor(state_dir: Path, machine: Machine | None = None) -> list[Diagnostic]:
     """What this machine supports and, for everything that is missing, the command that fixes it."""
+    from atoll.drivers.doctor import examine
+
     machine = machine or read_machine()
     drivers = _Available(state_dir, machine)
     len(drivers)  # loads the outside drivers

@@ -15,22 +15,22 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
-import anyio.abc
 import anyio.to_thread
+from anyio.abc import ByteStream
 
 from atoll.contract.driver import Driver
 from atoll.contract.errors import AtollError, GuestProtocolError, SandboxDied, SandboxError, SandboxNotFound
-from atoll.contract.model import RuntimeName, SandboxInfo, SandboxSpec, SystemProcess, Usage
+from atoll.contract.model import ProcessInfo, RuntimeName, SandboxInfo, SandboxSpec, SystemProcess, Usage
 from atoll.drivers import storage
 from atoll.drivers.locks import is_held
 from atoll.runtime.egress.server import EgressServer, EgressServers
 from atoll.runtime.guest.connection import GuestConnection
-from atoll.runtime.guest.process import list_epoll_waiters
+from atoll.runtime.guest.process import list_epoll_waiters, list_processes
 from atoll.runtime.lifecycle.lifecycle import Lifecycle
 from atoll.runtime.sandbox import Sandbox
 from atoll.runtime.secrets.vault import SandboxSecrets, Vault
@@ -211,10 +211,12 @@ class Connections:
     async def checkpoint(
         self, id: str, label: str | None, *, keep: bool = True, move: bool = False
     ) -> CheckpointRecord:
-        """Make a checkpoint. If the runtime replaced the processes for it, connect to the new run where needed."""
+        """Make a checkpoint. If it was restarted for that, connect to the new run where needed."""
         served = self.egress_servers.serves(id)
+        before = self._manifests.get(id)
         record = await self._lifecycle.checkpoint(id, label, keep=keep, move=move)
-        if record.checkpoint.with_memory:
+        after = self._store.read(id)
+        if before is not None and after is not None and before.run != after.run:
             await self.disconnect(id)
             if served and id in self._sandboxes:  # its processes continue, and so must their egress
                 with contextlib.suppress(SandboxError):
@@ -223,7 +225,7 @@ class Connections:
 
     # ---- SandboxOwner: what a handle asks for ----
 
-    async def connect(self, id: str) -> anyio.abc.ByteStream:
+    async def connect(self, id: str) -> ByteStream:
         """A connection to the sandbox's keeper. A sleeping sandbox is woken.
 
         Raises:
@@ -307,7 +309,7 @@ class Connections:
 
     # ---- guests ----
 
-    async def _reach(self, manifest: Manifest) -> anyio.abc.ByteStream:
+    async def _reach(self, manifest: Manifest) -> ByteStream:
         self.tasks.require_open()  # they would serve the connection
         self._manifests[manifest.id] = manifest
         try:
@@ -327,23 +329,55 @@ class Connections:
         Raises:
             SandboxError: the guest cannot be reached, or broke the protocol.
         """
+        async with self._asking(manifest, None) as connection:
+            return await list_epoll_waiters(connection.open, manifest.spec.name)
+
+    @contextlib.asynccontextmanager
+    async def live_commands(
+        self, manifest: Manifest, stream: ByteStream | None
+    ) -> AsyncIterator[Sequence[ProcessInfo]]:
+        """The commands of which some process lives, asked likewise, or over `stream`, on which HELLO was received.
+
+        The connection lasts as long as the context.
+
+        Raises:
+            SandboxError: the guest cannot be reached, or broke the protocol.
+        """
+        async with self._asking(manifest, stream) as connection:
+            yield [each for each in await list_processes(connection.open, manifest.spec.name) if each.live]
+
+    @contextlib.asynccontextmanager
+    async def _asking(self, manifest: Manifest, stream: ByteStream | None) -> AsyncIterator[GuestConnection]:
         name = f"sandbox {manifest.spec.name!r}"
+        is_ready = stream is not None
         try:
-            stream = await self._reach(manifest)
+            stream = stream or await self._reach(manifest)
         except OSError as error:
             if isinstance(error, AtollError):
                 raise
             raise SandboxDied(f"{name} cannot be reached: {error}") from error
-        connection = GuestConnection(stream, name)
+        connection = GuestConnection(stream, name, is_ready=is_ready)
+        ended = anyio.Event()
+
+        async def serve() -> None:
+            try:
+                await connection.run()
+            finally:
+                ended.set()
+
         try:
-            await connection.handshake()
-            self.tasks.start_soon(connection.run)
-            return await list_epoll_waiters(connection.open, name)
+            if not is_ready:
+                await connection.handshake()
+            self.tasks.start_soon(serve)
+            yield connection
         except GuestProtocolError:
             await self.stop(manifest.id)
             raise
         finally:
             connection.close()
+            if is_ready:  # the caller closes the stream, which must not be read any more then
+                with anyio.CancelScope(shield=True):
+                    await ended.wait()
 
     # ---- removal ----
 

@@ -15,6 +15,7 @@ import builtins
 import contextlib
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from datetime import timedelta
 from functools import cached_property, partial
 from pathlib import Path
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Self, TypedDict, Unpack
 
 import anyio
 import anyio.to_thread
+from anyio.abc import ByteStream
 
 from atoll.contract.driver import Diagnostic, Driver, LayerStore
 from atoll.contract.errors import (
@@ -41,6 +43,7 @@ from atoll.contract.model import (
     GcResult,
     Limits,
     Mount,
+    ProcessInfo,
     RuntimeName,
     SandboxInfo,
     SystemProcess,
@@ -161,7 +164,14 @@ class Engine:
         self._checkpoints = Checkpoints(store.state_dir, store.lookup)
         self.volumes = VolumeStore(store, self._layers, self._any_layers)
         self._lifecycle = Lifecycle(
-            store, self._layers, self._checkpoints, self._choose, self._any_layers, self._epoll_waiters, self.volumes
+            store,
+            self._layers,
+            self._checkpoints,
+            self._choose,
+            self._any_layers,
+            self._epoll_waiters,
+            self._live_commands,
+            self.volumes,
         )
         self.storage = loop_storage.LoopStorage(store.state_dir, self._layers, self._lifecycle.remove_unreferenced)
         self._leases = SessionLeases(
@@ -218,8 +228,15 @@ class Engine:
     def _warm_pools(self) -> WarmPools:
         return self._provisioner.warm_pools
 
+    # The connections are made after the lifecycle that asks for these.
+
     async def _epoll_waiters(self, manifest: Manifest) -> Sequence[SystemProcess]:
-        return await self._connections.epoll_waiters(manifest)  # which are made after the lifecycle that asks for this
+        return await self._connections.epoll_waiters(manifest)
+
+    def _live_commands(
+        self, manifest: Manifest, stream: ByteStream | None
+    ) -> AbstractAsyncContextManager[Sequence[ProcessInfo]]:
+        return self._connections.live_commands(manifest, stream)
 
     @property
     def state_dir(self) -> Path:
@@ -630,7 +647,7 @@ class Engine:
             SandboxNotFound: there is none of this name.
             InvalidRequest: the label is not allowed.
             CheckpointExists: another checkpoint of the sandbox has the label.
-            Unenforceable: it runs, and cannot be frozen here.
+            Unenforceable: something runs in it, and it cannot be frozen here. If nothing runs, it is restarted.
         """
         if label is not None:
             check_name(label, noun="a label for a checkpoint")

@@ -3,7 +3,7 @@
 Owns the check of host name, origin and bearer token (`HttpGuard`), the rule that an address which other machines can
 reach needs a token, the start and end of a server (`listen`), and the HTTP status of an error (`status_of`). Not here:
 routes, body limits, the format of error responses, and sessions: each surface has its own. Used by `mcp/http.py`, whose
-errors are JSON-RPC's and have no use for `status_of`.
+errors are JSON-RPC's and have no use for `status_of`, and by `messages/http.py`.
 """
 
 from __future__ import annotations
@@ -73,27 +73,37 @@ class HttpGuard:
     origin: scheme, host and port have to be those of the request itself. This stops DNS rebinding (a page can point a
     name of its own at this address, but cannot change the Host header), and pages on other ports of this machine, such
     as previews. None is any name, and needs a `token`. With a token, the scheme of the origin may also be https, that
-    of a reverse proxy. `token_variable` is the environment variable with the token, for messages.
+    of a reverse proxy. There may be several tokens, one for each client. `token_variable` is the environment variable
+    with the token, for messages. `key_header` is another header in which clients may send the token, as it is.
 
     Raises:
         InvalidRequest: there are neither hosts nor a token, a host is not a host name, or clients could not send the
             token.
     """
 
-    def __init__(self, hosts: Sequence[str] | None, token: SecretStr | None, *, token_variable: str) -> None:
-        if hosts is None and token is None:
+    def __init__(
+        self,
+        hosts: Sequence[str] | None,
+        token: SecretStr | Sequence[SecretStr] | None,
+        *,
+        token_variable: str,
+        key_header: str | None = None,
+    ) -> None:
+        tokens = [token] if isinstance(token, SecretStr) else [*(token or ())]
+        if hosts is None and not tokens:
             raise InvalidRequest("an app that accepts any host name needs a token; give a token, or a list of hosts")
         for host in hosts or ():
             if host.lower() not in (_hostname(f"//{host}"), _hostname(f"//[{host}]")):
                 raise InvalidRequest(f"{host!r} is not a host name; write it without a port, such as localhost")
-        if token is not None and not _TOKEN.fullmatch(token.get_secret_value()):
+        if not all(_TOKEN.fullmatch(each.get_secret_value()) for each in tokens):
             raise InvalidRequest(
                 f"the token is invalid: it must have {SHORTEST_TOKEN} characters or more, without spaces and line "
                 "breaks, which clients could not send"
             )
         self._hosts = None if hosts is None else frozenset(host.lower() for host in hosts)
-        self._token = None if token is None else token.get_secret_value().encode()
+        self._tokens = [each.get_secret_value().encode() for each in tokens]
         self._token_variable = token_variable
+        self._key_header = key_header
 
     def refusal(self, request: Request) -> HttpRefusal | None:
         """Why this request is refused. None: it is accepted."""
@@ -102,15 +112,24 @@ class HttpGuard:
             allowed = ", ".join(sorted(self._hosts or ())) or "any host name"
             return HttpRefusal(421, f"the Host header is missing or not accepted; allowed: {allowed}")
         origin = request.headers.get("origin")
-        schemes = {request.url.scheme} if self._token is None else {request.url.scheme, "https"}
+        schemes = {request.url.scheme, "https"} if self._tokens else {request.url.scheme}
         if origin is not None and origin.lower() not in {_origin(scheme, host, port) for scheme in schemes}:
             return HttpRefusal(403, "requests from web pages of other sites are refused")
-        if self._token is not None:
-            scheme, _, given = request.headers.get("authorization", "").partition(" ")
-            if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode("latin-1"), self._token):
-                why = f"a token is required: Authorization: Bearer, with the server's {self._token_variable}"
+        if self._tokens:
+            given = self.credential(request).encode("latin-1")
+            matches = [hmac.compare_digest(given, token) for token in self._tokens]  # all: the time tells nothing
+            if True not in matches:
+                also = "" if self._key_header is None else f" (or {self._key_header})"
+                why = f"a token is required: Authorization: Bearer{also}, with the server's {self._token_variable}"
                 return HttpRefusal(401, why, {"WWW-Authenticate": "Bearer"})
         return None
+
+    def credential(self, request: Request) -> str:
+        """The token that a request came with. Empty: none."""
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer":
+            return given.strip()
+        return "" if self._key_header is None else request.headers.get(self._key_header, "").strip()
 
 
 def _split_host(header: str) -> tuple[str | None, int | None]:

@@ -29,7 +29,7 @@ BOUND_S = 10.0 * SLOWNESS
 _CGROUPS = Path("/sys/fs/cgroup")
 _WATCHED: tuple[str, ...] = (
     *("sandboxes", "names", "ids", "uncommitted", "warm", "groups", "in-progress", "temporary-leases", "leases"),
-    *("warm-pools", "layers", "checkpoints", "expiries", "volumes"),
+    *("warm-pools", "layers", "checkpoints", "expiries", "volumes", "approvals"),
 )
 _ELSEWHERE = ("/run", "/tmp", "/dev/shm")
 _IN_CREATE, _IN_MOVED_TO = 0x100, 0x80

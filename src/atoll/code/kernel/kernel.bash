@@ -78,15 +78,11 @@ __atoll_end() {
   builtin trap - ERR
   builtin set +eufnvx +o pipefail
   [[ ! $handler ]] || (builtin eval "$handler") >&"$__atoll_out" 2>&"$__atoll_err"
+  [[ $__atoll_failed == "$__atoll_status" ]] || __atoll_line=
   if [[ $__atoll_interrupted ]]; then
-    __atoll_failed=$__atoll_status
-    error='{"type":"Interrupted","message":"the cell was interrupted"'
+    error=$(__atoll_error Interrupted "the cell was interrupted")
   elif ((__atoll_status)); then
-    error="{\"type\":\"ExitStatus\",\"message\":\"exit status $__atoll_status\""
-  fi
-  if [[ $error != null ]]; then
-    [[ $__atoll_failed == "$__atoll_status" ]] || __atoll_line=
-    error+=",\"line\":${__atoll_line:-null},\"traceback\":$(__atoll_source)}"
+    error=$(__atoll_error ExitStatus "exit status $__atoll_status")
   fi
   builtin local streams=''
   if builtin printf '\0atoll-cell-%s' "$__atoll_marker" >&"$__atoll_out"; then streams='"stdout"'; fi 2>/dev/null
@@ -98,12 +94,13 @@ __atoll_end() {
   builtin printf '%s\n' "$__atoll_last" >&"$__atoll_channel"
 }
 
-# The line that failed.
-__atoll_source() {
-  [[ $__atoll_line ]] || { builtin printf '""'; builtin return; }
-  builtin local lines
+# An error as JSON: its type, its message, and the line of the cell if it is known.
+__atoll_error() {
+  builtin local lines source=''
   builtin mapfile -t lines <<<"$__atoll_code"
-  __atoll_json "line $__atoll_line: ${lines[__atoll_line - 1]}"
+  [[ ! $__atoll_line ]] || source="line $__atoll_line: ${lines[__atoll_line - 1]}"$'\n'
+  builtin printf '{"type":"%s","message":"%s","line":%s,"traceback":%s}' \
+    "$1" "$2" "${__atoll_line:-null}" "$(__atoll_json "$source$1: $2")"
 }
 
 # Add the files in the outbox that are new or changed since the last cell.

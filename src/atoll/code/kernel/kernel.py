@@ -42,6 +42,10 @@ class ToolError(Exception):
         self.type, self.message = type, message
 
 
+class ToolTimeout(ToolError, TimeoutError):
+    """A call took too long on the host."""
+
+
 class CellInterrupted(KeyboardInterrupt):
     """The time of the cell is over, or a person stopped it."""
 
@@ -49,7 +53,7 @@ class CellInterrupted(KeyboardInterrupt):
         super().__init__("the cell was interrupted")
 
 
-ToolError.__module__ = CellInterrupted.__module__ = "builtins"  # as the code sees them
+ToolError.__module__ = ToolTimeout.__module__ = CellInterrupted.__module__ = "builtins"  # as the code sees them
 CellInterrupted.__qualname__ = CellInterrupted.__name__ = "KeyboardInterrupt"
 
 
@@ -86,7 +90,7 @@ class Channel:
             self.critical -= 1
         if self.interrupted and not self.critical:
             self.interrupted = False
-            raise CellInterrupted
+            raise CellInterrupted from None
 
     def wait(self, seconds):
         """Wait for bytes. False: none came."""
@@ -282,7 +286,8 @@ class Calls:
             self.pending.pop(number, None)
             reader()
         if "error" in value:
-            raise ToolError(value["error"].get("message", ""), value["error"].get("type", "ToolError"))
+            kind = value["error"].get("type", "ToolError")
+            raise (ToolTimeout if kind == "TimeoutError" else ToolError)(value["error"].get("message", ""), kind)
         return self.convert(value.get("value"), stub.returns)
 
     def take(self, message):
@@ -636,13 +641,16 @@ class Kernel:
             value = self._execute(message["code"], name)
             if value is not None:
                 self._show_value(value)
-            self._show_figures()
             del value
         except SystemExit as error:
             if error.code not in (None, 0):
                 done["error"] = {"type": "SystemExit", "message": str(error.code), "traceback": "", "line": None}
         except BaseException as error:
             done["error"] = self._describe(error)
+        try:
+            self._show_figures()
+        except BaseException as error:
+            done["error"] = done["error"] or self._describe(error)
         done["warnings"] = [
             f"{tool}(...){f' on line {line}' if line else ''} was not awaited, so it was not called: "
             f"write `await {tool}(...)`"
@@ -682,8 +690,8 @@ class Kernel:
     def _parse(self, code, name):
         try:
             return compile(code, name, "exec", _ONLY_AST | _AWAIT, True), code
-        except SyntaxError:
-            changed = self.rich.without_magics(code) if any(mark in code for mark in "%!?") else None
+        except SyntaxError as error:
+            changed = self.rich.without_magics(code, error) if any(mark in code for mark in "%!?") else None
             if changed is None:
                 raise
             return compile(changed, name, "exec", _ONLY_AST | _AWAIT, True), changed
@@ -740,6 +748,10 @@ class Kernel:
             return  # its warning says what to do
         builtins._ = value
         self.display(value, "value")
+
+    def show(self, *values, **options):
+        """`display` of the code."""
+        self.rich.show(*values, **options)
 
     def display(self, value, role="display"):
         """Send a value to the host in all forms that it has."""
@@ -799,7 +811,8 @@ class Kernel:
     def _remember_lines(self, name, code):
         import linecache
 
-        linecache.cache[name] = (len(code), None, code.splitlines(True), name)
+        # With a last line that does not end, `traceback` would put its carets one column too far.
+        linecache.cache[name] = (len(code), None, (code + "\n").splitlines(True), name)
 
     def _outbox(self):
         """The files in the outbox that are new or changed since the last cell."""
@@ -930,6 +943,17 @@ def _help(*about):
     return pydoc.help(*about) if about else print("help(object) shows how to use it")
 
 
+class HookedImports:
+    """Lets `rich.py` have a module that shows things when the code imports it, and not before."""
+
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        return kernel.rich.hooked(name, path, target) if name in _HOOKED else None
+
+
+_HOOKED = ("matplotlib.pyplot", "IPython.core.display_functions", "IPython.core.display")
+
+
 def _no_kernel_here():
     """In a forked child: the channel is the parent's."""
     try:
@@ -956,7 +980,8 @@ def main(rest, rich_source):
     sys.stdin = _NoInput()
     builtins.input = _input
     builtins.help = _help
-    builtins.display = kernel.display
+    builtins.display = kernel.show
+    sys.meta_path.insert(0, HookedImports)
     builtins.ToolError = ToolError
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)

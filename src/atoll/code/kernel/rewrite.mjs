@@ -172,12 +172,17 @@ function compiles(code) {
   }
 }
 
-/** The declarations in no brackets: keyword, the index of its token, the place where it ends for functions and classes. */
+/** The declarations that outlive the cell: those in no brackets, and `var` in no function. Keyword, index of its token,
+ * start, and end: of the whole for functions, classes and imports, of the keyword for others. */
 function topLevel(all, code) {
   const found = [];
   for (let i = 0; i < all.length; i++) {
     const token = all[i];
-    if (token.depth || token.kind !== "word" || !beginsStatement(all, i)) continue;
+    if (token.kind !== "word") continue;
+    if (token.text === "var" && token.depth && !token.inFunction) {
+      found.push({ keyword: "var", index: i, start: token.start, end: token.end });
+    }
+    if (token.depth || !beginsStatement(all, i)) continue;
     let at = i;
     if (token.text === "export") {
       found.push({ keyword: "export", index: i, start: token.start, end: all[i + 1]?.text === "default" ? all[i + 1].end : token.end });
@@ -256,8 +261,9 @@ function awaiting(code, all, declarations, edits) {
     } else if (keyword === "export") {
       edits.push([start, end, blank(code.slice(start, end))]);
     } else {
-      edits.push([start, end, "0,"]);
-      declarators(all, index + 1, names, edits);
+      const inLoop = all[index - 1]?.text === "("; // `for (var …`
+      edits.push([start, end, inLoop ? "" : "0,"]);
+      declarators(all, index + 1, names, inLoop ? [] : edits);
     }
   }
   inOrder(edits);
@@ -267,6 +273,7 @@ function awaiting(code, all, declarations, edits) {
 
 /** The names that a declaration binds; one without a value gets `undefined`. */
 function declarators(all, first, names, edits) {
+  const { depth } = all[first - 1];
   let i = first;
   for (;;) {
     const target = all[i];
@@ -276,9 +283,9 @@ function declarators(all, first, names, edits) {
       if (target.kind === "word") edits.push([target.end, target.end, "=void 0"]);
     } else {
       i++;
-      while (all[i] && !(all[i].depth === 0 && [",", ";"].includes(all[i].text)) && !(all[i].depth === 0 && beginsAfter(all, i))) i++;
+      while (all[i]?.depth > depth || (all[i]?.depth === depth && ![",", ";"].includes(all[i].text) && !beginsAfter(all, i))) i++;
     }
-    if (all[i]?.depth !== 0 || all[i]?.text !== ",") return;
+    if (all[i]?.depth !== depth || all[i].text !== ",") return;
     i++;
   }
 }

@@ -57,8 +57,17 @@ class GuestConnection(Link):
     `failure` says why.
     """
 
-    def __init__(self, stream: ByteStream, name: str, *, why_ended: Callable[[], str | None] = lambda: None) -> None:
+    def __init__(
+        self,
+        stream: ByteStream,
+        name: str,
+        *,
+        is_ready: bool = False,
+        why_ended: Callable[[], str | None] = lambda: None,
+    ) -> None:
+        """`is_ready`: HELLO was received on the stream already."""
         super().__init__(name, why_ended)
+        self.ready = is_ready
         self._stream = stream
         self._queue: deque[bytes | memoryview] = deque()
         self._queued_bytes = 0

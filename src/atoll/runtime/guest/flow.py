@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from atoll.contract.errors import GuestProtocolError, GuestUnresponsive, SandboxError
 from atoll.contract.protocol import (
@@ -27,6 +27,9 @@ from atoll.contract.protocol import (
     encode_header,
 )
 from atoll.runtime.guest.frames import encode_credit
+
+if TYPE_CHECKING:
+    from atoll.runtime.guest.link import Link
 
 WINDOW = 1024 * 1024
 """Bytes of a channel that the guest may send before the host has consumed them."""
@@ -62,24 +65,6 @@ def unanswered() -> Failure:
     waited_s = PING_AFTER_S + ANSWER_S
     message = f"the sandbox does not answer: an order to end a command had no effect within {waited_s:g} s"
     return Failure(GuestUnresponsive, message)
-
-
-class Transport(Protocol):
-    """What a stream needs of its connection (`Link`)."""
-
-    @property
-    def failure(self) -> Failure | None: ...
-
-    @property
-    def heard(self) -> int: ...
-
-    def fail(self, failure: Failure) -> None: ...
-
-    def ping(self) -> None: ...
-
-    def post(self, *parts: bytes | memoryview) -> None: ...
-
-    def post_now(self, *parts: bytes | memoryview) -> None: ...
 
 
 class Chunk:
@@ -157,7 +142,7 @@ class StreamState:
 
     def __init__(
         self,
-        transport: Transport,
+        link: Link,
         number: int,
         window: int,
         *,
@@ -175,7 +160,7 @@ class StreamState:
         """Bytes of each channel that were dropped because of `drop_unread`."""
         self._drops_unread = False
         self._unread_bytes = 0  # counted while `_drops_unread`
-        self.transport = transport
+        self.link = link
         """The connection that it is a stream of."""
         self._window = window
         self._inbox = Inbox()
@@ -216,7 +201,7 @@ class StreamState:
     def post_data(self, data: bytes | memoryview, channel: int = 0) -> None:
         """Send bytes, not more than `credit` allows."""
         self._outgoing[channel].credit -= len(data)
-        self.transport.post_now(encode_header(FrameType.DATA, self.number, len(data), channel), data)
+        self.link.post_now(encode_header(FrameType.DATA, self.number, len(data), channel), data)
 
     def send_eof(self, channel: int = 0) -> None:
         """Send EOF on a channel. Does nothing the second time."""
@@ -225,19 +210,19 @@ class StreamState:
             return
         outgoing.closed = True
         if self.result is None and not self._abandoned:
-            self.transport.post(encode_frame(FrameType.EOF, self.number, channel=channel))
+            self.link.post(encode_frame(FrameType.EOF, self.number, channel=channel))
         self._wake()
 
     def control(self, *fields: tuple[Tag, int]) -> None:
         """Send a CONTROL frame, unless the stream has ended."""
         if self.result is None:
-            self.transport.post(encode_frame(FrameType.CONTROL, self.number, encode_fields(fields)))
+            self.link.post(encode_frame(FrameType.CONTROL, self.number, encode_fields(fields)))
 
     def reset(self) -> None:
         """Abandon the stream. What it still receives is dropped; its END comes later."""
         if self.result is None and not self._abandoned:
             self._abandoned = True
-            self.transport.post(encode_frame(FrameType.RESET, self.number))
+            self.link.post(encode_frame(FrameType.RESET, self.number))
             self._inbox.items.clear()
             self._wake()
 
@@ -248,7 +233,7 @@ class StreamState:
         incoming.consumed += len(data)
         if incoming.consumed * 2 >= self._window and self.result is None and not self._abandoned and not incoming.eof:
             incoming.credit += incoming.consumed
-            self.transport.post(encode_credit(self.number, channel, incoming.consumed))
+            self.link.post(encode_credit(self.number, channel, incoming.consumed))
             incoming.consumed = 0
 
     def drop_unread(self) -> None:

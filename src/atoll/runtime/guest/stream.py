@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
-from typing import Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -18,9 +18,12 @@ from anyio.abc import ByteStream
 
 from atoll.contract.errors import GuestProtocolError, SandboxError
 from atoll.contract.protocol import EventKind, Fields, Problem, Tag
-from atoll.runtime.guest.flow import ANSWER_S, PING_AFTER_S, Failure, Sink, StreamState, Transport, unanswered
+from atoll.runtime.guest.flow import ANSWER_S, PING_AFTER_S, Failure, Sink, StreamState, unanswered
 from atoll.runtime.guest.frames import RecordReader
 from atoll.runtime.guest.process_end import KILL_S
+
+if TYPE_CHECKING:
+    from atoll.runtime.guest.connection import GuestConnection
 
 MAX_COLLECT_BYTES = 256 * 1024 * 1024
 """Records that `Stream.collect` accepts."""
@@ -59,23 +62,17 @@ class SilenceWatch:
 
     def _ping(self) -> None:
         if self._stream.result is None:
-            transport = self._stream.transport
-            heard = transport.heard
-            transport.ping()
+            link = self._stream.link
+            heard = link.heard
+            link.ping()
             self._timer = asyncio.get_running_loop().call_later(ANSWER_S, self._judge, heard)
 
     def _judge(self, heard: int) -> None:
-        if self._stream.transport.heard == heard:
+        if self._stream.link.heard == heard:
             self._stream.give_up(unanswered())
         else:  # it takes its time, or answers everything but this
             left_s = max(0.0, KILL_S - PING_AFTER_S - ANSWER_S)
             self._timer = asyncio.get_running_loop().call_later(left_s, self._stream.give_up, unanswered())
-
-
-class AsyncTransport(Transport, Protocol):
-    """What a stream that waits needs of its connection (`GuestConnection`)."""
-
-    async def drained(self) -> None: ...
 
 
 class Stream(StreamState):
@@ -86,7 +83,7 @@ class Stream(StreamState):
 
     def __init__(
         self,
-        transport: AsyncTransport,
+        connection: GuestConnection,
         number: int,
         window: int,
         *,
@@ -95,8 +92,8 @@ class Stream(StreamState):
         dedicated: Iterable[int],
         sink: Sink | None,
     ) -> None:
-        super().__init__(transport, number, window, receive=receive, send=send, dedicated=dedicated, sink=sink)
-        self._drained = transport.drained
+        super().__init__(connection, number, window, receive=receive, send=send, dedicated=dedicated, sink=sink)
+        self._drained = connection.drained
         self._records = RecordReader()
         self._given_up: Failure | None = None
         self._waiters: list[asyncio.Future[None]] = []
@@ -204,7 +201,7 @@ class Stream(StreamState):
     def is_quiet(self, channel: int) -> bool:
         """Whether a dedicated channel has no unread bytes and is still open."""
         incoming = self._incoming[channel]
-        ended = incoming.eof or self._abandoned or self.result is not None or self.transport.failure is not None
+        ended = incoming.eof or self._abandoned or self.result is not None or self.link.failure is not None
         return not ended and not incoming.inbox.items
 
     def problem(self) -> Problem | None:
@@ -233,8 +230,8 @@ class Stream(StreamState):
                 raise anyio.ClosedResourceError
             if self.result is not None:
                 raise anyio.BrokenResourceError
-            if self.transport.failure is not None:
-                raise self.transport.failure.error()
+            if self.link.failure is not None:
+                raise self.link.failure.error()
             piece = view[: self.credit(channel)]
             view = view[len(piece) :]
             self.post_data(piece, channel)
@@ -257,9 +254,9 @@ class Stream(StreamState):
         """
         self.reset()
         with anyio.move_on_after(within_s, shield=True), SilenceWatch(self):
-            while self.result is None and self.transport.failure is None and self._given_up is None:
+            while self.result is None and self.link.failure is None and self._given_up is None:
                 await self._changed()
-        return self.result is not None or self.transport.failure is not None
+        return self.result is not None or self.link.failure is not None
 
     def give_up(self, failure: Failure) -> None:
         """Fail this stream alone, without waiting for its END."""
@@ -273,7 +270,7 @@ class Stream(StreamState):
         try:
             yield
         except GuestProtocolError as violation:
-            self.transport.fail(Failure(GuestProtocolError, violation.message))
+            self.link.fail(Failure(GuestProtocolError, violation.message))
             raise
 
     async def __aenter__(self) -> Self:
@@ -282,11 +279,11 @@ class Stream(StreamState):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.result is None and self.transport.failure is None:
+        if self.result is None and self.link.failure is None:
             await self.abandon()
 
     async def _changed(self) -> None:
-        failure = self.transport.failure or self._given_up
+        failure = self.link.failure or self._given_up
         if failure is not None:
             raise failure.error()
         # Not an `anyio.Event`: a short command waits once, and should not pay for more than a future.

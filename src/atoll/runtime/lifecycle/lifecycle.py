@@ -22,7 +22,8 @@ sleeping or shut down. An ephemeral sandbox cannot sleep, shut down or be restor
 `sleep`, `shutdown` and `checkpoint` with drivers that can save them (`memory_checkpoint`); there, `sleep` and
 `checkpoint` raise `NotCheckpointable`, and change nothing, if saving would lose them. A save that fails all the same
 leaves the sandbox running, or in error with that as its reason.
-(1) With a driver that saves processes, a checkpoint restarts them: the sandbox runs then.
+(1) With a driver that saves processes, a checkpoint restarts them: the sandbox runs then. One that cannot freeze a
+    sandbox restarts it too, if nothing runs in it, and refuses the checkpoint (Unenforceable) otherwise.
 
 What the manifest says in each status:
 
@@ -59,6 +60,7 @@ import math
 import os
 import stat
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -66,6 +68,7 @@ from typing import Literal
 
 import anyio
 import anyio.to_thread
+from anyio.abc import ByteStream
 
 from atoll.contract.driver import Driver, Launch, Layer, LayerStore, ProcessImage
 from atoll.contract.errors import (
@@ -78,8 +81,9 @@ from atoll.contract.errors import (
     SandboxDied,
     SandboxError,
     SandboxShutdown,
+    Unenforceable,
 )
-from atoll.contract.model import Checkpoint, Limits, RuntimeName, SystemProcess
+from atoll.contract.model import Checkpoint, Limits, ProcessInfo, RuntimeName, SystemProcess
 from atoll.contract.network import NetworkPolicy, PackageIndexes
 from atoll.runtime.state.checkpoints import CheckpointRecord, Checkpoints
 from atoll.runtime.state.layers import FLATTEN_AT, MAX_LAYERS, LayerRef, Layers
@@ -92,6 +96,7 @@ _ANSWER_S = 10
 """How long a guest may take to list the processes that wait with epoll."""
 _END_S = 10
 """How long the processes of a sandbox may take to end after they were saved."""
+_NOTED_S = 0.5
 _log = logging.getLogger(__name__)
 
 
@@ -101,6 +106,14 @@ def _refuse_ephemeral(manifest: Manifest) -> None:
             f"sandbox {manifest.spec.name!r} is ephemeral: it ends with its last client, and cannot sleep, shut down "
             "or be restored"
         )
+
+
+def _cannot_freeze(manifest: Manifest) -> Unenforceable:
+    return Unenforceable(
+        "a sandbox in which something runs cannot be copied here, since it cannot be frozen: this runtime and this "
+        "user have no cgroup; end what runs, put the sandbox to sleep first, or run crun as root",
+        hint=f"atoll sleep {manifest.spec.name}; atoll doctor says how an unprivileged user gets cgroups",
+    )
 
 
 def _changed(limits: Limits, changes: Limits) -> Limits:
@@ -117,6 +130,7 @@ class Lifecycle:
         choose: Callable[[RuntimeName | None], Driver],
         any_layers: Callable[[], LayerStore],
         epoll_waiters: Callable[[Manifest], Awaitable[Sequence[SystemProcess]]],
+        live_commands: Callable[[Manifest, ByteStream | None], AbstractAsyncContextManager[Sequence[ProcessInfo]]],
         volumes: VolumeStore,
     ) -> None:
         self._store = store
@@ -127,6 +141,7 @@ class Lifecycle:
         self._epoll_waiters = epoll_waiters
         """The processes in a sandbox that wait with epoll, which some versions of gVisor cannot save."""
         self._volumes = volumes
+        self._live_commands = live_commands
 
     async def start(
         self, manifest: Manifest, driver: Driver, memory: ProcessImage | None = None, *, wait_ready: bool = False
@@ -518,6 +533,10 @@ class Lifecycle:
                     raise
                 manifest = await self._commit_active(self._read(id), driver, new_id if keep else None)
                 stack = manifest.layers
+            elif running and not driver.capabilities.freeze:
+                await self._end_idle(manifest, driver)
+                manifest = await self._commit_active(self._read(id), driver, new_id if keep else None)
+                stack = manifest.layers
             elif running:
                 manifest = await self._copy_active(manifest, driver)
                 stack = (LayerRef(id=str(manifest.copied), owner=manifest.id_base), *manifest.layers)
@@ -546,9 +565,30 @@ class Lifecycle:
                     without = each.checkpoint.model_copy(update={"label": None})
                     self._checkpoints.write(each.model_copy(update={"checkpoint": without}))
                 manifest = self._write(manifest, checkpoint=record.checkpoint.id)
-            if with_memory and running:
+            if running and (with_memory or not driver.capabilities.freeze):
                 await self._restart(self._read(id), driver, self._checkpoints.memory(record))
             return record
+
+    async def _end_idle(self, manifest: Manifest, driver: Driver) -> None:
+        """End a sandbox that cannot be frozen, if nothing runs in it and no client uses it: then nothing is lost.
+
+        Raises:
+            Unenforceable: something would be lost.
+        """
+        _refuse_ephemeral(manifest)
+        directory = self._store.directory(manifest.id)
+        with anyio.move_on_after(_NOTED_S):  # the keeper notes the end of a call after it has told the client
+            while driver.keeper.last_used(directory)[1]:  # noqa: ASYNC110 - the calls may be other processes'
+                await anyio.sleep(0.01)
+        # Asked first without holding others back, which would reset their network streams.
+        is_used = driver.keeper.last_used(directory)[1]
+        async with self._live_commands(manifest, None) as live:
+            if live or is_used:
+                raise _cannot_freeze(manifest)
+        async with driver.keeper.quiesced(directory) as stream, self._live_commands(manifest, stream) as live:
+            if live:
+                raise _cannot_freeze(manifest)
+            await self._end(manifest, driver, "sleeping")
 
     async def _commit_active(self, manifest: Manifest, driver: Driver, checkpoint: str | None) -> Manifest:
         """Commit the active layer, unless it is empty. The sandbox does not run.

@@ -50,6 +50,18 @@ def volumes(state_dir: Path) -> list[str]:
     return sorted(name.removesuffix(".json") for name in names(state_dir / "volumes"))
 
 
+def approvals(state_dir: Path) -> list[tuple[str, str]]:
+    """The ids of approvals that are pending, and the tool of each."""
+    records = state_dir / "approvals"
+    found = [(name, record) for name in sorted(names(records)) for record in _read(records / name)]
+    return [(name.removesuffix(".json"), str(record.get("tool"))) for name, record in found]
+
+
+def traces(state_dir: Path) -> list[str]:
+    """The code sessions that have a trace, sorted."""
+    return sorted(name.removesuffix(".jsonl") for name in names(state_dir / "code"))
+
+
 def names(directory: Path) -> list[str]:
     """The entries of a directory of the state directory; none if there is no such directory."""
     try:

@@ -10,6 +10,7 @@
 | `sandbox_options.py` | the options that describe a sandbox |
 | `streaming.py` | a command's streams, for `run`, `exec`, `shell`, `wait` and `logs` |
 | `direct_exec.py` | the same for most calls of `exec`, without an engine |
+| `cells.py`, `repl.py` | code that a kernel runs (`run --code`, `exec --code`); the prompt of `python` |
 | `usage_table.py` | the table of `top` |
 | `conversation.py`, `transcript.py` | the turns of `agent`, and how they are shown |
 | `render.py` | output |

@@ -35,6 +35,10 @@ MODULES = {
     "storage": ("storage",),
     "agent": ("agent",),
     "mcp": ("mcp",),
+    "messages": ("messages",),
+    "python": ("python",),
+    "approvals": ("approvals",),
+    "trace": ("trace",),
     "doctor": ("doctor", "version", "uninstall"),
 }
 """The modules in `commands/`, in the order of the help, and an index of their commands."""
@@ -45,6 +49,7 @@ HEADINGS = {
     "network": "Network",
     "images": "Images and storage",
     "agent": "Models",
+    "python": "Code that calls tools",
     "doctor": "This installation",
 }
 """The headings of the help, and the modules that they stand before."""
@@ -56,9 +61,11 @@ ALIASES = {
 }
 """Other names of commands, which the help does not list: as other tools call them."""
 _SYNONYMS = {
+    "approve": ("approvals allow",),
     "attach": ("logs --follow", "shell"),
     "clone": ("fork",),
     "commit": ("checkpoint",),
+    "deny": ("approvals deny",),
     "destroy": ("rm",),
     "info": ("inspect", "doctor"),
     "pool": ("warm",),
@@ -67,6 +74,7 @@ _SYNONYMS = {
     "prune": ("gc",),
     "pull": ("images pull",),
     "remove": ("rm",),
+    "repl": ("python",),
     "show": ("inspect",),
     "snapshot": ("checkpoint",),
     "snapshots": ("checkpoints",),

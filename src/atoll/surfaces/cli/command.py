@@ -22,6 +22,8 @@ from atoll.surfaces.cli import FAILED, finish, render
 from atoll.surfaces.cli.grammar import Option, Parameter, Parser, UsageError, parameters_of, similar
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from atoll.runtime.engine import Engine
     from atoll.settings import Settings
     from atoll.surfaces.cli.sandbox_options import SandboxOptions
@@ -87,6 +89,14 @@ class CommandContext:
         from atoll.surfaces.cli.sandbox_options import sandbox_options
 
         return sandbox_options(**self.resources)
+
+    def resolved_state_dir(self) -> Path:
+        """The state directory, for what needs no engine. It may not exist."""
+        from pathlib import Path
+
+        from atoll.settings import Settings
+
+        return Path(self.state_dir or Settings.from_environment().resolve_state_dir())
 
     def open_engine(self, settings: Settings | None = None) -> AbstractAsyncContextManager[Engine]:
         from atoll.runtime.engine import open as open_engine

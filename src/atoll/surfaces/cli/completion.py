@@ -129,6 +129,10 @@ class TypedLine:
             return known.checkpoints(state_dir, of)
         if completes == "volume":
             return [(name, "") for name in known.volumes(state_dir) if name not in self._positional]
+        if completes == "approval":
+            return known.approvals(state_dir)
+        if completes == "trace":
+            return [(name, "") for name in known.traces(state_dir)]
         if completes == "image":
             return [(reference, "") for reference in known.images(state_dir)]
         names = [name for name in known.sandboxes(state_dir) if name not in self._positional]

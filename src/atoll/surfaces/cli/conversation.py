@@ -12,6 +12,7 @@ import secrets
 import shlex
 import sys
 import time
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,10 @@ from atoll.agents import models
 from atoll.agents.children import Children
 from atoll.agents.history import History
 from atoll.agents.loop import Agent, Answer, Budget
+from atoll.code.approvals import ApprovalRequest, AskingApprover
+from atoll.code.audit import CodeAudit
+from atoll.code.executor import CallRecord, ExecutionResult
+from atoll.code.vocabulary import code_tools
 from atoll.contract.errors import AtollError, BudgetExceeded, InvalidRequest
 from atoll.runtime.sandbox_pool import SandboxPool
 from atoll.settings import Settings
@@ -55,6 +60,7 @@ class AgentOptions:
     prompt: str | None
     model: str | None
     tools: str
+    code: bool
     instructions: str | None
     system: str | None
     steps: int
@@ -77,6 +83,9 @@ class ConversationPlan:
     """None: the user types one for each turn."""
     model: Model
     tools: tuple[str, ...]
+    """Vocabularies."""
+    code: bool
+    """Whether code may call their tools."""
     instructions: str
     """What is added to the system prompt."""
     system: str | None
@@ -115,7 +124,8 @@ def plan(options: AgentOptions, *, stdin_is_taken: bool = False) -> Conversation
         limit_bytes=settings.project_mib << 20,
         limit_files=settings.project_files,
     )
-    chosen = choose(filter(None, map(str.strip, options.tools.split(","))))
+    names = [name for name in map(str.strip, options.tools.split(",")) if name]
+    chosen = choose([*names, "code"] if options.code else names)
     instructions = _text(options.instructions, "instructions") or ""
     system = _text(options.system, "system prompt")
     history = _history(options.history)
@@ -124,6 +134,7 @@ def plan(options: AgentOptions, *, stdin_is_taken: bool = False) -> Conversation
         prompt=_prompt(options, stdin_is_taken=stdin_is_taken),
         model=model,
         tools=chosen,
+        code=options.code,
         instructions=instructions,
         system=system,
         steps=options.steps,
@@ -238,7 +249,15 @@ class _AgentConversation:
         self._always: set[str] = set()
         self._served = False
         children = Children(plan.model, steps=plan.steps, budget=plan.budget, approve=approve, briefing=about)
-        tools = session_tools(pool, plan.tools, tasks=Tasks(children, self._take_child))
+        tasks = Tasks(children, self._take_child)
+        if plan.code:
+            callable_tools = session_tools(pool, [name for name in plan.tools if name != "code"], tasks=tasks)
+            audit = _ToldAudit(CodeAudit(pool.engine.state_dir), self._take_call)
+            asking = AskingApprover(self._approve_in_code) if plan.ask else None
+            tools = callable_tools | code_tools(pool, callable_tools, approver=asking, audit=audit)
+        else:
+            tools = session_tools(pool, plan.tools, tasks=tasks)
+        self._tools = tools
         self.display: transcript.Display = (
             transcript.JsonLines() if plan.as_json else transcript.Screen(tools, plan.model.model_name)
         )
@@ -257,6 +276,9 @@ class _AgentConversation:
 
     def _take_child(self, event: TaskEvent) -> None:
         self.display.take_child(event)
+
+    def _take_call(self, call: CallRecord) -> None:
+        self.display.take_call(call)
 
     async def once(self, prompt: str) -> int:
         """One turn, and its exit status."""
@@ -365,13 +387,16 @@ class _AgentConversation:
             await self.display.say("\n")
         return typed.strip().lower()
 
-    async def _approve(self, tool: Tool, arguments: dict[str, Any]) -> bool:
+    async def _approve_in_code(self, request: ApprovalRequest) -> bool:
+        return await self._approve(self._tools[request.tool], dict(request.arguments), who="The model's code")
+
+    async def _approve(self, tool: Tool, arguments: dict[str, Any], who: str = "The model") -> bool:
         """Ask whether a call may be made, until the answer is yes or no. No answer is no."""
         async with self.display.aside():
             if tool.name in self._always:
                 return True
             self._keyboard.forget()  # What was typed before the question is not an answer to it.
-            await self.display.say(_question(tool, arguments, *terminal.terminal_size()))
+            await self.display.say(_question(tool, arguments, *terminal.terminal_size(), who=who))
             while True:
                 answer = await self._answer()
                 if answer in _ALWAYS:
@@ -381,12 +406,27 @@ class _AgentConversation:
                 await self.display.say(f"Answer y, n or a. {_choices(tool)}")
 
 
-def _question(tool: Tool, arguments: dict[str, Any], rows: int, columns: int) -> str:
+class _ToldAudit:
+    """Records executions and calls, and tells of the calls."""
+
+    def __init__(self, audit: CodeAudit, on_call: Callable[[CallRecord], None]) -> None:
+        self._audit = audit
+        self._on_call = on_call
+
+    def execution(self, session_id: str, cell: int, code: str, result: ExecutionResult) -> None:
+        self._audit.execution(session_id, cell, code, result)
+
+    def call(self, session_id: str, cell: int, record: CallRecord) -> None:
+        self._audit.call(session_id, cell, record)
+        self._on_call(record)
+
+
+def _question(tool: Tool, arguments: dict[str, Any], rows: int, columns: int, who: str = "The model") -> str:
     """The question, with the whole call: the part that is left out may be what matters.
 
     What the model wrote is indented, however long its lines are, so that no line of it looks like one of ours.
     """
-    lines = [f"The model wants to call {tool.name}:"]
+    lines = [f"{who} wants to call {tool.name}:"]
     for name, value in arguments.items():
         text = value if isinstance(value, str) else repr(value)
         first, *rest = _folded(render.printable(text.expandtabs(4), lines=True), columns - len(_MARGIN))

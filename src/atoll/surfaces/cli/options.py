@@ -39,6 +39,19 @@ ReferenceArgument = Annotated[str, Argument(metavar="REF", help="The image refer
 ShellLineOption = Annotated[
     str | None, Option("--shell", "-c", metavar="LINE", help="Run this shell line instead of COMMAND.")
 ]
+CodeOption = Annotated[
+    str | None,
+    Option(
+        "--code",
+        metavar="FILE",
+        help="Run the Python in this file instead of COMMAND; - reads standard input. Top-level await works, the value "
+        "of the last line and a traceback are shown, and the exit status is 0, 1, or that of exit(n).",
+    ),
+]
+OutOption = Annotated[
+    str | None,
+    Option("--out", metavar="DIR", help="With --code: save images that are shown, and files in ./outbox, here."),
+]
 EnvOption = Annotated[
     list[str] | None,
     Option(

@@ -35,6 +35,7 @@ from atoll.agents.loop import (
     ToolResultEvent,
     UsageEvent,
 )
+from atoll.code.executor import CallRecord
 from atoll.surfaces.cli import render, terminal
 from atoll.tools.tasks import TaskEvent
 from atoll.tools.tool import ToolResult, ToolSet
@@ -49,6 +50,10 @@ _LEAST = 8
 _TAIL = 3
 _FAILED_TAIL = 8
 """How many lines of a call's result are shown."""
+_CODE_LINES = 16
+"""How many lines of code are shown."""
+_MAX_CODE_CALLS = 20
+"""How many calls of one execution are shown."""
 _LOOKED_AT = 16_000
 _LONGEST = 1000
 """How many characters of a line are kept: its width is measured each time that it is drawn."""
@@ -76,6 +81,9 @@ class Display(Protocol):
 
     def take_child(self, event: TaskEvent) -> None:
         """An event of a child session. It is shown soon, and before events that `take` gets later."""
+
+    def take_call(self, call: CallRecord) -> None:
+        """A call that code has made. It is shown as `take_child` shows."""
 
     async def end(self, answer: Answer | None, spent: TurnUsage) -> None:
         """A turn has ended; without an answer, it was interrupted."""
@@ -126,17 +134,21 @@ class _LogHandler(logging.Handler):
 
 
 class _EventWriter:
-    """What both displays share: one writer at a time, and a queue for events of child sessions."""
+    """What both displays share: one writer at a time, and a queue for events of child sessions and of code."""
 
     def __init__(self) -> None:
         self._out = terminal.OutputWriter(terminal.STDOUT)
         self._err = terminal.OutputWriter(terminal.STDERR)
         self._lock = anyio.Lock()
-        self._queued: deque[TaskEvent] = deque()
+        self._queued: deque[TaskEvent | CallRecord] = deque()
         self._woken = anyio.Event()
 
     def take_child(self, event: TaskEvent) -> None:
         self._queued.append(event)
+        self._woken.set()
+
+    def take_call(self, call: CallRecord) -> None:
+        self._queued.append(call)
         self._woken.set()
 
     async def say(self, text: str) -> None:
@@ -196,7 +208,9 @@ class JsonLines(_EventWriter):
     async def _catch_up(self) -> None:
         while self._queued:
             event = self._queued.popleft()
-            if event.kind == "log":
+            if isinstance(event, CallRecord):
+                await self._emit({"type": "code_call", **event.model_dump(mode="json")})
+            elif event.kind == "log":
                 await self.say(_harmless(str(event.data["text"]), lines=True) + "\n")
             else:
                 await self._emit({"type": "task", **event.model_dump(mode="json")})
@@ -247,6 +261,8 @@ class Screen(_EventWriter):
         self._asked_at: float | None = None
         self._calls: dict[tuple[str, str], _PendingCall] = {}
         self._children: dict[str, _ChildSession] = {}
+        self._code_calls = 0
+        """Calls by code since the last call by the model."""
 
     async def begin(self) -> None:
         self._asked_at = time.monotonic()
@@ -271,8 +287,11 @@ class Screen(_EventWriter):
                 call = _PendingCall(*_named(event, None if child else self._tools), child)
                 self._calls[_key(event, child)] = call
                 self._asked_at = None
+                self._code_calls = 0
                 if not self._draws:
                     await self._print(self._line("·", call))
+                if lines := _code_lines(event):
+                    await self._print("\n".join(self._styled(f"  │ {line}", render.DIM, child) for line in lines))
             case ToolResultEvent():
                 await self._result(event, child)
             case RetryEvent(reason=reason, wait_s=wait_s):
@@ -348,6 +367,9 @@ class Screen(_EventWriter):
     async def _catch_up(self) -> None:
         while self._queued:
             event = self._queued.popleft()
+            if isinstance(event, CallRecord):
+                await self._code_call(event)
+                continue
             if event.kind == "log":
                 await self._print(_harmless(str(event.data["text"]), lines=True))
                 continue
@@ -373,6 +395,21 @@ class Screen(_EventWriter):
         elif event.kind in _CHILD_EVENTS:
             data = {name: value for name, value in event.data.items() if name != "depth"}
             await self._event(_CHILD_EVENTS[event.kind].model_validate(data), child)
+
+    async def _code_call(self, record: CallRecord) -> None:
+        """A line for a call that code has made, of the first ones."""
+        self._code_calls += 1
+        if self._code_calls > _MAX_CODE_CALLS:
+            return
+        event = ToolCallEvent(id="", tool=record.tool, input=dict(record.arguments))
+        call = _PendingCall(*_named(event, self._tools), _ChildSession("↳", 2))
+        mark = render.styled("✗", render.RED) if record.error else render.styled("✓", render.GREEN)
+        shown = [self._line(mark, call, render.human_seconds(record.duration_s))]
+        if record.error:
+            shown.append(self._styled(f"  {_harmless(record.error)[:_LONGEST]}", render.RED, call.child))
+        if self._code_calls == _MAX_CODE_CALLS:
+            shown.append(self._styled("further calls are not shown; `atoll trace` has all", render.DIM, call.child))
+        await self._print("\n".join(shown))
 
     async def _child_said(self, lines: list[str], child: _ChildSession) -> None:
         for line in lines:
@@ -496,6 +533,16 @@ def _named(event: ToolCallEvent, tools: ToolSet | None) -> tuple[str, str]:
     return words, _first_line(about)
 
 
+def _code_lines(event: ToolCallEvent) -> list[str]:
+    """The code of a call of `execute_code` that has more than one line."""
+    code = event.input.get("code") if event.tool == "execute_code" and isinstance(event.input, dict) else None
+    lines = code.strip("\n").split("\n") if isinstance(code, str) else []
+    if len(lines) < 2:
+        return []
+    shown = [_harmless(line.expandtabs(4))[:_LONGEST] for line in lines[:_CODE_LINES]]
+    return shown if len(lines) <= _CODE_LINES else [*shown, f"… {len(lines) - _CODE_LINES} more lines"]
+
+
 def _with_defaults(name: str, given: Mapping[str, Any], tools: ToolSet | None) -> dict[str, Any]:
     if tools is None or name not in tools:
         return dict(given)
@@ -508,6 +555,10 @@ def _outcome(result: ToolResult) -> tuple[bool, str, list[str]]:
     data = result.structured or {}
     if result.is_error:
         return True, "", _last_lines(result.text, _FAILED_TAIL)
+    if "success" in data and "calls" in data:
+        failed, calls = not data["success"], data["calls"]
+        about = f"{calls} call{'' if calls == 1 else 's'}" if calls else ""
+        return failed, about, _last_lines(result.text, _FAILED_TAIL if failed else _TAIL)
     code = data.get("exit_code", data.get("exitCode"))
     if code is not None:
         output = f"{data.get('output', '')}\n{data.get('stdout', '')}\n{data.get('stderr', '')}"

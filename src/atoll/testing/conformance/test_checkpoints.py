@@ -146,16 +146,26 @@ async def test_a_checkpoint_is_of_one_moment(engine: Engine, capabilities: Capab
 
 
 @pytest.mark.core
-async def test_a_running_sandbox_is_copied_only_if_it_can_be_frozen(engine: Engine, capabilities: Capabilities) -> None:
+async def test_a_running_sandbox_is_copied_if_it_can_be_frozen_or_nothing_runs_in_it(
+    engine: Engine, capabilities: Capabilities
+) -> None:
     async with await engine.create() as sandbox:
-        if capabilities.freeze:
-            await sandbox.checkpoint()
-            assert len(await sandbox.checkpoints()) == 1
-        else:
-            with pytest.raises(Unenforceable, match="put it to sleep"):
+        await sandbox.files.write_text("f", "text")
+        await sandbox.checkpoint()
+        assert len(await sandbox.checkpoints()) == 1
+        (fork,) = await sandbox.fork()
+        async with fork:
+            assert await fork.files.read_text("f") == "text"
+        busy = await sandbox.spawn("exec sleep 1000")
+        if not capabilities.freeze:
+            with pytest.raises(Unenforceable, match="put the sandbox to sleep first"):
                 await sandbox.checkpoint()
-            assert await sandbox.checkpoints() == []
-        assert (await sandbox.exec("echo alive")).stdout == "alive\n"
+            await busy.kill()
+            await busy.wait()
+        await sandbox.checkpoint()
+        assert len(await sandbox.checkpoints()) == 2
+        assert (await sandbox.exec("cat f")).stdout == "text"
+        assert await sandbox.status() == "running"
     await clean(engine)
 
 

@@ -58,6 +58,14 @@ def agent(  # noqa: PLR0913, PLR0917 - each is an option
         ),
     ] = None,
     tools: Annotated[str, tools_option()] = DEFAULT_TOOLS,
+    code: Annotated[
+        bool,
+        Option(
+            "--code",
+            help="Let the model also write Python that calls these tools: results stay in the code, and only what it "
+            "prints is sent to the model.",
+        ),
+    ] = False,
     instructions: Annotated[
         str | None,
         Option("--instructions", metavar="TEXT", help="Add this to the system prompt; @FILE reads it from a file."),
@@ -115,6 +123,7 @@ def agent(  # noqa: PLR0913, PLR0917 - each is an option
     \b
     atoll agent "How fast is this machine's disk?"
     atoll agent --here "Make the tests pass"
+    atoll agent --code "Which of these 500 log files has the slowest request?"
     atoll agent --tools coding --session fix --history fix.json --ask "Build a web server"
     """
     sandbox = context.sandbox_options()
@@ -130,6 +139,7 @@ def agent(  # noqa: PLR0913, PLR0917 - each is an option
         prompt=prompt,
         model=model,
         tools=tools,
+        code=code,
         instructions=instructions,
         system=system,
         steps=steps,

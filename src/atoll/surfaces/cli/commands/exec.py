@@ -1,13 +1,13 @@
 """`run`, `exec` and `shell`: commands in a sandbox.
 
-Not here: how a command's streams are connected to this process's, and when it is killed (`streaming.py`); commands that
-run already (`processes.py`).
+Not here: how a command's streams are connected to this process's, and when it is killed (`streaming.py`), those of code
+(`--code`, `cells.py`); commands that run already (`processes.py`).
 """
 
 from __future__ import annotations
 
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from atoll.contract.errors import InvalidRequest
 from atoll.surfaces.cli import ENGINE_FAILED, render, values
@@ -15,11 +15,13 @@ from atoll.surfaces.cli.command import AtollCommand, CommandContext, CommandModu
 from atoll.surfaces.cli.grammar import Option
 from atoll.surfaces.cli.options import (
     SANDBOX,
+    CodeOption,
     CommandArgument,
     CwdOption,
     EnvFileOption,
     EnvOption,
     NameArgument,
+    OutOption,
     ShellLineOption,
     StdinOption,
     TimeoutOption,
@@ -28,6 +30,9 @@ from atoll.surfaces.cli.options import (
 )
 
 if TYPE_CHECKING:
+    from atoll.runtime.engine import Engine
+    from atoll.runtime.sandbox import Sandbox
+    from atoll.surfaces.cli.cells import CodeOptions
     from atoll.surfaces.cli.sandbox_options import SandboxOptions
     from atoll.surfaces.cli.streaming import ExecOptions
 
@@ -64,6 +69,8 @@ def run(
     name: Annotated[
         str | None, Option("--name", metavar="NAME", help="The sandbox's name.  [default: generated]")
     ] = None,
+    code: CodeOption = None,
+    out: OutOption = None,
 ) -> Work:
     """Run a command in a new sandbox.
 
@@ -76,9 +83,13 @@ def run(
     atoll run -c 'echo $HOME | tr a-z A-Z'
     atoll run -i -- python3 - < script.py
     atoll run -t -- bash
+    atoll run --code analysis.py --out figures
     """
-    words = _command(command, line)
     sandbox = context.sandbox_options()
+    if _is_code(code, out, command, line, others=tty or stdin):
+        given = _code(code, out, timeout_s=timeout, cwd=cwd, as_json=context.as_json)
+        return _run(context, sandbox, given, name=name, keep=keep)
+    words = _command(command, line)
     from atoll.surfaces.cli.streaming import ExecOptions
 
     options = ExecOptions(
@@ -88,9 +99,13 @@ def run(
 
 
 async def _run(
-    context: CommandContext, sandbox_options: SandboxOptions, options: ExecOptions, *, name: str | None, keep: bool
+    context: CommandContext,
+    sandbox_options: SandboxOptions,
+    options: ExecOptions | CodeOptions,
+    *,
+    name: str | None,
+    keep: bool,
 ) -> int:
-    from atoll.surfaces.cli import streaming
     from atoll.surfaces.cli.sandbox_options import create_sandbox
 
     async with context.open_engine() as engine, AsyncExitStack() as stack:
@@ -100,7 +115,7 @@ async def _run(
                 render.note(f"the sandbox is kept as {sandbox.name}")
         else:
             await stack.enter_async_context(sandbox)
-        return await streaming.run(sandbox, options)
+        return await _in_sandbox(engine, sandbox, options)
 
 
 @commands.command(cls=_ExecCommand)
@@ -117,6 +132,8 @@ def exec(
     tty: TtyOption = False,
     stdin: StdinOption = None,
     detach: Annotated[bool, Option("--detach", "-d", help="Leave the command running and print its number.")] = False,
+    code: CodeOption = None,
+    out: OutOption = None,
 ) -> Work | int:
     """Run a command in a sandbox.
 
@@ -129,9 +146,13 @@ def exec(
     tar c src | atoll exec -i box -- tar x
     atoll exec box --user root -c 'apt-get update && apt-get install -y jq'
     atoll exec box --detach -- python3 -m http.server
+    atoll exec box --code analysis.py
     """
-    words = _command(command, line)
     variables = values.environment(env or [], env_file or [])
+    if _is_code(code, out, command, line, others=tty or stdin or detach):
+        given = _code(code, out, env=variables, user=user, cwd=cwd, timeout_s=timeout, as_json=context.as_json)
+        return _exec(context, name, given)
+    words = _command(command, line)
     if detach and timeout is not None:
         raise InvalidRequest("--timeout and --detach cannot be combined: a detached command has no time-out")
     if not (detach or tty or context.as_json):
@@ -164,11 +185,19 @@ def exec(
     return _detach(context, name, options) if detach else _exec(context, name, options)
 
 
-async def _exec(context: CommandContext, name: str, options: ExecOptions) -> int:
+async def _exec(context: CommandContext, name: str, options: ExecOptions | CodeOptions) -> int:
+    async with context.open_engine() as engine:
+        return await _in_sandbox(engine, await engine.get(name), options)
+
+
+async def _in_sandbox(engine: Engine, sandbox: Sandbox, options: ExecOptions | CodeOptions) -> int:
     from atoll.surfaces.cli import streaming
 
-    async with context.open_engine() as engine:
-        return await streaming.run(await engine.get(name), options)
+    if isinstance(options, streaming.ExecOptions):
+        return await streaming.run(sandbox, options)
+    from atoll.surfaces.cli import cells
+
+    return await cells.run(engine, sandbox, options)
 
 
 async def _detach(context: CommandContext, name: str, options: ExecOptions) -> int:
@@ -178,6 +207,31 @@ async def _detach(context: CommandContext, name: str, options: ExecOptions) -> i
     async with context.open_engine() as engine:
         process = await streaming.detach(await engine.get(name), options)
     return context.answer({"sandbox": name, "id": process.id, "pid": process.pid}, str(process.id))
+
+
+def _is_code(code: str | None, out: str | None, words: list[str] | None, line: str | None, *, others: object) -> bool:
+    """Whether a file of code is to be run instead of a command.
+
+    Raises:
+        InvalidRequest: both are given, or an option that is for the other.
+    """
+    if code is None:
+        if out is not None:
+            raise InvalidRequest("--out is where --code FILE saves images and files; give both")
+        return False
+    if words or line is not None:
+        raise InvalidRequest("both code (--code) and a command were given; give one of them")
+    if others:
+        raise InvalidRequest("--tty, --stdin and --detach are for commands; leave them out with --code")
+    return True
+
+
+def _code(file: str | None, out: str | None, **options: Any) -> CodeOptions:
+    from pathlib import Path
+
+    from atoll.surfaces.cli.cells import CodeOptions, read_code
+
+    return CodeOptions(code=read_code(file or "-"), out=None if out is None else Path(out), **options)
 
 
 def _passes_stdin(asked: bool | None, tty: bool) -> bool:
