@@ -398,7 +398,7 @@ class _Session:
             raise
         except Exception as error:  # the approver is the caller's own: code must not wait for ever
             _log.error("the approver failed for %s", call.tool, exc_info=error)
-            raise ToolCallError("ApprovalFailed", f"nobody could be asked to approve {call.tool}") from error
+            raise ToolCallError("ApprovalFailed", f"the approver of {call.tool} failed") from error
         finally:
             del self.waiting[call.call]
         if not decision.allowed:
