@@ -7,6 +7,7 @@
  *   f  write the bytes as one frame whose stream number is that of the last OPEN
  *   F  the same, over and over again: a u32 says how often, the frame follows
  *   r  read frames until an OPEN has come
+ *   e  answer each OPEN from now on with the bytes as one frame, for ever
  *   d  read and drop everything, for ever
  *   h  hold still, reading nothing, for ever
  *   x  exit with the status that the first byte says
@@ -102,6 +103,12 @@ int main(int argc, char **argv)
                 put(bytes, length);
             break;
         case 'r': wait_for_open(); break;
+        case 'e':
+            for (;;) {
+                wait_for_open();
+                memcpy(bytes + 8, &stream, 4);
+                put(bytes, length);
+            }
         case 'd':
             for (;;)
                 get(rest, 1);

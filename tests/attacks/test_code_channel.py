@@ -7,6 +7,7 @@ that may make a tool run that the host would refuse, stop or confuse the host, o
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -14,7 +15,14 @@ import anyio
 import pytest
 
 from atoll import Engine, Sandbox
-from atoll.code.messages import MAX_LINE_BYTES, MAX_PENDING, CallMessage
+from atoll.code.messages import (
+    MAX_LINE_BYTES,
+    MAX_PENDING,
+    MAX_VALUES,
+    CallMessage,
+    ChannelViolation,
+    MessageReader,
+)
 from atoll.code.session import CellOutcome, CodeSession
 
 pytestmark = pytest.mark.runtimes("crun", "runsc")
@@ -179,3 +187,109 @@ async def test_a_result_that_never_comes_is_ended_by_the_time_limit(hostile: Cod
     assert outcome.timed_out
     assert outcome.kernel_lost is None
     assert (await hostile.run("print(await echo(3))", timeout_s=20)).stdout.text()[0] == "3\n"
+
+
+async def test_a_death_of_any_signal_is_an_end(hostile: CodeSession, other_session: CodeSession) -> None:
+    outcome = await attack(hostile, "import os\nos.kill(os.getpid(), 40)")
+    assert outcome.kernel_lost == "the session's process died of signal 40"
+    assert not outcome.timed_out
+
+
+async def test_millions_of_values_in_a_message_are_not_read(hostile: CodeSession, other_session: CodeSession) -> None:
+    code = (
+        'head = b\'{"t":"display","cell":1,"part":{"role":"display","data":{"a":[\'\n'
+        f"s.sendall(head + b'{{}},' * {MAX_VALUES} + b'0]}}}}}}\\n')"
+    )
+    outcome = await attack(hostile, code)
+    assert outcome.kernel_lost is not None
+    assert "values" in outcome.kernel_lost
+
+
+async def test_values_that_a_cell_shows_are_bounded_together(
+    hostile: CodeSession, other_session: CodeSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("atoll.code.session.MAX_PARTS_BYTES", 1 << 20)
+    code = (
+        "part = {'role': 'display', 'data': {'text/plain': 'x' * 100_000}}\n"
+        "for _ in range(20): send({'t': 'display', 'cell': 1, 'part': part})\nawait never()"
+    )
+    outcome = await attack(hostile, code)
+    assert outcome.kernel_lost is not None
+    assert len(outcome.parts) == 10
+
+
+async def test_arguments_of_calls_that_wait_are_bounded_together(
+    hostile: CodeSession, other_session: CodeSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("atoll.code.session.MAX_PENDING_BYTES", 1 << 20)
+    code = (
+        "import asyncio\nfor i in range(20):\n"
+        "    send({'t': 'call', 'call': 1000 + i, 'cell': 1, 'tool': 'never', 'args': {'value': 'x' * 100_000}})\n"
+        "print(await echo(1))"
+    )
+    await attack(hostile, code)
+    handler = hostile.handler
+    assert isinstance(handler, Handler)
+    assert [bool(call.arguments) for call in handler.calls[:20]] == [True] * 10 + [False] * 10
+    assert all(call.refusal for call in handler.calls[10:20])
+
+
+@pytest.mark.parametrize("arguments", [f"{{'value': [0] * {MAX_VALUES + 1}}}", "{'value': 'x' * (5 << 20)}"])
+async def test_a_call_that_is_too_large_is_refused_and_the_session_goes_on(
+    hostile: CodeSession, arguments: str
+) -> None:
+    message = f"{{'t': 'call', 'call': 1000, 'cell': 1, 'tool': 'echo', 'args': {arguments}}}"
+    outcome = await attack(hostile, f"send({message})\nprint(await echo(1))")
+    assert outcome.stdout.text()[0] == "1\n"
+    handler = hostile.handler
+    assert isinstance(handler, Handler)
+    assert handler.calls[0].refusal is not None
+    assert not handler.calls[0].arguments
+
+
+async def test_results_that_wait_for_a_slow_reader_are_not_mixed(hostile: CodeSession) -> None:
+    code = (
+        "import asyncio\nfound = await asyncio.gather(*(echo(str(i) * 8000) for i in range(400)))\n"
+        "print(found == [str(i) * 8000 for i in range(400)])"
+    )
+    assert (await attack(hostile, code, timeout_s=50)).stdout.text()[0] == "True\n"
+
+
+async def test_results_that_are_not_read_end_the_calls_not_the_host(
+    hostile: CodeSession, other_session: CodeSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("atoll.code.session.MAX_UNSENT_BYTES", 1 << 20)
+    call = "{'t': 'call', 'call': 1000 + i, 'cell': 1, 'tool': 'echo', 'args': {'value': 'x' * 1_000_000}}"
+    outcome = await attack(hostile, f"import time\nfor i in range(20): send({call})\ntime.sleep(1)", timeout_s=30)
+    assert outcome.error is None
+    handler = hostile.handler
+    assert isinstance(handler, Handler)
+    assert len(handler.calls) <= 20
+    assert (await hostile.run("print(await echo(2))", timeout_s=30)).stdout.text()[0] == "2\n"
+
+
+async def test_a_kernel_that_stops_reading_does_not_stop_the_time(
+    hostile: CodeSession, other_session: CodeSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("atoll.code.session.GRACE_S", 0.3)
+    stop = "import os, signal, threading\nthreading.Timer(0.1, lambda: os.kill(os.getpid(), signal.SIGSTOP)).start()"
+    await attack(hostile, stop)
+    await anyio.sleep(0.3)
+    outcome = await attack(hostile, "#" + "x" * 3_000_000, timeout_s=0.5)
+    assert outcome.timed_out
+    assert outcome.kernel_lost is not None
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"running": {"cell": 1, "marker": "", "code": ""}},
+        {"running": {"cell": 1, "marker": "\0atoll-cell-/../../../etc/passwd", "code": ""}},
+        {"calls": [{"call": 1, "cell": 1, "tool": "echo", "args": {}}] * 2},
+    ],
+)
+async def test_a_greeting_that_cannot_be_is_a_violation(fields: dict[str, Any]) -> None:
+    reader = MessageReader()
+    reader.skip_until("n" * 32)
+    with pytest.raises(ChannelViolation):
+        reader.feed(json.dumps({"t": "ready", "nonce": "n" * 32, "version": "3", **fields}).encode() + b"\n")

@@ -12,6 +12,7 @@ so that no decision on it is asked for.
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
@@ -22,11 +23,14 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
 import anyio
+import anyio.to_thread
+from pydantic_core import to_json
 
 from atoll.contract.errors import InvalidRequest, SandboxError, ToolCallError
 from atoll.drivers.locks import locked
 from atoll.runtime.state.records import StoredRecord, read_record, remove_record, write_record
 
+_log = logging.getLogger(__name__)
 _POLL_S = 0.1
 _LOCK_S = 10.0
 _MAX_PENDING = 10_000
@@ -88,6 +92,14 @@ def denial(request: ApprovalRequest, decision: ApprovalDecision) -> ToolCallErro
     return ToolCallError("ApprovalDenied", f"{request.tool} was not approved{why}")
 
 
+async def try_to_withdraw(approver: Approver, request: ApprovalRequest) -> None:
+    """Withdraw a request. What goes wrong is only in the log: nothing waits for it."""
+    try:
+        await approver.withdraw(request)
+    except Exception as error:  # noqa: BLE001 - the approver is the caller's own
+        _log.error("a request for %s could not be withdrawn", request.tool, exc_info=error)
+
+
 class Approval(StoredRecord):
     """A request on disk, with its decision once there is one."""
 
@@ -126,10 +138,14 @@ class StoredApprovals:
     async def decide(self, request: ApprovalRequest) -> ApprovalDecision:
         """Write the request, and wait until it is decided. Its record is removed then; if this is cancelled, or its
         process ends, the record stays."""
-        approval = self._find(request) or await self._write_request(request)
+        found = await anyio.to_thread.run_sync(self._find, request)
+        approval = found or await self._write_request(request)
+        seen = None
         while (decision := approval.decision) is None:
             await anyio.sleep(_POLL_S)
-            read = self._read(approval.id)
+            if (now := _version(self._path(approval.id))) == seen:
+                continue
+            seen, read = now, self._read(approval.id)
             if read is None:
                 return ApprovalDecision(allowed=False, reason="the request was removed")
             approval = read
@@ -137,9 +153,10 @@ class StoredApprovals:
         return decision
 
     async def withdraw(self, request: ApprovalRequest) -> None:
-        approval = self._find(request)
-        if approval is not None:
-            remove_record(self._path(approval.id))
+        found = await anyio.to_thread.run_sync(self._find, request)
+        if found is not None:
+            async with self._locked():
+                remove_record(self._path(found.id))
 
     def list(self, session_id: str | None = None) -> list[Approval]:
         """The requests that are kept, the oldest first. Records that cannot be read are left out, and those whose
@@ -220,8 +237,9 @@ class StoredApprovals:
     def _find(self, request: ApprovalRequest) -> Approval | None:
         """The record of the same call, which a process that is gone has asked for."""
         for each in self.list(request.session_id):
-            asked = (each.process_id, each.cell, each.call, each.tool, each.arguments)
-            if asked == (request.process_id, request.cell, request.call, request.tool, dict(request.arguments)):
+            asked = (each.process_id, each.cell, each.call, each.tool)
+            same = asked == (request.process_id, request.cell, request.call, request.tool)
+            if same and to_json(each.arguments) == to_json(request.arguments):  # 1 is not true
                 return each
         return None
 
@@ -233,3 +251,12 @@ class StoredApprovals:
 
     def _locked(self) -> AbstractAsyncContextManager[None]:
         return locked(self._lock, _LOCK_S, "changing approvals")
+
+
+def _version(path: Path) -> tuple[int, int] | None:
+    """Differs when a record was written again. None: it is gone."""
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return None
+    return status.st_ino, status.st_mtime_ns

@@ -3,8 +3,9 @@
 Owns `CodeAudit`, which an executor writes to, and how records are bounded and read. Not here: what is recorded
 (`executor.py`), and how a timeline is drawn (`trace.py`). Used by these and by the command line.
 
-A file is `code/<session>.jsonl` in the state directory. It outlives its session; the newest `MAX_SESSIONS` files are
-kept. What was written survives the death of this process.
+A file is `code/<session>.jsonl` in the state directory; when it is full it becomes `<session>.older`, and what that was
+is lost. It outlives its session; those of the newest `MAX_SESSIONS` are kept. What was written survives the death of
+this process.
 """
 
 from __future__ import annotations
@@ -89,9 +90,8 @@ class CodeAudit:
 
     def call(self, session_id: str, cell: int, record: CallRecord) -> None:
         """Record a call that has ended."""
-        arguments: Any = readable_all(dict(record.arguments))
-        if len(pydantic_core.to_json(arguments)) > _MAX_ARGUMENTS_BYTES:
-            arguments = f"[{len(pydantic_core.to_json(arguments))} bytes]"
+        size = len(pydantic_core.to_json(record.arguments))
+        arguments: Any = f"[{size} bytes]" if size > _MAX_ARGUMENTS_BYTES else readable_all(dict(record.arguments))
         entry = AuditEntry(
             kind="call",
             time=record.started_at,
@@ -113,21 +113,23 @@ class CodeAudit:
         # Without a sync: it survives this process, though not always a crash of the machine.
         fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            if os.fstat(fd).st_size + len(line) <= MAX_FILE_BYTES:
-                os.write(fd, line)
+            os.write(fd, line)
+            is_full = os.fstat(fd).st_size > MAX_FILE_BYTES
         finally:
             os.close(fd)
+        if is_full:  # as many calls as code may make must not hide those that come after them
+            path.rename(_older(path))
 
     def _prune(self) -> None:
         logs = sorted(self._directory.glob("*.jsonl"), key=_changed)
         for old in logs[: max(0, len(logs) - MAX_SESSIONS + 1)]:
-            with contextlib.suppress(FileNotFoundError):
-                old.unlink()
+            old.unlink(missing_ok=True)
+            _older(old).unlink(missing_ok=True)
 
     def sessions(self) -> list[str]:
         """The sessions that have a log, the newest first."""
-        logs = sorted(self._directory.glob("*.jsonl"), key=_changed) if self._directory.is_dir() else []
-        return [path.stem for path in reversed(logs)]
+        logs = sorted([*self._directory.glob("*.jsonl"), *self._directory.glob("*.older")], key=_changed, reverse=True)
+        return list(dict.fromkeys(path.stem for path in logs))
 
     def summary(self, session_id: str) -> TraceSummary:
         """What the log of a session has.
@@ -156,17 +158,23 @@ class CodeAudit:
         return sorted(found, key=lambda entry: entry.time)
 
     def _data(self, session_id: str) -> bytes:
-        try:
-            return _path(self._directory, session_id).read_bytes()
-        except FileNotFoundError:
+        path = _path(self._directory, session_id)
+        data = b"".join(each.read_bytes() for each in (_older(path), path) if each.exists())
+        if not data:
             known = ", ".join(self.sessions()[:8]) or "there are none"
-            raise InvalidRequest(f"no session {session_id!r} has a trace (sessions: {known})") from None
+            raise InvalidRequest(f"no session {session_id!r} has a trace (sessions: {known})")
+        return data
 
 
 def _path(directory: Path, session_id: str) -> Path:
     if not _SESSION.fullmatch(session_id):
         raise InvalidRequest(f"{session_id!r} is not the id of a session")
     return directory / f"{session_id}.jsonl"
+
+
+def _older(path: Path) -> Path:
+    """Where the records are that were written before a log was full."""
+    return path.with_suffix(".older")
 
 
 def _changed(path: Path) -> float:

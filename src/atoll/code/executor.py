@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import secrets
 import time
 from collections import deque
@@ -23,7 +24,7 @@ from typing import Any, Literal, Protocol, Self
 import anyio
 from pydantic import BaseModel, ConfigDict, Field
 
-from atoll.code.approvals import ApprovalRequest, Approver, denial
+from atoll.code.approvals import ApprovalRequest, Approver, denial, try_to_withdraw
 from atoll.code.languages import KERNEL_MARK
 from atoll.code.messages import CallMessage
 from atoll.code.registry import ToolCallerType, ToolRegistry
@@ -44,12 +45,18 @@ from atoll.runtime.sandbox import Sandbox
 
 _MAX_OUTBOX_FILES = 32
 _MAX_OUTBOX_BYTES = 32 * 1024 * 1024
+_MAX_KEPT_BYTES = 64 * 1024 * 1024
+"""What the arguments in the records of one execution may take. Records beyond it have none."""
+_MAX_WAITING = 100
+"""Calls of a session that wait for an approval."""
 _LEASE_MARGIN_S = 120.0
 """How much longer than unused sessions those live whose process is gone."""
 _MAX_CLOSED = 256
 """Ids of closed sessions that are remembered, so that an error can say what became of one."""
 _REFILL_S = 0.1
 """After a prepared session was taken: its first cell goes first, and then the next session is prepared."""
+
+_log = logging.getLogger(__name__)
 
 
 class CodeConfig(BaseModel):
@@ -166,11 +173,12 @@ class _Session:
         self.expires = 0.0
         """When its sandbox ends by itself, by the monotonic clock."""
         self._made = 0
+        self._kept_bytes = 0
         self._executor = executor
         self._slots = asyncio.Semaphore(executor.config.max_concurrent_calls)  # anyio's would yield for each call
 
     def begin(self, code: str) -> None:
-        self.code, self.calls, self._made = code, [], 0
+        self.code, self.calls, self._made, self._kept_bytes = code, [], 0, 0
         self.executions += 1
         self.touch()
 
@@ -180,9 +188,11 @@ class _Session:
     async def handle(self, call: CallMessage) -> dict[str, Any]:
         """Make a call of the code. The one place that every call passes through; it trusts nothing in it."""
         started_at, began = datetime.now(UTC), time.perf_counter()
-        answer: dict[str, Any] = {"error": {"type": "Cancelled", "message": "nothing waits for it any more"}}
+        self._made += 1
+        number, execution = self._made, self.executions
+        answer = _failure("Cancelled", "nothing waits for it any more")
         try:
-            answer = await self._answer(call)
+            answer = await self._answer(call, number)
         finally:
             failed = answer.get("error")
             record = CallRecord(
@@ -193,15 +203,25 @@ class _Session:
                 result_bytes=len(answer.get("json", "")),
                 error=None if failed is None else f"{failed['type']}: {failed['message']}",
             )
-            if not self.goes_on:
-                self.calls.append(record)
-                self._executor.record_call(self.id, self.executions, record)
+            # Of those beyond the budget, the first.
+            if not self.goes_on and number <= self._executor.config.max_calls + 1:
+                self._keep(record, call.held_bytes)
+                try:
+                    self._executor.record_call(self.id, execution, record)
+                except OSError as error:
+                    _log.error("a call of %s could not be recorded", call.tool, exc_info=error)
+                    answer = _failure("AuditFailed", f"{call.tool} was called, but that could not be recorded")
         return answer
 
-    async def _answer(self, call: CallMessage) -> dict[str, Any]:
+    def _keep(self, record: CallRecord, held_bytes: int) -> None:
+        self._kept_bytes += held_bytes
+        fits = self._kept_bytes <= _MAX_KEPT_BYTES
+        self.calls.append(record if fits else record.model_copy(update={"arguments": {}}))
+
+    async def _answer(self, call: CallMessage, number: int) -> dict[str, Any]:
         config, registry = self._executor.config, self._executor.registry
         try:
-            self._check(call)
+            self._check(call, number)
             arguments: Mapping[str, Any] = call.arguments
             if call.tool in registry and registry[call.tool].needs_approval:
                 registry.check(call.tool, arguments, caller=ToolCallerType.CODE_EXECUTION)  # before a person is asked
@@ -220,14 +240,13 @@ class _Session:
                 )
             return {"json": text}
         except ToolCallError as error:
-            return {"error": {"type": error.type, "message": error.message}}
+            return _failure(error.type, error.message)
 
-    def _check(self, call: CallMessage) -> None:
-        self._made += 1
+    def _check(self, call: CallMessage, number: int) -> None:
         limit = self._executor.config.max_calls
         if call.refusal is not None:
             raise ToolCallError("InvalidRequest", call.refusal)
-        if self._made > limit:
+        if number > limit:
             raise ToolCallError("BudgetExceeded", f"an execution may make {limit} calls of tools")
 
     def _clock(self, tool: str) -> AbstractContextManager[None]:
@@ -241,6 +260,8 @@ class _Session:
         approver, kernel = self._executor.approver, self.kernel
         if approver is None or kernel is None:
             raise ToolCallError("ApprovalRequired", f"{call.tool} needs an approval, and there is no approver here")
+        if len(self.waiting) >= _MAX_WAITING:
+            raise ToolCallError("TooManyApprovals", f"{_MAX_WAITING} calls wait for an approval; await some of them")
         request = ApprovalRequest(
             session_id=self.id,
             sandbox=self.sandbox.name,
@@ -258,9 +279,11 @@ class _Session:
                 decision = await approver.decide(request)
         except asyncio.CancelledError:
             if not self.goes_on:
-                with anyio.CancelScope(shield=True):
-                    await approver.withdraw(request)
+                self._executor.withdraw(request)
             raise
+        except Exception as error:  # the approver is the caller's own: code must not wait for ever
+            _log.error("the approver failed for %s", call.tool, exc_info=error)
+            raise ToolCallError("ApprovalFailed", f"the approver of {call.tool} failed") from error
         finally:
             del self.waiting[call.call]
         if not decision.allowed:
@@ -294,6 +317,7 @@ class CodeExecutor:
         self._closed: deque[str] = deque(maxlen=_MAX_CLOSED)
         self._ready: deque[_Session] = deque()
         self._background: set[asyncio.Task[None]] = set()
+        self._withdrawing: set[asyncio.Task[None]] = set()
         self._cleanup: asyncio.Task[None] | None = None
         self._renewal: asyncio.Task[None] | None = None
         self._is_closed = False
@@ -384,7 +408,7 @@ class CodeExecutor:
                 sandbox, found[-1], session, language=self.config.language, only_idle=True
             )
             if len(self.registry):
-                await session.kernel.set_stubs(self._stubs())
+                session.kernel.set_stubs(self._stubs())
             session.executions = session.kernel.cells
         self._sessions[session.id] = session
         return session.id
@@ -444,6 +468,7 @@ class CodeExecutor:
         return await self._start_kernel(session), last is not None and not session.loss_is_told
 
     async def _finished(self, session: _Session, outcome: CellOutcome) -> ExecutionResult:
+        await self._withdrawn()
         result = await self._result(session, outcome)
         if self._audit is not None and not result.suspended:
             self._audit.execution(session.id, session.executions, session.code, result)
@@ -648,7 +673,7 @@ class CodeExecutor:
         """
         kernel = self._find(session_id).kernel
         if kernel is not None and kernel.is_alive:  # a new kernel gets the tools of now anyway
-            await kernel.set_stubs(self._stubs())
+            kernel.set_stubs(self._stubs())
 
     async def _start_kernel(self, session: _Session) -> CodeSession:
         if session.kernel is not None:
@@ -767,10 +792,11 @@ class CodeExecutor:
             if not session.owns_sandbox:
                 if session.kernel is not None:
                     await (session.kernel.detach() if session.leaves_kernel else session.kernel.aclose())
-                return
-            if session.kernel is not None:
-                await session.kernel.detach()  # it dies with its sandbox
-            await session.sandbox.destroy()
+            else:
+                if session.kernel is not None:
+                    await session.kernel.detach()  # it dies with its sandbox
+                await session.sandbox.destroy()
+            await self._withdrawn()
 
     async def close_all_sessions(self) -> int:
         """End all sessions. Returns how many there were."""
@@ -804,6 +830,17 @@ class CodeExecutor:
             await self.close_session(id)
         return len(expired)
 
+    def withdraw(self, request: ApprovalRequest) -> None:
+        """Take a request back, soon: the caller is being cancelled, and may be so again."""
+        if self.approver is not None:
+            task = asyncio.create_task(try_to_withdraw(self.approver, request))
+            self._withdrawing.add(task)
+            task.add_done_callback(self._withdrawing.discard)
+
+    async def _withdrawn(self) -> None:
+        if self._withdrawing:
+            await asyncio.wait(self._withdrawing)
+
     def record_call(self, session_id: str, cell: int, record: CallRecord) -> None:
         if self._audit is not None:
             self._audit.call(session_id, cell, record)
@@ -826,3 +863,7 @@ class CodeExecutor:
             await self.close_all_sessions()
             if self._owns_engine and self._engine is not None:
                 await self._engine.aclose()
+
+
+def _failure(kind: str, message: str) -> dict[str, Any]:
+    return {"error": {"type": kind, "message": message}}

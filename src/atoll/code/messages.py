@@ -12,6 +12,7 @@ message (`session.py`). Used by `session.py`. The other end is `kernel/kernel.py
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +29,21 @@ MAX_NAME_CHARS = 200
 MAX_TEXT_CHARS = 65536
 MAX_PENDING = 4096
 """Calls of a session that have no result yet."""
+MAX_PENDING_BYTES = 256 * 1024 * 1024
+"""What their arguments may take on the host together."""
+MAX_PARTS_BYTES = 128 * 1024 * 1024
+"""What the values that a cell shows may take on the host together. Kernels leave out what is beyond 16 MiB."""
+MAX_VALUES = 1_000_000
+"""Values of one message. They take the host far more time and memory than their bytes."""
+MARKER = "\0atoll-cell-"
+"""What the mark begins with that ends the output of a cell. 32 digits follow."""
+ANY_MARKER = re.compile(re.escape(MARKER).encode() + rb"[0-9a-f]{32}")
+_VALUE_BYTES = 64
+"""What an empty object takes, at least."""
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"')
+_CALL_HEAD = re.compile(
+    rb'\{"t": ?"call", ?"call": ?(\d{1,15}), ?"cell": ?(\d{1,15}), ?"tool": ?"(\w{1,64})"', re.ASCII
+)
 
 
 class ChannelViolation(Exception):
@@ -43,7 +59,8 @@ class CallMessage:
     cell: int
     tool: str
     arguments: dict[str, Any]
-    size_bytes: int
+    held_bytes: int = 0
+    """About what it takes on the host."""
     refusal: str | None = None
     """Why it must not be made, whatever the tool: its arguments are too large or nested too deep."""
 
@@ -62,6 +79,8 @@ class PartMessage:
     cell: int
     role: str
     data: dict[str, Any]
+    held_bytes: int = 0
+    """About what it takes on the host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +179,17 @@ class MessageReader:
 def _parse(line: bytes) -> Message:
     if len(line) > MAX_LINE_BYTES:
         raise ChannelViolation(f"a message of the kernel is longer than {MAX_LINE_BYTES} bytes")
+    values = _count_values(line)
+    too_large = None
+    if len(line) > MAX_ARGUMENTS_BYTES:
+        too_large = _too_long(len(line))
+    elif values > MAX_VALUES:
+        too_large = f"the arguments have more than {MAX_VALUES} values"
+    if too_large and (head := _CALL_HEAD.match(line)):  # refused without reading all of it
+        return CallMessage(int(head[1]), int(head[2]), head[3].decode(), {}, refusal=too_large)
+    if values > MAX_VALUES:
+        raise ChannelViolation(f"the kernel sent a message of more than {MAX_VALUES} values")
+    held = len(line) + values * _VALUE_BYTES
     try:
         message = pydantic_core.from_json(line, allow_inf_nan=False)
     except ValueError as error:
@@ -167,37 +197,53 @@ def _parse(line: bytes) -> Message:
     fields = _MessageFields(message)
     kind = fields.text("t")
     if kind == "call":
-        return _call(fields, len(line))
+        return _call(fields, len(line), held)
     if kind == "cancel":
         return CancelMessage(fields.number("call"))
     if kind == "display":
-        return _part(fields.number("cell"), fields.object("part"))
+        return _part(fields.number("cell"), fields.object("part"), held)
     if kind == "done":
         return _done(fields)
     if kind == "ready":
-        return _ready(fields, len(line))
+        return _ready(fields)
     if kind == "completions":
         return CompletionsMessage(fields.text("word"), fields.texts("found", 200))
     raise ChannelViolation(f"the kernel sent a message of the unknown kind {kind[:80]!r}")
 
 
-def _call(fields: _MessageFields, size: int) -> CallMessage:
+def _count_values(line: bytes) -> int:
+    """About how many values a message has, without reading it: fast, and never less than there are."""
+    found = _count_marks(line)
+    if found <= MAX_VALUES or line.count(b'"') > 4 * MAX_VALUES:
+        return found
+    return _count_marks(_STRING.sub(b"", line))  # a long text may have many of them, too
+
+
+def _count_marks(line: bytes) -> int:
+    return line.count(b",") + line.count(b"[") + line.count(b"{")
+
+
+def _too_long(size: int) -> str:
+    return f"the arguments take {size} bytes; a call may take {MAX_ARGUMENTS_BYTES}"
+
+
+def _call(fields: _MessageFields, size: int, held: int) -> CallMessage:
     arguments, refusal = fields.object("args").values, None
     if size > MAX_ARGUMENTS_BYTES:
-        refusal = f"the arguments take {size} bytes; a call may take {MAX_ARGUMENTS_BYTES}"
+        refusal = _too_long(size)
     elif _is_deeper(arguments):
         refusal = f"the arguments are nested deeper than {MAX_DEPTH}"
-    kept = {} if refusal else arguments
-    return CallMessage(fields.number("call"), fields.number("cell"), fields.text("tool"), kept, size, refusal)
+    kept, held = ({}, 0) if refusal else (arguments, held)
+    return CallMessage(fields.number("call"), fields.number("cell"), fields.text("tool"), kept, held, refusal)
 
 
-def _part(cell: int, fields: _MessageFields) -> PartMessage:
+def _part(cell: int, fields: _MessageFields, held: int) -> PartMessage:
     data = fields.object("data").values
     if _is_deeper(data):
         raise ChannelViolation(f"the kernel sent a value that is nested deeper than {MAX_DEPTH}")
     if len(data) > 32 or any(len(kind) > MAX_NAME_CHARS for kind in data):
         raise ChannelViolation("the kernel sent a value with too many or too long MIME types")
-    return PartMessage(cell, fields.text("role"), data)
+    return PartMessage(cell, fields.text("role"), data, held)
 
 
 def _done(fields: _MessageFields) -> DoneMessage:
@@ -215,18 +261,21 @@ def _done(fields: _MessageFields) -> DoneMessage:
     return DoneMessage(fields.number("cell"), described, fields.texts("warnings", 100), streams, outbox)
 
 
-def _ready(fields: _MessageFields, size: int) -> ReadyMessage:
+def _ready(fields: _MessageFields) -> ReadyMessage:
+    # What the calls and parts of one message take is bounded by its length: 0 each.
     running = fields.optional_object("running")
     last = fields.optional_object("last")
-    calls = fields.objects("calls", MAX_PENDING)
+    calls = tuple(_call(each, 0, 0) for each in fields.objects("calls", MAX_PENDING))
+    if len({each.call for each in calls}) < len(calls):
+        raise ChannelViolation("a number is used for two calls at once")
     parts = fields.objects("parts", 10_000)
     cell = 0 if running is None else running.number("cell")
     return ReadyMessage(
         fields.text("nonce"),
         fields.text("version"),
-        None if running is None else (cell, running.text("marker"), running.text("code", MAX_LINE_BYTES)),
-        tuple(_call(each, min(size, MAX_ARGUMENTS_BYTES)) for each in calls),
-        tuple(_part(cell, each) for each in parts),
+        None if running is None else (cell, running.marker("marker"), running.text("code", MAX_LINE_BYTES)),
+        calls,
+        tuple(_part(cell, each, 0) for each in parts),
         None if last is None else _done(last),
     )
 
@@ -245,6 +294,12 @@ class _MessageFields:
             raise self._wrong(name, f"a text of at most {limit} characters")
         # A surrogate cannot be written anywhere.
         return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()
+
+    def marker(self, name: str) -> str:
+        value = self.text(name)
+        if not ANY_MARKER.fullmatch(value.encode()):
+            raise self._wrong(name, "a marker")
+        return value
 
     def number(self, name: str) -> int:
         value = self.values.get(name)
@@ -280,15 +335,15 @@ class _MessageFields:
         return ChannelViolation(f"the kernel sent a message whose {name!r} is not {expected}")
 
 
-def _is_deeper(value: object) -> bool:
+def _is_deeper(value: dict[str, Any]) -> bool:
     """Whether it is nested deeper than `MAX_DEPTH`. Does not recurse."""
-    level: list[object] = [value]
+    level: list[Any] = [value]
     for _ in range(MAX_DEPTH):
         level = [
             inner
             for each in level
-            if isinstance(each, dict | list)
             for inner in (each.values() if isinstance(each, dict) else each)
+            if isinstance(inner, dict | list)
         ]
         if not level:
             return False

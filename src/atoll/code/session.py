@@ -16,8 +16,9 @@ import re
 import secrets
 import signal as signals
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, Protocol, cast
 
@@ -25,7 +26,11 @@ import anyio
 
 from atoll.code.languages import Language, LanguageName, language_of
 from atoll.code.messages import (
+    ANY_MARKER,
+    MARKER,
+    MAX_PARTS_BYTES,
     MAX_PENDING,
+    MAX_PENDING_BYTES,
     CallMessage,
     CancelMessage,
     CellError,
@@ -51,10 +56,10 @@ DUMP_S = 0.5
 """How long a kernel that is to be killed may take to say where it is."""
 MARKER_S = 5.0
 """How long output that was written before the end of a cell may take to arrive."""
+MAX_UNSENT_BYTES = 64 * 1024 * 1024
+"""Results that the kernel has not read, above which no more calls are made."""
 OUTPUT_DIRECTORY = "/tmp/atoll-output"
 _MAX_DUMP_BYTES = 1 << 16
-_MARKER = b"\0atoll-cell-"
-_ANY_MARKER = re.compile(re.escape(_MARKER) + rb"[0-9a-f]{32}")
 StreamName = Literal["stdout", "stderr"]
 
 
@@ -139,6 +144,7 @@ class _RunningCell:
         }
         self.on_output = on_output
         self.parts: list[PartMessage] = []
+        self.parts_bytes = 0
         self.dump: bytearray | None = None
         """What the kernel has written on stderr since it was asked where it is."""
         self.done: asyncio.Future[DoneMessage] = asyncio.get_running_loop().create_future()
@@ -182,6 +188,11 @@ class CodeSession:
         self._ready: asyncio.Future[ReadyMessage] = asyncio.get_running_loop().create_future()
         self._completions: asyncio.Future[CompletionsMessage] | None = None
         self._calls: dict[int, asyncio.Task[None]] = {}
+        self._calls_held: dict[int, int] = {}
+        self._calls_bytes = 0
+        self._unsent: deque[bytes] = deque()
+        self._unsent_bytes = 0
+        self._posted, self._sent = asyncio.Event(), asyncio.Event()
         self._paused = 0
         self._resumed = asyncio.Event()
         self._resumed.set()
@@ -193,7 +204,8 @@ class CodeSession:
         self._replaying = self._only_idle = False
         """Whether output that comes may be that of earlier cells, which the guest has kept."""
         self._context = contextvars.copy_context()
-        self._tasks = [asyncio.create_task(self._read_output())]
+        work = (self._write_channel(), self._read_output())
+        self._tasks = [asyncio.create_task(each) for each in work]
         self._channel.listen(self._hear)
 
     # -------------------------------------------------------------------------------------------- start and end
@@ -378,10 +390,10 @@ class CodeSession:
         async with self._running:
             self._cells += 1
             self._replaying = False
-            marker = f"{_MARKER.decode()}{secrets.token_hex(16)}"
+            marker = f"{MARKER}{secrets.token_hex(16)}"
             cell = self._cell = _RunningCell(self._cells, marker, self.sandbox, output_limit_bytes, on_output)
             for stream, early in self._early.items():  # what background tasks have printed between cells
-                await cell.add(stream, _ANY_MARKER.split(early)[-1])
+                await cell.add(stream, ANY_MARKER.split(early)[-1])
                 early.clear()
             message = self._language.encode({"t": "run", "cell": cell.number, "code": code, "marker": marker})
             return await self._follow(cell, timeout_s, message)
@@ -407,8 +419,7 @@ class CodeSession:
         timed_out = False
         try:
             if message is not None and self.is_alive:
-                with contextlib.suppress(anyio.BrokenResourceError):
-                    await self._channel.send(message)
+                self._post(message)
             timed_out = not await self._ended(cell, timeout_s)
             if timed_out:
                 await self._interrupt(cell)
@@ -425,14 +436,14 @@ class CodeSession:
         """Wait for the end of the cell or of its kernel. False: its time is over."""
         left_s = timeout_s
         while not cell.done.done() and not self._lost.done():
-            await self._resumed.wait()
+            paused = self._paused > 0
             began = time.monotonic()
-            pausing = asyncio.ensure_future(self._pausing())
+            changing = asyncio.ensure_future(self._resumed.wait() if paused else self._pausing())
             try:
-                await _first(cell.done, self._lost, pausing, timeout_s=left_s)
+                await _first(cell.done, self._lost, changing, timeout_s=None if paused else left_s)
             finally:
-                pausing.cancel()
-            if left_s is not None:
+                changing.cancel()
+            if left_s is not None and not paused:
                 left_s -= time.monotonic() - began
                 if left_s <= 0 and not self._paused:
                     return cell.done.done() or self._lost.done()
@@ -515,7 +526,7 @@ class CodeSession:
             if not self.is_alive:
                 return "", ()
             self._completions = asyncio.get_running_loop().create_future()
-            if not await self._send({"t": "complete", "code": code}):
+            if not self._send({"t": "complete", "code": code}):
                 return "", ()
             await _first(self._completions, self._lost, timeout_s=GRACE_S)
             if not self._completions.done():
@@ -523,15 +534,33 @@ class CodeSession:
             found = self._completions.result()
             return found.word, found.found
 
-    async def set_stubs(self, stubs: Mapping[str, Any]) -> None:
+    def set_stubs(self, stubs: Mapping[str, Any]) -> None:
         """Replace the tools that the code sees."""
-        await self._send({"t": "tools", **stubs})
+        self._send({"t": "tools", **stubs})
 
-    async def _send(self, message: Mapping[str, Any]) -> bool:
+    def _send(self, message: Mapping[str, Any]) -> bool:
         """False: this language has no such message."""
         if encoded := self._language.encode(message):
-            await self._channel.send(encoded)
+            self._post(encoded)
         return bool(encoded)
+
+    def _post(self, message: bytes) -> None:
+        """Send a message in its turn. Does not wait: the code may never read it."""
+        self._unsent.append(message)
+        self._unsent_bytes += len(message)
+        self._posted.set()
+
+    async def _write_channel(self) -> None:
+        """Send messages one after the other: what waits for credit must not be mixed with the next, nor end halfway."""
+        while True:
+            await self._posted.wait()
+            self._posted.clear()
+            while self._unsent:
+                message = self._unsent.popleft()
+                with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+                    await self._channel.send(message)
+                self._unsent_bytes -= len(message)
+                self._sent.set()
 
     # --------------------------------------------------------------------------------------------- what comes in
 
@@ -558,11 +587,12 @@ class CodeSession:
             case CallMessage():
                 self._take_call(message)
             case CancelMessage():
-                if (task := self._calls.get(message.call)) is not None:
-                    task.add_done_callback(partial(self._forget, message.call))  # it may not have begun
-                    task.cancel()
+                self._cancel(message.call)
             case PartMessage():
                 if cell is not None and message.cell == cell.number and len(cell.parts) < 10_000:
+                    cell.parts_bytes += message.held_bytes
+                    if cell.parts_bytes > MAX_PARTS_BYTES:
+                        raise ChannelViolation(f"the values of a cell take more than {MAX_PARTS_BYTES} bytes")
                     cell.parts.append(message)
             case DoneMessage():
                 if cell is not None and message.cell == cell.number and not cell.done.done():
@@ -577,19 +607,32 @@ class CodeSession:
     def _take_call(self, call: CallMessage) -> None:
         if call.call in self._calls:
             raise ChannelViolation(f"the number {call.call} is used for two calls at once")
+        if self._calls_bytes + call.held_bytes > MAX_PENDING_BYTES:
+            why = f"calls without a result take more than {MAX_PENDING_BYTES} bytes; await some of them first"
+            call = replace(call, arguments={}, held_bytes=0, refusal=why)
+        self._calls_bytes += call.held_bytes
         self._calls[call.call] = asyncio.create_task(self._answer(call), context=self._context.copy())
+        self._calls_held[call.call] = call.held_bytes
+
+    def _cancel(self, number: int) -> None:
+        if (task := self._calls.get(number)) is not None:
+            task.add_done_callback(partial(self._forget, number))  # it may not have begun
+            task.cancel()
 
     async def _answer(self, call: CallMessage) -> None:
         try:
+            while self._unsent_bytes > MAX_UNSENT_BYTES:  # code that does not read its results gets no more of them
+                self._sent.clear()
+                await self._sent.wait()
             answer = await self.handler.handle(call)
-            with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
-                await self._send({"t": "result", "call": call.call, **answer})
+            self._send({"t": "result", "call": call.call, **answer})
         finally:  # not in a callback of the task, which would cost each call a round of the event loop
             self._forget(call.call, asyncio.current_task())
 
     def _forget(self, number: int, task: asyncio.Task[None] | None) -> None:
         if self._calls.get(number) is task:
             del self._calls[number]
+            self._calls_bytes -= self._calls_held.pop(number)
 
     async def _read_output(self) -> None:
         try:
@@ -609,7 +652,7 @@ class CodeSession:
         cell = self._cell
         if self._replaying and cell is not None:
             before, own, after = data.partition(cell.marker)
-            data = _ANY_MARKER.split(before)[-1] + own + after
+            data = ANY_MARKER.split(before)[-1] + own + after
         if cell is None or cell.marked[stream].is_set():
             early = self._early[stream]
             early += data
@@ -630,6 +673,8 @@ class CodeSession:
     def _lose(self, why: str) -> None:
         if not self._lost.done():
             self._lost.set_result(why)
+            for number in self._calls:  # no code waits for them
+                self._cancel(number)
 
 
 async def _first(*futures: asyncio.Future[Any], timeout_s: float | None = None) -> None:
@@ -643,7 +688,9 @@ def _ending(exited: Exited) -> str:
     if exited.signal == signals.SIGKILL:
         return "the session's process was killed"
     if exited.signal is not None:
-        return f"the session's process died of signal {exited.signal} ({signals.Signals(exited.signal).name})"
+        known = {each.value for each in signals.Signals}  # not all real-time signals have a name
+        name = f" ({signals.Signals(exited.signal).name})" if exited.signal in known else ""
+        return f"the session's process died of signal {exited.signal}{name}"
     return f"the session's process ended itself, with exit code {exited.exit_code}"
 
 

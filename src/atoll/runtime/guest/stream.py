@@ -20,6 +20,7 @@ from atoll.contract.errors import GuestProtocolError, SandboxError
 from atoll.contract.protocol import EventKind, Fields, Problem, Tag
 from atoll.runtime.guest.flow import ANSWER_S, PING_AFTER_S, Failure, Sink, StreamState, unanswered
 from atoll.runtime.guest.frames import RecordReader
+from atoll.runtime.guest.process_end import KILL_S
 
 if TYPE_CHECKING:
     from atoll.runtime.guest.connection import GuestConnection
@@ -69,6 +70,9 @@ class SilenceWatch:
     def _judge(self, heard: int) -> None:
         if self._stream.link.heard == heard:
             self._stream.give_up(unanswered())
+        else:  # it takes its time, or answers everything but this
+            left_s = max(0.0, KILL_S - PING_AFTER_S - ANSWER_S)
+            self._timer = asyncio.get_running_loop().call_later(left_s, self._stream.give_up, unanswered())
 
 
 class Stream(StreamState):

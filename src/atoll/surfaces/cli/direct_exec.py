@@ -458,13 +458,14 @@ class _Violations:
 
 
 class _Silence:
-    """Whether a guest that was told to end a command answers neither that nor a ping."""
+    """Whether a guest that was told to end a command answers neither that nor a ping, or only pings for too long."""
 
     def __init__(self, connection: _Connection) -> None:
         self._connection = connection
         self._heard: int | None = None
         self.until = time.monotonic() + PING_AFTER_S
         """When `is_over` has to be called next."""
+        self._last = time.monotonic() + KILL_S
 
     def is_over(self) -> bool:
         if time.monotonic() < self.until:
@@ -474,9 +475,9 @@ class _Silence:
             self._connection.ping()
             self.until += ANSWER_S
             return False
-        if self._connection.heard == self._heard:
+        if self._connection.heard == self._heard or self.until == self._last:
             return True
-        self.until = _NEVER
+        self.until = self._last
         return False
 
 
