@@ -109,6 +109,7 @@ class IpyKernel:
         )
         self._client = self._manager.blocking_client()
         self._client.start_channels()
+        self._client.wait_for_ready(timeout=60)  # what it publishes before would be lost, and waited for
 
     @property
     def pid(self) -> int | None:

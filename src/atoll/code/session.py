@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import re
 import secrets
 import signal as signals
@@ -18,7 +19,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, cast
 
 import anyio
 
@@ -39,6 +40,7 @@ from atoll.code.messages import (
 from atoll.contract.errors import AtollError, InvalidRequest, SandboxError
 from atoll.contract.model import Exited, Output
 from atoll.runtime.guest.process import Collector, Process
+from atoll.runtime.guest.stream import ProcessChannel
 from atoll.runtime.sandbox import Sandbox
 
 START_S = 30.0
@@ -169,7 +171,7 @@ class CodeSession:
         """The version of the kernel's language."""
         self._language = language
         self._process = process
-        self._channel = process.channel(0)
+        self._channel = cast("ProcessChannel", process.channel(0))
         self._reader = MessageReader()
         self._cells = 0
         self._running_code = ""
@@ -190,7 +192,9 @@ class CodeSession:
         self._detached = self._suspended = False
         self._replaying = self._only_idle = False
         """Whether output that comes may be that of earlier cells, which the guest has kept."""
-        self._tasks = [asyncio.create_task(self._read_channel()), asyncio.create_task(self._read_output())]
+        self._context = contextvars.copy_context()
+        self._tasks = [asyncio.create_task(self._read_output())]
+        self._channel.listen(self._hear)
 
     # -------------------------------------------------------------------------------------------- start and end
 
@@ -531,17 +535,18 @@ class CodeSession:
 
     # --------------------------------------------------------------------------------------------- what comes in
 
-    async def _read_channel(self) -> None:
+    def _hear(self, data: bytes) -> None:
+        """Take what the kernel has sent. The connection calls it, which all calls of the sandbox share: it raises
+        nothing."""
+        if self._lost.done() or self._detached:
+            return
         try:
-            while True:
-                for message in self._reader.feed(await self._channel.receive(1 << 20)):
-                    self._take(message)
-                self._check_pending()
+            for message in self._reader.feed(data):
+                self._take(message)
+            self._check_pending()
         except ChannelViolation as error:
             self._lose(f"the code damaged its channel to the host ({error}), so its process was ended")
-            await self._process.kill()
-        except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
-            pass  # how it ended is told by its process
+            self._tasks.append(asyncio.create_task(self._process.kill()))
 
     def _check_pending(self) -> None:
         if len(self._calls) > MAX_PENDING:
@@ -572,7 +577,7 @@ class CodeSession:
     def _take_call(self, call: CallMessage) -> None:
         if call.call in self._calls:
             raise ChannelViolation(f"the number {call.call} is used for two calls at once")
-        self._calls[call.call] = asyncio.create_task(self._answer(call))
+        self._calls[call.call] = asyncio.create_task(self._answer(call), context=self._context.copy())
 
     async def _answer(self, call: CallMessage) -> None:
         try:

@@ -117,7 +117,7 @@ class Inbox:
 class Incoming:
     """One channel towards the host."""
 
-    __slots__ = ("consumed", "credit", "discard", "eof", "inbox")
+    __slots__ = ("consumed", "credit", "discard", "eof", "inbox", "listener")
 
     def __init__(self, credit: int, inbox: Inbox) -> None:
         self.credit = credit
@@ -125,6 +125,7 @@ class Incoming:
         self.consumed = 0
         self.eof = False
         self.discard = False
+        self.listener: Callable[[bytes], None] | None = None
 
 
 class Outgoing:
@@ -271,6 +272,9 @@ class StreamState:
         if self._abandoned:
             return
         if incoming.discard:
+            self._consume(incoming, channel, data)
+        elif incoming.listener is not None:
+            incoming.listener(data)
             self._consume(incoming, channel, data)
         elif self._sink is not None:
             self._sink(channel, data)

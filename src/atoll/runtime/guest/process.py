@@ -71,7 +71,7 @@ from atoll.runtime.guest.process_end import (
     start_unanswered,
     timed_out,
 )
-from atoll.runtime.guest.stream import ChannelStream, ResultLimit, SilenceWatch, Stream
+from atoll.runtime.guest.stream import ProcessChannel, ResultLimit, SilenceWatch, Stream
 
 MAX_PROCESSES = 1_000_000
 """Processes that one call lists."""
@@ -639,7 +639,7 @@ class Process:
         self._killed = False
         self._limit: TimeLimit | None = None
         self._channels = [
-            ChannelStream(stream, receive=FIRST_CHANNEL + i, send=FIRST_CHANNEL + i) for i in range(request.channels)
+            ProcessChannel(stream, receive=FIRST_CHANNEL + i, send=FIRST_CHANNEL + i) for i in range(request.channels)
         ]
         self._unused_channels = set(range(request.channels))
 

@@ -233,6 +233,17 @@ class Stream(StreamState):
             self.post_data(piece, channel)
             await self._drained()
 
+    def listen(self, channel: int, listener: Callable[[bytes], None]) -> None:
+        """Call a function with what comes on a dedicated channel, as it comes, instead of keeping it for `receive`.
+        It must be quick, and must not raise."""
+        incoming = self._incoming[channel]
+        incoming.listener = listener
+        while incoming.inbox.items:
+            item = incoming.inbox.take()
+            if isinstance(item, tuple):
+                listener(item[1])
+                self._consume(incoming, *item)
+
     def discard(self, channel: int) -> None:
         """Drop what a dedicated channel holds and still receives, so that the guest does not wait for credit."""
         incoming = self._incoming[channel]
@@ -357,3 +368,12 @@ class ChannelStream(ByteStream):
         self._closed = True
         self._stream.send_eof(self._send_channel)
         self._stream.discard(self._receive_channel)
+
+
+class ProcessChannel(ChannelStream):
+    """An extra channel of a process."""
+
+    def listen(self, listener: Callable[[bytes], None]) -> None:
+        """Call a function with what the process sends, as it comes: a task that waits in `receive` would get it a round
+        of the event loop later. It must be quick, and must not raise."""
+        self._stream.listen(self._receive_channel, listener)

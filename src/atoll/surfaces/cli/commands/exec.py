@@ -121,7 +121,7 @@ async def _run(
 
 
 @commands.command(cls=_ExecCommand)
-def exec(  # noqa: PLR0913, PLR0917 - each is an option
+def exec(  # noqa: PLR0913, PLR0917 - each is an option of the command
     context: CommandContext,
     name: NameArgument,
     command: CommandArgument = None,
