@@ -71,3 +71,10 @@ async def test_a_kept_session_goes_on_with_its_variables(host: Engine, session: 
     for code, said in (("kept = 7", None), ("kept", "7")):
         async with host.pool(session) as pool:
             assert (await call(code_tools(pool), "execute_code", code=code)).get("value") == said
+
+
+async def test_what_only_looks_like_a_session_is_left_alone(host: Engine, session: str, call: Caller) -> None:
+    async with host.pool(session) as pool:
+        fake = await (await pool.get()).spawn("sleep 1000 #atoll-kernel python", keep=True)
+        await fake.detach()
+        assert (await call(code_tools(pool), "execute_code", code="6 * 7"))["value"] == "42"

@@ -110,7 +110,9 @@ class CodeContext:
         sandbox = await self._sandbox()
         try:
             return await self.executor.open_session(sandbox, leave_running=True)
-        except InvalidRequest:  # another client of the same sandbox uses the session there: each has its own then
+        except (
+            AtollError
+        ):  # another client uses the session there, or what seems to be one is none: it has its own then
             return await self.executor.open_session(sandbox)
 
     async def aclose(self) -> None:
