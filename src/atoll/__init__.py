@@ -46,19 +46,18 @@ if TYPE_CHECKING:
         AuditEntry as AuditEntry,
         CodeAudit as CodeAudit,
     )
-    from atoll.code.executor import (
-        CallRecord as CallRecord,
-        CodeConfig as CodeConfig,
-        CodeExecutor as CodeExecutor,
-        ExecutionFailure as ExecutionFailure,
-        ExecutionResult as ExecutionResult,
-        OutboxFile as OutboxFile,
-        RichPart as RichPart,
-    )
+    from atoll.code.executor import CodeConfig as CodeConfig, CodeExecutor as CodeExecutor
     from atoll.code.registry import (
         RegisteredTool as RegisteredTool,
         ToolCallerType as ToolCallerType,
         ToolRegistry as ToolRegistry,
+    )
+    from atoll.code.results import (
+        CallRecord as CallRecord,
+        ExecutionFailure as ExecutionFailure,
+        ExecutionResult as ExecutionResult,
+        OutboxFile as OutboxFile,
+        RichPart as RichPart,
     )
     from atoll.code.tool import code_tool as code_tool
     from atoll.contract.driver import (
@@ -200,7 +199,8 @@ _HOMES = {
     "atoll.agents.orchestrator": "ProgrammaticToolOrchestrator",
     "atoll.code.approvals": "Approval ApprovalDecision ApprovalRequest Approver AskingApprover StoredApprovals",
     "atoll.code.audit": "AuditEntry CodeAudit",
-    "atoll.code.executor": "CallRecord CodeConfig CodeExecutor ExecutionFailure ExecutionResult OutboxFile RichPart",
+    "atoll.code.executor": "CodeConfig CodeExecutor",
+    "atoll.code.results": "CallRecord ExecutionFailure ExecutionResult OutboxFile RichPart",
     "atoll.code.registry": "RegisteredTool ToolCallerType ToolRegistry",
     "atoll.code.tool": "code_tool",
     "atoll.contract.driver": "Capabilities Diagnostic",

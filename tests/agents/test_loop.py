@@ -492,7 +492,7 @@ async def test_a_script_says_what_it_was_not_shown(pool: SandboxPool) -> None:
     assert "instructions should contain" in await failing({"step": [{"expect": {"instructions": ["cruel"]}}]}, pool)
     assert "'bash' is not offered" in await failing({"step": [{"call": [calls("bash", command="x")]}]}, pool)
     assert "should contain 'two'" in await failing(after(shell, contains=["two"]), pool)
-    assert "should have exit_code 0" in await failing(after(shell, fields={"exit_code": 0}), pool)
+    assert "should have exit_code 0, but has 2" in await failing(after(shell, fields={"exit_code": 0}), pool)
     assert "is not an error" in await failing(after(shell, error=True), pool)
     assert "is an error" in await failing({"step": [missing, {"text": "x"}]}, pool)
     assert "no field 'url' to keep" in await failing(after(shell, keep={"u": "url"}), pool)
@@ -521,12 +521,23 @@ async def test_values_that_were_kept_come_into_later_steps_and_other_variables_a
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
-        ("a.toml", "[[step]]\ntxet = 'x'", r"step\.0\.txet"),
+        (
+            "a.toml",
+            "[[step]]\ntxet = 'x'",
+            "at step 1, txet: there is no such key; allowed are expect, text, call; did you mean 'text'",
+        ),
+        ("a.toml", "[[step]]\n[[step.call]]\ntool='x'\nargs={}", "at step 1, call 1, args: .* allowed are tool, input"),
+        ("a.json", '{"steps": [{"cal": []}]}', "at steps 1, cal: .* did you mean 'call'"),
+        (
+            "a.toml",
+            "stepps = 3",
+            "at stepps: there is no such key; allowed are step, conversation; did you mean 'step'",
+        ),
         ("a.toml", "[[step]\n", "not well-formed"),
         ("a.json", "{", "not well-formed"),
         ("a.json", "[" * 100_000, "not well-formed"),
         ("a.toml", "a = " + "[" * 10_000, "not well-formed"),
-        ("a.toml", "[[conversation]]\nprompt = 'x'", r"conversation\.0\.step"),
+        ("a.toml", "[[conversation]]\nprompt = 'x'", "at conversation 1, step: it is missing"),
         ("a.toml", "\udcff", "cannot be read"),
     ],
 )
@@ -537,7 +548,7 @@ def test_a_script_that_is_wrong_says_where(tmp_path: Path, name: str, text: str,
 
 
 def test_a_script_that_is_not_there_says_so(tmp_path: Path) -> None:
-    with pytest.raises(atoll.InvalidRequest, match="cannot be read"):
+    with pytest.raises(atoll.InvalidRequest, match=r"none\.toml cannot be read: No such file or directory$"):
         atoll.Agent(f"script:{tmp_path}/none.toml")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 from pathlib import Path
 
@@ -11,7 +12,8 @@ import pytest
 
 from atoll.code.approvals import ApprovalRequest, StoredApprovals
 from atoll.code.audit import CodeAudit
-from atoll.code.executor import CallRecord, ExecutionFailure, ExecutionResult
+from atoll.code.languages import LanguageName
+from atoll.code.results import CallRecord, ExecutionFailure, ExecutionResult
 from atoll.surfaces.cli.repl import is_complete
 from atoll.testing.waiting import wait_until
 from tests.cli.driving import Atoll
@@ -85,7 +87,9 @@ def test_run_with_code_makes_a_sandbox_and_removes_it(atoll: Atoll) -> None:
     [
         (["--code", "a.py", "--", "true"], "both code (--code) and a command were given"),
         (["--code", "a.py", "-t"], "are for commands; leave them out with --code"),
-        (["--out", "d", "--", "true"], "--out is where --code FILE saves"),
+        (["--out", "d", "--", "true"], "--out and --language are for --code FILE"),
+        (["--language", "bash", "--", "true"], "--out and --language are for --code FILE"),
+        (["--code", "a", "--language", "perl"], "--language is perl; there are python, javascript, bash"),
         (["--code", "/nowhere/a.py"], "cannot read the code from /nowhere/a.py: No such file"),
     ],
 )
@@ -109,17 +113,19 @@ def test_a_prompt_keeps_its_variables_for_the_next_time(atoll: Atoll, box: str, 
     screen.read_until(b"number + 1\r\n42\r\n")
     screen.type(b"1 / 0\n")
     screen.read_until(b"ZeroDivisionError: division by zero\r\n")
-    screen.type(b"import time; time.sleep(4321)\n")
-    screen.read_until(b"4321)\r\n")
-    screen.type(b"abandoned")  # typed ahead: it is at the prompt then
+    screen.read_until(b">>> ")
+    screen.type(b"import time; print('be' 'gun'); time.sleep(4321)\n")
+    screen.read_until(b"begun\r\n")
     screen.type(CTRL_C)
     screen.read_until(b"KeyboardInterrupt: the cell was interrupted\r\n")
-    screen.read_until(b">>> ")
-    screen.type(CTRL_C)
     screen.read_until(b">>> ")
     screen.type(IMAGE.strip().encode() + b"\n\nChart()\n")
     path = screen.read_until(b".png\r\n").decode().split()[-1]
     assert Path(path).read_bytes().startswith(b"\x89PNG")
+    shutil.rmtree(Path(path).parent)
+    screen.read_until(b">>> ")
+    screen.type(b"abandoned" + CTRL_C)
+    screen.read_until(b">>> ")
     screen.type(CTRL_D)
     assert screen.wait() == 0
     assert screen.is_restored()
@@ -153,6 +159,40 @@ def test_without_a_terminal_all_of_the_input_is_one_cell(atoll: Atoll) -> None:
     assert "--json" not in atoll.text("python", "--help")
 
 
+def test_a_prompt_speaks_bash_too(atoll: Atoll, box: str) -> None:
+    screen = atoll.terminal("python", box, "--language", "bash")
+    screen.read_until(b">>> ")
+    screen.type(b"cd /tmp; for n in 1 2; do\n")
+    screen.read_until(b"... ")
+    screen.type(b"echo $n of $PWD; done\n")
+    screen.read_until(b"2 of /tmp\r\n>>> ")
+    screen.type(CTRL_D)
+    assert screen.wait() == 0
+
+
+def test_the_suffix_of_a_file_says_its_language(atoll: Atoll, box: str, tmp_path: Path) -> None:
+    for name, code, said in (("a.mjs", "await 6 * 7", "42\n"), ("a.sh", "echo $((6 * 7))", "42\n")):
+        (tmp_path / name).write_text(code)
+        assert atoll.text("exec", box, "--code", str(tmp_path / name)) == said
+    assert atoll.text("exec", box, "--code", "-", "--language", "bash", input=b"echo $BASH_VERSINFO") != ""
+
+
+@pytest.mark.parametrize(
+    ("language", "lines", "complete"),
+    [
+        ("javascript", ["f(x => {"], False),
+        ("javascript", ["f(x => {", "})"], True),
+        ("javascript", ["f(x => {", ""], True),
+        ("bash", ["for n in 1 2; do"], False),
+        ("bash", ["for n in 1 2; do", "echo $n; done"], True),
+        ("bash", ["echo ${x} \\"], False),
+        ("bash", ["echo ${x}"], True),
+    ],
+)
+def test_other_languages_go_on_in_the_next_line(language: LanguageName, lines: list[str], complete: bool) -> None:
+    assert is_complete(lines, language) is complete
+
+
 @pytest.mark.parametrize(
     ("lines", "complete"),
     [
@@ -179,10 +219,10 @@ def test_a_cell_is_complete_when_python_would_run_it(lines: list[str], complete:
 
 
 @pytest.fixture
-def waiting(state_dir: Path) -> str:
+def waiting(state_dir: Path, box: str) -> str:
     """The id of an approval that waits."""
     store = StoredApprovals(state_dir)
-    request = ApprovalRequest("code-x", "code-x", 1, "await pay(\n\x1b[2J7)", 1, 1, "pay", {"amount": 7, "to": "Ada"})
+    request = ApprovalRequest("code-x", box, 1, "await pay(\n\x1b[2J7)", 1, 1, "pay", {"amount": 7, "to": "Ada"})
 
     async def ask() -> None:
         with anyio.move_on_after(0.01):
@@ -213,7 +253,9 @@ def test_approvals_are_listed_shown_and_decided(atoll: Atoll, waiting: str, stat
 def test_a_denial_has_a_reason(atoll: Atoll, waiting: str, state_dir: Path) -> None:
     assert atoll.text("approvals", "deny", waiting, "--reason", "too much") == f"{waiting}  denied  pay\n"
     assert json.loads((state_dir / "approvals" / f"{waiting}.json").read_text())["reason"] == "too much"
-    (state_dir / "approvals" / f"{waiting}.json").unlink()
+    atoll("rm", str(json.loads((state_dir / "approvals" / f"{waiting}.json").read_text())["sandbox"]))
+    assert atoll.json("approvals", "--json") == [], "its sandbox is gone"
+    assert not (state_dir / "approvals" / f"{waiting}.json").exists()
 
 
 def test_a_trace_is_drawn_in_the_terminal_and_as_a_page(atoll: Atoll, state_dir: Path, tmp_path: Path) -> None:

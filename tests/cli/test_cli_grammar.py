@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 
 from atoll.drivers import registry
 from atoll.runtime.state import known, spec
+from atoll.surfaces.cli import finish, terminal
 from atoll.surfaces.cli.app import ALIASES, HEADINGS, MODULES
 from atoll.surfaces.cli.grammar import Option, Parameter, Parser
 from atoll.surfaces.cli.options import DEFAULT_TOOLS, RUNTIMES
@@ -77,6 +79,20 @@ def test_a_command_without_json_output_refuses_it(atoll: Atoll, words: list[str]
         error = json.loads(atoll(*line, status=2).stdout)["error"]
         assert error["message"] == f"`atoll {words[0]}` has no JSON output; leave out --json"
     assert "--json" not in atoll.text(words[0], "--help")
+
+
+def test_an_interrupt_before_the_work_begins_leaves_no_coroutine_to_warn_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> int:
+        return 0
+
+    def interrupted(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    begun = work()
+    monkeypatch.setattr(terminal, "run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        finish(begun, as_json=False, failed=1)
+    assert inspect.getcoroutinestate(begun) == inspect.CORO_CLOSED
 
 
 def test_only_the_module_of_the_command_is_imported() -> None:

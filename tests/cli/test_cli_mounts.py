@@ -43,7 +43,9 @@ def test_a_wrong_mount_is_refused_with_what_is_allowed(atoll: Atoll, tmp_path: P
     assert (
         b"nothing can be mounted on /etc" in atoll("run", "--mount", f"{tmp_path}:/etc", "--", "true", status=2).stderr
     )
-    assert b"no volume is named 'none'" in atoll("create", "--mount", "volume:none:/data", status=1).stderr
+    missing = atoll("create", "--mount", "volume:none:/data", status=1).stderr
+    assert b"no volume is named 'none'" in missing
+    assert b"hint: atoll volumes create none" in missing
 
 
 def test_volumes_are_created_listed_exported_imported_and_removed(atoll: Atoll, tmp_path: Path) -> None:

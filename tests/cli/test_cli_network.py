@@ -37,6 +37,11 @@ def test_a_policy_is_shown_and_changed_and_what_it_did_can_be_read(atoll: Atoll,
     assert [row.split()[2] for row in rows] == ["denied", "allowed"]
 
 
+def test_a_rule_that_is_almost_registries_is_pointed_out(atoll: Atoll) -> None:
+    assert b"warning: the rule registry is for a host" in atoll("run", "--allow", "registry", "--", "true").stderr
+    assert b"warning" not in atoll("run", "--allow", "registry.example.com", "--", "true").stderr
+
+
 def test_records_can_be_followed(atoll: Atoll, port: int) -> None:
     name = atoll.create("--allow", f"127.0.0.1:{port}")
     following = atoll.start("audit", name, "--follow", "--json")

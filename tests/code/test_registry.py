@@ -7,6 +7,7 @@ import contextvars
 import logging
 import threading
 import time
+from collections.abc import Mapping
 from typing import Any, assert_type
 
 import anyio
@@ -475,3 +476,26 @@ async def test_a_result_as_text_is_the_text_or_its_json(registry: ToolRegistry) 
     registry.register(lambda value: value, name="same")
     for value, text in [("a\n", "a\n"), ({"a": [1, None]}, '{"a": [1, null]}'), (None, "null"), ("é", "é")]:
         assert await registry.call("same", {"value": value}, caller=CODE, as_text=True) == text
+
+
+# ------------------------------------------------------------------------------------ tools that another program runs
+
+
+async def test_a_declared_tool_passes_its_arguments_on_and_is_described_by_its_schema(registry: ToolRegistry) -> None:
+    passed: list[Any] = []
+
+    async def run(arguments: Mapping[str, Any]) -> object:
+        passed.append(arguments)
+        return "done"
+
+    schema = {"type": "object", "properties": {"region": {"type": "string"}}, "required": ["region"]}
+    registry.declare("get_stock", schema, run, description="What is left.", original_name="get-stock", is_timed=False)
+    assert "async def get_stock(region: str) -> str:" in registry.documentation()
+    given = {"region": 1, "more": [None]}  # that program checks
+    assert await registry.call("get_stock", given, caller=CODE) == "done"
+    assert passed == [given]
+    with pytest.raises(ToolCallError, match="by code only"):
+        await registry.call("get_stock", {}, caller=DIRECT)
+    with pytest.raises(InvalidRequest, match="not a name that code can call"):
+        registry.declare("get-stock", schema, run)
+    registry.declare("empty", {"type": "object", "properties": None}, run)

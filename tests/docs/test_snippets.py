@@ -99,13 +99,18 @@ async def test_the_web_application_of_the_guide_serves_and_leaves_nothing(
     async def send(message: dict[str, Any]) -> None:
         sent.append(message)
 
-    query = urlencode({"code": "import sys; print(6 * 7); sys.exit(3)"}).encode()
-    scope = {"type": "http", "method": "POST", "path": "/run", "query_string": query, "headers": []}
-    async with app.router.lifespan_context(app):
+    async def posted(code: str) -> tuple[int, dict[str, Any]]:
+        sent.clear()
+        query = urlencode({"code": code}).encode()
+        scope = {"type": "http", "method": "POST", "path": "/run", "query_string": query, "headers": []}
         await app(scope, receive, send)
-    assert sent[0]["status"] == 200
-    answer = json.loads(b"".join(message.get("body", b"") for message in sent))
-    assert (answer["stdout"], answer["exit_code"]) == ("42\n", 3)
+        return sent[0]["status"], json.loads(b"".join(message.get("body", b"") for message in sent))
+
+    async with app.router.lifespan_context(app):
+        status, answer = await posted("import sys; print(6 * 7); sys.exit(3)")
+        assert (status, answer["stdout"], answer["exit_code"]) == (200, "42\n", 3)
+        status, answer = await posted("\0")
+        assert (status, answer["code"]) == (400, "invalid_request")
     assert os.listdir(state / "sandboxes") == []
 
 

@@ -92,11 +92,11 @@ async def test_figures_of_code_are_images_and_its_output_is_progress(host: Engin
     )
     told: list[str] = []
 
-    async def progress(_done: float, _total: float | None, message: str | None) -> None:
+    async def hear(progress: float, total: float | None, message: str | None) -> None:
         told.append(message or "")
 
     async with listening(host, "code") as url, Client(url) as client:
-        result = await client.call_tool("execute_code", {"code": code}, progress_callback=progress)
+        result = await client.call_tool("execute_code", {"code": code}, progress_callback=hear)
         images = [part for part in result.content if isinstance(part, ImageContent)]
         assert [(image.mime_type, image.data) for image in images] == [("image/png", data)]
         assert "half way" in text_of(result)

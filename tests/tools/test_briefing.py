@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll import Engine, Limits, NetworkPolicy, Secret
+from atoll import Engine, Limits, Mount, NetworkPolicy, Secret
 from atoll.runtime.images.contents import read_contents
 from atoll.runtime.sandbox_pool import PoolDescription
 from atoll.tools.briefing import briefing
@@ -45,6 +45,15 @@ def test_it_says_where_a_project_is_and_how_files_come_out() -> None:
     assert "Commands run as 'user', in /home/user/app unless" in copied
     reviewed = briefing(described(project="/home/user/app"), ["coding"], kept=False, brings_back=True)
     assert "the user is shown what you changed there as a diff" in reviewed
+    mounted = briefing(
+        described(project="/home/user/app", mounts=[Mount(source="/src", target="/work")]),
+        ["workspace"],
+        kept=False,
+        brings_back=True,
+        saves=True,
+    )
+    for words in ("Shared with the user: /work", "a copy of the user's project", "as a diff", "save_file hands"):
+        assert words in mounted
 
 
 @pytest.mark.parametrize(

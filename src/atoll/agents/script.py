@@ -30,9 +30,10 @@ from pydantic_ai.messages import (
     UserPromptPart,
 )
 from pydantic_ai.models.function import AgentInfo, DeltaToolCall, DeltaToolCalls, FunctionModel
+from pydantic_core import ErrorDetails
 
 from atoll.contract.errors import InvalidRequest, ScriptFailed
-from atoll.tools.tool import StrictModel
+from atoll.tools.tool import StrictModel, nearest
 
 _VALUE = re.compile(r"\$\{(\w+)\}")
 _PIECE = re.compile(r"\S*\s*")
@@ -106,13 +107,12 @@ class Script(_ScriptModel):
         try:
             text = path.read_text("utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise InvalidRequest(f"the script {path} cannot be read: {error}") from None
+            why = getattr(error, "strerror", None) or "it is not text"
+            raise InvalidRequest(f"the script {path} cannot be read: {why}") from None
         try:
             return cls.model_validate(json.loads(text) if path.suffix == ".json" else tomllib.loads(text))
         except ValidationError as error:
-            wrong = error.errors()[0]
-            where = ".".join(str(part) for part in wrong["loc"]) or "its top"
-            raise InvalidRequest(f"the script {path} is invalid at {where}: {wrong['msg']}") from None
+            raise InvalidRequest(f"the script {path} is invalid {_explained(error.errors()[0])}") from None
         except (ValueError, RecursionError) as error:
             raise InvalidRequest(f"the script {path} is not well-formed: {error}") from None
 
@@ -217,6 +217,31 @@ def _data(result: ToolReturnPart) -> Mapping[str, Any]:
     return data if isinstance(data, dict) else {}
 
 
+_TABLES: Mapping[str, type[_ScriptModel]] = {
+    "": Script,
+    "step": ScriptStep,
+    "expect": ExpectedConversation,
+    "result": ExpectedResult,
+    "call": ScriptedCall,
+    "conversation": ScriptedConversation,
+}
+"""What a table of a script may contain, by the table's own key."""
+
+
+def _explained(wrong: ErrorDetails) -> str:
+    """Where a script is wrong, counted from 1 as the errors of a conversation are, and what is allowed there."""
+    where = "".join(f" {part + 1}" if isinstance(part, int) else f", {part}" for part in wrong["loc"])
+    reason = wrong["msg"]
+    if wrong["type"] == "extra_forbidden":
+        *tables, key = ["", *(part for part in wrong["loc"] if isinstance(part, str))]
+        table = _TABLES[tables[-1].removesuffix("s")]  # a field's name is accepted in place of its key: `steps`
+        allowed = [field.alias or name for name, field in table.model_fields.items()]
+        reason = f"there is no such key; allowed are {', '.join(allowed)}{nearest(key, allowed)}"
+    elif wrong["type"] == "missing":
+        reason = "it is missing"
+    return f"at {where.removeprefix(', ') or 'its top'}: {reason}"
+
+
 def _complaints(step: ScriptStep, shown: _SeenConversation, about: AgentInfo) -> list[str]:
     prompt = shown.prompts[-1] if shown.prompts else ""
     wrong = _missing("the prompt", step.expect.prompt, prompt)
@@ -239,11 +264,12 @@ def _unlike(which: str, expected: ExpectedResult, result: ToolReturnPart) -> lis
     if expected.error not in ("any", failed):
         what = "is an error" if failed else "is not an error"
         return [f"{which}, {what}: {_quoted(_text(result))}"]
-    wrong = _missing(which, expected.contains, _text(result))
+    wrong = _missing(f"{which},", expected.contains, _text(result))
     data = _data(result)
     for field, value in expected.fields.items():
         if field not in data or data[field] != value:
-            wrong.append(f"{which}, should have {field} {value!r}, but is: {_quoted(_text(result))}")
+            has = f"has {_quoted(data[field])}" if field in data else f"is: {_quoted(_text(result))}"
+            wrong.append(f"{which}, should have {field} {value!r}, but {has}")
     wrong += [f"{which}, has no field {field!r} to keep" for field in expected.keep.values() if field not in data]
     return wrong
 
@@ -252,8 +278,9 @@ def _missing(where: str, parts: Sequence[str], text: str) -> list[str]:
     return [f"{where} should contain {part!r}, but is: {_quoted(text)}" for part in parts if part not in text]
 
 
-def _quoted(text: str) -> str:
-    return repr(text if len(text) <= _MAX_QUOTED_CHARS else f"{text[:_MAX_QUOTED_CHARS]}…")
+def _quoted(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _MAX_QUOTED_CHARS else f"{text[:_MAX_QUOTED_CHARS]}…"
 
 
 # ------------------------------------------------------------------------------------------------------ what was kept

@@ -133,6 +133,7 @@ class StoredApprovals:
     def __init__(self, state_dir: Path) -> None:
         self._directory = state_dir / "approvals"
         self._lock = state_dir / "approvals.lock"
+        self._names = state_dir / "names"
 
     async def decide(self, request: ApprovalRequest) -> ApprovalDecision:
         """Write the request, and wait until it is decided. Its record is removed then; if this is cancelled, or its
@@ -158,14 +159,17 @@ class StoredApprovals:
                 remove_record(self._path(found.id))
 
     def list(self, session_id: str | None = None) -> list[Approval]:
-        """The requests that are kept, the oldest first. Records that cannot be read are left out."""
+        """The requests that are kept, the oldest first. Records that cannot be read are left out, and those whose
+        sandbox is gone are removed: nothing can go on there."""
         found = []
         for path in sorted(self._directory.glob("*.json")) if self._directory.is_dir() else []:
             try:
                 approval = self._read(path.stem)
             except SandboxError:
                 continue
-            if approval is not None and session_id in (None, approval.session_id):
+            if approval is not None and not os.path.lexists(self._names / approval.sandbox):
+                remove_record(path)
+            elif approval is not None and session_id in (None, approval.session_id):
                 found.append(approval)
         return sorted(found, key=lambda each: each.asked_at)
 

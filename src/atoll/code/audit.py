@@ -16,16 +16,14 @@ import os
 import re
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import pydantic_core
 from pydantic import BaseModel, ConfigDict
 
+from atoll.code.results import NO_OUTPUT, CallRecord, ExecutionResult
 from atoll.contract.errors import InvalidRequest
 from atoll.tools.tool import readable, readable_all
-
-if TYPE_CHECKING:
-    from atoll.code.executor import CallRecord, ExecutionResult
 
 MAX_SESSIONS = 500
 MAX_FILE_BYTES = 8 * 1024 * 1024
@@ -76,8 +74,6 @@ class CodeAudit:
 
     def execution(self, session_id: str, cell: int, code: str, result: ExecutionResult) -> None:
         """Record an execution that has ended."""
-        from atoll.code.executor import NO_OUTPUT
-
         verdict = "ok" if result.error is None else f"{result.error.type}: {result.error.message}"
         began = datetime.now(UTC).timestamp() - result.duration_s
         entry = AuditEntry(

@@ -1,15 +1,14 @@
-"""Run code that calls tools: sessions, budgets, and the result of an execution.
+"""Run code that calls tools: sessions, budgets, approvals.
 
-Owns `CodeExecutor`: which sandbox a session has, how long it is kept, what every call is checked for before a tool runs
-(caller, size, budget, approval), and what a model is shown of a result. Not here: the kernel and its channel
-(`session.py`), what a tool takes and does (`registry.py`), how approvals are stored (`approvals.py`) and what is
-recorded (`audit.py`). Used by `tool.py`, `agents/` and the surfaces.
+Owns `CodeExecutor`: which sandbox a session has, how long it is kept, and what every call is checked for before a tool
+runs (caller, size, budget, approval). Not here: what a result has, and what a model is shown of it (`results.py`), the
+kernel and its channel (`session.py`), what a tool takes and does (`registry.py`), how approvals are stored
+(`approvals.py`) and what is recorded (`audit.py`). Used by `tool.py`, `agents/` and the surfaces.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import logging
 import secrets
@@ -27,8 +26,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from atoll.code.approvals import ApprovalRequest, Approver, denial, try_to_withdraw
 from atoll.code.languages import KERNEL_MARK
-from atoll.code.messages import CallMessage, PartMessage
+from atoll.code.messages import CallMessage
 from atoll.code.registry import ToolCallerType, ToolRegistry
+from atoll.code.results import CallRecord, ExecutionFailure, ExecutionResult, OutboxFile, rich_part
 from atoll.code.session import CellOutcome, CodeSession, OnCellOutput
 from atoll.contract.errors import (
     AtollError,
@@ -42,8 +42,6 @@ from atoll.contract.model import Limits
 from atoll.contract.network import NetworkPolicy
 from atoll.runtime.engine import Engine, open as open_engine
 from atoll.runtime.sandbox import Sandbox
-from atoll.tools.image_files import image_content, image_type
-from atoll.tools.tool import ContentPart, TextPart
 
 _MAX_OUTBOX_FILES = 32
 _MAX_OUTBOX_BYTES = 32 * 1024 * 1024
@@ -51,14 +49,8 @@ _MAX_KEPT_BYTES = 64 * 1024 * 1024
 """What the arguments in the records of one execution may take. Records beyond it have none."""
 _MAX_WAITING = 100
 """Calls of a session that wait for an approval."""
-NO_OUTPUT = "[no output; print what you want to see]"
-"""What a model reads of an execution that showed nothing."""
 _LEASE_MARGIN_S = 120.0
 """How much longer than unused sessions those live whose process is gone."""
-_MAX_IMAGES = 10
-"""Images of an execution that a model is shown."""
-_MAX_VALUE_CHARS = 20_000
-"""What a model is shown of one value."""
 _MAX_CLOSED = 256
 """Ids of closed sessions that are remembered, so that an error can say what became of one."""
 _REFILL_S = 0.1
@@ -113,113 +105,6 @@ class CodeConfig(BaseModel):
     """True: stubs take one dict and return a text, as those of the hosted product do."""
     ephemeral: bool = False
     """True: a session's sandbox ends with this process, however that ends. Such a session cannot be suspended."""
-
-
-class CallRecord(BaseModel):
-    """One call of a tool by code."""
-
-    model_config = ConfigDict(frozen=True)
-
-    tool: str
-    arguments: Mapping[str, Any]
-    started_at: datetime
-    duration_s: float
-    result_bytes: int
-    error: str | None = None
-    """Why it failed or was refused. Unset: it succeeded."""
-
-
-class OutboxFile(BaseModel):
-    """A file that code has left in the directory `outbox` of its working directory."""
-
-    model_config = ConfigDict(frozen=True)
-
-    path: str
-    """Relative to the outbox."""
-    size_bytes: int
-    data: bytes | None
-    """Unset: it is too large to come with the result; it is still in the sandbox."""
-
-
-class ExecutionFailure(BaseModel):
-    """Why an execution ended early."""
-
-    model_config = ConfigDict(frozen=True)
-
-    type: str
-    message: str
-    traceback: str = ""
-    line: int | None = None
-    """The line of the code."""
-
-
-class RichPart(BaseModel):
-    """A value that code has shown, in one or more forms by MIME type. Binary forms are base64."""
-
-    model_config = ConfigDict(frozen=True)
-
-    role: Literal["value", "display"]
-    data: Mapping[str, Any]
-
-
-class ExecutionResult(BaseModel):
-    """What became of an execution."""
-
-    model_config = ConfigDict(frozen=True)
-
-    success: bool
-    output: str
-    """stdout."""
-    stderr: str = ""
-    error: ExecutionFailure | None = None
-    parts: tuple[RichPart, ...] = ()
-    """What was displayed, in order; the value of the last line, if there is one, has the role `value`."""
-    warnings: tuple[str, ...] = ()
-    calls: tuple[CallRecord, ...] = ()
-    files: tuple[OutboxFile, ...] = ()
-    duration_s: float = 0.0
-    timed_out: bool = False
-    out_of_memory: bool = False
-    session_replaced: bool = False
-    """True: its process is gone, and with it the variables. Files are there."""
-    suspended: bool = False
-    """True: it has not ended. The session is on disk, and `CodeExecutor.resume` goes on with it."""
-    output_file: str | None = None
-    """Where in the sandbox the whole of stdout is, if `output` is not all of it."""
-
-    @property
-    def text(self) -> str:
-        """What a model reads of it: output, values, errors and warnings, and no result of a tool."""
-        lines = [self.output.rstrip("\n")] if self.output.strip() else []
-        if self.stderr.strip():
-            lines.append(f"[stderr]\n{self.stderr.rstrip()}")
-        lines += [_shortened(str(part.data["text/plain"])) for part in self.parts if "text/plain" in part.data]
-        if self.error is not None:
-            lines.append(self.error.traceback.rstrip() or f"{self.error.type}: {self.error.message}")
-        lines += [f"[warning: {each}]" for each in self.warnings]
-        lines += [f"[file: outbox/{each.path}, {each.size_bytes} bytes]" for each in self.files]
-        if self.output_file is not None:
-            lines.append(f"[the whole output is in {self.output_file}]")
-        if self.timed_out:
-            lines.append("[the time limit was reached]")
-        if self.suspended:
-            lines.append("[suspended: a call waits for an approval]")
-        if self.session_replaced:
-            lines.append("[the session was restarted: its variables are lost, its files are there]")
-        return "\n".join(lines) or NO_OUTPUT
-
-    @property
-    def content(self) -> tuple[ContentPart, ...]:
-        """The same with the images that were shown, for a model that sees. Those that no model could be shown are
-        described."""
-        shown: list[ContentPart] = [TextPart(text=self.text)]
-        images = [image for part in self.parts if (image := _image(part)) is not None]
-        for number, image in enumerate(images[:_MAX_IMAGES], 1):
-            content = image_content(image, len(image), f"image {number}")
-            shown += [TextPart(text=content)] if isinstance(content, str) else content
-        if len(images) > _MAX_IMAGES:
-            shown.append(TextPart(text=f"[{len(images) - _MAX_IMAGES} more images are not shown]"))
-        return tuple(shown)
 
 
 class SessionInfo(BaseModel):
@@ -576,7 +461,9 @@ class CodeExecutor:
         last = session.kernel
         if last is not None and last.is_cut_off and last.process_id in await self._kernels_in(session.sandbox):
             await last.detach()
-            session.kernel = await CodeSession.attach(session.sandbox, last.process_id, session, stubs=self._stubs())
+            session.kernel = await CodeSession.attach(
+                session.sandbox, last.process_id, session, stubs=self._stubs(), language=self.config.language
+            )
             return session.kernel, False
         return await self._start_kernel(session), last is not None and not session.loss_is_told
 
@@ -598,7 +485,7 @@ class CodeExecutor:
             error=None
             if error is None
             else ExecutionFailure(type=error.type, message=error.message, traceback=error.traceback, line=error.line),
-            parts=tuple(_rich(part) for part in outcome.parts),
+            parts=tuple(rich_part(part) for part in outcome.parts),
             warnings=outcome.warnings,
             calls=tuple(session.calls),
             files=await self._outbox(session.sandbox, outcome.outbox),
@@ -619,6 +506,8 @@ class CodeExecutor:
                 continue
             with contextlib.suppress(AtollError):
                 stat = await sandbox.files.stat(f"outbox/{path}", follow=False)
+                if stat.kind != "file":
+                    continue
                 data = None
                 if stat.size <= left:
                     data = await sandbox.files.read_bytes(f"outbox/{path}", limit=left)
@@ -731,8 +620,9 @@ class CodeExecutor:
         return session, kernel
 
     async def _kernels_in(self, sandbox: Sandbox) -> list[int]:
-        """The processes of kernels that run in a sandbox, the newest last."""
-        return [each.id for each in await sandbox.processes() if each.live and KERNEL_MARK in each.command]
+        """The processes of kernels of this language that run in a sandbox, the newest last."""
+        mark = f"{KERNEL_MARK} {self.config.language}"
+        return [each.id for each in await sandbox.processes() if each.live and mark in each.command]
 
     # -------------------------------------------------------------------------------------------------- sessions
 
@@ -977,24 +867,3 @@ class CodeExecutor:
 
 def _failure(kind: str, message: str) -> dict[str, Any]:
     return {"error": {"type": kind, "message": message}}
-
-
-def _shortened(text: str) -> str:
-    if len(text) <= _MAX_VALUE_CHARS:
-        return text
-    half = _MAX_VALUE_CHARS // 2
-    return f"{text[:half]}\n[{len(text) - 2 * half} characters are left out]\n{text[-half:]}"
-
-
-def _image(part: RichPart) -> bytes | None:
-    """The image of a value, as bytes. What the code says of it is not believed."""
-    for kind in ("image/png", "image/jpeg"):
-        with contextlib.suppress(ValueError):
-            data = base64.b64decode(str(part.data.get(kind, "")), validate=True)
-            if image_type(data) is not None:
-                return data
-    return None
-
-
-def _rich(part: PartMessage) -> RichPart:
-    return RichPart(role="value" if part.role == "value" else "display", data=part.data)

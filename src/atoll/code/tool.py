@@ -13,8 +13,9 @@ from typing import Annotated
 import anyio
 from pydantic import Field
 
-from atoll.code.executor import CodeConfig, CodeExecutor, ExecutionResult
+from atoll.code.executor import CodeConfig, CodeExecutor
 from atoll.code.registry import ToolRegistry
+from atoll.code.results import ExecutionResult
 from atoll.contract.errors import AtollError, InvalidRequest
 from atoll.runtime.sandbox import Sandbox
 from atoll.tools.tool import Hints, Input, OnOutput, Result, Tool, ToolResult, ToolSet

@@ -144,9 +144,9 @@ class CheckpointNotFound(CallerError, LookupError):
 class VolumeNotFound(CallerError, LookupError):
     code = "volume_not_found"
 
-    def __init__(self, name: str, known: list[str]) -> None:
+    def __init__(self, name: str, known: list[str], *, hint: str | None = None) -> None:
         have = ", ".join(repr(n) for n in known[:8]) or "there are none"
-        super().__init__(f"no volume is named {name!r} (volumes: {have})", name=name, known=known[:64])
+        super().__init__(f"no volume is named {name!r} (volumes: {have})", hint=hint, name=name, known=known[:64])
 
 
 class VolumeExists(CallerError, FileExistsError):

@@ -17,7 +17,7 @@ from atoll.tools.vocabularies import VOCABULARIES
 
 _PLACE = "You have Linux sandboxes of your own. They are not the user's machine: you do not see its files"
 _PROJECT = (
-    ", but for a copy of the user's project in {path} of the sandbox 'default', without its git history and without "
+    "a copy of the user's project in {path} of the sandbox 'default', without its git history and without "
     "what git ignores. Commands and relative paths begin there. Work on it in place. {fate}"
 )
 _BROUGHT_BACK = (
@@ -47,7 +47,7 @@ def briefing(
     if not kept:
         end = f"They are destroyed when this {until} ends, so show the user what matters."
     sentences = [
-        _place(about.project, brings_back=brings_back, saves=saves),
+        _place(about, brings_back=brings_back, saves=saves),
         end,
         f"Image: {about.image}{f' ({about.os})' if about.os else ''}.",
         f"Commands run as {about.user!r}, in {about.project or about.cwd or HOME} unless you say otherwise.",
@@ -56,7 +56,6 @@ def briefing(
         sentences.append(f"Installed, among others: {', '.join(about.programs)}.")
     if about.mounts:
         shared = ", ".join(f"{each.target}{' (read-only)' if each.is_read_only else ''}" for each in about.mounts)
-        sentences[0] = _MOUNTED
         sentences.append(f"Shared with the user: {shared}.")
     sentences.append(_network(about.network))
     if about.secrets:
@@ -70,12 +69,15 @@ def briefing(
     return " ".join(sentences)
 
 
-def _place(project: str | None, *, brings_back: bool, saves: bool) -> str:
+def _place(about: PoolDescription, *, brings_back: bool, saves: bool) -> str:
     hands_out = "save_file hands a file or a directory to the user."
-    if project is None:
+    if about.project is None:
+        if about.mounts:
+            return f"{_MOUNTED} {hands_out}" if saves else _MOUNTED
         return f"{_PLACE}, and the user does not see yours{f', but {hands_out}' if saves else '.'}"
     fate = _BROUGHT_BACK if brings_back else "The user's own files stay as they are."
-    return _PLACE + _PROJECT.format(path=project, fate=f"{fate} {hands_out}" if saves else fate)
+    copy = _PROJECT.format(path=about.project, fate=f"{fate} {hands_out}" if saves else fate)
+    return f"{_MOUNTED} There is also {copy}" if about.mounts else f"{_PLACE}, but for {copy}"
 
 
 def _network(policy: NetworkPolicy | None) -> str:

@@ -285,7 +285,8 @@ class Tool:
 def explain_invalid(name: str, errors: list[pydantic_core.ErrorDetails], schema: Mapping[str, Any]) -> str:
     """What is wrong with the arguments of a call of the tool `name`, and what its JSON schema `schema` takes."""
     wrong = "; ".join(dict.fromkeys(_complaint(each, schema) for each in errors[:8]))
-    return f"the arguments of {name} are invalid: {wrong}. It takes {_described_fields(schema)}"
+    end = "" if wrong.endswith("?") else "."
+    return f"the arguments of {name} are invalid: {wrong}{end} It takes {_described_fields(schema)}"
 
 
 def _complaint(error: pydantic_core.ErrorDetails, schema: Mapping[str, Any]) -> str:

@@ -111,8 +111,8 @@ def summary() -> str:
     """The vocabularies with their descriptions, and which cannot be combined: for help texts."""
     listed = ", ".join(f"{name} ({entry.description})" for name, entry in VOCABULARIES.items())
     pairs = [pair for pair in itertools.combinations(VOCABULARIES, 2) if _shared(*pair)]
-    apart = [f"{one} and {other} cannot be combined" for one, other in pairs]
-    return ". ".join([listed, *apart])
+    apart = dict.fromkeys(itertools.chain.from_iterable(pairs))
+    return f"{listed}. Only one of {', '.join(apart)} can be offered"
 
 
 def choose(names: Iterable[str]) -> tuple[str, ...]:

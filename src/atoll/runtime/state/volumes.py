@@ -175,7 +175,8 @@ class VolumeStore:
         """
         record = self._read(name) if is_name(name) else None
         if record is None:
-            raise VolumeNotFound(name, self._names())
+            hint = f"atoll volumes create {name}" if is_name(name) else None
+            raise VolumeNotFound(name, self._names(), hint=hint)
         return Path(os.path.realpath(self._layers.path(record.layer))) / _FILES
 
     def references(self) -> tuple[set[str], dict[str, SandboxError]]:

@@ -86,9 +86,12 @@ def program() -> NoReturn:
 
 def finish(work: Coroutine[Any, Any, int], *, as_json: bool, failed: int) -> int:
     """`report`, of a command's work in an event loop."""
-    from atoll.surfaces.cli import terminal
+    try:
+        from atoll.surfaces.cli import terminal
 
-    return report(lambda: terminal.run(lambda: work), as_json=as_json, failed=failed)
+        return report(lambda: terminal.run(lambda: work), as_json=as_json, failed=failed)
+    finally:
+        work.close()  # Ctrl-C may have come before it began.
 
 
 def report(work: Callable[[], int], *, as_json: bool, failed: int) -> int:

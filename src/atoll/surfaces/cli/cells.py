@@ -14,13 +14,15 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import anyio
 
 from atoll.code.audit import CodeAudit
-from atoll.code.executor import CodeConfig, CodeExecutor, ExecutionResult, RichPart
+from atoll.code.executor import CodeConfig, CodeExecutor
+from atoll.code.languages import LanguageName
 from atoll.code.registry import ToolRegistry
+from atoll.code.results import ExecutionResult, OutboxFile, RichPart
 from atoll.contract.errors import InvalidRequest
 from atoll.surfaces.cli import FAILED, TIMED_OUT, render, terminal
 from atoll.surfaces.cli.streaming import CAPTURE_BYTES
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
     from atoll.runtime.sandbox import Sandbox
 
 MAX_CODE_BYTES = 8 * 1024 * 1024
+_LANGUAGES: Mapping[str, LanguageName] = {".js": "javascript", ".mjs": "javascript", ".sh": "bash"}
+"""By the suffix of a file. Others are Python."""
 _SUFFIXES = {"image/png": "png", "image/jpeg": "jpg", "image/gif": "gif", "image/webp": "webp"}
 
 
@@ -39,6 +43,7 @@ class CodeOptions(NamedTuple):
     """A file of code as the command line describes it."""
 
     code: str
+    language: LanguageName = "python"
     env: Mapping[str, str] = MappingProxyType({})
     user: str | None = None
     cwd: str | None = None
@@ -70,9 +75,24 @@ def read_code(file: str) -> str:
         raise InvalidRequest(f"the code in {file} is not UTF-8: {error.reason} at byte {error.start}") from None
 
 
-def executor_for(engine: Engine, env: Mapping[str, str] | None = None) -> CodeExecutor:
+def language_of(name: str | None, file: str = "-") -> LanguageName:
+    """The language of this name or, without one, that of a file with this name.
+
+    Raises:
+        InvalidRequest: there is no such language.
+    """
+    known: tuple[LanguageName, ...] = get_args(LanguageName)
+    if name is None:
+        return _LANGUAGES.get(Path(file).suffix, "python")
+    for each in known:
+        if each == name:
+            return each
+    raise InvalidRequest(f"--language is {name}; there are {', '.join(known)}")
+
+
+def executor_for(engine: Engine, language: LanguageName, env: Mapping[str, str] | None = None) -> CodeExecutor:
     """An executor for code that a person runs: no tools, no time limit, and a trace."""
-    config = CodeConfig(timeout_s=None, output_limit_bytes=CAPTURE_BYTES, env=env or {})
+    config = CodeConfig(language=language, timeout_s=None, output_limit_bytes=CAPTURE_BYTES, env=env or {})
     return CodeExecutor(ToolRegistry(), config, engine=engine, audit=CodeAudit(engine.state_dir))
 
 
@@ -84,7 +104,7 @@ async def run(engine: Engine, sandbox: Sandbox, options: CodeOptions) -> int:
         OutputClosed: our output is no longer read.
     """
     output = None if options.as_json else CellOutput()
-    async with executor_for(engine, options.env) as executor:
+    async with executor_for(engine, options.language, options.env) as executor:
         session = await executor.open_session(sandbox, user=options.user, cwd=options.cwd)
         with anyio.CancelScope() as scope:
             if output is not None:
@@ -204,16 +224,24 @@ class CellResult:
         saved: list[Path] = []
         for each in self._result.files if self._out is not None else ():
             assert self._out is not None  # noqa: S101 - for the type checker
-            parts, path = each.path.split("/"), self._out / each.path
-            if each.data is None or any(not part or part.startswith(".") for part in parts):
-                render.note(f"outbox/{each.path} is not saved: it is too large, or its name begins with a dot")
-                continue
-            try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                with path.open("xb") as file:
-                    file.write(each.data)
-            except FileExistsError:
-                render.note(f"outbox/{each.path} is not saved: {path} exists")
-            else:
-                saved.append(path)
+            path, why = self._out / each.path, _refusal(each)
+            if why is None:
+                try:
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    with path.open("xb") as file:
+                        file.write(each.data or b"")
+                    saved.append(path)
+                except OSError as error:
+                    why = f"{path}: {error.strerror}"
+            if why is not None:
+                render.note(f"outbox/{each.path} is not saved: {why}")
         return saved
+
+
+def _refusal(file: OutboxFile) -> str | None:
+    """Why a file of the outbox is not saved. None: it may be."""
+    if file.data is None:
+        return f"{render.human_bytes(file.size_bytes)} are too much; `atoll cp` copies it"
+    if not file.path.isprintable() or any(not part or part.startswith(".") for part in file.path.split("/")):
+        return "its name begins with a dot, or has characters that cannot be printed"
+    return None

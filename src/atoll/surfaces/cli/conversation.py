@@ -27,7 +27,7 @@ from atoll.agents.history import History
 from atoll.agents.loop import Agent, Answer, Budget
 from atoll.code.approvals import ApprovalRequest, AskingApprover
 from atoll.code.audit import CodeAudit
-from atoll.code.executor import CallRecord, ExecutionResult
+from atoll.code.results import CallRecord, ExecutionResult
 from atoll.code.vocabulary import code_tools
 from atoll.contract.errors import AtollError, BudgetExceeded, InvalidRequest
 from atoll.runtime.sandbox_pool import SandboxPool
@@ -199,11 +199,11 @@ def _history(file: Path | None) -> History:
 
 
 async def converse(
-    opening: AbstractAsyncContextManager[Engine], sandbox: SandboxOptions, plan: ConversationPlan
+    opening: Callable[[], AbstractAsyncContextManager[Engine]], sandbox: SandboxOptions, plan: ConversationPlan
 ) -> int:
     """Hold the conversation. A session without a name ends with it, however that ends; one with a name sleeps."""
     arguments = engine_arguments(sandbox)
-    async with opening as engine:
+    async with opening() as engine:
         with render.ProgressBars() as bars:  # A missing image is an error now, not one that the model meets later.
             await engine.images.resolve(sandbox.image or engine.default_image, progress=bars)
         kept = plan.session is not None
@@ -235,6 +235,7 @@ async def _reviewed(conversation: _AgentConversation, review: ProjectReview) -> 
     try:
         await review.finish()
     except anyio.get_cancelled_exc_class():
+        render.end_line()
         await review.rescue()
         raise
     return status

@@ -44,8 +44,17 @@ CodeOption = Annotated[
     Option(
         "--code",
         metavar="FILE",
-        help="Run the Python in this file instead of COMMAND; - reads standard input. Top-level await works, the value "
+        help="Run the code in this file instead of COMMAND; - reads standard input. Top-level await works, the value "
         "of the last line and a traceback are shown, and the exit status is 0, 1, or that of exit(n).",
+    ),
+]
+LanguageOption = Annotated[
+    str | None,
+    Option(
+        "--language",
+        metavar="NAME",
+        help="The language of the code: python, javascript or bash; the image needs python3, node or bash."
+        "  [default: by the suffix of a file, else python]",
     ),
 ]
 OutOption = Annotated[

@@ -12,7 +12,9 @@ from __future__ import annotations
 import ast
 import codeop
 import contextlib
+import re
 import readline
+import secrets
 import signal
 import tempfile
 import warnings
@@ -25,21 +27,29 @@ from typing import TYPE_CHECKING
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from atoll.code.executor import CodeExecutor, ExecutionResult
+from atoll.code.executor import CodeExecutor
+from atoll.code.results import ExecutionResult
 from atoll.surfaces.cli import render
 from atoll.surfaces.cli.cells import CellOutput, CellResult, executor_for
 
 if TYPE_CHECKING:
+    from atoll.code.languages import LanguageName
     from atoll.runtime.engine import Engine
     from atoll.runtime.sandbox import Sandbox
 
-HISTORY = "python-history"
-"""Its file in the state directory."""
+HISTORY = "{}-history"
+"""Its file in the state directory, for a language."""
 _MAX_HISTORY = 2000
 _DELIMITERS = " \t\n`~!@#$%^&*()-=+[{]}\\|;:'\",<>/?"
 """What ends a word that is completed. A dot does not."""
+_NAMES = {"python": "Python", "javascript": "Node", "bash": "bash"}
 _LEAVING = frozenset({"exit", "exit()", "quit", "quit()"})
 _PROMPT, _MORE = ">>> ", "... "
+_BLOCKS = {
+    "javascript": (re.compile(r"[([{]"), re.compile(r"[)\]}]")),
+    "bash": (re.compile(r"\b(?:if|for|while|until|case|select)\b|\{(?=\s|$)"), re.compile(r"\b(?:fi|done|esac)\b|\}")),
+}
+"""What begins and ends a block that may go on in the next line, in languages that are not parsed here."""
 
 FindSandbox = Callable[["Engine"], AbstractAsyncContextManager["Sandbox"]]
 
@@ -52,14 +62,14 @@ class _Ended(BaseException):
         self.status = 128 + number
 
 
-def hold(opening: AbstractAsyncContextManager[Engine], find: FindSandbox, *, kept: bool) -> int:
+def hold(opening: AbstractAsyncContextManager[Engine], find: FindSandbox, language: LanguageName, *, kept: bool) -> int:
     """Read cells from the terminal and run them, until Ctrl-D. Returns the exit status.
 
     `find` gives the sandbox. `kept` leaves the session running there, for the next prompt.
     """
     with _signals(), start_blocking_portal() as portal:
         try:
-            with portal.wrap_async_context_manager(_opened(opening, find, kept=kept)) as session:
+            with portal.wrap_async_context_manager(_opened(opening, find, language, kept=kept)) as session:
                 return _Prompt(portal, session).hold()
         except _Ended as ended:
             return ended.status
@@ -88,13 +98,14 @@ class _ReplSession:
         self._id = id
         self._output = CellOutput()
         self.sandbox = sandbox.name
-        self.history = state_dir / HISTORY
+        self.language = executor.config.language
+        self.history = state_dir / HISTORY.format(self.language)
         self.is_kept = kept
 
     @property
     def greeting(self) -> str:
         info = self._executor.get_session(self._id)
-        language = "" if info is None else f"{info.language.capitalize()} {info.version}"
+        language = "" if info is None else f"{_NAMES[self.language]} {info.version}"
         earlier = info is not None and info.executions
         if not self.is_kept:
             fate = "which is destroyed at the end"
@@ -115,9 +126,9 @@ class _ReplSession:
 
 @asynccontextmanager
 async def _opened(
-    opening: AbstractAsyncContextManager[Engine], find: FindSandbox, *, kept: bool
+    opening: AbstractAsyncContextManager[Engine], find: FindSandbox, language: LanguageName, *, kept: bool
 ) -> AsyncIterator[_ReplSession]:
-    async with opening as engine, find(engine) as sandbox, executor_for(engine) as executor:
+    async with opening as engine, find(engine) as sandbox, executor_for(engine, language) as executor:
         id = await executor.open_session(sandbox, leave_running=kept)
         yield _ReplSession(executor, id, sandbox, engine.state_dir, kept=kept)
 
@@ -130,7 +141,7 @@ class _Prompt:
         self._session = session
         self._lines: list[str] = []
         self._found: list[str] = []
-        self._images = Path(tempfile.gettempdir()) / f"atoll-{session.sandbox}"
+        self._images = Path(tempfile.gettempdir()) / f"atoll-images-{secrets.token_hex(8)}"
 
     def hold(self) -> int:
         render.note(self._session.greeting)
@@ -155,7 +166,7 @@ class _Prompt:
             except EOFError:
                 render.say("")
                 return None
-            if is_complete(self._lines):
+            if is_complete(self._lines, self._session.language):
                 return "\n".join(self._lines)
 
     def _run(self, code: str) -> None:
@@ -208,15 +219,19 @@ class _Prompt:
         return self._found[number] if number < len(self._found) else None
 
 
-def is_complete(lines: list[str]) -> bool:
+def is_complete(lines: list[str], language: LanguageName = "python") -> bool:
     """Whether these lines are a cell. Those that are wrong are: the kernel says what is wrong with them.
 
     A block ends with an empty line, as everywhere in Python. Lines that were pasted at once are complete when they can
-    be compiled.
+    be compiled. What is no Python is not parsed: an empty line ends what seems to go on.
     """
+    source, is_one_line = "\n".join(lines), len(lines) == 1 and "\n" not in lines[0]
+    if language != "python":
+        begins, ends = _BLOCKS[language]
+        is_open = len(begins.findall(source)) > len(ends.findall(source)) or source.endswith("\\")
+        return not is_open or not lines[-1].strip()
     compiler = codeop.CommandCompiler()
     compiler.compiler.flags |= ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
-    source, is_one_line = "\n".join(lines), len(lines) == 1 and "\n" not in lines[0]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

@@ -253,10 +253,14 @@ def network_policy(allow: Sequence[str]) -> NetworkPolicy | None:
     """
     if not allow:
         return None
-    from atoll.contract.network import NetworkPolicy, parse_rule
+    import difflib
+
+    from atoll.contract.network import REGISTRIES, NetworkPolicy, parse_rule
 
     for rule in allow:
         parse_rule(rule)
+        if rule != REGISTRIES and difflib.get_close_matches(rule, [REGISTRIES], cutoff=0.75):
+            render.note(f"warning: the rule {rule} is for a host of that name; package indexes are {REGISTRIES}")
     return NetworkPolicy(allow=allow)
 
 

@@ -35,7 +35,7 @@ from atoll.agents.loop import (
     ToolResultEvent,
     UsageEvent,
 )
-from atoll.code.executor import CallRecord
+from atoll.code.results import CallRecord
 from atoll.surfaces.cli import render, terminal
 from atoll.tools.tasks import TaskEvent
 from atoll.tools.tool import ToolResult, ToolSet

@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol
 from anyio.abc import ObjectSendStream
 from pydantic_ai.messages import ModelResponse
 
-from atoll.code.executor import ExecutionResult
+from atoll.code.results import ExecutionResult
 from atoll.tools.tool import readable
 
 StopReason = Literal["end_turn", "max_tokens", "tool_use", "pause_turn", "refusal"]

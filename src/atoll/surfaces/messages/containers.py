@@ -26,8 +26,9 @@ from typing import Any
 import anyio
 import pydantic_core
 
-from atoll.code.executor import CodeConfig, CodeExecutor, ExecutionResult
+from atoll.code.executor import CodeConfig, CodeExecutor
 from atoll.code.registry import ToolRegistry, identifiers
+from atoll.code.results import ExecutionResult
 from atoll.contract.errors import InvalidRequest, SandboxError, ToolCallError
 from atoll.runtime.engine import Engine
 from atoll.surfaces.messages.wire import ApiError, ClientTool

@@ -172,12 +172,13 @@ class MessagesEndpoint:
 
     async def _answer(self, request: MessagesRequest, owner: bytes, receive: Receive, answer: _HttpAnswer) -> None:
         """Run a turn. It is cancelled when its client is gone; code that waits or runs stays in its container."""
-        failed: ApiError | None = None
+        failed: ApiError | None = ApiError(503, "the server is stopping, or the client is gone")
         async with anyio.create_task_group() as tasks:
             self._turns.add(tasks.cancel_scope)
             tasks.start_soon(_watch, receive, tasks.cancel_scope)
             try:
                 await (self._stream if request.body.stream else self._whole)(request, owner, answer)
+                failed = None
             except Exception as error:  # noqa: BLE001 - the one place where errors become answers
                 failed = _translated(error)
             finally:

@@ -154,4 +154,4 @@ def agent(  # noqa: PLR0913, PLR0917 - each is an option
         patch=patch,
     )
     plan = conversation.plan(options, stdin_is_taken=sandbox.reads_stdin)
-    return conversation.converse(context.open_engine(), sandbox, plan)
+    return conversation.converse(context.open_engine, sandbox, plan)

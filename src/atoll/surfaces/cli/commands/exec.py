@@ -20,6 +20,7 @@ from atoll.surfaces.cli.options import (
     CwdOption,
     EnvFileOption,
     EnvOption,
+    LanguageOption,
     NameArgument,
     OutOption,
     ShellLineOption,
@@ -70,6 +71,7 @@ def run(
         str | None, Option("--name", metavar="NAME", help="The sandbox's name.  [default: generated]")
     ] = None,
     code: CodeOption = None,
+    language: LanguageOption = None,
     out: OutOption = None,
 ) -> Work:
     """Run a command in a new sandbox.
@@ -86,8 +88,8 @@ def run(
     atoll run --code analysis.py --out figures
     """
     sandbox = context.sandbox_options()
-    if _is_code(code, out, command, line, others=tty or stdin):
-        given = _code(code, out, timeout_s=timeout, cwd=cwd, as_json=context.as_json)
+    if _is_code(code, out or language, command, line, others=tty or stdin):
+        given = _code(code, language, out, timeout_s=timeout, cwd=cwd, as_json=context.as_json)
         return _run(context, sandbox, given, name=name, keep=keep)
     words = _command(command, line)
     from atoll.surfaces.cli.streaming import ExecOptions
@@ -119,7 +121,7 @@ async def _run(
 
 
 @commands.command(cls=_ExecCommand)
-def exec(
+def exec(  # noqa: PLR0913, PLR0917 - each is an option of the command
     context: CommandContext,
     name: NameArgument,
     command: CommandArgument = None,
@@ -133,6 +135,7 @@ def exec(
     stdin: StdinOption = None,
     detach: Annotated[bool, Option("--detach", "-d", help="Leave the command running and print its number.")] = False,
     code: CodeOption = None,
+    language: LanguageOption = None,
     out: OutOption = None,
 ) -> Work | int:
     """Run a command in a sandbox.
@@ -149,8 +152,10 @@ def exec(
     atoll exec box --code analysis.py
     """
     variables = values.environment(env or [], env_file or [])
-    if _is_code(code, out, command, line, others=tty or stdin or detach):
-        given = _code(code, out, env=variables, user=user, cwd=cwd, timeout_s=timeout, as_json=context.as_json)
+    if _is_code(code, out or language, command, line, others=tty or stdin or detach):
+        given = _code(
+            code, language, out, env=variables, user=user, cwd=cwd, timeout_s=timeout, as_json=context.as_json
+        )
         return _exec(context, name, given)
     words = _command(command, line)
     if detach and timeout is not None:
@@ -209,15 +214,17 @@ async def _detach(context: CommandContext, name: str, options: ExecOptions) -> i
     return context.answer({"sandbox": name, "id": process.id, "pid": process.pid}, str(process.id))
 
 
-def _is_code(code: str | None, out: str | None, words: list[str] | None, line: str | None, *, others: object) -> bool:
+def _is_code(
+    code: str | None, only_code: str | None, words: list[str] | None, line: str | None, *, others: object
+) -> bool:
     """Whether a file of code is to be run instead of a command.
 
     Raises:
         InvalidRequest: both are given, or an option that is for the other.
     """
     if code is None:
-        if out is not None:
-            raise InvalidRequest("--out is where --code FILE saves images and files; give both")
+        if only_code is not None:
+            raise InvalidRequest("--out and --language are for --code FILE; give that too")
         return False
     if words or line is not None:
         raise InvalidRequest("both code (--code) and a command were given; give one of them")
@@ -226,12 +233,13 @@ def _is_code(code: str | None, out: str | None, words: list[str] | None, line: s
     return True
 
 
-def _code(file: str | None, out: str | None, **options: Any) -> CodeOptions:
+def _code(file: str | None, language: str | None, out: str | None, **options: Any) -> CodeOptions:
     from pathlib import Path
 
-    from atoll.surfaces.cli.cells import CodeOptions, read_code
+    from atoll.surfaces.cli.cells import CodeOptions, language_of, read_code
 
-    return CodeOptions(code=read_code(file or "-"), out=None if out is None else Path(out), **options)
+    file, spoken = file or "-", language_of(language, file or "-")
+    return CodeOptions(read_code(file), spoken, out=None if out is None else Path(out), **options)
 
 
 def _passes_stdin(asked: bool | None, tty: bool) -> bool:

@@ -118,7 +118,19 @@ class _Copies:
             )
 
     async def copy(self, origin: values.Place) -> int:
-        """Copy one file or directory, and return how many bytes of files that were."""
+        """Copy one file or directory, and return how many bytes of files that were.
+
+        Raises:
+            PathNotFound: it does not exist; the message says on which side.
+        """
+        try:
+            return await self._copy(origin)
+        except PathNotFound as error:
+            if origin.sandbox is None or error.path != origin.path:
+                raise
+            raise PathNotFound(f"{origin}: no such file or directory", number=errno.ENOENT, path=error.path) from error
+
+    async def _copy(self, origin: values.Place) -> int:
         end, user = self._end, self._user
         if end.sandbox is None:
             files = await self._files(str(origin.sandbox))

@@ -135,7 +135,9 @@ def mcp(
         from atoll.tools.saving import SaveDirectory
 
         if "workspace" not in chosen:
-            raise InvalidRequest("--save-dir is for the tool save_file, which only the vocabulary workspace has")
+            raise InvalidRequest(
+                "--save-dir is for the tool save_file, which only the vocabulary workspace has; add it to --tools"
+            )
         SaveDirectory(save_dir)  # the error of a wrong one, now
     return _mcp(
         context,

@@ -14,10 +14,11 @@ from atoll.contract.errors import InvalidRequest, SandboxNotFound
 from atoll.surfaces.cli import FAILED, render, report
 from atoll.surfaces.cli.command import AtollCommand, CommandContext, CommandModule, Work
 from atoll.surfaces.cli.grammar import Argument
-from atoll.surfaces.cli.options import SANDBOX
+from atoll.surfaces.cli.options import SANDBOX, LanguageOption
 from atoll.surfaces.cli.sandbox_options import SandboxOptions, create_sandbox
 
 if TYPE_CHECKING:
+    from atoll.code.languages import LanguageName
     from atoll.runtime.engine import Engine
     from atoll.runtime.sandbox import Sandbox
 
@@ -40,8 +41,9 @@ def python(
             completes="sandbox",
         ),
     ] = None,
+    language: LanguageOption = None,
 ) -> Work | int:
-    """Type Python that runs in a sandbox.
+    """Type Python, or another language, that runs in a sandbox.
 
     Top-level await works. Tab completes, the arrows go through the history. Ctrl-C interrupts what runs, Ctrl-D leaves.
     Images that are shown are saved, and their paths printed. In the sandbox NAME, variables are there the next time.
@@ -51,14 +53,16 @@ def python(
     atoll python
     atoll python box --image python:3.12
     atoll python < script.py
+    atoll python --language javascript
     """
     options = context.sandbox_options()
+    from atoll.surfaces.cli import cells, terminal
+
+    spoken = cells.language_of(language)
     if options.reads_stdin:
         raise InvalidRequest("the value of a secret cannot be read from standard input, which has the code")
-    from atoll.surfaces.cli import terminal
-
     if not os.isatty(terminal.STDIN):
-        return _once(context, name, options)
+        return _once(context, name, options, spoken)
     from atoll.surfaces.cli import repl
 
     @asynccontextmanager
@@ -66,13 +70,15 @@ def python(
         async with _sandbox(engine, context, name, options) as sandbox:
             yield sandbox
 
-    return report(lambda: repl.hold(context.open_engine(), find, kept=name is not None), as_json=False, failed=FAILED)
+    return report(
+        lambda: repl.hold(context.open_engine(), find, spoken, kept=name is not None), as_json=False, failed=FAILED
+    )
 
 
-async def _once(context: CommandContext, name: str | None, options: SandboxOptions) -> int:
+async def _once(context: CommandContext, name: str | None, options: SandboxOptions, language: LanguageName) -> int:
     from atoll.surfaces.cli import cells
 
-    code = cells.CodeOptions(code=cells.read_code("-"))
+    code = cells.CodeOptions(language=language, code=cells.read_code("-"))
     async with context.open_engine() as engine, _sandbox(engine, context, name, options) as sandbox:
         return await cells.run(engine, sandbox, code)
 
