@@ -27,14 +27,14 @@ SEND = (
 
 
 class Desk:
-    """An executor whose tools note that they ran, with requests and records in a directory."""
+    """An executor whose tools note that they ran, with records of it in a directory."""
 
     def __init__(self, engine: Engine, directory: Path) -> None:
         self.ran: list[Any] = []
         registry = ToolRegistry()
         registry.register(self._note, name="note")
         registry.register(self._note, name="pay", needs_approval=True)
-        self.approvals = StoredApprovals(directory)
+        self.approvals = StoredApprovals(engine.state_dir)
         self.audit = CodeAudit(directory)
         config = CodeConfig(ephemeral=True, max_calls=50)
         self.executor = CodeExecutor(registry, config, engine=engine, approver=self.approvals, audit=self.audit)
@@ -109,14 +109,16 @@ async def test_an_approver_that_fails_is_an_answer(engine: Engine, tmp_path: Pat
 
 
 async def test_an_approval_of_one_is_none_of_true(desk: Desk) -> None:
-    request = ApprovalRequest("code-1", "code-1", 1, "", 1, 1, "pay", {"value": 1})
+    id = await desk.executor.open_session()
+    request = ApprovalRequest(id, id, 1, "", 1, 1, "pay", {"value": 1})
     with anyio.move_on_after(0.2):
         await desk.approvals.decide(request)
     await desk.approvals.allow(await desk.one_request())
-    other = ApprovalRequest("code-1", "code-1", 1, "", 1, 1, "pay", {"value": True})
+    other = ApprovalRequest(id, id, 1, "", 1, 1, "pay", {"value": True})
     with anyio.move_on_after(0.3) as waiting:
         await desk.approvals.decide(other)
     assert waiting.cancelled_caught
+    await desk.approvals.withdraw(other)
     assert (await desk.approvals.decide(request)).allowed
 
 
