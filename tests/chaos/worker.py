@@ -334,7 +334,7 @@ class Worker:
         return {"id": made.id}
 
     async def _do_restore(self, number: int, box: str, checkpoint: str) -> None:
-        await self._engine.restore(box, checkpoint)
+        await self._engine.restore(box, checkpoint, foreign=True)
         self._boxes[box].state = "alive"
 
     async def _do_fork(self, number: int, box: str, names: list[str], checkpoint: str | None = None) -> None:

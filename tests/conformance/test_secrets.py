@@ -170,7 +170,7 @@ async def test_a_checkpoint_of_another_brings_its_files_and_not_its_secrets(engi
     other = await engine.create("other", secret_env={"TOKEN": "theirs"})
     await other.files.write_text("f", "from the other ")
     checkpoint = await other.checkpoint()
-    await own.restore(checkpoint.id)
+    await own.restore(checkpoint.id, foreign=True)
     async with atoll.open(engine.state_dir) as elsewhere:
         for sandbox in (own, await elsewhere.get("own")):
             assert (await sandbox.exec("cat f; echo $TOKEN")).stdout == "from the other mine\n"

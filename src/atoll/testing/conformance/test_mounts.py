@@ -171,10 +171,10 @@ async def test_a_sandbox_restored_to_the_checkpoint_of_another_keeps_its_own_mou
     async with await engine.create(mounts=mounts) as one, await engine.create() as other:
         await other.exec("echo other > file")
         checkpoint = await other.checkpoint()
-        await one.restore(checkpoint.id)
+        await one.restore(checkpoint.id, foreign=True)
         assert (await one.exec("cat file; ls -d /work")).stdout == "other\n/work\n"
         assert [mount.target for mount in one.info.mounts] == ["/work"]
-        await other.restore((await one.checkpoint()).id)
+        await other.restore((await one.checkpoint()).id, foreign=True)
         assert not (await other.exec("mountpoint /work || test -e /work/.")).stdout.startswith("/work is a mountpoint")
         for each in await engine.checkpoints():
             await engine.delete_checkpoint(each.id)

@@ -43,7 +43,7 @@ async def test_two_runtimes_in_one_process_are_two_clients(
         same = await second.get(sandbox.name)
         assert same is not sandbox
         theirs = await same.attach(ours.id)
-        with pytest.raises(atoll.InvalidRequest, match="another client writes to the stdin"):
+        with pytest.raises(atoll.InvalidRequest, match="another client has the stdin"):
             await same.attach(ours.id, stdin=True)
         assert ours.stdin is not None
         await ours.stdin.send(b"go\n")
