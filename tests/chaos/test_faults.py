@@ -104,6 +104,9 @@ async def test_on_a_full_disk_nothing_is_lost_and_all_goes_on_when_there_is_room
         await running.files.write_text("f", "running after")
         pid = (await running.spawn(["sleep", "31530001"])).pid
         await asleep.sleep()
+        unused = disk / "images" / "unpacked" / ("0" * 64)
+        unused.mkdir()
+        os.utime(unused, (0, 0))
         ballast = fill(disk)
 
         await refused(lambda: engine.create("new"))
@@ -137,6 +140,7 @@ async def test_on_a_full_disk_nothing_is_lost_and_all_goes_on_when_there_is_room
         await running.sleep()
         assert await running.files.read_text("f") == "running before"
         await engine.gc()
+        assert not unused.exists()
         await is_clean(ledger, disk)
         await end(engine)
     await is_clean(ledger, disk)

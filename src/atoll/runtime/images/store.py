@@ -264,7 +264,8 @@ class ImageStore:
         """Garbage collection: remove the work of processes that died, and images that no reference means any more.
 
         An image that was resolved within the last hour stays, as a sandbox may be about to use it. If a record cannot
-        be read that may refer to an image, all images stay. Returns what was removed: digests, and `tmp/…` of work.
+        be read that may refer to an image, all images stay; so does one that cannot be moved aside because the disk is
+        full. Returns what was removed: digests, and `tmp/…` of work.
         """
         freed = await to_thread.run_sync(self._remove_abandoned_scratch)
         if not (self._root / "unpacked").is_dir():
@@ -281,12 +282,22 @@ class ImageStore:
             digest = f"sha256:{name}"
             if digest in wanted or not self._is_idle(digest):
                 continue
-            async with self._lock(digest), self._scratch() as scratch:
-                still_wanted = any(record.image.digest == digest for record in self._records())
-                if not still_wanted and self._is_idle(digest):
-                    self._withdraw(digest, scratch)
+            try:
+                if await self._remove_unwanted(digest):
                     freed.append(digest)
+            except OSError as error:
+                if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
+                    raise
+                _log.warning("the image %s is not removed: no space is left to move it aside", digest)
         return freed
+
+    async def _remove_unwanted(self, digest: str) -> bool:
+        async with self._lock(digest), self._scratch() as scratch:
+            still_wanted = any(record.image.digest == digest for record in self._records())
+            if still_wanted or not self._is_idle(digest):
+                return False
+            self._withdraw(digest, scratch)
+            return True
 
     # --- the host image ---------------------------------------------------------------------------------------
 
