@@ -1,0 +1,1 @@
+"""`atoll.connect`: the engine of another machine, through its server."""
