@@ -100,13 +100,13 @@ class HttpGuard:
 
     def refusal(self, request: Request) -> HttpRefusal | None:
         """Why this request is refused. None: it is accepted."""
-        host, port = _split_host(request.headers.get("host", ""))
+        host, port = split_host(request.headers.get("host", ""))
         if host is None or (self._hosts is not None and host not in self._hosts):
             allowed = ", ".join(sorted(self._hosts or ())) or "any host name"
             return HttpRefusal(421, f"the Host header is missing or not accepted; allowed: {allowed}")
         origin = request.headers.get("origin")
         schemes = {request.url.scheme, "https"} if self._tokens else {request.url.scheme}
-        if origin is not None and origin.lower() not in {_origin(scheme, host, port) for scheme in schemes}:
+        if origin is not None and origin.lower() not in {origin_of(scheme, host, port) for scheme in schemes}:
             return HttpRefusal(403, "requests from web pages of other sites are refused")
         if self._tokens:
             given = self.credential(request).encode("latin-1")
@@ -125,7 +125,7 @@ class HttpGuard:
         return "" if self._key_header is None else request.headers.get(self._key_header, "").strip()
 
 
-def _split_host(header: str) -> tuple[str | None, int | None]:
+def split_host(header: str) -> tuple[str | None, int | None]:
     """The name and the port of a Host header. The name is None if it has anything else, such as a user."""
     if not re.search(r"[@/?#\\\s]", header):
         with suppress(ValueError):
@@ -134,7 +134,7 @@ def _split_host(header: str) -> tuple[str | None, int | None]:
     return None, None
 
 
-def _origin(scheme: str, host: str, port: int | None) -> str:
+def origin_of(scheme: str, host: str, port: int | None) -> str:
     """An origin as browsers write it, which leave out the port that the scheme implies."""
     shown = f"[{host}]" if ":" in host else host
     return f"{scheme}://{shown}" if port in (None, _DEFAULT_PORTS.get(scheme)) else f"{scheme}://{shown}:{port}"
