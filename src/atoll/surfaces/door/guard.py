@@ -22,12 +22,18 @@ from starlette.requests import Request
 from atoll.contract.errors import (
     AtollError,
     CallerError,
+    DatabaseUnavailable,
     DiskFull,
     FileError,
+    IdempotencyMismatch,
     ImageUnavailable,
     InvalidRequest,
     ModelUnavailable,
+    OutcomeUnknown,
+    QuotaExceeded,
+    RateLimited,
     RuntimeUnavailable,
+    Unauthenticated,
 )
 from atoll.settings import SHORTEST_TOKEN
 
@@ -35,7 +41,12 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _TOKEN = re.compile(rf"[^\s\x00-\x1f\x7f]{{{SHORTEST_TOKEN},}}")
 _STATUSES: tuple[tuple[tuple[type[Exception], ...], int], ...] = (
-    ((ImageUnavailable, ModelUnavailable, RuntimeUnavailable), 503),
+    ((DatabaseUnavailable, ImageUnavailable, ModelUnavailable, RuntimeUnavailable), 503),
+    ((Unauthenticated,), 401),
+    ((QuotaExceeded,), 403),
+    ((RateLimited,), 429),
+    ((IdempotencyMismatch,), 422),
+    ((OutcomeUnknown,), 409),
     ((DiskFull,), 507),
     ((LookupError, FileNotFoundError), 404),
     ((FileExistsError,), 409),
