@@ -1,7 +1,7 @@
 """The door of `atoll serve` above HTTP's parser: what every request passes before any route is chosen.
 
-Owns request ids, accepted host names and origins, the limit of bodies, the addresses that a reverse proxy names, and the
-end of event streams when the server stops. Not here: what is below (`connection.py`), and API keys, which are the
+Owns request ids, accepted host names and origins, the limit of bodies, the addresses that a reverse proxy names, and
+the end of event streams when the server stops. Not here: what is below (`connection.py`), and API keys, which are the
 routes' (`surfaces/rest/caller.py`): a web page that points a name of its own here has none. Used by `serve/app.py`.
 """
 

@@ -7,6 +7,7 @@ routes: the door gives their connections to `previews.py`. Used by `process.py`.
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -41,6 +42,7 @@ class ServerApp:
     def __init__(self, server: Server, settings: ServerSettings, door: Door) -> None:
         self.server = server
         self.is_stopping = False
+        self._stopping: asyncio.Task[None] | None = None
         self._metrics = ServerMetrics(server, door)
         self.routes = self._make()
         self.asgi = HttpDoor(
@@ -103,10 +105,10 @@ class ServerApp:
         page = docs_page.render(request.app.openapi())
         return HTMLResponse(page, headers=docs_page.HEADERS)
 
-    async def stop(self) -> None:
+    def begin_stop(self) -> None:
         """Requests that are under way go on; streams end with a reason."""
         self.is_stopping = True
-        await self.asgi.stop()
+        self._stopping = asyncio.get_running_loop().create_task(self.asgi.stop())
 
 
 def accepted_names(settings: ServerSettings) -> AcceptedNames:

@@ -1,6 +1,7 @@
 """/docs: the API as a page of our own, made from the OpenAPI document.
 
-Owns how it looks. It loads nothing and runs no script, so its policy forbids both; all text is escaped. Used by `app.py`.
+Owns how it looks. It loads nothing and runs no script, so its policy forbids both; all text is escaped. Used by
+`app.py`.
 """
 
 from __future__ import annotations
@@ -79,8 +80,8 @@ def _operation(method: str, path: str, operation: dict[str, Any]) -> str:
     for kind, content in operation.get("requestBody", {}).get("content", {}).items():
         parts.append(f"<p>Body: <code>{escape(kind)}</code> {_type(content.get('schema', {}))}</p>")
     rows = "".join(
-        f"<tr><td><code>{escape(str(status))}</code></td><td>{escape(response.get('description', ''))} {_bodies(response)}"
-        "</td></tr>"
+        f"<tr><td><code>{escape(str(status))}</code></td>"
+        f"<td>{escape(response.get('description', ''))} {_bodies(response)}</td></tr>"
         for status, response in operation.get("responses", {}).items()
     )
     parts.append(f"<table><tr><th>Status</th><th></th></tr>{rows}</table>")

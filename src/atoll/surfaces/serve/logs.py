@@ -39,7 +39,9 @@ def configure(kind: str, level: str, stream: TextIO | None = None) -> None:
     last: Processor = (
         structlog.processors.JSONRenderer()
         if kind == "json"
-        else structlog.dev.ConsoleRenderer(colors=False, pad_event_to=0, exception_formatter=structlog.dev.plain_traceback)
+        else structlog.dev.ConsoleRenderer(
+            colors=False, pad_event_to=0, exception_formatter=structlog.dev.plain_traceback
+        )
     )
     formatter = structlog.stdlib.ProcessorFormatter(
         foreign_pre_chain=shared,

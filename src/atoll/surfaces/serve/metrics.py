@@ -38,9 +38,7 @@ class ServerMetrics:
             "atoll_request_seconds", "Until the end of an answer", ["route"], buckets=_BUCKETS, registry=self._registry
         )
         self._execs = Counter("atoll_execs", "Commands that were started", ["tenant"], registry=self._registry)
-        self._sandboxes = Gauge(
-            "atoll_sandboxes", "Sandboxes", ["tenant", "status"], registry=self._registry
-        )
+        self._sandboxes = Gauge("atoll_sandboxes", "Sandboxes", ["tenant", "status"], registry=self._registry)
         self._registry.register(_DoorMetrics(door))
 
     def count(self, done: DoneRequest) -> None:

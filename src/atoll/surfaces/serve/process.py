@@ -1,8 +1,8 @@
 """The life of a server's process: one per state directory, its start, its signals and its end.
 
-Owns the lock that makes it one, the order of starting (settings, lock, data, listening) and of ending (streams, requests,
-data), and that sandboxes with a network policy are served from the start. It may be killed at any time: what it
-acknowledged is on disk. Not here: the app (`app.py`), certificates (`tls.py`). Used by `atoll serve`.
+Owns the lock that makes it one, the order of starting (settings, lock, data, listening) and of ending (streams,
+requests, data), and that sandboxes with a network policy are served from the start. It may be killed at any time: what
+it acknowledged is on disk. Not here: the app (`app.py`), certificates (`tls.py`). Used by `atoll serve`.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ async def serve(
     """Serve until this is cancelled. `on_ready` gets the URL, and the first admin key if it was made now.
 
     Raises:
-        InvalidRequest: another server has the state directory, the address cannot be listened on, or a setting is wrong.
-        DatabaseUnavailable: the database does not answer.
+        InvalidRequest: another server has the state directory, the address cannot be listened on, or a setting is
+        wrong. DatabaseUnavailable: the database does not answer.
     """
     _raise_descriptor_limit()
     address, port = settings.listen_address()
