@@ -347,11 +347,11 @@ class DoorProtocol(HttpToolsProtocol):
     def refuse(self, refused: RequestRefused) -> None:
         """Answer and close. While a response is under way, or after one, close only."""
         self._set_timer(None)
-        if self._closing or self.transport is None or self.transport.is_closing():
+        if self._closing or self.transport.is_closing():
             return
         self.door.refused[refused.code] += 1
         _log.info("refused a request of %s: %s", self.client[0] if self.client else "?", refused.message)
-        begun = self._raw is None and not self._in_head and self.cycle is not None and not self.cycle.response_complete
+        begun = self._raw is None and not self._in_head and not self.cycle.response_complete
         if begun and not self.cycle.response_started:
             self.cycle.disconnected = True  # the app gets http.disconnect, and its response is dropped
             self.cycle.message_event.set()

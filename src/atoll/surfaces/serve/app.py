@@ -33,7 +33,6 @@ from atoll.surfaces.serve.settings import ServerSettings
 
 DESCRIPTION = "Sandboxes for AI agents, on your own hardware. Every request needs a key: `X-API-Key: KEY`, or "
 DESCRIPTION += "`Authorization: Bearer KEY`. Errors have one shape: `code`, `message`, `details`, `request_id`."
-_PUBLIC = {"include_in_schema": False}
 
 
 class ServerApp:
@@ -65,10 +64,10 @@ class ServerApp:
             lifespan=self._lifespan,
         )
         rest.install(app, self.server)
-        app.add_api_route("/healthz", self._healthz, methods=["GET", "HEAD"], **_PUBLIC)
-        app.add_api_route("/readyz", self._readyz, methods=["GET", "HEAD"], **_PUBLIC)
-        app.add_api_route("/metrics", self._metrics_text, methods=["GET"], **_PUBLIC)
-        app.add_api_route("/docs", self._docs, methods=["GET"], **_PUBLIC)
+        app.add_api_route("/healthz", self._healthz, methods=["GET", "HEAD"], include_in_schema=False)
+        app.add_api_route("/readyz", self._readyz, methods=["GET", "HEAD"], include_in_schema=False)
+        app.add_api_route("/metrics", self._metrics_text, methods=["GET"], include_in_schema=False)
+        app.add_api_route("/docs", self._docs, methods=["GET"], include_in_schema=False)
         return app
 
     @asynccontextmanager
