@@ -19,11 +19,13 @@ import anyio
 
 from atoll.contract.errors import AtollError, InvalidRequest
 from atoll.drivers import locks
+from atoll.server.previews import PreviewAddress
 from atoll.server.server import Server
 from atoll.surfaces.door import listen
 from atoll.surfaces.door.connection import Door, DoorLimits
 from atoll.surfaces.door.listening import open_sockets
 from atoll.surfaces.serve.app import ServerApp
+from atoll.surfaces.serve.previews import PreviewHandler
 from atoll.surfaces.serve.settings import ServerSettings
 
 if TYPE_CHECKING:
@@ -59,10 +61,11 @@ async def serve(
             connections_per_client=settings.connections_per_client,
             trusted_proxies=frozenset(settings.trusted_proxies),
         )
-        door = Door(limits)
+        door = Door(limits, PreviewHandler(server.previews))
         app = ServerApp(server, settings, door)
 
         def ready(url: str) -> None:
+            server.previews.address = PreviewAddress(settings.public_url or _for_clients(url), settings.domain)
             on_ready(settings.public_url or url, server.first_key)
             _log.info("serving at %s", url)
 
@@ -111,6 +114,11 @@ async def _only_server(state_dir: Path) -> AsyncIterator[None]:
         yield
     finally:
         os.close(fd)
+
+
+def _for_clients(url: str) -> str:
+    """The URL of a server that listens at all addresses, for clients on this machine."""
+    return url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:").replace("//localhost:", "//127.0.0.1:")
 
 
 async def _take_up_sandboxes(server: Server) -> None:
