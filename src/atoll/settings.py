@@ -71,7 +71,17 @@ def _holds_secret(annotation: object) -> bool:
     return annotation is SecretStr or any(map(_holds_secret, get_args(annotation)))
 
 
+def _check_webhook_rules(value: str) -> str:
+    from atoll.contract.network import parse_rule
+
+    for rule in value.split():
+        if parse_rule(rule).network is None:
+            raise ValueError(f"{rule!r} is not a rule for addresses, such as 10.1.0.0/16:443")
+    return value
+
+
 PreviewListen = Annotated[str, AfterValidator(_check_listen)]
+WebhookRules = Annotated[str, AfterValidator(_check_webhook_rules)]
 
 
 class Settings(Frozen):
@@ -104,6 +114,9 @@ class Settings(Frozen):
     database_url: SecretStr | None = Field(default=None, min_length=1)
     """The database of `atoll serve`: `postgresql+asyncpg://USER:PASSWORD@HOST/NAME`, or `sqlite+aiosqlite:////PATH`.
     Unset: SQLite, in the file `server/server.db` of the state directory."""
+    webhook_allow: WebhookRules = ""
+    """Addresses that webhooks of `atoll serve` may call though they are not public: network rules, separated by spaces,
+    such as `10.1.0.0/16:443`. Empty: none."""
 
     @classmethod
     def from_environment(cls) -> Settings:
@@ -128,6 +141,9 @@ class Settings(Frozen):
             else:
                 reason = f"{variables[field]} is not allowed; its value is a secret and is not shown"
             raise InvalidRequest(reason) from None
+
+    def webhook_rules(self) -> tuple[str, ...]:
+        return tuple(self.webhook_allow.split())
 
     def preview_address(self) -> tuple[str, int]:
         return where_to_listen(self.preview_listen)
