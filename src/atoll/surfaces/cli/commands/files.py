@@ -20,8 +20,8 @@ from atoll.surfaces.cli.grammar import Argument
 from atoll.surfaces.cli.options import UserOption
 
 if TYPE_CHECKING:
-    from atoll.runtime.engine import Engine
     from atoll.runtime.guest.files import Files
+    from atoll.runtime.interface import Engine
 
 _MAX_MATCHES = 10_000
 _WILDCARDS = frozenset("*?[")
