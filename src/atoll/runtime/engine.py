@@ -391,6 +391,12 @@ class Engine:
 
         return AwaitableContext(making())
 
+    async def check_options(self, options: SandboxKeywords) -> None:
+        """Raise what `create` would raise of these options, as far as that is known without creating a sandbox."""
+        given = {name: value for name, value in options.items() if value is not None and "secret" not in name}
+        defaults = {"image": self._settings.image, "runtime": self._settings.runtime}
+        await self._provisioner.check(validate_spec(**{**defaults, **given, "name": "sandbox"}))
+
     async def get_or_create(self, name: str, **options: Unpack[CreateOptions]) -> Sandbox:
         """The sandbox of this name, created with `options` if there is none. They change nothing of one that exists.
 
