@@ -18,6 +18,7 @@ from sqlalchemy.exc import IntegrityError
 from atoll.contract.errors import AtollError, InvalidRequest, TenantExists
 from atoll.contract.model import SandboxInfo
 from atoll.runtime.lifetimes import AwaitableContext
+from atoll.runtime.state.store import StateStore
 from atoll.server.audit import AuditTrail
 from atoll.server.database import Database
 from atoll.server.engines import TenantEngines
@@ -78,6 +79,10 @@ class Server:
     @classmethod
     async def _open(cls, settings: Settings) -> Server:
         state_dir = settings.resolve_state_dir()
+        try:
+            StateStore(state_dir)  # it is this user's, and no other's
+        except OSError as error:
+            raise InvalidRequest(f"the state directory {state_dir} cannot be used: {error.strerror}") from error
         async with AsyncExitStack() as undo:
             database = await Database.open(settings.database_url, state_dir)
             undo.push_async_callback(database.aclose)
