@@ -143,7 +143,7 @@ def test_public_names_are_exactly_these() -> None:
     Checkpoint CheckpointExists CheckpointNotFound Children CodeAudit CodeConfig CodeExecutor CreateOptions
     DatabaseUnavailable Diagnostic DiskFull Engine ExecBytes ExecResult ExecTimeout ExecutionFailure ExecutionResult
     Exited ExportResult FileChange FileEntry FileError FileStat Files Forbidden Gap GcResult GuestProtocolError
-    GuestUnresponsive History IdempotencyMismatch ImageInfo ImageStore ImageUnavailable Input InvalidRequest
+    GuestUnresponsive History IdempotencyMismatch ImageInfo ImageStore ImageUnavailable Images Input InvalidRequest
     KeyNotFound LaunchFailed Limits Listener Match ModelFailed ModelUnavailable Mount NetworkPolicy
     NotCheckpointable OutboxFile OutcomeUnknown Output PathExists PathIsDirectory PathNotDirectory PathNotFound
     PermissionDenied PoolDescription PoolOptions PooledSandbox PortConnection PortRefused Preview Process
@@ -153,7 +153,7 @@ def test_public_names_are_exactly_these() -> None:
     SandboxNotFound SandboxPool SandboxShutdown ScriptFailed Secret Settings StorageInfo StoredApprovals
     SystemProcess TaskEvent Tasks TenantExists TenantNotFound TextEvent ThinkingEvent Tokens Tool ToolCallError
     ToolCallEvent ToolCallerType ToolRegistry ToolResult ToolResultEvent ToolSet Truncation Unauthenticated
-    Unenforceable Usage UsageEvent UserNotFound Volume VolumeExists VolumeNotFound VolumeStore WarmPool
+    Unenforceable Usage UsageEvent UserNotFound Volume VolumeExists VolumeNotFound VolumeStore Volumes WarmPool
     WebhookNotFound code_tool coding_tools export generate_text open sprite_tools workspace_tools
 """.split()
     assert sorted(atoll.__all__) == sorted(names)

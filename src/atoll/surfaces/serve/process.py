@@ -70,6 +70,7 @@ async def serve(
             _log.info("serving at %s", url)
 
         async with anyio.create_task_group() as tasks:
+            tasks.start_soon(server.run)
             tasks.start_soon(_take_up_sandboxes, server)
             try:
                 await listen(
