@@ -12,7 +12,8 @@ sandbox and not to its name: another sandbox that gets the name later does not g
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -20,8 +21,9 @@ from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 
-from atoll.contract.errors import SandboxNotFound
+from atoll.contract.errors import SandboxDied, SandboxNotFound
 from atoll.contract.model import Preview
+from atoll.runtime.http1 import Headers
 from atoll.runtime.previews.router import (
     PARAMETER,
     PREFIX,
@@ -86,6 +88,8 @@ class ServerPreviews:
         self._of: dict[tuple[str, str, int], str] = {}
         """The label of each, by tenant, id of the sandbox, and port."""
         self.address = PreviewAddress()
+        self.on_request: Callable[[], Headers] = list
+        """Called for each request of a preview. Gives headers that its response gets."""
 
     async def load(self) -> None:
         """Take up those of before. Called once, when the server opens."""
@@ -158,6 +162,9 @@ class ServerPreviews:
     def cookie(self) -> bytes:
         return b"atoll-preview-server"
 
+    def begin(self) -> Headers:
+        return self.on_request()
+
     def label_of_host(self, host: bytes) -> str | None:
         name = host.partition(b":")[0]
         below = f".{self.address.domain}".encode()
@@ -173,7 +180,7 @@ class ServerPreviews:
 
     def _make(self, tenant: str, sandbox_id: str, name: str, port: int, token: str) -> ExposedPort:
         preview = Preview(sandbox=name, port=port, url="", path_url="", token=token)
-        return ExposedPort(sandbox_id, name, partial(self._dial, tenant, sandbox_id), preview)
+        return ExposedPort(sandbox_id, name, partial(self._dial, tenant, sandbox_id, name), preview)
 
     def _remember(self, tenant: str, sandbox_id: str, name: str, port: int, token: str) -> None:
         label = tenant_label(tenant, name, port)
@@ -192,12 +199,13 @@ class ServerPreviews:
         url, path_url = self.address.urls(label, preview.token)
         return preview.model_copy(update={"url": url, "path_url": path_url})
 
-    async def _dial(self, tenant: str, sandbox_id: str, port: int, address: str) -> PortConnection:
+    async def _dial(self, tenant: str, sandbox_id: str, name: str, port: int, address: str) -> PortConnection:
         """Connect to a port of a sandbox, which is woken. One that was destroyed takes its previews with it."""
         engine = await self._engines.get(tenant)
-        try:
-            sandbox = await engine.get(sandbox_id)
-        except SandboxNotFound:
+        sandbox: Sandbox | None = None
+        with suppress(SandboxNotFound):
+            sandbox = await engine.get(name)
+        if sandbox is None or sandbox.id != sandbox_id:
             await self.take_back(tenant, sandbox_id)
-            raise
+            raise SandboxDied(f"the sandbox {name!r} was destroyed")
         return await sandbox.dial(port, address)

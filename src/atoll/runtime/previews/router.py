@@ -124,6 +124,9 @@ class PreviewSite(Protocol):
     def cookie(self) -> bytes:
         """The name of the cookie that holds a token."""
 
+    def begin(self) -> Headers:
+        """A request begins. Gives headers that its response gets."""
+
     def label_of_host(self, host: bytes) -> str | None:
         """The name of the preview that a Host header, in lower case, is for. None: it is for none."""
 
@@ -223,6 +226,9 @@ class Previews:
         named = _HOST.fullmatch(host)
         return named[1].decode() if named else None
 
+    def begin(self) -> Headers:
+        return []
+
     @property
     def scheme(self) -> bytes:
         return b"http"
@@ -252,12 +258,21 @@ class PreviewRouter:
         self._peer = peer
 
     def refuse(self, status: int, reason: str) -> PreviewResponse:
+        added = self._site.begin()
         refusal = page(
             status, HTTPStatus(status).phrase, f"Malformed HTTP request: {one_line(reason)[:200]}.", html=False
         )
-        return PreviewResponse(refusal.status, [*refusal.headers, _CLOSE], refusal.body)
+        return PreviewResponse(refusal.status, [*refusal.headers, *added, _CLOSE], refusal.body)
 
     def route(self, request: h11.Request) -> _PreviewUpstream | PreviewResponse:
+        added = self._site.begin()
+        found = self._find(request)
+        if isinstance(found, PreviewResponse):
+            return PreviewResponse(found.status, [*found.headers, *added], found.body)
+        found.added = added
+        return found
+
+    def _find(self, request: h11.Request) -> _PreviewUpstream | PreviewResponse:
         host = header(request.headers, b"host")
         label = self._site.label_of_host(host.lower())
         path, mark, query = request.target.partition(b"?")
@@ -353,6 +368,8 @@ class _PreviewUpstream:
     cookie: bytes | None
     html: bool
     scheme: bytes
+    added: Headers = field(default_factory=list)
+    """Headers of ours that the response gets."""
 
     async def dial(self) -> PortConnection:
         return await self.server.connect()
@@ -375,7 +392,7 @@ class _PreviewUpstream:
             ]
         if self.cookie is not None:
             headers = [*headers, (b"Set-Cookie", self.cookie)]
-        return headers
+        return [*headers, *self.added]
 
     def _below_prefix(self, name: bytes, value: bytes) -> tuple[bytes, bytes]:
         if name.lower() == b"set-cookie":
@@ -398,7 +415,8 @@ class _PreviewUpstream:
         else:
             title = f"Port {port} sent a malformed HTTP response"
             text = f"The server that listens on it does not speak valid HTTP: {error[:200]}."
-        return page(503 if isinstance(error, SandboxShutdown) else 502, title, text, html=self.html)
+        shown = page(503 if isinstance(error, SandboxShutdown) else 502, title, text, html=self.html)
+        return PreviewResponse(shown.status, [*shown.headers, *self.added], shown.body)
 
 
 _SCOPE = b"service-worker-allowed"
