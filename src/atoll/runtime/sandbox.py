@@ -418,7 +418,7 @@ class Sandbox:
             PortRefused: nothing listened within `wait_s`. The port is not exposed then, if it was not before.
             InvalidRequest: the port or `wait_s` is not allowed, or the address in the settings cannot be used.
         """
-        return await self._owner.engine.previews.expose(self.id, self.name, port, self.dial, wait_s=wait_s)
+        return await self._owner.engine.previews.expose(self.info, port, self.dial, wait_s=wait_s)
 
     def forward(self, port: int, local_port: int = 0) -> AbstractAsyncContextManager[int]:
         """Forward a TCP port on the host's 127.0.0.1 to a port inside, while the context lasts. Gives the port on the

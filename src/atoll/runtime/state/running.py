@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from atoll.contract.names import is_name
 
-MANIFEST_VERSION = 5
+MANIFEST_VERSION = 6
 """The version of the manifests that this Atoll writes and reads. Raise it as `StoredRecord.VERSION` says."""
 ENDINGS = {"running": None, "sleeping": "was put to sleep", "shutdown": "was shut down"}
 """What was done to a sandbox that has ended, by the state in its manifest. None: nothing, it ended by itself."""
