@@ -11,7 +11,7 @@ import inspect
 import json
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,6 +19,9 @@ import anyio
 import pytest
 
 import atoll
+from atoll.code.approvals import ApprovalRequest, StoredApprovals
+from atoll.code.audit import CodeAudit
+from atoll.code.results import CallRecord
 from atoll.contract.errors import AtollError, InvalidRequest, SandboxDied, SandboxNotFound
 from atoll.contract.model import Limits, Mount
 from atoll.runtime.engine import Engine
@@ -387,3 +390,30 @@ async def test_a_name_that_is_none_is_refused_with_the_rule(
     with pytest.raises(InvalidRequest, match="is not a name for a namespace"):
         await atoll.open(tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+# ---- what code leaves ----
+
+
+async def test_approvals_of_code_belong_to_a_namespace(two: Two) -> None:
+    mine, theirs = (StoredApprovals(engine.state_dir, engine.namespace) for engine in (two.mine, two.theirs))
+    request = ApprovalRequest("session", "box", 1, code="await t()", cell=1, call=1, tool="t", arguments={})
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(theirs.decide, request)
+        await eventually(lambda: len(theirs.list()) == 1, "it is asked")
+        (asked,) = theirs.list()
+        assert mine.list() == []
+        with pytest.raises(InvalidRequest, match=r"no approval has the id .* there are none"):
+            await mine.allow(asked.id)
+        await theirs.allow(asked.id)
+    assert theirs.list() == []
+
+
+async def test_traces_of_code_belong_to_a_namespace(two: Two) -> None:
+    mine, theirs = (CodeAudit(engine.state_dir, engine.namespace) for engine in (two.mine, two.theirs))
+    record = CallRecord(tool="t", arguments={}, started_at=datetime.now(UTC), duration_s=0.1, result_bytes=2)
+    theirs.call("session", 1, record)
+    assert (mine.sessions(), theirs.sessions()) == ([], ["session"])
+    with pytest.raises(InvalidRequest, match=r"no session .* there are none"):
+        mine.read("session")
+    assert [entry.tool for entry in theirs.read("session")] == ["t"]

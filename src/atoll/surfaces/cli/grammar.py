@@ -33,7 +33,9 @@ class UsageError(Exception):
         self.command_path = command_path
 
 
-Completes = Literal["sandbox", "checkpoint", "volume", "image", "runtime", "place", "approval", "trace", ""]
+Completes = Literal[
+    "sandbox", "checkpoint", "volume", "image", "runtime", "place", "approval", "trace", "namespace", ""
+]
 """What a shell offers for a word. A place is a file, or one in a sandbox. Empty: files."""
 
 
