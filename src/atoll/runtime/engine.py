@@ -53,7 +53,7 @@ from atoll.contract.network import AuditRecord, NetworkPolicy
 from atoll.drivers import registry
 from atoll.runtime.connections import Connections
 from atoll.runtime.egress import audit
-from atoll.runtime.interface import Engine
+from atoll.runtime.interface import Engine, SandboxKeywords
 from atoll.runtime.lifecycle.lifecycle import Lifecycle
 from atoll.runtime.lifecycle.recovery import Recovery
 from atoll.runtime.lifetimes import AwaitableContext, BackgroundTasks
@@ -319,6 +319,11 @@ class LocalEngine(Engine):
             return created
 
         return AwaitableContext(making())
+
+    async def check_options(self, options: SandboxKeywords) -> None:
+        given = {name: value for name, value in options.items() if value is not None and "secret" not in name}
+        defaults = {"image": self._settings.image, "runtime": self._settings.runtime}
+        await self._provisioner.check(validate_spec(**{**defaults, **given, "name": "sandbox"}))
 
     async def warm(
         self,
