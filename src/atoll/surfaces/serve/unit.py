@@ -39,12 +39,10 @@ Delegate=yes
 LimitNOFILE=1048576
 TasksMax=infinity
 OOMPolicy=continue
-OOMScoreAdjust=-500
 
 # Taken away from the server, and not from sandboxes. What would be inherited by them is left out on purpose: filters of
 # system calls, no_new_privs (sudo inside), and mount namespaces, in which the command line would not see storage that
 # the server mounts.
-UMask=0077
 KeyringMode=private
 CapabilityBoundingSet=~CAP_SYS_MODULE CAP_SYS_BOOT CAP_SYS_TIME CAP_SYS_RAWIO CAP_SYSLOG CAP_MAC_ADMIN CAP_MAC_OVERRIDE
 CapabilityBoundingSet=~CAP_AUDIT_CONTROL CAP_AUDIT_READ CAP_SYS_PACCT CAP_SYS_TTY_CONFIG CAP_WAKE_ALARM CAP_BLOCK_SUSPEND
