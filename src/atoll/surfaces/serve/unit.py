@@ -44,8 +44,8 @@ OOMPolicy=continue
 # system calls, no_new_privs (sudo inside), and mount namespaces, in which the command line would not see storage that
 # the server mounts.
 KeyringMode=private
-CapabilityBoundingSet=~CAP_SYS_MODULE CAP_SYS_BOOT CAP_SYS_TIME CAP_SYS_RAWIO CAP_SYSLOG CAP_MAC_ADMIN CAP_MAC_OVERRIDE
-CapabilityBoundingSet=~CAP_AUDIT_CONTROL CAP_AUDIT_READ CAP_SYS_PACCT CAP_SYS_TTY_CONFIG CAP_WAKE_ALARM CAP_BLOCK_SUSPEND
+CapabilityBoundingSet=~CAP_SYS_MODULE CAP_SYS_BOOT CAP_SYS_TIME CAP_SYS_RAWIO CAP_SYSLOG CAP_MAC_ADMIN
+CapabilityBoundingSet=~CAP_MAC_OVERRIDE CAP_AUDIT_CONTROL CAP_AUDIT_READ CAP_SYS_PACCT CAP_SYS_TTY_CONFIG CAP_WAKE_ALARM
 AmbientCapabilities=
 
 [Install]
