@@ -17,7 +17,7 @@ from atoll.surfaces.cli.grammar import HELP, Argument, Parameter
 from atoll.surfaces.cli.options import RUNTIMES
 
 if TYPE_CHECKING:
-    from atoll.runtime.state.known import Place
+    from atoll.runtime.state.known import NamespaceDirectory
     from atoll.surfaces.cli.command import AtollCommand, AtollGroup
 
 Candidates = list[tuple[str, str]]
@@ -141,14 +141,14 @@ class TypedLine:
         names = [name for name in known.sandboxes(place) if name not in self._positional]
         return [(f"{name}:" if completes == "place" else name, "") for name in names]
 
-    def _place(self) -> Place:
-        from atoll.runtime.state.known import Place
+    def _place(self) -> NamespaceDirectory:
+        from atoll.runtime.state.known import NamespaceDirectory
         from atoll.settings import Settings
 
         settings = Settings.from_environment()
         given = self._values.get("state_dir")
         state_dir = Settings(state_dir=Path(given)).resolve_state_dir() if given else settings.resolve_state_dir()
-        return Place(state_dir, self._values.get("namespace") or settings.namespace)
+        return NamespaceDirectory(state_dir, self._values.get("namespace") or settings.namespace)
 
 
 def typed_words() -> tuple[list[str], str]:
