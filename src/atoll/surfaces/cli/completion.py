@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from shlex import join
 from typing import TYPE_CHECKING
 
 from atoll.contract.errors import CallerError
@@ -44,10 +45,22 @@ _atoll_completion() {{
   eval $(env {LINE}="${{words[1,$CURRENT]}}" {VARIABLE}=complete_zsh atoll)
 }}
 
-compdef _atoll_completion atoll
+if [ "$funcstack[1]" = _atoll ]; then
+  _atoll_completion "$@"  # a file of fpath, which is read when the first word is to be completed
+else
+  compdef _atoll_completion atoll
+fi
 """,
     "fish": f"""\
-complete --command atoll --arguments "(env {VARIABLE}=complete_fish {LINE}=(commandline -cp) atoll)"
+function __atoll_completion
+    set --local found (env {VARIABLE}=complete_fish {LINE}=(commandline -cp) atoll)
+    if test -n "$found"
+        string join \\n -- $found
+    else
+        __fish_complete_path (commandline -ct)
+    end
+end
+complete --command atoll --no-files --arguments "(__atoll_completion)"
 """,
 }
 
@@ -163,6 +176,9 @@ def answer(shell: str, found: Iterable[tuple[str, str]]) -> str:
     if shell == "zsh":
         if not rows:
             return "_files"
+        if not any(text for _, text in rows):  # behind NAME: a path follows, and no space
+            suffix = "-S '' " if all(word.endswith(":") for word, _ in rows) else ""
+            return f"compadd {suffix}-- {join(word for word, _ in rows)}"
         listed = "\n".join(f'"{_quoted(word)}":"{_quoted(text)}"' for word, text in rows)
         return f"_arguments '*: :(({listed}))'"
     return "\n".join(f"{word}\t{text}" if shell == "fish" else word for word, text in rows)
