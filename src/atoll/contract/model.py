@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from atoll.contract.errors import InvalidRequest
-from atoll.contract.frozen import AfterValidator, Field, Frozen
-from atoll.contract.names import check_env, check_name
+from atoll.contract.frozen import AfterValidator, Field, Frozen, FrozenRequest
+from atoll.contract.names import DEFAULT_NAMESPACE, check_env, check_name
 from atoll.contract.network import NetworkPolicy, PackageIndexes
 
 VOLUME_PREFIX = "volume:"
@@ -64,7 +64,7 @@ Env = Annotated[dict[str, str], AfterValidator(check_env)]
 Labels = Annotated[dict[str, str], AfterValidator(check_labels)]
 
 
-class Limits(Frozen):
+class Limits(FrozenRequest):
     """What a sandbox may use. A limit that is set is enforced, or the create is refused."""
 
     memory_bytes: int | None = Field(default=None, ge=8 * 1024 * 1024)
@@ -80,7 +80,7 @@ class Limits(Frozen):
     on a full disk, for this sandbox alone. Unset: no limit but the free space."""
 
 
-class Mount(Frozen):
+class Mount(FrozenRequest):
     """A directory of the host, or a volume, that a sandbox sees at `target`. Its files are not in checkpoints.
 
     Outside, what the sandbox's user writes belongs to the owner of the directory, and the owner's files belong to that
@@ -106,6 +106,10 @@ class Mount(Frozen):
     def __str__(self) -> str:
         """As `--mount` takes it."""
         return f"{self.source}:{self.target}:{'ro' if self.is_read_only else 'rw'}"
+
+
+class ResolvedMount(Mount):
+    """A mount whose source has been checked: it has no symlinks, and is refused if there is one in it later."""
 
 
 class SandboxSpec(Frozen):
@@ -144,11 +148,13 @@ class SandboxSpec(Frozen):
 class SandboxInfo(Frozen):
     """A sandbox as `list` shows it.
 
-    Of one whose record cannot be read only the id and the name are known: `status` is `error`, `reason` says why,
-    `runtime` is `unknown`, `image` and `user` are empty. It can be destroyed.
+    Of one whose record cannot be read only the id, the namespace and the name are known: `status` is `error`, `reason`
+    says why, `runtime` is `unknown`, `image` and `user` are empty. It can be destroyed.
     """
 
     id: str
+    namespace: str = DEFAULT_NAMESPACE
+    """Where its name is its own. An engine sees one namespace."""
     name: str
     status: Status
     reason: str | None = None

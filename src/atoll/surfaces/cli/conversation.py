@@ -210,6 +210,7 @@ async def converse(
         name = f"agent-{secrets.token_hex(6)}" if plan.session is None else plan.session
         project = None if plan.project is None else plan.project.project
         async with engine.pool(name, temporary=not kept, sleeps=kept, project=project, **arguments) as pool:
+            await pool.check()
             if project is not None:
                 await pool.bring_project()
             about = briefing(
@@ -253,7 +254,7 @@ class _AgentConversation:
         tasks = Tasks(children, self._take_child)
         if plan.code:
             callable_tools = session_tools(pool, [name for name in plan.tools if name != "code"], tasks=tasks)
-            audit = _ToldAudit(CodeAudit(pool.engine.state_dir), self._take_call)
+            audit = _ToldAudit(CodeAudit(pool.engine.state_dir, pool.engine.namespace), self._take_call)
             asking = AskingApprover(self._approve_in_code) if plan.ask else None
             tools = callable_tools | code_tools(pool, callable_tools, approver=asking, audit=audit)
         else:
