@@ -13,7 +13,8 @@ SANDBOXES = "/api/v1/sandboxes"
 
 async def test_a_tenant_is_created_changed_and_deleted(client: httpx2.AsyncClient) -> None:
     made = await client.post(
-        "/api/v1/tenants", json={"name": "acme", "policy": {"images": ["host"], "max_ttl_s": 60}, "quotas": {"sandboxes": 1}}
+        "/api/v1/tenants",
+        json={"name": "acme", "policy": {"images": ["host"], "max_ttl_s": 60}, "quotas": {"sandboxes": 1}},
     )
     assert made.status_code == 201, made.text
     assert made.json()["policy"]["max_ttl_s"] == 60
@@ -110,7 +111,9 @@ async def test_requests_beyond_the_rate_are_refused_with_when_to_come_back(serve
         ({"ttl_s": 3600}, None),
     ],
 )
-async def test_what_the_policy_does_not_allow_is_refused(served: Served, wanted: dict[str, object], what: str | None) -> None:
+async def test_what_the_policy_does_not_allow_is_refused(
+    served: Served, wanted: dict[str, object], what: str | None
+) -> None:
     policy = TenantPolicy(runtimes=("crun",), max_ttl_s=60, max_limits=Limits(memory_bytes=2**29))
     name = f"policy-{(what or 'ttl').replace(' ', '-')}"
     async with served.client(await served.tenant(name, policy=policy)) as tenant:

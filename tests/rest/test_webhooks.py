@@ -169,7 +169,8 @@ async def test_a_name_that_leads_to_a_private_address_is_not_called(
 
 
 @pytest.mark.parametrize(
-    "url", ["", "ftp://example.com/", "https://user:pw@example.com/", "https://exa mple.com/", "https://example.com:99999/"]
+    "url",
+    ["", "ftp://example.com/", "https://user:pw@example.com/", "https://exa mple.com/", "https://example.com:99999/"],
 )
 async def test_a_url_that_cannot_be_called_is_refused(client: httpx2.AsyncClient, url: str) -> None:
     answer = await client.post(WEBHOOKS, json={"url": url})
