@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from configparser import ConfigParser
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from atoll import NetworkPolicy, open as engine_of
 from atoll.drivers import locks
 from atoll.testing.server import RunningServer, running_server
 from atoll.testing.waiting import eventually
+from tests.docs.test_deploy import CONFINEMENT
 from tests.serve.conftest import answers, connect, read_all
 
 ATOLL = [sys.executable, "-m", "atoll.surfaces.cli"]
@@ -87,8 +89,10 @@ def test_the_unit_is_one_that_systemd_accepts() -> None:
     assert shown.returncode == 0, shown.stderr
     unit = json.loads(shown.stdout)["unit"]
     assert "--listen=0.0.0.0:8443 --tls-self-signed=a.example" in unit
-    assert "KillMode=process" in unit
-    assert "Delegate=yes" in unit
+    parsed = ConfigParser()
+    parsed.read_string(unit)
+    assert CONFINEMENT.items() - parsed["Service"].items() <= {("statedirectory", "atoll"), ("statedirectorymode", "0700")}
+    assert parsed["Service"]["killmode"] == "process"
 
 
 def log_lines(server: RunningServer) -> list[dict[str, Any]]:
