@@ -6,6 +6,8 @@ Owns the order in which they open and close. Not here: what each does, and HTTP.
 
 from __future__ import annotations
 
+import os
+import pwd
 from contextlib import AsyncExitStack, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -13,7 +15,7 @@ from typing import TYPE_CHECKING, Self
 from atoll.contract.errors import InvalidRequest, TenantExists
 from atoll.runtime.lifetimes import AwaitableContext
 from atoll.runtime.state.store import StateStore
-from atoll.server.audit import AuditTrail
+from atoll.server.audit import AuditEvent, AuditTrail
 from atoll.server.database import Database
 from atoll.server.engines import TenantEngines
 from atoll.server.idempotency import Idempotency
@@ -46,19 +48,20 @@ class Server:
         """The text of the first key of the server's administrators, if it was made now. It is to be shown once."""
 
     @classmethod
-    def open(cls, settings: Settings | None = None) -> AwaitableContext[Server]:
+    def open(cls, settings: Settings | None = None, *, makes_key: bool = True) -> AwaitableContext[Server]:
         """The server over the state directory of `settings`; `async with` closes it.
 
-        The first time it makes the tenant `default` and a key of the server's administrators (`first_key`).
+        If there has never been one, it makes the tenant `default` and, with `makes_key`, a key of the server's
+        administrators (`first_key`).
 
         Raises:
             InvalidRequest: the state directory or a setting cannot be used, or the database is of a newer version.
             DatabaseUnavailable: the database does not answer.
         """
-        return AwaitableContext(cls._open(settings or Settings.from_environment()))
+        return AwaitableContext(cls._open(settings or Settings.from_environment(), makes_key))
 
     @classmethod
-    async def _open(cls, settings: Settings) -> Server:
+    async def _open(cls, settings: Settings, makes_key: bool) -> Server:
         state_dir = settings.resolve_state_dir()
         try:
             StateStore(state_dir)  # it is this user's, and no other's
@@ -70,15 +73,15 @@ class Server:
             idempotency = await Idempotency.open(database, state_dir)
             undo.push_async_callback(idempotency.aclose)
             server = cls(settings, database, idempotency)
-            server.first_key = await server._prepare()
+            await server._make_default_tenant()
+            server.first_key = await server.keys.create_first("first") if makes_key else None
             undo.pop_all()
         return server
 
-    async def _prepare(self) -> SecretStr | None:
+    async def _make_default_tenant(self) -> None:
         if not any(tenant.name == DEFAULT_TENANT for tenant in await self.tenants.list()):
             with suppress(TenantExists):  # another process has just made it
                 await self.tenants.create(DEFAULT_TENANT, policy=_OPEN_POLICY)
-        return await self.keys.create_first("first")
 
     async def delete_tenant(self, name: str, *, destroy: bool = False) -> None:
         """Delete a tenant: its record and its keys; with `destroy`, its sandboxes too.
@@ -98,6 +101,19 @@ class Server:
         for sandbox in sandboxes:
             await engine.destroy(sandbox.name, checkpoints=True)
         await self.engines.close(name)
+
+    async def record_local(self, action: str, resource: str, tenant: str | None) -> None:
+        """Record in the audit log what a user of this machine did, on the command line."""
+        user = pwd.getpwuid(os.getuid()).pw_name
+        event = AuditEvent(
+            request_id=os.urandom(8).hex(),
+            tenant=tenant,
+            action=action,
+            resource=resource,
+            status=200,
+            details={"command_line_of": user},
+        )
+        await self.audit.record(event)
 
     async def aclose(self) -> None:
         """Close all parts, from any task. Sandboxes go on."""
