@@ -24,7 +24,16 @@ def atoll(tmp_path: Path, atoll: Atoll) -> Iterator[Atoll]:
 
 
 def test_a_tenant_is_made_changed_shown_and_removed(atoll: Atoll) -> None:
-    words: tuple[str, ...] = ("--image", "host", "--image", "python:3.*", "--mount", "/srv:rw", "--network", "*.example.com")
+    words: tuple[str, ...] = (
+        "--image",
+        "host",
+        "--image",
+        "python:3.*",
+        "--mount",
+        "/srv:rw",
+        "--network",
+        "*.example.com",
+    )
     words = (
         *words,
         "--max-ttl",

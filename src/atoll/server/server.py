@@ -12,7 +12,9 @@ from contextlib import AsyncExitStack, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from atoll.contract.errors import InvalidRequest, TenantExists
+from atoll.code.audit import CodeAudit
+from atoll.contract.errors import CheckpointNotFound, InvalidRequest, SandboxNotFound, TenantExists, VolumeNotFound
+from atoll.runtime.interface import Engine
 from atoll.runtime.lifetimes import AwaitableContext
 from atoll.runtime.state.store import StateStore
 from atoll.server.audit import AuditEvent, AuditTrail
@@ -30,6 +32,9 @@ if TYPE_CHECKING:
 _OPEN_POLICY = TenantPolicy(images=("host", "*"), networks=("*", "registries"))
 """Of the tenant `default` when it is made: that of the operator, who has all of it on the local command line. No
 directory of the machine: clients of the server are elsewhere."""
+
+
+_ROUNDS = 3
 
 
 class Server:
@@ -84,22 +89,30 @@ class Server:
                 await self.tenants.create(DEFAULT_TENANT, policy=_OPEN_POLICY)
 
     async def delete_tenant(self, name: str, *, destroy: bool = False) -> None:
-        """Delete a tenant: its record and its keys; with `destroy`, its sandboxes too.
+        """Delete a tenant: its record and its keys; with `destroy`, all that it has too: sandboxes, checkpoints,
+        volumes and warm pools. Its keys are refused from the beginning on. It can be called again if it is interrupted.
 
         Raises:
             TenantNotFound: there is none of this name.
-            InvalidRequest: it has sandboxes, or it is the tenant `default`.
+            InvalidRequest: it has any of these, or it is the tenant `default`.
         """
-        await self.tenants.get(name)
+        await self.tenants.require_removable(name)
         engine = await self.engines.get(name)
-        sandboxes = await engine.list()
-        if sandboxes and not destroy:
+        left = await _contents(engine)
+        if any(left.values()) and not destroy:
+            has = ", ".join(f"{count} {what}" for what, count in left.items() if count)
             raise InvalidRequest(
-                f"the tenant {name!r} has {len(sandboxes)} sandboxes; destroy them first, or ask to have them destroyed"
+                f"the tenant {name!r} has {has}; remove them first, or ask to have all of it destroyed"
             )
+        await self.tenants.update(name, disabled=True)
+        self.keys.forget()
+        for _ in range(_ROUNDS):  # a request that had begun may have made more
+            if not any((await _contents(engine)).values()):
+                break
+            await _destroy_contents(engine)
+        CodeAudit(engine.state_dir, name).clear()
         await self.tenants.delete(name)
-        for sandbox in sandboxes:
-            await engine.destroy(sandbox.name, checkpoints=True)
+        self.keys.forget()
         await self.engines.close(name)
 
     async def record_local(self, action: str, resource: str, tenant: str | None) -> None:
@@ -130,3 +143,26 @@ class Server:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.aclose()
+
+
+async def _contents(engine: Engine) -> dict[str, int]:
+    """How much a namespace has of what belongs to one."""
+    return {
+        "sandboxes": len(await engine.list()),
+        "checkpoints": len(await engine.checkpoints()),
+        "volumes": len(await engine.volumes.list()),
+        "warm pools": len(await engine.warm_pools()),
+    }
+
+
+async def _destroy_contents(engine: Engine) -> None:
+    await engine.remove_warm_pools()
+    for sandbox in await engine.list():
+        with suppress(SandboxNotFound):
+            await engine.destroy(sandbox.name, checkpoints=True)
+    for checkpoint in await engine.checkpoints():
+        with suppress(CheckpointNotFound):
+            await engine.delete_checkpoint(checkpoint.id)
+    for volume in await engine.volumes.list():
+        with suppress(VolumeNotFound):
+            await engine.volumes.remove(volume.name)

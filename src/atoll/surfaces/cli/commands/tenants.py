@@ -245,11 +245,13 @@ async def _update(context: CommandContext, name: str, disabled: bool | None, cha
 async def rm(
     context: CommandContext,
     name: TenantArgument,
-    sandboxes: Annotated[bool, Option("--sandboxes", help="Destroy its sandboxes and checkpoints too.")] = False,
+    destroy: Annotated[
+        bool, Option("--destroy", help="Destroy its sandboxes, checkpoints, volumes and warm pools too.")
+    ] = False,
 ) -> int:
-    """Remove a tenant and its keys. One that has sandboxes is not removed without --sandboxes."""
+    """Remove a tenant and its keys. One that has sandboxes or volumes is not removed without --destroy."""
     async with context.open_server() as server:
-        await server.delete_tenant(name, destroy=sandboxes)
+        await server.delete_tenant(name, destroy=destroy)
         await server.record_local("tenants_delete", f"tenants/{name}", name)
     return context.answer({"removed": [name]}, name)
 
