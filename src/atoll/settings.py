@@ -15,11 +15,11 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast, get_args
+from typing import TYPE_CHECKING, Annotated, cast
 
 from atoll import state_directory
 from atoll.contract.errors import InvalidRequest
-from atoll.contract.frozen import AfterValidator, Field, Frozen, pydantic_model
+from atoll.contract.frozen import AfterValidator, Field, FrozenRequest, holds_secret, pydantic_model
 from atoll.contract.model import RuntimeName
 from atoll.contract.names import DEFAULT_NAMESPACE, check_namespace
 
@@ -65,17 +65,10 @@ def _check_listen(value: str) -> str:
     return value
 
 
-def _holds_secret(annotation: object) -> bool:
-    """Whether a field of this type may hold a `SecretStr`."""
-    from pydantic import SecretStr
-
-    return annotation is SecretStr or any(map(_holds_secret, get_args(annotation)))
-
-
 PreviewListen = Annotated[str, AfterValidator(_check_listen)]
 
 
-class Settings(Frozen):
+class Settings(FrozenRequest):
     state_dir: Path | None = None
     """Where sandboxes and images are kept. Unset: /var/lib/atoll for root, else atoll below $XDG_DATA_HOME or
     ~/.local/share."""
@@ -105,6 +98,10 @@ class Settings(Frozen):
     """The token that clients of `atoll messages` must send as their API key: 16 characters or more, at random. Unset:
     any key is accepted, of clients of this machine only."""
 
+    database_url: SecretStr | None = Field(default=None, min_length=1)
+    """The database of `atoll serve`: `postgresql+asyncpg://USER:PASSWORD@HOST/NAME`, or `sqlite+aiosqlite:////PATH`.
+    Unset: SQLite, in the file `server/server.db` of the state directory."""
+
     @classmethod
     def from_environment(cls) -> Settings:
         """The settings in the environment.
@@ -121,7 +118,7 @@ class Settings(Frozen):
             first = cast("ValidationError", error).errors()[0]
             field = str(first["loc"][0])
             shortest = first.get("ctx", {}).get("min_length")
-            if not _holds_secret(pydantic_model(cls).model_fields[field].annotation):
+            if not holds_secret(pydantic_model(cls).model_fields[field].annotation):
                 reason = f"{variables[field]}={first['input']!r}: {first.get('ctx', {}).get('error', first['msg'])}"
             elif shortest is not None:
                 reason = f"{variables[field]} has fewer than {shortest} characters"

@@ -6,7 +6,6 @@ exactly the answer for something that never was. A new method must be added to i
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import json
 import sys
@@ -24,7 +23,8 @@ from atoll.code.audit import CodeAudit
 from atoll.code.results import CallRecord
 from atoll.contract.errors import AtollError, InvalidRequest, SandboxDied, SandboxNotFound
 from atoll.contract.model import Limits, Mount
-from atoll.runtime.engine import Engine
+from atoll.runtime.engine import LocalEngine
+from atoll.runtime.interface import Engine
 from atoll.runtime.previews.router import label_of
 from atoll.runtime.state.volumes import VolumeStore
 from atoll.testing.waiting import eventually
@@ -98,6 +98,11 @@ async def _pool_list(engine: Engine, wanted: Wanted) -> object:
         return await pool.list()
 
 
+async def _path(engine: Engine, wanted: Wanted) -> object:
+    assert isinstance(engine.volumes, VolumeStore)
+    return engine.volumes.path(wanted.volume)
+
+
 Call = Callable[[Engine, Wanted], Awaitable[object]]
 WALK: dict[str, list[Call]] = {
     "audit": [lambda e, w: e.audit(w.name)],
@@ -151,12 +156,12 @@ WALK: dict[str, list[Call]] = {
 VOLUME_WALK: dict[str, list[Call]] = {
     "get": [lambda e, w: e.volumes.get(w.volume), lambda e, w: e.volumes.get(f"team:{w.volume}")],
     "export": [lambda e, w: e.volumes.export(w.volume, "/nowhere")],
-    "path": [lambda e, w: asyncio.to_thread(e.volumes.path, w.volume)],
+    "path": [_path],
     "remove": [lambda e, w: e.volumes.remove(w.volume)],
 }
 NAMES_NOTHING_OLD = {
     *("get_or_create", "import_", "warm", "warm_pools", "remove_warm_pools", "wait_refilled"),
-    *("aclose", "drivers", "doctor", "effective_limits"),
+    *("aclose", "check_options", "drivers", "runtimes", "doctor", "effective_limits"),
     *("gc", "remove_abandoned", "unreadable_records"),
 }
 """Methods that are told of nothing that exists. What those of the first line make and show is tested below; those of
@@ -169,7 +174,7 @@ def public(of: type) -> set[str]:
 
 
 def test_the_walk_has_every_public_method() -> None:
-    assert set(WALK) | NAMES_NOTHING_OLD == public(Engine)
+    assert set(WALK) | NAMES_NOTHING_OLD == public(LocalEngine)
     assert set(VOLUME_WALK) | VOLUMES_NAME_NOTHING_OLD == public(VolumeStore)
 
 

@@ -19,10 +19,10 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import UTC, datetime
 from types import TracebackType
-from typing import Any, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
 import anyio
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from atoll.code.approvals import ApprovalRequest, Approver, denial, try_to_withdraw
 from atoll.code.languages import KERNEL_MARK
@@ -38,9 +38,11 @@ from atoll.contract.errors import (
     SandboxNotFound,
     ToolCallError,
 )
+from atoll.contract.frozen import refusal
 from atoll.contract.model import Limits
 from atoll.contract.network import NetworkPolicy
-from atoll.runtime.engine import Engine, open as open_engine
+from atoll.runtime.engine import open as open_engine
+from atoll.runtime.interface import Engine
 from atoll.runtime.sandbox import Sandbox
 
 _MAX_OUTBOX_FILES = 32
@@ -105,6 +107,14 @@ class CodeConfig(BaseModel):
     """True: stubs take one dict and return a text, as those of the hosted product do."""
     ephemeral: bool = False
     """True: a session's sandbox ends with this process, however that ends. Such a session cannot be suspended."""
+
+    if not TYPE_CHECKING:  # type checkers know the fields
+
+        def __init__(self, **given: Any) -> None:
+            try:
+                super().__init__(**given)
+            except ValidationError as error:
+                raise refusal(type(self), error) from None
 
 
 class SessionInfo(BaseModel):
@@ -526,10 +536,10 @@ class CodeExecutor:
             InvalidRequest: there is no such session, or its code runs and waits for no approval.
         """
         session, engine = self._find(session_id), await self.engine()
-        driver = engine.drivers()[session.sandbox.info.runtime]
-        if not driver.capabilities.memory_checkpoint:
+        runtime = session.sandbox.info.runtime
+        if not engine.runtimes()[runtime].memory_checkpoint:
             raise NotCheckpointable(
-                f"{driver.name} cannot save processes, so the variables of session {session_id!r} would be lost; "
+                f"{runtime} cannot save processes, so the variables of session {session_id!r} would be lost; "
                 "sessions that are to wait on disk need the runtime runsc"
             )
         if session.busy and not session.waiting:
@@ -582,10 +592,10 @@ class CodeExecutor:
             InvalidRequest: there is no such session, or it runs code.
         """
         session, engine = self._find(session_id), await self.engine()
-        driver = engine.drivers()[session.sandbox.info.runtime]
-        if not driver.capabilities.memory_checkpoint:
+        runtime = session.sandbox.info.runtime
+        if not engine.runtimes()[runtime].memory_checkpoint:
             raise NotCheckpointable(
-                f"{driver.name} cannot copy processes, so copies of session {session_id!r} would lack its variables; "
+                f"{runtime} cannot copy processes, so copies of session {session_id!r} would lack its variables; "
                 "sessions that are to be forked need the runtime runsc"
             )
         if session.busy or session.kernel is None:

@@ -110,12 +110,19 @@ class Provisioner:
         """A sandbox as `spec` says: a warm one that is claimed, or a new one."""
         driver = self._choose(spec.runtime)
         await self._require_free(spec.name)
-        limits = with_defaults(spec.limits, driver)
+        limits = with_defaults(spec.limits, driver.capabilities)
         resolved = await self._resolve_base(spec, limits, driver, progress, secrets)
         authority = secrets.authority if secrets else None
         return await self._claim_warm(spec, driver, resolved, authority) or await self._make(
             spec, driver, resolved, authority=authority
         )
+
+    async def check(self, spec: SandboxSpec) -> None:
+        """Raise what `create` would raise of the runtime and the mounts in `spec`. Nothing is created or fetched: of an
+        image that is not present, the user that mounts are for is not known, and they are not checked."""
+        driver = self._choose(spec.runtime)
+        if spec.mounts and await self._images.contents(spec.image) is not None:
+            await self._resolve_base(spec, spec.limits, driver)
 
     async def find_indexes(self, policy: NetworkPolicy | None) -> PackageIndexes | None:
         """The package indexes that the preset `registries` of a policy means now. None: the policy has no preset.
@@ -449,7 +456,7 @@ class Provisioner:
             runtime = runtime or self._requested_runtime(contents.runtime)
             driver = self._choose(runtime)
             if limits is None:
-                limits = exporting.allowed(contents.limits, with_defaults(Limits(), driver))
+                limits = exporting.allowed(contents.limits, with_defaults(Limits(), driver.capabilities))
             reference, base = image or contents.image.reference, None
             if image is None and reference != "host":
                 reference, base = exporting.find_base_image(self._images, contents.image)
@@ -466,7 +473,7 @@ class Provisioner:
             await self._require_free(spec.name)
             base = base or await self._images.resolve(reference, progress=progress)
             resolved = ResolvedSpec(
-                limits=with_defaults(limits, driver),
+                limits=with_defaults(limits, driver.capabilities),
                 env={**base.env, **spec.env},
                 user=contents.user,
                 cwd=contents.cwd,

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from atoll.contract.driver import Driver
+from atoll.contract.driver import Capabilities
 from atoll.contract.errors import InvalidRequest
+from atoll.contract.frozen import explain_invalid
 from atoll.contract.model import Limits, SandboxSpec
 
 if TYPE_CHECKING:
@@ -37,17 +38,15 @@ def validate_spec(**fields: object) -> SandboxSpec:
         first = cast("ValidationError", error).errors()[0]
         cause = first.get("ctx", {}).get("error")
         where = ".".join(str(part) for part in first["loc"])
-        told = f"{where} is {first['input']!r}, but {first['msg'].replace('Input should', 'it should')}"
-        message = str(cause) if cause else told
+        message = explain_invalid(first)
         if where in _RULES and cause is None:
             noun, rule = _RULES[where]
             message = f"the {noun} is {first['input']!r}; it must be {rule}"
         raise InvalidRequest(message, field=where) from error
 
 
-def with_defaults(limits: Limits, driver: Driver) -> Limits:
-    """Limits with defaults for those that are unset and that the driver can enforce."""
-    able = driver.capabilities
+def with_defaults(limits: Limits, able: Capabilities) -> Limits:
+    """Limits with defaults for those that are unset and that a runtime can enforce."""
     defaults: dict[str, object] = {}
     if limits.memory_bytes is None and able.memory_limit:
         defaults["memory_bytes"] = _MEMORY_BYTES

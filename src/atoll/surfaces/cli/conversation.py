@@ -41,7 +41,7 @@ from atoll.tools.tool import Tool
 from atoll.tools.vocabularies import choose, session_tools
 
 if TYPE_CHECKING:
-    from atoll.runtime.engine import Engine
+    from atoll.runtime.interface import Engine
 
 MAX_PROMPT_BYTES = 4 * 1024 * 1024
 """Limit of a prompt on standard input: more than any model reads."""
@@ -210,6 +210,7 @@ async def converse(
         name = f"agent-{secrets.token_hex(6)}" if plan.session is None else plan.session
         project = None if plan.project is None else plan.project.project
         async with engine.pool(name, temporary=not kept, sleeps=kept, project=project, **arguments) as pool:
+            await pool.check()
             if project is not None:
                 await pool.bring_project()
             about = briefing(

@@ -19,14 +19,14 @@ from atoll.surfaces.cli.sandbox_options import SandboxOptions, create_sandbox
 
 if TYPE_CHECKING:
     from atoll.code.languages import LanguageName
-    from atoll.runtime.engine import Engine
+    from atoll.runtime.interface import Engine
     from atoll.runtime.sandbox import Sandbox
 
 commands = CommandModule()
 
 
 class _PythonCommand(AtollCommand):
-    resources = SANDBOX
+    resources = (*SANDBOX, "cwd")
     has_json = False
 
 
