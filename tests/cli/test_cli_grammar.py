@@ -227,9 +227,9 @@ def test_completion_imports_neither_what_is_heavy_nor_an_event_loop(atoll: Atoll
 
 def test_what_completion_reads_is_where_the_engine_writes_it(atoll: Atoll, box: str) -> None:
     atoll("checkpoint", box, "clean")
-    place = known.Place(atoll.state_dir)
-    names = known.sandboxes(place)
-    found = known.checkpoints(place, box)
+    view = known.NamespaceView(atoll.state_dir)
+    names = known.sandboxes(view)
+    found = known.checkpoints(view, box)
     atoll("checkpoints", box, "--delete", "clean")
     assert names == atoll.names()
     assert [word for word, _ in found] == ["clean", found[0][1]]

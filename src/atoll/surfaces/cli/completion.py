@@ -17,7 +17,7 @@ from atoll.surfaces.cli.grammar import HELP, Argument, Parameter
 from atoll.surfaces.cli.options import RUNTIMES
 
 if TYPE_CHECKING:
-    from atoll.runtime.state.known import Place
+    from atoll.runtime.state.known import NamespaceView
     from atoll.surfaces.cli.command import AtollCommand, AtollGroup
 
 Candidates = list[tuple[str, str]]
@@ -124,31 +124,31 @@ class TypedLine:
             return []
         from atoll.runtime.state import known
 
-        place = self._place()
+        view = self._view()
         if completes == "checkpoint":
             of = self._positional[0] if self._positional else None
-            return known.checkpoints(place, of)
+            return known.checkpoints(view, of)
         if completes == "volume":
-            return [(name, "") for name in known.volumes(place) if name not in self._positional]
+            return [(name, "") for name in known.volumes(view) if name not in self._positional]
         if completes == "approval":
-            return known.approvals(place)
+            return known.approvals(view)
         if completes == "trace":
-            return [(name, "") for name in known.traces(place)]
+            return [(name, "") for name in known.traces(view)]
         if completes == "image":
-            return [(reference, "") for reference in known.images(place)]
+            return [(reference, "") for reference in known.images(view)]
         if completes == "namespace":
-            return [(namespace, "") for namespace in known.namespaces(place.state_dir)]
-        names = [name for name in known.sandboxes(place) if name not in self._positional]
+            return [(namespace, "") for namespace in known.namespaces(view.state_dir)]
+        names = [name for name in known.sandboxes(view) if name not in self._positional]
         return [(f"{name}:" if completes == "place" else name, "") for name in names]
 
-    def _place(self) -> Place:
-        from atoll.runtime.state.known import Place
+    def _view(self) -> NamespaceView:
+        from atoll.runtime.state.known import NamespaceView
         from atoll.settings import Settings
 
         settings = Settings.from_environment()
         given = self._values.get("state_dir")
         state_dir = Settings(state_dir=Path(given)).resolve_state_dir() if given else settings.resolve_state_dir()
-        return Place(state_dir, self._values.get("namespace") or settings.namespace)
+        return NamespaceView(state_dir, self._values.get("namespace") or settings.namespace)
 
 
 def typed_words() -> tuple[list[str], str]:
