@@ -143,6 +143,11 @@ class Engine(ABC):
 
     @property
     @abstractmethod
+    def namespace(self) -> str:
+        """Where the names of its sandboxes, volumes, sessions and warm pools are their own."""
+
+    @property
+    @abstractmethod
     def state_dir(self) -> Path:
         """The state directory of this machine: all that the sandboxes are, or, of those of a server, what this program
         keeps of its work with them, such as the audit log of code."""
