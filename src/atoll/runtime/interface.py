@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Protocol, Self, TypedDict, Unpack
 import anyio
 
 from atoll.contract.errors import SandboxExists, SandboxNotFound
-from atoll.contract.names import DEFAULT_NAMESPACE
 
 if TYPE_CHECKING:
     from pydantic import SecretStr
@@ -151,12 +150,6 @@ class Engine(ABC):
     def state_dir(self) -> Path:
         """The state directory of this machine: all that the sandboxes are, or, of those of a server, what this program
         keeps of its work with them, such as the audit log of code."""
-
-    @property
-    def namespace(self) -> str:
-        """Where the names of its sandboxes, volumes, sessions and warm pools are their own. On a server, the key says
-        whose they are: this is that of what the program keeps in `state_dir`."""
-        return DEFAULT_NAMESPACE
 
     @property
     @abstractmethod
