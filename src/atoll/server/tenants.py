@@ -76,8 +76,8 @@ class TenantPolicy(Frozen):
     images: Annotated[tuple[str, ...], AfterValidator(_check_images)] = Field(
         default=("host",), max_length=_MAX_PATTERNS
     )
-    """Images, as patterns: `host`, `python:3.*`, `ghcr.io/acme/*`, `dir:/srv/images/*`. `*` is any image of any
-    registry, and neither `host` nor one of this machine. Empty: none."""
+    """Images, as patterns: `host`, `python:3.*`, `ghcr.io/acme/*`, `dir:/srv/images/*`. `*` is any image of a registry
+    with a domain name; `host`, images of this machine, and registries by address or port are named. Empty: none."""
     mounts: Annotated[tuple[str, ...], AfterValidator(_check_mounts)] = Field(default=(), max_length=_MAX_PATTERNS)
     """Directories of this machine that may be mounted, they and what is in them: read-only, or as asked for with `:rw`
     at the end. Volumes are the tenant's own. Empty: none."""
