@@ -71,17 +71,22 @@ if TYPE_CHECKING:
         CallerError as CallerError,
         CheckpointExists as CheckpointExists,
         CheckpointNotFound as CheckpointNotFound,
+        DatabaseUnavailable as DatabaseUnavailable,
         DiskFull as DiskFull,
         ExecTimeout as ExecTimeout,
         FileError as FileError,
+        Forbidden as Forbidden,
         GuestProtocolError as GuestProtocolError,
         GuestUnresponsive as GuestUnresponsive,
+        IdempotencyMismatch as IdempotencyMismatch,
         ImageUnavailable as ImageUnavailable,
         InvalidRequest as InvalidRequest,
+        KeyNotFound as KeyNotFound,
         LaunchFailed as LaunchFailed,
         ModelFailed as ModelFailed,
         ModelUnavailable as ModelUnavailable,
         NotCheckpointable as NotCheckpointable,
+        OutcomeUnknown as OutcomeUnknown,
         PathExists as PathExists,
         PathIsDirectory as PathIsDirectory,
         PathNotDirectory as PathNotDirectory,
@@ -90,6 +95,8 @@ if TYPE_CHECKING:
         PortRefused as PortRefused,
         ProcessNotFound as ProcessNotFound,
         ProjectConflict as ProjectConflict,
+        QuotaExceeded as QuotaExceeded,
+        RateLimited as RateLimited,
         RuntimeUnavailable as RuntimeUnavailable,
         SandboxDied as SandboxDied,
         SandboxError as SandboxError,
@@ -97,11 +104,15 @@ if TYPE_CHECKING:
         SandboxNotFound as SandboxNotFound,
         SandboxShutdown as SandboxShutdown,
         ScriptFailed as ScriptFailed,
+        TenantExists as TenantExists,
+        TenantNotFound as TenantNotFound,
         ToolCallError as ToolCallError,
+        Unauthenticated as Unauthenticated,
         Unenforceable as Unenforceable,
         UserNotFound as UserNotFound,
         VolumeExists as VolumeExists,
         VolumeNotFound as VolumeNotFound,
+        WebhookNotFound as WebhookNotFound,
     )
     from atoll.contract.model import (
         Checkpoint as Checkpoint,
@@ -134,12 +145,7 @@ if TYPE_CHECKING:
         NetworkPolicy as NetworkPolicy,
     )
     from atoll.contract.secret import Secret as Secret
-    from atoll.runtime.engine import (
-        CreateOptions as CreateOptions,
-        Engine as Engine,
-        PoolOptions as PoolOptions,
-        open as open,
-    )
+    from atoll.runtime.engine import open as open
     from atoll.runtime.guest.files import Files as Files
     from atoll.runtime.guest.ports import (
         Listener as Listener,
@@ -152,6 +158,13 @@ if TYPE_CHECKING:
     from atoll.runtime.images.store import (
         ImageInfo as ImageInfo,
         ImageStore as ImageStore,
+    )
+    from atoll.runtime.interface import (
+        CreateOptions as CreateOptions,
+        Engine as Engine,
+        Images as Images,
+        PoolOptions as PoolOptions,
+        Volumes as Volumes,
     )
     from atoll.runtime.project.changes import (
         ProjectChange as ProjectChange,
@@ -205,12 +218,13 @@ _HOMES = {
     "atoll.code.tool": "code_tool",
     "atoll.contract.driver": "Capabilities Diagnostic",
     "atoll.contract.errors": """
-        ArchiveRefused AtollError BudgetExceeded CallerError CheckpointExists CheckpointNotFound DiskFull ExecTimeout
-        FileError
-        GuestProtocolError GuestUnresponsive ImageUnavailable InvalidRequest LaunchFailed ModelFailed ModelUnavailable
-        NotCheckpointable PathExists PathIsDirectory PathNotDirectory PathNotFound PermissionDenied
-        PortRefused ProcessNotFound ProjectConflict RuntimeUnavailable SandboxShutdown SandboxDied SandboxError
-        SandboxExists SandboxNotFound ScriptFailed ToolCallError Unenforceable UserNotFound VolumeExists VolumeNotFound
+        ArchiveRefused AtollError BudgetExceeded CallerError CheckpointExists CheckpointNotFound DatabaseUnavailable
+        DiskFull ExecTimeout FileError Forbidden GuestProtocolError GuestUnresponsive IdempotencyMismatch
+        ImageUnavailable InvalidRequest KeyNotFound LaunchFailed ModelFailed ModelUnavailable NotCheckpointable
+        OutcomeUnknown PathExists PathIsDirectory PathNotDirectory PathNotFound PermissionDenied PortRefused
+        ProcessNotFound ProjectConflict QuotaExceeded RateLimited RuntimeUnavailable SandboxDied SandboxError
+        SandboxExists SandboxNotFound SandboxShutdown ScriptFailed TenantExists TenantNotFound ToolCallError
+        Unauthenticated Unenforceable UserNotFound VolumeExists VolumeNotFound WebhookNotFound
     """,
     "atoll.contract.model": """
         Checkpoint ExecBytes ExecResult Exited ExportResult FileChange FileEntry FileStat Gap GcResult Limits
@@ -219,7 +233,8 @@ _HOMES = {
     """,
     "atoll.contract.network": "AuditRecord NetworkPolicy",
     "atoll.contract.secret": "Secret",
-    "atoll.runtime.engine": "CreateOptions Engine PoolOptions open",
+    "atoll.runtime.engine": "open",
+    "atoll.runtime.interface": "CreateOptions Engine Images PoolOptions Volumes",
     "atoll.runtime.guest.files": "Files",
     "atoll.runtime.guest.ports": "Listener PortConnection",
     "atoll.runtime.guest.process": "Process ProcessInput",

@@ -43,10 +43,11 @@ from anyio.from_thread import BlockingPortal
 
 from atoll.contract.errors import InvalidRequest
 from atoll.runtime import engine as asynchronous
+from atoll.runtime.interface import Engine
 from atoll.settings import Settings
 
 CLASSES = {
-    "Engine": "atoll.runtime.engine",
+    "Engine": "atoll.runtime.interface",
     "Sandbox": "atoll.runtime.sandbox",
     "SandboxPool": "atoll.runtime.sandbox_pool",
     "Process": "atoll.runtime.guest.process",
@@ -55,8 +56,10 @@ CLASSES = {
     "ProjectCopy": "atoll.runtime.project.project",
     "Listener": "atoll.runtime.guest.ports",
     "PortConnection": "atoll.runtime.guest.ports",
+    "Images": "atoll.runtime.interface",
     "ImageStore": "atoll.runtime.images.store",
     "LoopStorage": "atoll.runtime.state.loop_storage",
+    "Volumes": "atoll.runtime.interface",
     "VolumeStore": "atoll.runtime.state.volumes",
     "ToolSet": "atoll.tools.tool",
 }
@@ -66,17 +69,17 @@ _CANCEL_S = 30
 """How long Ctrl-C waits for the call that it cancelled. Killing a process tree takes milliseconds."""
 
 
-def open(state_dir: Path | str | None = None, *, settings: Settings | None = None) -> Any:
-    """An engine over `state_dir`, as `atoll.open()` gives, with methods that block.
+def open(state_dir: Path | str | None = None, *, namespace: str | None = None, settings: Settings | None = None) -> Any:
+    """An engine over a namespace of `state_dir`, as `atoll.open()` gives, with methods that block.
 
     Close it with `close()`, or use it as a context manager. One that is forgotten is closed when the program ends.
 
     Raises:
-        InvalidRequest: the state directory cannot be used, or a setting is wrong.
+        InvalidRequest: the state directory cannot be used, or the namespace or a setting is wrong.
     """
     loop = _Loop()
     try:
-        return _BlockingEngine(loop.run(asynchronous.open, state_dir, settings=settings), loop)
+        return _BlockingEngine(loop.run(asynchronous.open, state_dir, namespace=namespace, settings=settings), loop)
     except BaseException:
         loop.stop()
         raise
@@ -265,7 +268,7 @@ async def _pull(values: Iterator[Any]) -> AsyncIterator[Any]:
 @functools.cache
 def _face(kind: type) -> type[Blocking] | None:
     """The class that wraps objects of `kind`. None: they are passed through."""
-    if kind is asynchronous.Engine:
+    if issubclass(kind, Engine):
         return _BlockingEngine
     enters, iterates = hasattr(kind, "__aenter__"), hasattr(kind, "__anext__")
     ours = kind.__module__.partition(".")[0] == "atoll"

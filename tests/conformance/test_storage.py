@@ -23,6 +23,7 @@ import atoll
 from atoll import Capabilities, DiskFull, Engine, InvalidRequest, Limits, Mount, Sandbox, Unenforceable
 from atoll.contract.model import RuntimeName
 from atoll.runtime.state.checkpoints import Checkpoints
+from atoll.runtime.state.store import StateStore
 from atoll.testing.leaks import BOUND_S, Ledger
 from atoll.testing.waiting import eventually
 
@@ -111,7 +112,7 @@ async def stored(
 
 @pytest.fixture
 def able(stored: Engine, runtime_name: RuntimeName) -> Capabilities:
-    return stored.drivers()[runtime_name].capabilities
+    return stored.runtimes()[runtime_name]
 
 
 @pytest.fixture
@@ -223,7 +224,7 @@ async def test_a_copy_of_a_running_sandbox_shares_what_it_wrote_and_is_gone_with
         checkpoint = await sandbox.checkpoint()
         run("sync", "-f", mounted.path)
         assert shutil.disk_usage(mounted.path).used - before < 40 * MIB  # with runsc there is its memory
-        copy, *_ = Checkpoints(mounted.state_dir, str).read(checkpoint.id).layers
+        copy, *_ = Checkpoints(StateStore(mounted.state_dir)).read(checkpoint.id).layers
         found = layers / copy.id
         assert not (found / "work").exists() or checkpoint.with_memory
         if mounted.kind == "btrfs":
@@ -262,7 +263,7 @@ async def test_a_file_system_in_a_file_is_made_found_again_and_removed(
         made = await engine.storage.init(SIZE, kind)
         assert (made.filesystem, made.image, made.reflinks, made.snapshots) == (kind, image, True, kind == "btrfs")
         assert image.stat().st_blocks * 512 < SIZE // 4
-        assert {driver.capabilities.disk_limit for driver in engine.drivers().values()} == {made.disk_limit}
+        assert {able.disk_limit for able in engine.runtimes().values()} == {made.disk_limit}
         with pytest.raises(InvalidRequest, match="already"):
             await engine.storage.init(SIZE)
         limits = Limits(disk_bytes=LIMIT) if made.disk_limit else None

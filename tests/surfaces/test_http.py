@@ -8,7 +8,7 @@ import pytest
 
 from atoll.contract import errors
 from atoll.contract.model import ExecResult
-from atoll.surfaces.http import status_of
+from atoll.surfaces.door import status_of
 
 TIMED_OUT = ExecResult(exit_code=137, duration_s=1, timed_out=True, stdout="", stderr="")
 
@@ -23,6 +23,17 @@ TIMED_OUT = ExecResult(exit_code=137, duration_s=1, timed_out=True, stdout="", s
         (errors.CheckpointNotFound("label", {}), 404),
         (errors.ProcessNotFound("gone"), 404),
         (errors.SandboxExists("box"), 409),
+        (errors.Unauthenticated("no key"), 401),
+        (errors.Forbidden("not yours"), 403),
+        (errors.QuotaExceeded("sandboxes", used=3, asked=1, allowed=3), 403),
+        (errors.RateLimited(60, 1.0), 429),
+        (errors.IdempotencyMismatch("another request"), 422),
+        (errors.OutcomeUnknown("interrupted"), 409),
+        (errors.TenantNotFound("acme"), 404),
+        (errors.TenantExists("acme"), 409),
+        (errors.KeyNotFound("k1"), 404),
+        (errors.WebhookNotFound("w1"), 404),
+        (errors.DatabaseUnavailable("gone"), 503),
         (errors.ImageUnavailable("unreachable"), 503),
         (errors.RuntimeUnavailable("not installed"), 503),
         (errors.ModelUnavailable("overloaded"), 503),

@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 
 from atoll.contract.errors import InvalidRequest
 from atoll.contract.frozen import AfterValidator, Field, Frozen, FrozenRequest
-from atoll.contract.names import check_env, check_name
+from atoll.contract.names import DEFAULT_NAMESPACE, check_env, check_name
 from atoll.contract.network import NetworkPolicy, PackageIndexes
 
 VOLUME_PREFIX = "volume:"
@@ -108,6 +108,10 @@ class Mount(FrozenRequest):
         return f"{self.source}:{self.target}:{'ro' if self.is_read_only else 'rw'}"
 
 
+class ResolvedMount(Mount):
+    """A mount whose source has been checked: it has no symlinks, and is refused if there is one in it later."""
+
+
 class SandboxSpec(Frozen):
     """What was requested for a sandbox. Kept in its manifest for as long as it exists."""
 
@@ -144,11 +148,13 @@ class SandboxSpec(Frozen):
 class SandboxInfo(Frozen):
     """A sandbox as `list` shows it.
 
-    Of one whose record cannot be read only the id and the name are known: `status` is `error`, `reason` says why,
-    `runtime` is `unknown`, `image` and `user` are empty. It can be destroyed.
+    Of one whose record cannot be read only the id, the namespace and the name are known: `status` is `error`, `reason`
+    says why, `runtime` is `unknown`, `image` and `user` are empty. It can be destroyed.
     """
 
     id: str
+    namespace: str = DEFAULT_NAMESPACE
+    """Where its name is its own. An engine sees one namespace."""
     name: str
     status: Status
     reason: str | None = None

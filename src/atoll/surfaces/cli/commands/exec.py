@@ -31,7 +31,7 @@ from atoll.surfaces.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from atoll.runtime.engine import Engine
+    from atoll.runtime.interface import Engine
     from atoll.runtime.sandbox import Sandbox
     from atoll.surfaces.cli.cells import CodeOptions
     from atoll.surfaces.cli.sandbox_options import SandboxOptions
@@ -165,6 +165,7 @@ def exec(  # noqa: PLR0913, PLR0917 - each is an option of the command
 
         status = direct_exec.attempt(
             context.state_dir,
+            context.namespace,
             name,
             words,
             env=variables,
