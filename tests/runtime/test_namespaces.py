@@ -13,7 +13,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import anyio
 import pytest
@@ -24,7 +24,7 @@ from atoll.code.audit import CodeAudit
 from atoll.code.results import CallRecord
 from atoll.contract.errors import AtollError, InvalidRequest, SandboxDied, SandboxNotFound
 from atoll.contract.model import Limits, Mount
-from atoll.runtime.engine import Engine
+from atoll.runtime.interface import Engine
 from atoll.runtime.previews.router import label_of
 from atoll.runtime.state.volumes import VolumeStore
 from atoll.testing.waiting import eventually
@@ -151,12 +151,12 @@ WALK: dict[str, list[Call]] = {
 VOLUME_WALK: dict[str, list[Call]] = {
     "get": [lambda e, w: e.volumes.get(w.volume), lambda e, w: e.volumes.get(f"team:{w.volume}")],
     "export": [lambda e, w: e.volumes.export(w.volume, "/nowhere")],
-    "path": [lambda e, w: asyncio.to_thread(e.volumes.path, w.volume)],
+    "path": [lambda e, w: asyncio.to_thread(cast(VolumeStore, e.volumes).path, w.volume)],
     "remove": [lambda e, w: e.volumes.remove(w.volume)],
 }
 NAMES_NOTHING_OLD = {
     *("get_or_create", "import_", "warm", "warm_pools", "remove_warm_pools", "wait_refilled"),
-    *("aclose", "drivers", "doctor", "effective_limits"),
+    *("aclose", "runtimes", "doctor", "effective_limits", "check_options"),
     *("gc", "remove_abandoned", "unreadable_records"),
 }
 """Methods that are told of nothing that exists. What those of the first line make and show is tested below; those of
