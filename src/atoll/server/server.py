@@ -109,8 +109,8 @@ class Server:
             undo.push_async_callback(idempotency.aclose)
             server = cls(settings, database, idempotency)
             await server._make_default_tenant()
-            server.first_key = await server.keys.create_first("first") if makes_key else None
             await server.previews.load()
+            server.first_key = await server.keys.create_first("first") if makes_key else None
             undo.pop_all()
         return server
 
@@ -193,6 +193,16 @@ class Server:
         await self.aclose()
 
 
+async def _again(part: Callable[[], Awaitable[None]]) -> None:
+    """Go on when the database does not answer for a while, or a tenant is deleted in between."""
+    while True:
+        try:
+            await part()
+        except* (AtollError, OSError, IntegrityError) as failed:
+            _log.warning("%s failed and is begun again: %s", part.__qualname__, failed.exceptions[0])
+        await anyio.sleep(_RETRY_S)
+
+
 async def _contents(engine: Engine) -> dict[str, int]:
     """How much a namespace has of what belongs to one."""
     return {
@@ -214,13 +224,3 @@ async def _destroy_contents(engine: Engine) -> None:
     for volume in await engine.volumes.list():
         with suppress(VolumeNotFound):
             await engine.volumes.remove(volume.name)
-
-
-async def _again(part: Callable[[], Awaitable[None]]) -> None:
-    """Go on when the database does not answer for a while, or a tenant is deleted in between."""
-    while True:
-        try:
-            await part()
-        except* (AtollError, OSError, IntegrityError) as failed:
-            _log.warning("%s failed and is begun again: %s", part.__qualname__, failed.exceptions[0])
-        await anyio.sleep(_RETRY_S)
