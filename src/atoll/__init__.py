@@ -220,8 +220,8 @@ _HOMES = {
     "atoll.contract.driver": "Capabilities Diagnostic",
     "atoll.contract.errors": """
         ArchiveRefused AtollError BudgetExceeded CallerError CheckpointExists CheckpointNotFound DatabaseUnavailable
-        DiskFull ExecTimeout FileError Forbidden GuestProtocolError GuestUnresponsive IdempotencyMismatch
-        ImageNotFound ImageUnavailable InvalidRequest KeyNotFound LaunchFailed ModelFailed ModelUnavailable NotCheckpointable
+        DiskFull ExecTimeout FileError Forbidden GuestProtocolError GuestUnresponsive IdempotencyMismatch ImageNotFound
+        ImageUnavailable InvalidRequest KeyNotFound LaunchFailed ModelFailed ModelUnavailable NotCheckpointable
         OutcomeUnknown PathExists PathIsDirectory PathNotDirectory PathNotFound PermissionDenied PortRefused
         ProcessNotFound ProjectConflict QuotaExceeded RateLimited RuntimeUnavailable SandboxDied SandboxError
         SandboxExists SandboxNotFound SandboxShutdown ScriptFailed TenantExists TenantNotFound ToolCallError
