@@ -18,9 +18,10 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import anyio
-from fastapi import APIRouter, Header, Path, Request, Response
-from pydantic import Base64Bytes, BaseModel, ConfigDict, Field, model_validator
+from fastapi import APIRouter, Header, Request, Response
+from pydantic import Base64Bytes, Field, model_validator
 from pydantic_core import to_json
+from starlette.types import Receive
 
 from atoll.contract.errors import AtollError, ExecTimeout, InvalidRequest
 from atoll.contract.frozen import pydantic_model
@@ -28,7 +29,10 @@ from atoll.contract.model import ExecOutcome, ExecResult, Exited, Output
 from atoll.runtime.guest.process import Collector, Process
 from atoll.surfaces.rest.caller import ApiRoute, Caller, Executor
 from atoll.surfaces.rest.errors import failures
-from atoll.surfaces.rest.sse import BEGUN, MEDIA_TYPE, EventStream, encode_event
+from atoll.surfaces.rest.event_stream import BEGUN, MEDIA_TYPE, EventStream, ServerEvent, revoked
+from atoll.surfaces.rest.idempotent import IdempotencyKey, once
+from atoll.surfaces.rest.pages import JsonBody, RequestBody
+from atoll.surfaces.rest.sandboxes import SandboxPath, find
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,20 +41,17 @@ if TYPE_CHECKING:
 
 MAX_OUTPUT_BYTES = 16 * 1024 * 1024
 """What one answer holds of stdout and of stderr. There is no such bound on events."""
+MAX_STORED_BYTES = 1024 * 1024
+"""The same of an answer that can be asked for again."""
+CLIENT_LEFT = 499
+"""The status, which nobody reads, of a request whose client has left: nginx's."""
 _WATCH_AFTER_S = 0.05
 """A client is watched for leaving once its command has run for so long: most have ended by then, and a task for each
 would cost a tenth of what they do."""
 
 Encoding = Literal["text", "base64"]
-SandboxPath = Annotated[str, Path(description="The name or the id of the sandbox.")]
 
 router = APIRouter(prefix="/api/v1/sandboxes/{sandbox}", tags=["exec"], route_class=ApiRoute)
-
-
-class RequestBody(BaseModel):
-    """The base of bodies: unknown fields are refused."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
 class CommandBody(RequestBody):
@@ -95,7 +96,7 @@ class ExecBody(CommandBody):
 
 @router.post(
     "/exec",
-    operation_id="exec",
+    operation_id="sandboxes_exec",
     response_model=pydantic_model(ExecResult),
     responses={
         200: {
@@ -110,24 +111,30 @@ class ExecBody(CommandBody):
     },
 )
 async def run_command(
+    request: Request,
     caller: Executor,
     sandbox: SandboxPath,
-    body: ExecBody,
-    request: Request,
-    accept: Annotated[str | None, Header()] = None,
-    idempotency_key: Annotated[str | None, Header()] = None,
+    body: Annotated[ExecBody, JsonBody()],
+    key: IdempotencyKey = None,
+    accept: Annotated[str | None, Header(include_in_schema=False)] = None,
 ) -> Response:
     """Run a command to its end. If the client leaves before that, the command is killed with all that it started."""
-    opened = await caller.engine.get(sandbox)
+    opened = await find(caller, sandbox)
     if wants_events(accept):
-        if idempotency_key is not None:
-            raise InvalidRequest("Idempotency-Key is given, and events are asked for, which cannot be sent again")
+        if key is not None:
+            raise InvalidRequest("Idempotency-Key is given with Accept: text/event-stream; events cannot be repeated")
         return await EventStream.begin(caller, _events(opened, body))
-    with gone_client(request) as left:
-        outcome = await _run(opened, body)
-    if left():
-        return Response(status_code=499)  # nobody reads it
-    return Response(to_json(outcome), media_type="application/json")
+    if key is not None and body.output_limit_bytes > MAX_STORED_BYTES:
+        raise InvalidRequest(f"output_limit_bytes may be {MAX_STORED_BYTES} with an Idempotency-Key: the answer is stored")
+    async with once(caller, request, key) as made:
+        if made.replay is not None:
+            return made.replay
+        made.require_not_interrupted()
+        with until_left(caller, request.receive) as left:
+            outcome = await _run(opened, body)
+        if left():
+            return made.give(Response(b"", CLIENT_LEFT))
+        return made.give(Response(to_json(outcome), media_type="application/json"))
 
 
 def wants_events(accept: str | None) -> bool:
@@ -136,21 +143,22 @@ def wants_events(accept: str | None) -> bool:
 
 
 @contextmanager
-def gone_client(request: Request) -> Iterator[Callable[[], bool]]:
-    """A context that is cancelled when the client has left. Gives a function that says, afterwards, whether it was.
+def until_left(caller: Caller, receive: Receive) -> Iterator[Callable[[], bool]]:
+    """A context that is cancelled when the client has left, or its key was revoked. Gives a function that says,
+    afterwards, whether it was. The body of the request must have been read."""
+    watching: list[asyncio.Task[None]] = []
 
-    The body of the request must have been read.
-    """
-    watching: asyncio.Task[None] | None = None
-
-    async def watch() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
+    async def watch_client() -> None:
+        while (await receive())["type"] != "http.disconnect":
             pass
         scope.cancel()
 
+    async def watch_key() -> None:
+        await revoked(caller)
+        scope.cancel()
+
     def begin() -> None:
-        nonlocal watching
-        watching = asyncio.create_task(watch())
+        watching.extend((asyncio.create_task(watch_client()), asyncio.create_task(watch_key())))
 
     timer = asyncio.get_running_loop().call_later(_WATCH_AFTER_S, begin)
     with anyio.CancelScope() as scope:
@@ -158,8 +166,8 @@ def gone_client(request: Request) -> Iterator[Callable[[], bool]]:
             yield lambda: scope.cancelled_caught
         finally:
             timer.cancel()
-            if watching is not None:
-                watching.cancel()
+            for task in watching:
+                task.cancel()
 
 
 async def _run(sandbox: Sandbox, body: ExecBody) -> dict[str, Any]:
@@ -211,7 +219,7 @@ def _encoded(outcome: ExecOutcome, out: Collector, err: Collector) -> dict[str, 
 # -------------------------------------------------------------------------------------------------------------- events
 
 
-async def _events(sandbox: Sandbox, body: ExecBody) -> AsyncGenerator[bytes, None]:
+async def _events(sandbox: Sandbox, body: ExecBody) -> AsyncGenerator[ServerEvent, None]:
     """Ends with the command, and the command with it."""
     given = body.input
     process = await sandbox.spawn(
@@ -232,7 +240,7 @@ async def _events(sandbox: Sandbox, body: ExecBody) -> AsyncGenerator[bytes, Non
         async for event in process:
             if isinstance(event, Output):
                 if data := encoders[event.stream].encode(event.data):
-                    yield encode_event(event.stream, data)
+                    yield ServerEvent(event.stream, data)
             elif isinstance(event, Exited):
                 outcome |= event.model_dump(mode="json", exclude={"stdout_total", "stderr_total"})
     except ExecTimeout as error:
@@ -243,8 +251,8 @@ async def _events(sandbox: Sandbox, body: ExecBody) -> AsyncGenerator[bytes, Non
         await process.aclose()
     for stream, encoder in encoders.items():
         if data := encoder.finish():
-            yield encode_event(stream, data)
-    yield encode_event("end", outcome)
+            yield ServerEvent(stream, data)
+    yield ServerEvent("end", outcome)
 
 
 async def _feed(process: Process, given: bytes | str) -> None:

@@ -17,28 +17,30 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
+import logging
 import posixpath
 import re
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from datetime import UTC, datetime
 from email.utils import format_datetime
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, Self
 from urllib.parse import quote, unquote_to_bytes
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
-from pydantic import Base64Bytes, Field, model_validator
+from pydantic import Base64Bytes, Field
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from atoll.contract.errors import AtollError, InvalidRequest
 from atoll.contract.model import FileChange, FileEntry, FileKind, FileStat, Match
 from atoll.runtime.guest.files import MAX_CONTEXT, MAX_EXCLUDES, Files
-from atoll.surfaces.rest.caller import ApiRoute, Executor, Reader
+from atoll.surfaces.rest.caller import ApiRoute, Caller, Executor, Reader
 from atoll.surfaces.rest.errors import failures
-from atoll.surfaces.rest.exec import RequestBody, SandboxPath
-from atoll.surfaces.rest.sse import BEGUN, MEDIA_TYPE, EventStream, encode_event
+from atoll.surfaces.rest.exec import until_left
+from atoll.surfaces.rest.pages import After, JsonBody, Limit, RequestBody
+from atoll.surfaces.rest.sandboxes import SandboxPath, find
+from atoll.surfaces.rest.event_stream import BEGUN, MEDIA_TYPE, EventStream, ServerEvent
 
 MAX_FOUND = 10_000
 """Entries or matches of one answer."""
@@ -53,6 +55,7 @@ _CONTENT_HEADERS = {
 _RANGE = re.compile(r"bytes=(\d{0,19})-(\d{0,19})")
 _BINARY: dict[str, Any] = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 _TAR: dict[str, Any] = {"application/x-tar": {"schema": {"type": "string", "format": "binary"}}}
+_log = logging.getLogger(__name__)
 
 router = APIRouter(prefix="/api/v1/sandboxes/{sandbox}/files", tags=["files"], route_class=ApiRoute)
 
@@ -233,11 +236,15 @@ def _match_fields(match: Match) -> dict[str, Any]:
 
 
 class FileStream(Response):
-    """The contents of a file, or an archive, in chunks of up to 256 KiB. Ends early with an error in the middle, or
-    with the client."""
+    """The contents of a file, or an archive, in chunks of up to 256 KiB. Get one from `begin`.
+
+    What goes wrong in the middle, or a key that is revoked, cuts the answer off: it is not ended properly, which
+    clients notice by its length or by its last chunk.
+    """
 
     def __init__(
         self,
+        caller: Caller,
         chunks: AsyncGenerator[bytes, None],
         headers: dict[str, str],
         *,
@@ -248,29 +255,36 @@ class FileStream(Response):
         self.media_type = media_type
         self.background = None
         self.init_headers(headers)
+        self._caller = caller
         self._chunks = chunks
+        self._first = b""
 
     @classmethod
-    async def begin(cls, chunks: AsyncGenerator[bytes, None], headers: dict[str, str], **options: Any) -> FileStream:
-        """The answer, once there are first bytes, or none. What fails before that is raised here."""
-        first = await anext(chunks, b"")
-
-        async def all_chunks() -> AsyncGenerator[bytes, None]:
-            async with aclosing(chunks):
-                yield first
-                async for chunk in chunks:
-                    yield chunk
-
-        return cls(all_chunks(), headers, **options)
+    async def begin(
+        cls, caller: Caller, chunks: AsyncGenerator[bytes, None], headers: dict[str, str], **options: Any
+    ) -> Self:
+        """The answer, once there are first bytes, or none. What goes wrong before that is raised here."""
+        stream = cls(caller, chunks, headers, **options)
+        stream._first = await anext(chunks, b"")
+        return stream
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # Without a task that waits for the client to leave: `send` returns then, and the rest is read and dropped
-        # until `is_gone` is looked at, which costs nothing per chunk.
+        length = self.headers.get("content-length")
+        left_bytes = None if length is None else int(length) - len(self._first)
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        async with aclosing(self._chunks) as chunks:
-            async for chunk in chunks:
-                await send({"type": "http.response.body", "body": chunk, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        await send({"type": "http.response.body", "body": self._first, "more_body": True})
+        try:
+            with until_left(self._caller, receive) as left:
+                async with aclosing(self._chunks) as chunks:
+                    async for chunk in chunks:
+                        await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                        if left_bytes is not None:
+                            left_bytes -= len(chunk)
+        except AtollError as error:
+            _log.warning("request %s was cut off: %s", self._caller.request_id, error)
+            return
+        if not left() and not left_bytes:  # else the file has become shorter meanwhile
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 def _etag(stat: FileStat) -> str:
@@ -355,7 +369,7 @@ async def read_file(
     A file whose size the kernel does not know, as those in /proc, is sent whole and without a length. If a file is
     changed while it is read, the answer may be cut off, which its length shows.
     """
-    files = (await caller.engine.get(sandbox)).files
+    files = (await find(caller, sandbox)).files
     stat = await files.stat(path, user=user)
     etag = _etag(stat)
     headers = {
@@ -368,7 +382,7 @@ async def read_file(
         return Response(status_code=304, headers=headers)
     if stat.kind != "file" or not stat.size:
         # A directory and the like raise what reading them raises.
-        return await FileStream.begin(files.stream(path, user=user), headers)
+        return await FileStream.begin(caller, files.stream(path, user=user), headers)
     headers["accept-ranges"] = "bytes"
     if_range_holds = if_range is None or (if_range == etag and not etag.startswith("W/"))
     span = _span(range, stat.size) if range is not None and if_range_holds else None
@@ -380,7 +394,7 @@ async def read_file(
     if request.method == "HEAD":
         return Response(status_code=status, headers=headers, media_type="application/octet-stream")
     return await FileStream.begin(
-        files.stream(path, offset=start, limit=end - start, user=user), headers, status=status
+        caller, files.stream(path, offset=start, limit=end - start, user=user), headers, status=status
     )
 
 
@@ -407,7 +421,7 @@ async def write_file(
 
     The file is replaced when all of it has arrived and is on the disk; if the request breaks off, it is as it was.
     """
-    files = (await caller.engine.get(sandbox)).files
+    files = (await find(caller, sandbox)).files
     size = await files.write_bytes(
         path,
         _body(request),
@@ -439,7 +453,7 @@ async def remove_file(
     missing_ok: bool = False,
 ) -> Response:
     """Remove a file, a symlink (never its target) or a directory."""
-    await (await caller.engine.get(sandbox)).files.remove(path, recursive=recursive, missing_ok=missing_ok, user=user)
+    await (await find(caller, sandbox)).files.remove(path, recursive=recursive, missing_ok=missing_ok, user=user)
     return Response(status_code=204)
 
 
@@ -455,7 +469,7 @@ async def stat_file(
     follow: Annotated[bool, Query(description="False: of a symlink itself.")] = True,
 ) -> dict[str, Any]:
     """The attributes of a file, a directory or a symlink."""
-    return _stat_fields(await (await caller.engine.get(sandbox)).files.stat(path, follow=follow, user=user))
+    return _stat_fields(await (await find(caller, sandbox)).files.stat(path, follow=follow, user=user))
 
 
 @router.get("/list", operation_id="files_list", response_model=EntryList, responses=failures(404, 409, 502, 504))
@@ -471,7 +485,7 @@ async def list_directory(
     last = _decoded(after, "after")
     found = [
         (raw, each)
-        for each in await (await caller.engine.get(sandbox)).files.list(path, user=user)
+        for each in await (await find(caller, sandbox)).files.list(path, user=user)
         if (raw := each.name.encode("utf-8", "surrogateescape")) > (last or b"")
     ]
     found.sort(key=lambda pair: pair[0])
@@ -508,39 +522,39 @@ class ChownBody(_PathBody):
 
 
 @router.post("/mkdir", operation_id="files_mkdir", status_code=204, responses=failures(404, 409, 502, 504, 507))
-async def make_directory(caller: Executor, sandbox: SandboxPath, body: MkdirBody) -> Response:
+async def make_directory(caller: Executor, sandbox: SandboxPath, body: Annotated[MkdirBody, JsonBody()]) -> Response:
     """Make a directory."""
-    files = (await caller.engine.get(sandbox)).files
+    files = (await find(caller, sandbox)).files
     await files.mkdir(body.source, parents=body.parents, mode=body.mode, user=body.user)
     return Response(status_code=204)
 
 
 @router.post("/rename", operation_id="files_rename", status_code=204, responses=failures(404, 409, 502, 504, 507))
-async def rename_file(caller: Executor, sandbox: SandboxPath, body: RenameBody) -> Response:
+async def rename_file(caller: Executor, sandbox: SandboxPath, body: Annotated[RenameBody, JsonBody()]) -> Response:
     """Rename `path` to `target`, atomically. A file or an empty directory that is there is replaced."""
-    files = (await caller.engine.get(sandbox)).files
+    files = (await find(caller, sandbox)).files
     await files.rename(body.source, body.destination, parents=body.parents, user=body.user)
     return Response(status_code=204)
 
 
 @router.post("/symlink", operation_id="files_symlink", status_code=204, responses=failures(404, 409, 502, 504, 507))
-async def make_symlink(caller: Executor, sandbox: SandboxPath, body: SymlinkBody) -> Response:
+async def make_symlink(caller: Executor, sandbox: SandboxPath, body: Annotated[SymlinkBody, JsonBody()]) -> Response:
     """Make a symlink at `path` to `target`, which need not exist."""
-    await (await caller.engine.get(sandbox)).files.symlink(body.source, body.destination, user=body.user)
+    await (await find(caller, sandbox)).files.symlink(body.source, body.destination, user=body.user)
     return Response(status_code=204)
 
 
 @router.post("/chmod", operation_id="files_chmod", status_code=204, responses=failures(404, 409, 502, 504))
-async def change_mode(caller: Executor, sandbox: SandboxPath, body: ChmodBody) -> Response:
+async def change_mode(caller: Executor, sandbox: SandboxPath, body: Annotated[ChmodBody, JsonBody()]) -> Response:
     """Set the permission bits."""
-    await (await caller.engine.get(sandbox)).files.chmod(body.source, body.mode, user=body.user)
+    await (await find(caller, sandbox)).files.chmod(body.source, body.mode, user=body.user)
     return Response(status_code=204)
 
 
 @router.post("/chown", operation_id="files_chown", status_code=204, responses=failures(404, 409, 502, 504))
-async def change_owner(caller: Executor, sandbox: SandboxPath, body: ChownBody) -> Response:
+async def change_owner(caller: Executor, sandbox: SandboxPath, body: Annotated[ChownBody, JsonBody()]) -> Response:
     """Give a file to a user inside and to that user's group. A symlink is given away itself."""
-    files = (await caller.engine.get(sandbox)).files
+    files = (await find(caller, sandbox)).files
     await files.chown(body.source, body.owner, recursive=body.recursive, user=body.user or "root")
     return Response(status_code=204)
 
@@ -562,7 +576,7 @@ async def find_files(
 
     If there are as many as `limit`, there may be more.
     """
-    files = (await caller.engine.get(sandbox)).files
+    files = (await find(caller, sandbox)).files
     found = await files.glob(pattern, cwd=path, hidden=hidden, limit=limit, user=user)
     return {"items": [_entry_fields(each) for each in found]}
 
@@ -585,7 +599,7 @@ async def search_files(
 
     If there are as many as `limit`, there may be more.
     """
-    found = await (await caller.engine.get(sandbox)).files.grep(
+    found = await (await find(caller, sandbox)).files.grep(
         pattern,
         path,
         literal=literal,
@@ -622,16 +636,16 @@ async def watch_files(
     recursive: bool = True,
 ) -> Response:
     """The changes at or below a path, from now on."""
-    files = (await caller.engine.get(sandbox)).files
+    files = (await find(caller, sandbox)).files
     return await EventStream.begin(caller, _changes(files, path, recursive=recursive, user=user))
 
 
-async def _changes(files: Files, path: str, *, recursive: bool, user: str | None) -> AsyncGenerator[bytes, None]:
+async def _changes(files: Files, path: str, *, recursive: bool, user: str | None) -> AsyncGenerator[ServerEvent, None]:
     async with files.watch(path, recursive=recursive, user=user) as changes:
         yield BEGUN
-        yield encode_event("ready", {})
+        yield ServerEvent("ready", {})
         async for change in changes:
-            yield encode_event("change", _change_fields(change))
+            yield ServerEvent("change", _change_fields(change))
 
 
 def _change_fields(change: FileChange) -> dict[str, Any]:
@@ -660,10 +674,10 @@ async def read_archive(
 
     An archive that is cut off by an error is not ended properly: neither the tar nor the transfer.
     """
-    files = (await caller.engine.get(sandbox)).files
+    files = (await find(caller, sandbox)).files
     headers = {**_CONTENT_HEADERS, "content-disposition": _disposition(path, ".tar")}
     chunks = files.tar_out(path, inside=inside, exclude=exclude, user=user)
-    return await FileStream.begin(chunks, headers, media_type="application/x-tar")
+    return await FileStream.begin(caller, chunks, headers, media_type="application/x-tar")
 
 
 @router.put(
@@ -680,5 +694,5 @@ async def unpack_archive(
 
     Nothing is written outside of it. What was unpacked before an error stays.
     """
-    files = (await caller.engine.get(sandbox)).files
+    files = (await find(caller, sandbox)).files
     return {"size": await files.tar_in(path, _body(request), user=user)}

@@ -17,12 +17,13 @@ from fastapi import APIRouter, Header, Path, Query, Request, Response
 from pydantic import Field
 
 from atoll.contract.errors import InvalidRequest, ProcessNotFound
-from atoll.contract.frozen import pydantic_model
 from atoll.contract.model import Gap, Output, ProcessInfo, SystemProcess
 from atoll.surfaces.rest.caller import ApiRoute, Executor, Reader
 from atoll.surfaces.rest.errors import failures
-from atoll.surfaces.rest.exec import CommandBody, Encoding, OutputEncoder, RequestBody, SandboxPath, gone_client
-from atoll.surfaces.rest.sse import BEGUN, MEDIA_TYPE, EventStream, encode_event
+from atoll.surfaces.rest.exec import CLIENT_LEFT, CommandBody, Encoding, OutputEncoder, until_left
+from atoll.surfaces.rest.pages import After, JsonBody, Limit, Page, RequestBody, answer, page_answer
+from atoll.surfaces.rest.sandboxes import SandboxPath, find
+from atoll.surfaces.rest.event_stream import BEGUN, MEDIA_TYPE, EventStream, ServerEvent
 
 if TYPE_CHECKING:
     from atoll.runtime.sandbox import Sandbox
@@ -57,39 +58,23 @@ class SignalBody(RequestBody):
     """True: to every process that it started as well."""
 
 
-ProcessInfoBody = pydantic_model(ProcessInfo)
-SystemProcessBody = pydantic_model(SystemProcess)
-
-
-class ProcessList(RequestBody):
-    items: list[ProcessInfoBody]  # type: ignore[valid-type]
-    next: str | None = None
-    """Unset: these are all."""
-
-
-class SystemProcessList(RequestBody):
-    items: list[SystemProcessBody]  # type: ignore[valid-type]
-    next: str | None = None
-    """Unset: these are all."""
-
-
-@router.get("/processes", operation_id="processes_list", response_model=ProcessList, responses=failures(404, 409, 502, 504))
-async def list_processes(caller: Reader, sandbox: SandboxPath) -> dict[str, Any]:
+@router.get("/processes", operation_id="processes_list", response_model=Page[ProcessInfo], responses=failures(404, 409, 502, 504))
+async def list_processes(caller: Reader, sandbox: SandboxPath, limit: Limit = 100, after: After = None) -> Response:
     """The commands that were started through the API: those that run, and the last 64 that ended, by number."""
-    found = await (await caller.engine.get(sandbox)).processes()
-    return {"items": [each.model_dump() for each in sorted(found, key=lambda each: each.id)]}
+    found = await (await find(caller, sandbox)).processes()
+    return page_answer(found, lambda each: f"{each.id:016}", limit, after)
 
 
 @router.post(
     "/processes",
     operation_id="processes_spawn",
     status_code=201,
-    response_model=ProcessInfoBody,
+    response_model=ProcessInfo,
     responses=failures(404, 409, 422, 502, 504),
 )
-async def spawn_process(caller: Executor, sandbox: SandboxPath, body: SpawnBody) -> dict[str, Any]:
+async def spawn_process(caller: Executor, sandbox: SandboxPath, body: Annotated[SpawnBody, JsonBody()]) -> Response:
     """Start a command, and leave it running: it ends by itself, when it is killed, or with its sandbox."""
-    opened = await caller.engine.get(sandbox)
+    opened = await find(caller, sandbox)
     process = await opened.spawn(
         body.command,
         env=body.env,
@@ -100,25 +85,31 @@ async def spawn_process(caller: Executor, sandbox: SandboxPath, body: SpawnBody)
         pty=None if body.pty is None else (body.pty.rows, body.pty.cols),
     )
     await process.detach()
-    return (await find_process(opened, process.id)).model_dump()
+    return answer(
+        await find_process(opened, process.id),
+        201,
+        {"Location": f"/api/v1/sandboxes/{opened.name}/processes/{process.id}"},
+    )
 
 
-@router.get("/ps", operation_id="processes_ps", response_model=SystemProcessList, responses=failures(404, 409, 502, 504))
-async def list_system_processes(caller: Reader, sandbox: SandboxPath) -> dict[str, Any]:
-    """All processes in the sandbox."""
-    found = await (await caller.engine.get(sandbox)).ps()
-    return {"items": [each.model_dump() for each in found]}
+@router.get("/ps", operation_id="processes_ps", response_model=Page[SystemProcess], responses=failures(404, 409, 502, 504))
+async def list_system_processes(
+    caller: Reader, sandbox: SandboxPath, limit: Limit = 1000, after: After = None
+) -> Response:
+    """All processes in the sandbox, by their pid."""
+    found = await (await find(caller, sandbox)).ps()
+    return page_answer(found, lambda each: f"{each.pid:016}", limit, after)
 
 
 @router.get(
     "/processes/{process}",
     operation_id="processes_get",
-    response_model=ProcessInfoBody,
+    response_model=ProcessInfo,
     responses=failures(404, 409, 502, 504),
 )
-async def get_process(caller: Reader, sandbox: SandboxPath, process: ProcessId) -> dict[str, Any]:
+async def get_process(caller: Reader, sandbox: SandboxPath, process: ProcessId) -> Response:
     """A command that was started through the API."""
-    return (await find_process(await caller.engine.get(sandbox), process)).model_dump()
+    return answer(await find_process(await find(caller, sandbox), process))
 
 
 @router.delete(
@@ -126,7 +117,7 @@ async def get_process(caller: Reader, sandbox: SandboxPath, process: ProcessId) 
 )
 async def kill_process(caller: Executor, sandbox: SandboxPath, process: ProcessId) -> Response:
     """Kill a process with all that it started. When this is answered, nothing of it is left."""
-    await (await caller.engine.get(sandbox)).kill(process)
+    await (await find(caller, sandbox)).kill(process)
     return Response(status_code=204)
 
 
@@ -136,9 +127,9 @@ async def kill_process(caller: Executor, sandbox: SandboxPath, process: ProcessI
     status_code=204,
     responses=failures(404, 409, 502, 504),
 )
-async def signal_process(caller: Executor, sandbox: SandboxPath, process: ProcessId, body: SignalBody) -> Response:
+async def signal_process(caller: Executor, sandbox: SandboxPath, process: ProcessId, body: Annotated[SignalBody, JsonBody()]) -> Response:
     """Send a signal to a process."""
-    await (await caller.engine.get(sandbox)).kill(process, body.signal, tree=body.tree)
+    await (await find(caller, sandbox)).kill(process, body.signal, tree=body.tree)
     return Response(status_code=204)
 
 
@@ -148,9 +139,9 @@ async def signal_process(caller: Executor, sandbox: SandboxPath, process: Proces
     status_code=204,
     responses=failures(404, 409, 502, 504),
 )
-async def resize_process(caller: Executor, sandbox: SandboxPath, process: ProcessId, body: TerminalSize) -> Response:
+async def resize_process(caller: Executor, sandbox: SandboxPath, process: ProcessId, body: Annotated[TerminalSize, JsonBody()]) -> Response:
     """Change the size of its terminal. Nothing happens to a process that has none."""
-    opened = await caller.engine.get(sandbox)
+    opened = await find(caller, sandbox)
     async with await opened.attach(
         process, stdout_offset=NEW_OUTPUT_ONLY, stderr_offset=NEW_OUTPUT_ONLY, lossless=False
     ) as handle:
@@ -179,7 +170,7 @@ async def write_stdin(
     Answered when all of it was taken over: as fast as the process reads, but for the last 64 KiB. Bytes after the end
     of the input, or for a process that has ended or closed its input, are dropped. One request at a time writes.
     """
-    opened = await caller.engine.get(sandbox)
+    opened = await find(caller, sandbox)
     async with await opened.attach(
         process, stdout_offset=NEW_OUTPUT_ONLY, stderr_offset=NEW_OUTPUT_ONLY, stdin=True, lossless=False
     ) as handle:
@@ -197,7 +188,7 @@ async def write_stdin(
 @router.get(
     "/processes/{process}/wait",
     operation_id="processes_wait",
-    response_model=ProcessInfoBody,
+    response_model=ProcessInfo,
     responses=failures(404, 409, 502, 504),
 )
 async def wait_for_process(
@@ -206,18 +197,18 @@ async def wait_for_process(
     process: ProcessId,
     request: Request,
     timeout_s: Annotated[float, Query(ge=0, le=MAX_WAIT_S)] = 60.0,
-) -> Any:
+) -> Response:
     """Wait until a process has ended, or for `timeout_s`: its `exit_code` is then still unset."""
-    opened = await caller.engine.get(sandbox)
-    with gone_client(request) as left:
+    opened = await find(caller, sandbox)
+    with until_left(caller, request.receive) as left:
         async with await opened.attach(
             process, stdout_offset=NEW_OUTPUT_ONLY, stderr_offset=NEW_OUTPUT_ONLY, lossless=False
         ) as handle:
             with anyio.move_on_after(timeout_s):
                 await handle.wait()
     if left():
-        return Response(status_code=499)  # nobody reads it
-    return (await find_process(opened, process)).model_dump()
+        return Response(status_code=CLIENT_LEFT)
+    return answer(await find_process(opened, process))
 
 
 @router.get(
@@ -252,7 +243,7 @@ async def stream_output(
     """
     if last_event_id is not None:
         stdout_offset, stderr_offset = _offsets(last_event_id)
-    opened = await caller.engine.get(sandbox)
+    opened = await find(caller, sandbox)
     events = _output(opened, process, (stdout_offset, stderr_offset), follow=follow, encoding=encoding)
     return await EventStream.begin(caller, events)
 
@@ -271,7 +262,7 @@ async def _output(
     *,
     follow: bool,
     encoding: Encoding,
-) -> AsyncGenerator[bytes, None]:
+) -> AsyncGenerator[ServerEvent, None]:
     info = await find_process(sandbox, process_id)
     totals = {"stdout": info.stdout_total, "stderr": info.stderr_total}
     # An offset that is not reached yet would be that of the next byte: where that is has to be known.
@@ -283,10 +274,10 @@ async def _output(
     said = dict(reached)
     """How far the events before have come: less than what was reached where a character is torn."""
 
-    def event(name: str, data: dict[str, Any]) -> bytes:
-        return encode_event(name, data, f"{said['stdout']}-{said['stderr']}")
+    def event(name: str, data: dict[str, Any]) -> ServerEvent:
+        return ServerEvent(name, data, f"{said['stdout']}-{said['stderr']}")
 
-    def last_words(stream: str) -> list[bytes]:
+    def last_words(stream: str) -> list[ServerEvent]:
         begin, data = said[stream], encoders[stream].finish()
         said[stream] = reached[stream]
         return [] if data is None else [event(stream, {**data, "offset": begin})]
