@@ -37,7 +37,7 @@ class Lab:
         self.engine = engine
         self.console = console
         self.quick = quick
-        usable = engine.drivers()
+        usable = engine.runtimes()
         self.runtimes: tuple[RuntimeName, ...] = tuple(name for name in usable if name in set(runtimes))
         """The chosen runtimes that work on this machine, fastest first."""
         if not self.runtimes:

@@ -12,6 +12,7 @@ from unittest import mock
 
 import atoll
 from atoll.contract.model import Output, RuntimeName
+from atoll.runtime.engine import LocalEngine
 from bench.lab import Lab
 from bench.results import Point, Section, Spread, Target, Value, growth
 from bench.sampling import timed
@@ -38,7 +39,7 @@ _HOLD = "import os, time; held = os.urandom({count}); print('up', flush=True); t
 
 
 async def measure(lab: Lab) -> Section:
-    able = [name for name, driver in lab.engine.drivers().items() if driver.capabilities.memory_checkpoint]
+    able = [name for name, able in lab.engine.runtimes().items() if able.memory_checkpoint]
     able = [name for name in able if name in lab.runtimes]
     if not able:
         return Section(
@@ -129,6 +130,7 @@ async def _round(lab: Lab, runtime: RuntimeName, box: atoll.Sandbox, held: int) 
 @asynccontextmanager
 async def _watched(lab: Lab, runtime: RuntimeName) -> AsyncIterator[list[float]]:
     """Record how long each `save` of the driver takes."""
+    assert isinstance(lab.engine, LocalEngine)
     driver = lab.engine.drivers()[runtime]
     save = driver.save
     taken: list[float] = []

@@ -40,7 +40,7 @@ async def run(box: atoll.Sandbox, command: str, **options: object) -> None:
 
 async def runtimes(engine: atoll.Engine) -> None:
     say("Create a sandbox", "Time until the first command has answered, for each runtime on this machine; median of 5.")
-    for name in engine.drivers():
+    for name in engine.runtimes():
         times: list[float] = []
         kernel = ""
         for _ in range(5):
@@ -64,8 +64,8 @@ async def isolation(engine: atoll.Engine) -> None:
 
 
 def limits_work(engine: atoll.Engine) -> bool:
-    first = next(iter(engine.drivers().values()), None)
-    return first is not None and first.capabilities.memory_limit and first.capabilities.pids_limit
+    first = next(iter(engine.runtimes().values()), None)
+    return first is not None and first.memory_limit and first.pids_limit
 
 
 async def commands(engine: atoll.Engine) -> None:
@@ -103,7 +103,7 @@ async def many(engine: atoll.Engine) -> None:
 async def main() -> None:
     with tempfile.TemporaryDirectory(prefix="atoll-demo-") as state:
         async with atoll.open(state) as engine:
-            if not engine.drivers():
+            if not engine.runtimes():
                 console.print("No container runtime works on this machine; `atoll doctor` says why.", style="red")
                 raise SystemExit(1)
             await runtimes(engine)

@@ -134,12 +134,7 @@ if TYPE_CHECKING:
         NetworkPolicy as NetworkPolicy,
     )
     from atoll.contract.secret import Secret as Secret
-    from atoll.runtime.engine import (
-        CreateOptions as CreateOptions,
-        Engine as Engine,
-        PoolOptions as PoolOptions,
-        open as open,
-    )
+    from atoll.runtime.engine import open as open
     from atoll.runtime.guest.files import Files as Files
     from atoll.runtime.guest.ports import (
         Listener as Listener,
@@ -152,6 +147,13 @@ if TYPE_CHECKING:
     from atoll.runtime.images.store import (
         ImageInfo as ImageInfo,
         ImageStore as ImageStore,
+    )
+    from atoll.runtime.interface import (
+        CreateOptions as CreateOptions,
+        Engine as Engine,
+        Images as Images,
+        PoolOptions as PoolOptions,
+        Volumes as Volumes,
     )
     from atoll.runtime.project.changes import (
         ProjectChange as ProjectChange,
@@ -219,7 +221,8 @@ _HOMES = {
     """,
     "atoll.contract.network": "AuditRecord NetworkPolicy",
     "atoll.contract.secret": "Secret",
-    "atoll.runtime.engine": "CreateOptions Engine PoolOptions open",
+    "atoll.runtime.engine": "open",
+    "atoll.runtime.interface": "CreateOptions Engine Images PoolOptions Volumes",
     "atoll.runtime.guest.files": "Files",
     "atoll.runtime.guest.ports": "Listener PortConnection",
     "atoll.runtime.guest.process": "Process ProcessInput",

@@ -43,10 +43,11 @@ from anyio.from_thread import BlockingPortal
 
 from atoll.contract.errors import InvalidRequest
 from atoll.runtime import engine as asynchronous
+from atoll.runtime.interface import Engine
 from atoll.settings import Settings
 
 CLASSES = {
-    "Engine": "atoll.runtime.engine",
+    "Engine": "atoll.runtime.interface",
     "Sandbox": "atoll.runtime.sandbox",
     "SandboxPool": "atoll.runtime.sandbox_pool",
     "Process": "atoll.runtime.guest.process",
@@ -55,8 +56,10 @@ CLASSES = {
     "ProjectCopy": "atoll.runtime.project.project",
     "Listener": "atoll.runtime.guest.ports",
     "PortConnection": "atoll.runtime.guest.ports",
+    "Images": "atoll.runtime.interface",
     "ImageStore": "atoll.runtime.images.store",
     "LoopStorage": "atoll.runtime.state.loop_storage",
+    "Volumes": "atoll.runtime.interface",
     "VolumeStore": "atoll.runtime.state.volumes",
     "ToolSet": "atoll.tools.tool",
 }
@@ -265,7 +268,7 @@ async def _pull(values: Iterator[Any]) -> AsyncIterator[Any]:
 @functools.cache
 def _face(kind: type) -> type[Blocking] | None:
     """The class that wraps objects of `kind`. None: they are passed through."""
-    if kind is asynchronous.Engine:
+    if issubclass(kind, Engine):
         return _BlockingEngine
     enters, iterates = hasattr(kind, "__aenter__"), hasattr(kind, "__anext__")
     ours = kind.__module__.partition(".")[0] == "atoll"

@@ -15,7 +15,7 @@ import pytest
 import atoll
 from atoll.contract.errors import SandboxNotFound
 from atoll.contract.model import RuntimeName
-from atoll.runtime.engine import Engine
+from atoll.runtime.interface import Engine
 from atoll.runtime.sandbox import Sandbox
 from atoll.settings import Settings
 from tests.attacks.programs import PROBE, build

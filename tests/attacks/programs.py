@@ -11,8 +11,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from atoll.contract.model import ExecResult, Output
-from atoll.runtime.engine import Engine
 from atoll.runtime.guest.process import Process
+from atoll.runtime.interface import Engine
 from atoll.runtime.sandbox import Sandbox
 
 PROBE = "/tmp/probe"

@@ -14,7 +14,7 @@ import pytest
 from atoll.contract.errors import AtollError, ExecTimeout, SandboxDied
 from atoll.contract.model import Limits, RuntimeName
 from atoll.drivers.machine import read_machine
-from atoll.runtime.engine import Engine
+from atoll.runtime.interface import Engine
 from atoll.runtime.sandbox import Sandbox
 from atoll.testing.waiting import BOUND_S, SLOWNESS
 from tests.attacks.programs import PROBE, attempts, running, shell

@@ -14,7 +14,7 @@ import anyio.to_thread
 import pytest
 
 from atoll.contract.protocol import EventKind, FrameType, Tag
-from atoll.runtime.engine import Engine
+from atoll.runtime.interface import Engine
 from tests.attacks.test_hostile_guest import (
     FASTEST,
     HELLO,

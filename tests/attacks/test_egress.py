@@ -17,7 +17,7 @@ from anyio.abc import ByteStream
 from atoll.contract.driver import Capabilities
 from atoll.contract.network import NetworkPolicy
 from atoll.runtime.egress import server as egress_server
-from atoll.runtime.engine import Engine
+from atoll.runtime.engine import LocalEngine
 from atoll.runtime.sandbox import Sandbox
 from atoll.testing.waiting import eventually
 from tests.attacks.programs import running
@@ -49,13 +49,13 @@ PYTHON = ("python3", "-I", "-S", "-c")
 
 
 @pytest.fixture
-async def world(engine: Engine) -> AsyncIterator[World]:
+async def world(engine: LocalEngine) -> AsyncIterator[World]:
     async with on_loopback(engine) as world:
         yield world
 
 
 @pytest.fixture
-async def box(engine: Engine, world: World) -> AsyncIterator[Sandbox]:
+async def box(engine: LocalEngine, world: World) -> AsyncIterator[Sandbox]:
     """May go anywhere that is public."""
     async with await engine.create(network=NetworkPolicy(allow=["*", "0.0.0.0/0", "::/0"])) as sandbox:
         yield sandbox
@@ -80,7 +80,7 @@ async def test_the_loopback_of_the_host_is_not_reached_by_any_name(box: Sandbox,
 
 @pytest.mark.runtimes("crun")
 async def test_a_thousand_connections_that_say_nothing_take_a_bounded_share_and_are_given_back(
-    box: Sandbox, engine: Engine, bystander: Sandbox
+    box: Sandbox, engine: LocalEngine, bystander: Sandbox
 ) -> None:
     before = len(os.listdir("/proc/self/fd"))
     tunnel, beginning = "CONNECT example.com:443 HTTP/1.0\\r\\n\\r\\n", "GET http://exa"
@@ -117,7 +117,7 @@ async def test_who_reads_nothing_makes_the_host_hold_nothing(box: Sandbox, world
 
 
 async def test_a_program_that_takes_the_port_loses_its_own_way_out_and_gains_nothing(
-    engine: Engine, box: Sandbox, capabilities: Capabilities, monkeypatch: pytest.MonkeyPatch
+    engine: LocalEngine, box: Sandbox, capabilities: Capabilities, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(egress_server, "_HANDOVER_TIMEOUT_S", 0.2)
     await box.set_network(None)

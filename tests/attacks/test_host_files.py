@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from atoll.runtime.engine import Engine
 from atoll.runtime.images.host import TREES
+from atoll.runtime.interface import Engine
 from atoll.runtime.sandbox import Sandbox
 from tests.attacks.programs import shell
 

@@ -13,7 +13,7 @@ import pytest
 
 from atoll.contract.errors import ArchiveRefused, AtollError, ImageUnavailable, InvalidRequest, Unenforceable
 from atoll.contract.model import RuntimeName
-from atoll.runtime.engine import Engine
+from atoll.runtime.interface import Engine
 from tests.attacks.archives import ROOT, directory, manifest, member, packed, whole
 
 Thing = TypeVar("Thing")
@@ -199,7 +199,7 @@ class Share(Protocol):
 @pytest.fixture
 def share(engine: Engine, runtime_name: RuntimeName) -> Share:
     """What reads a file is the same for all runtimes: so each that there is tries its share of what is to be tried."""
-    usable = list(engine.drivers())
+    usable = list(engine.runtimes())
 
     def of(things: list[Thing]) -> list[Thing]:
         return things[usable.index(runtime_name) :: len(usable)]
@@ -302,7 +302,7 @@ async def test_a_file_decides_nothing_about_this_machine(
         error = await fails(image={**ORIGIN, "reference": reference})
         assert isinstance(error, ImageUnavailable)
         assert "--image" in error.message
-    able = engine.drivers()[runtime_name].capabilities
+    able = engine.runtimes()[runtime_name]
     for name, value, can in (("memory_bytes", 2**50, able.memory_limit), ("pids", 4_000_000, able.pids_limit)):
         error = await fails(limits={name: value})
         assert isinstance(error, InvalidRequest if can else Unenforceable)

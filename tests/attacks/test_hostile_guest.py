@@ -25,9 +25,9 @@ from atoll.contract.errors import AtollError, ExecTimeout, GuestProtocolError, S
 from atoll.contract.protocol import MAX_PAYLOAD, MAX_RECORD, FrameType, Tag, encode_fields, encode_frame
 from atoll.drivers import oci
 from atoll.drivers.keeper_command import BIN
-from atoll.runtime.engine import Engine
 from atoll.runtime.guest import process
 from atoll.runtime.guest.stream import Stream
+from atoll.runtime.interface import Engine
 from atoll.runtime.sandbox import Sandbox
 from atoll.testing.waiting import eventually
 

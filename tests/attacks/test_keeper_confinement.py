@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from atoll.contract.protocol import MAX_PAYLOAD, Tag
-from atoll.runtime.engine import Engine
+from atoll.runtime.interface import Engine
 from atoll.runtime.sandbox import Sandbox
 from tests.attacks.programs import host_processes, shell, status_of
 

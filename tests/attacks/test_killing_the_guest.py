@@ -13,7 +13,7 @@ import pytest
 from atoll.contract.driver import Capabilities
 from atoll.contract.errors import AtollError, GuestUnresponsive, SandboxDied, SandboxError
 from atoll.contract.model import RuntimeName
-from atoll.runtime.engine import Engine
+from atoll.runtime.interface import Engine
 from atoll.runtime.sandbox import Sandbox
 from atoll.testing.waiting import eventually
 from tests.attacks.programs import probe, running, shell

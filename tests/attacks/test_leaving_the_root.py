@@ -7,7 +7,7 @@ import os
 import pytest
 
 from atoll.contract.model import RuntimeName
-from atoll.runtime.engine import Engine
+from atoll.runtime.interface import Engine
 from atoll.runtime.sandbox import Sandbox
 from tests.attacks.programs import ABSENT, DENIED, attempts, probe, python, shell
 

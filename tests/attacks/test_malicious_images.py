@@ -12,7 +12,7 @@ import anyio
 import pytest
 
 from atoll.contract.errors import AtollError
-from atoll.runtime.engine import Engine
+from atoll.runtime.interface import Engine
 
 SECRET = "precious"
 
@@ -89,7 +89,7 @@ async def test_an_image_with_a_trap_is_refused_or_harmless(
             pass  # refused
         finally:
             reference = f"tar:{image}"
-            if reference in {each.reference for each in engine.images.list()}:
+            if reference in {each.reference for each in await engine.images.list()}:
                 await engine.images.remove(reference)
     assert not Path("/tmp/atoll-escaped").exists()
     left = {

@@ -17,7 +17,7 @@ import pytest
 from atoll.contract.errors import AtollError, InvalidRequest, LaunchFailed
 from atoll.contract.model import Mount, Output
 from atoll.drivers.keeper_command import MOUNT_IDS
-from atoll.runtime.engine import Engine
+from atoll.runtime.interface import Engine
 from atoll.runtime.sandbox import Sandbox
 from tests.attacks.programs import shell
 

@@ -11,7 +11,7 @@ import json
 import anyio
 import pytest
 
-from atoll.runtime.engine import Engine
+from atoll.runtime.interface import Engine
 from atoll.testing.conformance.test_held import hold
 from atoll.testing.waiting import eventually
 

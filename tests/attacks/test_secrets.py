@@ -14,8 +14,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from atoll import Engine, NetworkPolicy, Sandbox, Secret
+from atoll import NetworkPolicy, Sandbox, Secret
 from atoll.contract.inside import EGRESS_PORT
+from atoll.runtime.engine import LocalEngine
 from tests import searching
 from tests.egress.world import World
 from tests.origin import Origin, TestAuthority, origin
@@ -50,7 +51,9 @@ class Scene:
 
 
 @pytest.fixture(scope="module")
-async def scene(engine: Engine, tmp_path_factory: pytest.TempPathFactory, anyio_backend: str) -> AsyncIterator[Scene]:
+async def scene(
+    engine: LocalEngine, tmp_path_factory: pytest.TempPathFactory, anyio_backend: str
+) -> AsyncIterator[Scene]:
     authority = TestAuthority(tmp_path_factory.mktemp("world"))
     world = World()
     async with AsyncExitStack() as stack:
@@ -194,7 +197,7 @@ async def test_without_tls_it_is_not_sent_to_a_host_that_was_named_with_it(scene
     assert scene.leaked == []
 
 
-async def test_a_host_that_cannot_prove_itself_is_sent_nothing(scene: Scene, engine: Engine) -> None:
+async def test_a_host_that_cannot_prove_itself_is_sent_nothing(scene: Scene, engine: LocalEngine) -> None:
     trusted = engine.egress_servers.trust
     import ssl
 
@@ -207,7 +210,7 @@ async def test_a_host_that_cannot_prove_itself_is_sent_nothing(scene: Scene, eng
 
 
 async def test_after_all_this_the_value_is_nowhere(
-    scene: Scene, engine: Engine, caplog: pytest.LogCaptureFixture
+    scene: Scene, engine: LocalEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
     await run(scene, f"{CURL} https://api.test/echo {BEARER}")
@@ -220,7 +223,7 @@ async def test_after_all_this_the_value_is_nowhere(
     assert not [line for line in (*audited, caplog.text) if VALUE in line]
 
 
-async def test_who_is_forked_or_woken_has_it_too(scene: Scene, engine: Engine) -> None:
+async def test_who_is_forked_or_woken_has_it_too(scene: Scene, engine: LocalEngine) -> None:
     secret = Secret(VALUE, hosts=["api.test"])
     network = NetworkPolicy(allow=["*.test"])
     async with await engine.create(network=network, secrets={"API_KEY": secret}) as sandbox:

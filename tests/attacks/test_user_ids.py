@@ -16,7 +16,7 @@ import pytest
 
 import atoll
 from atoll.contract.model import RuntimeName
-from atoll.runtime.engine import Engine
+from atoll.runtime.interface import Engine
 from atoll.runtime.sandbox import Sandbox
 from atoll.runtime.state.store import ID_BASE, ID_SLOTS, ID_STEP
 from atoll.settings import Settings

@@ -177,7 +177,7 @@ def with_fake(runtime_name: RuntimeName, state_dir: Path, tmp_path: Path, monkey
             for module in (machine, keeper_command):
                 patch.setattr(module, "PROGRAM_PATH", f"{fake.parent}:{machine.PROGRAM_PATH}")
             async with atoll.open(state_dir, settings=atoll.Settings(runtime=runtime_name)) as engine:
-                engine.drivers()
+                engine.runtimes()
                 yield engine
 
     return opened

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 import atoll
-from atoll import Capabilities, Engine, NetworkPolicy, Sandbox
+from atoll import Capabilities, NetworkPolicy, Sandbox
 from atoll.contract.model import RuntimeName
 from atoll.runtime.egress import server as egress_server
+from atoll.runtime.engine import LocalEngine
 from atoll.testing.inside import client, until_running
 from atoll.testing.waiting import eventually
 from tests.egress.world import SITE, World, mirror, on_loopback, serving
@@ -28,13 +29,13 @@ WORK = "while :; do curl -sS --max-time 5 http://example.com/work | head -1 >> l
 
 
 @pytest.fixture(scope="module")
-async def world(engine: Engine) -> AsyncIterator[World]:
+async def world(engine: LocalEngine) -> AsyncIterator[World]:
     async with on_loopback(engine) as world:
         yield world
 
 
 @pytest.fixture
-async def box(engine: Engine, world: World) -> AsyncIterator[Sandbox]:
+async def box(engine: LocalEngine, world: World) -> AsyncIterator[Sandbox]:
     async with await engine.create(network=NetworkPolicy(allow=["example.com"])) as sandbox:
         yield sandbox
 
@@ -69,7 +70,7 @@ async def test_what_is_allowed_leaves_and_what_is_not_is_told_which_rule_is_miss
 
 @pytest.mark.core
 async def test_without_a_policy_no_process_serves_the_sandbox(
-    engine: Engine, sandbox: Sandbox, capabilities: Capabilities
+    engine: LocalEngine, sandbox: Sandbox, capabilities: Capabilities
 ) -> None:
     said = await sandbox.exec("curl -sS http://example.com")
     if capabilities.saves_epoll_waiters:
@@ -100,7 +101,7 @@ async def test_a_policy_changes_live_for_commands_that_start_and_connections_tha
 
 
 async def test_when_the_process_that_serves_is_killed_another_that_is_connected_takes_over(
-    engine: Engine, runtime_name: RuntimeName, box: Sandbox, monkeypatch: pytest.MonkeyPatch
+    engine: LocalEngine, runtime_name: RuntimeName, box: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(egress_server, "_WATCH_INTERVAL_S", 0.1)
     body = """
@@ -136,11 +137,12 @@ await anyio.sleep_forever()
 
 
 async def test_while_nobody_is_connected_nothing_leaves_and_who_comes_next_serves(
-    state_dir: Path, runtime_name: RuntimeName, engine: Engine, world: World
+    state_dir: Path, runtime_name: RuntimeName, engine: LocalEngine, world: World
 ) -> None:
     settings = atoll.Settings(runtime=runtime_name)
     async with atoll.open(state_dir, settings=settings) as first:
         sandbox = await first.create("left-alone", network=NetworkPolicy(allow="example.com"))
+        assert isinstance(first, LocalEngine)
         first.egress_servers.connector = world.connector
         await sandbox.spawn(WORK)
         await until_running(sandbox, "curl")
@@ -167,7 +169,7 @@ async def test_a_sandbox_that_sleeps_wakes_with_its_policy(box: Sandbox, runtime
     assert await fetches(box)
 
 
-async def test_forks_and_what_was_restored_have_the_policy_that_holds_now(box: Sandbox, engine: Engine) -> None:
+async def test_forks_and_what_was_restored_have_the_policy_that_holds_now(box: Sandbox, engine: LocalEngine) -> None:
     await box.checkpoint("wide")
     if box.info.runtime == "runsc":
         assert engine.egress_servers.serves(box.id), "its processes went on, and so does this"
@@ -186,7 +188,7 @@ async def test_forks_and_what_was_restored_have_the_policy_that_holds_now(box: S
     await engine.delete_checkpoint("wide", sandbox=box.name)
 
 
-async def test_a_listening_proxy_does_not_keep_a_sandbox_from_going_to_sleep(engine: Engine, world: World) -> None:
+async def test_a_listening_proxy_does_not_keep_a_sandbox_from_going_to_sleep(engine: LocalEngine, world: World) -> None:
     policy = NetworkPolicy(allow="example.com")
     async with await engine.create(network=policy, pause_after_s=0.2) as sandbox:
         assert await fetches(sandbox)
@@ -194,6 +196,6 @@ async def test_a_listening_proxy_does_not_keep_a_sandbox_from_going_to_sleep(eng
         async def stands_still() -> bool:
             return [info.status for info in await engine.list() if info.name == sandbox.name] == ["paused"]
 
-        if engine.drivers()[sandbox.info.runtime].capabilities.freeze:
+        if engine.runtimes()[sandbox.info.runtime].freeze:
             await eventually(stands_still, "it stands still")
         assert await fetches(sandbox)

@@ -11,19 +11,21 @@ import pytest
 
 import atoll
 from atoll import Engine, NetworkPolicy
+from atoll.runtime.engine import LocalEngine
 from atoll.testing.inside import client
 from tests.conformance.test_egress import fetches
 from tests.egress.world import World, on_loopback
 
 
 @pytest.fixture
-async def engine(state_dir: Path) -> AsyncIterator[Engine]:
+async def engine(state_dir: Path) -> AsyncIterator[LocalEngine]:
     async with atoll.open(state_dir) as engine:
+        assert isinstance(engine, LocalEngine)
         yield engine
 
 
 @pytest.fixture
-async def world(engine: Engine) -> AsyncIterator[World]:
+async def world(engine: LocalEngine) -> AsyncIterator[World]:
     async with on_loopback(engine) as world:
         yield world
 

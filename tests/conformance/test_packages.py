@@ -8,7 +8,8 @@ import shutil
 import anyio
 import pytest
 
-from atoll import Engine, NetworkPolicy
+from atoll import NetworkPolicy
+from atoll.runtime.engine import LocalEngine
 from atoll.testing.plugin import STRICT
 from atoll.testing.waiting import eventually
 
@@ -17,7 +18,7 @@ NPM = "npm install --no-audit --no-fund --fetch-retries=0 --prefix lib left-pad"
 
 
 @pytest.fixture
-async def indexes(engine: Engine) -> NetworkPolicy:
+async def indexes(engine: LocalEngine) -> NetworkPolicy:
     """The preset, where this machine reaches its own index."""
     policy = NetworkPolicy(allow="registries")
     found = await engine._provisioner.find_indexes(policy)
@@ -34,7 +35,7 @@ async def indexes(engine: Engine) -> NetworkPolicy:
 
 
 async def test_packages_are_installed_from_the_indexes_that_this_machine_is_configured_for(
-    engine: Engine, indexes: NetworkPolicy
+    engine: LocalEngine, indexes: NetworkPolicy
 ) -> None:
     async with await engine.create(network=indexes) as box:
         done = await box.exec(f"{PIP} && PYTHONPATH=lib python3 -c 'import six; print(six.__name__)'", timeout_s=50)
@@ -53,7 +54,7 @@ async def test_packages_are_installed_from_the_indexes_that_this_machine_is_conf
 
 
 async def test_packages_that_are_not_allowed_fail_with_the_rule_that_is_missing(
-    engine: Engine, indexes: NetworkPolicy
+    engine: LocalEngine, indexes: NetworkPolicy
 ) -> None:
     async with await engine.create(network=NetworkPolicy()) as box:
         refused = await box.exec(PIP, timeout_s=50)
@@ -68,14 +69,14 @@ async def test_packages_that_are_not_allowed_fail_with_the_rule_that_is_missing(
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="an unprivileged user's root cannot write to the machine's /usr")
 @pytest.mark.skipif(not STRICT and shutil.which("apt-get") is None, reason="this is not Debian or Ubuntu")
-async def test_root_inside_installs_packages_of_the_distribution(engine: Engine, indexes: NetworkPolicy) -> None:
+async def test_root_inside_installs_packages_of_the_distribution(engine: LocalEngine, indexes: NetworkPolicy) -> None:
     async with engine.create(network=indexes) as box:
         installed = await box.exec("apt-get update && apt-get install -y hello", user="root", timeout_s=55)
         assert installed.exit_code == 0, installed.stdout + installed.stderr
         assert (await box.exec("hello")).stdout == "Hello, world!\n"
 
 
-async def test_the_user_installs_programs_with_pip_and_npm(engine: Engine, indexes: NetworkPolicy) -> None:
+async def test_the_user_installs_programs_with_pip_and_npm(engine: LocalEngine, indexes: NetworkPolicy) -> None:
     async with engine.create(network=indexes) as box:
         installed = await box.exec("pip install --retries 1 cowsay && npm install -g semver", timeout_s=55)
         assert installed.exit_code == 0, installed.stdout + installed.stderr

@@ -26,6 +26,7 @@ from websockets.asyncio.client import connect
 
 from atoll import Engine, Preview, Sandbox
 from atoll.contract.errors import InvalidRequest, PortRefused
+from atoll.drivers import registry
 from atoll.testing.inside import Peak, read_until
 from atoll.testing.plugin import STRICT
 from atoll.testing.waiting import eventually
@@ -340,7 +341,7 @@ async def test_a_request_wakes_a_sandbox_that_sleeps_but_not_one_that_was_shut_d
     await sandbox.wake()
     await sandbox.sleep()
     response = await ask(preview, "/seen")
-    with_memory = engine.drivers()[sandbox.info.runtime].capabilities.memory_checkpoint
+    with_memory = engine.runtimes()[sandbox.info.runtime].memory_checkpoint
     assert response.status == (200 if with_memory else 502), "it is awake, with its processes where they can be kept"
     assert [info.status for info in await engine.list() if info.name == sandbox.name] == ["running"]
 
@@ -350,7 +351,7 @@ async def test_a_sandbox_is_in_use_while_a_client_is_connected(engine: Engine, s
     preview = await sandbox.expose(PORT)
 
     async def unused() -> bool:
-        used, at_work = engine.drivers()[sandbox.info.runtime].keeper.last_used(
+        used, at_work = registry.available(engine.state_dir)[sandbox.info.runtime].keeper.last_used(
             engine.state_dir / "sandboxes" / sandbox.id
         )
         return used is not None and not at_work

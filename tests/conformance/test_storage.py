@@ -111,7 +111,7 @@ async def stored(
 
 @pytest.fixture
 def able(stored: Engine, runtime_name: RuntimeName) -> Capabilities:
-    return stored.drivers()[runtime_name].capabilities
+    return stored.runtimes()[runtime_name]
 
 
 @pytest.fixture
@@ -262,7 +262,7 @@ async def test_a_file_system_in_a_file_is_made_found_again_and_removed(
         made = await engine.storage.init(SIZE, kind)
         assert (made.filesystem, made.image, made.reflinks, made.snapshots) == (kind, image, True, kind == "btrfs")
         assert image.stat().st_blocks * 512 < SIZE // 4
-        assert {driver.capabilities.disk_limit for driver in engine.drivers().values()} == {made.disk_limit}
+        assert {able.disk_limit for able in engine.runtimes().values()} == {made.disk_limit}
         with pytest.raises(InvalidRequest, match="already"):
             await engine.storage.init(SIZE)
         limits = Limits(disk_bytes=LIMIT) if made.disk_limit else None

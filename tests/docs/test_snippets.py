@@ -143,7 +143,7 @@ def test_public_names_are_exactly_these() -> None:
     Checkpoint CheckpointExists CheckpointNotFound Children CodeAudit CodeConfig CodeExecutor CreateOptions
     Diagnostic DiskFull Engine ExecBytes ExecResult ExecTimeout ExecutionFailure ExecutionResult Exited
     ExportResult FileChange FileEntry FileError FileStat Files Gap GcResult GuestProtocolError GuestUnresponsive
-    History ImageInfo ImageStore ImageUnavailable Input InvalidRequest LaunchFailed Limits Listener Match
+    History ImageInfo ImageStore ImageUnavailable Images Input InvalidRequest LaunchFailed Limits Listener Match
     ModelFailed ModelUnavailable Mount NetworkPolicy NotCheckpointable OutboxFile Output PathExists
     PathIsDirectory PathNotDirectory PathNotFound PermissionDenied PoolDescription PoolOptions PooledSandbox
     PortConnection PortRefused Preview Process ProcessEvent ProcessInfo ProcessInput ProcessNotFound
@@ -153,7 +153,7 @@ def test_public_names_are_exactly_these() -> None:
     SandboxPool SandboxShutdown ScriptFailed Secret Settings StorageInfo StoredApprovals SystemProcess TaskEvent
     Tasks TextEvent ThinkingEvent Tokens Tool ToolCallError ToolCallEvent ToolCallerType ToolRegistry ToolResult
     ToolResultEvent ToolSet Truncation Unenforceable Usage UsageEvent UserNotFound Volume VolumeExists
-    VolumeNotFound VolumeStore WarmPool code_tool coding_tools export generate_text open sprite_tools
+    VolumeNotFound VolumeStore Volumes WarmPool code_tool coding_tools export generate_text open sprite_tools
     workspace_tools
 """.split()
     assert sorted(atoll.__all__) == sorted(names)

@@ -73,7 +73,7 @@ async def test_a_driver_of_another_package_that_cannot_be_loaded_is_named_by_doc
 ) -> None:
     monkeypatch.setattr(registry, "_entry_points", lambda: [EntryPoint("elsewhere", factory, registry.GROUP)])
     async with atoll.open(state_dir) as engine:
-        assert set(engine.drivers()) <= set(registry.BUILT_IN)
+        assert set(engine.runtimes()) <= set(registry.BUILT_IN)
         [found] = [each for each in engine.doctor() if each.topic == "elsewhere"]
         assert not found.ok
         assert factory.partition(":")[0] in found.detail
@@ -101,7 +101,7 @@ async def test_an_unknown_runtime_is_an_invalid_request_that_lists_the_names(nam
 
 async def test_bwrap_is_not_chosen_without_being_named(state_dir: Path, without_oci: None) -> None:
     async with atoll.open(state_dir) as engine:
-        assert next(iter(engine.drivers())) == "bwrap"
+        assert next(iter(engine.runtimes())) == "bwrap"
         with pytest.raises(atoll.RuntimeUnavailable, match=r"usable: bwrap.* or request bwrap by name"):
             await engine.create()
         async with await engine.create("named", runtime="bwrap") as sandbox:
@@ -116,7 +116,7 @@ async def test_bwrap_is_not_chosen_without_being_named(state_dir: Path, without_
 
 async def test_a_file_cannot_choose_bwrap(state_dir: Path, tmp_path: Path) -> None:
     async with atoll.open(state_dir) as engine:
-        if not {"crun", "bwrap"} <= set(engine.drivers()):
+        if not {"crun", "bwrap"} <= set(engine.runtimes()):
             pytest.skip("crun and bwrap are needed")
         async with await engine.create("there", runtime="bwrap") as sandbox:
             await sandbox.sleep()
@@ -130,7 +130,7 @@ async def test_a_file_cannot_choose_bwrap(state_dir: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize("limits", [{"memory_bytes": 64 << 20}, {"cpus": 1.0}, {"pids": 64}])
 async def test_bwrap_refuses_the_limits_that_it_cannot_enforce(state_dir: Path, limits: dict[str, Any]) -> None:
     async with atoll.open(state_dir) as engine:
-        if "bwrap" not in engine.drivers():
+        if "bwrap" not in engine.runtimes():
             pytest.skip("bwrap cannot be used on this machine")
         with pytest.raises(atoll.Unenforceable, match="bwrap has no cgroups"):
             await engine.create(runtime="bwrap", limits=atoll.Limits(**limits))

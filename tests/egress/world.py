@@ -14,11 +14,11 @@ from pathlib import Path
 import anyio
 from anyio.abc import ByteStream, SocketAttribute
 
-from atoll import Engine
 from atoll.contract.network import Address, AuditRecord, NetworkPolicy, PackageIndexes
 from atoll.runtime.egress import audit
 from atoll.runtime.egress.policy import PolicyEvaluator
 from atoll.runtime.egress.proxy import Connector, EgressProxy, Interceptor
+from atoll.runtime.engine import LocalEngine
 
 SITE = "93.184.216.34"
 """A public address. Nothing is ever sent there."""
@@ -94,7 +94,7 @@ async def mirror(stream: ByteStream) -> None:
 
 
 @asynccontextmanager
-async def on_loopback(engine: Engine) -> AsyncIterator[World]:
+async def on_loopback(engine: LocalEngine) -> AsyncIterator[World]:
     """The network of all sandboxes of an engine: `example.com`, which answers HTTP on port 80 and echoes on 443."""
     world = World()
     async with serving(mirror) as web, serving(echo) as tls:

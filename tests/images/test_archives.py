@@ -185,7 +185,7 @@ async def test_a_file_that_is_not_a_tar_is_refused(store: ImageStore, tmp_path: 
         await store.resolve(f"tar:{tmp_path / 'file'}")
     assert caught.value.details["reason"] == "malformed"
     assert os.listdir(tmp_path / "images/tmp") == []
-    assert store.list() == []
+    assert await store.list() == []
 
 
 async def test_a_tar_that_is_cut_off_is_refused(store: ImageStore, tmp_path: Path):
@@ -244,14 +244,14 @@ async def test_what_other_tools_save_can_be_named_by_its_path(
     layers = await store.resolve(reference)
     assert layers.env["GREETING"] == "hello world"
     assert await store.resolve(reference) == layers
-    assert [image.reference for image in store.list()] == [reference]
+    assert [image.reference for image in await store.list()] == [reference]
 
 
 async def test_an_import_replaces_what_had_the_name(store: ImageStore, tmp_path: Path):
     first = await store.import_(write_tar(tmp_path / "1.tar", rootfs()), "tools")
     second = await store.import_(write_tar(tmp_path / "2.tar", rootfs(file("new", b""))), "tools")
     assert (await store.resolve("tools")).digest == second.digest != first.digest
-    assert store.list() == [second]
+    assert await store.list() == [second]
 
 
 async def test_an_import_needs_a_name_and_something_to_import(store: ImageStore, tmp_path: Path):

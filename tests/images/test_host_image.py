@@ -127,7 +127,7 @@ async def test_the_host_image_is_resolved_again_in_less_than_a_millisecond_and_b
         assert await store.resolve("host") == first
         durations.append(time.perf_counter() - start)
     assert min(durations) < 0.001
-    assert [image.digest for image in store.list()] == [first.digest]
+    assert [image.digest for image in await store.list()] == [first.digest]
     assert (await store.pull("host")).digest == first.digest
 
 

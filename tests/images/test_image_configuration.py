@@ -202,7 +202,7 @@ async def test_a_warm_sandbox_gets_what_its_create_says(make: Make, engine: Engi
 async def test_an_image_that_was_fetched_before_users_were_used_works(make: Make, engine: Engine):
     """Its record is that of today: it has had USER and WORKDIR from the first version on."""
     sandbox = await make("app", "/srv")
-    (found,) = [image for image in engine.images.list() if image.reference.endswith(sandbox.info.image)]
+    (found,) = [image for image in await engine.images.list() if image.reference.endswith(sandbox.info.image)]
     record = engine.state_dir / "images/unpacked" / found.digest.removeprefix("sha256:") / "image.json"
     stored = json.loads(record.read_text())
     assert (stored["version"], stored["user"], stored["working_directory"]) == (1, "app", "/srv")

@@ -53,7 +53,7 @@ async def test_what_the_image_says_about_itself_is_kept(store: ImageStore, pushe
     assert (image.user, image.working_directory) == ("1000", "/srv")
     assert image.size_bytes > BUSYBOX.stat().st_size
     assert image.created_at is not None
-    assert store.list() == [image]
+    assert await store.list() == [image]
 
 
 async def test_a_present_image_is_resolved_without_the_network_in_less_than_a_millisecond(
@@ -82,7 +82,7 @@ async def test_a_digest_names_the_image_and_what_is_present_is_not_fetched_again
     assert (await store.pull(by_digest)).digest == digest
     assert registry.requests(".*") == asked
     await store.pull(reference)
-    assert [image.digest for image in store.list()] == [digest, digest]
+    assert [image.digest for image in await store.list()] == [digest, digest]
 
 
 async def test_pull_follows_a_tag_that_has_moved_and_resolve_does_not(
@@ -290,7 +290,7 @@ async def test_a_cancelled_pull_leaves_nothing_behind(
                 await gate.held.wait()
             tasks.cancel_scope.cancel()
         assert leftovers(tmp_path / "images") == []
-        assert store.list() == []
+        assert await store.list() == []
         gate.open()
         assert (await store.resolve(gated)).digest == digest
 
@@ -373,4 +373,4 @@ async def test_an_image_that_grows_beyond_what_is_allowed_when_unpacked_is_stopp
     with pytest.raises(ImageUnavailable, match="too large: an image may have at most 16 MiB"):
         await store.resolve(f"{registry.host}/t/bomb:1")
     assert leftovers(tmp_path / "images") == []
-    assert store.list() == []
+    assert await store.list() == []

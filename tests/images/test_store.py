@@ -58,7 +58,7 @@ async def test_the_layer_follows_the_accounts_of_a_directory(store: ImageStore, 
     assert second.digest != first.digest
     assert "app:x:5" in (second.filesystems[0].layers[0].path / "etc/passwd").read_text()
     assert "app:x:5" not in (first.filesystems[0].layers[0].path / "etc/passwd").read_text()
-    assert [image.digest for image in store.list()] == [second.digest]
+    assert [image.digest for image in await store.list()] == [second.digest]
 
 
 async def test_a_directory_that_cannot_be_an_image_is_refused(store: ImageStore, tmp_path: Path, tree: Path):
@@ -74,7 +74,7 @@ async def test_a_directory_that_cannot_be_an_image_is_refused(store: ImageStore,
 
 
 async def test_a_new_store_is_empty_and_makes_nothing_by_being_looked_at(store: ImageStore, tmp_path: Path):
-    assert store.list() == []
+    assert await store.list() == []
     assert await store.remove_unreferenced() == []
     assert not (tmp_path / "images").exists()
 
@@ -84,7 +84,7 @@ async def test_a_removed_image_is_gone(store: ImageStore, tmp_path: Path):
     tar = write_tar(tmp_path / "root.tar", rootfs())
     await store.import_(tar, "tools")
     await store.remove("tools")
-    assert store.list() == []
+    assert await store.list() == []
     assert trees_in(tmp_path / "images") == set()
     assert os.listdir(tmp_path / "images/tmp") == []
     with pytest.raises(ImageUnavailable, match="is not present"):
@@ -103,7 +103,7 @@ async def test_an_image_of_a_newer_version_is_refused_and_kept(store: ImageStore
     with pytest.raises(SandboxError, match=f"^the image tools:latest was {message}; upgrade Atoll"):
         await store.resolve("tools")
     with pytest.raises(SandboxError, match=message):
-        store.list()
+        await store.list()
     assert await store.remove_unreferenced() == []
     assert tree.is_dir()
     record.write_bytes(before)
@@ -117,9 +117,9 @@ async def test_an_image_whose_record_is_older_or_damaged_is_had_anew(store: Imag
     first = await store.resolve(f"tar:{tar}")
     (record,) = (tmp_path / "images/references").iterdir()
     record.write_bytes(content)
-    assert store.list() == []
+    assert await store.list() == []
     assert (await store.resolve(f"tar:{tar}")).digest == first.digest
-    assert [image.digest for image in store.list()] == [first.digest]
+    assert [image.digest for image in await store.list()] == [first.digest]
 
 
 @pytest.mark.usefixtures("programs")
@@ -129,7 +129,7 @@ async def test_what_two_references_mean_goes_with_the_second(store: ImageStore, 
     await store.import_(tar, "two")
     await store.remove("one")
     assert (await store.resolve("two")).digest == digest
-    assert [image.reference for image in store.list()] == ["docker.io/library/two:latest"]
+    assert [image.reference for image in await store.list()] == ["docker.io/library/two:latest"]
     await store.remove("two")
     assert trees_in(tmp_path / "images") == set()
 
@@ -143,7 +143,7 @@ async def test_an_image_on_which_sandboxes_stand_is_not_removed(make_store: Call
     in_use.add(image.digest)
     with pytest.raises(InvalidRequest, match="in use"):
         await store.remove("tools")
-    assert store.list() == [image]
+    assert await store.list() == [image]
     await store.import_(tar, "again")
     await store.remove("tools")  # the tree stays, as another name means it
     in_use.clear()

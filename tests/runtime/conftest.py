@@ -19,9 +19,10 @@ import anyio
 import pytest
 from anyio.abc import ByteStream, UNIXSocketStream
 
-from atoll.contract.model import Limits, SandboxInfo, Usage
-from atoll.runtime.engine import Engine
+from atoll.contract.model import Limits, Preview, SandboxInfo, Usage
+from atoll.runtime.interface import Engine
 from atoll.runtime.lifetimes import BackgroundTasks
+from atoll.runtime.previews.forward import DialPort
 from atoll.runtime.sandbox import Sandbox
 from tests.runtime.peer import Peer
 
@@ -65,6 +66,15 @@ class Owner:
 
     async def stop(self, id: str) -> None:
         self._host.stopped += 1
+
+    async def expose(self, info: SandboxInfo, port: int, dial: DialPort, *, wait_s: float) -> Preview:
+        raise AssertionError("no test exposes a port")
+
+    async def unexpose(self, info: SandboxInfo, port: int) -> None:
+        raise AssertionError("no test exposes a port")
+
+    async def list_previews(self, info: SandboxInfo) -> list[Preview]:
+        raise AssertionError("no test exposes a port")
 
 
 class Host:

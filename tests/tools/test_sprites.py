@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import atoll
-from atoll import Engine
+from atoll.runtime.engine import LocalEngine
 from atoll.tools.sprites import sprite_tools
 from atoll.tools.tool import ToolSet
 from tests.egress.world import SITE, World
@@ -142,7 +142,7 @@ async def test_a_sprite_is_shut_down_and_woken(call: Caller, tools: ToolSet) -> 
 
 @pytest.mark.proves("sprite_destroy.name", "sprite_destroy->name", "sprite_destroy->message")
 async def test_a_sprite_is_destroyed_with_its_checkpoints_and_its_forks_stay(
-    call: Caller, tools: ToolSet, host: Engine
+    call: Caller, tools: ToolSet, host: LocalEngine
 ) -> None:
     await call(tools, "sprite_create", name="old")
     await call(tools, "sprite_exec", name="old", command="echo kept > file")
@@ -157,7 +157,7 @@ async def test_a_sprite_is_destroyed_with_its_checkpoints_and_its_forks_stay(
     await call(tools, "sprite_destroy", name="new")
 
 
-async def test_sprites_of_another_session_are_not_there(call: Caller, tools: ToolSet, host: Engine) -> None:
+async def test_sprites_of_another_session_are_not_there(call: Caller, tools: ToolSet, host: LocalEngine) -> None:
     async with host.pool("others") as others:
         theirs = sprite_tools(others)
         await call(theirs, "sprite_create", name="secret")
@@ -200,7 +200,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
 
 
 @pytest.fixture
-async def online(host: Engine, repository: int) -> AsyncIterator[SandboxPool]:
+async def online(host: LocalEngine, repository: int) -> AsyncIterator[SandboxPool]:
     """A session that may reach `git.example.com` and nothing else."""
     world = World()
     world.name("git.example.com", [SITE])

@@ -23,7 +23,7 @@ from atoll.code.approvals import Approver
 from atoll.code.executor import CodeConfig, CodeExecutor, ExecutionAudit
 from atoll.code.registry import CODE_ONLY, ToolCallerType, ToolRegistry
 from atoll.code.tool import execute_code_tools
-from atoll.runtime.engine import Engine
+from atoll.runtime.interface import Engine
 from atoll.settings import Settings
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])

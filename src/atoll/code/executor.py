@@ -40,7 +40,8 @@ from atoll.contract.errors import (
 )
 from atoll.contract.model import Limits
 from atoll.contract.network import NetworkPolicy
-from atoll.runtime.engine import Engine, open as open_engine
+from atoll.runtime.engine import open as open_engine
+from atoll.runtime.interface import Engine
 from atoll.runtime.sandbox import Sandbox
 
 _MAX_OUTBOX_FILES = 32
@@ -526,10 +527,10 @@ class CodeExecutor:
             InvalidRequest: there is no such session, or its code runs and waits for no approval.
         """
         session, engine = self._find(session_id), await self.engine()
-        driver = engine.drivers()[session.sandbox.info.runtime]
-        if not driver.capabilities.memory_checkpoint:
+        runtime = session.sandbox.info.runtime
+        if not engine.runtimes()[runtime].memory_checkpoint:
             raise NotCheckpointable(
-                f"{driver.name} cannot save processes, so the variables of session {session_id!r} would be lost; "
+                f"{runtime} cannot save processes, so the variables of session {session_id!r} would be lost; "
                 "sessions that are to wait on disk need the runtime runsc"
             )
         if session.busy and not session.waiting:
@@ -582,10 +583,10 @@ class CodeExecutor:
             InvalidRequest: there is no such session, or it runs code.
         """
         session, engine = self._find(session_id), await self.engine()
-        driver = engine.drivers()[session.sandbox.info.runtime]
-        if not driver.capabilities.memory_checkpoint:
+        runtime = session.sandbox.info.runtime
+        if not engine.runtimes()[runtime].memory_checkpoint:
             raise NotCheckpointable(
-                f"{driver.name} cannot copy processes, so copies of session {session_id!r} would lack its variables; "
+                f"{runtime} cannot copy processes, so copies of session {session_id!r} would lack its variables; "
                 "sessions that are to be forked need the runtime runsc"
             )
         if session.busy or session.kernel is None:

@@ -20,12 +20,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
 from anyio.abc import ByteStream
 
 from atoll.contract.driver import Driver
 from atoll.contract.errors import AtollError, GuestProtocolError, SandboxDied, SandboxError, SandboxNotFound
-from atoll.contract.model import ProcessInfo, RuntimeName, SandboxInfo, SandboxSpec, SystemProcess, Usage
+from atoll.contract.model import Preview, ProcessInfo, RuntimeName, SandboxInfo, SandboxSpec, SystemProcess, Usage
 from atoll.drivers import storage
 from atoll.drivers.locks import is_held
 from atoll.runtime.egress.server import EgressServer, EgressServers
@@ -42,8 +43,9 @@ from atoll.runtime.state.status import RecordedSandbox, describe, describe_unrea
 from atoll.runtime.state.store import Manifest, StateStore
 
 if TYPE_CHECKING:
-    from atoll.runtime.engine import Engine
+    from atoll.runtime.engine import LocalEngine
     from atoll.runtime.lifetimes import BackgroundTasks
+    from atoll.runtime.previews.forward import DialPort
     from atoll.runtime.previews.router import Previews
 
 _MAX_LAUNCHES = 8
@@ -56,7 +58,7 @@ class Connections:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: LocalEngine,
         store: StateStore,
         layers: Layers,
         lifecycle: Lifecycle,
@@ -292,6 +294,17 @@ class Connections:
 
     async def destroy(self, info: SandboxInfo) -> None:
         await self.remove(info.id, info.name, self._choose(info.runtime))
+
+    async def expose(self, info: SandboxInfo, port: int, dial: DialPort, *, wait_s: float) -> Preview:
+        return await self.previews.expose(info.id, info.name, port, dial, wait_s=wait_s)
+
+    async def unexpose(self, info: SandboxInfo, port: int) -> None:
+        self.previews.unexpose(info.id, port)
+        await anyio.lowlevel.checkpoint()
+
+    async def list_previews(self, info: SandboxInfo) -> builtins.list[Preview]:
+        await anyio.lowlevel.checkpoint()
+        return self.previews.of(info.id)
 
     async def stop(self, id: str) -> None:
         """End the processes of a guest that broke the protocol. The sandbox keeps its files; its status is `error`.

@@ -1,12 +1,12 @@
-"""The public face of Atoll: `open`, and `Engine` with all that it can do to sandboxes.
+"""The engine of this machine: `open`, and `LocalEngine`, which has the sandboxes of a state directory.
 
-Owns what the public arguments mean, their defaults and the documented errors, and how the parts of an engine are put
-together. Any number of engines, in any number of processes, may be open on one state directory.
+Owns what the public arguments mean, their defaults, and how the parts of an engine are put together. Any number of
+engines, in any number of processes, may be open on one state directory.
 
-Not here: how a sandbox comes into being (`provisioning.py`), which sandboxes are open in this process and how their
-guests are reached (`connections.py`), how a sandbox starts, sleeps and is checkpointed (`lifecycle/`), what is on disk
-(`state/`), and what can be done inside a sandbox (`sandbox.py`). Used by `sandbox_pool.py`, by the layers above, and by
-programs that embed Atoll.
+Not here: what its methods promise (`Engine` in `interface.py`), how a sandbox comes into being (`provisioning.py`),
+which sandboxes are open in this process and how their guests are reached (`connections.py`), how a sandbox starts,
+sleeps and is checkpointed (`lifecycle/`), what is on disk (`state/`), and what can be done inside a sandbox
+(`sandbox.py`). Used by the layers above.
 """
 
 from __future__ import annotations
@@ -17,23 +17,22 @@ import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import timedelta
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypedDict, Unpack
+from typing import TYPE_CHECKING
 
 import anyio
 import anyio.to_thread
 from anyio.abc import ByteStream
 
-from atoll.contract.driver import Diagnostic, Driver, LayerStore
+from atoll.contract.driver import Capabilities, Diagnostic, Driver, LayerStore
 from atoll.contract.errors import (
     AtollError,
     CheckpointNotFound,
     InvalidRequest,
     RuntimeUnavailable,
     SandboxError,
-    SandboxExists,
     SandboxNotFound,
 )
 from atoll.contract.model import (
@@ -54,6 +53,7 @@ from atoll.contract.network import AuditRecord, NetworkPolicy
 from atoll.drivers import registry
 from atoll.runtime.connections import Connections
 from atoll.runtime.egress import audit
+from atoll.runtime.interface import Engine
 from atoll.runtime.lifecycle.lifecycle import Lifecycle
 from atoll.runtime.lifecycle.recovery import Recovery
 from atoll.runtime.lifetimes import AwaitableContext, BackgroundTasks
@@ -78,7 +78,6 @@ if TYPE_CHECKING:
     from atoll.runtime.images.store import ImageStore
     from atoll.runtime.lifecycle.warm_pool import WarmPools
     from atoll.runtime.previews.router import Previews
-    from atoll.runtime.project.project import Project
     from atoll.runtime.provisioning import Provisioner
     from atoll.runtime.sandbox_pool import SandboxPool
 
@@ -97,7 +96,7 @@ def open(state_dir: Path | str | None = None, *, settings: Settings | None = Non
     return AwaitableContext(_open(state_dir, settings))
 
 
-async def _open(state_dir: Path | str | None, settings: Settings | None) -> Engine:
+async def _open(state_dir: Path | str | None, settings: Settings | None) -> LocalEngine:
     settings = settings or Settings.from_environment()
     if state_dir is not None:
         settings = settings.model_copy(update={"state_dir": Path(state_dir)})
@@ -113,47 +112,14 @@ async def _open(state_dir: Path | str | None, settings: Settings | None) -> Engi
     await loop_storage.mount(path)
     tasks = await BackgroundTasks.open()
     try:
-        return Engine(store, settings, tasks)
+        return LocalEngine(store, settings, tasks)
     except BaseException:
         await tasks.close()
         raise
 
 
-class SandboxKeywords(TypedDict, total=False):
-    """The options of a sandbox that `Engine.create` and `Engine.pool` have in common. Each is as in `create`."""
-
-    image: str | None
-    limits: Limits | None
-    env: Mapping[str, str] | None
-    secrets: Mapping[str, Secret] | None
-    secret_env: Mapping[str, str | SecretStr] | None
-    user: str | None
-    cwd: str | None
-    runtime: RuntimeName | None
-    pause_after_s: float | None
-    network: NetworkPolicy | None
-    labels: Mapping[str, str] | None
-    ttl_s: float | None
-    mounts: Sequence[Mount]
-
-
-class CreateOptions(SandboxKeywords, total=False):
-    """The options of `Engine.create`, for what passes them on."""
-
-    ephemeral: bool
-    from_checkpoint: str | None
-    progress: ProgressCallback | None
-
-
-class PoolOptions(SandboxKeywords, total=False):
-    """The options of `Engine.pool`: those of its sandboxes, unless `SandboxPool.get` or `create` override them."""
-
-    sleep_after_s: float | None
-    """How long a sandbox may be unused before it is put to sleep. Unset: ten minutes. None: for ever."""
-
-
-class Engine:
-    """The sandboxes of one state directory. Made by `atoll.open()`; as a context manager it is closed at the end."""
+class LocalEngine(Engine):
+    """The sandboxes of one state directory of this machine. Made by `atoll.open()`."""
 
     def __init__(self, store: StateStore, settings: Settings, tasks: BackgroundTasks) -> None:
         self._store = store
@@ -162,7 +128,7 @@ class Engine:
         self._drivers: Mapping[RuntimeName, Driver] | None = None
         self._layers = Layers(store.state_dir)
         self._checkpoints = Checkpoints(store.state_dir, store.lookup)
-        self.volumes = VolumeStore(store, self._layers, self._any_layers)
+        self._volumes = VolumeStore(store, self._layers, self._any_layers)
         self._lifecycle = Lifecycle(
             store,
             self._layers,
@@ -171,9 +137,8 @@ class Engine:
             self._any_layers,
             self._epoll_waiters,
             self._live_commands,
-            self.volumes,
+            self._volumes,
         )
-        self.storage = loop_storage.LoopStorage(store.state_dir, self._layers, self._lifecycle.remove_unreferenced)
         self._leases = SessionLeases(
             store.state_dir,
             names=store.names,
@@ -201,7 +166,6 @@ class Engine:
 
     @cached_property
     def images(self) -> ImageStore:
-        """The images of this state directory."""
         from atoll.runtime.images.store import ImageStore
 
         directory = self._store.state_dir / "images"
@@ -221,8 +185,16 @@ class Engine:
             self._connections,
             choose=self._choose,
             free_names=self.remove_abandoned,
-            volumes=self.volumes,
+            volumes=self._volumes,
         )
+
+    @property
+    def volumes(self) -> VolumeStore:
+        return self._volumes
+
+    @property
+    def storage(self) -> loop_storage.LoopStorage:
+        return loop_storage.LoopStorage(self.state_dir, self._layers, self._lifecycle.remove_unreferenced)
 
     @property
     def _warm_pools(self) -> WarmPools:
@@ -254,7 +226,6 @@ class Engine:
 
     @property
     def default_image(self) -> str:
-        """The image of sandboxes that do not name one."""
         return self._settings.image
 
     def drivers(self) -> Mapping[RuntimeName, Driver]:
@@ -263,17 +234,14 @@ class Engine:
             self._drivers = registry.available(self.state_dir)
         return self._drivers
 
-    def doctor(self) -> builtins.list[Diagnostic]:
-        """What this machine can do and, for each thing that it lacks, the command that fixes it."""
-        return registry.doctor(self.state_dir)
+    def runtimes(self) -> Mapping[RuntimeName, Capabilities]:
+        return {name: driver.capabilities for name, driver in self.drivers().items()}
 
     def effective_limits(self, limits: Limits, runtime: RuntimeName | None = None) -> Limits:
-        """The limits that a sandbox created with these has: with the defaults that this machine can enforce.
+        return with_defaults(limits, self._choose(runtime).capabilities)
 
-        Raises:
-            RuntimeUnavailable: the runtime cannot be used on this machine.
-        """
-        return with_defaults(limits, self._choose(runtime))
+    def doctor(self) -> builtins.list[Diagnostic]:
+        return registry.doctor(self.state_dir)
 
     def _choose(self, wanted: RuntimeName | None) -> Driver:
         drivers = self.drivers()
@@ -320,45 +288,6 @@ class Engine:
         from_checkpoint: str | None = None,
         progress: ProgressCallback | None = None,
     ) -> AwaitableContext[Sandbox]:
-        """Create a sandbox and wait until it answers.
-
-        `await` gives the sandbox; `async with` gives it too, and destroys it after the block. Otherwise it lives until
-        it is destroyed, also after this process has ended; an `ephemeral` one until its last client disconnects.
-        Without a name it gets one. When this fails or is cancelled, nothing is left of it. `progress` is called while
-        an image is fetched. Where a warm sandbox matches (`warm`), that one is claimed. `network` is the policy of its
-        egress; unset, no connection leaves it.
-
-        `labels` are for its users: `list` filters by them, forks have them too. After `ttl_s`, at least a second, it is
-        destroyed, whether or not it is in use and any process of the host lives: its processes end then, calls in
-        progress raise `SandboxDied`, and its files are removed at once or when the state directory is next used. Its
-        checkpoints stay. `update` changes both.
-
-        With `from_checkpoint`, an id or a label that only one checkpoint has, it begins as that checkpoint, whosever it
-        is: with its image, runtime and secrets, which cannot be given then, and with all else that is not given. An
-        `env` and `limits` that are given go on top.
-
-        Commands and file operations that name no `user` and no `cwd` get these, unset those of the image's
-        configuration, and where it has none, `user` and the home of the command's user. A `cwd` that does not exist is
-        made, as `user`.
-
-        `mounts` are directories of the host and volumes that it sees, a directory read-only unless its mount says
-        otherwise. Nothing outside of them can be reached through them. Their files are not in checkpoints.
-
-        For each of `secrets` the sandbox has a placeholder, in the variable of that name; `secret_env` are variables
-        that it has in clear. Neither is shown, logged or written to disk in clear.
-
-        Raises:
-            InvalidRequest: the name, a limit, the environment, a secret or a mount is not allowed.
-            CheckpointNotFound: no checkpoint has this id or label.
-            UserNotFound: there is no such user; or the image's configuration names one that it does not have.
-            PermissionDenied, FileError: `cwd` cannot be made.
-            SandboxExists: the name is taken.
-            VolumeNotFound: a mount names a volume that does not exist.
-            ImageUnavailable: the image cannot be fetched or read.
-            RuntimeUnavailable: the runtime is not on this machine, or no runtime is.
-            Unenforceable: this machine cannot enforce a limit, or mount a directory for writing.
-            LaunchFailed: it did not start.
-        """
 
         async def making() -> Sandbox:
             contents = SandboxSecrets.of(secrets or {}, secret_env or {}, env or {})
@@ -391,20 +320,6 @@ class Engine:
 
         return AwaitableContext(making())
 
-    async def get_or_create(self, name: str, **options: Unpack[CreateOptions]) -> Sandbox:
-        """The sandbox of this name, created with `options` if there is none. They change nothing of one that exists.
-
-        Called at once by several tasks or processes, it gives all of them the same sandbox.
-
-        Raises:
-            What `get` and `create` raise, but neither SandboxNotFound nor SandboxExists.
-        """
-        while True:
-            with contextlib.suppress(SandboxNotFound):
-                return await self.get(name)
-            with contextlib.suppress(SandboxExists):
-                return await self.create(name, **options)
-
     async def warm(
         self,
         count: int,
@@ -413,35 +328,22 @@ class Engine:
         limits: Limits | None = None,
         runtime: RuntimeName | None = None,
     ) -> WarmPool:
-        """Keep a warm pool of `count` sandboxes. When it returns, all of them are ready.
-
-        From then on a `create` with this image, these limits and this runtime, in any process, claims a warm sandbox,
-        and another is created in the background. They stay until they are claimed or a smaller count is set: 0 removes
-        the pool. When it fails, the pool is as it was before.
-
-        Raises:
-            InvalidRequest: the count or a limit is not allowed.
-            ImageUnavailable, RuntimeUnavailable, Unenforceable, LaunchFailed: as `create`.
-        """
         from atoll.runtime.lifecycle.warm_pool import MAX_WARM, SandboxTemplate
 
         if not 0 <= count <= MAX_WARM:
             raise InvalidRequest(f"the count of a warm pool is {count}; it may be 0 to {MAX_WARM}")
         driver = self._choose(runtime or self._settings.runtime)
-        wanted = with_defaults(limits or Limits(), driver)
+        wanted = with_defaults(limits or Limits(), driver.capabilities)
         template = SandboxTemplate(image=image or self._settings.image, runtime=driver.name, limits=wanted)
         return await self._warm_pools.warm(template, count)
 
     async def warm_pools(self) -> builtins.list[WarmPool]:
-        """The warm pools of this state directory."""
         return self._warm_pools.all()
 
     async def remove_warm_pools(self) -> None:
-        """Remove all warm pools, also those whose records cannot be read, and their sandboxes."""
         await self._warm_pools.remove_all()
 
     async def wait_refilled(self) -> None:
-        """Wait until the warm pools that this engine claimed from are full again. `atoll.open()` does so at its end."""
         if "_provisioner" in vars(self):  # else it has claimed from none
             await self._warm_pools.finish()
 
@@ -453,18 +355,6 @@ class Engine:
         ttl_s: float | None = None,
         limits: Limits | None = None,
     ) -> SandboxInfo:
-        """Change a sandbox, running or not. What is left out stays as it is.
-
-        `labels` are set, and a label that is None is removed. `ttl_s` is its lifetime from now on; `math.inf`: until it
-        is destroyed. Of `limits`, those that are set hold from now on, also after it sleeps: memory, processor time and
-        processes while it runs, the disk where its layer has a quota, open files only while it sleeps. No process is
-        ended for a lower limit. When this fails, nothing is changed.
-
-        Raises:
-            SandboxNotFound: there is none of this name.
-            InvalidRequest: a value is not allowed, or it uses more memory than the new limit.
-            Unenforceable: a limit cannot be enforced here, or not while it runs.
-        """
         id = self._store.lookup(name)
         manifest = await self._lifecycle.update(id, labels=labels or {}, ttl_s=ttl_s, limits=limits or Limits())
         self._recovery.watch_expiries(self._tasks)
@@ -476,21 +366,9 @@ class Engine:
     # ---- sleeping and waking ----
 
     async def pause(self, name: str) -> None:
-        """Freeze the processes of a sandbox in memory, until it is next used. Does nothing to one that does not run.
-
-        Raises:
-            SandboxNotFound: there is none of this name.
-            Unenforceable: sandboxes cannot be frozen on this machine.
-        """
         await self._lifecycle.pause(self._store.lookup(name))
 
     async def resume(self, name: str) -> Sandbox:
-        """Resume a paused sandbox. Does nothing to one that runs.
-
-        Raises:
-            SandboxNotFound: there is none of this name.
-            InvalidRequest: it sleeps, was shut down or has ended; `wake` starts it.
-        """
         sandbox = await self.get(name)
         manifest = self._store.read(sandbox.id)
         status = self._connections.info(manifest).status if manifest else "error"
@@ -499,97 +377,28 @@ class Engine:
         return await self.wake(name)
 
     async def sleep(self, name: str) -> None:
-        """Put a sandbox to sleep on disk, until it is next used.
-
-        Its files stay. With runsc its processes are saved and continue when it wakes; with the other runtimes they
-        end. Calls in progress raise `SandboxDied`. `pause` keeps processes in memory instead.
-
-        Raises:
-            SandboxNotFound: there is none of this name.
-            InvalidRequest: it is ephemeral.
-            NotCheckpointable: the runtime cannot save what a process holds.
-        """
         id = self._store.lookup(name)
         await self._lifecycle.sleep(id, "sleeping")
         await self._connections.disconnect(id)
 
     async def shutdown(self, name: str) -> None:
-        """Put a sandbox to sleep until `wake` is called: using it raises `SandboxShutdown`.
-
-        Raises:
-            SandboxNotFound: there is none of this name.
-        """
         id = self._store.lookup(name)
         await self._lifecycle.sleep(id, "shutdown")
         await self._connections.disconnect(id)
 
     async def sleep_unused(self, name: str, after: timedelta) -> bool:
-        """Put a sandbox to sleep if it has been unused for so long. Returns whether it was put to sleep.
-
-        Raises:
-            SandboxNotFound: there is none of this name.
-        """
         id = self._store.lookup(name)
         slept = await self._lifecycle.sleep_unused(id, after)
         if slept:
             await self._connections.disconnect(id)
         return slept
 
-    @contextlib.asynccontextmanager
-    async def pool(
-        self,
-        session_id: str,
-        *,
-        temporary: bool = False,
-        sleeps: bool = False,
-        project: Project | None = None,
-        **options: Unpack[PoolOptions],
-    ) -> AsyncIterator[SandboxPool]:
-        """The sandboxes of one session. While the pool is open, those that are unused go to sleep.
-
-        They stay when it ends. With `sleeps`, they go to sleep then, unless another process has the session open. Of a
-        `temporary` session nothing stays: its sandboxes and their checkpoints are removed when the pool ends or, if
-        this process is killed, when the state directory is next used.
-
-        `options` are those of every sandbox, as in `create`: `image`, `limits`, `env`, `secrets`, `secret_env`, `user`,
-        `cwd`, `runtime`, `pause_after_s`, `network`, `labels`, `ttl_s` and `mounts`; and `sleep_after_s` (unset: ten
-        minutes).
-
-        With a `project`, the sandbox `default` has a copy of it when it is created, where its commands start.
-
-        Raises:
-            InvalidRequest: an option is wrong.
-            SandboxError: it is temporary, and another process has it open.
-        """
-        from atoll.runtime.sandbox_pool import SandboxPool
-
-        pool = SandboxPool(self, session_id, **options)
-        pool.project = project
-        scope = anyio.CancelScope()
-
-        async def reap() -> None:
-            with scope:
-                await pool.reap()
-
-        kept = partial(self._leases.kept, on_last_release=pool.sleep if sleeps else None)
-        have = self._leases.temporary if temporary else kept
-        async with have(session_id):
-            self._tasks.start_soon(reap)
-            try:
-                yield pool
-            finally:
-                scope.cancel()
-                await pool.end()
+    def _session(self, pool: SandboxPool, *, temporary: bool, sleeps: bool) -> AbstractAsyncContextManager[None]:
+        if temporary:
+            return self._leases.temporary(pool.session_id)
+        return self._leases.kept(pool.session_id, on_last_release=pool.sleep if sleeps else None)
 
     async def wake(self, name: str) -> Sandbox:
-        """Start a sandbox that sleeps, was shut down, or has ended, and resume a paused one.
-
-        Does nothing to one that runs.
-
-        Raises:
-            SandboxNotFound: there is none of this name.
-            LaunchFailed: it did not start.
-        """
         sandbox = await self.get(name)
         async with self._connections.launches:
             await self._lifecycle.wake(sandbox.id, asked=True)
@@ -600,16 +409,6 @@ class Engine:
     # ---- the network ----
 
     async def set_network(self, name: str, policy: NetworkPolicy | None) -> None:
-        """Set the policy of a sandbox's egress, whichever process serves it. None: no connection leaves it.
-
-        It decides the next connection. Open connections that it does not allow are cut, within a second if another
-        process serves them. Commands that already run know of a proxy only if there was a policy when they were
-        started. The preset `registries` is resolved now.
-
-        Raises:
-            SandboxNotFound: there is none of this name.
-            Unenforceable: the policy has `registries`, and this machine is configured for no package index.
-        """
         id = self._store.lookup(name)
         indexes = await self._provisioner.find_indexes(policy)
         await self._lifecycle.set_network(id, policy, indexes)
@@ -618,50 +417,19 @@ class Engine:
         await self._connections.egress_servers.apply_policy(id)
 
     async def audit(self, name: str) -> builtins.list[AuditRecord]:
-        """The audit log of a sandbox's egress, the oldest record first, as far back as records are kept.
-
-        Raises:
-            SandboxNotFound: there is none of this name.
-        """
         return await anyio.to_thread.run_sync(audit.read, self._store.directory(self._store.lookup(name)))
 
     def follow_audit(self, name: str) -> AsyncIterator[AuditRecord]:
-        """The latest audit records of a sandbox, then new ones as they are written, until it is destroyed.
-
-        An allowed connection has one record when it begins, and another with the same id when it has ended.
-
-        Raises:
-            SandboxNotFound: there is none of this name.
-        """
         return audit.follow(self._store.directory(self._store.lookup(name)))
 
     # ---- checkpoints ----
 
     async def checkpoint(self, name: str, label: str | None = None, *, move: bool = False) -> Checkpoint:
-        """Save a sandbox as it is now. It goes on; a running one is frozen while its files are copied.
-
-        The checkpoint belongs to this sandbox and outlives it. A label is unique among its checkpoints: with `move`,
-        the one that has it stays and loses it.
-
-        Raises:
-            SandboxNotFound: there is none of this name.
-            InvalidRequest: the label is not allowed.
-            CheckpointExists: another checkpoint of the sandbox has the label.
-            Unenforceable: something runs in it, and it cannot be frozen here. If nothing runs, it is restarted.
-        """
         if label is not None:
             check_name(label, noun="a label for a checkpoint")
         return (await self._connections.checkpoint(self._store.lookup(name), label, move=move)).checkpoint
 
     async def checkpoints(self, name: str | None = None) -> builtins.list[Checkpoint]:
-        """All checkpoints, or those of one sandbox, the oldest first.
-
-        If no sandbox has the name, they are those of destroyed ones that had it. One whose record cannot be read has a
-        `reason`, and is only among all checkpoints.
-
-        Raises:
-            SandboxNotFound: no sandbox has this name, and no checkpoint is of one that had it.
-        """
         found = []
         if name is None:
             damaged = self._checkpoints.unreadable().items()
@@ -672,16 +440,6 @@ class Engine:
         return sorted(found, key=lambda checkpoint: checkpoint.created_at)
 
     async def restore(self, name: str, checkpoint: str, *, foreign: bool = False) -> Sandbox:
-        """Restore a sandbox to one of its checkpoints, given by id or label.
-
-        What was written since is lost, and processes end. When it fails, the sandbox sleeps and has its files. With
-        `foreign`, the checkpoint, given by id, may be another sandbox's: this one then has the other's files and image.
-
-        Raises:
-            SandboxNotFound, CheckpointNotFound: there is none.
-            InvalidRequest: the checkpoint is another sandbox's.
-            LaunchFailed: it did not start.
-        """
         sandbox = await self.get(name)
         record = self._checkpoints.find(checkpoint, name)
         if record.checkpoint.sandbox_id != sandbox.id and not foreign:
@@ -710,17 +468,6 @@ class Engine:
     async def fork(
         self, source: str, count: int = 1, *, checkpoint: str | None = None, names: Sequence[str] | None = None
     ) -> builtins.list[Sandbox]:
-        """Create sandboxes that begin as `source` is now, or was at a checkpoint. All of them, or none.
-
-        `source` goes on. For a checkpoint, given by label or id, it may have been destroyed: `create(from_checkpoint=)`
-        does not even need its name. Without `names` they get names that begin with that of `source`. They have its
-        labels, its present network policy, and a lifetime as long as its own.
-
-        Raises:
-            SandboxNotFound, CheckpointNotFound: there is none.
-            InvalidRequest: the count is below 1, or is not the number of names.
-            SandboxExists: a name is taken.
-        """
         names = names or [f"{source[:50]}-{os.urandom(4).hex()}" for _ in range(count)]
         if count < 1 or len(names) != count:
             plural = "copy" if count == 1 else "copies"
@@ -731,15 +478,6 @@ class Engine:
         return forks
 
     async def delete_checkpoint(self, checkpoint: str, *, sandbox: str | None = None) -> None:
-        """Delete a checkpoint, given by id or label, and remove its unreferenced layers.
-
-        With `sandbox`, the label is one of that sandbox, which may have been destroyed. A checkpoint whose record
-        cannot be read is deleted by its id.
-
-        Raises:
-            SandboxNotFound, CheckpointNotFound: there is none.
-            InvalidRequest: checkpoints of several sandboxes have the label.
-        """
         damaged = checkpoint in self._checkpoints.unreadable()
         id = checkpoint if damaged else self._checkpoints.find(checkpoint, sandbox).checkpoint.id
         with self._store.in_progress(id):
@@ -751,18 +489,6 @@ class Engine:
     async def export(
         self, name: str, target: ArchiveFile, *, checkpoint: str | None = None, progress: ProgressCallback | None = None
     ) -> ExportResult:
-        """Write a sandbox as it is now, or as it was at a checkpoint, to one file. The sandbox goes on.
-
-        The file holds what was written on top of the image; it holds neither the image nor processes. At a path the
-        file appears when it is complete, readable for this user alone. An open file is written to from its position;
-        `progress` counts bytes before compression.
-
-        Raises:
-            SandboxNotFound, CheckpointNotFound: there is none.
-            Unenforceable: it runs, and cannot be frozen here.
-            SandboxError: it could not be read or written.
-            OSError: the path cannot be written to.
-        """
         from atoll.runtime.archive import export as exporting
 
         async with self._provisioner.snapshot(name, checkpoint) as record:
@@ -780,22 +506,6 @@ class Engine:
         limit_bytes: int | None = None,
         progress: ProgressCallback | None = None,
     ) -> Sandbox:
-        """Create a sandbox from a file that `export` wrote, on any machine, and wait until it answers.
-
-        Nothing in the file is trusted. It is unpacked and checked to its last byte before any of it is used; when it is
-        refused, or this is cancelled, nothing is left. Unset: `name`, `limits` and `runtime` are the file's, if its
-        limits are no wider than those of a new sandbox and the settings name no runtime; `image` is the one with the
-        file's digest, or this machine's own `host`; `limit_bytes`, the size when unpacked, is three quarters of the
-        free disk.
-
-        Raises:
-            ArchiveRefused: it is not a complete, unchanged file that `export` wrote, or it is too large.
-            ImageUnavailable: its image is not on this machine.
-            InvalidRequest: it asks for wider limits, or an argument is wrong.
-            SandboxExists: the name is taken.
-            RuntimeUnavailable, Unenforceable, LaunchFailed: as `create`.
-            OSError: the path cannot be read.
-        """
         return await self._provisioner.import_archive(
             source,
             name,
@@ -809,12 +519,6 @@ class Engine:
     # ---- finding ----
 
     async def get(self, name: str) -> Sandbox:
-        """The sandbox of this name, whichever process created it.
-
-        Raises:
-            SandboxNotFound: there is none.
-            RuntimeUnavailable: it was created with a runtime that is no longer on this machine.
-        """
         id = self._store.lookup(name)
         if sandbox := self._connections.find(id):
             return sandbox
@@ -826,11 +530,6 @@ class Engine:
     async def list(
         self, prefix: str = "", *, labels: Mapping[str, str | None] | None = None
     ) -> builtins.list[SandboxInfo]:
-        """All sandboxes whose names begin with `prefix` and that have all of `labels`, by name. None: any value.
-
-        One whose record cannot be read has the status `error`, and a `reason` that says so. One whose lifetime is over
-        is not among them.
-        """
         found = await anyio.to_thread.run_sync(self._connections.list, prefix)
         self._recovery.watch_expiries(self._tasks)
         wanted = (labels or {}).items()
@@ -841,11 +540,6 @@ class Engine:
         ]
 
     async def unreadable_records(self) -> dict[str, str]:
-        """The sandboxes and checkpoints whose records cannot be read, by id, volumes as `volume:NAME`, and why.
-
-        As long as there are any, `gc` keeps layers, and images unless it is a volume. `destroy`, `delete_checkpoint`
-        and `volumes.remove` remove them.
-        """
 
         def read() -> dict[str, str]:
             volumes = {f"{VOLUME_PREFIX}{name}": error for name, error in self.volumes.references()[1].items()}
@@ -864,15 +558,6 @@ class Engine:
 
     # ---- ending ----
 
-    async def aclose(self) -> None:
-        """Close the engine, from any task: wait until the warm pools that it claimed from are full again, then end its
-        connections, previews and egress. Sandboxes go on. Closing twice does nothing.
-        """
-        await self.__aexit__(None, None, None)
-
-    async def __aenter__(self) -> Self:
-        return self
-
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
@@ -883,14 +568,6 @@ class Engine:
             await self._tasks.close()
 
     async def destroy(self, name: str, *, checkpoints: bool = False) -> int:
-        """End a sandbox, given by name or id, and remove all of it: nothing of it is left, and the name is free.
-
-        Its checkpoints stay, unless `checkpoints` is set: then they are deleted too. Returns how many it had. It works
-        also if its record cannot be read.
-
-        Raises:
-            SandboxNotFound: there is none of this name.
-        """
         try:
             id, its_name = self._find(name)
         except SandboxError:
@@ -921,18 +598,9 @@ class Engine:
             return wanted, None  # whichever name it has is freed
 
     async def remove_abandoned(self) -> builtins.list[str]:
-        """Remove abandoned sandboxes, those whose lifetime is over, ephemeral ones that have ended, and sessions whose
-        process died.
-
-        Returns the ids of the removed sandboxes.
-        """
         return await self._recovery.remove_abandoned()
 
     async def gc(self) -> GcResult:
-        """`remove_abandoned`, and remove unreferenced layers and images. Returns what was removed.
-
-        Layers and images stay as long as there are `unreadable_records`, which may refer to any of them.
-        """
         sandboxes = await self.remove_abandoned()
         await self._warm_pools.remove_unwanted()
         await self._recovery.reconcile()

@@ -110,7 +110,7 @@ class Provisioner:
         """A sandbox as `spec` says: a warm one that is claimed, or a new one."""
         driver = self._choose(spec.runtime)
         await self._require_free(spec.name)
-        limits = with_defaults(spec.limits, driver)
+        limits = with_defaults(spec.limits, driver.capabilities)
         resolved = await self._resolve_base(spec, limits, driver, progress, secrets)
         authority = secrets.authority if secrets else None
         return await self._claim_warm(spec, driver, resolved, authority) or await self._make(
@@ -446,7 +446,7 @@ class Provisioner:
             runtime = runtime or self._requested_runtime(contents.runtime)
             driver = self._choose(runtime)
             if limits is None:
-                limits = exporting.allowed(contents.limits, with_defaults(Limits(), driver))
+                limits = exporting.allowed(contents.limits, with_defaults(Limits(), driver.capabilities))
             reference, base = image or contents.image.reference, None
             if image is None and reference != "host":
                 reference, base = exporting.find_base_image(self._images, contents.image)
@@ -463,7 +463,7 @@ class Provisioner:
             await self._require_free(spec.name)
             base = base or await self._images.resolve(reference, progress=progress)
             resolved = ResolvedSpec(
-                limits=with_defaults(limits, driver),
+                limits=with_defaults(limits, driver.capabilities),
                 env={**base.env, **spec.env},
                 user=contents.user,
                 cwd=contents.cwd,

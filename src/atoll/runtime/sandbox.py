@@ -56,10 +56,11 @@ from atoll.runtime.guest.stream import Stream
 if TYPE_CHECKING:
     from atoll.runtime.archive.export import ArchiveFile
     from atoll.runtime.egress.server import EgressServer
-    from atoll.runtime.engine import Engine
     from atoll.runtime.guest.files import Files
     from atoll.runtime.images.fetch import ProgressCallback
+    from atoll.runtime.interface import Engine
     from atoll.runtime.lifetimes import BackgroundTasks
+    from atoll.runtime.previews.forward import DialPort
     from atoll.runtime.project.project import ProjectCopy
     from atoll.tools.tool import ToolSet
 
@@ -101,6 +102,15 @@ class SandboxOwner(Protocol):
 
     async def stop(self, id: str) -> None:
         """End the processes of a sandbox that broke the protocol. Its files stay. Does not raise."""
+
+    async def expose(self, info: SandboxInfo, port: int, dial: DialPort, *, wait_s: float) -> Preview:
+        """See `Sandbox.expose`."""
+
+    async def unexpose(self, info: SandboxInfo, port: int) -> None:
+        """See `Sandbox.unexpose`."""
+
+    async def list_previews(self, info: SandboxInfo) -> list[Preview]:
+        """See `Sandbox.previews`."""
 
 
 class Sandbox:
@@ -418,7 +428,7 @@ class Sandbox:
             PortRefused: nothing listened within `wait_s`. The port is not exposed then, if it was not before.
             InvalidRequest: the port or `wait_s` is not allowed, or the address in the settings cannot be used.
         """
-        return await self._owner.engine.previews.expose(self.id, self.name, port, self.dial, wait_s=wait_s)
+        return await self._owner.expose(self.info, port, self.dial, wait_s=wait_s)
 
     def forward(self, port: int, local_port: int = 0) -> AbstractAsyncContextManager[int]:
         """Forward a TCP port on the host's 127.0.0.1 to a port inside, while the context lasts. Gives the port on the
@@ -432,20 +442,20 @@ class Sandbox:
         Raises:
             InvalidRequest: a port is not allowed, or the port on the host is taken.
         """
-        return self._owner.engine.previews.forward(port, local_port, self.dial)
+        from atoll.runtime.previews.forward import ForwardedPort
+
+        return ForwardedPort(self._owner.tasks, port, self.dial).listening(local_port)
 
     async def unexpose(self, port: int) -> None:
         """End a preview at once: its token is no longer valid, and its open connections are cut.
 
         Does nothing if the port is not exposed.
         """
-        self._owner.engine.previews.unexpose(self.id, port)
-        await anyio.lowlevel.checkpoint()
+        await self._owner.unexpose(self.info, port)
 
     async def previews(self) -> list[Preview]:
         """The ports that this process exposes, by number."""
-        await anyio.lowlevel.checkpoint()
-        return self._owner.engine.previews.of(self.id)
+        return await self._owner.list_previews(self.info)
 
     # ----------------------------------------------------------------------------------------- the sandbox itself
 

@@ -25,8 +25,8 @@ from atoll.contract.frozen import Frozen
 from atoll.contract.model import Limits, Mount, Status
 from atoll.contract.names import is_name
 from atoll.contract.network import NetworkPolicy
-from atoll.runtime.engine import CreateOptions, Engine, SandboxKeywords
 from atoll.runtime.images.contents import ImageContents
+from atoll.runtime.interface import CreateOptions, Engine, SandboxKeywords
 from atoll.runtime.provisioning import DEFAULT_USER
 from atoll.runtime.sandbox import Sandbox
 

@@ -360,7 +360,7 @@ async def leak_check(anyio_backend: str, ledger: Ledger) -> AsyncIterator[LeakCh
 
 @pytest.fixture
 def capabilities(engine: Engine, runtime_name: RuntimeName) -> Capabilities:
-    return engine.drivers()[runtime_name].capabilities
+    return engine.runtimes()[runtime_name]
 
 
 @pytest.fixture(scope="session")

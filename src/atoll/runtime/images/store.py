@@ -628,7 +628,7 @@ class ImageStore:
                 raise
             raise ImageUnavailable("the disk of the image store is full", reason="disk_full") from error
         except ImageUnavailable as error:
-            names = [ImageReference.parse(image.reference).short for image in self.list() if image.kind == "registry"]
+            names = [ImageReference.parse(image.reference).short for image in self._list() if image.kind == "registry"]
             listed = ", ".join([HOST, *names[:8]]) + (", …" if len(names) > 8 else "")
             raise ImageUnavailable(
                 f"{error.message} (present here: {listed})",
@@ -636,8 +636,11 @@ class ImageStore:
                 **{**error.details, "available": [HOST, *names[:64]]},
             ) from error
 
-    def list(self) -> builtins.list[ImageInfo]:
+    async def list(self) -> builtins.list[ImageInfo]:
         """The images that are present, by reference. The host image is among them once it has been used."""
+        return await to_thread.run_sync(self._list)
+
+    def _list(self) -> builtins.list[ImageInfo]:
         present = [record.image for record in self._records()]
         skeleton = self._read_skeleton()
         host = [_host_image(skeleton)] if skeleton is not None else []

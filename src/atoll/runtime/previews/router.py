@@ -18,7 +18,7 @@ import re
 import secrets
 import socket
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractAsyncContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import TYPE_CHECKING
@@ -32,7 +32,7 @@ from atoll.contract.errors import AtollError, InvalidRequest, PortRefused, Sandb
 from atoll.contract.model import Preview
 from atoll.runtime.guest.ports import PortConnection
 from atoll.runtime.http1 import Headers, one_line, strip_hop_by_hop
-from atoll.runtime.previews.forward import DialPort, ForwardedPort, dial_either, listen_on, next_client, port_of
+from atoll.runtime.previews.forward import DialPort, dial_either, listen_on, next_client, port_of
 from atoll.runtime.previews.pages import page
 from atoll.runtime.previews.proxy import PreviewResponse, header, serve
 
@@ -130,10 +130,6 @@ class Previews:
         if wait_s > 0:
             await _wait_listening(exposed, wait_s)
         return self._exposed.setdefault(label, exposed).preview
-
-    def forward(self, port: int, local_port: int, dial: DialPort) -> AbstractAsyncContextManager[int]:
-        """See `Sandbox.forward`."""
-        return ForwardedPort(self._tasks, port, dial).listening(local_port)
 
     def unexpose(self, sandbox_id: str, port: int | None = None) -> None:
         """End a preview, or all previews of a sandbox, and their exchanges."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from atoll.contract.driver import Driver
+from atoll.contract.driver import Capabilities
 from atoll.contract.errors import InvalidRequest
 from atoll.contract.model import Limits, SandboxSpec
 
@@ -45,9 +45,8 @@ def validate_spec(**fields: object) -> SandboxSpec:
         raise InvalidRequest(message, field=where) from error
 
 
-def with_defaults(limits: Limits, driver: Driver) -> Limits:
-    """Limits with defaults for those that are unset and that the driver can enforce."""
-    able = driver.capabilities
+def with_defaults(limits: Limits, able: Capabilities) -> Limits:
+    """Limits with defaults for those that are unset and that a runtime can enforce."""
     defaults: dict[str, object] = {}
     if limits.memory_bytes is None and able.memory_limit:
         defaults["memory_bytes"] = _MEMORY_BYTES

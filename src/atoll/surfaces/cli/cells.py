@@ -30,7 +30,7 @@ from atoll.tools.image_files import image_type
 
 if TYPE_CHECKING:
     from atoll.code.session import StreamName
-    from atoll.runtime.engine import Engine
+    from atoll.runtime.interface import Engine
     from atoll.runtime.sandbox import Sandbox
 
 MAX_CODE_BYTES = 8 * 1024 * 1024

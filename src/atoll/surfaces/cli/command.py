@@ -24,7 +24,7 @@ from atoll.surfaces.cli.grammar import Option, Parameter, Parser, UsageError, pa
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from atoll.runtime.engine import Engine
+    from atoll.runtime.interface import Engine
     from atoll.settings import Settings
     from atoll.surfaces.cli.sandbox_options import SandboxOptions
 

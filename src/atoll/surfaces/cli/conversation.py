@@ -41,7 +41,7 @@ from atoll.tools.tool import Tool
 from atoll.tools.vocabularies import choose, session_tools
 
 if TYPE_CHECKING:
-    from atoll.runtime.engine import Engine
+    from atoll.runtime.interface import Engine
 
 MAX_PROMPT_BYTES = 4 * 1024 * 1024
 """Limit of a prompt on standard input: more than any model reads."""

@@ -34,7 +34,7 @@ from atoll.surfaces.cli.cells import CellOutput, CellResult, executor_for
 
 if TYPE_CHECKING:
     from atoll.code.languages import LanguageName
-    from atoll.runtime.engine import Engine
+    from atoll.runtime.interface import Engine
     from atoll.runtime.sandbox import Sandbox
 
 HISTORY = "{}-history"

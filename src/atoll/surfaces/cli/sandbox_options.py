@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from atoll.contract.model import Limits, Mount, RuntimeName
     from atoll.contract.network import NetworkPolicy
     from atoll.contract.secret import Secret
-    from atoll.runtime.engine import Engine
+    from atoll.runtime.interface import Engine
     from atoll.runtime.sandbox import Sandbox
 
 _LIMIT_OPTIONS = {

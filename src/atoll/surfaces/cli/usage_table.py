@@ -14,7 +14,7 @@ import anyio
 
 from atoll.contract.errors import AtollError
 from atoll.contract.model import SandboxInfo, Usage
-from atoll.runtime.engine import Engine
+from atoll.runtime.interface import Engine
 from atoll.surfaces.cli import render, terminal
 
 _AT_ONCE = 8

@@ -36,7 +36,7 @@ from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from atoll.contract.errors import AtollError
-from atoll.runtime.engine import Engine
+from atoll.runtime.interface import Engine
 from atoll.surfaces import http
 from atoll.surfaces.http import LOOPBACK, HttpGuard
 from atoll.surfaces.mcp.session import DISCONNECTED, ServerConfig, open_session

@@ -33,7 +33,7 @@ from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 import atoll
 from atoll.contract.errors import AtollError, CallerError, FileError, InvalidRequest, PathNotFound, SandboxNotFound
 from atoll.contract.model import FileEntry
-from atoll.runtime.engine import Engine
+from atoll.runtime.interface import Engine
 from atoll.runtime.project.project import Project
 from atoll.runtime.sandbox_pool import SandboxPool
 from atoll.tools import export

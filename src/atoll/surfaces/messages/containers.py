@@ -30,7 +30,7 @@ from atoll.code.executor import CodeConfig, CodeExecutor
 from atoll.code.registry import ToolRegistry, identifiers
 from atoll.code.results import ExecutionResult
 from atoll.contract.errors import InvalidRequest, SandboxError, ToolCallError
-from atoll.runtime.engine import Engine
+from atoll.runtime.interface import Engine
 from atoll.surfaces.messages.wire import ApiError, ClientTool
 
 SETTLE_S = 0.02

@@ -29,7 +29,7 @@ from atoll.agents import models
 from atoll.agents.loop import DEFAULT_STEPS
 from atoll.code.executor import CodeConfig
 from atoll.contract.errors import AtollError, ModelFailed, ModelUnavailable
-from atoll.runtime.engine import Engine
+from atoll.runtime.interface import Engine
 from atoll.surfaces import http
 from atoll.surfaces.http import LOOPBACK, HttpGuard
 from atoll.surfaces.messages.answer import StreamedAnswer, WholeAnswer

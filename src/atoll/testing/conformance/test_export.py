@@ -218,7 +218,7 @@ async def test_a_process_that_is_killed_while_exporting_leaves_nothing(
     data = (tmp_path / "file").read_bytes()
     os.mkfifo(tmp_path / "pipe")
     body = "await engine.import_(sys.argv[3], 'half')"
-    async with client(anywhere.state_dir, next(iter(anywhere.drivers())), body, str(tmp_path / "pipe")) as other:
+    async with client(anywhere.state_dir, next(iter(anywhere.runtimes())), body, str(tmp_path / "pipe")) as other:
         with await anyio.to_thread.run_sync((tmp_path / "pipe").open, "wb", 0) as pipe:
             await anyio.to_thread.run_sync(pipe.write, data[:-100_000])
             with anyio.fail_after(20):

@@ -196,7 +196,7 @@ async def hold(sandbox: Sandbox, kinds: dict[str, str], *, name: str = "") -> Pr
 
 @pytest.fixture
 def saves_all(engine: Engine, runtime_name: RuntimeName) -> bool:
-    return engine.drivers()[runtime_name].capabilities.saves_epoll_waiters
+    return engine.runtimes()[runtime_name].saves_epoll_waiters
 
 
 async def test_what_can_be_saved_survives(engine: Engine, saves_all: bool, as_root: None) -> None:

@@ -611,7 +611,7 @@ async def test_twenty_sandboxes_come_and_go_at_once(
 async def test_the_fastest_runtime_comes_first_and_is_the_default(
     state_dir: Path, runtime_name: RuntimeName, engine: Engine
 ) -> None:
-    names = list(engine.drivers())
+    names = list(engine.runtimes())
     built_in = [name for name in registry.BUILT_IN if name in names]
     assert names[: len(built_in)] == built_in, "drivers of other packages come after the built-in ones"
     if runtime_name != names[0]:

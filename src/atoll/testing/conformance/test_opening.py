@@ -16,7 +16,7 @@ pytestmark = pytest.mark.runtimes("crun")
 
 @pytest.fixture
 def settings(engine: Engine) -> atoll.Settings:
-    return atoll.Settings(runtime=next(iter(engine.drivers())))
+    return atoll.Settings(runtime=next(iter(engine.runtimes())))
 
 
 async def test_an_engine_that_was_awaited_is_closed_by_another_task(state_dir: Path, settings: atoll.Settings) -> None:

@@ -272,7 +272,7 @@ async def test_processes_that_a_save_would_lose_are_left_alone(engine: Engine, r
             pass
         await process.detach()
         connection = await sandbox.dial(8080)
-        if engine.drivers()[runtime_name].capabilities.saves_epoll_waiters:
+        if engine.runtimes()[runtime_name].saves_epoll_waiters:
             await sandbox.sleep()
             assert await status(engine, "waiting") == "sleeping"
             return

@@ -22,6 +22,7 @@ from atoll import (
     UserNotFound,
 )
 from atoll.contract.model import RuntimeName
+from atoll.drivers import registry
 from atoll.runtime.state.store import now
 from atoll.testing.inside import client
 from atoll.testing.waiting import eventually
@@ -178,7 +179,7 @@ async def test_a_lifetime_that_is_not_allowed_is_refused(engine: Engine, shared:
 async def test_a_guest_that_does_not_end_with_its_lifetime_is_frozen_and_removed(engine: Engine) -> None:
     sandbox = await engine.create(ttl_s=3600)
     assert sandbox.info.pid is not None
-    driver = engine.drivers()["crun"]
+    driver = registry.available(engine.state_dir)["crun"]
     await sandbox.update(ttl_s=1)
     os.kill(sandbox.info.pid, signal.SIGSTOP)  # as a hostile guest: it obeys no frame
     await eventually(lambda: driver.is_frozen(f"{sandbox.id}.1"), "its keeper freezes it")

@@ -29,6 +29,7 @@ from atoll import (
     Unenforceable,
 )
 from atoll.contract.model import RuntimeName
+from atoll.runtime.engine import LocalEngine
 from atoll.runtime.lifecycle import warm_pool
 from atoll.testing.inside import client
 from atoll.testing.waiting import eventually
@@ -271,6 +272,7 @@ async def test_create_works_while_the_pool_cannot_be_refilled(
     fastest: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = fastest
+    assert isinstance(engine, LocalEngine)
     monkeypatch.setattr(warm_pool, "_RETRY_S", (0.02, 0.1))
     failing = True
     mark_ready = engine._warm_pools._make

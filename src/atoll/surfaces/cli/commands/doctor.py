@@ -19,7 +19,7 @@ from atoll.surfaces.cli.command import CommandContext, CommandModule, Work
 from atoll.surfaces.cli.grammar import Option
 
 if TYPE_CHECKING:
-    from atoll.runtime.engine import Engine
+    from atoll.runtime.interface import Engine
 
 commands = CommandModule()
 _KINDS = (("sandboxes", "sandbox"), ("checkpoints", "checkpoint"), ("volumes", "volume"))
@@ -62,9 +62,9 @@ def _install_packages(*, yes: bool) -> None:
 async def _doctor(context: CommandContext) -> int:
     async with context.open_engine() as engine:
         found = engine.doctor()
-        drivers = engine.drivers()
-        working = list(drivers)
-        by_name = {name for name, driver in drivers.items() if not driver.capabilities.chosen_by_default}
+        runtimes = engine.runtimes()
+        working = list(runtimes)
+        by_name = {name for name, able in runtimes.items() if not able.chosen_by_default}
         state_dir = engine.state_dir
     if context.as_json:
         diagnostics = [each.model_dump(mode="json") for each in found]

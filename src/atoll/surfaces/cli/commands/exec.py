@@ -31,7 +31,7 @@ from atoll.surfaces.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from atoll.runtime.engine import Engine
+    from atoll.runtime.interface import Engine
     from atoll.runtime.sandbox import Sandbox
     from atoll.surfaces.cli.cells import CodeOptions
     from atoll.surfaces.cli.sandbox_options import SandboxOptions

@@ -23,7 +23,7 @@ async def ls(
 ) -> int:
     """List the images on this machine."""
     async with context.open_engine() as engine:
-        found = engine.images.list()
+        found = await engine.images.list()
     if context.as_json:
         render.emit_json([image.model_dump(mode="json") for image in found])
     elif quiet:

@@ -16,7 +16,7 @@ from atoll.surfaces.cli.sandbox_options import SandboxOptions, limits, runtime_n
 
 if TYPE_CHECKING:
     from atoll.contract.model import Limits
-    from atoll.runtime.engine import Engine
+    from atoll.runtime.interface import Engine
 
 commands = CommandModule()
 

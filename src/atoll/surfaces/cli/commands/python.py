@@ -19,7 +19,7 @@ from atoll.surfaces.cli.sandbox_options import SandboxOptions, create_sandbox
 
 if TYPE_CHECKING:
     from atoll.code.languages import LanguageName
-    from atoll.runtime.engine import Engine
+    from atoll.runtime.interface import Engine
     from atoll.runtime.sandbox import Sandbox
 
 commands = CommandModule()
