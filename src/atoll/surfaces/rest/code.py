@@ -540,11 +540,11 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
 
 
-router = APIRouter(
-    prefix="/api/v1/sandboxes/{sandbox}/code", tags=["code"], route_class=ApiRoute, lifespan=_lifespan
-)
+router = APIRouter(prefix="/api/v1/sandboxes/{sandbox}/code", tags=["code"], route_class=ApiRoute, lifespan=_lifespan)
 SessionPath = Annotated[str, Path(max_length=64)]
-_WAIT = Annotated[float, Query(ge=0, le=MAX_WAIT_S, description="How long to wait until it has ended, or waits itself.")]
+_WAIT = Annotated[
+    float, Query(ge=0, le=MAX_WAIT_S, description="How long to wait until it has ended, or waits itself.")
+]
 
 
 def _sessions(request: Request) -> CodeSessions:

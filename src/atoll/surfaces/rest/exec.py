@@ -125,7 +125,9 @@ async def run_command(
             raise InvalidRequest("Idempotency-Key is given with Accept: text/event-stream; events cannot be repeated")
         return await EventStream.begin(caller, _events(opened, body))
     if key is not None and body.output_limit_bytes > MAX_STORED_BYTES:
-        raise InvalidRequest(f"output_limit_bytes may be {MAX_STORED_BYTES} with an Idempotency-Key: the answer is stored")
+        raise InvalidRequest(
+            f"output_limit_bytes may be {MAX_STORED_BYTES} with an Idempotency-Key: the answer is stored"
+        )
     async with once(caller, request, key) as made:
         if made.replay is not None:
             return made.replay

@@ -412,7 +412,9 @@ async def write_file(
     request: Request,
     user: QueryUser = None,
     mode: QueryMode = None,
-    owner: Annotated[str | None, Query(description="Given to this user afterwards, by root: NAME, UID, UID:GID.")] = None,
+    owner: Annotated[
+        str | None, Query(description="Given to this user afterwards, by root: NAME, UID, UID:GID.")
+    ] = None,
     append: Annotated[bool, Query(description="Add to the file. Not atomic.")] = False,
     exclusive: Annotated[bool, Query(description="Refuse a file that exists.")] = False,
     parents: Annotated[bool, Query(description="Make the directories above it.")] = True,

@@ -58,7 +58,12 @@ class SignalBody(RequestBody):
     """True: to every process that it started as well."""
 
 
-@router.get("/processes", operation_id="processes_list", response_model=Page[ProcessInfo], responses=failures(404, 409, 502, 504))
+@router.get(
+    "/processes",
+    operation_id="processes_list",
+    response_model=Page[ProcessInfo],
+    responses=failures(404, 409, 502, 504),
+)
 async def list_processes(caller: Reader, sandbox: SandboxPath, limit: Limit = 100, after: After = None) -> Response:
     """The commands that were started through the API: those that run, and the last 64 that ended, by number."""
     found = await (await find(caller, sandbox)).processes()
@@ -92,7 +97,9 @@ async def spawn_process(caller: Executor, sandbox: SandboxPath, body: Annotated[
     )
 
 
-@router.get("/ps", operation_id="processes_ps", response_model=Page[SystemProcess], responses=failures(404, 409, 502, 504))
+@router.get(
+    "/ps", operation_id="processes_ps", response_model=Page[SystemProcess], responses=failures(404, 409, 502, 504)
+)
 async def list_system_processes(
     caller: Reader, sandbox: SandboxPath, limit: Limit = 1000, after: After = None
 ) -> Response:
@@ -127,7 +134,9 @@ async def kill_process(caller: Executor, sandbox: SandboxPath, process: ProcessI
     status_code=204,
     responses=failures(404, 409, 502, 504),
 )
-async def signal_process(caller: Executor, sandbox: SandboxPath, process: ProcessId, body: Annotated[SignalBody, JsonBody()]) -> Response:
+async def signal_process(
+    caller: Executor, sandbox: SandboxPath, process: ProcessId, body: Annotated[SignalBody, JsonBody()]
+) -> Response:
     """Send a signal to a process."""
     await (await find(caller, sandbox)).kill(process, body.signal, tree=body.tree)
     return Response(status_code=204)
@@ -139,7 +148,9 @@ async def signal_process(caller: Executor, sandbox: SandboxPath, process: Proces
     status_code=204,
     responses=failures(404, 409, 502, 504),
 )
-async def resize_process(caller: Executor, sandbox: SandboxPath, process: ProcessId, body: Annotated[TerminalSize, JsonBody()]) -> Response:
+async def resize_process(
+    caller: Executor, sandbox: SandboxPath, process: ProcessId, body: Annotated[TerminalSize, JsonBody()]
+) -> Response:
     """Change the size of its terminal. Nothing happens to a process that has none."""
     opened = await find(caller, sandbox)
     async with await opened.attach(

@@ -1,0 +1,136 @@
+"""`serve`: the server for programs elsewhere. `config`: its settings, and where each came from.
+
+Not here: the server (`surfaces/serve/`).
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from atoll.surfaces.cli import render
+from atoll.surfaces.cli.command import AtollCommand, CommandContext, CommandModule, Work, needing_extra
+from atoll.surfaces.cli.grammar import Option
+
+if TYPE_CHECKING:
+    from pydantic import SecretStr
+
+    from atoll.surfaces.serve.settings import LoadedSettings
+
+commands = CommandModule()
+_CONFIG = Option(
+    "--config",
+    metavar="FILE",
+    help="Settings as TOML.  [default: /etc/atoll/server.toml for root, else atoll/server.toml below $XDG_CONFIG_HOME "
+    "or ~/.config, if it is there]",
+)
+
+
+class _ServeCommand(AtollCommand):
+    """Its `--tls-self-signed` may be given without names."""
+
+    json_help = "Print the URL, and the key that was made, as one JSON object."
+
+    def prepared(self, words: list[str]) -> list[str]:
+        prepared = list(words)
+        for index, word in enumerate(words):
+            if word == "--tls-self-signed" and (index + 1 == len(words) or words[index + 1].startswith("-")):
+                prepared[index] = "--tls-self-signed="
+        return prepared
+
+
+@commands.command(cls=_ServeCommand)
+def serve(
+    context: CommandContext,
+    listen: Annotated[
+        str | None, Option("--listen", metavar="ADDRESS:PORT", help="Where to listen.  [default: 127.0.0.1:8080]")
+    ] = None,
+    tls_cert: Annotated[
+        Path | None, Option("--tls-cert", metavar="FILE", help="Use TLS, with this certificate (PEM, with its chain).")
+    ] = None,
+    tls_key: Annotated[Path | None, Option("--tls-key", metavar="FILE", help="The certificate's key (PEM).")] = None,
+    tls_self_signed: Annotated[
+        str | None,
+        Option(
+            "--tls-self-signed",
+            metavar="[NAME,…]",
+            help="Use TLS with a certificate of our own, for previews, loopback and these names.",
+        ),
+    ] = None,
+    domain: Annotated[
+        str | None,
+        Option("--domain", metavar="DOMAIN", help="Previews are at PORT-NAME.DOMAIN.  [default: atoll.localhost]"),
+    ] = None,
+    config: Annotated[Path | None, _CONFIG] = None,
+) -> Work:
+    """Serve sandboxes to programs elsewhere: REST, MCP and previews on one port.
+
+    Prints its URL and, the first time, the key of its administrator, once. Sandboxes go on when it ends. Signals:
+    SIGTERM ends it in order, SIGHUP reads certificates again. docs/deploy.md is about running it as a service.
+
+    \b
+    atoll serve
+    atoll serve --listen 0.0.0.0:443 --tls-cert cert.pem --tls-key key.pem --domain sandboxes.example.com
+    """
+    flags: dict[str, Any] = {"listen": listen, "tls_cert": tls_cert, "tls_key": tls_key, "domain": domain}
+    if tls_self_signed is not None:
+        flags["tls_self_signed"] = tuple(filter(None, map(str.strip, tls_self_signed.split(","))))
+    loaded = _load(context, flags, config)
+    return _serve(context, loaded)
+
+
+async def _serve(context: CommandContext, loaded: LoadedSettings) -> int:
+    with needing_extra("the server", "server"):
+        from atoll.surfaces.serve import logs, process
+
+        def announce(url: str, key: SecretStr | None) -> None:
+            made = None if key is None else key.get_secret_value()
+            if context.as_json:
+                render.emit_json({"url": url, "key": made})
+            else:
+                render.say(url)
+                if made is not None:
+                    render.say(f"The administrator's key, which is shown this once: {made}")
+            sys.stdout.flush()
+
+        logs.configure(loaded.settings.log_format, loaded.settings.log_level)
+        await process.serve(loaded.settings, on_ready=announce)
+    return 0
+
+
+@commands.command()
+def config(context: CommandContext, config: Annotated[Path | None, _CONFIG] = None) -> int:
+    """Show the settings of `atoll serve`, and where each came from."""
+    loaded = _load(context, {}, config)
+    shown = loaded.shown()
+    width = max(len(each.name) for each in shown)
+    values = [_text(each.value) for each in shown]
+    lines = [
+        f"{each.name:{width}}  {value:{min(40, max(map(len, values)))}}  {each.origin}"
+        for each, value in zip(shown, values, strict=True)
+    ]
+    return context.answer(
+        [{"name": each.name, "value": each.value, "origin": each.origin} for each in shown], "\n".join(lines)
+    )
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return "unset"
+    return (
+        ",".join(map(str, value))
+        if isinstance(value, list)
+        else str(value).lower()
+        if value in (True, False)
+        else str(value)
+    )
+
+
+def _load(context: CommandContext, flags: dict[str, Any], config: Path | None) -> LoadedSettings:
+    from atoll.surfaces.serve.settings import load
+
+    given = {name: value for name, value in flags.items() if value is not None}
+    if context.state_dir is not None:
+        given["state_dir"] = Path(context.state_dir)
+    return load(given, config)
