@@ -16,11 +16,7 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-<<<<<<< HEAD
 from typing import TYPE_CHECKING, Annotated, Any, Self, cast, get_args
-=======
-from typing import TYPE_CHECKING, Annotated, cast
->>>>>>> rest
 
 from atoll import state_directory
 from atoll.contract.errors import InvalidRequest
@@ -69,13 +65,13 @@ def _check_listen(value: str) -> str:
     return value
 
 
-<<<<<<< HEAD
 def holds_secret(annotation: object) -> bool:
     """Whether a field of this type may hold a `SecretStr`."""
     from pydantic import SecretStr
 
     return annotation is SecretStr or any(map(holds_secret, get_args(annotation)))
-=======
+
+
 def _check_webhook_rules(value: str) -> str:
     from atoll.contract.network import parse_rule
 
@@ -83,7 +79,6 @@ def _check_webhook_rules(value: str) -> str:
         if parse_rule(rule).network is None:
             raise ValueError(f"{rule!r} is not a rule for addresses, such as 10.1.0.0/16:443")
     return value
->>>>>>> rest
 
 
 PreviewListen = Annotated[str, AfterValidator(_check_listen)]
@@ -162,11 +157,7 @@ class Settings(FrozenRequest):
             shown = f"{origin}: {field}" if "/" in origin else origin
             shortest = first.get("ctx", {}).get("min_length")
             if not holds_secret(pydantic_model(cls).model_fields[field].annotation):
-<<<<<<< HEAD
                 reason = f"{shown}={first['input']!r}: {first.get('ctx', {}).get('error', first['msg'])}"
-=======
-                reason = f"{variables[field]}={first['input']!r}: {first.get('ctx', {}).get('error', first['msg'])}"
->>>>>>> rest
             elif shortest is not None:
                 reason = f"{shown} has fewer than {shortest} characters"
             else:
