@@ -21,6 +21,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import anyio
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from fastapi import APIRouter, FastAPI, Header, Path, Query, Request, Response
 from pydantic import Field
 
@@ -220,8 +221,10 @@ class RestExecution(PausableExecution):
         self.session = session
         self.approvals: dict[str, PendingApproval] = {}
         """Those that it waits for."""
-        streams = anyio.create_memory_object_stream[ServerEvent](_MAX_EVENTS) if with_events else (None, None)
-        self._sender, self.events = streams
+        self._sender: MemoryObjectSendStream[ServerEvent] | None = None
+        self.events: MemoryObjectReceiveStream[ServerEvent] | None = None
+        if with_events:
+            self._sender, self.events = anyio.create_memory_object_stream[ServerEvent](_MAX_EVENTS)
         self._encoders = {"stdout": OutputEncoder("text"), "stderr": OutputEncoder("text")}
         super().__init__(f"exe_{secrets.token_hex(8)}", self._run(body))
 
@@ -382,7 +385,7 @@ class RestSession:
         """
         if (running := self.running) is not None:
             raise CodeSessionBusy(
-                f"the execution {running.id} of this session has not ended; wait for it, answer its calls, or interrupt it",
+                f"the execution {running.id} of this session has not ended; wait for it, answer it, or interrupt it",
                 execution=running.id,
             )
         self.touch()
@@ -501,8 +504,8 @@ class CodeSessions:
         of_tenant = sum(each.tenant == caller.tenant.name for each in self._sessions.values())
         if len(self.of(sandbox)) >= MAX_SESSIONS or of_tenant >= MAX_TENANT_SESSIONS:
             raise InvalidRequest(
-                f"there are too many sessions of code: a sandbox may have {MAX_SESSIONS}, a tenant {MAX_TENANT_SESSIONS}; "
-                "end one"
+                f"there are too many sessions of code: a sandbox may have {MAX_SESSIONS}, a tenant "
+                f"{MAX_TENANT_SESSIONS}; end one"
             )
         session = RestSession(caller, sandbox, body)
         self._sessions[session.id] = session
@@ -618,8 +621,8 @@ async def delete_session(request: Request, caller: Executor, sandbox: SandboxPat
         200: {
             "description": (
                 "The execution: it has ended, or waits for results of calls or for an approval. With `Accept: "
-                "text/event-stream`: the events `execution` ({id}), `stdout` and `stderr` ({text}), `call`, `approval`, "
-                "and at last `end` with the execution, or `error`."
+                "text/event-stream`: the events `execution` ({id}), `stdout` and `stderr` ({text}), `call`, "
+                "`approval`, and at last `end` with the execution, or `error`."
             ),
             "content": {MEDIA_TYPE: {"schema": {"type": "string"}}},
         },
@@ -697,7 +700,7 @@ async def give_results(
     session: SessionPath,
     body: Annotated[ResultsBody, JsonBody()],
 ) -> Response:
-    """Give calls their results. Those of calls that have one already, or that nothing waits for any more, are dropped."""
+    """Give calls their results. Those of calls that have one, or that nothing waits for any more, are dropped."""
     opened = await _session(request, caller, sandbox, session)
     opened.touch()
     last = next(reversed(opened.executions.values()), None)

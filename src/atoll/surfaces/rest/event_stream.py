@@ -1,7 +1,8 @@
 """Server-sent events: answers that go on.
 
-Owns the format, keep-alives, and the ends of a stream: its source is exhausted, its client is gone, its key was revoked,
-or the server stops. At most one event is held in memory: a slow client slows its source. Used by all routes that stream.
+Owns the format, keep-alives, and the ends of a stream: its source is exhausted, its client is gone, its key was
+revoked, or the server stops. At most one event is held in memory: a slow client slows its source. Used by all routes
+that stream.
 """
 
 from __future__ import annotations
@@ -63,12 +64,12 @@ class EventStream(Response):
 
     @classmethod
     async def begin(cls, caller: Caller, events: AsyncGenerator[ServerEvent, None]) -> Self:
-        """The answer to a request that may still fail: the generator yields `BEGUN` first, which is not sent, and what it
-        raises before that is raised here, where it can be an answer with a status of its own."""
+        """The answer to a request that may still fail: the generator yields `BEGUN` first, which is not sent, and what
+        it raises before that is raised here, where it can be an answer with a status of its own."""
         await anext(events)
         return cls(caller, events)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         sending = anyio.Lock()
         last = anyio.current_time()

@@ -37,10 +37,10 @@ from atoll.contract.model import FileChange, FileEntry, FileKind, FileStat, Matc
 from atoll.runtime.guest.files import MAX_CONTEXT, MAX_EXCLUDES, Files
 from atoll.surfaces.rest.caller import ApiRoute, Caller, Executor, Reader
 from atoll.surfaces.rest.errors import failures
-from atoll.surfaces.rest.exec import until_left
-from atoll.surfaces.rest.pages import After, JsonBody, Limit, RequestBody
-from atoll.surfaces.rest.sandboxes import SandboxPath, find
 from atoll.surfaces.rest.event_stream import BEGUN, MEDIA_TYPE, EventStream, ServerEvent
+from atoll.surfaces.rest.exec import until_left
+from atoll.surfaces.rest.pages import JsonBody, RequestBody
+from atoll.surfaces.rest.sandboxes import SandboxPath, find
 
 MAX_FOUND = 10_000
 """Entries or matches of one answer."""
@@ -268,7 +268,7 @@ class FileStream(Response):
         stream._first = await anext(chunks, b"")
         return stream
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
         length = self.headers.get("content-length")
         left_bytes = None if length is None else int(length) - len(self._first)
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})

@@ -20,10 +20,10 @@ from atoll.contract.errors import InvalidRequest, ProcessNotFound
 from atoll.contract.model import Gap, Output, ProcessInfo, SystemProcess
 from atoll.surfaces.rest.caller import ApiRoute, Executor, Reader
 from atoll.surfaces.rest.errors import failures
+from atoll.surfaces.rest.event_stream import BEGUN, MEDIA_TYPE, EventStream, ServerEvent
 from atoll.surfaces.rest.exec import CLIENT_LEFT, CommandBody, Encoding, OutputEncoder, until_left
 from atoll.surfaces.rest.pages import After, JsonBody, Limit, Page, RequestBody, answer, page_answer
 from atoll.surfaces.rest.sandboxes import SandboxPath, find
-from atoll.surfaces.rest.event_stream import BEGUN, MEDIA_TYPE, EventStream, ServerEvent
 
 if TYPE_CHECKING:
     from atoll.runtime.sandbox import Sandbox

@@ -305,8 +305,8 @@ async def open_terminal(
         holding = terminals.start(opened, started)
     else:
         holding = terminals.resume(opened, process, offset)
-    await caller.record(socket, "terminal", 101)
     async with holding as connection:
+        await caller.record(socket, "terminal", 101)
         await socket.accept(PROTOCOL if PROTOCOL in socket.scope["subprotocols"] else None)
         if process is not None and {"rows", "cols"} <= {*socket.query_params}:
             await connection.process.resize(rows, cols)
