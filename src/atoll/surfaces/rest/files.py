@@ -413,7 +413,7 @@ async def write_file(
     user: QueryUser = None,
     mode: QueryMode = None,
     owner: Annotated[
-        str | None, Query(description="Given to this user afterwards, by root: NAME, UID, UID:GID.")
+        str | None, Query(description="Given to this user: NAME, UID, UID:GID. Needs an absolute path.")
     ] = None,
     append: Annotated[bool, Query(description="Add to the file. Not atomic.")] = False,
     exclusive: Annotated[bool, Query(description="Refuse a file that exists.")] = False,
@@ -423,6 +423,8 @@ async def write_file(
 
     The file is replaced when all of it has arrived and is on the disk; if the request breaks off, it is as it was.
     """
+    if owner is not None and not path.startswith("/"):  # it is root who gives it, with another home
+        raise InvalidRequest("owner is given, and the path is relative; give an absolute one")
     files = (await find(caller, sandbox)).files
     size = await files.write_bytes(
         path,
@@ -519,7 +521,7 @@ class ChmodBody(_PathBody):
 
 class ChownBody(_PathBody):
     owner: str
-    """NAME, UID or UID:GID. Only root may: `user` is root unless it is given."""
+    """NAME, UID or UID:GID. The kernel lets only root do this: `"user": "root"`."""
     recursive: bool = False
 
 
@@ -557,7 +559,7 @@ async def change_mode(caller: Executor, sandbox: SandboxPath, body: Annotated[Ch
 async def change_owner(caller: Executor, sandbox: SandboxPath, body: Annotated[ChownBody, JsonBody()]) -> Response:
     """Give a file to a user inside and to that user's group. A symlink is given away itself."""
     files = (await find(caller, sandbox)).files
-    await files.chown(body.source, body.owner, recursive=body.recursive, user=body.user or "root")
+    await files.chown(body.source, body.owner, recursive=body.recursive, user=body.user)
     return Response(status_code=204)
 
 
