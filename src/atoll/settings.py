@@ -16,7 +16,7 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Self, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Self, cast
 
 from atoll import state_directory
 from atoll.contract.errors import InvalidRequest
@@ -63,13 +63,6 @@ def where_to_listen(value: str) -> tuple[str, int]:
 def _check_listen(value: str) -> str:
     where_to_listen(value)
     return value
-
-
-def holds_secret(annotation: object) -> bool:
-    """Whether a field of this type may hold a `SecretStr`."""
-    from pydantic import SecretStr
-
-    return annotation is SecretStr or any(map(holds_secret, get_args(annotation)))
 
 
 def _check_webhook_rules(value: str) -> str:

@@ -53,7 +53,7 @@ from atoll.contract.network import AuditRecord, NetworkPolicy
 from atoll.drivers import registry
 from atoll.runtime.connections import Connections
 from atoll.runtime.egress import audit
-from atoll.runtime.interface import Engine
+from atoll.runtime.interface import Engine, SandboxKeywords
 from atoll.runtime.lifecycle.lifecycle import Lifecycle
 from atoll.runtime.lifecycle.recovery import Recovery
 from atoll.runtime.lifetimes import AwaitableContext, BackgroundTasks

@@ -166,9 +166,7 @@ class Events:
                 found[row.id] = _KnownSandbox.model_validate(dict(row._mapping))
         return found
 
-    async def _store_state(
-        self, connection: AsyncConnection, tenant: str, info: SandboxInfo, *, exists: bool
-    ) -> None:
+    async def _store_state(self, connection: AsyncConnection, tenant: str, info: SandboxInfo, *, exists: bool) -> None:
         values = {"tenant": tenant, "name": info.name, "status": info.status, "expires_at": info.expires_at}
         if exists:
             await connection.execute(sa.update(sandbox_states).where(sandbox_states.c.id == info.id).values(values))
@@ -236,9 +234,7 @@ class Events:
                 of_tenant = events.c.tenant == tenant
                 many = sa.select(events.c.id).where(of_tenant).order_by(events.c.id.desc()).offset(KEPT_PER_TENANT)
                 old = sa.select(sa.func.max(events.c.id)).where(of_tenant, events.c.time < oldest)
-                found = [
-                    (await connection.execute(query)).scalar_one_or_none() for query in (many.limit(1), old)
-                ]
+                found = [(await connection.execute(query)).scalar_one_or_none() for query in (many.limit(1), old)]
                 last = max((id for id in found if id is not None), default=None)
                 if last is None:
                     continue

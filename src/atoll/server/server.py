@@ -26,6 +26,7 @@ from atoll.server.events import Events
 from atoll.server.history import UsageHistory
 from atoll.server.idempotency import Idempotency
 from atoll.server.keys import ApiKeys
+from atoll.server.previews import ServerPreviews
 from atoll.server.quotas import QuotaLedger
 from atoll.server.tenants import DEFAULT_TENANT, TenantPolicy, Tenants
 from atoll.server.webhooks import Webhooks
@@ -61,6 +62,7 @@ class Server:
         self.events = Events(database, self._list_sandboxes, self.webhooks.enqueue)
         self.events.on_commit = self.webhooks.wake
         self.history = UsageHistory(self._list_sandboxes, self._get_sandbox)
+        self.previews = ServerPreviews(database, self.engines)
         self.first_key: SecretStr | None = None
         """The text of the first key of the server's administrators, if it was made now. It is to be shown once."""
 
@@ -90,6 +92,7 @@ class Server:
             undo.push_async_callback(idempotency.aclose)
             server = cls(settings, database, idempotency)
             server.first_key = await server._prepare()
+            await server.previews.load()
             undo.pop_all()
         return server
 

@@ -98,7 +98,9 @@ class WebhookDelivery(Frozen):
 class Webhooks:
     """The webhooks of all tenants of a server. `allow` are rules for addresses that are not public."""
 
-    def __init__(self, database: Database, state_dir: Path, key: SecretStr | None, *, allow: Sequence[str] = ()) -> None:
+    def __init__(
+        self, database: Database, state_dir: Path, key: SecretStr | None, *, allow: Sequence[str] = ()
+    ) -> None:
         self._database = database
         self._vault = Vault(state_dir, key)
         self._policy = PolicyEvaluator(NetworkPolicy(allow=("*", *allow)))
@@ -353,7 +355,9 @@ class Webhooks:
         if not isinstance(host, str) or host == "localhost" or host.endswith(".localhost"):
             address = host if not isinstance(host, str) else ip_address("127.0.0.1")
             if isinstance(self._policy.allowed_addresses(address, _port(split), [address]), Refusal):
-                raise Forbidden("webhooks may call public addresses only; the operator can allow others (webhook_allow)")
+                raise Forbidden(
+                    "webhooks may call public addresses only; the operator can allow others (webhook_allow)"
+                )
         return split
 
     async def _post(self, delivery: sa.Row[Any], secret: str) -> int:

@@ -8,11 +8,12 @@ the server runs. Used by every HTTP surface.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import socket
 import ssl
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, cast
 
 import anyio
@@ -34,38 +35,28 @@ _log = logging.getLogger(__name__)
 
 
 def open_sockets(address: str, port: int) -> list[socket.socket]:
-    """Listening sockets at an IP address, or at both addresses of `localhost`. Port 0: any free one.
+    """Listening sockets at an IP address, or at both addresses of `localhost`, if there are both. Port 0: any free one.
 
     Raises:
         OSError: the address or the port cannot be listened on.
     """
-    sockets: list[socket.socket] = []
+    first, *others = ("127.0.0.1", "::1") if address == "localhost" else (address,)
+    sockets = [_listening(first, port)]
     try:
-        for each in ("127.0.0.1", "::1") if address == "localhost" else (address,):
-            family = socket.AF_INET6 if ":" in each else socket.AF_INET
-            try:
-                sockets.append(
-                    socket.create_server(
-                        (each, sockets[0].getsockname()[1] if sockets else port), family=family, backlog=_BACKLOG
-                    )
-                )
-            except OSError:
-                if not sockets or port != 0:
-                    if sockets and not _has_ipv6():
-                        continue
-                    raise
-    except OSError:
-        for each_socket in sockets:
-            each_socket.close()
-        raise
+        sockets += [_listening(each, sockets[0].getsockname()[1]) for each in others]
+    except OSError as error:
+        if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+            sockets[0].close()
+            raise
     return sockets
 
 
-def _has_ipv6() -> bool:
-    with suppress(OSError), socket.socket(socket.AF_INET6) as probe:
-        probe.bind(("::1", 0))
-        return True
-    return False
+def _listening(address: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    listening = socket.create_server((address, port), family=family, backlog=_BACKLOG)
+    # Connections inherit it. asyncio would not set it on these, and a response in two pieces would wait for 40 ms.
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listening
 
 
 async def listen(

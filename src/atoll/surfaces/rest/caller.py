@@ -216,4 +216,3 @@ class ApiRoute(APIRoute):
 def _query_names(dependant: Dependant) -> list[str]:
     own = [field.alias for field in dependant.query_params]
     return own + [name for each in dependant.dependencies for name in _query_names(each)]
-

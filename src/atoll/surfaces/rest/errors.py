@@ -165,7 +165,10 @@ def answer_to(error: Exception, request_id: str) -> JSONResponse:
         message = _HTTP_MESSAGES.get(error.status_code, str(error.detail))
         return error_answer(error.status_code, message, request_id, headers=error.headers)
     return error_answer(
-        500, "the request failed here; the server's log has the reason, with the request id", request_id, code="internal"
+        500,
+        "the request failed here; the server's log has the reason, with the request id",
+        request_id,
+        code="internal",
     )
 
 
@@ -248,7 +251,10 @@ def install(app: FastAPI, *, check_key: Callable[[HTTPConnection], Any] | None =
 async def _send(connection: HTTPConnection, answer: JSONResponse) -> Response | None:
     if not isinstance(connection, WebSocket):
         return answer
-    if connection.client_state is WebSocketState.CONNECTING and connection.application_state is WebSocketState.CONNECTING:
+    if (
+        connection.client_state is WebSocketState.CONNECTING
+        and connection.application_state is WebSocketState.CONNECTING
+    ):
         if "websocket.http.response" in connection.scope.get("extensions", {}):
             await connection.send_denial_response(answer)
         else:

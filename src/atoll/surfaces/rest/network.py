@@ -27,9 +27,7 @@ class SandboxNetwork(RequestBody):
     """Null: no connection leaves the sandbox."""
 
 
-@router.get(
-    "/network", operation_id="sandboxes_get_network", response_model=SandboxNetwork, responses=failures(404)
-)
+@router.get("/network", operation_id="sandboxes_get_network", response_model=SandboxNetwork, responses=failures(404))
 async def get_network(caller: Reader, sandbox: SandboxPath) -> Response:
     """The policy of a sandbox's egress."""
     return answer({"policy": (await describe(await find(caller, sandbox))).network})

@@ -284,9 +284,7 @@ async def _create(caller: Caller, body: SandboxCreate, name: str | None, label: 
 async def list_sandboxes(
     caller: Reader,
     prefix: Annotated[str, Query(max_length=63, description="What the name begins with.")] = "",
-    label: Annotated[
-        list[str], Query(max_length=64, description="`KEY` or `KEY=VALUE`; several: all of them.")
-    ] = [],  # noqa: B006 - FastAPI copies it
+    label: Annotated[list[str], Query(max_length=64, description="`KEY` or `KEY=VALUE`; several: all of them.")] = [],  # noqa: B006 - FastAPI copies it
     status: Annotated[list[Status], Query(max_length=6, description="Several: one of them.")] = [],  # noqa: B006
     limit: Limit = 100,
     after: After = None,
@@ -334,9 +332,7 @@ async def changed(
             check_limits(caller.tenant.policy, limits)
             await found.status()
             limits = Limits.model_validate(given)
-            await stack.enter_async_context(
-                reserved(caller, {found.name: found.info.limits.model_copy(update=given)})
-            )
+            await stack.enter_async_context(reserved(caller, {found.name: found.info.limits.model_copy(update=given)}))
         info = await caller.engine.update(found.name, labels=labels, ttl_s=ttl_s, limits=limits)
     await caller.server.events.saw(caller.tenant.name, info)
     await caller.server.events.record(caller.tenant.name, "updated", info)

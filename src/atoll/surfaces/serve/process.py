@@ -13,18 +13,21 @@ import resource
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import anyio
 
 from atoll.contract.errors import AtollError, InvalidRequest
 from atoll.drivers import locks
+from atoll.server.previews import PreviewAddress
 from atoll.server.server import Server
 from atoll.surfaces.door import listen
 from atoll.surfaces.door.connection import Door, DoorLimits
 from atoll.surfaces.door.listening import open_sockets
 from atoll.surfaces.serve.app import ServerApp
+from atoll.surfaces.serve.previews import PreviewHandler
 from atoll.surfaces.serve.settings import ServerSettings
+from atoll.surfaces.serve.tls import ServerTls
 
 if TYPE_CHECKING:
     from pydantic import SecretStr
@@ -32,12 +35,23 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
+class ReadyServer(NamedTuple):
+    """A server that answers."""
+
+    url: str
+    first_key: SecretStr | None
+    """Of its administrator, if it was made now: to be shown once."""
+    authority: Path | None
+    """Of its own certificates."""
+
+
 async def serve(
     settings: ServerSettings,
     *,
-    on_ready: Callable[[str, SecretStr | None], None] = lambda _url, _key: None,
+    on_ready: Callable[[ReadyServer], None] = lambda _ready: None,
+    on_reload: Callable[[Callable[[], None]], None] = lambda _reload: None,
 ) -> None:
-    """Serve until this is cancelled. `on_ready` gets the URL, and the first admin key if it was made now.
+    """Serve until this is cancelled. `on_ready` is told where. `on_reload` gets what SIGHUP is to call.
 
     Raises:
         InvalidRequest: another server has the state directory, the address cannot be listened on, or a setting is
@@ -45,13 +59,16 @@ async def serve(
     """
     _raise_descriptor_limit()
     address, port = settings.listen_address()
-    async with _only_server(settings.resolve_state_dir()), Server.open(settings) as server:
+    state_dir = settings.resolve_state_dir()
+    async with _only_server(state_dir), Server.open(settings) as server:
         try:
             sockets = open_sockets(address, port)
         except OSError as error:
             raise InvalidRequest(
                 f"cannot listen on {settings.listen}: {error.strerror}; give another address with --listen ADDRESS:PORT"
             ) from error
+        has_tls = settings.tls_cert is not None or settings.tls_self_signed is not None
+        tls = ServerTls(settings, state_dir) if has_tls else None
         limits = DoorLimits(
             head_timeout_s=settings.head_timeout_s,
             body_timeout_s=settings.body_timeout_s,
@@ -59,14 +76,19 @@ async def serve(
             connections_per_client=settings.connections_per_client,
             trusted_proxies=frozenset(settings.trusted_proxies),
         )
-        door = Door(limits)
+        door = Door(limits, PreviewHandler(server.previews))
         app = ServerApp(server, settings, door)
 
         def ready(url: str) -> None:
-            on_ready(settings.public_url or url, server.first_key)
+            server.previews.address = PreviewAddress(settings.public_url or _for_clients(url), settings.domain)
+            on_ready(ReadyServer(settings.public_url or url, server.first_key, tls.authority if tls else None))
             _log.info("serving at %s", url)
 
         async with anyio.create_task_group() as tasks:
+            tasks.start_soon(server.run)
+            if tls is not None:
+                on_reload(tls.reload)
+                tasks.start_soon(tls.watch)
             tasks.start_soon(_take_up_sandboxes, server)
             try:
                 await listen(
@@ -75,6 +97,7 @@ async def serve(
                     port,
                     sockets=sockets,
                     door=door,
+                    tls=tls.context if tls is not None else None,
                     websockets=True,
                     on_ready=ready,
                     on_stop=app.begin_stop,
@@ -111,6 +134,13 @@ async def _only_server(state_dir: Path) -> AsyncIterator[None]:
         yield
     finally:
         os.close(fd)
+
+
+def _for_clients(url: str) -> str:
+    """The URL of a server that listens at all addresses, for clients on this machine."""
+    return (
+        url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:").replace("//localhost:", "//127.0.0.1:")
+    )
 
 
 async def _take_up_sandboxes(server: Server) -> None:

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 from atoll.contract.errors import InvalidRequest
-from atoll.contract.frozen import AfterValidator, Field, pydantic_model
-from atoll.settings import PreviewListen, Settings, holds_secret, where_to_listen
+from atoll.contract.frozen import AfterValidator, Field, holds_secret, pydantic_model
+from atoll.settings import PreviewListen, Settings, where_to_listen
 
 DEFAULT_LISTEN = "127.0.0.1:8080"
 _DOMAIN = re.compile(r"(?!-)[a-z0-9-]{1,63}(?<!-)(\.(?!-)[a-z0-9-]{1,63}(?<!-))*")

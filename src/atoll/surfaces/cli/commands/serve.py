@@ -5,6 +5,7 @@ Not here: the server (`surfaces/serve/`).
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,8 +15,6 @@ from atoll.surfaces.cli.command import AtollCommand, CommandContext, CommandModu
 from atoll.surfaces.cli.grammar import Option
 
 if TYPE_CHECKING:
-    from pydantic import SecretStr
-
     from atoll.surfaces.serve.settings import LoadedSettings
 
 commands = CommandModule()
@@ -81,21 +80,28 @@ def serve(
 
 
 async def _serve(context: CommandContext, loaded: LoadedSettings) -> int:
+    from atoll.surfaces.cli import terminal
+
     with needing_extra("the server", "server"):
         from atoll.surfaces.serve import logs, process
+        from atoll.surfaces.serve.tls import how_to_trust
 
-        def announce(url: str, key: SecretStr | None) -> None:
-            made = None if key is None else key.get_secret_value()
+        def announce(ready: process.ReadyServer) -> None:
+            key = None if ready.first_key is None else ready.first_key.get_secret_value()
+            authority = None if ready.authority is None else str(ready.authority)
             if context.as_json:
-                render.emit_json({"url": url, "key": made})
+                render.emit_json({"url": ready.url, "key": key, "authority": authority})
             else:
-                render.say(url)
-                if made is not None:
-                    render.say(f"The administrator's key, which is shown this once: {made}")
+                render.say(ready.url)
+                if key is not None:
+                    render.say(f"The administrator's key, which is shown this once: {key}")
+                if ready.authority is not None:
+                    render.say(how_to_trust(ready.authority))
             sys.stdout.flush()
 
         logs.configure(loaded.settings.log_format, loaded.settings.log_level)
-        await process.serve(loaded.settings, on_ready=announce)
+        with terminal.instead_of_ending(signal.SIGHUP) as on_hangup:
+            await process.serve(loaded.settings, on_ready=announce, on_reload=on_hangup.append)
     return 0
 
 
