@@ -8,7 +8,7 @@ from __future__ import annotations
 import anyio
 
 from atoll.runtime import engine as runtime_engine
-from atoll.runtime.engine import Engine
+from atoll.runtime.interface import Engine
 from atoll.settings import Settings
 
 

@@ -163,7 +163,7 @@ class Events:
         for start in range(0, len(ids), _BATCH):
             query = sa.select(sandbox_states).where(sandbox_states.c.id.in_(ids[start : start + _BATCH]))
             for row in await connection.execute(query):
-                found[row.id] = _KnownSandbox.model_validate(dict(row._mapping))
+                found[row.id] = _KnownSandbox.model_validate(row._asdict())
         return found
 
     async def _store_state(self, connection: AsyncConnection, tenant: str, info: SandboxInfo, *, exists: bool) -> None:
@@ -199,7 +199,7 @@ class Events:
         """Look for changes that others made, until this is cancelled."""
         async with self._database.read() as connection:
             for row in await connection.execute(sa.select(sandbox_states)):
-                self._known[row.id] = _KnownSandbox.model_validate(dict(row._mapping))
+                self._known[row.id] = _KnownSandbox.model_validate(row._asdict())
         while True:
             began = time.monotonic()
             await self.look()
@@ -239,7 +239,13 @@ class Events:
                 if last is None:
                     continue
                 await connection.execute(sa.delete(events).where(of_tenant, events.c.id < last))
-                marked = {"type": "lost", "sandbox": None, "sandbox_id": None, "reason": None, "details": {}}
+                marked: dict[str, Any] = {
+                    "type": "lost",
+                    "sandbox": None,
+                    "sandbox_id": None,
+                    "reason": None,
+                    "details": {},
+                }
                 await connection.execute(sa.update(events).where(events.c.id == last).values(marked))
 
     # ---- reading ----
@@ -268,7 +274,7 @@ class Events:
             query = query.where(events.c.type.in_((*types, "lost")))
         async with self._database.read() as connection:
             rows = await connection.execute(query.order_by(events.c.id).limit(limit))
-            return [SandboxEvent.model_validate(dict(row._mapping)) for row in rows]
+            return [SandboxEvent.model_validate(row._asdict()) for row in rows]
 
     async def follow(
         self,

@@ -2,8 +2,8 @@
 
 Owns the routes below /api. `routers` are all of them, in the order in which they are matched; `install` adds them to an
 app, with the answers to errors. Not here: data and rules (`atoll.server`), and how an app is composed and served
-(`surfaces/serve/`). To add a route: the module of its resource, with `route_class=ApiRoute`, a caller with the scope that
-it needs, and its failures; a module of its own is added to `_MODULES`.
+(`surfaces/serve/`). To add a route: the module of its resource, with `route_class=ApiRoute`, a caller with the scope
+that it needs, and its failures; a module of its own is added to `_MODULES`.
 """
 
 from __future__ import annotations
@@ -16,13 +16,32 @@ if TYPE_CHECKING:
 
     from atoll.server.server import Server
 
-_MODULES = ("exec", "processes", "files", "terminal", "code", "sandboxes")
+_MODULES = (
+    "transfer",
+    "checkpoints",
+    "network",
+    "usage",
+    "events",
+    "exec",
+    "processes",
+    "files",
+    "terminal",
+    "code",
+    "sandboxes",
+    "webhooks",
+    "volumes",
+    "images",
+    "tenants",
+)
 """Each has a `router`. An earlier route wins: fixed paths are before those with a name in them."""
 
 
 def routers() -> list[APIRouter]:
     """The routers of all resources."""
-    return [import_module(f"{__name__}.{module}").router for module in _MODULES]
+    modules = [import_module(f"{__name__}.{module}") for module in _MODULES]
+    return [
+        router for module in modules for name in ("legacy_router", "router") if (router := getattr(module, name, None))
+    ]
 
 
 def install(app: FastAPI, server: Server) -> None:

@@ -1,8 +1,8 @@
 """Errors of the REST API: the one function that makes exceptions answers, and the shape that all of them have.
 
-Owns the body `{"code", "message", "details", "request_id"}`, the status of each code, the request id, and how errors are
-declared in the OpenAPI document. An answer never has a `hint`, a value that the caller sent in secret, or a name that
-the caller did not send: `known` lists stay here. Not here: who may do what (`caller.py`).
+Owns the body `{"code", "message", "details", "request_id"}`, the status of each code, the request id, and how errors
+are declared in the OpenAPI document. An answer never has a `hint`, a value that the caller sent in secret, or a name
+that the caller did not send: `known` lists stay here. Not here: who may do what (`caller.py`).
 
 `install` is called by whatever composes the app (`surfaces/serve/`); `error_answer` is for what refuses a request
 before any route is chosen.
@@ -11,7 +11,6 @@ before any route is chosen.
 from __future__ import annotations
 
 import logging
-import re
 import secrets
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
@@ -83,7 +82,6 @@ _NOT_FOUND: Mapping[type[AtollError], str] = {
 _HIDDEN_DETAILS = frozenset({"known", "labels", "available"})
 _PRESENT = " (present here: "
 """Before the images of the machine, in the message of `ImageUnavailable`."""
-_REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{8,64}")
 _log = logging.getLogger(__name__)
 
 
@@ -244,7 +242,7 @@ def install(app: FastAPI, *, check_key: Callable[[HTTPConnection], Any] | None =
         return await _send(connection, answer_to(error, request_id(connection.scope)))
 
     for kind in (AtollError, RequestValidationError, WebSocketRequestValidationError, HTTPException, Exception):
-        app.add_exception_handler(kind, handle)
+        app.add_exception_handler(kind, handle)  # type: ignore[arg-type] # of both kinds of connections
     app.add_middleware(RequestIds)
 
 

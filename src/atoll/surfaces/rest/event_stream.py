@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from atoll.contract.errors import Unauthenticated
 from atoll.surfaces.rest.caller import Caller
-from atoll.surfaces.rest.errors import answer_to
+from atoll.surfaces.rest.errors import answer_to, failures
 from atoll.surfaces.rest.pages import plain
 
 KEEP_ALIVE_S = 15.0
@@ -25,6 +25,14 @@ CHECK_KEY_S = 1.0
 GOODBYE_S = 0.5
 """How long a client may take to read why its stream ends."""
 MEDIA_TYPE = "text/event-stream"
+
+
+def streams(data: type) -> dict[int | str, dict[str, Any]]:
+    """The `responses` of a route that streams, with what the `data` of its events are."""
+    return {
+        **failures(),
+        200: {"model": data, "description": "A stream of events. The schema is that of the `data` of each."},
+    }
 
 
 class ServerEvent(NamedTuple):

@@ -62,7 +62,7 @@ async def network_audit(
     after: After = None,
     accept: Annotated[str, Header(include_in_schema=False)] = "",
 ) -> Response:
-    """The connections that programs inside asked for, the oldest first. As server-sent events it goes on with new ones."""
+    """Connections that programs inside asked for, the oldest first. As server-sent events it goes on with new ones."""
     found = await find(caller, sandbox)
     if MEDIA_TYPE in accept:
         return EventStream(caller, _followed(caller, found.name))

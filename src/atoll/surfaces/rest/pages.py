@@ -99,3 +99,15 @@ def read_cursor(text: str) -> str:
         return base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True).decode()
     except (binascii.Error, ValueError):
         raise InvalidRequest("after: it is not the `next` of a page; leave it out for the first page") from None
+
+
+def read_number(text: str) -> int:
+    """The number that a cursor was made of.
+
+    Raises:
+        InvalidRequest: no page had this as `next`.
+    """
+    number = read_cursor(text)
+    if not number.isascii() or not number.isdecimal() or len(number) > 18:
+        raise InvalidRequest("after: it is not the `next` of a page; leave it out for the first page")
+    return int(number)

@@ -1,8 +1,8 @@
 """Sandboxes over REST: create, list, get, update, delete, and the verbs of their life.
 
 Owns the fields of a create, idempotent creation (a sandbox is found again by a reserved label, which no answer shows),
-and what the tenant's policy and quotas are asked. Not here: checkpoints and forks (`checkpoints.py`), what happens inside
-(`exec.py`, `files.py`, …), network and ports (`network.py`), usage (`usage.py`).
+and what the tenant's policy and quotas are asked. Not here: checkpoints and forks (`checkpoints.py`), what happens
+inside (`exec.py`, `files.py`, …), network and ports (`network.py`), usage (`usage.py`).
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import APIRouter, Header, Path, Query, Request
 from fastapi.responses import Response
@@ -39,6 +39,7 @@ router = APIRouter(prefix="/api/v1/sandboxes", tags=["sandboxes"], route_class=A
 
 SandboxPath = Annotated[str, Path(description="The name or the id of a sandbox.", max_length=255, examples=["demo"])]
 OnExpiry = Literal["destroy", "sleep"]
+Verb = TypeVar("Verb", bound=Callable[..., Coroutine[Any, Any, Response]])
 
 
 class SecretInput(RequestBody):
@@ -213,7 +214,8 @@ async def create(
     """Create a sandbox and wait until it answers."""
     if body.ephemeral and not tunnel:
         raise InvalidRequest(
-            "ephemeral: a REST client has no connection that the sandbox could end with; set ttl_s, or use atoll.connect"
+            "ephemeral: a REST client has no connection that the sandbox could end with; set ttl_s instead, or use "
+            "atoll.connect"
         )
     check_labels_given(body.labels)
     async with once(caller, request, key, resource=body.name) as made:
@@ -355,7 +357,7 @@ async def delete(
 # --------------------------------------------------------------------------------------------------------------- verbs
 
 
-def _verb(name: str, *statuses: int) -> Any:
+def _verb(name: str, *statuses: int) -> Callable[[Verb], Verb]:
     return router.post(
         f"/{{sandbox}}/{name}",
         operation_id=f"sandboxes_{name}",
