@@ -49,6 +49,7 @@ TAKEN_OVER, REVOKED, FAILED = 4409, 4401, 4500
 """Codes with which a connection is closed: another one has its terminal, its key was revoked, an `error` was sent."""
 PROTOCOL = "atoll.terminal"
 """The subprotocol. Browsers need one to be accepted when they send the key as another."""
+_PARAMETERS = ("rows", "cols", "command", "user", "cwd", "process", "offset")
 _CLOSE_S = 0.5
 """How long a client may take to read why its connection is closed."""
 _TAKE_OVER_S = 5.0
@@ -299,6 +300,9 @@ async def open_terminal(
 ) -> None:
     """A terminal with a login shell, or `command`; or, with `process`, one that was started before."""
     terminals: Terminals = socket.app.state.terminals
+    for name in socket.query_params:
+        if name not in _PARAMETERS:
+            raise InvalidRequest(f"unknown query parameter {name[:100]!r} (allowed: {', '.join(_PARAMETERS)})")
     opened = await find(caller, sandbox)
     if process is None:
         started = await opened.spawn(LOGIN_SHELL if command is None else command, user=user, cwd=cwd, pty=(rows, cols))
