@@ -49,7 +49,9 @@ def test_a_body_that_makes_no_progress_ends_the_request(strict_server: RunningSe
     for framing in (b"Content-Length: 4000", b"Transfer-Encoding: chunked"):
         with connect(strict_server) as connected:
             key = f"X-API-Key: {strict_server.key}".encode()
-            connected.sendall(b"POST /api/v1/sandboxes HTTP/1.1\r\nHost: localhost\r\n%s\r\n%s\r\n\r\n" % (key, framing))
+            connected.sendall(
+                b"POST /api/v1/sandboxes HTTP/1.1\r\nHost: localhost\r\n%s\r\n%s\r\n\r\n" % (key, framing)
+            )
             connected.sendall(b"5\r\n{    " if b"chunked" in framing else b"{")
             (found,) = answers(read_all(connected))
             assert (found.status, found.json["code"]) == (408, "request_timeout")

@@ -1,8 +1,7 @@
 """Previews of the server: ports of sandboxes at URLs that stay the same until they are taken back.
 
 Owns which ports are exposed, under which names, with which tokens, and keeps them in the database: a restart changes no
-URL. Names are those of the engine's previews (`runtime/previews/router.py`), and with the tenant where it is not
-`default`, without two that could be the same. Not here: how a request is passed on (`runtime/previews/`), and the
+URL. Names are those of the engine's previews (`label_of` in `runtime/previews/router.py`). Not here: how a request is passed on (`runtime/previews/`), and the
 address (`surfaces/serve/previews.py` sets it when the server listens). Used by `server.py` and `surfaces/`.
 
 One process serves a state directory, so what it holds in memory is what the database has. A preview belongs to a
@@ -34,7 +33,6 @@ from atoll.runtime.previews.router import (
     wait_listening,
 )
 from atoll.server.tables import previews as table
-from atoll.server.tenants import DEFAULT_TENANT
 
 if TYPE_CHECKING:
     from atoll.runtime.guest.ports import PortConnection
@@ -66,16 +64,6 @@ class PreviewAddress:
         port = self.url.rpartition("]")[2].partition("//")[2].partition(":")[2] or self.url.rpartition("]:")[2]
         suffix = f":{port}" if port.isdecimal() else ""
         return f"{self.scheme}://{label}.{self.domain}{suffix}/?{PARAMETER}={token}", by_path
-
-
-def tenant_label(tenant: str, name: str, port: int) -> str:
-    """The name of a preview. No two of (tenant, name, port) have the same.
-
-    `--` stands before the tenant. A sandbox's name may hold it too, and is written with `_d` for it then; `label_of`
-    uses `_u` and `__`. A tenant begins with a letter or a digit, so the first `--` that one follows is ours.
-    """
-    label = label_of(name, port).replace("--", "_d")
-    return label if tenant == DEFAULT_TENANT else f"{label}--{tenant}"
 
 
 class ServerPreviews:
@@ -111,7 +99,7 @@ class ServerPreviews:
             candidate = self._make(tenant, sandbox.id, sandbox.name, port, secrets.token_urlsafe(24))
             if wait_s > 0:
                 await wait_listening(candidate, wait_s)
-            label = tenant_label(tenant, sandbox.name, port)
+            label = label_of(tenant, sandbox.name, port)
             stale = (table.c.tenant == tenant) & (table.c.sandbox == sandbox.name) & (table.c.port == port)
             async with self._database.write(durable=True) as connection:
                 await connection.execute(sa.delete(table).where(stale))
@@ -183,7 +171,7 @@ class ServerPreviews:
         return ExposedPort(sandbox_id, name, partial(self._dial, tenant, sandbox_id, name), preview)
 
     def _remember(self, tenant: str, sandbox_id: str, name: str, port: int, token: str) -> None:
-        label = tenant_label(tenant, name, port)
+        label = label_of(tenant, name, port)
         self._exposed[label] = self._make(tenant, sandbox_id, name, port, token)
         self._of[tenant, sandbox_id, port] = label
 

@@ -13,11 +13,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 import anyio
+import anyio.to_thread
 from sqlalchemy.exc import IntegrityError
 
 from atoll.contract.errors import AtollError, InvalidRequest, TenantExists
 from atoll.contract.model import SandboxInfo
 from atoll.runtime.lifetimes import AwaitableContext
+from atoll.runtime.state.known import namespaces
 from atoll.runtime.state.store import StateStore
 from atoll.server.audit import AuditTrail
 from atoll.server.database import Database
@@ -111,8 +113,12 @@ class Server:
                 tasks.start_soon(_again, part)
 
     async def _list_sandboxes(self) -> dict[str, list[SandboxInfo]]:
-        """The sandboxes of all tenants."""
-        return {tenant.name: await (await self.engines.get(tenant.name)).list() for tenant in await self.tenants.list()}
+        """The sandboxes of all tenants. No engine is opened for a tenant that never had any."""
+        used = await anyio.to_thread.run_sync(namespaces, self.settings.resolve_state_dir())
+        return {
+            tenant.name: await (await self.engines.get(tenant.name)).list() if tenant.name in used else []
+            for tenant in await self.tenants.list()
+        }
 
     async def _get_sandbox(self, tenant: str, name: str) -> Sandbox:
         return await (await self.engines.get(tenant)).get(name)

@@ -14,7 +14,7 @@ Used by `mcp/http.py`, `messages/http.py` and `serve/`.
 
 from __future__ import annotations
 
-from atoll.surfaces.door.guard import LOOPBACK, HttpGuard, HttpRefusal, accepted_hosts, status_of
+from atoll.surfaces.door.guard import LOOPBACK, HttpGuard, HttpRefusal, OpenGuard, accepted_hosts, status_of
 from atoll.surfaces.door.listening import listen
 
-__all__ = ["LOOPBACK", "HttpGuard", "HttpRefusal", "accepted_hosts", "listen", "status_of"]
+__all__ = ["LOOPBACK", "HttpGuard", "HttpRefusal", "OpenGuard", "accepted_hosts", "listen", "status_of"]

@@ -238,7 +238,7 @@ class DoorProtocol(HttpToolsProtocol):
         self._in_head = False
         self._rest, self._chunked = head.length, head.is_chunked
         self._framing = self._content = 0
-        self._feed(head.encode())
+        self._feed(head.encode(upgrade=self.ws_protocol_class is not None))
         if not head.has_body:
             self._waiting = True
         elif not self._closing:
@@ -314,6 +314,8 @@ class DoorProtocol(HttpToolsProtocol):
             super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade() and self._should_upgrade():
+            return
         if self._overrun:
             self.cycle.keep_alive = False
             return

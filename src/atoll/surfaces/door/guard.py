@@ -136,6 +136,16 @@ class HttpGuard:
         return "" if self._key_header is None else request.headers.get(self._key_header, "").strip()
 
 
+class OpenGuard(HttpGuard):
+    """Lets every request in: for an app of the server, whose door has checked it."""
+
+    def __init__(self, key_header: str | None = None) -> None:
+        super().__init__(LOOPBACK, None, token_variable="", key_header=key_header)
+
+    def refusal(self, request: Request) -> HttpRefusal | None:  # noqa: ARG002
+        return None
+
+
 def split_host(header: str) -> tuple[str | None, int | None]:
     """The name and the port of a Host header. The name is None if it has anything else, such as a user."""
     if not re.search(r"[@/?#\\\s]", header):

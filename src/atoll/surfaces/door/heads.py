@@ -78,12 +78,12 @@ class RequestHead:
             if name == b"expect" and value.lower() != b"100-continue":
                 raise RequestRefused(417, "invalid_request", "Expect: only 100-continue can be expected")
 
-    def encode(self) -> bytes:
+    def encode(self, *, upgrade: bool) -> bytes:
         """The head for the parser behind the door. An upgrade to anything but WebSocket is left out, as if the client
-        had not offered it."""
+        had not offered it; without `upgrade`, that too."""
         version = b"1.0" if self.is_http10 else b"1.1"
         lines = [b"%s %s HTTP/%s\r\n" % (self.method, self.target, version)]
-        websocket = self.wants_websocket
+        websocket = upgrade and self.wants_websocket
         lines += [b"%s: %s\r\n" % each for each in self.headers if websocket or each[0] != b"upgrade"]
         return b"".join([*lines, b"\r\n"])
 

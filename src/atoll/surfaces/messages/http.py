@@ -11,7 +11,7 @@ import json
 import logging
 import re
 import secrets
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -123,8 +123,18 @@ async def listen(
 class MessagesEndpoint:
     """Answers requests, as an ASGI app, while it is `running`."""
 
-    def __init__(self, model: Model, containers: Containers, guard: HttpGuard, *, steps: int) -> None:
+    def __init__(
+        self,
+        model: Model,
+        containers: Containers,
+        guard: HttpGuard,
+        *,
+        steps: int,
+        on_tokens: Callable[[int], Awaitable[None]] | None = None,
+    ) -> None:
+        """`on_tokens` is told what the model has used for each request, also for one that failed."""
         self.containers = containers
+        self._on_tokens = on_tokens
         self._model = model
         self._guard = guard
         self._steps = steps
@@ -187,9 +197,17 @@ class MessagesEndpoint:
         if failed is not None:
             await answer.error(failed)
 
+    async def _run(self, turn: MessagesTurn) -> None:
+        try:
+            await turn.run()
+        finally:
+            if self._on_tokens is not None and turn.used.total:
+                with anyio.CancelScope(shield=True):
+                    await self._on_tokens(turn.used.total)
+
     async def _whole(self, request: MessagesRequest, owner: bytes, answer: _HttpAnswer) -> None:
         writer = WholeAnswer(request.body.model)
-        await MessagesTurn(self._model, self.containers, request, owner, writer, steps=self._steps).run()
+        await self._run(MessagesTurn(self._model, self.containers, request, owner, writer, steps=self._steps))
         await answer.json(200, writer.message)
 
     async def _stream(self, request: MessagesRequest, owner: bytes, answer: _HttpAnswer) -> None:
@@ -202,7 +220,7 @@ class MessagesEndpoint:
             nonlocal failed
             async with sending:
                 try:
-                    await turn.run()
+                    await self._run(turn)
                 except Exception as error:  # noqa: BLE001 - raised below, when what came before it is sent
                     failed = error
 

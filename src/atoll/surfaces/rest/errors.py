@@ -268,7 +268,7 @@ _MEANINGS: Mapping[int, str] = {
     400: "The request is not valid.",
     401: "There is no valid key.",
     403: "The key, the tenant's policy or a quota does not allow it.",
-    404: "There is none of this name or id.",
+    404: "There is none of this name or id, or no tenant of the name in Atoll-Tenant.",
     405: "The path does not have this method.",
     409: "The state of the resource does not allow it.",
     413: "The body is too large.",
@@ -277,6 +277,7 @@ _MEANINGS: Mapping[int, str] = {
     422: "It is valid, but cannot be done: the image, the runtime or the limits are not available here.",
     429: "There were too many requests; Retry-After says when to try again.",
     500: "The sandbox or the server failed.",
+    503: "The server stops, or its database does not answer; try again.",
     502: "The sandbox ended while the request was carried out.",
     504: "The sandbox, or what runs in it, did not answer in time.",
     507: "The disk, or the quota of the sandbox, is full.",
@@ -284,8 +285,8 @@ _MEANINGS: Mapping[int, str] = {
 
 
 def failures(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """The `responses` of a route that can fail with these, and with what every route can: 400, 401, 403, 429, 500."""
+    """The `responses` of a route that can fail with these, and with what every route can."""
     return {
         status: {"model": ErrorBody, "description": _MEANINGS[status]}
-        for status in sorted({400, 401, 403, 429, 500, *statuses})
+        for status in sorted({400, 401, 403, 404, 429, 500, 503, *statuses})
     }

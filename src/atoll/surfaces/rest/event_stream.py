@@ -61,10 +61,16 @@ class EventStream(Response):
 
     media_type = MEDIA_TYPE
 
-    def __init__(self, caller: Caller, events: AsyncIterator[ServerEvent], headers: Mapping[str, str] | None = None):
+    def __init__(
+        self,
+        caller: Caller,
+        events: AsyncIterator[ServerEvent],
+        headers: Mapping[str, str] | None = None,
+        status_code: int = 200,
+    ) -> None:
         self._caller = caller
         self._events = events
-        self.status_code = 200
+        self.status_code = status_code
         self.background = None
         self.body = b""
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no", **(headers or {})})

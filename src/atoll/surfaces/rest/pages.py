@@ -33,6 +33,10 @@ class Page(BaseModel, Generic[T]):
 
     model_config = ConfigDict(frozen=True)
 
+    @classmethod
+    def model_parametrized_name(cls, params: tuple[type[Any], ...]) -> str:
+        return f"{params[0].__name__}Page"
+
     items: list[T]
     next: str | None = Field(description="The cursor of the next page, for `after`. Null: this is the last one.")
 

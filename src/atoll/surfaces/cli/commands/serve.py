@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from atoll.contract.errors import CallerError, InvalidRequest
 from atoll.surfaces.cli import render
 from atoll.surfaces.cli.command import AtollCommand, CommandContext, CommandModule, Work, needing_extra
 from atoll.surfaces.cli.grammar import Option
@@ -62,7 +63,11 @@ def serve(
         Option("--domain", metavar="DOMAIN", help="Previews are at PORT-NAME.DOMAIN.  [default: atoll.localhost]"),
     ] = None,
     config: Annotated[Path | None, _CONFIG] = None,
-) -> Work:
+    install: Annotated[
+        bool, Option("--install", help="Write a systemd unit that serves with these options, and start nothing.")
+    ] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="With --install: print the unit instead.")] = False,
+) -> Work | int:
     """Serve sandboxes to programs elsewhere: REST, MCP and previews on one port.
 
     Prints its URL and, the first time, the key of its administrator, once. Sandboxes go on when it ends. Signals:
@@ -76,7 +81,38 @@ def serve(
     if tls_self_signed is not None:
         flags["tls_self_signed"] = tuple(filter(None, map(str.strip, tls_self_signed.split(","))))
     loaded = _load(context, flags, config)
+    if dry_run and not install:
+        raise InvalidRequest("--dry-run belongs to --install; leave it out, or give both")
+    if install:
+        return _install(context, loaded, config, dry_run=dry_run)
     return _serve(context, loaded)
+
+
+def _install(context: CommandContext, loaded: LoadedSettings, config: Path | None, *, dry_run: bool) -> int:
+    import tempfile
+
+    from atoll.surfaces.serve import unit
+
+    settings = loaded.settings
+    flags = {each.name: each.value for each in loaded.shown() if each.origin.startswith("--")}
+    arguments = [f"--state-dir={settings.resolve_state_dir()}"]
+    for name, value in flags.items():
+        if name != "state_dir":
+            arguments.append(f"--{name.replace('_', '-')}={','.join(value) if isinstance(value, list) else value}")
+    if config is not None:
+        arguments.append(f"--config={config.resolve()}")
+    text = unit.unit_text(arguments)
+    with tempfile.TemporaryDirectory() as directory:
+        wrong = unit.check(text, Path(directory))
+    if wrong is not None:
+        raise CallerError(f"systemd does not accept the unit: {wrong}")
+    if dry_run:
+        return context.answer({"path": str(unit.SYSTEM), "unit": text}, text.rstrip())
+    unit.write(text)
+    return context.answer(
+        {"path": str(unit.SYSTEM), "unit": text},
+        f"{unit.SYSTEM} is written; start it with: systemctl daemon-reload && systemctl enable --now atoll",
+    )
 
 
 async def _serve(context: CommandContext, loaded: LoadedSettings) -> int:
