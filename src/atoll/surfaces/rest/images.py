@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Annotated
 
-import anyio
 from fastapi import APIRouter, Depends, Header, Path
 from fastapi.responses import Response
 from pydantic import Field
@@ -88,33 +88,23 @@ async def pull(
 async def _pulling(caller: Caller, reference: str) -> AsyncIterator[ServerEvent]:
     """Progress at most five times a second, then the image. Whoever stops reading stops the pull."""
     latest: PullProgress | None = None
-    result: list[ImageInfo] = []
-    failed: list[Exception] = []
-    finished = anyio.Event()
 
     def progress(step: str, done: int, total: int | None) -> None:
         nonlocal latest
         latest = PullProgress(step=step, done_bytes=done, total_bytes=total)
 
-    async def work() -> None:
-        try:
-            result.append(await caller.engine.images.pull(reference, progress=progress))
-        except Exception as error:  # noqa: BLE001 - raised below, where the stream says it
-            failed.append(error)
-        finished.set()
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(work)
-        shown = None
-        while not finished.is_set():
-            with anyio.move_on_after(_PROGRESS_S):
-                await finished.wait()
-            if latest is not None and latest is not shown:
+    pulling = asyncio.ensure_future(caller.engine.images.pull(reference, progress=progress))
+    shown = None
+    try:
+        while not pulling.done():
+            await asyncio.wait([pulling], timeout=_PROGRESS_S)
+            if latest is not shown:
                 shown = latest
                 yield ServerEvent("progress", shown)
-    for error in failed:
-        raise error
-    yield ServerEvent("done", result[0])
+        yield ServerEvent("done", pulling.result())
+    finally:
+        pulling.cancel()
+        await asyncio.wait([pulling])
 
 
 @router.delete(

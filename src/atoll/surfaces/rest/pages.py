@@ -34,7 +34,7 @@ class Page(BaseModel, Generic[T]):
     model_config = ConfigDict(frozen=True)
 
     @classmethod
-    def model_parametrized_name(cls, params: tuple[type[Any], ...]) -> str:
+    def model_parametrized_name(cls, params: tuple[Any, ...]) -> str:
         return f"{params[0].__name__}Page"
 
     items: list[T]
