@@ -61,6 +61,9 @@ _MAX_REMEMBERED = 8
 _MAX_EVENTS = 64
 """Events that wait for a client to read them. Then the code waits, too."""
 _SWEEP_S = 5.0
+_INTERRUPTED = ExecutionResult(
+    success=False, output="", error=ExecutionFailure(type="Interrupted", message="the code was interrupted")
+)
 _log = logging.getLogger(__name__)
 
 
@@ -262,9 +265,11 @@ class RestExecution(PausableExecution):
         """The fields of `ExecutionBody`.
 
         Raises:
-            AtollError: the code could not be run, or was interrupted.
+            AtollError: the code could not be run.
         """
-        result = _result_fields(await self.result()) if self.has_ended else None
+        result = None
+        if self.has_ended:
+            result = _result_fields(_INTERRUPTED if self.was_interrupted else await self.result())
         return {
             "id": self.id,
             "session": self.session.id,

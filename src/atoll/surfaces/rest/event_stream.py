@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from typing import Any, NamedTuple, Self
 
 import anyio
+from pydantic_core import to_json
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -43,11 +44,8 @@ class ServerEvent(NamedTuple):
     id: str | None = None
 
     def encode(self) -> bytes:
-        lines = [f"event: {self.event}"]
-        if self.id is not None:
-            lines.append(f"id: {self.id}")
-        lines.append(f"data: {json.dumps(plain(self.data), separators=(',', ':'))}")
-        return "\n".join(lines).encode() + b"\n\n"
+        head = f"event: {self.event}\n" if self.id is None else f"event: {self.event}\nid: {self.id}\n"
+        return b"%sdata: %s\n\n" % (head.encode(), to_json(plain(self.data)))
 
 
 BEGUN = ServerEvent("begun", None)
