@@ -82,6 +82,7 @@ if TYPE_CHECKING:
         GuestProtocolError as GuestProtocolError,
         GuestUnresponsive as GuestUnresponsive,
         IdempotencyMismatch as IdempotencyMismatch,
+        ImageNotFound as ImageNotFound,
         ImageUnavailable as ImageUnavailable,
         InvalidRequest as InvalidRequest,
         KeyNotFound as KeyNotFound,
@@ -224,7 +225,7 @@ _HOMES = {
         ApprovalNotFound ArchiveRefused AtollError BudgetExceeded CallerError CheckpointExists CheckpointNotFound
         CodeSessionBusy CodeSessionNotFound DatabaseUnavailable
         DiskFull ExecTimeout FileError Forbidden GuestProtocolError GuestUnresponsive IdempotencyMismatch
-        ImageUnavailable InvalidRequest KeyNotFound LaunchFailed ModelFailed ModelUnavailable NotCheckpointable
+        ImageNotFound ImageUnavailable InvalidRequest KeyNotFound LaunchFailed ModelFailed ModelUnavailable NotCheckpointable
         OutcomeUnknown PathExists PathIsDirectory PathNotDirectory PathNotFound PermissionDenied PortRefused
         ProcessNotFound ProjectConflict QuotaExceeded RateLimited RuntimeUnavailable SandboxDied SandboxError
         SandboxExists SandboxNotFound SandboxShutdown ScriptFailed TenantExists TenantNotFound ToolCallError

@@ -144,10 +144,10 @@ def test_public_names_are_exactly_these() -> None:
     CodeSessionBusy CodeSessionNotFound CreateOptions DatabaseUnavailable Diagnostic DiskFull Engine ExecBytes
     ExecResult ExecTimeout ExecutionFailure ExecutionResult Exited ExportResult FileChange FileEntry FileError
     FileStat Files Forbidden Gap GcResult GuestProtocolError GuestUnresponsive History IdempotencyMismatch ImageInfo
-    ImageStore ImageUnavailable Images Input InvalidRequest KeyNotFound LaunchFailed Limits Listener Match
-    ModelFailed ModelUnavailable Mount NetworkPolicy NotCheckpointable OutboxFile OutcomeUnknown Output PathExists
-    PathIsDirectory PathNotDirectory PathNotFound PermissionDenied PoolDescription PoolOptions PooledSandbox
-    PortConnection PortRefused Preview Process ProcessEvent ProcessInfo ProcessInput ProcessNotFound
+    ImageNotFound ImageStore ImageUnavailable Images Input InvalidRequest KeyNotFound LaunchFailed Limits Listener
+    Match ModelFailed ModelUnavailable Mount NetworkPolicy NotCheckpointable OutboxFile OutcomeUnknown Output
+    PathExists PathIsDirectory PathNotDirectory PathNotFound PermissionDenied PoolDescription PoolOptions
+    PooledSandbox PortConnection PortRefused Preview Process ProcessEvent ProcessInfo ProcessInput ProcessNotFound
     ProgrammaticToolOrchestrator Project ProjectChange ProjectChanges ProjectConflict ProjectCopy QuotaExceeded
     RateLimited RefusedChange RegisteredTool Result RetryEvent RichPart Role RuntimeUnavailable Sandbox SandboxDied
     SandboxError SandboxExists SandboxInfo SandboxNotFound SandboxPool SandboxShutdown ScriptFailed Secret Settings

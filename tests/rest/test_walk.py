@@ -61,7 +61,8 @@ def smallest(schema: dict[str, Any]) -> Any:
     if kind == "array":
         return [smallest(schema["items"])] * schema.get("minItems", 0)
     if kind in ("integer", "number"):
-        return max(schema.get("minimum", 1), 1)
+        least = max(schema.get("minimum", 1), 1)
+        return int(least) if kind == "integer" else least
     return {"boolean": False, "null": None}.get(str(kind), "x" * max(schema.get("minLength", 1), 1))
 
 

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends, Header, Path
 from fastapi.responses import Response
 from pydantic import Field
 
-from atoll.contract.errors import Forbidden, ImageUnavailable, InvalidRequest, QuotaExceeded
+from atoll.contract.errors import Forbidden, ImageNotFound, ImageUnavailable, InvalidRequest, QuotaExceeded
 from atoll.contract.frozen import Frozen
 from atoll.contract.model import Limits, RuntimeName, WarmPool
 from atoll.runtime.images.store import ImageInfo
@@ -120,13 +120,9 @@ async def remove(
     """Remove an image, for all tenants. One that is in use is refused."""
     try:
         await caller.engine.images.remove(reference)
-    except ImageUnavailable as error:
-        raise ImageNotFound(error.message.partition(" (")[0]) from None
+    except ImageUnavailable:
+        raise ImageNotFound(reference) from None
     return Response(status_code=204)
-
-
-class ImageNotFound(ImageUnavailable):
-    code = "image_not_found"
 
 
 # ---------------------------------------------------------------------------------------------------------- warm pools
