@@ -119,7 +119,9 @@ async def test_an_approval_is_listed_and_answered(client: httpx2.AsyncClient, bo
     await client.post(f"{path}/results", json={"results": [{"id": call["id"], "value": "deep"}]})
     ended = (await client.get(f"{path}/executions/{waiting['id']}", params={"wait_s": 20})).json()
     assert ended["result"]["output"] == "deep\n"
-    refused = await _execute(client, path, "try:\n    await lookup(word='sea')\nexcept Exception as error:\n    print(error)")
+    refused = await _execute(
+        client, path, "try:\n    await lookup(word='sea')\nexcept Exception as error:\n    print(error)"
+    )
     [asked] = (await client.get(approvals)).json()["items"]
     await client.post(f"{approvals}/{asked['id']}", json={"allowed": False, "reason": "too wet"})
     ended = (await client.get(f"{path}/executions/{refused['id']}", params={"wait_s": 20})).json()
@@ -133,11 +135,10 @@ async def test_code_goes_on_without_its_client_and_can_be_interrupted(
     client: httpx2.AsyncClient, served: Served, box: str
 ) -> None:
     path = await _session(client, box)
-    async with served.client() as other:
-        async with other.stream(
-            "POST", f"{path}/execute", json={"code": "y = 7\nimport time\ntime.sleep(60)"}, headers=EVENTS
-        ) as answer:
-            begun = await anext(read_events(answer))
+    async with served.client() as other, other.stream(
+        "POST", f"{path}/execute", json={"code": "y = 7\nimport time\ntime.sleep(60)"}, headers=EVENTS
+    ) as answer:
+        begun = await anext(read_events(answer))
     execution = f"{path}/executions/{begun['data']['id']}"
     assert (await client.get(execution)).json()["status"] == "running"
     assert (await client.post(f"{path}/interrupt")).status_code == 204
@@ -167,7 +168,9 @@ async def test_a_session_that_is_not_used_ends_with_its_process(
     assert (await client.get(path)).status_code == 404
 
 
-@pytest.mark.parametrize(("language", "text", "said"), [("bash", "x=5; echo $x", "5\n"), ("javascript", "console.log(6)", "6\n")])
+@pytest.mark.parametrize(
+    ("language", "text", "said"), [("bash", "x=5; echo $x", "5\n"), ("javascript", "console.log(6)", "6\n")]
+)
 async def test_other_languages(client: httpx2.AsyncClient, box: str, language: str, text: str, said: str) -> None:
     path = await _session(client, box, language=language)
     assert (await _execute(client, path, text))["result"]["output"] == said

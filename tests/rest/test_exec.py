@@ -86,7 +86,10 @@ async def test_what_is_wrong_with_a_command_is_told_in_the_one_shape(client: htt
 
 async def test_events_come_while_the_command_runs(client: httpx2.AsyncClient, box: str) -> None:
     # An é is split between two writes: no character is torn.
-    body = {"command": r"printf 'a\303'; sleep 0.2; printf '\251'; echo b >&2; read line; echo $line; exit 4", "stdin": "x\n"}
+    body = {
+        "command": r"printf 'a\303'; sleep 0.2; printf '\251'; echo b >&2; read line; echo $line; exit 4",
+        "stdin": "x\n",
+    }
     async with client.stream("POST", f"/api/v1/sandboxes/{box}/exec", json=body, headers=EVENTS) as answer:
         assert answer.headers["content-type"].startswith("text/event-stream")
         events = [each async for each in read_events(answer)]

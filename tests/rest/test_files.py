@@ -187,8 +187,10 @@ async def test_a_directory_is_listed_in_pages(client: httpx2.AsyncClient, box: s
     while True:
         asked = {"path": "many", "limit": 4, **({} if after is None else {"after": after})}
         page = (await client.get(f"{files}/list", params=asked)).json()
-        for each in page["items"]:
-            names.append(each["name"].encode() if each["name_base64"] is None else base64.b64decode(each["name_base64"]))
+        names += [
+            each["name"].encode() if each["name_base64"] is None else base64.b64decode(each["name_base64"])
+            for each in page["items"]
+        ]
         if (after := page["next"]) is None:
             break
     assert names == sorted([b"a", b"b", b"c", b"d e", "é".encode(), b"\xff"])
@@ -244,7 +246,9 @@ async def test_a_directory_goes_out_and_comes_in_as_a_tar(client: httpx2.AsyncCl
     assert (await client.put(f"{files}/archive", params={"path": "copy"}, content=b"junk" * 500)).status_code == 400
 
 
-async def test_a_download_ends_with_its_client(client: httpx2.AsyncClient, served: Served, box: str, files: str) -> None:
+async def test_a_download_ends_with_its_client(
+    client: httpx2.AsyncClient, served: Served, box: str, files: str
+) -> None:
     await client.post(f"/api/v1/sandboxes/{box}/exec", json={"command": "truncate -s 1T huge"})
     async with served.client() as other, other.stream("GET", files, params={"path": "huge"}) as answer:
         assert answer.headers["content-length"] == str(1 << 40)

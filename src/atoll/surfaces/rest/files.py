@@ -24,7 +24,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from datetime import UTC, datetime
 from email.utils import format_datetime
-from typing import Annotated, Any, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, NamedTuple, Self
 from urllib.parse import quote, unquote_to_bytes
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
@@ -92,33 +92,44 @@ def _decoded(value: str | None, what: str) -> bytes | None:
         raise InvalidRequest(f"{what} is not base64") from None
 
 
-def _query_path(
-    request: Request,
-    path: Annotated[str | None, Query(description="A relative path begins where commands start.")] = None,
-    path_base64: Annotated[str | None, Query(description="The bytes of the path, where they are no UTF-8.")] = None,
-) -> str:
-    _require_text(request)
-    return _path(path, _decoded(path_base64, "path_base64"))
+class GivenPath:
+    """A path in a query, which is looked at once the sandbox is known: one that does not exist is told first."""
+
+    default: ClassVar[str | None] = None
+
+    def __init__(
+        self,
+        request: Request,
+        path: Annotated[str | None, Query(description="A relative path begins where commands start.")] = None,
+        path_base64: Annotated[str | None, Query(description="The bytes of the path, where they are no UTF-8.")] = None,
+    ) -> None:
+        self._query = request.scope["query_string"]
+        self._path = path
+        self._path_base64 = path_base64
+
+    @property
+    def text(self) -> str:
+        """
+        Raises:
+            InvalidRequest: there is none, there are two, or it is not what it claims to be.
+        """
+        try:  # what is no UTF-8 in a query would be replaced without a word, and another file be meant
+            unquote_to_bytes(self._query).decode()
+        except UnicodeDecodeError:
+            raise InvalidRequest("the query is not UTF-8; give the bytes of a path as path_base64") from None
+        if self._path is None and self._path_base64 is None and self.default is not None:
+            return self.default
+        return _path(self._path, _decoded(self._path_base64, "path_base64"))
 
 
-def _directory(
-    request: Request,
-    path: Annotated[str | None, Query(description="Unset: the directory that commands start in.")] = None,
-    path_base64: Annotated[str | None, Query(description="The bytes of the path, where they are no UTF-8.")] = None,
-) -> str:
-    return "." if path is None and path_base64 is None else _query_path(request, path, path_base64)
+class GivenDirectory(GivenPath):
+    """The same; unset, it is the directory that commands start in."""
+
+    default: ClassVar[str | None] = "."
 
 
-def _require_text(request: Request) -> None:
-    """What is no UTF-8 in a query would be replaced without a word, and another file be meant."""
-    try:
-        unquote_to_bytes(request.scope["query_string"]).decode()
-    except UnicodeDecodeError:
-        raise InvalidRequest("the query is not UTF-8; give the bytes of a path as path_base64") from None
-
-
-QueryPath = Annotated[str, Depends(_query_path)]
-QueryDirectory = Annotated[str, Depends(_directory)]
+QueryPath = Annotated[GivenPath, Depends()]
+QueryDirectory = Annotated[GivenDirectory, Depends()]
 QueryUser = Annotated[str | None, Query(description="The user inside. Unset: the sandbox's own.")]
 QueryMode = Annotated[str | None, Query(pattern="^[0-7]{1,5}$", description="Permission bits, in octal: 0644.")]
 QueryLimit = Annotated[int, Query(ge=1, le=MAX_FOUND)]
@@ -369,20 +380,20 @@ async def read_file(
     A file whose size the kernel does not know, as those in /proc, is sent whole and without a length. If a file is
     changed while it is read, the answer may be cut off, which its length shows.
     """
-    files = (await find(caller, sandbox)).files
-    stat = await files.stat(path, user=user)
+    files, name = (await find(caller, sandbox)).files, path.text
+    stat = await files.stat(name, user=user)
     etag = _etag(stat)
     headers = {
         **_CONTENT_HEADERS,
         "etag": etag,
         "last-modified": format_datetime(stat.mtime.astimezone(UTC), usegmt=True),
-        "content-disposition": _disposition(path),
+        "content-disposition": _disposition(name),
     }
     if stat.kind == "file" and if_none_match is not None and _is_among(etag, if_none_match):
         return Response(status_code=304, headers=headers)
     if stat.kind != "file" or not stat.size:
         # A directory and the like raise what reading them raises.
-        return await FileStream.begin(caller, files.stream(path, user=user), headers)
+        return await FileStream.begin(caller, files.stream(name, user=user), headers)
     headers["accept-ranges"] = "bytes"
     if_range_holds = if_range is None or (if_range == etag and not etag.startswith("W/"))
     span = _span(range, stat.size) if range is not None and if_range_holds else None
@@ -394,7 +405,7 @@ async def read_file(
     if request.method == "HEAD":
         return Response(status_code=status, headers=headers, media_type="application/octet-stream")
     return await FileStream.begin(
-        caller, files.stream(path, offset=start, limit=end - start, user=user), headers, status=status
+        caller, files.stream(name, offset=start, limit=end - start, user=user), headers, status=status
     )
 
 
@@ -423,11 +434,11 @@ async def write_file(
 
     The file is replaced when all of it has arrived and is on the disk; if the request breaks off, it is as it was.
     """
-    if owner is not None and not path.startswith("/"):  # it is root who gives it, with another home
+    files, name = (await find(caller, sandbox)).files, path.text
+    if owner is not None and not name.startswith("/"):  # it is root who gives it, with another home
         raise InvalidRequest("owner is given, and the path is relative; give an absolute one")
-    files = (await find(caller, sandbox)).files
     size = await files.write_bytes(
-        path,
+        name,
         _body(request),
         mode=None if mode is None else int(mode, 8),
         append=append,
@@ -436,7 +447,7 @@ async def write_file(
         user=user,
     )
     if owner is not None:
-        await files.chown(path, owner, user="root")
+        await files.chown(name, owner, user="root")
     return {"size": size}
 
 
@@ -457,7 +468,7 @@ async def remove_file(
     missing_ok: bool = False,
 ) -> Response:
     """Remove a file, a symlink (never its target) or a directory."""
-    await (await find(caller, sandbox)).files.remove(path, recursive=recursive, missing_ok=missing_ok, user=user)
+    await (await find(caller, sandbox)).files.remove(path.text, recursive=recursive, missing_ok=missing_ok, user=user)
     return Response(status_code=204)
 
 
@@ -473,7 +484,7 @@ async def stat_file(
     follow: Annotated[bool, Query(description="False: of a symlink itself.")] = True,
 ) -> dict[str, Any]:
     """The attributes of a file, a directory or a symlink."""
-    return _stat_fields(await (await find(caller, sandbox)).files.stat(path, follow=follow, user=user))
+    return _stat_fields(await (await find(caller, sandbox)).files.stat(path.text, follow=follow, user=user))
 
 
 @router.get("/list", operation_id="files_list", response_model=EntryList, responses=failures(404, 409, 502, 504))
@@ -489,7 +500,7 @@ async def list_directory(
     last = _decoded(after, "after")
     found = [
         (raw, each)
-        for each in await (await find(caller, sandbox)).files.list(path, user=user)
+        for each in await (await find(caller, sandbox)).files.list(path.text, user=user)
         if (raw := each.name.encode("utf-8", "surrogateescape")) > (last or b"")
     ]
     found.sort(key=lambda pair: pair[0])
@@ -581,7 +592,7 @@ async def find_files(
     If there are as many as `limit`, there may be more.
     """
     files = (await find(caller, sandbox)).files
-    found = await files.glob(pattern, cwd=path, hidden=hidden, limit=limit, user=user)
+    found = await files.glob(pattern, cwd=path.text, hidden=hidden, limit=limit, user=user)
     return {"items": [_entry_fields(each) for each in found]}
 
 
@@ -605,7 +616,7 @@ async def search_files(
     """
     found = await (await find(caller, sandbox)).files.grep(
         pattern,
-        path,
+        path.text,
         literal=literal,
         ignore_case=ignore_case,
         context=context,
@@ -641,7 +652,7 @@ async def watch_files(
 ) -> Response:
     """The changes at or below a path, from now on."""
     files = (await find(caller, sandbox)).files
-    return await EventStream.begin(caller, _changes(files, path, recursive=recursive, user=user))
+    return await EventStream.begin(caller, _changes(files, path.text, recursive=recursive, user=user))
 
 
 async def _changes(files: Files, path: str, *, recursive: bool, user: str | None) -> AsyncGenerator[ServerEvent, None]:
@@ -679,8 +690,8 @@ async def read_archive(
     An archive that is cut off by an error is not ended properly: neither the tar nor the transfer.
     """
     files = (await find(caller, sandbox)).files
-    headers = {**_CONTENT_HEADERS, "content-disposition": _disposition(path, ".tar")}
-    chunks = files.tar_out(path, inside=inside, exclude=exclude, user=user)
+    headers = {**_CONTENT_HEADERS, "content-disposition": _disposition(path.text, ".tar")}
+    chunks = files.tar_out(path.text, inside=inside, exclude=exclude, user=user)
     return await FileStream.begin(caller, chunks, headers, media_type="application/x-tar")
 
 
@@ -699,4 +710,4 @@ async def unpack_archive(
     Nothing is written outside of it. What was unpacked before an error stays.
     """
     files = (await find(caller, sandbox)).files
-    return {"size": await files.tar_in(path, _body(request), user=user)}
+    return {"size": await files.tar_in(path.text, _body(request), user=user)}
