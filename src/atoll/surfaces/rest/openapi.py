@@ -28,6 +28,10 @@ _TENANT = {
 }
 _MADE_BY = {
     "sandbox": ("sandboxes_create", "$response.body#/name"),
+    "name": ("sandboxes_create", "$response.body#/name"),
+    "process": ("processes_spawn", "$response.body#/id"),
+    "session": ("code_sessions_create", "$response.body#/id"),
+    "port": ("ports_expose", "$response.body#/port"),
     "checkpoint": ("checkpoints_create", "$response.body#/id"),
     "volume": ("volumes_create", "$response.body#/name"),
     "webhook": ("webhooks_create", "$response.body#/webhook/id"),
@@ -65,7 +69,9 @@ def _amended(document: dict[str, Any]) -> dict[str, Any]:
         if "requestBody" in operation:
             responses.setdefault("413", {**responses["400"], "description": "The body is too large."})
         operation.setdefault("parameters", []).append({"$ref": "#/components/parameters/Tenant"})
-        for response in responses.values():
+        for status, response in responses.items():
+            if status >= "400":  # FastAPI gives them the media type of the route
+                response["content"] = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorBody"}}}
             headers = response.setdefault("headers", {})
             headers[REQUEST_ID_HEADER] = {"$ref": f"#/components/headers/{REQUEST_ID_HEADER}"}
     _link(document)
@@ -73,15 +79,20 @@ def _amended(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _link(document: dict[str, Any]) -> None:
-    """Link what makes a thing to all operations on it."""
+    """Link what makes a thing to all operations on it: what the path of both names is the same."""
     operations = {operation["operationId"]: operation for operation in _operations(document)}
     for id, operation in operations.items():
-        for parameter in operation["parameters"]:
-            creator, expression = _MADE_BY.get(parameter.get("name", ""), (None, ""))
-            if parameter.get("in") != "path" or creator not in operations:
-                continue
-            made = operations[creator]["responses"]["201"]
-            made.setdefault("links", {})[id] = {"operationId": id, "parameters": {parameter["name"]: expression}}
+        names = _path_names(operation)
+        creator, expression = _MADE_BY.get(names[-1], ("", "")) if names else ("", "")
+        if creator not in operations:
+            continue
+        same = {name: f"$request.path.{name}" for name in _path_names(operations[creator])}
+        made = operations[creator]["responses"]["201"].setdefault("links", {})
+        made[id] = {"operationId": id, "parameters": {**same, names[-1]: expression}}
+
+
+def _path_names(operation: dict[str, Any]) -> list[str]:
+    return [parameter["name"] for parameter in operation["parameters"] if parameter.get("in") == "path"]
 
 
 def _operations(document: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -1,0 +1,30 @@
+"""What schemathesis has to know of the REST API beyond its document. Loaded by it (`schemathesis.toml`)."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import schemathesis
+from schemathesis import Case, CheckContext, HookContext, Response
+
+SHAPE = {"code": str, "message": str, "details": dict, "request_id": str}
+KEPT = frozenset(os.environ["ATOLL_FUZZ_KEPT"].split())
+"""Tenants and keys that the run itself needs: they are neither changed nor deleted."""
+
+schemathesis.serializer.alias("application/x-tar", "application/octet-stream")
+
+
+@schemathesis.check
+def one_shape_of_errors(_ctx: CheckContext, response: Response, _case: Case) -> None:
+    if response.status_code < 400 or response.request.method == "HEAD":
+        return
+    body = response.json()
+    assert {name: type(value) for name, value in body.items()} == SHAPE, f"an error of another shape: {body}"
+    assert response.headers["atoll-request-id"] == [body["request_id"]]
+
+
+@schemathesis.hook
+def filter_case(_context: HookContext, case: Case) -> bool:
+    given: dict[str, Any] = case.path_parameters or {}
+    return not KEPT.intersection(str(value) for value in given.values())
