@@ -17,7 +17,7 @@ import pytest
 import atoll
 from atoll import Preview, Settings
 from atoll.server.server import Server
-from atoll.testing.server import RunningServer, running_server
+from atoll.testing.server import RunningServer, key_file, running_server
 from atoll.testing.waiting import BOUND_S
 from tests.serve.conftest import answers, read_all, trusting
 
@@ -64,7 +64,7 @@ async def exposed(state_dir: Path) -> AsyncIterator[Exposed]:
         await sandbox.files.write_text("server.py", PROGRAM)
         await sandbox.spawn(["python3", "server.py"])
         async with Server.open(Settings(state_dir=state_dir)) as before:
-            (state_dir / "first-key").write_text(before.first_key.get_secret_value() if before.first_key else "")
+            key_file(state_dir).write_text(before.first_key.get_secret_value() if before.first_key else "")
             preview = await before.previews.expose("default", sandbox, 8000, wait_s=BOUND_S)
             assert await before.previews.expose("default", sandbox, 8000) == preview
         with running_server(state_dir) as server:
@@ -165,7 +165,7 @@ async def test_previews_use_the_servers_certificate_and_names_do_not_collide(
             await sandbox.spawn(["python3", "server.py"])
             async with Server.open(Settings(state_dir=state_dir)) as before:
                 assert before.first_key is not None
-                (state_dir / "first-key").write_text(before.first_key.get_secret_value())
+                key_file(state_dir).write_text(before.first_key.get_secret_value())
                 preview = await before.previews.expose("default", sandbox, 8000, wait_s=BOUND_S)
             with running_server(state_dir, "--tls-self-signed") as server:
                 context = trusting(state_dir / "server" / "tls" / "ca.pem")

@@ -19,6 +19,7 @@ import anyio
 
 from atoll.contract.errors import AtollError, InvalidRequest
 from atoll.drivers import locks
+from atoll.runtime.state.store import StateStore
 from atoll.server.previews import PreviewAddress
 from atoll.server.server import Server
 from atoll.surfaces.door import listen
@@ -117,7 +118,8 @@ async def _only_server(state_dir: Path) -> AsyncIterator[None]:
     """
     path = state_dir / "server" / "serving"
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        StateStore(state_dir)  # makes it, for this user alone
+        path.parent.mkdir(mode=0o700, exist_ok=True)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise InvalidRequest(
