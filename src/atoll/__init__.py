@@ -223,7 +223,8 @@ _HOMES = {
         ArchiveRefused AtollError BudgetExceeded CallerError CheckpointExists CheckpointNotFound Conflict
         DatabaseUnavailable DiskFull ExecTimeout FileError Forbidden GuestProtocolError GuestUnresponsive
         IdempotencyMismatch ImageNotFound ImageUnavailable InvalidRequest KeyNotFound LaunchFailed ModelFailed
-        ModelUnavailable NotCheckpointable OutcomeUnknown PathExists PathIsDirectory PathNotDirectory PathNotFound PermissionDenied PortRefused
+        ModelUnavailable NotCheckpointable OutcomeUnknown PathExists PathIsDirectory PathNotDirectory PathNotFound
+        PermissionDenied PortRefused
         ProcessNotFound ProjectConflict QuotaExceeded RateLimited RuntimeUnavailable SandboxDied SandboxError
         SandboxExists SandboxNotFound SandboxShutdown ScriptFailed TenantExists TenantNotFound ToolCallError
         Unauthenticated Unenforceable UserNotFound VolumeExists VolumeNotFound WebhookNotFound
