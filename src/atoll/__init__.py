@@ -71,6 +71,7 @@ if TYPE_CHECKING:
         CallerError as CallerError,
         CheckpointExists as CheckpointExists,
         CheckpointNotFound as CheckpointNotFound,
+        Conflict as Conflict,
         DatabaseUnavailable as DatabaseUnavailable,
         DiskFull as DiskFull,
         ExecTimeout as ExecTimeout,
@@ -219,10 +220,11 @@ _HOMES = {
     "atoll.code.tool": "code_tool",
     "atoll.contract.driver": "Capabilities Diagnostic",
     "atoll.contract.errors": """
-        ArchiveRefused AtollError BudgetExceeded CallerError CheckpointExists CheckpointNotFound DatabaseUnavailable
-        DiskFull ExecTimeout FileError Forbidden GuestProtocolError GuestUnresponsive IdempotencyMismatch ImageNotFound
-        ImageUnavailable InvalidRequest KeyNotFound LaunchFailed ModelFailed ModelUnavailable NotCheckpointable
-        OutcomeUnknown PathExists PathIsDirectory PathNotDirectory PathNotFound PermissionDenied PortRefused
+        ArchiveRefused AtollError BudgetExceeded CallerError CheckpointExists CheckpointNotFound Conflict
+        DatabaseUnavailable DiskFull ExecTimeout FileError Forbidden GuestProtocolError GuestUnresponsive
+        IdempotencyMismatch ImageNotFound ImageUnavailable InvalidRequest KeyNotFound LaunchFailed ModelFailed
+        ModelUnavailable NotCheckpointable OutcomeUnknown PathExists PathIsDirectory PathNotDirectory PathNotFound
+        PermissionDenied PortRefused
         ProcessNotFound ProjectConflict QuotaExceeded RateLimited RuntimeUnavailable SandboxDied SandboxError
         SandboxExists SandboxNotFound SandboxShutdown ScriptFailed TenantExists TenantNotFound ToolCallError
         Unauthenticated Unenforceable UserNotFound VolumeExists VolumeNotFound WebhookNotFound

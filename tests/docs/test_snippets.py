@@ -140,7 +140,8 @@ def test_public_names_are_exactly_these() -> None:
     names = """
     Agent AgentEvent AgentStream Answer Approval ApprovalDecision ApprovalRequest Approver ArchiveRefused
     AskingApprover AtollError AuditEntry AuditRecord Budget BudgetExceeded CallRecord CallerError Capabilities
-    Checkpoint CheckpointExists CheckpointNotFound Children CodeAudit CodeConfig CodeExecutor CreateOptions
+    Checkpoint CheckpointExists CheckpointNotFound Children CodeAudit CodeConfig CodeExecutor Conflict
+    CreateOptions
     DatabaseUnavailable Diagnostic DiskFull Engine ExecBytes ExecResult ExecTimeout ExecutionFailure ExecutionResult
     Exited ExportResult FileChange FileEntry FileError FileStat Files Forbidden Gap GcResult GuestProtocolError
     GuestUnresponsive History IdempotencyMismatch ImageInfo ImageNotFound ImageStore ImageUnavailable Images Input

@@ -24,6 +24,7 @@
     │   ├── QuotaExceeded                               the tenant would use more than its quota
     │   ├── RateLimited                                 the tenant has sent too many requests; it may wait and retry
     │   ├── IdempotencyMismatch                         the idempotency key was used for another request
+    │   ├── Conflict                                    what it is about is in use, or in a state that forbids it
     │   ├── OutcomeUnknown                              whether an interrupted request was carried out is not known
     │   ├── TenantNotFound          (LookupError)       no tenant has this name
     │   ├── TenantExists            (FileExistsError)   the name is taken
@@ -265,6 +266,12 @@ class RateLimited(CallerError):
 
 class IdempotencyMismatch(CallerError):
     code = "idempotency_mismatch"
+
+
+class Conflict(CallerError):
+    """A server's refusal of a request that is right by itself: something is in use, or in another state."""
+
+    code = "conflict"
 
 
 class OutcomeUnknown(CallerError):

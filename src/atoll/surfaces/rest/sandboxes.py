@@ -18,8 +18,16 @@ from fastapi import APIRouter, Header, Path, Query, Request
 from fastapi.responses import Response
 from pydantic import Field, SecretStr
 
-from atoll.contract.errors import CheckpointNotFound, InvalidRequest, SandboxDied, SandboxExists, SandboxNotFound
-from atoll.contract.model import MAX_TTL_S, Checkpoint, Limits, Mount, RuntimeName, SandboxInfo, Status
+from atoll.contract.errors import (
+    CheckpointNotFound,
+    Conflict,
+    InvalidRequest,
+    RuntimeUnavailable,
+    SandboxDied,
+    SandboxExists,
+    SandboxNotFound,
+)
+from atoll.contract.model import MAX_LABELS, MAX_TTL_S, Checkpoint, Limits, Mount, RuntimeName, SandboxInfo, Status
 from atoll.contract.names import is_name
 from atoll.contract.network import NetworkPolicy
 from atoll.contract.secret import Secret
@@ -28,7 +36,20 @@ from atoll.server.policy import check_create, check_limits, check_ttl
 from atoll.surfaces.rest.caller import ApiRoute, Caller, Reader, Writer
 from atoll.surfaces.rest.errors import failures
 from atoll.surfaces.rest.idempotent import IdempotencyKey, once
-from atoll.surfaces.rest.pages import After, JsonBody, Limit, Page, RequestBody, answer, page_answer
+from atoll.surfaces.rest.pages import (
+    LABEL_KEYS,
+    VARIABLE_KEYS,
+    After,
+    JsonBody,
+    LabelValueField,
+    Limit,
+    NameField,
+    Page,
+    RequestBody,
+    TextField,
+    answer,
+    page_answer,
+)
 
 RESERVED = "atoll.dev/"
 """Labels that callers can neither set nor see."""
@@ -54,22 +75,24 @@ class SecretInput(RequestBody):
 class SandboxRequest(RequestBody):
     """The options of a sandbox. What is left out is the tenant's, or the server's default."""
 
-    name: str | None = Field(default=None, examples=["demo"])
+    name: NameField | None = Field(default=None, examples=["demo"])
     """Unset: the server chooses one."""
     image: str | None = None
     limits: Limits | None = None
-    env: dict[str, str] = Field(default_factory=dict)
-    secrets: dict[str, SecretInput] = Field(default_factory=dict)
+    env: dict[str, TextField] = Field(default_factory=dict, json_schema_extra=VARIABLE_KEYS)
+    secrets: dict[str, SecretInput] = Field(default_factory=dict, json_schema_extra=VARIABLE_KEYS)
     """By the variable that has the placeholder inside. Written only: no answer shows them."""
-    secret_env: dict[str, SecretStr] = Field(default_factory=dict)
+    secret_env: dict[str, SecretStr] = Field(default_factory=dict, json_schema_extra=VARIABLE_KEYS)
     """Variables that it has in clear. Written only."""
-    user: str | None = None
-    cwd: str | None = None
+    user: str | None = Field(default=None, min_length=1, max_length=255)
+    cwd: str | None = Field(default=None, pattern=r"^/[^\x00]*$", max_length=4095)
     runtime: RuntimeName | None = None
     pause_after_s: float | None = Field(default=None, gt=0, le=1_000_000)
     network: NetworkPolicy | None = None
     """Unset: no connection leaves it."""
-    labels: dict[str, str] = Field(default_factory=dict)
+    labels: dict[str, LabelValueField] = Field(
+        default_factory=dict, max_length=MAX_LABELS, json_schema_extra=LABEL_KEYS
+    )
     ttl_s: float | None = Field(default=None, ge=1, le=MAX_TTL_S)
     """Its lifetime. Unset: the tenant's maximum, if there is one, else until it is deleted."""
     on_expiry: OnExpiry = "destroy"
@@ -85,7 +108,9 @@ class SandboxRequest(RequestBody):
 class SandboxUpdate(RequestBody):
     """What is left out stays as it is."""
 
-    labels: dict[str, str | None] = Field(default_factory=dict)
+    labels: dict[str, LabelValueField | None] = Field(
+        default_factory=dict, max_length=MAX_LABELS, json_schema_extra=LABEL_KEYS
+    )
     """Set; null removes one."""
     ttl_s: float | None = Field(default=None, ge=1, le=MAX_TTL_S)
     """Its lifetime from now on. Null: until it is deleted, or the longest that the tenant's policy allows."""
@@ -144,6 +169,18 @@ async def find_checkpoint(caller: Caller, wanted: str) -> Checkpoint:
     if not found:
         raise CheckpointNotFound(wanted, {})
     return found[0]
+
+
+def effective_limits(caller: Caller, limits: Limits, runtime: RuntimeName | None) -> Limits:
+    """The limits that a sandbox created with these has.
+
+    Raises:
+        RuntimeUnavailable: there is no such runtime here.
+    """
+    try:
+        return caller.engine.effective_limits(limits, runtime)
+    except InvalidRequest as error:  # there is none of this name anywhere
+        raise RuntimeUnavailable(error.message) from None
 
 
 @asynccontextmanager
@@ -256,7 +293,7 @@ async def _create(caller: Caller, body: SandboxRequest, name: str | None, label:
     )
     fresh = body.from_checkpoint is None
     runtime = admitted.runtime if fresh else body.runtime
-    async with reserved(caller, {name: caller.engine.effective_limits(admitted.limits, runtime)}):
+    async with reserved(caller, {name: effective_limits(caller, admitted.limits, runtime)}):
         return await caller.engine.create(
             name,
             image=admitted.image if fresh else body.image,
@@ -385,7 +422,10 @@ async def pause(caller: Writer, sandbox: SandboxPath) -> Response:
 async def resume(caller: Writer, sandbox: SandboxPath) -> Response:
     """Resume a paused sandbox. One that sleeps is refused: wake it."""
     found = await find(caller, sandbox)
-    return await _seen(caller, await caller.engine.resume(found.name))
+    try:
+        return await _seen(caller, await caller.engine.resume(found.name))
+    except InvalidRequest as error:
+        raise Conflict(error.message) from None
 
 
 @_verb("sleep")
