@@ -168,7 +168,7 @@ async def test_lists_come_in_pages_whatever_comes_or_goes(served: Served) -> Non
             "status=sleeping&status=paused": [],
         }.items():
             assert [each["name"] for each in (await tenant.get(f"{SANDBOXES}?{query}")).json()["items"]] == names, query
-        for query in ("limit=0", "limit=1001", "after=%2f", "status=odd", "unknown=1", "label=atoll.dev/request"):
+        for query in ("limit=0", "limit=1001", "status=odd", "unknown=1", "label=atoll.dev/request"):
             assert (await tenant.get(f"{SANDBOXES}?{query}")).status_code == 400, query
 
 

@@ -278,7 +278,7 @@ class TenantNotFound(CallerError, LookupError):
     code = "tenant_not_found"
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"no tenant is named {name!r}", hint="atoll tenants list shows them", name=name)
+        super().__init__(f"no tenant is named {name!r}", hint="atoll tenants ls", name=name)
 
 
 class TenantExists(CallerError, FileExistsError):

@@ -13,6 +13,7 @@ from pydantic import Field
 from atoll.contract.errors import Forbidden, ImageNotFound, ImageUnavailable, InvalidRequest, QuotaExceeded
 from atoll.contract.frozen import Frozen
 from atoll.contract.model import Limits, RuntimeName, WarmPool
+from atoll.runtime.images.reference import HOST
 from atoll.runtime.images.store import ImageInfo
 from atoll.server.policy import check_create, check_image
 from atoll.surfaces.rest.caller import ApiRoute, Caller, Reader, Writer, requires
@@ -122,6 +123,10 @@ async def remove(
         await caller.engine.images.remove(reference)
     except ImageUnavailable:
         raise ImageNotFound(reference) from None
+    except InvalidRequest as error:
+        if "digest" not in error.details and reference != HOST:
+            raise ImageNotFound(reference) from None  # it is no reference at all
+        raise
     return Response(status_code=204)
 
 
@@ -138,7 +143,12 @@ async def remove(
 async def list_pools(caller: Reader, limit: Limit = 100, after: After = None) -> Response:
     """The warm pools of the tenant."""
     found = await caller.engine.warm_pools()
-    return page_answer(found, lambda pool: f"{pool.image} {pool.runtime} {pool.limits!r}", limit, after)
+    return page_answer(
+        found,
+        lambda pool: f"{pool.image} {pool.runtime} {pool.limits.model_dump_json(exclude_none=True)}",
+        limit,
+        after,
+    )
 
 
 @router.put(

@@ -190,11 +190,6 @@ def check_labels_given(labels: dict[str, str] | dict[str, str | None]) -> None:
 
 # -------------------------------------------------------------------------------------------------------------- routes
 
-_LINKS = {
-    operation: {"operationId": operation, "parameters": {"sandbox": "$response.body#/name"}}
-    for operation in ("sandboxes_get", "sandboxes_update", "sandboxes_delete", "sandboxes_exec", "checkpoints_create")
-}
-
 
 @router.post(
     "",
@@ -202,7 +197,7 @@ _LINKS = {
     operation_id="sandboxes_create",
     response_model=SandboxInfo,
     response_description="It was created, and answers.",
-    responses={**failures(404, 409, 413, 422), 201: {"links": _LINKS}},
+    responses=failures(404, 409, 413, 422),
 )
 async def create(
     request: Request,
