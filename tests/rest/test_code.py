@@ -135,9 +135,12 @@ async def test_code_goes_on_without_its_client_and_can_be_interrupted(
     client: httpx2.AsyncClient, served: Served, box: str
 ) -> None:
     path = await _session(client, box)
-    async with served.client() as other, other.stream(
-        "POST", f"{path}/execute", json={"code": "y = 7\nimport time\ntime.sleep(60)"}, headers=EVENTS
-    ) as answer:
+    async with (
+        served.client() as other,
+        other.stream(
+            "POST", f"{path}/execute", json={"code": "y = 7\nimport time\ntime.sleep(60)"}, headers=EVENTS
+        ) as answer,
+    ):
         begun = await anext(read_events(answer))
     execution = f"{path}/executions/{begun['data']['id']}"
     assert (await client.get(execution)).json()["status"] == "running"

@@ -91,7 +91,10 @@ def test_the_unit_is_one_that_systemd_accepts() -> None:
     assert "--listen=0.0.0.0:8443 --tls-self-signed=a.example" in unit
     parsed = ConfigParser()
     parsed.read_string(unit)
-    assert CONFINEMENT.items() - parsed["Service"].items() <= {("statedirectory", "atoll"), ("statedirectorymode", "0700")}
+    assert CONFINEMENT.items() - parsed["Service"].items() <= {
+        ("statedirectory", "atoll"),
+        ("statedirectorymode", "0700"),
+    }
     assert parsed["Service"]["killmode"] == "process"
 
 
