@@ -13,6 +13,7 @@ from typing import Any
 from fastapi import FastAPI
 
 from atoll.surfaces.rest.errors import REQUEST_ID_HEADER
+from atoll.surfaces.rest.event_stream import MEDIA_TYPE, STREAMED
 
 _SCHEMES = {
     "ApiKey": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
@@ -66,6 +67,8 @@ def _amended(document: dict[str, Any]) -> dict[str, Any]:
             responses.setdefault("413", {**responses["400"], "description": "The body is too large."})
         operation.setdefault("parameters", []).append({"$ref": "#/components/parameters/Tenant"})
         for response in responses.values():
+            if response.pop(STREAMED, False):
+                response["content"] = {MEDIA_TYPE: response["content"]["application/json"]}
             headers = response.setdefault("headers", {})
             headers[REQUEST_ID_HEADER] = {"$ref": f"#/components/headers/{REQUEST_ID_HEADER}"}
     _link(document)
