@@ -65,13 +65,19 @@ if TYPE_CHECKING:
         Diagnostic as Diagnostic,
     )
     from atoll.contract.errors import (
+        ApprovalNotFound as ApprovalNotFound,
         ArchiveRefused as ArchiveRefused,
         AtollError as AtollError,
         BudgetExceeded as BudgetExceeded,
         CallerError as CallerError,
         CheckpointExists as CheckpointExists,
         CheckpointNotFound as CheckpointNotFound,
+<<<<<<< HEAD
         Conflict as Conflict,
+=======
+        CodeSessionBusy as CodeSessionBusy,
+        CodeSessionNotFound as CodeSessionNotFound,
+>>>>>>> inside
         DatabaseUnavailable as DatabaseUnavailable,
         DiskFull as DiskFull,
         ExecTimeout as ExecTimeout,
@@ -220,6 +226,7 @@ _HOMES = {
     "atoll.code.tool": "code_tool",
     "atoll.contract.driver": "Capabilities Diagnostic",
     "atoll.contract.errors": """
+<<<<<<< HEAD
         ArchiveRefused AtollError BudgetExceeded CallerError CheckpointExists CheckpointNotFound Conflict
         DatabaseUnavailable DiskFull ExecTimeout FileError Forbidden GuestProtocolError GuestUnresponsive
         IdempotencyMismatch ImageNotFound ImageUnavailable InvalidRequest KeyNotFound LaunchFailed ModelFailed
@@ -228,6 +235,16 @@ _HOMES = {
         ProcessNotFound ProjectConflict QuotaExceeded RateLimited RuntimeUnavailable SandboxDied SandboxError
         SandboxExists SandboxNotFound SandboxShutdown ScriptFailed TenantExists TenantNotFound ToolCallError
         Unauthenticated Unenforceable UserNotFound VolumeExists VolumeNotFound WebhookNotFound
+=======
+        ApprovalNotFound ArchiveRefused AtollError BudgetExceeded CallerError CheckpointExists CheckpointNotFound
+        CodeSessionBusy CodeSessionNotFound DatabaseUnavailable DiskFull ExecTimeout FileError Forbidden
+        GuestProtocolError GuestUnresponsive IdempotencyMismatch ImageNotFound ImageUnavailable InvalidRequest
+        KeyNotFound LaunchFailed ModelFailed ModelUnavailable NotCheckpointable OutcomeUnknown PathExists
+        PathIsDirectory PathNotDirectory PathNotFound PermissionDenied PortRefused ProcessNotFound ProjectConflict
+        QuotaExceeded RateLimited RuntimeUnavailable SandboxDied SandboxError SandboxExists SandboxNotFound
+        SandboxShutdown ScriptFailed TenantExists TenantNotFound ToolCallError Unauthenticated Unenforceable
+        UserNotFound VolumeExists VolumeNotFound WebhookNotFound
+>>>>>>> inside
     """,
     "atoll.contract.model": """
         Checkpoint ExecBytes ExecResult Exited ExportResult FileChange FileEntry FileStat Gap GcResult Limits

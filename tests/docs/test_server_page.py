@@ -1,4 +1,6 @@
-"""`docs/server.md` is true: its commands run against a server, in the order in which they stand there."""
+"""`docs/server.md` is true: its commands run against a server, in the order in which they stand there.
+
+Those about what happens inside a sandbox are run by `tests/rest/test_docs.py`."""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ PAGE = Path(__file__).parents[2] / "docs/server.md"
 
 
 def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", PAGE.read_text(), flags=re.DOTALL | re.MULTILINE)
+    text = re.sub(r"^## Inside a sandbox\n.*?(?=^## )", "", PAGE.read_text(), flags=re.DOTALL | re.MULTILINE)
+    return re.findall(rf"^```{language}\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
 
 
 def test_the_commands_of_the_page_run(make_state_dir: Callable[[], Path], tmp_path: Path) -> None:
@@ -34,8 +37,8 @@ def test_the_commands_of_the_page_run(make_state_dir: Callable[[], Path], tmp_pa
 
 
 _CLEAN = """
-for name in $(atoll $ATOLL_URL/api/v1/sandboxes | jq --raw-output '.items[].name'); do
-  atoll --request DELETE "$ATOLL_URL/api/v1/sandboxes/$name?checkpoints=true"
+for name in $(atoll_curl $URL/api/v1/sandboxes | jq --raw-output '.items[].name'); do
+  atoll_curl --request DELETE "$URL/api/v1/sandboxes/$name?checkpoints=true"
 done
 """
 

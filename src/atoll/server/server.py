@@ -79,9 +79,9 @@ class Server:
         self.webhooks = Webhooks(
             database, settings.resolve_state_dir(), settings.secrets_key, allow=settings.webhook_rules()
         )
-        self.events = Events(database, self._list_sandboxes, self.webhooks.enqueue)
+        self.events = Events(database, self.list_sandboxes, self.webhooks.enqueue)
         self.events.on_commit = self.webhooks.wake
-        self.history = UsageHistory(self._list_sandboxes, self._get_sandbox)
+        self.history = UsageHistory(self.list_sandboxes, self._get_sandbox)
         self.previews = ServerPreviews(database, self.engines)
         self.directory = settings.resolve_state_dir() / "server"
         """What the server itself keeps, such as files on their way to a client."""
@@ -132,7 +132,7 @@ class Server:
             for part in (self.events.watch, self.events.poll, self.webhooks.deliver, self.history.sample):
                 tasks.start_soon(_again, part)
 
-    async def _list_sandboxes(self) -> dict[str, list[SandboxInfo]]:
+    async def list_sandboxes(self) -> dict[str, list[SandboxInfo]]:
         """The sandboxes of all tenants. No engine is opened for a tenant that never had any."""
         used = await anyio.to_thread.run_sync(namespaces, self.settings.resolve_state_dir())
         return {

@@ -28,6 +28,7 @@ from atoll.contract.errors import Forbidden, InvalidRequest
 from atoll.contract.model import Limits, RuntimeName, SandboxInfo
 from atoll.server.policy import check_image, check_limits, check_runtime
 from atoll.server.server import TRANSFER_PREFIX
+from atoll.surfaces.door.middleware import take_any_body
 from atoll.surfaces.rest.caller import ApiRoute, Caller, Reader, Writer
 from atoll.surfaces.rest.errors import failures
 from atoll.surfaces.rest.pages import NameField, answer
@@ -166,6 +167,7 @@ async def _body(request: Request) -> AsyncIterator[bytes]:
         InvalidRequest: the client has gone before it was complete.
         HTTPException: 408, the client has sent nothing for too long.
     """
+    take_any_body(request.scope)
     pieces = request.stream()
     while True:
         try:
