@@ -72,12 +72,9 @@ if TYPE_CHECKING:
         CallerError as CallerError,
         CheckpointExists as CheckpointExists,
         CheckpointNotFound as CheckpointNotFound,
-<<<<<<< HEAD
-        Conflict as Conflict,
-=======
         CodeSessionBusy as CodeSessionBusy,
         CodeSessionNotFound as CodeSessionNotFound,
->>>>>>> inside
+        Conflict as Conflict,
         DatabaseUnavailable as DatabaseUnavailable,
         DiskFull as DiskFull,
         ExecTimeout as ExecTimeout,
@@ -226,7 +223,6 @@ _HOMES = {
     "atoll.code.tool": "code_tool",
     "atoll.contract.driver": "Capabilities Diagnostic",
     "atoll.contract.errors": """
-<<<<<<< HEAD
         ArchiveRefused AtollError BudgetExceeded CallerError CheckpointExists CheckpointNotFound Conflict
         DatabaseUnavailable DiskFull ExecTimeout FileError Forbidden GuestProtocolError GuestUnresponsive
         IdempotencyMismatch ImageNotFound ImageUnavailable InvalidRequest KeyNotFound LaunchFailed ModelFailed
@@ -235,7 +231,6 @@ _HOMES = {
         ProcessNotFound ProjectConflict QuotaExceeded RateLimited RuntimeUnavailable SandboxDied SandboxError
         SandboxExists SandboxNotFound SandboxShutdown ScriptFailed TenantExists TenantNotFound ToolCallError
         Unauthenticated Unenforceable UserNotFound VolumeExists VolumeNotFound WebhookNotFound
-=======
         ApprovalNotFound ArchiveRefused AtollError BudgetExceeded CallerError CheckpointExists CheckpointNotFound
         CodeSessionBusy CodeSessionNotFound DatabaseUnavailable DiskFull ExecTimeout FileError Forbidden
         GuestProtocolError GuestUnresponsive IdempotencyMismatch ImageNotFound ImageUnavailable InvalidRequest
@@ -244,7 +239,6 @@ _HOMES = {
         QuotaExceeded RateLimited RuntimeUnavailable SandboxDied SandboxError SandboxExists SandboxNotFound
         SandboxShutdown ScriptFailed TenantExists TenantNotFound ToolCallError Unauthenticated Unenforceable
         UserNotFound VolumeExists VolumeNotFound WebhookNotFound
->>>>>>> inside
     """,
     "atoll.contract.model": """
         Checkpoint ExecBytes ExecResult Exited ExportResult FileChange FileEntry FileStat Gap GcResult Limits

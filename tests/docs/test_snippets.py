@@ -138,7 +138,6 @@ def test_the_documentation_holds_under_strict_type_checks(tmp_path: Path) -> Non
 def test_public_names_are_exactly_these() -> None:
     """The public API is pinned: adding or removing a name is a decision, with a line in the changelog."""
     names = """
-<<<<<<< HEAD
     Agent AgentEvent AgentStream Answer Approval ApprovalDecision ApprovalRequest Approver ArchiveRefused
     AskingApprover AtollError AuditEntry AuditRecord Budget BudgetExceeded CallRecord CallerError Capabilities
     Checkpoint CheckpointExists CheckpointNotFound Children CodeAudit CodeConfig CodeExecutor Conflict
@@ -157,7 +156,6 @@ def test_public_names_are_exactly_these() -> None:
     ToolCallEvent ToolCallerType ToolRegistry ToolResult ToolResultEvent ToolSet Truncation Unauthenticated
     Unenforceable Usage UsageEvent UserNotFound Volume VolumeExists VolumeNotFound VolumeStore Volumes WarmPool
     WebhookNotFound code_tool coding_tools export generate_text open sprite_tools workspace_tools
-=======
     Agent AgentEvent AgentStream Answer Approval ApprovalDecision ApprovalNotFound ApprovalRequest Approver
     ArchiveRefused AskingApprover AtollError AuditEntry AuditRecord Budget BudgetExceeded CallRecord CallerError
     Capabilities Checkpoint CheckpointExists CheckpointNotFound Children CodeAudit CodeConfig CodeExecutor
@@ -176,7 +174,6 @@ def test_public_names_are_exactly_these() -> None:
     Truncation Unauthenticated Unenforceable Usage UsageEvent UserNotFound Volume VolumeExists VolumeNotFound
     VolumeStore Volumes WarmPool WebhookNotFound code_tool coding_tools export generate_text open sprite_tools
     workspace_tools
->>>>>>> inside
 """.split()
     assert sorted(atoll.__all__) == sorted(names)
     for name in names:

@@ -21,7 +21,7 @@ from atoll.runtime.secrets.authority import Authority
 from atoll.server.server import Server
 from atoll.surfaces.serve.settings import ServerSettings
 from atoll.surfaces.serve.tls import ServerTls
-from atoll.testing.server import RunningServer, running_server
+from atoll.testing.server import RunningServer, key_file, running_server
 from atoll.testing.waiting import BOUND_S, wait_until
 from tests.serve.conftest import STRICT, connect, read_all, trusting
 
@@ -47,7 +47,7 @@ async def test_its_own_certificate_is_for_its_names_and_previews_and_no_others(
     async with atoll.open(state_dir) as engine, engine.create("web") as sandbox, sandbox.listen() as listener:
         async with Server.open(settings) as before:
             assert before.first_key is not None
-            (state_dir / "first-key").write_text(before.first_key.get_secret_value())
+            key_file(state_dir).write_text(before.first_key.get_secret_value())
             preview = await before.previews.expose("default", sandbox, listener.port)
         authority = ServerTls(settings, state_dir).authority
         assert authority is not None
