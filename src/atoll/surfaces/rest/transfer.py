@@ -27,6 +27,7 @@ from starlette.types import Receive, Scope, Send
 from atoll.contract.errors import Forbidden, InvalidRequest
 from atoll.contract.model import Limits, RuntimeName, SandboxInfo
 from atoll.server.policy import check_image, check_limits, check_runtime
+from atoll.server.server import TRANSFER_PREFIX
 from atoll.surfaces.door.middleware import take_any_body
 from atoll.surfaces.rest.caller import ApiRoute, Caller, Reader, Writer
 from atoll.surfaces.rest.errors import failures
@@ -36,7 +37,6 @@ from atoll.surfaces.rest.sandboxes import SandboxPath, describe, effective_limit
 router = APIRouter(prefix="/api/v1/sandboxes", tags=["archives"], route_class=ApiRoute)
 T = TypeVar("T")
 STALL_S = 30.0
-TRANSFER_PREFIX = "transfer-"
 _CHUNK_BYTES = 256 * 1024
 _PIPE_BYTES = 1024 * 1024
 ARCHIVE_TYPE = "application/zstd"
