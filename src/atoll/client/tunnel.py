@@ -30,8 +30,8 @@ from atoll.runtime.guest.connection import DirectStream
 
 OPEN_S = 60.0
 """How long the handshake may take. The server wakes a sleeping sandbox meanwhile."""
-PING_S, PONG_S = 20.0, 20.0
-"""The other side is asked for an answer so often, and has so long."""
+PING_S = 20.0
+"""How often the server is asked for an answer, and how long it may take."""
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 _MAX_UNREAD_BYTES = 4 * 1024 * 1024
 _HIGH_WATER_BYTES = 1024 * 1024
@@ -217,13 +217,7 @@ class Tunnel(DirectStream, asyncio.Protocol):
         self._ping = os.urandom(4)
         self._protocol.send_ping(self._ping)
         self._flush()
-        self._timer = asyncio.get_running_loop().call_later(PONG_S, self._check_pong)
-
-    def _check_pong(self) -> None:
-        if self._ping is not None:
-            self._end()
-        else:
-            self._timer = asyncio.get_running_loop().call_later(PING_S - PONG_S / 2, self._send_ping)
+        self._timer = asyncio.get_running_loop().call_later(PING_S, self._send_ping)
 
     def _end(self) -> None:
         if self._transport is not None:

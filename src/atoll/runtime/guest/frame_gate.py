@@ -56,7 +56,7 @@ _OPEN, _DATA, _EOF, _CREDIT, _RESET, _CONTROL, _END, _GONE = map(
 
 
 def _fields(names: str) -> frozenset[int]:
-    return frozenset(int(Tag[name]) for name in ("OP", "WINDOW", *names.split()))
+    return frozenset(int(getattr(Tag, name)) for name in ("OP", "WINDOW", *names.split()))
 
 
 _FIELDS: dict[int, frozenset[int]] = {
