@@ -71,17 +71,22 @@ if TYPE_CHECKING:
         CallerError as CallerError,
         CheckpointExists as CheckpointExists,
         CheckpointNotFound as CheckpointNotFound,
+        DatabaseUnavailable as DatabaseUnavailable,
         DiskFull as DiskFull,
         ExecTimeout as ExecTimeout,
         FileError as FileError,
+        Forbidden as Forbidden,
         GuestProtocolError as GuestProtocolError,
         GuestUnresponsive as GuestUnresponsive,
+        IdempotencyMismatch as IdempotencyMismatch,
         ImageUnavailable as ImageUnavailable,
         InvalidRequest as InvalidRequest,
+        KeyNotFound as KeyNotFound,
         LaunchFailed as LaunchFailed,
         ModelFailed as ModelFailed,
         ModelUnavailable as ModelUnavailable,
         NotCheckpointable as NotCheckpointable,
+        OutcomeUnknown as OutcomeUnknown,
         PathExists as PathExists,
         PathIsDirectory as PathIsDirectory,
         PathNotDirectory as PathNotDirectory,
@@ -90,6 +95,8 @@ if TYPE_CHECKING:
         PortRefused as PortRefused,
         ProcessNotFound as ProcessNotFound,
         ProjectConflict as ProjectConflict,
+        QuotaExceeded as QuotaExceeded,
+        RateLimited as RateLimited,
         RuntimeUnavailable as RuntimeUnavailable,
         SandboxDied as SandboxDied,
         SandboxError as SandboxError,
@@ -97,11 +104,15 @@ if TYPE_CHECKING:
         SandboxNotFound as SandboxNotFound,
         SandboxShutdown as SandboxShutdown,
         ScriptFailed as ScriptFailed,
+        TenantExists as TenantExists,
+        TenantNotFound as TenantNotFound,
         ToolCallError as ToolCallError,
+        Unauthenticated as Unauthenticated,
         Unenforceable as Unenforceable,
         UserNotFound as UserNotFound,
         VolumeExists as VolumeExists,
         VolumeNotFound as VolumeNotFound,
+        WebhookNotFound as WebhookNotFound,
     )
     from atoll.contract.model import (
         Checkpoint as Checkpoint,
@@ -207,12 +218,13 @@ _HOMES = {
     "atoll.code.tool": "code_tool",
     "atoll.contract.driver": "Capabilities Diagnostic",
     "atoll.contract.errors": """
-        ArchiveRefused AtollError BudgetExceeded CallerError CheckpointExists CheckpointNotFound DiskFull ExecTimeout
-        FileError
-        GuestProtocolError GuestUnresponsive ImageUnavailable InvalidRequest LaunchFailed ModelFailed ModelUnavailable
-        NotCheckpointable PathExists PathIsDirectory PathNotDirectory PathNotFound PermissionDenied
-        PortRefused ProcessNotFound ProjectConflict RuntimeUnavailable SandboxShutdown SandboxDied SandboxError
-        SandboxExists SandboxNotFound ScriptFailed ToolCallError Unenforceable UserNotFound VolumeExists VolumeNotFound
+        ArchiveRefused AtollError BudgetExceeded CallerError CheckpointExists CheckpointNotFound DatabaseUnavailable
+        DiskFull ExecTimeout FileError Forbidden GuestProtocolError GuestUnresponsive IdempotencyMismatch
+        ImageUnavailable InvalidRequest KeyNotFound LaunchFailed ModelFailed ModelUnavailable NotCheckpointable
+        OutcomeUnknown PathExists PathIsDirectory PathNotDirectory PathNotFound PermissionDenied PortRefused
+        ProcessNotFound ProjectConflict QuotaExceeded RateLimited RuntimeUnavailable SandboxDied SandboxError
+        SandboxExists SandboxNotFound SandboxShutdown ScriptFailed TenantExists TenantNotFound ToolCallError
+        Unauthenticated Unenforceable UserNotFound VolumeExists VolumeNotFound WebhookNotFound
     """,
     "atoll.contract.model": """
         Checkpoint ExecBytes ExecResult Exited ExportResult FileChange FileEntry FileStat Gap GcResult Limits

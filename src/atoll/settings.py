@@ -101,6 +101,10 @@ class Settings(Frozen):
     """The token that clients of `atoll messages` must send as their API key: 16 characters or more, at random. Unset:
     any key is accepted, of clients of this machine only."""
 
+    database_url: SecretStr | None = Field(default=None, min_length=1)
+    """The database of `atoll serve`: `postgresql+asyncpg://USER:PASSWORD@HOST/NAME`, or `sqlite+aiosqlite:////PATH`.
+    Unset: SQLite, in the file `server/server.db` of the state directory."""
+
     @classmethod
     def from_environment(cls) -> Settings:
         """The settings in the environment.

@@ -141,20 +141,20 @@ def test_public_names_are_exactly_these() -> None:
     Agent AgentEvent AgentStream Answer Approval ApprovalDecision ApprovalRequest Approver ArchiveRefused
     AskingApprover AtollError AuditEntry AuditRecord Budget BudgetExceeded CallRecord CallerError Capabilities
     Checkpoint CheckpointExists CheckpointNotFound Children CodeAudit CodeConfig CodeExecutor CreateOptions
-    Diagnostic DiskFull Engine ExecBytes ExecResult ExecTimeout ExecutionFailure ExecutionResult Exited
-    ExportResult FileChange FileEntry FileError FileStat Files Gap GcResult GuestProtocolError GuestUnresponsive
-    History ImageInfo ImageStore ImageUnavailable Images Input InvalidRequest LaunchFailed Limits Listener Match
-    ModelFailed ModelUnavailable Mount NetworkPolicy NotCheckpointable OutboxFile Output PathExists
-    PathIsDirectory PathNotDirectory PathNotFound PermissionDenied PoolDescription PoolOptions PooledSandbox
-    PortConnection PortRefused Preview Process ProcessEvent ProcessInfo ProcessInput ProcessNotFound
-    ProgrammaticToolOrchestrator Project ProjectChange ProjectChanges ProjectConflict ProjectCopy RefusedChange
-    RegisteredTool Result RetryEvent RichPart Role RuntimeUnavailable Sandbox SandboxDied SandboxError
-    SandboxExists SandboxInfo SandboxNotFound
-    SandboxPool SandboxShutdown ScriptFailed Secret Settings StorageInfo StoredApprovals SystemProcess TaskEvent
-    Tasks TextEvent ThinkingEvent Tokens Tool ToolCallError ToolCallEvent ToolCallerType ToolRegistry ToolResult
-    ToolResultEvent ToolSet Truncation Unenforceable Usage UsageEvent UserNotFound Volume VolumeExists
-    VolumeNotFound VolumeStore Volumes WarmPool code_tool coding_tools export generate_text open sprite_tools
-    workspace_tools
+    DatabaseUnavailable Diagnostic DiskFull Engine ExecBytes ExecResult ExecTimeout ExecutionFailure ExecutionResult
+    Exited ExportResult FileChange FileEntry FileError FileStat Files Forbidden Gap GcResult GuestProtocolError
+    GuestUnresponsive History IdempotencyMismatch ImageInfo ImageStore ImageUnavailable Images Input InvalidRequest
+    KeyNotFound LaunchFailed Limits Listener Match ModelFailed ModelUnavailable Mount NetworkPolicy
+    NotCheckpointable OutboxFile OutcomeUnknown Output PathExists PathIsDirectory PathNotDirectory PathNotFound
+    PermissionDenied PoolDescription PoolOptions PooledSandbox PortConnection PortRefused Preview Process
+    ProcessEvent ProcessInfo ProcessInput ProcessNotFound ProgrammaticToolOrchestrator Project ProjectChange
+    ProjectChanges ProjectConflict ProjectCopy QuotaExceeded RateLimited RefusedChange RegisteredTool Result
+    RetryEvent RichPart Role RuntimeUnavailable Sandbox SandboxDied SandboxError SandboxExists SandboxInfo
+    SandboxNotFound SandboxPool SandboxShutdown ScriptFailed Secret ServerUnavailable Settings StorageInfo StoredApprovals
+    SystemProcess TaskEvent Tasks TenantExists TenantNotFound TextEvent ThinkingEvent Tokens Tool ToolCallError
+    ToolCallEvent ToolCallerType ToolRegistry ToolResult ToolResultEvent ToolSet Truncation Unauthenticated
+    Unenforceable Usage UsageEvent UserNotFound Volume VolumeExists VolumeNotFound VolumeStore Volumes WarmPool
+    WebhookNotFound code_tool coding_tools connect export generate_text open sprite_tools workspace_tools
 """.split()
     assert sorted(atoll.__all__) == sorted(names)
     for name in names:

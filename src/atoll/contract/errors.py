@@ -17,7 +17,17 @@
     │   ├── ArchiveRefused          (ValueError)        the file is not an archive that can be imported
     │   ├── ProjectConflict                             files of a project were changed since it was copied
     │   ├── RuntimeUnavailable                          the runtime, or any, is not on this machine
-    │   └── Unenforceable                               this machine cannot enforce a limit or a guarantee
+    │   ├── Unenforceable                               this machine cannot enforce a limit or a guarantee
+    │   ├── Unauthenticated                             the server needs an API key, and this is none of its keys
+    │   ├── Forbidden               (PermissionError)   the key, or the tenant's policy, does not allow it
+    │   ├── QuotaExceeded                               the tenant would use more than its quota
+    │   ├── RateLimited                                 the tenant has sent too many requests; it may wait and retry
+    │   ├── IdempotencyMismatch                         the idempotency key was used for another request
+    │   ├── OutcomeUnknown                              whether an interrupted request was carried out is not known
+    │   ├── TenantNotFound          (LookupError)       no tenant has this name
+    │   ├── TenantExists            (FileExistsError)   the name is taken
+    │   ├── KeyNotFound             (LookupError)       no API key has this id
+    │   └── WebhookNotFound         (LookupError)       no webhook has this id
     ├── SandboxError                the sandbox failed; nothing in it can be trusted to have happened
     │   ├── LaunchFailed                                it did not start
     │   ├── SandboxDied             (ConnectionError)   it ended, or the connection to it was lost
@@ -30,6 +40,7 @@
     │   └── ScriptFailed                                a scripted model got another input than its script
     ├── BudgetExceeded              an agent used up its steps or tokens; its history is kept
     ├── ToolCallError               a call of a registered tool failed, or was refused
+    ├── DatabaseUnavailable         (ConnectionError)   the server's database does not answer; it may be retried
     ├── PortRefused                 (ConnectionRefusedError)  nothing listens there, inside
     └── FileError                   (OSError)           a file operation inside failed
         ├── PathNotFound            (FileNotFoundError)
@@ -199,6 +210,86 @@ class Unenforceable(CallerError):
     code = "unenforceable"
 
 
+class Unauthenticated(CallerError):
+    """The request has no API key, or one that is unknown, expired or revoked. The message does not say which."""
+
+    code = "unauthenticated"
+
+
+class Forbidden(CallerError, PermissionError):
+    """The API key lacks the scope, or the policy of its tenant does not allow what was asked for."""
+
+    code = "forbidden"
+
+
+class QuotaExceeded(CallerError):
+    """`details` has the `quota`, and what is `used`, was `asked` for and is `allowed`."""
+
+    code = "quota_exceeded"
+
+    def __init__(self, quota: str, *, used: float, asked: float, allowed: float, message: str | None = None) -> None:
+        super().__init__(
+            message
+            or f"the tenant's quota of {quota} does not suffice: {used:,g} used, {asked:,g} asked for, {allowed:,g} "
+            "allowed; remove sandboxes that are not needed, ask for less, or have the quota raised",
+            quota=quota,
+            used=used,
+            asked=asked,
+            allowed=allowed,
+        )
+
+
+class RateLimited(CallerError):
+    """`retry_after_s` is when the next request will be accepted."""
+
+    code = "rate_limited"
+    retryable = True
+
+    def __init__(self, requests_per_minute: int, retry_after_s: float) -> None:
+        super().__init__(
+            f"this tenant may send {requests_per_minute} requests per minute; try again in {retry_after_s:.1f} s",
+            requests_per_minute=requests_per_minute,
+            retry_after_s=retry_after_s,
+        )
+        self.retry_after_s = retry_after_s
+
+
+class IdempotencyMismatch(CallerError):
+    code = "idempotency_mismatch"
+
+
+class OutcomeUnknown(CallerError):
+    code = "outcome_unknown"
+
+
+class TenantNotFound(CallerError, LookupError):
+    code = "tenant_not_found"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"no tenant is named {name!r}", hint="atoll tenants list shows them", name=name)
+
+
+class TenantExists(CallerError, FileExistsError):
+    code = "tenant_exists"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"a tenant named {name!r} exists already; choose another name, or update it", name=name)
+
+
+class KeyNotFound(CallerError, LookupError):
+    code = "key_not_found"
+
+    def __init__(self, id: str) -> None:
+        super().__init__(f"no API key has the id {id!r}", id=id)
+
+
+class WebhookNotFound(CallerError, LookupError):
+    code = "webhook_not_found"
+
+    def __init__(self, id: str) -> None:
+        super().__init__(f"no webhook has the id {id!r}", id=id)
+
+
 class SandboxError(AtollError):
     """The sandbox failed. A command's own failure never raises this: it is a value, the exit code."""
 
@@ -274,6 +365,13 @@ class ToolCallError(AtollError):
     def __init__(self, type: str, message: str) -> None:
         super().__init__(message, type=type)
         self.type = type
+
+
+class DatabaseUnavailable(AtollError, ConnectionError):
+    """Whether what was asked for is stored is not known."""
+
+    code = "database_unavailable"
+    retryable = True
 
 
 class PortRefused(AtollError, ConnectionRefusedError):

@@ -108,6 +108,10 @@ class Mount(Frozen):
         return f"{self.source}:{self.target}:{'ro' if self.is_read_only else 'rw'}"
 
 
+class ResolvedMount(Mount):
+    """A mount whose source has been checked: it has no symlinks, and is refused if there is one in it later."""
+
+
 class SandboxSpec(Frozen):
     """What was requested for a sandbox. Kept in its manifest for as long as it exists."""
 

@@ -26,12 +26,18 @@ from starlette.types import ASGIApp
 from atoll.contract.errors import (
     AtollError,
     CallerError,
+    DatabaseUnavailable,
     DiskFull,
     FileError,
+    IdempotencyMismatch,
     ImageUnavailable,
     InvalidRequest,
     ModelUnavailable,
+    OutcomeUnknown,
+    QuotaExceeded,
+    RateLimited,
     RuntimeUnavailable,
+    Unauthenticated,
 )
 from atoll.settings import SHORTEST_TOKEN
 
@@ -42,7 +48,12 @@ _BACKLOG = 512
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _TOKEN = re.compile(rf"[^\s\x00-\x1f\x7f]{{{SHORTEST_TOKEN},}}")
 _STATUSES: tuple[tuple[tuple[type[Exception], ...], int], ...] = (
-    ((ImageUnavailable, ModelUnavailable, RuntimeUnavailable), 503),
+    ((DatabaseUnavailable, ImageUnavailable, ModelUnavailable, RuntimeUnavailable), 503),
+    ((Unauthenticated,), 401),
+    ((QuotaExceeded,), 403),
+    ((RateLimited,), 429),
+    ((IdempotencyMismatch,), 422),
+    ((OutcomeUnknown,), 409),
     ((DiskFull,), 507),
     ((LookupError, FileNotFoundError), 404),
     ((FileExistsError,), 409),

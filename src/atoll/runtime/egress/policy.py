@@ -85,17 +85,17 @@ _BLOCKS: tuple[tuple[str, str], ...] = (
 SPECIAL: tuple[tuple[Network, str], ...] = tuple((ip_network(block), kind) for block, kind in _BLOCKS)
 """Blocks of addresses that are not on the public internet, and their kinds. The first match counts.
 
-Of IPv6 only 2000::/3 without its special blocks is public, and NAT64 (`_NAT64`) of public IPv4 addresses."""
+Of IPv6 only 2000::/3 without its special blocks is public, and NAT64 (`NAT64`) of public IPv4 addresses."""
 
 _SPANS = tuple((block.version, int(block[0]), int(block[-1]), block, kind) for block, kind in SPECIAL)
-_NAT64 = IPv6Network("64:ff9b::/96")
+NAT64 = IPv6Network("64:ff9b::/96")
 _NOT_FOR_INDEXES = frozenset({"metadata", "link-local", "unspecified", "broadcast", "multicast"})
 """Kinds of addresses that a package index never has: the preset does not allow them."""
 
 
 def special(address: Address) -> tuple[Network, str] | None:
     """The special block that contains `address`, and its kind. None: the address is public."""
-    if isinstance(address, IPv6Address) and address in _NAT64:
+    if isinstance(address, IPv6Address) and address in NAT64:
         # A NAT64 gateway connects to the IPv4 address.
         address = unmap_ipv4(IPv6Address((0xFFFF << 32) | (int(address) & 0xFFFF_FFFF)))
     version, number = address.version, int(address)

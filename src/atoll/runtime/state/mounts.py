@@ -18,7 +18,7 @@ from pathlib import Path
 from atoll.contract.driver import BindMount, Driver, MountOwner
 from atoll.contract.errors import InvalidRequest, Unenforceable
 from atoll.contract.frozen import Frozen
-from atoll.contract.model import Mount
+from atoll.contract.model import Mount, ResolvedMount
 from atoll.drivers.keeper_command import ID_COUNT, MOUNT_IDS
 from atoll.drivers.machine import filesystem_type
 
@@ -88,6 +88,8 @@ def pin(
         owner = None
         if mount.volume is None:
             path, seen = _find_directory(mount.source, state_dir)
+            if isinstance(mount, ResolvedMount) and path != mount.source:
+                raise _cannot_mount(mount.source, "it changed after it was checked; try again")
             changes["source"] = path
             owner = _owner_of(path, seen, driver, ids_inside, writes=not mount.is_read_only)
         pinned = PinnedMount(mount=mount.model_copy(update=changes), owner=owner)

@@ -1,0 +1,229 @@
+"""The server's database: SQLite in the state directory, or PostgreSQL.
+
+Owns the connections, how a transaction begins and ends, and that the tables are those of this version when it is open.
+Not here: the tables (`tables.py`), how they change (`migrations/`), and what is in them. Used by all of `server/`.
+
+SQLite has one writer at a time. A transaction that writes takes its place when it begins (BEGIN IMMEDIATE): one that
+read first could not become a writer after another has written. The transactions of this process queue for it here,
+those of others in SQLite, which polls. `synchronous` is NORMAL, so that a commit waits for no disk: nothing is lost
+when processes die, and what a power failure may lose is of its last moments. Where that would matter (a key that was
+revoked), `write(durable=True)` waits for the disk.
+
+A statement is never cut by a cancelled task: it is short, and how it ended would not be known.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import sqlalchemy as sa
+from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+
+from atoll.contract.errors import DatabaseUnavailable, InvalidRequest
+from atoll.drivers import locks
+from atoll.server import migrations
+
+if TYPE_CHECKING:
+    from pydantic import SecretStr
+
+_DRIVERS = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg"}
+_FORMS = "postgresql+asyncpg://USER:PASSWORD@HOST/NAME or sqlite+aiosqlite:////ABSOLUTE/PATH"
+_BUSY_S = 10
+"""How long a transaction waits for another process's, or for PostgreSQL."""
+_MIGRATION_S = 300
+_CONNECTIONS = 8
+_MIGRATION_LOCK = 0x41746F6C6C
+"""The key of PostgreSQL's advisory lock."""
+
+
+class Database:
+    """An open database, with the tables of this version."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
+        self._writing = engine.execution_options(atoll_writes=True)
+        self._durable = engine.execution_options(atoll_writes=True, atoll_durable=True)
+        self._turn = anyio.Lock()
+        self._appending: AsyncConnection | None = None
+
+    @classmethod
+    async def open(cls, url: SecretStr | str | None, state_dir: Path) -> Database:
+        """Connect, and bring the tables to this version; of several processes that do so at once, one does it.
+
+        `url` unset: SQLite, in `server/server.db` of the state directory.
+
+        Raises:
+            InvalidRequest: the URL is wrong, or the database is of a newer version.
+            DatabaseUnavailable: it does not answer.
+        """
+        database = cls(_connect(_parse(url, state_dir)))
+        try:
+            await database._migrate()
+        except BaseException:
+            await database.aclose()
+            raise
+        return database
+
+    @property
+    def is_sqlite(self) -> bool:
+        return self._engine.dialect.name == "sqlite"
+
+    @asynccontextmanager
+    async def read(self) -> AsyncIterator[AsyncConnection]:
+        """A connection for statements that change nothing. Each sees what was committed before it.
+
+        Raises:
+            DatabaseUnavailable: it does not answer.
+        """
+        with anyio.CancelScope(shield=True), _translating():
+            async with self._engine.connect() as connection:
+                yield connection
+
+    @asynccontextmanager
+    async def write(self, *, durable: bool = False) -> AsyncIterator[AsyncConnection]:
+        """A transaction: all of the block's statements or, if it raises, none. `durable`: it is on the disk at the end.
+
+        Raises:
+            DatabaseUnavailable: it does not answer.
+        """
+        engine = self._durable if durable else self._writing
+        async with self._queue():
+            with anyio.CancelScope(shield=True), _translating():
+                async with engine.begin() as connection:
+                    yield connection
+
+    async def append(self, table: sa.Table, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Insert rows, all or none, on a connection that is kept for this: a transaction of the pool takes three times
+        as long, 0.6 ms to 0.2 ms with SQLite.
+
+        Raises:
+            DatabaseUnavailable: it does not answer.
+        """
+        async with self._turn:
+            with anyio.CancelScope(shield=True), _translating():
+                if self._appending is None:
+                    engine = self._engine.execution_options(isolation_level="AUTOCOMMIT")
+                    self._appending = await engine.connect()
+                try:
+                    await self._insert(self._appending, table, rows)
+                except BaseException:
+                    broken, self._appending = self._appending, None
+                    await broken.invalidate()
+                    await broken.close()
+                    raise
+
+    async def _insert(self, connection: AsyncConnection, table: sa.Table, rows: Sequence[Mapping[str, Any]]) -> None:
+        # PostgreSQL's driver sends them as one statement, and one row is one statement anyway.
+        several = self.is_sqlite and len(rows) > 1
+        if several:
+            await connection.exec_driver_sql("BEGIN IMMEDIATE")
+        await connection.execute(sa.insert(table), rows)
+        if several:
+            await connection.exec_driver_sql("COMMIT")
+
+    @asynccontextmanager
+    async def _queue(self) -> AsyncIterator[None]:
+        if not self.is_sqlite:
+            yield
+            return
+        async with self._turn:
+            yield
+
+    async def aclose(self) -> None:
+        with anyio.CancelScope(shield=True):
+            if self._appending is not None:
+                await self._appending.close()
+            await self._engine.dispose()
+
+    # ---- migrations ----
+
+    async def _migrate(self) -> None:
+        with _translating():
+            if await self._revision() == migrations.HEAD:
+                return
+            async with self._migration_lock() as connection:
+                await connection.run_sync(migrations.upgrade)
+
+    async def _revision(self) -> str | None:
+        """Of the tables. None: there are none."""
+        async with self._engine.connect() as connection:
+            if not await connection.run_sync(lambda sync: sa.inspect(sync).has_table("alembic_version")):
+                return None
+            found = await connection.execute(sa.text("SELECT version_num FROM alembic_version"))
+            return found.scalar_one_or_none()
+
+    @asynccontextmanager
+    async def _migration_lock(self) -> AsyncIterator[AsyncConnection]:
+        """A transaction in which no other process migrates."""
+        if self.is_sqlite:
+            lock = Path(f"{self._engine.url.database}.lock")
+            async with locks.locked(lock, _MIGRATION_S, "migrating the server's database"), self.write() as connection:
+                yield connection
+        else:
+            async with self._engine.begin() as connection:
+                await connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_MIGRATION_LOCK)))
+                yield connection
+
+
+def _parse(url: SecretStr | str | None, state_dir: Path) -> sa.URL:
+    if url is None:
+        return sa.URL.create(_DRIVERS["sqlite"], database=str(state_dir / "server" / "server.db"))
+    try:
+        parsed = sa.make_url(url if isinstance(url, str) else url.get_secret_value())
+    except ArgumentError:
+        raise InvalidRequest(f"the database's URL (ATOLL_DATABASE_URL) is not one; write {_FORMS}") from None
+    kind = parsed.get_backend_name()
+    if parsed.drivername not in (kind, _DRIVERS.get(kind)):
+        raise InvalidRequest(f"{parsed.drivername!r} is not a kind of database (ATOLL_DATABASE_URL); write {_FORMS}")
+    if kind == "sqlite" and not os.path.isabs(parsed.database or ""):
+        raise InvalidRequest(f"the database's path must be absolute (ATOLL_DATABASE_URL); write {_FORMS}")
+    return parsed.set(drivername=_DRIVERS[kind])
+
+
+def _connect(url: sa.URL) -> AsyncEngine:
+    options: dict[str, Any] = {"pool_size": _CONNECTIONS, "max_overflow": 0, "pool_timeout": _BUSY_S}
+    if url.get_backend_name() == "postgresql":
+        options["connect_args"] = {"timeout": _BUSY_S, "command_timeout": _BUSY_S}
+        return create_async_engine(url, pool_pre_ping=True, **options)
+    path = Path(url.database or "")
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    engine = create_async_engine(url, **options)
+    sa.event.listen(engine.sync_engine, "connect", _configure_sqlite)
+    sa.event.listen(engine.sync_engine, "begin", _begin_sqlite)
+    return engine
+
+
+def _configure_sqlite(connection: Any, _record: object) -> None:
+    connection.isolation_level = None  # transactions begin in `_begin_sqlite` only
+    cursor = connection.cursor()
+    pragmas = (f"busy_timeout={_BUSY_S * 1000}", "journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON")
+    for pragma in pragmas:
+        cursor.execute(f"PRAGMA {pragma}")
+    cursor.close()
+
+
+def _begin_sqlite(connection: sa.Connection) -> None:
+    options = connection.get_execution_options()
+    if options.get("atoll_writes"):
+        connection.exec_driver_sql(f"PRAGMA synchronous={'FULL' if options.get('atoll_durable') else 'NORMAL'}")
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
+@contextmanager
+def _translating() -> Iterator[None]:
+    """Errors of the database that are not about what was stored. The driver's own message may have the URL."""
+    try:
+        yield
+    except IntegrityError:
+        raise
+    except (DBAPIError, sa.exc.TimeoutError, OSError) as error:
+        raise DatabaseUnavailable(
+            "the server's database failed or does not answer; try again", hint=f"{type(error).__name__}: {error}"
+        ) from error

@@ -1,0 +1,45 @@
+"""The engines of tenants: one for each namespace, opened when it is first used.
+
+Used by `server.py`, and through it by everything that does something in a tenant's sandboxes.
+"""
+
+from __future__ import annotations
+
+import anyio
+
+from atoll.runtime import engine as runtime_engine
+from atoll.runtime.engine import Engine
+from atoll.settings import Settings
+
+
+class TenantEngines:
+    """Open engines over one state directory."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._engines: dict[str, Engine] = {}
+        self._opening = anyio.Lock()
+
+    async def get(self, tenant: str) -> Engine:
+        """The engine that sees the tenant's sandboxes and no others. It is open for as long as the server."""
+        if (engine := self._engines.get(tenant)) is not None:
+            return engine
+        async with self._opening:
+            if (engine := self._engines.get(tenant)) is None:
+                engine = await runtime_engine.open(settings=self._settings)
+                self._engines[tenant] = engine
+            return engine
+
+    async def close(self, tenant: str) -> None:
+        """Close the engine of a tenant that is gone."""
+        async with self._opening:
+            if (engine := self._engines.pop(tenant, None)) is not None:
+                await engine.aclose()
+
+    async def aclose(self) -> None:
+        """Close all of them. Sandboxes go on."""
+        with anyio.CancelScope(shield=True):
+            async with self._opening, anyio.create_task_group() as closing:
+                for engine in self._engines.values():
+                    closing.start_soon(engine.aclose)
+                self._engines.clear()

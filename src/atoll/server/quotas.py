@@ -1,0 +1,196 @@
+"""Quotas of tenants: what is used, what is being asked for, and what is refused.
+
+Owns the sums, the rate of requests and the count of models' tokens. Not here: the quotas (`tenants.py`), and the limits
+that the sums are of: those in force are in the manifests, which `Engine.list` reads. So nothing is counted twice or
+forgotten when a process dies in the middle: what exists is counted, and what is about to exist is reserved in this
+process, which is the only one that creates for clients.
+
+A sandbox that sleeps, is shut down or has failed has no processes: it counts for `sandboxes` and `disk_bytes` only, and
+needs a reservation to wake.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+
+import anyio
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+
+from atoll.contract.errors import InvalidRequest, QuotaExceeded, RateLimited
+from atoll.contract.model import Limits, SandboxInfo
+from atoll.runtime.engine import Engine
+from atoll.server.database import Database
+from atoll.server.tables import model_usage
+from atoll.server.tenants import Quotas, Tenant
+
+_SUMS = ("memory_bytes", "cpus", "disk_bytes")
+"""The quotas that are sums of the limit of the same name."""
+_WITH_PROCESSES = ("provisioning", "running", "paused")
+_UNREADABLE = "unknown"
+"""The runtime of a sandbox whose record cannot be read (`SandboxInfo`)."""
+_OPTIONS = {"memory_bytes": "memory_bytes (--memory)", "cpus": "cpus (--cpus)", "disk_bytes": "disk_bytes (--disk)"}
+
+
+class QuotaLedger:
+    """What the tenants of one server use."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._reserved: defaultdict[str, dict[object, Mapping[str, Limits]]] = defaultdict(dict)
+        self._counting: defaultdict[str, anyio.Lock] = defaultdict(anyio.Lock)
+        self._buckets: dict[str, tuple[float, float]] = {}
+
+    @asynccontextmanager
+    async def reserve(self, tenant: Tenant, engine: Engine, wanted: Mapping[str, Limits]) -> AsyncIterator[None]:
+        """While the block runs, count these sandboxes, by name, as running with these limits: new ones, one that is to
+        wake, or one that gets other limits. They are the limits in force (`Engine.effective_limits`).
+
+        Of requests at the same time, exactly as many get in as there is room for.
+
+        Raises:
+            QuotaExceeded: there is no room; nothing is reserved.
+            InvalidRequest: a quota is set, and a sandbox has no limit that could be counted.
+        """
+        place = object()
+        if _is_counted(tenant.quotas):
+            async with self._counting[tenant.name]:
+                existing = await engine.list()
+                pending = list(self._reserved[tenant.name].values())
+                _check(tenant.quotas, existing, pending, wanted)
+                self._reserved[tenant.name][place] = wanted
+        try:
+            yield
+        finally:
+            self._reserved[tenant.name].pop(place, None)
+
+    async def usage(self, tenant: Tenant, engine: Engine) -> dict[str, float]:
+        """What counts for each quota now, with reservations; `model_tokens` of this month."""
+        pending = list(self._reserved[tenant.name].values())
+        used = _sums(_counted(await engine.list(), pending))
+        return {**used, "model_tokens": await self.tokens(tenant.name)}
+
+    # ---- requests ----
+
+    def check_rate(self, tenant: Tenant) -> None:
+        """Count one request.
+
+        Raises:
+            RateLimited: there were too many; this one is not counted.
+        """
+        allowed = tenant.quotas.requests_per_minute
+        if allowed is None:
+            return
+        now = time.monotonic()
+        left, at = self._buckets.get(tenant.name, (float(allowed), now))
+        left = min(float(allowed), left + (now - at) * allowed / 60)
+        if left < 1:
+            self._buckets[tenant.name] = left, now
+            raise RateLimited(allowed, (1 - left) * 60 / allowed)
+        self._buckets[tenant.name] = left - 1, now
+
+    # ---- models ----
+
+    async def check_tokens(self, tenant: Tenant) -> None:
+        """Before a request to a model.
+
+        Raises:
+            QuotaExceeded: the tokens of this month are used up.
+        """
+        allowed = tenant.quotas.model_tokens
+        if allowed is not None and (used := await self.tokens(tenant.name)) >= allowed:
+            raise QuotaExceeded(
+                "model_tokens",
+                used=used,
+                asked=1,
+                allowed=allowed,
+                message=f"the tenant's quota of model_tokens is used up: {used} of {allowed} in this month (UTC); wait "
+                "for the next one, or have the quota raised",
+            )
+
+    async def spend_tokens(self, tenant: str, tokens: int) -> int:
+        """Count tokens that a model has used. Returns those of this month."""
+        insert = (sqlite if self._database.is_sqlite else postgresql).insert(model_usage)
+        statement = insert.values(tenant=tenant, month=_month(), tokens=tokens).on_conflict_do_update(
+            index_elements=[model_usage.c.tenant, model_usage.c.month],
+            set_={"tokens": model_usage.c.tokens + insert.excluded.tokens},
+        )
+        async with self._database.write() as connection:
+            total: int = (await connection.execute(statement.returning(model_usage.c.tokens))).scalar_one()
+            return total
+
+    async def tokens(self, tenant: str) -> int:
+        """Tokens that models have used for a tenant in this month."""
+        this_month = sa.and_(model_usage.c.tenant == tenant, model_usage.c.month == _month())
+        async with self._database.read() as connection:
+            used = (await connection.execute(sa.select(model_usage.c.tokens).where(this_month))).scalar_one_or_none()
+        return used or 0
+
+
+def _month() -> str:
+    return f"{datetime.now(UTC):%Y-%m}"
+
+
+def _is_counted(quotas: Quotas) -> bool:
+    return any(getattr(quotas, quota) is not None for quota in ("sandboxes", *_SUMS))
+
+
+class _Counted:
+    """A sandbox, as quotas count it."""
+
+    def __init__(self, limits: Limits, *, runs: bool) -> None:
+        self.limits = limits
+        self.runs = runs
+
+    def limit(self, quota: str) -> float:
+        """0: it has none, or has no processes that could use it."""
+        return (getattr(self.limits, quota) or 0) if self.runs or quota == "disk_bytes" else 0
+
+
+def _counted(existing: list[SandboxInfo], pending: list[Mapping[str, Limits]]) -> dict[str, list[_Counted]]:
+    """All that may be in force for each sandbox: one that is being changed has its limits and those it is to have."""
+    found = {info.name: [_Counted(info.limits, runs=info.status in _WITH_PROCESSES)] for info in existing}
+    for reservation in pending:
+        for name, limits in reservation.items():
+            found.setdefault(name, []).append(_Counted(limits, runs=True))
+    return found
+
+
+def _sums(counted: dict[str, list[_Counted]]) -> dict[str, float]:
+    sums = {quota: sum(max(each.limit(quota) for each in all_of) for all_of in counted.values()) for quota in _SUMS}
+    return {"sandboxes": len(counted), **sums}
+
+
+def _check(
+    quotas: Quotas, existing: list[SandboxInfo], pending: list[Mapping[str, Limits]], wanted: Mapping[str, Limits]
+) -> None:
+    limited = [quota for quota in _SUMS if getattr(quotas, quota) is not None]
+    for quota in limited:
+        for name, limits in wanted.items():
+            if getattr(limits, quota) is None:
+                raise InvalidRequest(
+                    f"this tenant has a quota of {quota}, and the sandbox {name!r} would have no limit that could be "
+                    f"counted; give it {_OPTIONS[quota]}",
+                    quota=quota,
+                )
+        unlimited = [
+            info.name
+            for info in existing
+            if getattr(info.limits, quota) is None and info.runtime != _UNREADABLE and info.name not in wanted
+        ]
+        if unlimited:
+            raise InvalidRequest(
+                f"this tenant has a quota of {quota}, and its sandbox {unlimited[0]!r} is older and has no limit that "
+                f"could be counted; give that sandbox {_OPTIONS[quota]}, or destroy it",
+                quota=quota,
+            )
+    before, after = _sums(_counted(existing, pending)), _sums(_counted(existing, [*pending, wanted]))
+    for quota in ("sandboxes", *limited):
+        allowed = getattr(quotas, quota)
+        # What asks for no more is not refused, also when a quota was lowered below what is used.
+        if allowed is not None and after[quota] > max(allowed, before[quota]):
+            raise QuotaExceeded(quota, used=before[quota], asked=after[quota] - before[quota], allowed=allowed)

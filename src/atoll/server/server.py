@@ -1,0 +1,111 @@
+"""The server's parts, opened together: what a surface of `atoll serve` is given.
+
+Owns the order in which they open and close. Not here: what each does, and HTTP. Used by `surfaces/rest/` and
+`surfaces/serve/`, and by the commands `atoll tenants` and `atoll keys`, which need no running server.
+"""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack, suppress
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from atoll.contract.errors import InvalidRequest, TenantExists
+from atoll.runtime.lifetimes import AwaitableContext
+from atoll.server.audit import AuditTrail
+from atoll.server.database import Database
+from atoll.server.engines import TenantEngines
+from atoll.server.idempotency import Idempotency
+from atoll.server.keys import ApiKeys
+from atoll.server.quotas import QuotaLedger
+from atoll.server.tenants import DEFAULT_TENANT, TenantPolicy, Tenants
+from atoll.settings import Settings
+
+if TYPE_CHECKING:
+    from pydantic import SecretStr
+
+_OPEN_POLICY = TenantPolicy(images=("host", "*"), networks=("*", "registries"))
+"""Of the tenant `default` when it is made: that of the operator, who has all of it on the local command line. No
+directory of the machine: clients of the server are elsewhere."""
+
+
+class Server:
+    """One open server. Any number may be open on one state directory, for a while: during a restart."""
+
+    def __init__(self, settings: Settings, database: Database, idempotency: Idempotency) -> None:
+        self.settings = settings
+        self.database = database
+        self.tenants = Tenants(database)
+        self.keys = ApiKeys(database)
+        self.quotas = QuotaLedger(database)
+        self.audit = AuditTrail(database)
+        self.idempotency = idempotency
+        self.engines = TenantEngines(settings)
+        self.first_key: SecretStr | None = None
+        """The text of the first key of the server's administrators, if it was made now. It is to be shown once."""
+
+    @classmethod
+    def open(cls, settings: Settings | None = None) -> AwaitableContext[Server]:
+        """The server over the state directory of `settings`; `async with` closes it.
+
+        The first time it makes the tenant `default` and a key of the server's administrators (`first_key`).
+
+        Raises:
+            InvalidRequest: the state directory or a setting cannot be used, or the database is of a newer version.
+            DatabaseUnavailable: the database does not answer.
+        """
+        return AwaitableContext(cls._open(settings or Settings.from_environment()))
+
+    @classmethod
+    async def _open(cls, settings: Settings) -> Server:
+        state_dir = settings.resolve_state_dir()
+        async with AsyncExitStack() as undo:
+            database = await Database.open(settings.database_url, state_dir)
+            undo.push_async_callback(database.aclose)
+            idempotency = await Idempotency.open(database, state_dir)
+            undo.push_async_callback(idempotency.aclose)
+            server = cls(settings, database, idempotency)
+            server.first_key = await server._prepare()
+            undo.pop_all()
+        return server
+
+    async def _prepare(self) -> SecretStr | None:
+        if not any(tenant.name == DEFAULT_TENANT for tenant in await self.tenants.list()):
+            with suppress(TenantExists):  # another process has just made it
+                await self.tenants.create(DEFAULT_TENANT, policy=_OPEN_POLICY)
+        return await self.keys.create_first("first")
+
+    async def delete_tenant(self, name: str, *, destroy: bool = False) -> None:
+        """Delete a tenant: its record and its keys; with `destroy`, its sandboxes too.
+
+        Raises:
+            TenantNotFound: there is none of this name.
+            InvalidRequest: it has sandboxes, or it is the tenant `default`.
+        """
+        await self.tenants.get(name)
+        engine = await self.engines.get(name)
+        sandboxes = await engine.list()
+        if sandboxes and not destroy:
+            raise InvalidRequest(
+                f"the tenant {name!r} has {len(sandboxes)} sandboxes; destroy them first, or ask to have them destroyed"
+            )
+        await self.tenants.delete(name)
+        for sandbox in sandboxes:
+            await engine.destroy(sandbox.name, checkpoints=True)
+        await self.engines.close(name)
+
+    async def aclose(self) -> None:
+        """Close all parts, from any task. Sandboxes go on."""
+        async with AsyncExitStack() as closing:
+            closing.push_async_callback(self.database.aclose)
+            closing.push_async_callback(self.idempotency.aclose)
+            closing.push_async_callback(self.audit.aclose)
+            closing.push_async_callback(self.engines.aclose)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()

@@ -1,0 +1,110 @@
+"""The tables of the server's database.
+
+Owns the columns, the same on SQLite and on PostgreSQL. Not here: how a database gets them (`migrations/`, one revision
+for each change; a test compares what they make with what is here), and what the rows mean (`tenants.py`, `keys.py`,
+`quotas.py`, `audit.py`, `idempotency.py`). Sandboxes have no table: their manifests are the truth.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import sqlalchemy as sa
+
+metadata = sa.MetaData()
+
+
+class UtcDateTime(sa.types.TypeDecorator[datetime]):
+    """A moment. SQLite keeps no time zone: there it is UTC, as text that sorts."""
+
+    impl = sa.DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: sa.Dialect) -> datetime | None:
+        if value is None or dialect.name != "sqlite":
+            return value
+        return value.astimezone(UTC).replace(tzinfo=None)
+
+    def process_result_value(self, value: Any, dialect: sa.Dialect) -> datetime | None:
+        if value is None:
+            return None
+        moment: datetime = value.replace(tzinfo=UTC) if dialect.name == "sqlite" else value.astimezone(UTC)
+        return moment
+
+
+Number = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+"""64 bits on both. SQLite counts a primary key up by itself only if it is called INTEGER."""
+
+
+def tenant_column(*, primary_key: bool = False, nullable: bool = False) -> sa.Column[Any]:
+    """The tenant that a row belongs to, and is removed with."""
+    owner = sa.ForeignKey("tenants.name", ondelete="CASCADE")
+    return sa.Column("tenant", sa.Text, owner, primary_key=primary_key, nullable=nullable)
+
+
+tenants = sa.Table(
+    "tenants",
+    metadata,
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("created_at", UtcDateTime, nullable=False),
+    sa.Column("disabled", sa.Boolean, nullable=False),
+    sa.Column("policy", sa.JSON, nullable=False),
+    sa.Column("quotas", sa.JSON, nullable=False),
+)
+
+api_keys = sa.Table(
+    "api_keys",
+    metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    tenant_column(nullable=True),
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("role", sa.Text, nullable=False),
+    sa.Column("scopes", sa.JSON, nullable=False),
+    sa.Column("secret_sha256", sa.Text, nullable=False),
+    sa.Column("created_at", UtcDateTime, nullable=False),
+    sa.Column("expires_at", UtcDateTime),
+    sa.Column("revoked_at", UtcDateTime),
+    sa.Column("last_used_at", UtcDateTime),
+    sa.Index("api_keys_of_tenant", "tenant"),
+)
+
+model_usage = sa.Table(
+    "model_usage",
+    metadata,
+    tenant_column(primary_key=True),
+    sa.Column("month", sa.Text, primary_key=True),
+    sa.Column("tokens", sa.BigInteger, nullable=False),
+)
+
+audit = sa.Table(
+    "audit",
+    metadata,
+    sa.Column("id", Number, primary_key=True, autoincrement=True),
+    sa.Column("time", UtcDateTime, nullable=False),
+    sa.Column("request_id", sa.Text, nullable=False),
+    sa.Column("tenant", sa.Text),  # no foreign key: what a tenant did is kept when it is gone
+    sa.Column("key", sa.Text),
+    sa.Column("key_name", sa.Text),
+    sa.Column("client", sa.Text),
+    sa.Column("action", sa.Text, nullable=False),
+    sa.Column("resource", sa.Text),
+    sa.Column("status", sa.Integer, nullable=False),
+    sa.Column("details", sa.JSON, nullable=False),
+    sa.Index("audit_of_tenant", "tenant", "id"),
+)
+
+idempotency = sa.Table(
+    "idempotency",
+    metadata,
+    tenant_column(primary_key=True),
+    sa.Column("key", sa.Text, primary_key=True),
+    sa.Column("path", sa.Text, nullable=False),
+    sa.Column("request_hash", sa.Text, nullable=False),
+    sa.Column("resource", sa.Text, nullable=False),
+    sa.Column("instance", sa.Text, nullable=False),
+    sa.Column("started_at", UtcDateTime, nullable=False),
+    sa.Column("status", sa.Integer),
+    sa.Column("body", sa.LargeBinary),
+    sa.Index("idempotency_by_age", "started_at"),
+)
