@@ -18,7 +18,7 @@ from fastapi.routing import APIRoute
 from starlette.requests import HTTPConnection
 
 from atoll.contract.errors import Forbidden, InvalidRequest, Unauthenticated
-from atoll.surfaces.rest.errors import answer_to, request_id
+from atoll.surfaces.rest.errors import error_status, request_id
 
 if TYPE_CHECKING:
     from atoll.runtime.engine import Engine
@@ -205,7 +205,7 @@ class ApiRoute(APIRoute):
             try:
                 response = await handle(request)
             except Exception as error:
-                await caller.record(request, action, answer_to(error, caller.request_id).status_code)
+                await caller.record(request, action, error_status(error))
                 raise
             await caller.record(request, action, response.status_code)
             return response

@@ -78,7 +78,9 @@ _NOT_FOUND: Mapping[type[AtollError], str] = {
     VolumeNotFound: "no volume is named {name!r}",
 }
 """Messages without the names that there are."""
-_HIDDEN_DETAILS = frozenset({"known", "labels"})
+_HIDDEN_DETAILS = frozenset({"known", "labels", "available"})
+_PRESENT = " (present here: "
+"""Before the images of the machine, in the message of `ImageUnavailable`."""
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{8,64}")
 _log = logging.getLogger(__name__)
 
@@ -171,11 +173,20 @@ _HTTP_MESSAGES = {
 }
 
 
+def error_status(error: Exception) -> int:
+    """The HTTP status of the answer to an exception."""
+    if isinstance(error, AtollError):
+        return STATUS_BY_CODE.get(error.code) or status_of(error)
+    if isinstance(error, RequestValidationError | WebSocketRequestValidationError):
+        return 400
+    return error.status_code if isinstance(error, HTTPException) else 500
+
+
 def _answer_to_ours(error: AtollError, request_id: str) -> JSONResponse:
     details = {name: value for name, value in error.details.items() if name not in _HIDDEN_DETAILS}
     template = next((text for kind, text in _NOT_FOUND.items() if isinstance(error, kind)), None)
-    message = error.message if template is None else template.format(**details)
-    status = STATUS_BY_CODE.get(error.code) or status_of(error)
+    message = error.message.partition(_PRESENT)[0] if template is None else template.format(**details)
+    status = error_status(error)
     headers = {}
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"

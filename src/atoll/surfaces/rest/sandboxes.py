@@ -8,18 +8,23 @@ and what the tenant's policy and quotas are asked. Not here: checkpoints and for
 from __future__ import annotations
 
 import hashlib
+import math
 import os
-from typing import Annotated, Literal
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header, Path, Query, Request
 from fastapi.responses import Response
 from pydantic import Field, SecretStr
 
-from atoll.contract.errors import InvalidRequest, SandboxExists, SandboxNotFound
-from atoll.contract.model import MAX_TTL_S, Limits, Mount, RuntimeName, SandboxInfo, Status
+from atoll.contract.errors import CheckpointNotFound, InvalidRequest, SandboxDied, SandboxExists, SandboxNotFound
+from atoll.contract.model import MAX_TTL_S, Checkpoint, Limits, Mount, RuntimeName, SandboxInfo, Status
+from atoll.contract.names import is_name
 from atoll.contract.network import NetworkPolicy
 from atoll.contract.secret import Secret
 from atoll.runtime.sandbox import Sandbox
+from atoll.server.policy import check_create, check_limits, check_ttl
 from atoll.surfaces.rest.caller import ApiRoute, Caller, Reader, Writer
 from atoll.surfaces.rest.errors import failures
 from atoll.surfaces.rest.idempotent import IdempotencyKey, once
@@ -82,9 +87,7 @@ class SandboxUpdate(RequestBody):
     labels: dict[str, str | None] = Field(default_factory=dict)
     """Set; null removes one."""
     ttl_s: float | None = Field(default=None, ge=1, le=MAX_TTL_S)
-    """Its lifetime from now on. Unset: it stays."""
-    no_ttl: bool = False
-    """It lives until it is deleted, where the tenant's policy has no maximum."""
+    """Its lifetime from now on. Null: until it is deleted, or the longest that the tenant's policy allows."""
     on_expiry: OnExpiry | None = None
     ttl_renewed_by_use: bool | None = None
     limits: Limits | None = None
@@ -113,9 +116,56 @@ async def find(caller: Caller, wanted: str) -> Sandbox:
         return await caller.engine.get(name)
 
 
+async def find_listed(caller: Caller, wanted: str) -> SandboxInfo:
+    """As `list` shows it, also if its record cannot be read.
+
+    Raises:
+        SandboxNotFound: the tenant has none.
+    """
+    found = await caller.engine.list(wanted if is_name(wanted) else "")
+    info = next((each for each in found if each.name == wanted), None)
+    info = info or next((each for each in await caller.engine.list() if each.id == wanted), None)
+    if info is None:
+        raise SandboxNotFound(wanted, [])
+    return info
+
+
+async def find_checkpoint(caller: Caller, wanted: str) -> Checkpoint:
+    """The tenant's checkpoint with this id, or with this label if only one has it.
+
+    Raises:
+        CheckpointNotFound: there is none.
+    """
+    every = await caller.engine.checkpoints()
+    found = [each for each in every if each.id == wanted] or [each for each in every if each.label == wanted]
+    if len(found) > 1:
+        raise InvalidRequest(f"{len(found)} checkpoints have the label {wanted!r}; give the id of one")
+    if not found:
+        raise CheckpointNotFound(wanted, {})
+    return found[0]
+
+
+@asynccontextmanager
+async def reserved(caller: Caller, wanted: Mapping[str, Limits]) -> AsyncIterator[None]:
+    """Count these sandboxes, by name, as running with these limits while the block runs.
+
+    Raises:
+        QuotaExceeded: there is no room.
+    """
+    async with caller.server.quotas.reserve(caller.tenant, caller.engine, wanted):
+        yield
+
+
 async def describe(sandbox: Sandbox) -> SandboxInfo:
-    """A sandbox as it is now."""
-    await sandbox.status()
+    """A sandbox as it is now.
+
+    Raises:
+        SandboxNotFound: it has just been destroyed.
+    """
+    try:
+        await sandbox.status()
+    except SandboxDied:
+        raise SandboxNotFound(sandbox.name, []) from None
     return shown(sandbox.info)
 
 
@@ -195,26 +245,177 @@ async def _interrupted(caller: Caller, name: str | None, label: str | None) -> S
 
 async def _create(caller: Caller, body: SandboxCreate, name: str | None, label: str | None) -> Sandbox:
     name = name or f"sandbox-{os.urandom(4).hex()}"
-    allowed = caller.tenant.policy.check_create(body)
-    labels = body.labels if label is None else {**body.labels, REQUEST_LABEL: label}
-    secrets = {each: Secret(one.value, hosts=one.hosts, header=one.header) for each, one in body.secrets.items()}
-    limits = caller.engine.effective_limits(allowed.limits, allowed.runtime)
-    async with caller.server.quotas.reserve(caller.tenant, caller.engine, {name: limits}):
+    image = body.image or caller.engine.default_image
+    if body.from_checkpoint is not None:
+        image = (await find_checkpoint(caller, body.from_checkpoint)).image
+    admitted = check_create(
+        caller.tenant.policy,
+        image=image,
+        mounts=body.mounts,
+        network=body.network,
+        runtime=body.runtime,
+        limits=body.limits,
+        ttl_s=body.ttl_s,
+    )
+    fresh = body.from_checkpoint is None
+    runtime = admitted.runtime if fresh else body.runtime
+    async with reserved(caller, {name: caller.engine.effective_limits(admitted.limits, runtime)}):
         return await caller.engine.create(
             name,
-            image=body.image,
-            limits=allowed.limits,
+            image=admitted.image if fresh else body.image,
+            limits=admitted.limits,
             env=body.env,
-            secrets=secrets,
+            secrets={each: Secret(one.value, hosts=one.hosts, header=one.header) for each, one in body.secrets.items()},
             secret_env=body.secret_env,
             user=body.user,
             cwd=body.cwd,
-            runtime=allowed.runtime,
+            runtime=runtime,
             pause_after_s=body.pause_after_s,
-            network=body.network,
-            labels=labels,
-            ttl_s=allowed.ttl_s,
-            mounts=body.mounts,
+            network=admitted.network,
+            labels=body.labels if label is None else {**body.labels, REQUEST_LABEL: label},
+            ttl_s=admitted.ttl_s,
+            mounts=admitted.mounts,
             from_checkpoint=body.from_checkpoint,
             ephemeral=body.ephemeral,
         )
+
+
+@router.get("", operation_id="sandboxes_list", response_model=Page[SandboxInfo], responses=failures())
+async def list_sandboxes(
+    caller: Reader,
+    prefix: Annotated[str, Query(max_length=63, description="What the name begins with.")] = "",
+    label: Annotated[
+        list[str], Query(max_length=64, description="`KEY` or `KEY=VALUE`; several: all of them.")
+    ] = [],  # noqa: B006 - FastAPI copies it
+    status: Annotated[list[Status], Query(max_length=6, description="Several: one of them.")] = [],  # noqa: B006
+    limit: Limit = 100,
+    after: After = None,
+) -> Response:
+    """The sandboxes of the tenant, by name."""
+    wanted = {key: value if separator else None for key, separator, value in (each.partition("=") for each in label)}
+    check_labels_given(wanted)
+    found = await caller.engine.list(prefix, labels=wanted)
+    chosen = [shown(info) for info in found if not status or info.status in status]
+    return page_answer(chosen, lambda info: info.name, limit, after)
+
+
+@router.get("/{sandbox}", operation_id="sandboxes_get", response_model=SandboxInfo, responses=failures(404))
+async def get(caller: Reader, sandbox: SandboxPath) -> Response:
+    """A sandbox as it is now. It is not woken."""
+    return answer(await describe(await find(caller, sandbox)))
+
+
+@router.patch(
+    "/{sandbox}", operation_id="sandboxes_update", response_model=SandboxInfo, responses=failures(404, 409, 422)
+)
+async def update(caller: Writer, sandbox: SandboxPath, body: Annotated[SandboxUpdate, JsonBody()]) -> Response:
+    """Change labels, the lifetime or limits. When it fails, nothing is changed."""
+    check_labels_given(body.labels)
+    found = await find(caller, sandbox)
+    ttl_s = None
+    if "ttl_s" in body.model_fields_set:
+        longest = check_ttl(caller.tenant.policy, body.ttl_s)
+        ttl_s = math.inf if longest is None else longest
+    return await changed(caller, found, labels=body.labels, ttl_s=ttl_s, limits=body.limits)
+
+
+async def changed(
+    caller: Caller,
+    found: Sandbox,
+    *,
+    labels: dict[str, str | None] | None = None,
+    ttl_s: float | None = None,
+    limits: Limits | None = None,
+) -> Response:
+    """Change a sandbox within the tenant's policy and quotas, and answer how it is."""
+    async with AsyncExitStack() as stack:
+        if limits is not None:
+            given = {name: value for name, value in limits.model_dump().items() if value is not None}
+            check_limits(caller.tenant.policy, limits)
+            await found.status()
+            limits = Limits.model_validate(given)
+            await stack.enter_async_context(
+                reserved(caller, {found.name: found.info.limits.model_copy(update=given)})
+            )
+        info = await caller.engine.update(found.name, labels=labels, ttl_s=ttl_s, limits=limits)
+    await caller.server.events.saw(caller.tenant.name, info)
+    await caller.server.events.record(caller.tenant.name, "updated", info)
+    return answer(shown(info))
+
+
+@router.delete("/{sandbox}", status_code=204, operation_id="sandboxes_delete", responses=failures(404))
+async def delete(
+    caller: Writer,
+    sandbox: SandboxPath,
+    checkpoints: Annotated[bool, Query(description="Whether its checkpoints are deleted too.")] = False,
+) -> Response:
+    """End a sandbox and remove all of it. Its checkpoints stay, unless they are to be deleted too."""
+    info = await find_listed(caller, sandbox)
+    await caller.engine.destroy(info.id if info.runtime == "unknown" else info.name, checkpoints=checkpoints)
+    await caller.server.events.gone(caller.tenant.name, info.id)
+    return Response(status_code=204)
+
+
+# --------------------------------------------------------------------------------------------------------------- verbs
+
+
+def _verb(name: str, *statuses: int) -> Any:
+    return router.post(
+        f"/{{sandbox}}/{name}",
+        operation_id=f"sandboxes_{name}",
+        response_model=SandboxInfo,
+        responses=failures(404, 409, 422, *statuses),
+    )
+
+
+async def _seen(caller: Caller, sandbox: Sandbox) -> Response:
+    info = await describe(sandbox)
+    await caller.server.events.saw(caller.tenant.name, info)
+    return answer(info)
+
+
+@_verb("pause")
+async def pause(caller: Writer, sandbox: SandboxPath) -> Response:
+    """Freeze its processes in memory, until it is next used."""
+    found = await find(caller, sandbox)
+    await caller.engine.pause(found.name)
+    return await _seen(caller, found)
+
+
+@_verb("resume")
+async def resume(caller: Writer, sandbox: SandboxPath) -> Response:
+    """Resume a paused sandbox. One that sleeps is refused: wake it."""
+    found = await find(caller, sandbox)
+    return await _seen(caller, await caller.engine.resume(found.name))
+
+
+@_verb("sleep")
+async def sleep(caller: Writer, sandbox: SandboxPath) -> Response:
+    """Put it to sleep on disk, until it is next used."""
+    found = await find(caller, sandbox)
+    await caller.engine.sleep(found.name)
+    return await _seen(caller, found)
+
+
+@_verb("wake")
+async def wake(caller: Writer, sandbox: SandboxPath) -> Response:
+    """Start a sandbox that sleeps, was shut down or has ended, and resume a paused one."""
+    found = await find(caller, sandbox)
+    await found.status()
+    async with reserved(caller, {found.name: found.info.limits}):
+        return await _seen(caller, await caller.engine.wake(found.name))
+
+
+@_verb("shutdown")
+async def shutdown(caller: Writer, sandbox: SandboxPath) -> Response:
+    """Put it to sleep until it is woken: using it is refused."""
+    found = await find(caller, sandbox)
+    await caller.engine.shutdown(found.name)
+    return await _seen(caller, found)
+
+
+@_verb("extend")
+async def extend(caller: Writer, sandbox: SandboxPath, body: Annotated[SandboxExtend, JsonBody()]) -> Response:
+    """Give it a lifetime from now on."""
+    ttl_s = check_ttl(caller.tenant.policy, body.ttl_s)
+    return await changed(caller, await find(caller, sandbox), ttl_s=ttl_s)
