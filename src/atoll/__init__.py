@@ -104,6 +104,7 @@ if TYPE_CHECKING:
         SandboxNotFound as SandboxNotFound,
         SandboxShutdown as SandboxShutdown,
         ScriptFailed as ScriptFailed,
+        ServerUnavailable as ServerUnavailable,
         TenantExists as TenantExists,
         TenantNotFound as TenantNotFound,
         ToolCallError as ToolCallError,
@@ -145,6 +146,7 @@ if TYPE_CHECKING:
         NetworkPolicy as NetworkPolicy,
     )
     from atoll.contract.secret import Secret as Secret
+    from atoll.client.engine import connect as connect
     from atoll.runtime.engine import open as open
     from atoll.runtime.guest.files import Files as Files
     from atoll.runtime.guest.ports import (
@@ -223,7 +225,7 @@ _HOMES = {
         ImageUnavailable InvalidRequest KeyNotFound LaunchFailed ModelFailed ModelUnavailable NotCheckpointable
         OutcomeUnknown PathExists PathIsDirectory PathNotDirectory PathNotFound PermissionDenied PortRefused
         ProcessNotFound ProjectConflict QuotaExceeded RateLimited RuntimeUnavailable SandboxDied SandboxError
-        SandboxExists SandboxNotFound SandboxShutdown ScriptFailed TenantExists TenantNotFound ToolCallError
+        SandboxExists SandboxNotFound SandboxShutdown ScriptFailed ServerUnavailable TenantExists TenantNotFound ToolCallError
         Unauthenticated Unenforceable UserNotFound VolumeExists VolumeNotFound WebhookNotFound
     """,
     "atoll.contract.model": """
@@ -233,6 +235,7 @@ _HOMES = {
     """,
     "atoll.contract.network": "AuditRecord NetworkPolicy",
     "atoll.contract.secret": "Secret",
+    "atoll.client.engine": "connect",
     "atoll.runtime.engine": "open",
     "atoll.runtime.interface": "CreateOptions Engine Images PoolOptions Volumes",
     "atoll.runtime.guest.files": "Files",

@@ -25,14 +25,17 @@ from atoll.contract.errors import InvalidRequest, SandboxDied, SandboxError, Una
 from atoll.contract.protocol import FrameType, Tag, encode_fields, encode_frame
 from atoll.runtime.guest.frame_gate import FrameGate, FrameRefused, SpawnFrame
 from atoll.surfaces.rest.caller import Caller, Executor
+from atoll.surfaces.rest.event_stream import CHECK_KEY_S
 from atoll.surfaces.rest.sandboxes import SandboxPath, find
 
 if TYPE_CHECKING:
     from atoll.runtime.sandbox import GuestRelay, Sandbox
 
-CHECK_KEY_S = 1.0
+
 _RECEIVE_BYTES = 512 * 1024
-_REFUSED, _TEXT, _UNAUTHENTICATED = 1008, 1003, 4401
+UNAUTHENTICATED = 4401
+"""The code with which a WebSocket is closed whose key is no longer valid."""
+_REFUSED, _TEXT = 1008, 1003
 router = APIRouter(prefix="/api/v1/sandboxes", tags=["sandboxes"])
 _open_tunnels: Counter[str] = Counter()
 """How many tunnels each sandbox has, by id."""
@@ -151,7 +154,7 @@ class Tunnel:
             try:
                 await self._caller.require_valid()
             except Unauthenticated as error:
-                await self._close(_UNAUTHENTICATED, error.message)
+                await self._close(UNAUTHENTICATED, error.message)
                 scope.cancel()
                 return
 
