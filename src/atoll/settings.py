@@ -15,11 +15,11 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast, get_args
+from typing import TYPE_CHECKING, Annotated, cast
 
 from atoll import state_directory
 from atoll.contract.errors import InvalidRequest
-from atoll.contract.frozen import AfterValidator, Field, Frozen, pydantic_model
+from atoll.contract.frozen import AfterValidator, Field, FrozenRequest, holds_secret, pydantic_model
 from atoll.contract.model import RuntimeName
 
 if TYPE_CHECKING:
@@ -64,17 +64,20 @@ def _check_listen(value: str) -> str:
     return value
 
 
-def _holds_secret(annotation: object) -> bool:
-    """Whether a field of this type may hold a `SecretStr`."""
-    from pydantic import SecretStr
+def _check_webhook_rules(value: str) -> str:
+    from atoll.contract.network import parse_rule
 
-    return annotation is SecretStr or any(map(_holds_secret, get_args(annotation)))
+    for rule in value.split():
+        if parse_rule(rule).network is None:
+            raise ValueError(f"{rule!r} is not a rule for addresses, such as 10.1.0.0/16:443")
+    return value
 
 
 PreviewListen = Annotated[str, AfterValidator(_check_listen)]
+WebhookRules = Annotated[str, AfterValidator(_check_webhook_rules)]
 
 
-class Settings(Frozen):
+class Settings(FrozenRequest):
     state_dir: Path | None = None
     """Where sandboxes and images are kept. Unset: /var/lib/atoll for root, else atoll below $XDG_DATA_HOME or
     ~/.local/share."""
@@ -112,6 +115,9 @@ class Settings(Frozen):
     database_url: SecretStr | None = Field(default=None, min_length=1)
     """The database of `atoll serve`: `postgresql+asyncpg://USER:PASSWORD@HOST/NAME`, or `sqlite+aiosqlite:////PATH`.
     Unset: SQLite, in the file `server/server.db` of the state directory."""
+    webhook_allow: WebhookRules = ""
+    """Addresses that webhooks of `atoll serve` may call though they are not public: network rules, separated by spaces,
+    such as `10.1.0.0/16:443`. Empty: none."""
 
     @classmethod
     def from_environment(cls) -> Settings:
@@ -129,13 +135,16 @@ class Settings(Frozen):
             first = cast("ValidationError", error).errors()[0]
             field = str(first["loc"][0])
             shortest = first.get("ctx", {}).get("min_length")
-            if not _holds_secret(pydantic_model(cls).model_fields[field].annotation):
+            if not holds_secret(pydantic_model(cls).model_fields[field].annotation):
                 reason = f"{variables[field]}={first['input']!r}: {first.get('ctx', {}).get('error', first['msg'])}"
             elif shortest is not None:
                 reason = f"{variables[field]} has fewer than {shortest} characters"
             else:
                 reason = f"{variables[field]} is not allowed; its value is a secret and is not shown"
             raise InvalidRequest(reason) from None
+
+    def webhook_rules(self) -> tuple[str, ...]:
+        return tuple(self.webhook_allow.split())
 
     def preview_address(self) -> tuple[str, int]:
         return where_to_listen(self.preview_listen)

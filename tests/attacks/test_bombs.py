@@ -158,7 +158,8 @@ async def test_network_buffers_count_as_the_sandboxs(engine: Engine, runtime_nam
         try:
             said = await sandbox.exec(["python3", "-I", "-S", "-c", fill], timeout_s=30 * SLOWNESS)
         except SandboxDied:
-            assert runtime_name == "runsc"
+            # The kernel frees the buffers of a killed program late, and may kill the guest meanwhile.
+            assert runtime_name == "runsc" or fill is _FILL_UDP
             return
         assert said.out_of_memory or int(said.stdout) < 2 * 64, said
 

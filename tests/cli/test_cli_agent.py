@@ -349,6 +349,8 @@ def test_a_session_with_a_name_keeps_its_sandboxes(atoll: Atoll, script: Any) ->
         (["--model", "nobody:x"], "'nobody:x' is not the name of a model"),
         (["--model", "anthropic:x"], "set ANTHROPIC_API_KEY"),
         (["--secret-env", "A=-", "-"], "standard input, which holds a secret"),
+        (["--cwd", "work"], "the working directory is 'work'; it must be an absolute path"),
+        (["--mount", "/no/such:/work"], "/no/such cannot be mounted: there is no such directory"),
     ],
 )
 def test_what_cannot_work_is_told_before_anything_is_done(

@@ -99,7 +99,8 @@ def test_gc_says_what_and_how_many_it_removed(atoll: Atoll) -> None:
     tree = atoll.state_dir / "images/unpacked" / ("0" * 64)
     tree.mkdir()
     os.utime(tree, (0, 0))
-    assert atoll.text("gc") == "removed 2 layers, 1 image\n"
+    (atoll.state_dir / "sandboxes/atoll-0000000000000007").mkdir()
+    assert atoll.text("gc") == "removed 1 sandbox, 2 layers, 1 image\n"
     assert atoll.text("gc") == "nothing to remove\n"
     (atoll.state_dir / "layers/layer-0000000000000007").mkdir()
     removed = atoll.json("gc", "--json")

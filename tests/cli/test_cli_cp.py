@@ -169,3 +169,15 @@ def test_a_tree_that_is_too_deep_is_status_2_with_a_sentence_and_leaves_nothing(
     assert done.stderr.count(b"\n") == 1
     assert not list(target.iterdir())
     atoll("exec", box, "--", "rm", "-rf", "deep")
+
+
+def test_what_a_copy_may_write_here_can_be_limited(atoll: Atoll, box: str) -> None:
+    atoll("exec", box, "--", "truncate", "-s", "100M", "sparse")
+    target = atoll.scratch / "limited"
+    done = atoll("cp", "--limit", "10m", f"{box}:sparse", str(target), status=2)
+    assert b"more than 10485760 bytes" in done.stderr
+    assert not target.exists()
+    atoll("cp", "--limit", "100m", f"{box}:sparse", str(target))
+    assert target.stat().st_size == 100 << 20
+    assert target.stat().st_blocks * 512 < 1 << 20
+    assert b"--limit is for copies to files" in atoll("cp", "--limit", "1m", f"{box}:sparse", "-", status=2).stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import signal
 import subprocess
 import sys
 from importlib import import_module
@@ -93,6 +94,25 @@ def test_an_interrupt_before_the_work_begins_leaves_no_coroutine_to_warn_of(monk
     with pytest.raises(KeyboardInterrupt):
         finish(begun, as_json=False, failed=1)
     assert inspect.getcoroutinestate(begun) == inspect.CORO_CLOSED
+
+
+@pytest.mark.parametrize("module", ["atoll.contract.errors", "atoll.surfaces.cli.app", "atoll.surfaces.cli.terminal"])
+def test_an_interrupt_while_it_starts_leaves_no_traceback(atoll: Atoll, module: str) -> None:
+    """Ctrl-C at the moment when `module` is imported. What Python does before is not ours."""
+    script = f"""
+import os, signal, sys
+class Interrupting:
+    def find_spec(self, name, *rest):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupting())
+from atoll.__main__ import program
+sys.argv = ["atoll", "storage"]
+program()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False, env=atoll.env)
+    assert done.returncode in (-signal.SIGINT, 128 + signal.SIGINT)
+    assert done.stderr.strip() == b""
 
 
 def test_only_the_module_of_the_command_is_imported() -> None:
@@ -222,6 +242,7 @@ def test_what_completion_reads_is_where_the_engine_writes_it(atoll: Atoll, box: 
         (["stopp", "box"], "Did you mean `atoll stop` or `atoll top`?"),
         (["snapshot", "box"], "Did you mean `atoll checkpoint`?"),
         (["stats"], "Did you mean `atoll top` or `atoll stat`?"),
+        (["rename", "box", "new"], "Did you mean `atoll fork NAME NEW-NAME`?"),
         (["images", "pul"], "Did you mean `atoll images pull`?"),
         (["run", "--memory", "5x", "--", "true"], "'5x' is not a size"),
         (["run", "--timeout", "soon", "--", "true"], "'soon' is not a duration"),
@@ -260,6 +281,22 @@ def test_a_wrong_command_line_is_status_2_and_one_sentence(atoll: Atoll, words: 
     assert said in first
     assert all(line.startswith("hint: ") for line in rest)
     assert done.stdout == b""
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["run", "-v", ".:/work", "--", "ls"], "`--mount SRC:DST` mounts a directory"),
+        (["create", "--volume=.:/work"], "`--mount SRC:DST` mounts a directory"),
+        (["run", "--rm", "--", "ls"], "leave it out: the sandbox of `atoll run` is always removed"),
+        (["cp", "-r", ".", "box:"], "leave it out: a directory is copied with its content"),
+        (["version", "-r"], "`atoll version --help` shows the arguments and options"),
+    ],
+)
+def test_an_option_of_another_tool_is_refused_with_what_does_it_here(atoll: Atoll, words: list[str], hint: str) -> None:
+    first, second = atoll(*words, status=2).stderr.decode().splitlines()
+    assert first.startswith("error: No such option: -")
+    assert second.startswith(f"hint: {hint}")
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,8 @@ def test_on_a_terminal_it_says_whom_it_waits_for(atoll: Atoll) -> None:
 
 
 def test_directories_are_checked_before_a_client_comes(atoll: Atoll) -> None:
+    for words in ([], ["--http", "127.0.0.1:0"]):
+        assert b"/nowhere cannot be mounted" in atoll("mcp", *words, "--mount", "/nowhere:/work", status=2).stderr
     assert b"/nowhere is not a directory" in atoll("mcp", "--upload", "/nowhere", status=2).stderr
     assert (
         b"/nowhere is not a directory that can be written to" in atoll("mcp", "--save-dir", "/nowhere", status=2).stderr

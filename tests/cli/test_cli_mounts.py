@@ -34,6 +34,17 @@ def test_the_current_directory_is_mounted_and_shown(atoll: Atoll, tmp_path: Path
     atoll("rm", name)
 
 
+def test_an_agent_starts_in_the_directory_that_it_may_write_to(atoll: Atoll, tmp_path: Path) -> None:
+    script, project = tmp_path / "script.toml", tmp_path / "project"
+    project.mkdir()
+    look = '[[step]]\n[[step.call]]\ntool = "shell"\ninput.command = "pwd; touch made"\n[[step]]\ntext = "{at}"'
+    script.write_text(f'{look}\n[[step.expect.result]]\nkeep = {{ at = "stdout" }}'.replace("{at}", "${at}"))
+    words = ("agent", "--model", f"script:{script}", *(() if ROOT else ("--user", "root")), "hi")
+    assert atoll.text(*words, "--mount", f"{tmp_path}:/data", "--mount", f"{project}:/work:rw") == "/work\n"
+    assert (project / "made").stat().st_uid == project.stat().st_uid
+    assert atoll.text(*words, "--mount", f"{project}:/work:rw", "--cwd", "/tmp") == "/tmp\n"
+
+
 def test_a_wrong_mount_is_refused_with_what_is_allowed(atoll: Atoll, tmp_path: Path) -> None:
     assert (
         b"'/srv:work' is not a mount; write SOURCE:/TARGET" in atoll("create", "--mount", "/srv:work", status=2).stderr

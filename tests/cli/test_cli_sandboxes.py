@@ -291,7 +291,7 @@ def test_labels_and_lifetime_are_shown_filtered_by_and_changed(atoll: Atoll, box
         (("update", "BOX", "--label", "team"), "the label 'team' has no value; write KEY=VALUE"),
         (("update", "BOX", "--label", "a b=c"), "'a b' is not a key for a label"),
         (("update", "BOX", "--ttl", "soon"), "'soon' is not a duration"),
-        (("create", "--ttl", "10ms"), "ttl_s is 0.01, but it should be greater than or equal to 1"),
+        (("create", "--ttl", "10ms"), "ttl_s is 0.01; it must be at least 1"),
         (("update", "BOX", "--open-files", "128"), "put the sandbox to sleep first"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,14 @@ async def test_a_client_works_on_a_copy_of_the_operators_directory_and_hands_fil
         assert await shell(client, "pwd; ls", sandbox="other") == "/home/user\n"
     assert (out / "plot.png").read_text() == "png"
     assert (app / "src/main.py").read_text() == "print(1)\n"
+
+
+async def test_a_client_starts_in_the_operators_directory_if_it_may_write_to_it(program: Program, app: Path) -> None:
+    user = [] if os.geteuid() == 0 else ["--user", "root"]
+    async with Client(program("--mount", f"{app}:/work:rw", *user)) as client:
+        assert ", in /work unless you say otherwise" in (client.instructions or "")
+        assert await shell(client, "pwd; echo 3 > src/main.py") == "/work\n"
+    assert (app / "src/main.py").read_text() == "3\n"
 
 
 async def test_each_session_over_http_has_a_copy_of_its_own_as_it_is_then(host: Engine, app: Path) -> None:

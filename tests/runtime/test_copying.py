@@ -110,6 +110,14 @@ def test_a_tar_is_unpacked_however_it_is_cut(unpack: Callable[..., int], root: P
     assert (root / "grün").read_text() == "unicode"
 
 
+def test_zeros_are_written_as_holes_and_read_as_zeros(unpack: Callable[..., int], root: Path) -> None:
+    data = b"a" + bytes(99_999) + b"b" * 5_000 + bytes(100_000)
+    for piece in (512, 4096, 10_000, 10**6):
+        unpack(archive(entry(f"file{piece}", data)), piece=piece)
+        assert (root / f"file{piece}").read_bytes() == data
+    assert (root / "file10000").stat().st_blocks * 512 < len(data)
+
+
 def test_set_id_and_sticky_bits_are_dropped_and_directories_stay_usable(unpack: Callable[..., int], root: Path) -> None:
     unpack(
         archive(

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 import subprocess
 import sys
+import traceback
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import pytest
 from hypothesis import example, given, settings, strategies as st
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, SecretStr, ValidationError
 
+from atoll.code.executor import CodeConfig
 from atoll.contract import frozen
 from atoll.contract.driver import Layer
-from atoll.contract.frozen import AfterValidator, Field, Frozen, pydantic_model
-from atoll.contract.model import ExecBytes, FileEntry, Limits, SandboxInfo, SandboxSpec
+from atoll.contract.errors import InvalidRequest
+from atoll.contract.frozen import AfterValidator, Field, Frozen, FrozenRequest, pydantic_model
+from atoll.contract.model import ExecBytes, FileEntry, Limits, Mount, SandboxInfo, SandboxSpec
 from atoll.contract.network import NetworkPolicy
 from atoll.runtime.state.store import Manifest
 from atoll.settings import Settings
@@ -157,12 +161,49 @@ def test_what_is_dumped_without_pydantic_is_what_pydantic_dumps(given: dict[str,
 def test_what_is_wrong_is_refused_with_the_error_of_pydantic(model: type[Frozen], wrong: dict[str, Any]) -> None:
     with pytest.raises(ValidationError) as ours:
         model.model_validate(wrong)
-    with pytest.raises(ValidationError) as made:
+    with pytest.raises(InvalidRequest if issubclass(model, FrozenRequest) else ValidationError) as made:
         model(**wrong)
     with pytest.raises(ValidationError) as theirs:
         pydantic_model(model)(**wrong)
-    assert str(ours.value) == str(made.value) == str(theirs.value)
+    assert str(ours.value) == str(theirs.value)
+    assert issubclass(model, FrozenRequest) or str(made.value) == str(theirs.value)
     assert ours.value.title == model.__name__
+
+
+@pytest.mark.parametrize(
+    ("model", "wrong", "said"),
+    [
+        (
+            Limits,
+            {"memory_bytes": "512m"},
+            "memory_bytes is '512m'; it must be a whole number of bytes: 512 << 20 is 512 MiB",
+        ),
+        (Limits, {"memory_bytes": 1}, "memory_bytes is 1; it must be at least 8388608"),
+        (Limits, {"cpus": "all"}, "cpus is 'all'; it must be a number"),
+        (Limits, {"memory": 1 << 30}, "Limits has no field memory; did you mean memory_bytes?"),
+        (Mount, {"source": "."}, "Mount needs the field target"),
+        (Mount, {"source": "", "target": "/a"}, "source is ''; it must not be empty"),
+        (Mount, {"source": ".", "target": "/a", "read_only": "no idea"}, "read_only is 'no idea'; it must be True or"),
+        (NetworkPolicy, {"allow": 3}, "allow is 3; it must be a Sequence"),
+        (NetworkPolicy, {"allow": ["a b"]}, "'a b' is not a network rule: "),
+        (Settings, {"project_mib": 0}, "project_mib is 0; it must be at least 1"),
+        (CodeConfig, {"timeout": 1, "language": "python"}, "CodeConfig has no field timeout; did you mean timeout_s?"),
+        (CodeConfig, {"language": "perl"}, "language is 'perl'; it must be 'python', 'javascript' or 'bash'"),
+    ],
+)
+def test_what_a_caller_makes_is_refused_in_words_that_say_what_is_allowed(
+    model: type[Any], wrong: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=f"^{re.escape(said)}") as error:
+        model(**wrong)
+    assert "pydantic" not in str(error.value)
+
+
+def test_a_setting_that_is_a_secret_is_not_in_the_message() -> None:
+    token = "hunter2"
+    with pytest.raises(InvalidRequest, match="mcp_token is wrong") as error:
+        Settings(mcp_token=SecretStr(token))
+    assert token not in "".join(traceback.format_exception(error.value))
 
 
 def test_fields_cannot_be_set_or_deleted() -> None:

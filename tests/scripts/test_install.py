@@ -170,12 +170,13 @@ def test_installed_again_while_a_sandbox_runs_it_goes_on_and_uninstalled_nothing
     assert "sleep 1000" in run(command, "ps", "box", ATOLL_STATE_DIR=state_dir).stdout
     assert run(command, "exec", "box", "--", "echo", "hi", ATOLL_STATE_DIR=state_dir).stdout == "hi\n"
 
-    refused = run(install, "--remove", status=1, PREFIX=prefix, ATOLL_STATE_DIR=state_dir).stderr
-    assert (
-        f"Destroy 2 sandboxes, 1 checkpoint, 0 volumes, and remove {state_dir} with all images? Give --yes" in refused
-    )
+    path = f"{prefix}/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    refused = run(install, "--remove", status=1, PREFIX=prefix, ATOLL_STATE_DIR=state_dir, PATH=path).stderr
+    question = f"Destroy 2 sandboxes, 1 checkpoint, 0 volumes, and remove {state_dir} with all images?"
+    assert f"{question}\natoll: " in refused
+    assert f"'make uninstall PREFIX={prefix} YES=1' does not ask" in refused
     assert command.exists()
-    run(install, "--remove", "--yes", PREFIX=prefix, ATOLL_STATE_DIR=state_dir)
+    run(install, "--remove", "--yes", PREFIX=prefix, ATOLL_STATE_DIR=state_dir, PATH=path)
     assert not state_dir.exists()
     assert not (prefix / "lib/atoll").exists()
     assert list((prefix / "bin").iterdir()) == []
@@ -183,6 +184,22 @@ def test_installed_again_while_a_sandbox_runs_it_goes_on_and_uninstalled_nothing
     assert str(state_dir) not in Path("/proc/self/mountinfo").read_text()
     assert "nothing is installed" in run(install, "--remove", PREFIX=prefix).stderr
     state_dir.mkdir()  # for the leak check, which looks into it
+
+
+def test_another_installation_keeps_the_sandboxes_of_one_that_is_uninstalled(
+    checkout: Path, tmp_path: Path, make_state_dir: Callable[[], Path]
+) -> None:
+    prefix, state_dir = tmp_path / "prefix", make_state_dir()
+    install, other = checkout / "scripts/install", tmp_path / "other/atoll"
+    other.parent.mkdir()
+    other.touch(mode=0o755)
+    run(install, PREFIX=prefix)
+    run(prefix / "bin/atoll", "volumes", "create", "kept", ATOLL_STATE_DIR=state_dir)
+    path = f"{prefix}/bin:{other.parent}:/usr/bin:/bin"
+    said = run(install, "--remove", "--yes", PREFIX=prefix, ATOLL_STATE_DIR=state_dir, PATH=path).stderr
+    assert f"sandboxes stay: {other} uses them" in said
+    assert not (prefix / "lib/atoll").exists()
+    run(sys.executable, "-m", "atoll", "volumes", "rm", "kept", ATOLL_STATE_DIR=state_dir)
 
 
 def _processes_of(state_dir: Path) -> list[bytes]:

@@ -260,6 +260,9 @@ async def test_lines_are_found(call: Caller, tools: ToolSet, box: Sandbox) -> No
     assert sorted(result.text.splitlines()) == ["src/a.py:1: def one(): 1", "src/deep/b.txt:1: def two()"]
     found = await call(tools, "grep", pattern="def", path="src", include="*.py")
     assert found == {"matches": [{"path": "src/a.py", "line": 1, "text": "def one(): 1"}], "truncated": False}
+    for include, names in (("src/*.py", ["src/a.py"]), ("**/*.txt", ["src/deep/b.txt"]), ("deep/*", [])):
+        found = await call(tools, "grep", pattern="def", include=include)
+        assert [match["path"] for match in found["matches"]] == names, include
     assert (await call(tools, "grep", pattern="def", path="src/a.py"))["matches"][0]["path"] == "src/a.py"
     assert (await call.raw(tools, "grep", pattern="nothing of it")).text == "[no matches]"
     assert "pattern" in await call.error(tools, "grep", pattern="(")

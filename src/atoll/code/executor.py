@@ -19,10 +19,10 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import UTC, datetime
 from types import TracebackType
-from typing import Any, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
 import anyio
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from atoll.code.approvals import ApprovalRequest, Approver, denial, try_to_withdraw
 from atoll.code.languages import KERNEL_MARK
@@ -38,6 +38,7 @@ from atoll.contract.errors import (
     SandboxNotFound,
     ToolCallError,
 )
+from atoll.contract.frozen import refusal
 from atoll.contract.model import Limits
 from atoll.contract.network import NetworkPolicy
 from atoll.runtime.engine import open as open_engine
@@ -106,6 +107,14 @@ class CodeConfig(BaseModel):
     """True: stubs take one dict and return a text, as those of the hosted product do."""
     ephemeral: bool = False
     """True: a session's sandbox ends with this process, however that ends. Such a session cannot be suspended."""
+
+    if not TYPE_CHECKING:  # type checkers know the fields
+
+        def __init__(self, **given: Any) -> None:
+            try:
+                super().__init__(**given)
+            except ValidationError as error:
+                raise refusal(type(self), error) from None
 
 
 class SessionInfo(BaseModel):

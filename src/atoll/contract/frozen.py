@@ -9,6 +9,8 @@ string, a number out of range, a field that does not exist) goes to a pydantic m
 decides what can be converted and what is refused. What is accepted here, pydantic would accept with the same result:
 `tests/runtime/test_frozen.py` compares the two. Data that others wrote goes to pydantic always (`model_validate_json`).
 
+`FrozenRequest` is the base of models that callers make themselves: what is wrong with one is an `InvalidRequest`.
+
 Not here: the models (`model.py` and others), and models that only describe what is parsed, such as the inputs of tools.
 They are plain pydantic. Used by every layer.
 """
@@ -33,15 +35,19 @@ from typing import (
     Self,
     TypeVar,
     Union,
+    cast,
     dataclass_transform,
     get_args,
     get_origin,
 )
 
+from atoll.contract.errors import InvalidRequest
+
 if TYPE_CHECKING:
     from typing import Self
 
-    from pydantic import BaseModel
+    from pydantic import BaseModel, ValidationError
+    from pydantic_core import ErrorDetails
 
 _M = TypeVar("_M", bound="Frozen")
 _Check = Callable[[Any], Any]
@@ -50,6 +56,23 @@ _REQUIRED: Any = object()
 # As we write it. pydantic reads more forms, and `datetime.fromisoformat` others again.
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{6})?(Z|[+-]\d\d:\d\d)", re.ASCII)
 _PLAIN = (str, int, bool, bytes, NoneType)
+_ALLOWED: Mapping[str, str] = {
+    "int": "a whole number",
+    "float": "a number",
+    "finite_number": "a finite number",
+    "bool": "True or False",
+    "string": "text",
+    "greater_than_equal": "at least {ge}",
+    "greater_than": "above {gt}",
+    "less_than_equal": "at most {le}",
+    "string_too_short": "at least {min_length} characters long",
+    "string_too_long": "at most {max_length} characters long",
+    "too_short": "at least {min_length} long",
+    "too_long": "at most {max_length} long",
+    "literal_error": "{expected}",
+    "is_instance_of": "a {class}",
+}
+"""What a value must be, by the type of pydantic's error, or by what that begins with."""
 
 
 class _Unsure(Exception):
@@ -210,6 +233,64 @@ class Frozen:
         )
 
 
+class FrozenRequest(Frozen):
+    """The base of models that callers make.
+
+    Raises:
+        InvalidRequest: a field is missing, unknown or wrong; the message says what is allowed.
+    """
+
+    def __init__(self, /, **given: Any) -> None:
+        problem = None
+        try:
+            super().__init__(**given)
+        except ValueError as error:
+            problem = refusal(type(self), error)
+        if problem is not None:  # raised here, so that no traceback refers to a value, which may be a secret
+            raise problem
+
+
+def refusal(cls: type[Frozen] | type[BaseModel], error: ValueError) -> InvalidRequest:
+    """pydantic's error about the fields of `cls`, for the caller: what is wrong with the first of them."""
+    first: ErrorDetails = cast("ValidationError", error).errors()[0]
+    name = str(first["loc"][0]) if first["loc"] else ""
+    fields = pydantic_model(cls).model_fields if issubclass(cls, Frozen) else cls.model_fields
+    if first["type"] == "extra_forbidden":
+        from difflib import get_close_matches
+
+        near = get_close_matches(name, fields, cutoff=0.5)
+        meant = f"did you mean {near[0]}?" if near else f"it has {', '.join(fields)}"
+        return InvalidRequest(f"{cls.__name__} has no field {name}; {meant}", field=name)
+    if first["type"] == "missing":
+        return InvalidRequest(f"{cls.__name__} needs the field {name}", field=name)
+    secret = name in fields and holds_secret(fields[name].annotation)
+    return InvalidRequest(explain_invalid(first, shown=not secret), field=name)
+
+
+def explain_invalid(error: ErrorDetails, *, shown: bool = True) -> str:
+    """What is wrong with the value of a field, and what is allowed. The value is not `shown` if it is a secret."""
+    bounds = error.get("ctx", {})
+    if cause := bounds.get("error"):
+        return str(cause)
+    # Of a union, pydantic names the member too, in its own terms.
+    where = ".".join(str(part) for part in error["loc"] if "[" not in str(part))
+    kind = error["type"]
+    allowed = _ALLOWED.get(kind) or _ALLOWED.get(kind.removesuffix("_type").removesuffix("_parsing"))
+    rule = f"it must be {allowed.format(**bounds)}" if allowed else error["msg"].replace("Input should", "it should")
+    if kind == "string_too_short" and bounds["min_length"] == 1:
+        rule = "it must not be empty"
+    if kind.startswith("int_") and where.endswith("_bytes"):
+        rule += " of bytes: 512 << 20 is 512 MiB"
+    return f"{where} is {error['input']!r}; {rule}" if shown else f"{where} is wrong; {rule}"
+
+
+def holds_secret(annotation: object) -> bool:
+    """Whether a field of this type may hold a `SecretStr`."""
+    from pydantic import SecretStr
+
+    return annotation is SecretStr or any(map(holds_secret, get_args(annotation)))
+
+
 # ---- without pydantic ----
 
 
@@ -316,7 +397,9 @@ def _annotations(cls: type[Frozen], other: Callable[[str], Any]) -> dict[str, tu
 
 def _owners(cls: type[Frozen]) -> list[type[Frozen]]:
     """The models that `cls` has fields of, the base first."""
-    return [owner for owner in reversed(cls.__mro__) if issubclass(owner, Frozen) and owner is not Frozen]
+    return [
+        owner for owner in reversed(cls.__mro__) if issubclass(owner, Frozen) and owner not in (Frozen, FrozenRequest)
+    ]
 
 
 def _checker(annotation: Any) -> _Check:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from atoll.contract.errors import InvalidRequest
-from atoll.contract.frozen import AfterValidator, Field, Frozen
+from atoll.contract.frozen import AfterValidator, Field, Frozen, FrozenRequest
 from atoll.contract.names import check_env, check_name
 from atoll.contract.network import NetworkPolicy, PackageIndexes
 
@@ -64,7 +64,7 @@ Env = Annotated[dict[str, str], AfterValidator(check_env)]
 Labels = Annotated[dict[str, str], AfterValidator(check_labels)]
 
 
-class Limits(Frozen):
+class Limits(FrozenRequest):
     """What a sandbox may use. A limit that is set is enforced, or the create is refused."""
 
     memory_bytes: int | None = Field(default=None, ge=8 * 1024 * 1024)
@@ -80,7 +80,7 @@ class Limits(Frozen):
     on a full disk, for this sandbox alone. Unset: no limit but the free space."""
 
 
-class Mount(Frozen):
+class Mount(FrozenRequest):
     """A directory of the host, or a volume, that a sandbox sees at `target`. Its files are not in checkpoints.
 
     Outside, what the sandbox's user writes belongs to the owner of the directory, and the owner's files belong to that

@@ -15,7 +15,7 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_add
 from typing import Annotated, Literal
 
 from atoll.contract.errors import InvalidRequest
-from atoll.contract.frozen import AfterValidator, Field, Frozen
+from atoll.contract.frozen import AfterValidator, Field, Frozen, FrozenRequest
 
 REGISTRIES = "registries"
 """The preset for the package indexes that this machine is configured for."""
@@ -188,7 +188,7 @@ def _check_rules(rules: Sequence[str] | str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(str(parse_rule(text)) for text in texts))
 
 
-class NetworkPolicy(Frozen):
+class NetworkPolicy(FrozenRequest):
     """The network connections that a sandbox may make. What no rule allows is refused."""
 
     allow: Annotated[Sequence[str] | str, AfterValidator(_check_rules)] = ()

@@ -15,17 +15,13 @@ import struct
 import subprocess
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from atoll.contract.errors import LaunchFailed
 from atoll.drivers.keeper_client import KeeperSocket
 from atoll.drivers.keeper_command import BIN
-from atoll.drivers.machine import Machine
-
-if TYPE_CHECKING:
-    from ctypes import CDLL
+from atoll.drivers.machine import Machine, libc
 
 _CLONE_NEWUTS = 0x0400_0000
 _NS_GET_USERNS, _NS_GET_OWNER_UID = 0xB701, 0xB704
@@ -88,7 +84,7 @@ def set_hostname(pid: int | None, owner: int, hostname: str) -> str | None:
                 _enter(uts)
                 try:
                     name = os.fsencode(hostname)
-                    _check(_libc().sethostname(name, len(name)))
+                    _check(libc().sethostname(name, len(name)))
                 finally:
                     _enter(own)
             finally:
@@ -110,14 +106,7 @@ def _owner_of(namespace: int) -> int:
 
 
 def _enter(namespace: int) -> None:
-    _check(_libc().setns(namespace, _CLONE_NEWUTS))
-
-
-@cache
-def _libc() -> CDLL:
-    from ctypes import CDLL
-
-    return CDLL(None, use_errno=True)
+    _check(libc().setns(namespace, _CLONE_NEWUTS))
 
 
 def _check(result: int) -> None:

@@ -9,13 +9,17 @@ from __future__ import annotations
 import os
 import re
 import sys
+from functools import cache
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if sys.platform != "linux":
     raise ImportError("Atoll's sandboxes need Linux; on other systems, run it in a Linux virtual machine")
 
 import pwd
+
+if TYPE_CHECKING:
+    from ctypes import CDLL
 
 PROGRAM_PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/local/sbin", "/usr/sbin", "/sbin"])
 """Where programs of the host are searched for. An unprivileged user's PATH often lacks the last three."""
@@ -68,13 +72,20 @@ def find_program(name: str) -> str | None:
     return next((path for path in paths if os.access(path, os.X_OK) and os.path.isfile(path)), None)
 
 
+@cache
+def libc() -> CDLL:
+    """The C library, for system calls that Python does not have. Loading it takes as long as ten of them."""
+    from ctypes import CDLL
+
+    return CDLL(None, use_errno=True)
+
+
 def filesystem_type(path: Path) -> int:
     """The magic number of the file system at `path`, or 0."""
     import ctypes
 
     buffer = (ctypes.c_long * 32)()
-    libc = ctypes.CDLL(None, use_errno=True)
-    return int(buffer[0]) if libc.statfs(os.fsencode(path), ctypes.byref(buffer)) == 0 else 0
+    return int(buffer[0]) if libc().statfs(os.fsencode(path), ctypes.byref(buffer)) == 0 else 0
 
 
 class _CgroupAccess(NamedTuple):

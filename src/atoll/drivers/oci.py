@@ -168,6 +168,7 @@ class OciDriver:
         self.layers = OverlayLayerStore(state_dir, machine)
         self.keeper = KeeperSocket(can_freeze="memory" in machine.controllers)
         self._hostnames = Hostnames(machine, self.keeper)
+        self._capabilities: dict[bool, Capabilities] = {}
 
     @property
     def name(self) -> RuntimeName:
@@ -175,6 +176,12 @@ class OciDriver:
 
     @property
     def capabilities(self) -> Capabilities:
+        can_limit = self.layers.can_limit
+        if can_limit not in self._capabilities:
+            self._capabilities[can_limit] = self._declare(disk_limit=can_limit)
+        return self._capabilities[can_limit]
+
+    def _declare(self, *, disk_limit: bool) -> Capabilities:
         controllers, hides = self._machine.controllers, self._traits.hides_processes
         saves = self._traits.saves_memory and self._machine.root
         return Capabilities(
@@ -189,7 +196,7 @@ class OciDriver:
             terminal_keys=not self._is_old,
             freeze="memory" in controllers,
             mounts=True,
-            disk_limit=self.layers.can_limit,
+            disk_limit=disk_limit,
             chosen_by_default=True,
         )
 
@@ -433,12 +440,12 @@ class OciDriver:
     def oom_kills(self, id: str) -> int | None:
         return self._cgroups.oom_kills(id)
 
-    async def usage(self, id: str, active_layer: Path) -> Usage:
+    async def usage(self, id: str, active_layer: Path | None) -> Usage:
         return Usage(
             memory_bytes=self._cgroups.read(id, "memory/memory.usage_in_bytes", "memory.current"),
             memory_peak_bytes=self._cgroups.read(id, "memory/memory.max_usage_in_bytes", "memory.peak"),
             cpu_s=self._cgroups.cpu_s(id),
             pids=self._cgroups.read(id, "pids/pids.current", "pids.current"),
-            disk_bytes=await self.layers.size(active_layer / "upper"),
+            disk_bytes=0 if active_layer is None else await self.layers.size(active_layer / "upper"),
             oom_kills=self.oom_kills(id),
         )

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from atoll.contract.errors import Unenforceable
-from atoll.drivers.machine import filesystem_type
+from atoll.drivers.machine import filesystem_type, libc
 
 _BTRFS, _XFS, _EXT4 = 0x9123683E, 0x58465342, 0xEF53
 _NAMES = {
@@ -81,7 +81,7 @@ class Facts(NamedTuple):
 def probe(path: Path, *, root: bool) -> Facts:
     """What the file system of `path` offers. Takes some microseconds."""
     kind = filesystem_type(path)
-    name = filesystem_name(path)
+    name = _name(kind)
     snapshots = kind == _BTRFS and root
     if not root:
         return Facts(name, snapshots, limits=False, missing="only root may set quotas", fix="run as root")
@@ -99,7 +99,10 @@ def probe(path: Path, *, root: bool) -> Facts:
 
 def filesystem_name(path: Path) -> str:
     """The name of the file system of `path`, or its magic number if it is none that people use."""
-    kind = filesystem_type(path)
+    return _name(filesystem_type(path))
+
+
+def _name(kind: int) -> str:
     return _NAMES.get(kind, f"{kind:#x}")
 
 
@@ -394,7 +397,7 @@ def _quotactl(fd: int, command: int, id: int, record: bytearray) -> int:
     import ctypes
 
     buffer = (ctypes.c_char * len(record)).from_buffer(record)
-    done = ctypes.CDLL(None, use_errno=True).syscall(
+    done = libc().syscall(
         ctypes.c_long(_SYS_QUOTACTL_FD),
         ctypes.c_uint(fd),
         ctypes.c_uint(command << 8 | _PROJECT_QUOTA),

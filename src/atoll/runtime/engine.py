@@ -320,6 +320,11 @@ class LocalEngine(Engine):
 
         return AwaitableContext(making())
 
+    async def check_options(self, options: SandboxKeywords) -> None:
+        given = {name: value for name, value in options.items() if value is not None and "secret" not in name}
+        defaults = {"image": self._settings.image, "runtime": self._settings.runtime}
+        await self._provisioner.check(validate_spec(**{**defaults, **given, "name": "sandbox"}))
+
     async def warm(
         self,
         count: int,

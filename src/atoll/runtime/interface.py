@@ -234,6 +234,10 @@ class Engine(ABC):
             LaunchFailed: it did not start.
         """
 
+    @abstractmethod
+    async def check_options(self, options: SandboxKeywords) -> None:
+        """Raise what `create` would raise of these options, as far as that is known without creating a sandbox."""
+
     async def get_or_create(self, name: str, **options: Unpack[CreateOptions]) -> Sandbox:
         """The sandbox of this name, created with `options` if there is none. They change nothing of one that exists.
 

@@ -117,6 +117,13 @@ class Provisioner:
             spec, driver, resolved, authority=authority
         )
 
+    async def check(self, spec: SandboxSpec) -> None:
+        """Raise what `create` would raise of the runtime and the mounts in `spec`. Nothing is created or fetched: of an
+        image that is not present, the user that mounts are for is not known, and they are not checked."""
+        driver = self._choose(spec.runtime)
+        if spec.mounts and await self._images.contents(spec.image) is not None:
+            await self._resolve_base(spec, spec.limits, driver)
+
     async def find_indexes(self, policy: NetworkPolicy | None) -> PackageIndexes | None:
         """The package indexes that the preset `registries` of a policy means now. None: the policy has no preset.
 

@@ -185,6 +185,15 @@ class SandboxPool:
             raise SandboxExists(name) from None
         return made
 
+    async def check(self) -> None:
+        """Raise what `get` would raise of the pool's options, as far as that is known without creating a sandbox: the
+        person who chose them is told, and not a model.
+
+        Raises:
+            InvalidRequest, Unenforceable, RuntimeUnavailable, VolumeNotFound: an option is wrong.
+        """
+        await self._engine.check_options(self._options)
+
     async def describe(self) -> PoolDescription:
         """What sandboxes with the pool's options have and may do. Nothing is created, started or fetched."""
         limits = self._options.get("limits") or Limits()
@@ -217,7 +226,6 @@ class SandboxPool:
         merged: CreateOptions = {**self._options, **options}
         if name != DEFAULT or place is None:
             return await self._engine.create(full, **merged)
-        # A copy. A mount of the directory would be made here instead, at the same path: then nothing is brought back.
         merged["cwd"] = place[1]
         made = await self._engine.create(full, **merged)
         try:

@@ -179,7 +179,7 @@ def _parse(url: SecretStr | str | None, state_dir: Path) -> sa.URL:
     except ArgumentError:
         raise InvalidRequest(f"the database's URL (ATOLL_DATABASE_URL) is not one; write {_FORMS}") from None
     kind = parsed.get_backend_name()
-    if parsed.drivername not in (kind, _DRIVERS.get(kind)):
+    if kind not in _DRIVERS or parsed.drivername not in (kind, _DRIVERS[kind]):
         raise InvalidRequest(f"{parsed.drivername!r} is not a kind of database (ATOLL_DATABASE_URL); write {_FORMS}")
     if kind == "sqlite" and not os.path.isabs(parsed.database or ""):
         raise InvalidRequest(f"the database's path must be absolute (ATOLL_DATABASE_URL); write {_FORMS}")

@@ -6,27 +6,41 @@ Owns the order in which they open and close. Not here: what each does, and HTTP.
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from atoll.contract.errors import InvalidRequest, TenantExists
+import anyio
+from sqlalchemy.exc import IntegrityError
+
+from atoll.contract.errors import AtollError, InvalidRequest, TenantExists
+from atoll.contract.model import SandboxInfo
 from atoll.runtime.lifetimes import AwaitableContext
+from atoll.runtime.state.store import StateStore
 from atoll.server.audit import AuditTrail
 from atoll.server.database import Database
 from atoll.server.engines import TenantEngines
+from atoll.server.events import Events
+from atoll.server.history import UsageHistory
 from atoll.server.idempotency import Idempotency
 from atoll.server.keys import ApiKeys
 from atoll.server.quotas import QuotaLedger
 from atoll.server.tenants import DEFAULT_TENANT, TenantPolicy, Tenants
+from atoll.server.webhooks import Webhooks
 from atoll.settings import Settings
 
 if TYPE_CHECKING:
     from pydantic import SecretStr
 
+    from atoll.runtime.sandbox import Sandbox
+
 _OPEN_POLICY = TenantPolicy(images=("host", "*"), networks=("*", "registries"))
 """Of the tenant `default` when it is made: that of the operator, who has all of it on the local command line. No
 directory of the machine: clients of the server are elsewhere."""
+_RETRY_S = 1.0
+_log = logging.getLogger(__name__)
 
 
 class Server:
@@ -41,6 +55,12 @@ class Server:
         self.audit = AuditTrail(database)
         self.idempotency = idempotency
         self.engines = TenantEngines(settings)
+        self.webhooks = Webhooks(
+            database, settings.resolve_state_dir(), settings.secrets_key, allow=settings.webhook_rules()
+        )
+        self.events = Events(database, self._list_sandboxes, self.webhooks.enqueue)
+        self.events.on_commit = self.webhooks.wake
+        self.history = UsageHistory(self._list_sandboxes, self._get_sandbox)
         self.first_key: SecretStr | None = None
         """The text of the first key of the server's administrators, if it was made now. It is to be shown once."""
 
@@ -59,6 +79,10 @@ class Server:
     @classmethod
     async def _open(cls, settings: Settings) -> Server:
         state_dir = settings.resolve_state_dir()
+        try:
+            StateStore(state_dir)  # it is this user's, and no other's
+        except OSError as error:
+            raise InvalidRequest(f"the state directory {state_dir} cannot be used: {error.strerror}") from error
         async with AsyncExitStack() as undo:
             database = await Database.open(settings.database_url, state_dir)
             undo.push_async_callback(database.aclose)
@@ -74,6 +98,19 @@ class Server:
             with suppress(TenantExists):  # another process has just made it
                 await self.tenants.create(DEFAULT_TENANT, policy=_OPEN_POLICY)
         return await self.keys.create_first("first")
+
+    async def run(self) -> None:
+        """What goes on while a server serves: watching sandboxes, deliveries, samples of usage. Until it is cancelled."""
+        async with anyio.create_task_group() as tasks:
+            for part in (self.events.watch, self.events.poll, self.webhooks.deliver, self.history.sample):
+                tasks.start_soon(_again, part)
+
+    async def _list_sandboxes(self) -> dict[str, list[SandboxInfo]]:
+        """The sandboxes of all tenants."""
+        return {tenant.name: await (await self.engines.get(tenant.name)).list() for tenant in await self.tenants.list()}
+
+    async def _get_sandbox(self, tenant: str, name: str) -> Sandbox:
+        return await (await self.engines.get(tenant)).get(name)
 
     async def delete_tenant(self, name: str, *, destroy: bool = False) -> None:
         """Delete a tenant: its record and its keys; with `destroy`, its sandboxes too.
@@ -109,3 +146,13 @@ class Server:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.aclose()
+
+
+async def _again(part: Callable[[], Awaitable[None]]) -> None:
+    """Go on when the database does not answer for a while, or a tenant is deleted in between."""
+    while True:
+        try:
+            await part()
+        except* (AtollError, OSError, IntegrityError) as failed:
+            _log.warning("%s failed and is begun again: %s", part.__qualname__, failed.exceptions[0])
+        await anyio.sleep(_RETRY_S)

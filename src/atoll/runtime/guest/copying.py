@@ -37,6 +37,7 @@ MAX_DOWNLOAD_DEPTH = 512
 
 _BLOCK = 512
 _PIECE_BYTES = 1024 * 1024
+_HOLE_BYTES = 4096
 _MAX_EXTENSION_BYTES = 64 * 1024
 _OCTAL = re.compile(rb" *([0-7]{1,12})[ \0]*")
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -197,12 +198,16 @@ async def _download_directory(
 
 
 def _too_much(path: str, limit_bytes: int) -> InvalidRequest:
-    message = f"{path}: more than {limit_bytes} bytes; download less, or give a larger limit_bytes"
+    message = f"{path}: more than {limit_bytes} bytes; download less, or give a larger limit (limit_bytes, --limit)"
     return InvalidRequest(message, limit_bytes=limit_bytes)
 
 
 def _write_all(fd: int, data: bytes | memoryview) -> None:
+    """Write all of it. A piece of zeros becomes a hole, so that a sparse file inside does not fill the disk here."""
     view = memoryview(data)
+    if len(view) >= _HOLE_BYTES and not view[0] and view == memoryview(bytes(len(view))):
+        os.ftruncate(fd, os.lseek(fd, len(view), os.SEEK_CUR))
+        return
     while view:
         view = view[os.write(fd, view) :]
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 from atoll.contract.driver import Capabilities
 from atoll.contract.errors import InvalidRequest
+from atoll.contract.frozen import explain_invalid
 from atoll.contract.model import Limits, SandboxSpec
 
 if TYPE_CHECKING:
@@ -37,8 +38,7 @@ def validate_spec(**fields: object) -> SandboxSpec:
         first = cast("ValidationError", error).errors()[0]
         cause = first.get("ctx", {}).get("error")
         where = ".".join(str(part) for part in first["loc"])
-        told = f"{where} is {first['input']!r}, but {first['msg'].replace('Input should', 'it should')}"
-        message = str(cause) if cause else told
+        message = explain_invalid(first)
         if where in _RULES and cause is None:
             noun, rule = _RULES[where]
             message = f"the {noun} is {first['input']!r}; it must be {rule}"

@@ -51,13 +51,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from atoll.surfaces.cli.grammar import UsageError
 
     try:
+        if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # as `program` in `atoll/__main__.py` sets it
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         return app.run(words)
     except InvalidRequest as error:
         render.failure(error, as_json=as_json)
         return USAGE
     except UsageError as error:
-        hint = f"`{error.command_path} --help` shows the arguments and options"
-        render.failure(error, as_json=as_json, hint=hint)
+        render.failure(error, as_json=as_json, hint=app.usage_hint(error))
         return USAGE
     except CallerError as error:
         render.failure(error, as_json=as_json)
@@ -70,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def program() -> NoReturn:
-    """The installed command `atoll`: `main`, then the end of the process.
+    """The installed command `atoll`, called by `atoll/__main__.py`: `main`, then the end of the process.
 
     The interpreter is not taken down: freeing every module takes a fifth of a short command's time. Nothing is left to
     do then: `main` has closed the engine, and what was printed is flushed here.

@@ -20,7 +20,7 @@ from atoll.surfaces.cli.command import (
     app_parameters,
     help_without_command,
 )
-from atoll.surfaces.cli.grammar import Option, Parameter, parameters_of, similar
+from atoll.surfaces.cli.grammar import Option, Parameter, UsageError, parameters_of, similar
 
 MODULES = {
     "exec": ("run", "exec", "shell"),
@@ -74,6 +74,7 @@ _SYNONYMS = {
     "prune": ("gc",),
     "pull": ("images pull",),
     "remove": ("rm",),
+    "rename": ("fork NAME NEW-NAME",),
     "repl": ("python",),
     "show": ("inspect",),
     "snapshot": ("checkpoint",),
@@ -84,6 +85,17 @@ _SYNONYMS = {
     "unpause": ("resume",),
 }
 """What the words of other tools are called here."""
+_HABITS: tuple[tuple[str, str, str], ...] = (
+    ("run create agent mcp", "-v --volume", "`--mount SRC:DST` mounts a directory, with `:rw` after it to write"),
+    ("run create", "-p --publish", "`atoll expose NAME PORT` and `atoll forward NAME PORT` open a port"),
+    ("run create agent mcp", "--net --network", "`--allow RULE` allows egress; without it there is none"),
+    ("run create exec shell agent mcp", "--workdir", "`--cwd DIR` is where commands start"),
+    ("run", "--rm", "leave it out: the sandbox of `atoll run` is always removed"),
+    ("run", "-d --detach", "`atoll create NAME` and `atoll exec --detach NAME -- COMMAND` run it in the background"),
+    ("cp", "-r -R -a --recursive --archive", "leave it out: a directory is copied with its content"),
+    ("ls", "-a --all", "leave it out: all are listed"),
+)
+"""Options that other tools have: the commands and options that are meant, and what does it here."""
 
 
 def root(
@@ -162,6 +174,15 @@ class App(AtollGroup):
             command, words = found, words[1:]
         line.take(command.shown_parameters(), words, leading=command.leading)
         return line.of_command(command, last)
+
+
+def usage_hint(error: UsageError) -> str:
+    """What helps with words that cannot be parsed."""
+    command = error.command_path.removeprefix("atoll ")
+    for commands, options, hint in _HABITS:
+        if command in commands.split() and error.option in options.split():
+            return hint
+    return f"`{error.command_path} --help` shows the arguments and options"
 
 
 def _load(module: str) -> dict[str, AtollCommand | AtollGroup]:

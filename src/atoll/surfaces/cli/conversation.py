@@ -210,6 +210,7 @@ async def converse(
         name = f"agent-{secrets.token_hex(6)}" if plan.session is None else plan.session
         project = None if plan.project is None else plan.project.project
         async with engine.pool(name, temporary=not kept, sleeps=kept, project=project, **arguments) as pool:
+            await pool.check()
             if project is not None:
                 await pool.bring_project()
             about = briefing(

@@ -26,11 +26,12 @@ _WANTED: Mapping[str, str] = {
 
 
 class UsageError(Exception):
-    """The words cannot be parsed. `command_path` is the command that they are for."""
+    """The words cannot be parsed. `command_path` is the command that they are for, `option` one that it has not."""
 
-    def __init__(self, message: str, command_path: str) -> None:
+    def __init__(self, message: str, command_path: str, option: str | None = None) -> None:
         super().__init__(message)
         self.command_path = command_path
+        self.option = option
 
 
 Completes = Literal["sandbox", "checkpoint", "volume", "image", "runtime", "place", "approval", "trace", ""]
@@ -194,7 +195,7 @@ class Parser:
     def _take_long(self, rest: list[str]) -> None:
         name, equals, value = rest.pop(0).partition("=")
         if not self._take_option(name, value if equals else None, rest):
-            self._refuse(f"No such option: {name}{self._possible(name)}")
+            self._refuse(f"No such option: {name}{self._possible(name)}", name)
 
     def _take_short(self, rest: list[str]) -> None:
         word = rest.pop(0)
@@ -202,7 +203,7 @@ class Parser:
             option = self._options.get(f"-{letter}")
             attached = word[position:] if option is not None and option.takes_value else ""
             if not self._take_option(f"-{letter}", attached or None, rest):
-                self._refuse(f"No such option: -{letter}")
+                self._refuse(f"No such option: -{letter}", f"-{letter}")
             if attached:
                 return
 
@@ -230,8 +231,8 @@ class Parser:
         near = similar(name, [known for known in (*self._options, *HELP) if known.startswith("--")])
         return f" (Possible options: {', '.join(sorted(near))})" if near else ""
 
-    def _refuse(self, message: str) -> NoReturn:
-        raise UsageError(message, self._path)
+    def _refuse(self, message: str, option: str | None = None) -> NoReturn:
+        raise UsageError(message, self._path, option)
 
 
 def similar(word: str, known: Sequence[str]) -> list[str]:

@@ -264,6 +264,13 @@ def network_policy(allow: Sequence[str]) -> NetworkPolicy | None:
     return NetworkPolicy(allow=allow)
 
 
+def starting_in_mount(options: SandboxOptions) -> SandboxOptions:
+    """The options for a model that works in sandboxes: without a `cwd` it starts in the first directory of this machine
+    that it may write to, if one is mounted."""
+    writable = [each.target for each in options.mounts if each.volume is None and not each.is_read_only]
+    return options._replace(cwd=writable[0]) if writable and options.cwd is None else options
+
+
 def engine_arguments(options: SandboxOptions) -> dict[str, Any]:
     """The arguments of `Engine.create` and `Engine.pool`.
 
@@ -318,7 +325,7 @@ def limits(options: SandboxOptions) -> Limits:
     from atoll.contract.model import Limits
 
     try:
-        chosen = Limits(**{name: getattr(options, name) for name in _LIMIT_OPTIONS})
+        chosen = Limits.model_validate({name: getattr(options, name) for name in _LIMIT_OPTIONS})
     except ValueError as error:
         raise _out_of_range(cast("ValidationError", error).errors()[0]) from None
     _warn_of_limits_beyond_the_machine(chosen)

@@ -86,11 +86,13 @@ async def open_session(engine: Engine, config: ServerConfig, name: str | None = 
 
     Raises:
         InvalidRequest: the name or an option is not allowed, or the vocabularies cannot be combined.
+        Unenforceable, RuntimeUnavailable, VolumeNotFound: an option is wrong on this machine.
     """
     chosen = choose(config.tools)
     kept = name is not None
     id = f"mcp-{secrets.token_hex(8)}" if name is None else name
     async with engine.pool(id, temporary=not kept, sleeps=kept, project=config.project, **config.options) as pool:
+        await pool.check()
         tools = session_tools(pool, chosen, save_dir=config.save_dir)
         instructions = briefing(await pool.describe(), chosen, kept=kept, saves="save_file" in tools)
         instructions += f" Files can be read as resources too: {_SCHEME}NAME/absolute/path."

@@ -254,7 +254,7 @@ async def _create(caller: Caller, body: SandboxCreate, name: str | None, label: 
         mounts=body.mounts,
         network=body.network,
         runtime=body.runtime,
-        limits=body.limits,
+        limits=body.limits or Limits(),
         ttl_s=body.ttl_s,
     )
     fresh = body.from_checkpoint is None

@@ -15,6 +15,7 @@ from atoll.surfaces.cli import render
 from atoll.surfaces.cli.command import AtollCommand, CommandContext, CommandModule, Work
 from atoll.surfaces.cli.grammar import Argument, Option
 from atoll.surfaces.cli.options import DEFAULT_TOOLS, SANDBOX, tools_option
+from atoll.surfaces.cli.sandbox_options import starting_in_mount
 
 commands = CommandModule()
 
@@ -22,7 +23,7 @@ commands = CommandModule()
 class _AgentCommand(AtollCommand):
     """Its `--here` may be given without a directory."""
 
-    resources = SANDBOX
+    resources = (*SANDBOX, "cwd")
     json_help = "Print each event as a line of JSON, also errors."
 
     def prepared(self, words: list[str]) -> list[str]:
@@ -120,13 +121,19 @@ def agent(  # noqa: PLR0913, PLR0917 - each is an option
     The model's text goes to standard output, everything else to standard error. Without PROMPT, on a terminal, this is
     a conversation: Ctrl-C ends a turn and what runs in it, an empty line ends the conversation.
 
+    There are two ways to give it a directory of yours. With --here it works on a copy, and you decide about its changes
+    at the end. With --mount DIR:/work:rw it works in the directory itself, and changes are made at once.
+
     \b
     atoll agent "How fast is this machine's disk?"
     atoll agent --here "Make the tests pass"
+    atoll agent --mount .:/work:rw "Make the tests pass"
     atoll agent --code "Which of these 500 log files has the slowest request?"
     atoll agent --tools coding --session fix --history fix.json --ask "Build a web server"
     """
     sandbox = context.sandbox_options()
+    if here is None:
+        sandbox = starting_in_mount(sandbox)
     if not context.as_json and sys.stderr.isatty():
         render.note("starting …")  # the packages for models take a second or more to load
     try:

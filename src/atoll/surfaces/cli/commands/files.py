@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 from atoll.contract.errors import InvalidRequest, PathNotDirectory, PathNotFound
 from atoll.surfaces.cli import render, values
 from atoll.surfaces.cli.command import CommandContext, CommandModule, Work
-from atoll.surfaces.cli.grammar import Argument
+from atoll.surfaces.cli.grammar import Argument, Option
 from atoll.surfaces.cli.options import UserOption
 
 if TYPE_CHECKING:
@@ -35,6 +35,15 @@ def cp(
     sources: Annotated[list[str], Argument(metavar="SRC", help="What to copy.", completes="place", leaves_last=True)],
     target: Annotated[str, Argument(metavar="DST", help="Where to copy it.", completes="place")],
     user: UserOption = None,
+    limit: Annotated[
+        int | None,
+        Option(
+            "--limit",
+            metavar="SIZE",
+            parser=values.size,
+            help="Limit of what one SRC may write on this machine.  [default: 16 GiB]",
+        ),
+    ] = None,
 ) -> Work:
     """Copy files between this machine and sandboxes.
 
@@ -52,12 +61,20 @@ def cp(
     origins, end = values.copy_places(sources, target)
     if context.as_json and end.is_stream:
         raise InvalidRequest("--json and - both write to standard output; leave one of them out")
-    return _cp(context, origins, end, user)
+    if limit is not None and (end.sandbox is not None or end.is_stream):
+        raise InvalidRequest("--limit is for copies to files of this machine; leave it out")
+    return _cp(context, origins, end, user, limit)
 
 
-async def _cp(context: CommandContext, origins: Sequence[values.Place], end: values.Place, user: str | None) -> int:
+async def _cp(
+    context: CommandContext,
+    origins: Sequence[values.Place],
+    end: values.Place,
+    user: str | None,
+    limit_bytes: int | None,
+) -> int:
     async with context.open_engine() as engine:
-        copies = _Copies(engine, end, user)
+        copies = _Copies(engine, end, user, limit_bytes)
         found = [each for origin in origins for each in await copies.matches(origin)]
         several = len(origins) > 1 or len(found) > 1
         if several:
@@ -71,10 +88,11 @@ async def _cp(context: CommandContext, origins: Sequence[values.Place], end: val
 class _Copies:
     """Copies to one place."""
 
-    def __init__(self, engine: Engine, end: values.Place, user: str | None) -> None:
+    def __init__(self, engine: Engine, end: values.Place, user: str | None, limit_bytes: int | None) -> None:
         self._engine = engine
         self._end = end
         self._user = user
+        self._limit_bytes = limit_bytes
 
     async def matches(self, origin: values.Place) -> list[values.Place]:
         """What an origin stands for: itself, or what its wildcards match in its sandbox.
@@ -136,7 +154,10 @@ class _Copies:
             files = await self._files(str(origin.sandbox))
             if end.is_stream:
                 return await _to_stdout(files, origin.path, user)
-            return await files.download(origin.path, Path(end.path), user=user)
+            from atoll.runtime.guest.copying import MAX_DOWNLOAD_BYTES
+
+            limit_bytes = self._limit_bytes or MAX_DOWNLOAD_BYTES
+            return await files.download(origin.path, Path(end.path), user=user, limit_bytes=limit_bytes)
         files = await self._files(end.sandbox)
         if origin.is_stream:
             return await files.write_bytes(end.path, _stdin(), user=user)

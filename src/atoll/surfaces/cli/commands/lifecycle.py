@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from atoll.contract.model import Limits
     from atoll.runtime.interface import Engine
 
+_SINGULAR = {"sandboxes": "sandbox", "layers": "layer", "images": "image", "downloads": "download"}
+
 commands = CommandModule()
 
 
@@ -153,6 +155,6 @@ async def gc(context: CommandContext) -> int:
                 f"layers and images are kept: the record of {id} cannot be read: {reason} (`{remove}` removes it)"
             )
     counts = ((len(ids), noun) for noun, ids in removed.model_dump().items())
-    text = ", ".join(f"{count} {noun[:-1] if count == 1 else noun}" for count, noun in counts if count)
+    text = ", ".join(f"{count} {_SINGULAR[noun] if count == 1 else noun}" for count, noun in counts if count)
     value = {**removed.model_dump(mode="json"), "unreadable": unreadable}
     return context.answer(value, f"removed {text}" if text else "nothing to remove")

@@ -9,16 +9,17 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple, cast
 
 from atoll.contract.errors import InvalidRequest
 from atoll.surfaces.cli import render, values
 from atoll.surfaces.cli.command import AtollCommand, CommandContext, CommandModule, Work, needing_extra
 from atoll.surfaces.cli.grammar import Option
 from atoll.surfaces.cli.options import DEFAULT_TOOLS, SANDBOX, tools_option
-from atoll.surfaces.cli.sandbox_options import SandboxOptions, engine_arguments
+from atoll.surfaces.cli.sandbox_options import SandboxOptions, engine_arguments, starting_in_mount
 
 if TYPE_CHECKING:
+    from atoll.runtime.engine import SandboxKeywords
     from atoll.runtime.project.project import Project
     from atoll.surfaces.mcp.session import ServerConfig
 
@@ -28,7 +29,7 @@ commands = CommandModule()
 class _McpCommand(AtollCommand):
     """Its `--http` may be given without an address."""
 
-    resources = tuple(name for name in SANDBOX if name != "user")
+    resources = (*SANDBOX, "cwd")
     has_json = False
     default_address = "127.0.0.1:8000"
 
@@ -111,6 +112,7 @@ def mcp(
 
     \b
     atoll mcp --tools coding --allow registries
+    atoll mcp --mount ~/src/app:/work:rw
     atoll mcp --upload ~/src/app --save-dir ~/Downloads
     atoll mcp --http 127.0.0.1:9000 --tools agent,sprites
     """
@@ -119,6 +121,8 @@ def mcp(
     if http is None and idle is not None:
         raise InvalidRequest("--idle needs --http; on standard streams a session ends with its client")
     sandbox = context.sandbox_options()
+    if upload is None:
+        sandbox = starting_in_mount(sandbox)
     if http is None and sandbox.reads_stdin:
         raise InvalidRequest(
             "standard input is for the MCP client, so a secret cannot be read from it; use a variable or file:PATH"
@@ -211,6 +215,7 @@ async def _serve_http(
 
     settings = Settings.from_environment()
     async with context.open_engine(settings) as engine:
+        await engine.check_options(cast("SandboxKeywords", config.options))  # told now, and not to the first client
         await listen(
             engine, config, *address, token=settings.mcp_token, idle_s=idle_s or DEFAULT_IDLE_S, on_ready=announce
         )

@@ -26,7 +26,7 @@ commands = CommandModule()
 
 
 class _PythonCommand(AtollCommand):
-    resources = SANDBOX
+    resources = (*SANDBOX, "cwd")
     has_json = False
 
 
