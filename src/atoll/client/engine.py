@@ -49,10 +49,10 @@ from atoll.contract.model import (
     WarmPool,
 )
 from atoll.contract.network import AuditRecord, NetworkPolicy
-from atoll.runtime.interface import Engine
+from atoll.runtime.interface import Engine, SandboxKeywords
 from atoll.runtime.lifetimes import AwaitableContext, BackgroundTasks
 from atoll.runtime.sandbox import Sandbox
-from atoll.runtime.state.spec import with_defaults
+from atoll.runtime.state.spec import validate_spec, with_defaults
 from atoll.settings import Settings
 
 if TYPE_CHECKING:
@@ -247,6 +247,12 @@ class RemoteEngine(Engine):
             return sandbox
 
         return AwaitableContext(making())
+
+    async def check_options(self, options: SandboxKeywords) -> None:
+        given = {name: value for name, value in options.items() if value is not None and "secret" not in name}
+        defaults = {"image": self.default_image, "runtime": self._settings.runtime}
+        spec = validate_spec(**{**defaults, **given, "name": "sandbox"})
+        self.effective_limits(spec.limits, spec.runtime)
 
     def _own_image(self) -> str | None:
         """The image that the settings of this program name. None: the server's default."""

@@ -91,9 +91,9 @@ class RemoteSandboxes:
     def oom_kills(self, id: str) -> int | None:
         return self._oom_kills.get(id)
 
-    async def usage(self, id: str) -> Usage:
+    async def usage(self, id: str, *, disk: bool = True) -> Usage:
         try:
-            return Usage.model_validate(await self._http.get(path_of("sandboxes", id, "stats")))
+            return Usage.model_validate(await self._http.get(path_of("sandboxes", id, "stats"), disk=disk))
         except SandboxNotFound:
             raise SandboxDied("the sandbox was destroyed") from None
 

@@ -50,6 +50,7 @@ class Tunnel(DirectStream, asyncio.Protocol):
         self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._take: Callable[[bytes], None] | None = None
         self._lose: Callable[[], None] | None = None
+        self._batch: list[bytes | memoryview] | None = None
         self._unread: deque[bytes] = deque()
         self._unread_bytes = 0
         self._changed = anyio.Event()
@@ -74,8 +75,19 @@ class Tunnel(DirectStream, asyncio.Protocol):
     def send_now(self, *parts: bytes | memoryview) -> bool:
         if self._lost or not self._writable.is_set():
             return False
+        if self._batch is not None:
+            self._batch.extend(parts)
+            return True
         self._write_message(parts[0] if len(parts) == 1 else b"".join(parts))
+        # The first goes at once; what else this round of the event loop brings is one message.
+        self._batch = []
+        asyncio.get_running_loop().call_soon(self._send_batch)
         return True
+
+    def _send_batch(self) -> None:
+        batch, self._batch = self._batch, None
+        if batch and not self._lost:
+            self._write_message(b"".join(batch))
 
     def deliver(self, take: Callable[[bytes], None], lose: Callable[[], None]) -> None:
         self._take, self._lose = take, lose
@@ -90,6 +102,7 @@ class Tunnel(DirectStream, asyncio.Protocol):
         await self._writable.wait()
         if self._lost:
             raise anyio.BrokenResourceError
+        self._send_batch()
         self._write_message(item)
 
     async def receive(self, max_bytes: int = 65536) -> bytes:
@@ -114,6 +127,7 @@ class Tunnel(DirectStream, asyncio.Protocol):
         transport = self._transport
         if transport is None or transport.is_closing():
             return
+        self._send_batch()
         if self._protocol.state is State.OPEN:
             self._protocol.send_close(1000)
             self._flush()

@@ -179,6 +179,8 @@ class SandboxInfo(Frozen):
     """The policy of its egress. Unset: no connection leaves it."""
     mounts: tuple[Mount, ...] = ()
     """Directories of the host and volumes that it sees, with the paths that they were found at."""
+    ephemeral: bool = False
+    """It ends when its last client disconnects."""
 
 
 class WarmPool(Frozen):

@@ -56,6 +56,7 @@ class RecordedSandbox:
             network=manifest.spec.network,
             labels=manifest.spec.labels,
             mounts=tuple(each.mount for each in manifest.mounts),
+            ephemeral=manifest.spec.ephemeral,
         )
         return cls(info, manifest.run_id)
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from atoll.server.server import Server
 
-_MODULES = ("host", "sandboxes", "tunnel")
+_MODULES = ("host", "sandboxes", "tunnel", "checkpoints", "network", "usage")
 """Each has a `router`. An earlier route wins: fixed paths are before those with a name in them."""
 
 

@@ -12,6 +12,7 @@ import math
 import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import timedelta
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header, Path, Query, Request
@@ -351,9 +352,9 @@ async def delete(
 ) -> Response:
     """End a sandbox and remove all of it. Its checkpoints stay, unless they are to be deleted too."""
     info = await find_listed(caller, sandbox)
-    await caller.engine.destroy(info.id if info.runtime == "unknown" else info.name, checkpoints=checkpoints)
+    had = await caller.engine.destroy(info.id if info.runtime == "unknown" else info.name, checkpoints=checkpoints)
     await caller.server.events.gone(caller.tenant.name, info.id)
-    return Response(status_code=204)
+    return Response(status_code=204, headers={"Atoll-Sandbox": info.id, "Atoll-Checkpoints": str(had)})
 
 
 # --------------------------------------------------------------------------------------------------------------- verbs
@@ -390,10 +391,19 @@ async def resume(caller: Writer, sandbox: SandboxPath) -> Response:
 
 
 @_verb("sleep")
-async def sleep(caller: Writer, sandbox: SandboxPath) -> Response:
+async def sleep(
+    caller: Writer,
+    sandbox: SandboxPath,
+    unused_for_s: Annotated[
+        float | None, Query(ge=0, le=1e9, description="Only if it has not been used for so long.")
+    ] = None,
+) -> Response:
     """Put it to sleep on disk, until it is next used."""
     found = await find(caller, sandbox)
-    await caller.engine.sleep(found.name)
+    if unused_for_s is None:
+        await caller.engine.sleep(found.name)
+    else:
+        await caller.engine.sleep_unused(found.name, timedelta(seconds=unused_for_s))
     return await _seen(caller, found)
 
 
