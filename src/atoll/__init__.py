@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         generate_text as generate_text,
     )
     from atoll.agents.orchestrator import ProgrammaticToolOrchestrator as ProgrammaticToolOrchestrator
+    from atoll.client.engine import connect as connect
     from atoll.code.approvals import (
         Approval as Approval,
         ApprovalDecision as ApprovalDecision,
@@ -146,7 +147,6 @@ if TYPE_CHECKING:
         NetworkPolicy as NetworkPolicy,
     )
     from atoll.contract.secret import Secret as Secret
-    from atoll.client.engine import connect as connect
     from atoll.runtime.engine import open as open
     from atoll.runtime.guest.files import Files as Files
     from atoll.runtime.guest.ports import (

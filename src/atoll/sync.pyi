@@ -2,6 +2,7 @@
 """The types of the blocking face."""
 
 import builtins
+import ssl
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
@@ -49,6 +50,7 @@ from atoll.runtime.images.store import ImageInfo, ImageLayers
 from atoll.runtime.interface import CreateOptions, PoolOptions, SandboxKeywords
 from atoll.runtime.project.changes import ProjectChanges
 from atoll.runtime.project.project import Project
+from atoll.runtime.sandbox import GuestRelay
 from atoll.runtime.sandbox_pool import PoolDescription, PooledSandbox
 from atoll.runtime.state.loop_storage import StorageKind
 from atoll.settings import Settings
@@ -57,6 +59,14 @@ from atoll.tools.tool import OnOutput, ToolResult
 CLASSES: dict[str, str]
 
 def open(state_dir: Path | str | None = None, *, settings: Settings | None = None) -> Engine: ...
+def connect(
+    url: str | None = None,
+    key: str | SecretStr | None = None,
+    *,
+    tenant: str | None = None,
+    trust: ssl.SSLContext | None = None,
+    settings: Settings | None = None,
+) -> Engine: ...
 
 class Blocking: ...
 
@@ -253,7 +263,7 @@ class Sandbox(Blocking):
     def unexpose(self, port: int) -> None: ...
     def previews(self) -> list[Preview]: ...
     def connect(self) -> None: ...
-    def stat(self) -> Usage: ...
+    def stat(self, *, disk: bool = True) -> Usage: ...
     def status(self) -> Status: ...
     def destroy(self) -> None: ...
     def update(
@@ -285,6 +295,7 @@ class Sandbox(Blocking):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
+    def relay(self) -> GuestRelay: ...
 
 class SandboxPool(Blocking):
     session_id: str

@@ -39,7 +39,7 @@ anyio.run(main)
 
 def test_the_head_is_the_last_revision() -> None:
     assert SCRIPTS.get_heads() == [migrations.HEAD]
-    assert REVISIONS == [f"{number:04}" for number in range(1, len(REVISIONS) + 1)]
+    assert [f"{number:04}" for number in range(1, len(REVISIONS) + 1)] == REVISIONS
 
 
 @pytest.mark.parametrize("revision", [None, *REVISIONS])

@@ -90,7 +90,7 @@ async def _serve(state_dir: Path) -> None:
             while not listening.started:
                 await anyio.sleep(0.005)
             port = listening.servers[0].sockets[0].getsockname()[1]
-            print(json.dumps({"url": f"http://127.0.0.1:{port}", "key": key.get_secret_value()}), flush=True)  # noqa: T201
+            print(json.dumps({"url": f"http://127.0.0.1:{port}", "key": key.get_secret_value()}), flush=True)
 
         tasks.start_soon(announce)
         with anyio.open_signal_receiver(signal.SIGTERM) as signals:
@@ -101,7 +101,7 @@ async def _serve(state_dir: Path) -> None:
 
             tasks.start_soon(stop)
             listening.config.load()
-            await listening._serve()  # noqa: SLF001 - signals are ours
+            await listening._serve()
         tasks.cancel_scope.cancel()
 
 

@@ -21,8 +21,8 @@ from atoll.runtime.images.contents import ImageContents
 from atoll.server.policy import check_image
 from atoll.surfaces.rest.caller import AnyCaller, ApiRoute, Caller, Reader, Writer, requires
 from atoll.surfaces.rest.errors import failures
-from atoll.surfaces.rest.pages import answer
 from atoll.surfaces.rest.event_stream import CHECK_KEY_S
+from atoll.surfaces.rest.pages import answer
 from atoll.surfaces.rest.tunnel import UNAUTHENTICATED
 
 router = APIRouter(prefix="/api/v1", tags=["host"], route_class=ApiRoute)
