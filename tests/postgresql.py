@@ -12,9 +12,10 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,7 +27,7 @@ _OPTIONS = "listen_addresses= fsync=off synchronous_commit=off full_page_writes=
 
 
 class Postgresql:
-    """A running server. Each database is made of one that has the tables, or is empty."""
+    """A running server."""
 
     def __init__(self, programs: Path, directory: Path, user: str) -> None:
         self._programs = programs
@@ -37,12 +38,16 @@ class Postgresql:
     def url(self, name: str) -> str:
         return f"postgresql+asyncpg://{self._user}@/{name}?host={self._directory}"
 
-    def create(self, template: str = "template0", name: str | None = None) -> str:
+    def create(self) -> str:
         """The URL of a new database."""
         self._made += 1
-        name = name or f"test{self._made}"
-        self.sql(f"CREATE DATABASE {name} TEMPLATE {template}")
-        return self.url(name)
+        self.sql(f"CREATE DATABASE test{self._made}")
+        return self.url(f"test{self._made}")
+
+    def empty(self, url: str, tables: Iterable[str]) -> None:
+        """Remove all rows, also of tables whose triggers refuse it."""
+        statement = f"SET session_replication_role = replica; TRUNCATE {', '.join(tables)} RESTART IDENTITY"
+        self.sql(statement, url.rpartition("@/")[2].partition("?")[0])
 
     def sql(self, statement: str, database: str = "postgres") -> str:
         command = ["psql", "-h", str(self._directory), "-U", self._user, "-XAtq", "-c", statement, database]
@@ -69,7 +74,9 @@ def running() -> Iterator[Postgresql]:
     # Its socket's path may have 107 characters, and its user has to reach it: not below pytest's directory.
     directory = Path(tempfile.mkdtemp(prefix="atoll-postgresql-"))
     os.chown(directory, account.pw_uid, account.pw_gid)
-    as_user = {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []} if os.geteuid() == 0 else {}
+    as_user: dict[str, Any] = (
+        {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []} if os.geteuid() == 0 else {}
+    )
     try:
         subprocess.run(
             [
@@ -96,7 +103,7 @@ def running() -> Iterator[Postgresql]:
                 **as_user,
             )
         try:
-            ready = [programs / "pg_isready", "-q", "-h", directory]
+            ready = [str(programs / "pg_isready"), "-q", "-h", str(directory)]
             wait_until(
                 lambda: server.poll() is not None or subprocess.run(ready, check=False).returncode == 0,
                 "PostgreSQL answers",
@@ -104,7 +111,7 @@ def running() -> Iterator[Postgresql]:
             assert server.poll() is None, (directory / "log").read_text()
             yield Postgresql(programs, directory, account.pw_name)
         finally:
-            server.send_signal(signal.SIGINT)  # as `pg_ctl stop -m fast`
+            server.send_signal(signal.SIGQUIT)  # at once: nothing of it is kept
             server.wait()
     finally:
         shutil.rmtree(directory)

@@ -21,6 +21,7 @@ from atoll import state_directory
 from atoll.contract.errors import InvalidRequest
 from atoll.contract.frozen import AfterValidator, Field, FrozenRequest, holds_secret, pydantic_model
 from atoll.contract.model import RuntimeName
+from atoll.contract.names import DEFAULT_NAMESPACE, check_namespace
 
 if TYPE_CHECKING:
     from pydantic import SecretStr, ValidationError
@@ -81,6 +82,9 @@ class Settings(FrozenRequest):
     state_dir: Path | None = None
     """Where sandboxes and images are kept. Unset: /var/lib/atoll for root, else atoll below $XDG_DATA_HOME or
     ~/.local/share."""
+    namespace: Annotated[str, AfterValidator(check_namespace)] = DEFAULT_NAMESPACE
+    """The namespace of engines that name none: whose sandboxes, checkpoints, volumes, sessions and warm pools they
+    see."""
     image: str = "host"
     """The image of sandboxes that do not name one."""
     runtime: RuntimeName | None = None

@@ -1,4 +1,4 @@
-"""Where the state directory is: as the caller says, as `ATOLL_STATE_DIR` says, or one of this user.
+"""Where the state directory is: as the caller says, as `ATOLL_STATE_DIR` says, or one of this user; and the namespace.
 
 Used by `settings.py`, and by `atoll exec`, which must start at once and needs no other setting. Imports nothing heavy.
 """
@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import os
 
+from atoll.contract.names import DEFAULT_NAMESPACE, is_namespace
+
 VARIABLE = "ATOLL_STATE_DIR"
+NAMESPACE_VARIABLE = "ATOLL_NAMESPACE"
 CHECKED = (
     "ATOLL_RUNTIME",
     "ATOLL_SECRETS_KEY",
@@ -21,7 +24,7 @@ CHECKED = (
     "ATOLL_PROJECT_MIB",
     "ATOLL_PROJECT_FILES",
 )
-"""The variables of settings that may have a wrong value, besides the state directory's. A test compares."""
+"""The variables of settings that may have a wrong value, besides those two. A test compares."""
 
 
 def resolve(setting: str | None) -> str:
@@ -41,3 +44,9 @@ def resolve_plain(given: str | None) -> str | None:
         return None
     setting = os.environ.get(VARIABLE) if given is None else given
     return None if setting == "" else resolve(setting)
+
+
+def resolve_plain_namespace(given: str | None) -> str | None:
+    """The namespace that the caller gives, or else the environment. None: the settings have to be checked first."""
+    namespace = os.environ.get(NAMESPACE_VARIABLE, DEFAULT_NAMESPACE) if given is None else given
+    return namespace if is_namespace(namespace) else None

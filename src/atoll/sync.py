@@ -74,15 +74,15 @@ _CANCEL_S = 30
 """How long Ctrl-C waits for the call that it cancelled. Killing a process tree takes milliseconds."""
 
 
-def open(state_dir: Path | str | None = None, *, settings: Settings | None = None) -> Any:
-    """An engine over `state_dir`, as `atoll.open()` gives, with methods that block.
+def open(state_dir: Path | str | None = None, *, namespace: str | None = None, settings: Settings | None = None) -> Any:
+    """An engine over a namespace of `state_dir`, as `atoll.open()` gives, with methods that block.
 
     Close it with `close()`, or use it as a context manager. One that is forgotten is closed when the program ends.
 
     Raises:
-        InvalidRequest: the state directory cannot be used, or a setting is wrong.
+        InvalidRequest: the state directory cannot be used, or the namespace or a setting is wrong.
     """
-    return _opened(asynchronous.open, state_dir, settings=settings)
+    return _opened(asynchronous.open, state_dir, namespace=namespace, settings=settings)
 
 
 def connect(

@@ -227,8 +227,9 @@ def test_completion_imports_neither_what_is_heavy_nor_an_event_loop(atoll: Atoll
 
 def test_what_completion_reads_is_where_the_engine_writes_it(atoll: Atoll, box: str) -> None:
     atoll("checkpoint", box, "clean")
-    names = known.sandboxes(atoll.state_dir)
-    found = known.checkpoints(atoll.state_dir, box)
+    place = known.Place(atoll.state_dir)
+    names = known.sandboxes(place)
+    found = known.checkpoints(place, box)
     atoll("checkpoints", box, "--delete", "clean")
     assert names == atoll.names()
     assert [word for word, _ in found] == ["clean", found[0][1]]
@@ -391,6 +392,10 @@ COMPLETED = [
     ("atoll create --image ", "host docker.io/library/python:3.12"),
     ("atoll create ", ""),
     ("atoll --state-dir /nowhere exec ", ""),
+    ("atoll ls --namespace ", "default team"),
+    ("atoll --namespace team exec ", "theirs"),
+    ("atoll restore theirs --namespace team ", "cp-89ab"),
+    ("atoll volumes rm --namespace team ", "shared"),
     ("atoll nonsense ", ""),
 ]
 
@@ -398,12 +403,14 @@ COMPLETED = [
 @pytest.fixture
 def filled(tmp_path: Path) -> Path:
     """A state directory with names in it. The records have what completion reads, and garbage besides."""
-    for name in ("box-1", "box-2", "other"):
+    for name in ("box-1", "box-2", "other", "team:theirs"):
         (tmp_path / "names").mkdir(exist_ok=True)
         (tmp_path / "names" / name).symlink_to("atoll-0123")
     records = {
         "checkpoints/cp-0123/checkpoint.json": {"checkpoint": {"label": "clean", "sandbox": "box-1"}},
+        "checkpoints/team:cp-89ab/checkpoint.json": {"checkpoint": {"sandbox": "theirs"}},
         "volumes/cache.json": {},
+        "volumes/team:shared.json": {},
         "images/references/0123.json": {"image": {"reference": "docker.io/library/python:3.12"}},
         "images/references/4567.json": ["garbage"],
     }

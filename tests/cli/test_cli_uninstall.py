@@ -34,6 +34,10 @@ def test_uninstall_removes_what_nothing_else_can_read_and_the_storage_too(atoll:
     (directory,) = [path for path in (elsewhere / "sandboxes").iterdir() if b'"damaged"' in _manifest(path)]
     (directory / "manifest.json").write_text("{}")
     atoll("checkpoint", "sleeper")
+    theirs = ("--namespace", "team")
+    atoll("volumes", "create", "cache", *theirs)
+    atoll("create", "box", "--mount", "volume:cache:/data", *theirs)
+    atoll("checkpoint", "box", *theirs)
     removed = atoll.json("uninstall", "--yes", "--json")
     assert removed["removed"] == [str(elsewhere)]
     assert removed["program"].startswith("rm -r ")

@@ -23,6 +23,7 @@ import atoll
 from atoll import Capabilities, DiskFull, Engine, InvalidRequest, Limits, Mount, Sandbox, Unenforceable
 from atoll.contract.model import RuntimeName
 from atoll.runtime.state.checkpoints import Checkpoints
+from atoll.runtime.state.store import StateStore
 from atoll.testing.leaks import BOUND_S, Ledger
 from atoll.testing.waiting import eventually
 
@@ -223,7 +224,7 @@ async def test_a_copy_of_a_running_sandbox_shares_what_it_wrote_and_is_gone_with
         checkpoint = await sandbox.checkpoint()
         run("sync", "-f", mounted.path)
         assert shutil.disk_usage(mounted.path).used - before < 40 * MIB  # with runsc there is its memory
-        copy, *_ = Checkpoints(mounted.state_dir, str).read(checkpoint.id).layers
+        copy, *_ = Checkpoints(StateStore(mounted.state_dir)).read(checkpoint.id).layers
         found = layers / copy.id
         assert not (found / "work").exists() or checkpoint.with_memory
         if mounted.kind == "btrfs":

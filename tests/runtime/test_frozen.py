@@ -278,7 +278,8 @@ from atoll.settings import Settings
 os.environ["ATOLL_RUNTIME"] = "crun"
 assert Settings.from_environment().runtime == "crun"
 manifest = Manifest.model_validate(
-    dict(id="atoll-0123456789abcdef", spec=dict(name="a", network=dict(allow=["a.example"])), runtime="crun",
+    dict(id="atoll-0123456789abcdef", namespace="default", runtime="crun",
+         spec=dict(name="a", network=dict(allow=["a.example"])),
          limits=dict(memory_bytes=2**31, cpus=1.5), env={"A": "b"}, user="user", cwd="/srv", image_digest="sha256:0",
          active_layer="layer-1",
          base=[dict(target="/", key="root", layers=[dict(path="/usr", owner="machine")])],

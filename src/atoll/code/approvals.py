@@ -4,10 +4,10 @@ Owns `Approver`, which an executor asks, and `StoredApprovals`, one that writes 
 they outlive the process that asked: `atoll approvals` and any other program can decide. Not here: the call itself and
 the time that it waits (`executor.py`). Used by `executor.py` and by the command line.
 
-A request is one record, `approvals/<id>.json`. The one who decides writes it again, under the lock `approvals.lock`;
-the process that asked polls it. Asked again for the same call of the same kernel, by a process that resumed its
-session, the record is found again with its decision: nothing is asked twice. A call that no longer waits is withdrawn,
-so that no decision on it is asked for.
+A request is one record, `approvals/<id>.json`, with the namespace in front of the id unless that is the default. The
+one who decides writes it again, under the lock `approvals.lock`; the process that asked polls it. Asked again for the
+same call of the same kernel, by a process that resumed its session, the record is found again with its decision:
+nothing is asked twice. A call that no longer waits is withdrawn, so that no decision on it is asked for.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -27,7 +27,9 @@ import anyio.to_thread
 from pydantic_core import to_json
 
 from atoll.contract.errors import InvalidRequest, SandboxError, ToolCallError
+from atoll.contract.names import DEFAULT_NAMESPACE
 from atoll.drivers.locks import locked
+from atoll.runtime.state.namespaces import entry_of, names_in
 from atoll.runtime.state.records import StoredRecord, read_record, remove_record, write_record
 
 _log = logging.getLogger(__name__)
@@ -128,9 +130,10 @@ class Approval(StoredRecord):
 
 
 class StoredApprovals:
-    """An approver whose requests are records in a state directory."""
+    """An approver whose requests are records in a state directory, those of one namespace."""
 
-    def __init__(self, state_dir: Path) -> None:
+    def __init__(self, state_dir: Path, namespace: str = DEFAULT_NAMESPACE) -> None:
+        self._namespace = namespace
         self._directory = state_dir / "approvals"
         self._lock = state_dir / "approvals.lock"
         self._names = state_dir / "names"
@@ -162,13 +165,13 @@ class StoredApprovals:
         """The requests that are kept, the oldest first. Records that cannot be read are left out, and those whose
         sandbox is gone are removed: nothing can go on there."""
         found = []
-        for path in sorted(self._directory.glob("*.json")) if self._directory.is_dir() else []:
+        for id in sorted(self._ids()):
             try:
-                approval = self._read(path.stem)
+                approval = self._read(id)
             except SandboxError:
                 continue
-            if approval is not None and not os.path.lexists(self._names / approval.sandbox):
-                remove_record(path)
+            if approval is not None and not os.path.lexists(self._names / entry_of(self._namespace, approval.sandbox)):
+                remove_record(self._path(id))
             elif approval is not None and session_id in (None, approval.session_id):
                 found.append(approval)
         return sorted(found, key=lambda each: each.asked_at)
@@ -217,7 +220,7 @@ class StoredApprovals:
     async def _write_request(self, request: ApprovalRequest) -> Approval:
         self._directory.mkdir(mode=0o700, exist_ok=True)
         async with self._locked():
-            if len(os.listdir(self._directory)) > _MAX_PENDING:
+            if len(self._ids()) > _MAX_PENDING:
                 raise InvalidRequest(f"{_MAX_PENDING} approvals are pending; decide on some with `atoll approvals`")
             approval = Approval(
                 id=secrets.token_hex(4),
@@ -243,11 +246,15 @@ class StoredApprovals:
                 return each
         return None
 
+    def _ids(self) -> Sequence[str]:
+        entries = [path.stem for path in self._directory.glob("*.json")] if self._directory.is_dir() else []
+        return names_in(self._namespace, entries)
+
     def _read(self, id: str) -> Approval | None:
         return read_record(self._path(id), Approval, f"the approval {id}")
 
     def _path(self, id: str) -> Path:
-        return self._directory / f"{id}.json"
+        return self._directory / f"{entry_of(self._namespace, id)}.json"
 
     def _locked(self) -> AbstractAsyncContextManager[None]:
         return locked(self._lock, _LOCK_S, "changing approvals")

@@ -3,9 +3,9 @@
 Owns `CodeAudit`, which an executor writes to, and how records are bounded and read. Not here: what is recorded
 (`executor.py`), and how a timeline is drawn (`trace.py`). Used by these and by the command line.
 
-A file is `code/<session>.jsonl` in the state directory; when it is full it becomes `<session>.older`, and what that was
-is lost. It outlives its session; those of the newest `MAX_SESSIONS` are kept. What was written survives the death of
-this process.
+A file is `code/<session>.jsonl` in the state directory, with the namespace in front unless that is the default; when it
+is full it becomes `<session>.older`, and what that was is lost. It outlives its session; those of the newest
+`MAX_SESSIONS` are kept. What was written survives the death of this process.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from pydantic import BaseModel, ConfigDict
 
 from atoll.code.results import NO_OUTPUT, CallRecord, ExecutionResult
 from atoll.contract.errors import InvalidRequest
+from atoll.contract.names import DEFAULT_NAMESPACE
+from atoll.runtime.state.namespaces import entry_of, split_entry
 from atoll.tools.tool import readable, readable_all
 
 MAX_SESSIONS = 500
@@ -67,10 +69,11 @@ class TraceSummary(BaseModel):
 
 
 class CodeAudit:
-    """Writes the records of an executor's sessions."""
+    """Writes the records of an executor's sessions, in one namespace."""
 
-    def __init__(self, state_dir: Path) -> None:
+    def __init__(self, state_dir: Path, namespace: str = DEFAULT_NAMESPACE) -> None:
         self._directory = state_dir / "code"
+        self._namespace = namespace
 
     def execution(self, session_id: str, cell: int, code: str, result: ExecutionResult) -> None:
         """Record an execution that has ended."""
@@ -105,7 +108,7 @@ class CodeAudit:
         self._write(session_id, entry)
 
     def _write(self, session_id: str, entry: AuditEntry) -> None:
-        path = _path(self._directory, session_id)
+        path = self._path(session_id)
         if not path.exists():
             self._directory.mkdir(mode=0o700, exist_ok=True)
             self._prune()
@@ -121,15 +124,19 @@ class CodeAudit:
             path.rename(_older(path))
 
     def _prune(self) -> None:
-        logs = sorted(self._directory.glob("*.jsonl"), key=_changed)
+        logs = [path for path in self._logs() if path.suffix == ".jsonl"]
         for old in logs[: max(0, len(logs) - MAX_SESSIONS + 1)]:
             old.unlink(missing_ok=True)
             _older(old).unlink(missing_ok=True)
 
     def sessions(self) -> list[str]:
         """The sessions that have a log, the newest first."""
-        logs = sorted([*self._directory.glob("*.jsonl"), *self._directory.glob("*.older")], key=_changed, reverse=True)
-        return list(dict.fromkeys(path.stem for path in logs))
+        return list(dict.fromkeys(split_entry(path.stem)[1] for path in reversed(self._logs())))
+
+    def _logs(self) -> list[Path]:
+        """The files of this namespace, that which was last written to at the end."""
+        found = [*self._directory.glob("*.jsonl"), *self._directory.glob("*.older")]
+        return sorted((path for path in found if split_entry(path.stem)[0] == self._namespace), key=_changed)
 
     def summary(self, session_id: str) -> TraceSummary:
         """What the log of a session has.
@@ -140,7 +147,7 @@ class CodeAudit:
         data = self._data(session_id)
         return TraceSummary(
             session_id=session_id,
-            last_at=datetime.fromtimestamp(_changed(_path(self._directory, session_id)), UTC),
+            last_at=datetime.fromtimestamp(_changed(self._path(session_id)), UTC),
             executions=data.count(b'{"kind":"execution"'),
             calls=data.count(b'{"kind":"call"'),
         )
@@ -158,18 +165,17 @@ class CodeAudit:
         return sorted(found, key=lambda entry: entry.time)
 
     def _data(self, session_id: str) -> bytes:
-        path = _path(self._directory, session_id)
+        path = self._path(session_id)
         data = b"".join(each.read_bytes() for each in (_older(path), path) if each.exists())
         if not data:
             known = ", ".join(self.sessions()[:8]) or "there are none"
             raise InvalidRequest(f"no session {session_id!r} has a trace (sessions: {known})")
         return data
 
-
-def _path(directory: Path, session_id: str) -> Path:
-    if not _SESSION.fullmatch(session_id):
-        raise InvalidRequest(f"{session_id!r} is not the id of a session")
-    return directory / f"{session_id}.jsonl"
+    def _path(self, session_id: str) -> Path:
+        if not _SESSION.fullmatch(session_id):
+            raise InvalidRequest(f"{session_id!r} is not the id of a session")
+        return self._directory / f"{entry_of(self._namespace, session_id)}.jsonl"
 
 
 def _older(path: Path) -> Path:

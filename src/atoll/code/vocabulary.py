@@ -42,7 +42,7 @@ def code_tools(
         CodeConfig(output_limit_bytes=MAX_SHOWN_BYTES),
         engine=engine,
         approver=approver,
-        audit=CodeAudit(engine.state_dir) if audit is None else audit,
+        audit=CodeAudit(engine.state_dir, engine.namespace) if audit is None else audit,
     )
     pool.on_end(executor.aclose)
     made, _ = execute_code_tools(executor, pool.get)

@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 
 from atoll.contract.errors import InvalidRequest
 from atoll.contract.frozen import AfterValidator, Field, Frozen, FrozenRequest
-from atoll.contract.names import check_env, check_name
+from atoll.contract.names import DEFAULT_NAMESPACE, check_env, check_name
 from atoll.contract.network import NetworkPolicy, PackageIndexes
 
 VOLUME_PREFIX = "volume:"
@@ -148,11 +148,13 @@ class SandboxSpec(Frozen):
 class SandboxInfo(Frozen):
     """A sandbox as `list` shows it.
 
-    Of one whose record cannot be read only the id and the name are known: `status` is `error`, `reason` says why,
-    `runtime` is `unknown`, `image` and `user` are empty. It can be destroyed.
+    Of one whose record cannot be read only the id, the namespace and the name are known: `status` is `error`, `reason`
+    says why, `runtime` is `unknown`, `image` and `user` are empty. It can be destroyed.
     """
 
     id: str
+    namespace: str = DEFAULT_NAMESPACE
+    """Where its name is its own. An engine sees one namespace."""
     name: str
     status: Status
     reason: str | None = None

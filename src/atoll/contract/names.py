@@ -1,4 +1,4 @@
-"""The rules for names: of sandboxes, volumes and checkpoints' labels, and of environment variables.
+"""The rules for names: of sandboxes, volumes and checkpoints' labels, of namespaces, and of environment variables.
 
 Used by the models and by every layer. Imports nothing heavy, because `atoll exec` imports it.
 """
@@ -11,6 +11,10 @@ from atoll.contract.errors import InvalidRequest
 
 NAME_RULE = "1 to 63 characters: lower-case letters, digits, '-', '_' and '.', beginning with a letter or a digit"
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
+DEFAULT_NAMESPACE = "default"
+"""The namespace of those who name none."""
+NAMESPACE_RULE = "1 to 32 characters: lower-case letters, digits and '-', beginning with a letter or a digit"
+_NAMESPACE = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -28,6 +32,22 @@ def check_name(name: str, *, noun: str = "a name for a sandbox") -> str:
 def is_name(name: str) -> bool:
     """Whether `name` is allowed for a sandbox, a checkpoint or a volume."""
     return _NAME.fullmatch(name) is not None
+
+
+def check_namespace(namespace: str) -> str:
+    """Return `namespace` if it is allowed as the name of a namespace.
+
+    Raises:
+        InvalidRequest: it is not; the message says what is allowed.
+    """
+    if not is_namespace(namespace):
+        raise InvalidRequest(f"{namespace!r} is not a name for a namespace; allowed are {NAMESPACE_RULE}")
+    return namespace
+
+
+def is_namespace(namespace: str) -> bool:
+    """Whether `namespace` is allowed as the name of a namespace."""
+    return _NAMESPACE.fullmatch(namespace) is not None
 
 
 def check_env(env: dict[str, str]) -> dict[str, str]:

@@ -37,6 +37,7 @@ from atoll.runtime.sandbox import Sandbox
 from atoll.runtime.secrets.vault import SandboxSecrets, Vault
 from atoll.runtime.state.checkpoints import CheckpointRecord
 from atoll.runtime.state.layers import Layers
+from atoll.runtime.state.namespaces import entry_of
 from atoll.runtime.state.records import unreadable
 from atoll.runtime.state.running import ENDINGS
 from atoll.runtime.state.status import RecordedSandbox, describe, describe_unreadable, ending
@@ -157,7 +158,7 @@ class Connections:
                     found.append(self._describe_unreadable(id, name, unreadable(error)))
                     continue
                 if manifest is None:
-                    if self._store.is_lost(name, id):
+                    if self._store.is_lost(self._store.entry(name), id):
                         found.append(self._describe_unreadable(id, name, "its record is missing"))
                     continue
                 known = version, RecordedSandbox.of(manifest)
@@ -177,7 +178,7 @@ class Connections:
     def _describe_unreadable(self, id: str, name: str, reason: str) -> SandboxInfo:
         """A sandbox whose manifest cannot be read, as `Engine.list` shows it."""
         any_driver = next(iter(self.engine.drivers().values()), None)
-        return describe_unreadable(id, name, self._store.directory(id), reason, any_driver)
+        return describe_unreadable(id, self._store.namespace, name, self._store.directory(id), reason, any_driver)
 
     def spec(self, id: str) -> SandboxSpec | None:
         """The spec in the manifest as it is on disk now. None: the sandbox was removed."""
@@ -284,7 +285,7 @@ class Connections:
     def why_ended(self, info: SandboxInfo) -> str | None:
         if info.id in self._creating:
             return None
-        if not self._store.resolves_to(info.name, info.id):
+        if not self._store.resolves_to(entry_of(info.namespace, info.name), info.id):
             return "was destroyed"
         try:
             manifest = self._store.read(info.id)
@@ -293,10 +294,10 @@ class Connections:
         return ENDINGS[manifest.state] if manifest is not None else "was destroyed"
 
     async def destroy(self, info: SandboxInfo) -> None:
-        await self.remove(info.id, info.name, self._choose(info.runtime))
+        await self.remove(info.id, entry_of(info.namespace, info.name), self._choose(info.runtime))
 
     async def expose(self, info: SandboxInfo, port: int, dial: DialPort, *, wait_s: float) -> Preview:
-        return await self.previews.expose(info.id, info.name, port, dial, wait_s=wait_s)
+        return await self.previews.expose(info, port, dial, wait_s=wait_s)
 
     async def unexpose(self, info: SandboxInfo, port: int) -> None:
         self.previews.unexpose(info.id, port)
@@ -397,7 +398,7 @@ class Connections:
     async def remove(
         self,
         id: str,
-        name: str | None,
+        entry: str | None,
         driver: Driver | None,
         *,
         locked: bool = False,
@@ -405,7 +406,8 @@ class Connections:
         expired: bool = False,
         held: bool = False,
     ) -> None:
-        """End a sandbox and remove all of it: previews, handle, processes, files, name.
+        """End a sandbox and remove all of it: previews, handle, processes, files, name. `entry` is that of its name;
+        None: of whichever it has.
 
         `driver` None, or a manifest that cannot be read: every driver of this machine is asked. `locked`, `abandoned`
         and `expired` are those of `StateStore.removing`. With `held`, the caller holds the layers and they are not
@@ -414,7 +416,7 @@ class Connections:
         sandbox = None if abandoned or expired else self._sandboxes.pop(id, None)
         if self._previews is not None:
             self._previews.unexpose(id)
-        async with self._store.removing(id, name, locked=locked, abandoned=abandoned, expired=expired) as directory:
+        async with self._store.removing(id, entry, locked=locked, abandoned=abandoned, expired=expired) as directory:
             sandbox = sandbox or self._sandboxes.pop(id, None)
             is_readable = True
             try:

@@ -48,12 +48,12 @@ from atoll.contract.model import (
     SystemProcess,
     WarmPool,
 )
-from atoll.contract.names import check_name
+from atoll.contract.names import check_name, check_namespace
 from atoll.contract.network import AuditRecord, NetworkPolicy
 from atoll.drivers import registry
 from atoll.runtime.connections import Connections
 from atoll.runtime.egress import audit
-from atoll.runtime.interface import Engine
+from atoll.runtime.interface import Engine, SandboxKeywords
 from atoll.runtime.lifecycle.lifecycle import Lifecycle
 from atoll.runtime.lifecycle.recovery import Recovery
 from atoll.runtime.lifetimes import AwaitableContext, BackgroundTasks
@@ -82,29 +82,37 @@ if TYPE_CHECKING:
     from atoll.runtime.sandbox_pool import SandboxPool
 
 
-def open(state_dir: Path | str | None = None, *, settings: Settings | None = None) -> AwaitableContext[Engine]:
-    """An engine over `state_dir`, which is made if it is missing.
+def open(
+    state_dir: Path | str | None = None, *, namespace: str | None = None, settings: Settings | None = None
+) -> AwaitableContext[Engine]:
+    """An engine over one namespace of `state_dir`, which is made if it is missing.
 
     `async with atoll.open() as engine` closes it after the block; `engine = await atoll.open()` leaves that to
     `Engine.aclose`, which any task may call. Sandboxes do not end with it: the next engine, in this process or another,
     finds them by name. Operations that were interrupted because their process died are finished or undone in the
     background.
 
+    The names of sandboxes, volumes, sessions and warm pools, and all checkpoints, are those of the `namespace`, unset
+    that of the settings (`default`). The engine finds nothing of another, neither by name nor by id. Images, storage,
+    recovery and garbage collection are the whole state directory's.
+
     Raises:
-        InvalidRequest: the state directory cannot be used, or a setting is wrong.
+        InvalidRequest: the state directory cannot be used, or the namespace or a setting is wrong.
     """
-    return AwaitableContext(_open(state_dir, settings))
+    return AwaitableContext(_open(state_dir, namespace, settings))
 
 
-async def _open(state_dir: Path | str | None, settings: Settings | None) -> LocalEngine:
+async def _open(state_dir: Path | str | None, namespace: str | None, settings: Settings | None) -> LocalEngine:
     settings = settings or Settings.from_environment()
     if state_dir is not None:
         settings = settings.model_copy(update={"state_dir": Path(state_dir)})
+    if namespace is not None:
+        settings = settings.model_copy(update={"namespace": check_namespace(namespace)})
     if settings.runtime is not None:
         registry.check_name(settings.runtime, setting="ATOLL_RUNTIME")
     path = settings.resolve_state_dir()
     try:
-        store = StateStore(path)
+        store = StateStore(path, settings.namespace)
     except OSError as error:
         raise InvalidRequest(
             f"the state directory {path} cannot be used: {error.strerror}; name another with ATOLL_STATE_DIR"
@@ -119,7 +127,7 @@ async def _open(state_dir: Path | str | None, settings: Settings | None) -> Loca
 
 
 class LocalEngine(Engine):
-    """The sandboxes of one state directory of this machine. Made by `atoll.open()`."""
+    """The sandboxes of one namespace of a state directory of this machine. Made by `atoll.open()`."""
 
     def __init__(self, store: StateStore, settings: Settings, tasks: BackgroundTasks) -> None:
         self._store = store
@@ -127,7 +135,7 @@ class LocalEngine(Engine):
         self._tasks = tasks
         self._drivers: Mapping[RuntimeName, Driver] | None = None
         self._layers = Layers(store.state_dir)
-        self._checkpoints = Checkpoints(store.state_dir, store.lookup)
+        self._checkpoints = Checkpoints(store)
         self._volumes = VolumeStore(store, self._layers, self._any_layers)
         self._lifecycle = Lifecycle(
             store,
@@ -141,10 +149,11 @@ class LocalEngine(Engine):
         )
         self._leases = SessionLeases(
             store.state_dir,
-            names=store.names,
-            checkpoints=lambda: [record.checkpoint for record in self._checkpoints.all()],
-            destroy=self.destroy,
-            delete=self.delete_checkpoint,
+            store.namespace,
+            names=lambda namespace: store.within(namespace).names(),
+            checkpoints=lambda namespace: [record.checkpoint for record in self._checkpoints_in(namespace).all()],
+            destroy=lambda namespace, name: self._destroy(store.within(namespace), name, checkpoints=False),
+            delete=lambda namespace, id: self._delete_checkpoint(self._checkpoints_in(namespace), id, None),
         )
         self._vault = Vault(store.state_dir, settings.secrets_key)
         self._connections = Connections(
@@ -210,9 +219,16 @@ class LocalEngine(Engine):
     ) -> AbstractAsyncContextManager[Sequence[ProcessInfo]]:
         return self._connections.live_commands(manifest, stream)
 
+    def _checkpoints_in(self, namespace: str) -> Checkpoints:
+        return Checkpoints(self._store.within(namespace))
+
     @property
     def state_dir(self) -> Path:
         return self._store.state_dir
+
+    @property
+    def namespace(self) -> str:
+        return self._store.namespace
 
     @property
     def previews(self) -> Previews:
@@ -483,10 +499,13 @@ class LocalEngine(Engine):
         return forks
 
     async def delete_checkpoint(self, checkpoint: str, *, sandbox: str | None = None) -> None:
-        damaged = checkpoint in self._checkpoints.unreadable()
-        id = checkpoint if damaged else self._checkpoints.find(checkpoint, sandbox).checkpoint.id
+        await self._delete_checkpoint(self._checkpoints, checkpoint, sandbox)
+
+    async def _delete_checkpoint(self, checkpoints: Checkpoints, checkpoint: str, sandbox: str | None) -> None:
+        damaged = checkpoint in checkpoints.unreadable()
+        id = checkpoint if damaged else checkpoints.find(checkpoint, sandbox).checkpoint.id
         with self._store.in_progress(id):
-            self._checkpoints.forget(id)
+            checkpoints.forget(id)
             await self._lifecycle.remove_unreferenced(timeout_s=1)
 
     # ---- other machines ----
@@ -553,13 +572,15 @@ class LocalEngine(Engine):
         return await anyio.to_thread.run_sync(read)
 
     def _unreadable(self) -> dict[str, SandboxError]:
-        return {**self._store.references()[1], **self._checkpoints.unreadable()}
+        """The errors of records that cannot be read, of all namespaces."""
+        sandboxes = {self._store.qualified_id(id): error for id, error in self._store.references()[1].items()}
+        return {**sandboxes, **self._checkpoints.references()[1]}
 
     def _digests_in_use(self) -> set[str]:
         for error in self._unreadable().values():
             raise error  # it may use any image
         digests = {each.image_digest for each in self._store.references()[0]}
-        return digests | {record.image_digest for record in self._checkpoints.all()}
+        return digests | {record.image_digest for record in self._checkpoints.references()[0]}
 
     # ---- ending ----
 
@@ -573,32 +594,39 @@ class LocalEngine(Engine):
             await self._tasks.close()
 
     async def destroy(self, name: str, *, checkpoints: bool = False) -> int:
+        return await self._destroy(self._store, name, checkpoints=checkpoints)
+
+    async def _destroy(self, store: StateStore, name: str, *, checkpoints: bool) -> int:
+        """See `destroy`. `store` is that of the namespace of the sandbox."""
         try:
-            id, its_name = self._find(name)
+            id, entry = self._find(store, name)
         except SandboxError:
-            self._store.free_damaged_name(name)
+            store.free_damaged_name(name)
             return 0
         try:
-            manifest = self._store.read(id)
+            manifest = store.read(id)
         except SandboxError:
             manifest = None
         if manifest is None:
             self._any_layers()  # without a driver nothing can be removed
         # With no position in the tree it never had one, and the records of all others need not be read.
         may_have = manifest is None or manifest.checkpoint is not None
-        own = [record.checkpoint.id for record in self._checkpoints.of_id(id)] if may_have else []
-        await self._connections.remove(id, its_name, self._choose(manifest.runtime) if manifest else None)
+        its = self._checkpoints_in(store.namespace)
+        own = [record.checkpoint.id for record in its.of_id(id)] if may_have else []
+        await self._connections.remove(id, entry, self._choose(manifest.runtime) if manifest else None)
         for each in own if checkpoints else []:
             with contextlib.suppress(CheckpointNotFound):  # another process was faster
-                await self.delete_checkpoint(each)
+                await self._delete_checkpoint(its, each, None)
         return len(own)
 
-    def _find(self, wanted: str) -> tuple[str, str | None]:
-        """The id and name of the sandbox with this name or, if none has it, of the one with this id."""
+    @staticmethod
+    def _find(store: StateStore, wanted: str) -> tuple[str, str | None]:
+        """The id of the sandbox with this name, and the entry of the name; or, if none has it, of the one with this
+        id."""
         try:
-            return self._store.lookup(wanted), wanted
+            return store.lookup(wanted), store.entry(wanted)
         except SandboxNotFound:
-            if not self._store.exists(wanted):
+            if not store.owns(wanted):
                 raise
             return wanted, None  # whichever name it has is freed
 

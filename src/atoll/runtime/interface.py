@@ -142,6 +142,11 @@ class Engine(ABC):
 
     @property
     @abstractmethod
+    def namespace(self) -> str:
+        """Where the names of its sandboxes, volumes, sessions and warm pools are their own."""
+
+    @property
+    @abstractmethod
     def state_dir(self) -> Path:
         """The state directory of this machine: all that the sandboxes are, or, of those of a server, what this program
         keeps of its work with them, such as the audit log of code."""
@@ -274,7 +279,7 @@ class Engine(ABC):
 
     @abstractmethod
     async def warm_pools(self) -> builtins.list[WarmPool]:
-        """The warm pools of this state directory."""
+        """The warm pools of this namespace."""
 
     @abstractmethod
     async def remove_warm_pools(self) -> None:
@@ -579,6 +584,8 @@ class Engine(ABC):
     async def unreadable_records(self) -> dict[str, str]:
         """The sandboxes and checkpoints whose records cannot be read, by id, volumes as `volume:NAME`, and why.
 
+        Those of the whole state directory: what belongs to a namespace that is not the default has it in front, as
+        `NAMESPACE:ID` and `volume:NAMESPACE:NAME`, and is removed by an engine of that namespace.
         As long as there are any, `gc` keeps layers, and images unless it is a volume. `destroy`, `delete_checkpoint`
         and `volumes.remove` remove them.
         """
@@ -610,15 +617,15 @@ class Engine(ABC):
 
     @abstractmethod
     async def remove_abandoned(self) -> builtins.list[str]:
-        """Remove abandoned sandboxes, those whose lifetime is over, ephemeral ones that have ended, and sessions whose
-        process died.
+        """Remove, in all namespaces, abandoned sandboxes, those whose lifetime is over, ephemeral ones that have ended,
+        and sessions whose process died.
 
         Returns the ids of the removed sandboxes.
         """
 
     @abstractmethod
     async def gc(self) -> GcResult:
-        """`remove_abandoned`, and remove unreferenced layers and images. Returns what was removed.
+        """`remove_abandoned`, and remove unreferenced layers and images, of all namespaces. Returns what was removed.
 
         Layers and images stay as long as there are `unreadable_records`, which may refer to any of them.
         """

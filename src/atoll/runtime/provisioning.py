@@ -206,6 +206,7 @@ class Provisioner:
                             self._store.mark_creating(id)
                         manifest = Manifest(
                             id=id,
+                            namespace=self._store.namespace,
                             spec=spec,
                             runtime=driver.name,
                             active_layer=self._layers.new(),
@@ -226,7 +227,7 @@ class Provisioner:
                         wait_written()
                     except BaseException:
                         with anyio.CancelScope(shield=True):
-                            await self._connections.remove(id, spec.name, driver, locked=True)
+                            await self._connections.remove(id, self._store.entry(spec.name), driver, locked=True)
                         raise
                 if warm_pool is not None:
                     self._connections.release(id)
@@ -282,7 +283,7 @@ class Provisioner:
         return driver, await self._resolve_base(_warm_spec(template), template.limits, driver)
 
     async def _create_warm(self, template: SandboxTemplate, driver: Driver, resolved: ResolvedSpec) -> None:
-        await self._make(_warm_spec(template), driver, resolved, warm_pool=template.key)
+        await self._make(_warm_spec(template), driver, resolved, warm_pool=self.warm_pools.key(template))
 
     async def _destroy_claimed(self, claimed: Claimed) -> None:
         driver = self._choose(claimed.manifest.runtime) if claimed.manifest else None
@@ -294,7 +295,7 @@ class Provisioner:
         """Claim a warm sandbox and bind it to `spec`. None: none fits."""
         if spec.mounts:
             return None  # a running sandbox cannot be given any
-        key = SandboxTemplate(image=spec.image, runtime=driver.name, limits=resolved.limits).key
+        key = self.warm_pools.key(SandboxTemplate(image=spec.image, runtime=driver.name, limits=resolved.limits))
         with self._store.claim(key, partial(self.warm_pools.fits, driver=driver, resolved=resolved)) as claimed:
             self.warm_pools.refill(key)
             if claimed is None or claimed.manifest is None:
@@ -307,7 +308,7 @@ class Provisioner:
                     await ca_bundle.install(sandbox.files, authority)
             except BaseException as error:
                 with anyio.CancelScope(shield=True):
-                    await self._connections.remove(claimed.id, spec.name, driver, locked=True)
+                    await self._connections.remove(claimed.id, manifest.entry, driver, locked=True)
                 if not isinstance(error, SandboxError):
                     raise
                 _log.warning("a warm sandbox could not be bound; a new one is created instead", exc_info=True)
@@ -421,7 +422,9 @@ class Provisioner:
                 if not complete:
                     with anyio.CancelScope(shield=True):
                         for sandbox in made:
-                            await self._connections.remove(sandbox.id, sandbox.name, driver, held=True)
+                            await self._connections.remove(
+                                sandbox.id, self._store.entry(sandbox.name), driver, held=True
+                            )
             if failures:
                 raise failures[0]
         return sorted(made, key=lambda sandbox: list(names).index(sandbox.name))

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import anyio
 
+from atoll.contract.errors import InvalidRequest
 from atoll.runtime import engine as runtime_engine
-from atoll.runtime.engine import Engine
+from atoll.runtime.interface import Engine
 from atoll.settings import Settings
 
 
@@ -19,12 +20,19 @@ class TenantEngines:
         self._settings = settings
         self._engines: dict[str, Engine] = {}
         self._opening = anyio.Lock()
+        self._closed = False
 
     async def get(self, tenant: str) -> Engine:
-        """The engine that sees the tenant's sandboxes and no others. It is open for as long as the server."""
+        """The engine that sees the tenant's sandboxes and no others. It is open for as long as the server.
+
+        Raises:
+            InvalidRequest: the server is closed.
+        """
         if (engine := self._engines.get(tenant)) is not None:
             return engine
         async with self._opening:
+            if self._closed:
+                raise InvalidRequest("the server is closed")
             if (engine := self._engines.get(tenant)) is None:
                 engine = await runtime_engine.open(settings=self._settings)
                 self._engines[tenant] = engine
@@ -40,6 +48,7 @@ class TenantEngines:
         """Close all of them. Sandboxes go on."""
         with anyio.CancelScope(shield=True):
             async with self._opening, anyio.create_task_group() as closing:
+                self._closed = True
                 for engine in self._engines.values():
                     closing.start_soon(engine.aclose)
                 self._engines.clear()

@@ -70,7 +70,7 @@ class Idempotency:
         self._database = database
         self._instances = instances
         self._instance = instance
-        self._lock = lock
+        self._lock: int | None = lock
         self._running: dict[tuple[str, str], anyio.Event] = {}
         self._cleaned_at = float("-inf")
 
@@ -113,8 +113,11 @@ class Idempotency:
                     self._running.pop((tenant, key)).set()
 
     async def aclose(self) -> None:
-        (self._instances / self._instance).unlink(missing_ok=True)
-        os.close(self._lock)
+        """Closing twice does nothing."""
+        if self._lock is not None:
+            (self._instances / self._instance).unlink(missing_ok=True)
+            os.close(self._lock)
+            self._lock = None
 
     # ---- one request ----
 

@@ -85,8 +85,9 @@ def check_limits(policy: TenantPolicy, limits: Limits | None) -> Limits:
     """
     chosen: dict[str, float | None] = {}
     for name in Limits.field_names():
-        wanted, default, most = (getattr(each, name) for each in (limits, policy.default_limits, policy.max_limits))
-        value = next((each for each in (wanted if limits else None, default, most) if each is not None), None)
+        sources = (limits or Limits(), policy.default_limits, policy.max_limits)
+        value = next((set_to for each in sources if (set_to := getattr(each, name)) is not None), None)
+        most = getattr(policy.max_limits, name)
         if most is not None and value is not None and value > most:
             raise Forbidden(
                 f"the limit {name} of a sandbox may be at most {most:g} for this tenant; {value:g} was asked for",

@@ -23,7 +23,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from atoll.contract.errors import InvalidRequest, QuotaExceeded, RateLimited
 from atoll.contract.model import Limits, SandboxInfo
-from atoll.runtime.engine import Engine
+from atoll.runtime.interface import Engine
 from atoll.server.database import Database
 from atoll.server.tables import model_usage
 from atoll.server.tenants import Quotas, Tenant

@@ -734,8 +734,9 @@ class Lifecycle:
             self._store.drop_groups()
             unreferenced = self._store.orphaned()
             named, damaged = self._volumes.references()
-            if not (damaged or unreadable or self._checkpoints.unreadable()):
-                named.update(layer.id for record in self._checkpoints.all() for layer in record.layers)
+            checkpoints, damaged_checkpoints = self._checkpoints.references()
+            if not (damaged or unreadable or damaged_checkpoints):
+                named.update(layer.id for record in checkpoints for layer in record.layers)
                 named.update(layer for each in references for layer in each.layers)
                 self._checkpoints.remove_unreferenced(spare={each.memory for each in references})
                 unreferenced += self._layers.unreferenced(named)

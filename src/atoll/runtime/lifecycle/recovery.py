@@ -1,8 +1,9 @@
 """Recovery: what is finished, undone and removed after a process died in the middle of an operation; expired sandboxes.
 
-Owns which of these is done, in which order, and which processes are waited for first. Not here: how a sandbox is
-removed (the engine), how an interrupted operation on one is reconciled (`lifecycle.py`), and how a session is ended
-(`state/leases.py`). Used by the engine, when a state directory is opened and for garbage collection.
+Owns which of these is done, in which order, and which processes are waited for first. It is for the whole state
+directory, whichever namespace its engine has. Not here: how a sandbox is removed (the engine), how an interrupted
+operation on one is reconciled (`lifecycle.py`), and how a session is ended (`state/leases.py`). Used by the engine,
+when a state directory is opened and for garbage collection.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class ChooseDriver(Protocol):
 
 class RemoveSandbox(Protocol):
     async def __call__(
-        self, id: str, name: str | None, driver: Driver | None, *, abandoned: bool = False, expired: bool = False
+        self, id: str, entry: str | None, driver: Driver | None, *, abandoned: bool = False, expired: bool = False
     ) -> None: ...
 
 
@@ -97,7 +98,7 @@ class Recovery:
                 if manifest and manifest.spec.ephemeral and is_usable:
                     continue
                 driver = self._choose(manifest.runtime) if manifest else None
-                await self._remove(id, manifest.spec.name if manifest else None, driver, abandoned=True)
+                await self._remove(id, manifest.entry if manifest else None, driver, abandoned=True)
                 removed.append(id)
         return removed
 
@@ -111,7 +112,7 @@ class Recovery:
                 except SandboxError:
                     manifest = None
                 driver = self._choose(manifest.runtime) if manifest else None
-                await self._remove(id, manifest.spec.name if manifest else None, driver, expired=True)
+                await self._remove(id, manifest.entry if manifest else None, driver, expired=True)
             except AtollError as error:  # it is tried again later; until then it cannot be used
                 _log.warning("the expired sandbox %s could not be removed: %s", id, error)
             else:

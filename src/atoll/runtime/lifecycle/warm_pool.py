@@ -1,8 +1,9 @@
 """Warm pools: sandboxes without a name that run already, to be claimed by a create with the same template.
 
 Owns which templates have a pool and of what size, `warm-pools/<key>.json`, and when a warm sandbox does not fit any
-more. Not here: how one is created, bound and destroyed (the engine), and how a claim is made exclusive
-(`state/store.py`). Used by the engine.
+more. A pool belongs to a namespace, which is in its key unless it is the default (`state/namespaces.py`). Not here: how
+a warm sandbox is created, bound and destroyed (the engine), and how a claim is made exclusive (`state/store.py`). Used
+by the engine.
 
 A template is an image, a runtime and limits. All else that distinguishes sandboxes can be given to one that runs: its
 name, hostname, environment and user, and when it pauses and ends.
@@ -33,6 +34,7 @@ from atoll.contract.model import Limits, RuntimeName, WarmPool
 from atoll.drivers.locks import locked
 from atoll.runtime.images.reference import ImageReference
 from atoll.runtime.state.layers import ResolvedSpec
+from atoll.runtime.state.namespaces import names_in, split_entry
 from atoll.runtime.state.records import StoredRecord, read_record, remove_record, unreadable, write_record
 from atoll.runtime.state.store import Claimed, Manifest, StateStore
 
@@ -62,7 +64,7 @@ class SandboxTemplate(Frozen):
     """With defaults filled in."""
 
     @property
-    def key(self) -> str:
+    def digest(self) -> str:
         limits = self.limits.model_dump(mode="json", exclude_none=True)
         identity = [ImageReference.parse(self.image).name, self.runtime, limits]
         return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
@@ -82,7 +84,10 @@ def rebound(resolved: ResolvedSpec) -> dict[str, object]:
 
 
 class WarmPools:
-    """`resolved` resolves a template, `make` creates a warm sandbox, and `remove` destroys a claimed one."""
+    """The warm pools of one namespace.
+
+    `resolved` resolves a template, `make` creates a warm sandbox, and `remove` destroys a claimed one.
+    """
 
     def __init__(
         self,
@@ -107,6 +112,10 @@ class WarmPools:
         self._closing = anyio.Event()
 
     # ---- specs ----
+
+    def key(self, template: SandboxTemplate) -> str:
+        """The key of the pool of a template, in this namespace."""
+        return self._store.entry(template.digest)
 
     def all(self) -> list[WarmPool]:
         """All warm pools. One whose record cannot be read has a `reason`."""
@@ -134,17 +143,18 @@ class WarmPools:
         )
 
     def _keys(self) -> list[str]:
-        return [name.removesuffix(".json") for name in os.listdir(self._root) if name.endswith(".json")]
+        keys = [name.removesuffix(".json") for name in os.listdir(self._root) if name.endswith(".json")]
+        return [self._store.entry(digest) for digest in names_in(self._store.namespace, keys)]
 
     def read(self, key: str) -> WarmPoolSpec | None:
         """
         Raises:
             SandboxError: its record cannot be read.
         """
-        return read_record(self._path(key), WarmPoolSpec, f"warm pool {key}")
+        return read_record(self._path(key), WarmPoolSpec, f"warm pool {split_entry(key)[1]}")
 
     def shown(self, spec: WarmPoolSpec) -> WarmPool:
-        return WarmPool(**spec.template.model_dump(), count=spec.count, ready=len(self._ready(spec.template.key)))
+        return WarmPool(**spec.template.model_dump(), count=spec.count, ready=len(self._ready(self.key(spec.template))))
 
     def _ready(self, key: str) -> list[str]:
         return [id for id in self._store.warm(key) if self._store.is_alive(id)]
@@ -154,7 +164,7 @@ class WarmPools:
 
         A record that cannot be read is replaced, unless a newer Atoll wrote it; and removed if `count` is 0.
         """
-        key = template.key
+        key = self.key(template)
         try:
             before = self.read(key)
         except SandboxError as error:
@@ -248,14 +258,14 @@ class WarmPools:
                 pass
 
     async def remove_all(self) -> None:
-        """Remove all warm pools and their sandboxes."""
+        """Remove all warm pools of this namespace and their sandboxes."""
         for key in self._keys():
             async with self._exclusive():
                 self._write(key, None)
             await self._empty(key)
 
     async def remove_unwanted(self) -> None:
-        """Remove warm sandboxes whose pool has no record any more."""
+        """Remove warm sandboxes of all namespaces whose pool has no record any more."""
         for name in os.listdir(self._store.state_dir / "warm"):
             key = name.partition(".")[0]
             if key != "-" and not os.path.lexists(self._path(key)):

@@ -29,7 +29,8 @@ import anyio.lowlevel
 import h11
 
 from atoll.contract.errors import AtollError, InvalidRequest, PortRefused, SandboxShutdown
-from atoll.contract.model import Preview
+from atoll.contract.model import Preview, SandboxInfo
+from atoll.contract.names import DEFAULT_NAMESPACE
 from atoll.runtime.guest.ports import PortConnection
 from atoll.runtime.http1 import Headers, one_line, strip_hop_by_hop
 from atoll.runtime.previews.forward import DialPort, dial_either, listen_on, next_client, port_of
@@ -72,12 +73,14 @@ _OURS = frozenset(
 _log = logging.getLogger(__name__)
 
 
-def label_of(name: str, port: int) -> str:
-    """The name of a preview in a host name: one label for any name of a sandbox.
+def label_of(namespace: str, name: str, port: int) -> str:
+    """The name of a preview in a host name: one label for any name of a sandbox, behind it the namespace, unless that
+    is the default.
 
     One, because browsers separate the cookies of two hosts only if they differ in the label before `localhost`.
     """
-    return f"{port}-" + name.replace("_", "_u").replace(".", "__")
+    label = f"{port}-" + name.replace("_", "_u").replace(".", "__")
+    return label if namespace == DEFAULT_NAMESPACE else f"{label}_-{namespace}"
 
 
 @dataclass(eq=False)
@@ -113,20 +116,20 @@ class Previews:
         self._slots = anyio.Semaphore(MAX_CONNECTIONS)
         self._unknown_token = secrets.token_urlsafe(24)
 
-    async def expose(self, sandbox_id: str, name: str, port: int, dial: DialPort, *, wait_s: float) -> Preview:
+    async def expose(self, sandbox: SandboxInfo, port: int, dial: DialPort, *, wait_s: float) -> Preview:
         """See `Sandbox.expose`."""
         if not 1 <= port <= 65535:
             raise InvalidRequest(f"the port is {port}; it must be 1 to 65535")
         if not wait_s >= 0:
             raise InvalidRequest(f"wait_s is {wait_s}; it must be 0 or more")
-        label = label_of(name, port)
+        label = label_of(sandbox.namespace, sandbox.name, port)
         listening = await self._listening()
         exposed = self._exposed.get(label)
-        if exposed is None or exposed.sandbox_id != sandbox_id:
+        if exposed is None or exposed.sandbox_id != sandbox.id:
             self._end(label)
             token = secrets.token_urlsafe(24)
-            preview = self._preview(name, port, label, token, listening)
-            exposed = _ExposedPort(sandbox_id, name, dial, preview)
+            preview = self._preview(sandbox.name, port, label, token, listening)
+            exposed = _ExposedPort(sandbox.id, sandbox.name, dial, preview)
         if wait_s > 0:
             await _wait_listening(exposed, wait_s)
         return self._exposed.setdefault(label, exposed).preview

@@ -1,22 +1,28 @@
 """Checkpoints on disk: the record of each, and which layers it names.
 
 Owns `checkpoints/<id>/checkpoint.json`, written in one step: a checkpoint exists or does not; and whose one is: that of
-the sandbox with whose id it was taken, whatever sandbox has the name later. Not here: how a sandbox is stopped or
+the sandbox with whose id it was taken, whatever sandbox has the name later, in the same namespace (`namespaces.py`).
+Not here: how a sandbox is stopped or
 started for one (`lifecycle/lifecycle.py`). Used by the engine and by `lifecycle/`.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from atoll.contract.driver import ProcessImage
 from atoll.contract.errors import CheckpointNotFound, InvalidRequest, SandboxError, SandboxNotFound
 from atoll.contract.model import Checkpoint, SandboxSpec
 from atoll.runtime.state.layers import ResolvedSpec
+from atoll.runtime.state.namespaces import names_in, split_entry
 from atoll.runtime.state.records import StoredRecord, read_record, remove_record, unreadable, write_record
 from atoll.runtime.state.status import modified
+from atoll.runtime.state.store import StateStore
+
+_ID = re.compile(r"cp-[0-9a-f]+")
 
 
 class CheckpointRecord(ResolvedSpec, StoredRecord):
@@ -28,12 +34,12 @@ class CheckpointRecord(ResolvedSpec, StoredRecord):
 
 
 class Checkpoints:
-    """The checkpoints of a state directory. `lookup` gives the id of the sandbox with a name."""
+    """The checkpoints of one namespace of a state directory: that of `store`."""
 
-    def __init__(self, state_dir: Path, lookup: Callable[[str], str]) -> None:
-        self._root = state_dir / "checkpoints"
+    def __init__(self, store: StateStore) -> None:
+        self._store = store
+        self._root = store.state_dir / "checkpoints"
         self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._lookup = lookup
 
     @staticmethod
     def new_id() -> str:
@@ -46,7 +52,7 @@ class Checkpoints:
         return ProcessImage(path=self.directory(record.checkpoint.id) / "memory", hostname=record.spec.name)
 
     def directory(self, id: str) -> Path:
-        return self._root / id
+        return self._root / self._store.entry(id)
 
     def write(self, record: CheckpointRecord) -> None:
         """When this returns the checkpoint exists, whatever is killed."""
@@ -60,7 +66,7 @@ class Checkpoints:
             CheckpointNotFound: no checkpoint has this id.
             SandboxError: its record cannot be read.
         """
-        found = self._read(id) if "/" not in id else None
+        found = self._read(id) if _ID.fullmatch(id) else None
         if found is None:
             raise CheckpointNotFound(id, dict.fromkeys(sorted(record.checkpoint.id for record in self.all())))
         return found
@@ -102,7 +108,7 @@ class Checkpoints:
 
     def _of(self, sandbox: str, known: Iterable[CheckpointRecord]) -> list[CheckpointRecord]:
         try:
-            id = self._lookup(sandbox)
+            id = self._store.lookup(sandbox)
         except SandboxNotFound:
             former = [record for record in known if record.checkpoint.sandbox == sandbox]
             if not former:
@@ -136,14 +142,24 @@ class Checkpoints:
             reason=unreadable(error),
         )
 
+    def references(self) -> tuple[list[CheckpointRecord], dict[str, SandboxError]]:
+        """The checkpoints of all namespaces; and of those whose records cannot be read, the entries and the errors."""
+        return self._read_entries(os.listdir(self._root))
+
     def _read_all(self) -> tuple[list[CheckpointRecord], dict[str, SandboxError]]:
+        """The checkpoints of this namespace; and of those whose records cannot be read, the ids and the errors."""
+        ids = names_in(self._store.namespace, os.listdir(self._root))
+        records, damaged = self._read_entries(self._store.entry(id) for id in ids)
+        return records, {split_entry(entry)[1]: error for entry, error in damaged.items()}
+
+    def _read_entries(self, entries: Iterable[str]) -> tuple[list[CheckpointRecord], dict[str, SandboxError]]:
         records, damaged = [], {}
-        for id in os.listdir(self._root):
+        for entry in entries:
             try:
-                if (record := self._read(id)) is not None:
+                if (record := self._read_entry(entry)) is not None:
                     records.append(record)
             except SandboxError as error:
-                damaged[id] = error
+                damaged[entry] = error
         return sorted(records, key=lambda record: record.checkpoint.created_at), damaged
 
     def forget(self, id: str) -> None:
@@ -151,18 +167,21 @@ class Checkpoints:
         remove_record(self.directory(id) / "checkpoint.json")
 
     def remove_unreferenced(self, spare: set[Path]) -> None:
-        """Remove the files of deleted and unfinished checkpoints, except `spare`.
+        """Remove the files of deleted and unfinished checkpoints of all namespaces, except `spare`.
 
         Those whose records cannot be read stay. Call it with the layers locked exclusively.
         """
         import shutil
 
-        records, damaged = self._read_all()
-        kept = {record.checkpoint.id for record in records} | damaged.keys()
-        for id in os.listdir(self._root):
-            if id not in kept and self.directory(id) not in spare:
-                shutil.rmtree(self.directory(id), ignore_errors=True)
+        for entry in os.listdir(self._root):
+            directory = self._root / entry
+            if directory not in spare and not os.path.lexists(directory / "checkpoint.json"):
+                shutil.rmtree(directory, ignore_errors=True)
 
     def _read(self, id: str) -> CheckpointRecord | None:
+        return self._read_entry(self._store.entry(id))
+
+    def _read_entry(self, entry: str) -> CheckpointRecord | None:
         # A record that cannot be read is an error here, not an absent one: it names layers, which must not be removed.
-        return read_record(self.directory(id) / "checkpoint.json", CheckpointRecord, f"checkpoint {id}")
+        path = self._root / entry / "checkpoint.json"
+        return read_record(path, CheckpointRecord, f"checkpoint {split_entry(entry)[1]}")

@@ -2,7 +2,8 @@
 
 Nothing is locked, opened for writing or checked: what is missing or cannot be read is left out, and what is listed may
 be gone a moment later. Not here: the entries themselves and what they mean (`store.py`, `checkpoints.py`,
-`volumes.py`, `images/store.py`). Imports nothing of them, since importing takes longer than reading.
+`volumes.py`, `images/store.py`). Imports nothing of them, since importing takes longer than reading. Used by
+completion, and by commands that are for all namespaces.
 """
 
 from __future__ import annotations
@@ -11,22 +12,46 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+from atoll.contract.names import DEFAULT_NAMESPACE, is_namespace
+from atoll.runtime.state.namespaces import entry_of, names_in, split_entry
 
 HOST = "host"
 """The image that is always there."""
+_NAMESPACED = ("names", "checkpoints", "volumes", "warm-pools", "approvals")
 
 
-def sandboxes(state_dir: Path) -> list[str]:
+class Place(NamedTuple):
+    """A namespace of a state directory."""
+
+    state_dir: Path
+    namespace: str = DEFAULT_NAMESPACE
+
+    def names(self, directory: str) -> list[str]:
+        """The names of what this namespace has in a directory of the state directory."""
+        return names_in(self.namespace, names(self.state_dir / directory))
+
+    def path(self, directory: str, name: str) -> Path:
+        return self.state_dir / directory / entry_of(self.namespace, name)
+
+
+def namespaces(state_dir: Path) -> list[str]:
+    """The namespaces that have something, sorted, and the default."""
+    found = {split_entry(entry)[0] for directory in _NAMESPACED for entry in names(state_dir / directory)}
+    return sorted({DEFAULT_NAMESPACE, *filter(is_namespace, found)})
+
+
+def sandboxes(place: Place) -> list[str]:
     """The names of the sandboxes, sorted."""
-    return sorted(names(state_dir / "names"))
+    return sorted(place.names("names"))
 
 
-def checkpoints(state_dir: Path, sandbox: str | None = None) -> list[tuple[str, str]]:
+def checkpoints(place: Place, sandbox: str | None = None) -> list[tuple[str, str]]:
     """The labels and ids of a sandbox's checkpoints, or the ids of all, and what each is."""
     found = []
-    for id in names(state_dir / "checkpoints"):
-        for record in _read(state_dir / "checkpoints" / id / "checkpoint.json"):
+    for id in place.names("checkpoints"):
+        for record in _read(place.path("checkpoints", id) / "checkpoint.json"):
             checkpoint = record.get("checkpoint") or {}
             label, its_sandbox = checkpoint.get("label") or "", checkpoint.get("sandbox") or ""
             if sandbox is None:
@@ -37,29 +62,29 @@ def checkpoints(state_dir: Path, sandbox: str | None = None) -> list[tuple[str, 
     return sorted(found)
 
 
-def images(state_dir: Path) -> list[str]:
+def images(place: Place) -> list[str]:
     """The references of the images on this machine, sorted, behind `host`."""
-    records = state_dir / "images" / "references"
+    records = place.state_dir / "images" / "references"
     read = [record for name in names(records) for record in _read(records / name)]
     references = {(record.get("image") or {}).get("reference") for record in read}
     return [HOST, *sorted(each for each in references if isinstance(each, str))]
 
 
-def volumes(state_dir: Path) -> list[str]:
+def volumes(place: Place) -> list[str]:
     """The names of the volumes, sorted."""
-    return sorted(name.removesuffix(".json") for name in names(state_dir / "volumes"))
+    return sorted(name.removesuffix(".json") for name in place.names("volumes"))
 
 
-def approvals(state_dir: Path) -> list[tuple[str, str]]:
+def approvals(place: Place) -> list[tuple[str, str]]:
     """The ids of approvals that are pending, and the tool of each."""
-    records = state_dir / "approvals"
-    found = [(name, record) for name in sorted(names(records)) for record in _read(records / name)]
+    ids = sorted(place.names("approvals"))
+    found = [(name, record) for name in ids for record in _read(place.path("approvals", name))]
     return [(name.removesuffix(".json"), str(record.get("tool"))) for name, record in found]
 
 
-def traces(state_dir: Path) -> list[str]:
+def traces(place: Place) -> list[str]:
     """The code sessions that have a trace, sorted."""
-    return sorted(name.removesuffix(".jsonl") for name in names(state_dir / "code"))
+    return sorted(name.removesuffix(".jsonl") for name in place.names("code"))
 
 
 def names(directory: Path) -> list[str]:

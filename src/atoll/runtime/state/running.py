@@ -15,9 +15,10 @@ import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from atoll.contract.names import is_name
+from atoll.contract.names import DEFAULT_NAMESPACE, is_name
+from atoll.runtime.state.namespaces import entry_of
 
-MANIFEST_VERSION = 5
+MANIFEST_VERSION = 6
 """The version of the manifests that this Atoll writes and reads. Raise it as `StoredRecord.VERSION` says."""
 ENDINGS = {"running": None, "sleeping": "was put to sleep", "shutdown": "was shut down"}
 """What was done to a sandbox that has ended, by the state in its manifest. None: nothing, it ended by itself."""
@@ -29,6 +30,7 @@ _CGROUPS = "/sys/fs/cgroup"
 class RunningSandbox(NamedTuple):
     """What a command needs to know of the sandbox that it is to run in."""
 
+    namespace: str
     name: str
     id: str
     directory: str
@@ -55,9 +57,11 @@ class RunningSandbox(NamedTuple):
 
     def why_ended(self) -> str | None:
         """What was done to it, in words that follow its name. None: it has not ended, or by itself."""
-        entry = f"{os.path.dirname(os.path.dirname(self.directory))}/names/{self.name}"
+        names = f"{os.path.dirname(os.path.dirname(self.directory))}/names"
         try:
-            destroyed = os.readlink(entry) != self.id or self.manifest_version() == (0, 0)
+            destroyed = os.readlink(
+                f"{names}/{entry_of(self.namespace, self.name)}"
+            ) != self.id or self.manifest_version() == (0, 0)
         except OSError:
             destroyed = True
         if destroyed:
@@ -82,15 +86,16 @@ class RunningSandbox(NamedTuple):
         return None
 
 
-def find_running(state_dir: str, name: str) -> RunningSandbox | None:
-    """The sandbox of this name, if it runs or is paused, and needs nothing of this process but to pass on a command:
-    it has neither a network policy nor secrets, and its lifetime is not over. None: it has, or it cannot be told.
+def find_running(state_dir: str, name: str, namespace: str = DEFAULT_NAMESPACE) -> RunningSandbox | None:
+    """The sandbox of this name in a namespace, if it runs or is paused, and needs nothing of this process but to pass
+    on a command: it has neither a network policy nor secrets, and its lifetime is not over. None: it has, or it cannot
+    be told.
     """
     try:
         seen = os.stat(state_dir)
         if seen.st_uid != os.geteuid() or seen.st_mode & 0o077 or not is_name(name):
             return None
-        id = os.readlink(f"{state_dir}/names/{name}")
+        id = os.readlink(f"{state_dir}/names/{entry_of(namespace, name)}")
     except OSError:
         return None
     directory = f"{state_dir}/sandboxes/{id}"
@@ -105,6 +110,7 @@ def find_running(state_dir: str, name: str) -> RunningSandbox | None:
     if not config:
         return None
     return RunningSandbox(
+        namespace=namespace,
         name=name,
         id=id,
         directory=directory,

@@ -45,6 +45,7 @@ class RecordedSandbox:
     def of(cls, manifest: Manifest) -> RecordedSandbox:
         info = SandboxInfo(
             id=manifest.id,
+            namespace=manifest.namespace,
             name=manifest.spec.name,
             status=manifest.state,
             image=manifest.spec.image,
@@ -93,10 +94,13 @@ class RecordedSandbox:
         return info
 
 
-def describe_unreadable(id: str, name: str, directory: Path, reason: str, driver: Driver | None) -> SandboxInfo:
+def describe_unreadable(
+    id: str, namespace: str, name: str, directory: Path, reason: str, driver: Driver | None
+) -> SandboxInfo:
     """A sandbox without a manifest, as `list` shows it. `driver` is any that uses the keeper."""
     return SandboxInfo(
         id=id,
+        namespace=namespace,
         name=name,
         status="error",
         reason=reason,

@@ -5,11 +5,12 @@ sandbox. Not here: what a sandbox does (`lifecycle/`), layers (`layers.py`), che
 record is written and its version checked (`records.py`). Used by the engine and by `lifecycle/`. All of it holds across
 processes, and after any of them is killed:
 
-    names/<name>        a symlink to the id. Creating it claims the name
+    names/<name>        a symlink to the id. Creating it claims the name. `<namespace>:<name>` in a namespace other than
+                        the default (`namespaces.py`)
     ids/<slot>          a symlink to the id. Creating it claims a range of user ids
     uncommitted/<id>    exists while a sandbox is created or removed, and while an ephemeral one lives. An entry that no
                         process works on is abandoned: the sandbox is completed or removed
-    warm/<key>.<id>     a warm sandbox without a name, which is also in `uncommitted/`. `<key>` is that of its template.
+    warm/<key>.<id>     a warm sandbox without a name, which is also in `uncommitted/`. `<key>` is that of its pool.
                         Renaming the entry to `-.<id>` claims it. An entry `-.<id>` that no process works on is
                         abandoned, though the sandbox runs: its creation or its claim was interrupted
     expiries/<id>       a symlink to when the sandbox's lifetime is over, in milliseconds since 1970. From then on no
@@ -20,6 +21,9 @@ processes, and after any of them is killed:
                         interrupted, the sandbox is reconciled
     sandboxes/<id>/     manifest.json, run, busy.lock, work.lock, keeper.lock, and the driver's files
 
+A store has a namespace: names are found and claimed in that one. Ids are those of all, for recovery and garbage
+collection, which do not ask whose something is.
+
 `busy.lock` is held while a sandbox is created, claimed or removed, `work.lock` during any operation on it,
 `keeper.lock` by its keeper for as long as that lives.
 """
@@ -27,6 +31,7 @@ processes, and after any of them is killed:
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import re
 import stat
@@ -40,10 +45,11 @@ from typing import Literal, NamedTuple
 
 from atoll.contract.errors import InvalidRequest, SandboxDied, SandboxError, SandboxExists, SandboxNotFound
 from atoll.contract.model import RuntimeName, SandboxSpec
-from atoll.contract.names import check_name, is_name
+from atoll.contract.names import DEFAULT_NAMESPACE, check_name, is_name
 from atoll.drivers.keeper_client import milliseconds
 from atoll.drivers.locks import is_held, lock_timeout, lock_within, open_lock, try_lock
 from atoll.runtime.state.layers import ResolvedSpec
+from atoll.runtime.state.namespaces import entry_of, names_in, split_entry
 from atoll.runtime.state.records import StoredRecord, read_record, remove_record, write_record, write_record_early
 from atoll.runtime.state.running import MANIFEST_VERSION, SANDBOX_ID
 
@@ -65,6 +71,7 @@ class Manifest(ResolvedSpec, StoredRecord):
 
     VERSION = MANIFEST_VERSION
     id: str
+    namespace: str
     spec: SandboxSpec
     runtime: RuntimeName
     active_layer: str
@@ -93,10 +100,16 @@ class Manifest(ResolvedSpec, StoredRecord):
     def run_id(self) -> str:
         return f"{self.id}.{self.run}"
 
+    @property
+    def entry(self) -> str:
+        """The entry of its name."""
+        return entry_of(self.namespace, self.spec.name)
+
 
 class References(NamedTuple):
     """What a sandbox refers to, which must not be removed."""
 
+    namespace: str
     name: str
     image_digest: str
     layers: tuple[str, ...]
@@ -111,7 +124,7 @@ class References(NamedTuple):
         layers = manifest.active_layer, *(layer.id for layer in manifest.layers)
         volumes = tuple(each.mount.volume for each in manifest.mounts if each.mount.volume is not None)
         memory = (directory / (manifest.memory or "")).parent
-        return cls(manifest.spec.name, manifest.image_digest, layers, volumes, memory)
+        return cls(manifest.namespace, manifest.spec.name, manifest.image_digest, layers, volumes, memory)
 
 
 class Claimed(NamedTuple):
@@ -123,13 +136,14 @@ class Claimed(NamedTuple):
 
 
 class StateStore:
-    def __init__(self, state_dir: Path) -> None:
+    def __init__(self, state_dir: Path, namespace: str = DEFAULT_NAMESPACE) -> None:
         """
         Raises:
             InvalidRequest: others can write to the state directory, or it holds something else.
             OSError: it cannot be made.
         """
         self.state_dir = state_dir
+        self.namespace = namespace
         self._sandboxes = state_dir / "sandboxes"
         self._references: dict[str, tuple[tuple[int, int] | None, References]] = {}
         """What `references` returned last, with the versions of the manifests."""
@@ -147,7 +161,17 @@ class StateStore:
     def directory(self, id: str) -> Path:
         return self._sandboxes / id
 
+    def within(self, namespace: str) -> StateStore:
+        """The same store, with another namespace."""
+        other = copy.copy(self)
+        other.namespace = namespace
+        return other
+
     # ---- names ----
+
+    def entry(self, name: str) -> str:
+        """The entry of a name of this namespace."""
+        return entry_of(self.namespace, name)
 
     def claim_name(self, name: str, id: str) -> None:
         """Give the name to the sandbox `id`, for all processes, in one step.
@@ -156,12 +180,12 @@ class StateStore:
             SandboxExists: another sandbox has it.
         """
         try:
-            os.symlink(id, self.state_dir / "names" / name)
+            os.symlink(id, self.state_dir / "names" / self.entry(name))
         except FileExistsError:
             raise SandboxExists(name) from None
 
     def lookup(self, name: str) -> str:
-        """The id of the sandbox with this name.
+        """The id of the sandbox with this name, in this namespace.
 
         Raises:
             InvalidRequest: it is not a valid name.
@@ -169,7 +193,7 @@ class StateStore:
             SandboxError: its entry is damaged; `free_damaged_name` removes it.
         """
         check_name(name)
-        entry = self.state_dir / "names" / name
+        entry = self.state_dir / "names" / self.entry(name)
         try:
             id = os.readlink(entry)
         except FileNotFoundError:
@@ -186,14 +210,35 @@ class StateStore:
 
     def free_damaged_name(self, name: str) -> None:
         """Remove an entry that `lookup` finds damaged. Nothing that it may point to is touched."""
-        remove_record(self.state_dir / "names" / name)
+        remove_record(self.state_dir / "names" / self.entry(name))
 
-    def exists(self, id: str) -> bool:
-        """Whether there is a sandbox with this id, whatever can be read of it."""
-        return bool(SANDBOX_ID.fullmatch(id)) and os.path.lexists(self.directory(id))
+    def owns(self, id: str) -> bool:
+        """Whether a sandbox of this namespace has this id, whatever can be read of it.
+
+        One that has no name is of the default namespace, unless its manifest says otherwise. For the sandbox of another
+        namespace the answer takes as long as for one that does not exist.
+        """
+        if not SANDBOX_ID.fullmatch(id):
+            return False
+        if any(self.resolves_to(self.entry(name), id) for name in self.names()):
+            return True
+        if self.namespace != DEFAULT_NAMESPACE or not os.path.lexists(self.directory(id)) or self._owner(id):
+            return False
+        with contextlib.suppress(SandboxError):
+            manifest = self.read(id)
+            return manifest is None or manifest.namespace == self.namespace
+        return True
+
+    def qualified_id(self, id: str) -> str:
+        """The id of a sandbox whose manifest cannot be read, behind the namespace of its name if that is another."""
+        return entry_of(self._owner(id) or DEFAULT_NAMESPACE, id)
+
+    def _owner(self, id: str) -> str | None:
+        """The namespace of the name of this sandbox. None: it has no name."""
+        return next((split_entry(entry)[0] for entry in self._entries_of_all() if self.resolves_to(entry, id)), None)
 
     def name_taken(self, name: str) -> bool:
-        return os.path.lexists(self.state_dir / "names" / name)
+        return os.path.lexists(self.state_dir / "names" / self.entry(name))
 
     def named(self, prefix: str) -> Iterator[tuple[str, str]]:
         """The names that begin with `prefix`, sorted, and their ids; no id if the entry is damaged.
@@ -205,7 +250,7 @@ class StateStore:
         for name in self.names():
             if name.startswith(prefix):
                 try:
-                    id = os.readlink(f"{names}/{name}")
+                    id = os.readlink(f"{names}/{self.entry(name)}")
                 except FileNotFoundError:
                     continue
                 except OSError:
@@ -214,7 +259,11 @@ class StateStore:
                     yield name, id if SANDBOX_ID.fullmatch(id) else ""
 
     def names(self) -> list[str]:
-        return sorted(name for name in os.listdir(self.state_dir / "names") if is_name(name))
+        return sorted(filter(is_name, names_in(self.namespace, os.listdir(self.state_dir / "names"))))
+
+    def _entries_of_all(self) -> list[str]:
+        """The entries of names of all namespaces."""
+        return [entry for entry in os.listdir(self.state_dir / "names") if is_name(split_entry(entry)[1])]
 
     # ---- lifetimes ----
 
@@ -318,7 +367,7 @@ class StateStore:
             try:
                 if (manifest := self.read(id)) is not None:
                     found[id] = version, References.of(manifest, self.directory(id))
-                elif any(self.is_lost(name, id) for name in self.names()):
+                elif any(self.is_lost(entry, id) for entry in self._entries_of_all()):
                     missing = f"the record of sandbox {id} is missing"
                     unreadable[id] = SandboxError(missing, reason="missing", problem="it is missing")
             except SandboxError as error:
@@ -331,9 +380,9 @@ class StateStore:
         removal is interrupted, recovery finishes it."""
         remove_record(self.directory(id) / "manifest.json")
 
-    def is_lost(self, name: str, id: str) -> bool:
+    def is_lost(self, entry: str, id: str) -> bool:
         """Whether a sandbox that was found to have no manifest should have one: it is neither created nor removed."""
-        if os.path.lexists(self.state_dir / "uncommitted" / id) or not self.resolves_to(name, id):
+        if os.path.lexists(self.state_dir / "uncommitted" / id) or not self.resolves_to(entry, id):
             return False
         return not os.path.lexists(self.directory(id) / "manifest.json")  # it may have been created just now
 
@@ -473,14 +522,14 @@ class StateStore:
 
     @contextlib.asynccontextmanager
     async def removing(
-        self, id: str, name: str | None, *, locked: bool = False, abandoned: bool = False, expired: bool = False
+        self, id: str, entry: str | None, *, locked: bool = False, abandoned: bool = False, expired: bool = False
     ) -> AsyncIterator[Path]:
         """The directory of a sandbox that is to be removed, with its locks held. It may not exist any more.
 
         Before it is given, the name is freed and the sandbox uncommitted, so that an interrupted removal is finished
-        later. The caller releases its user ids when nothing has them any more. Without `name`, whichever name it has
-        is freed. `locked`: the caller holds the locks. `abandoned` and `expired`: it is to be removed only if it is
-        abandoned, or its lifetime is over.
+        later. The caller releases its user ids when nothing has them any more. `entry` is that of its name; without
+        it, whichever name it has is freed. `locked`: the caller holds the locks. `abandoned` and `expired`: it is to be
+        removed only if it is abandoned, or its lifetime is over.
 
         Raises:
             SandboxError: another process works on it for too long, or it is not abandoned, or expired, any more.
@@ -499,11 +548,11 @@ class StateStore:
                     raise SandboxError(f"the lifetime of sandbox {id} was extended", hint=str(directory))
                 with contextlib.suppress(FileExistsError):
                     os.symlink(id, self.state_dir / "uncommitted" / id)
-            for entry in os.listdir(self.state_dir / "warm"):
-                if entry.endswith(f".{id}"):
-                    self._try_claim(entry.partition(".")[0], id)
+            for warm in os.listdir(self.state_dir / "warm"):
+                if warm.endswith(f".{id}"):
+                    self._try_claim(warm.partition(".")[0], id)
             # A process that was killed before it wrote the manifest has claimed a name that is recorded only here.
-            for each in self.names() if name is None else [name]:
+            for each in self._entries_of_all() if entry is None else [entry]:
                 if self.resolves_to(each, id):
                     (self.state_dir / "names" / each).unlink(missing_ok=True)
             yield directory
@@ -519,10 +568,10 @@ class StateStore:
                 if os.readlink(path) == id:
                     path.unlink()
 
-    def resolves_to(self, name: str, id: str) -> bool:
-        """Whether this is the name of this sandbox: not any more once its removal has begun."""
+    def resolves_to(self, entry: str, id: str) -> bool:
+        """Whether this is the entry of the name of this sandbox: not any more once its removal has begun."""
         try:
-            return os.readlink(self.state_dir / "names" / name) == id
+            return os.readlink(self.state_dir / "names" / entry) == id
         except OSError:  # it does not exist, or is no symlink
             return False
 
@@ -610,7 +659,7 @@ class StateStore:
             return False
         if group is not None and (self.state_dir / "groups" / group).exists():
             return False
-        return self.resolves_to(manifest.spec.name, manifest.id) and (running or group is not None)
+        return self.resolves_to(manifest.entry, manifest.id) and (running or group is not None)
 
     def finish_created(self, id: str) -> None:
         """Commit a complete sandbox whose creator died before it did. Does nothing while some process creates it."""
@@ -631,7 +680,7 @@ class StateStore:
             for id in self._entries("sandboxes")
             if not os.path.lexists(self.state_dir / "uncommitted" / id)
             and not os.path.lexists(self.directory(id) / "manifest.json")
-            and not any(self.resolves_to(name, id) for name in self.names())
+            and self._owner(id) is None
         ]
 
     def drop_groups(self) -> None:

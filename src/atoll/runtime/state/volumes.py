@@ -1,6 +1,7 @@
 """Volumes: named directories that outlive sandboxes, and that several of them mount at once.
 
-Owns `volumes/<name>.json`, where a volume's files are, its size limit, and when it may be removed. `engine.volumes`.
+Owns `volumes/<name>.json`, where a volume's files are, its size limit, and when it may be removed; `<name>` has the
+namespace in it, unless that is the default (`namespaces.py`). `engine.volumes`.
 Not here: how a volume is mounted (`mounts.py`, `drivers/`), and quotas (`drivers/storage.py`).
 
     volumes/<name>.json           the record: which layer holds the files. It makes the volume exist
@@ -33,6 +34,7 @@ from atoll.drivers.keeper_command import MOUNT_IDS, KeeperCommand
 from atoll.drivers.locks import locked
 from atoll.drivers.machine import PROGRAM_PATH, read_machine
 from atoll.runtime.state.layers import Layers
+from atoll.runtime.state.namespaces import names_in, split_entry
 from atoll.runtime.state.records import StoredRecord, read_record, remove_record, unreadable, write_record
 from atoll.runtime.state.status import modified
 from atoll.runtime.state.store import StateStore, now
@@ -56,7 +58,7 @@ class VolumeRecord(StoredRecord):
 
 
 class VolumeStore:
-    """The volumes of one state directory."""
+    """The volumes of one namespace of a state directory."""
 
     def __init__(self, store: StateStore, layers: Layers, any_layers: Callable[[], LayerStore]) -> None:
         self._store = store
@@ -180,15 +182,16 @@ class VolumeStore:
         return Path(os.path.realpath(self._layers.path(record.layer))) / _FILES
 
     def references(self) -> tuple[set[str], dict[str, SandboxError]]:
-        """The layers that volumes name; and of the records that cannot be read, the names and the errors."""
+        """The layers that volumes of all namespaces name; and of the records that cannot be read, the entries and the
+        errors."""
         found: set[str] = set()
         damaged: dict[str, SandboxError] = {}
-        for name in self._names():
+        for entry in self._entries():
             try:
-                if (record := self._read(name)) is not None:
+                if is_name(split_entry(entry)[1]) and (record := self._read_entry(entry)) is not None:
                     found.add(record.layer)
             except SandboxError as error:
-                damaged[name] = error
+                damaged[entry] = error
         return found, damaged
 
     # ---- parts ----
@@ -283,19 +286,25 @@ class VolumeStore:
         found: dict[str, builtins.list[str]] = {}
         references, damaged = self._store.references()
         for each in sorted(references, key=lambda each: each.name):
-            for volume in each.volumes:
+            for volume in each.volumes if each.namespace == self._store.namespace else ():
                 found.setdefault(volume, []).append(each.name)
-        return found, damaged
+        return found, {id: error for id, error in damaged.items() if self._store.owns(id)}
 
     def _names(self) -> builtins.list[str]:
-        names = (entry.removesuffix(".json") for entry in os.listdir(self._root) if entry.endswith(".json"))
-        return sorted(filter(is_name, names))
+        return sorted(filter(is_name, names_in(self._store.namespace, self._entries())))
+
+    def _entries(self) -> builtins.list[str]:
+        """The entries of the volumes of all namespaces."""
+        return [entry.removesuffix(".json") for entry in os.listdir(self._root) if entry.endswith(".json")]
 
     def _path(self, name: str) -> Path:
-        return self._root / f"{name}.json"
+        return self._root / f"{self._store.entry(name)}.json"
 
     def _read(self, name: str) -> VolumeRecord | None:
-        return read_record(self._path(name), VolumeRecord, f"volume {name}")
+        return self._read_entry(self._store.entry(name))
+
+    def _read_entry(self, entry: str) -> VolumeRecord | None:
+        return read_record(self._root / f"{entry}.json", VolumeRecord, f"volume {split_entry(entry)[1]}")
 
     def _locked(self) -> AbstractAsyncContextManager[None]:
         return locked(self._store.state_dir / "volumes.lock", _LOCK_TIMEOUT_S, "creating or removing a volume")

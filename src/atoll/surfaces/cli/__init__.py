@@ -5,7 +5,7 @@
 | `app.py` | the app, and the list of its command modules |
 | `commands/` | the commands: arguments, help, and what each does |
 | `grammar.py`, `usage.py`, `completion.py` | how words are parsed; help; shell completion |
-| `command.py` | what all commands share: context, `--state-dir`, `--json`, resource options, exit status |
+| `command.py` | what all commands share: context, `--state-dir`, `--namespace`, `--json`, resources, exit status |
 | `options.py`, `values.py` | arguments that several commands share; parsers of values |
 | `sandbox_options.py` | the options that describe a sandbox |
 | `streaming.py` | a command's streams, for `run`, `exec`, `shell`, `wait` and `logs` |

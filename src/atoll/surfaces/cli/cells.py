@@ -93,7 +93,7 @@ def language_of(name: str | None, file: str = "-") -> LanguageName:
 def executor_for(engine: Engine, language: LanguageName, env: Mapping[str, str] | None = None) -> CodeExecutor:
     """An executor for code that a person runs: no tools, no time limit, and a trace."""
     config = CodeConfig(language=language, timeout_s=None, output_limit_bytes=CAPTURE_BYTES, env=env or {})
-    return CodeExecutor(ToolRegistry(), config, engine=engine, audit=CodeAudit(engine.state_dir))
+    return CodeExecutor(ToolRegistry(), config, engine=engine, audit=CodeAudit(engine.state_dir, engine.namespace))
 
 
 async def run(engine: Engine, sandbox: Sandbox, options: CodeOptions) -> int:

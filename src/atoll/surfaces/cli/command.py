@@ -1,9 +1,9 @@
 """What all commands share: their context, the options of the app, and how a command's work becomes an exit status.
 
-Owns the classes of commands and groups. `--state-dir` and `--json` are declared here once; every command and group
-accepts them, so a user may write them before or after the command. A command class also names the resource options that
-it takes. Not here: the commands themselves (`commands/`), how words are parsed (`grammar.py`), what the resource
-options mean (`sandbox_options.py`), arguments that some commands share (`options.py`), errors (`finish` in the
+Owns the classes of commands and groups. `--state-dir`, `--namespace` and `--json` are declared here once; every command
+and group accepts them, so a user may write them before or after the command. A command class also names the resource
+options that it takes. Not here: the commands themselves (`commands/`), how words are parsed (`grammar.py`), what the
+resource options mean (`sandbox_options.py`), arguments that some commands share (`options.py`), errors (`finish` in the
 package).
 
 Imports nothing heavy, because `atoll --help` imports it.
@@ -18,6 +18,7 @@ from types import CoroutineType
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from atoll.contract.errors import CallerError, InvalidRequest, install_extra
+from atoll.contract.names import check_namespace
 from atoll.surfaces.cli import FAILED, finish, render
 from atoll.surfaces.cli.grammar import Option, Parameter, Parser, UsageError, parameters_of, similar
 
@@ -40,6 +41,16 @@ def app_options(
             "--state-dir",
             metavar="DIR",
             help="The directory of sandboxes and images.  [default: $ATOLL_STATE_DIR, else one of this user]",
+        ),
+    ] = None,
+    namespace: Annotated[
+        str | None,
+        Option(
+            "--namespace",
+            metavar="NS",
+            parser=check_namespace,
+            help="Whose sandboxes, checkpoints and volumes.  [default: $ATOLL_NAMESPACE, else default]",
+            completes="namespace",
         ),
     ] = None,
     as_json: Annotated[bool, Option("--json", help="Print JSON, also for errors.")] = False,
@@ -68,6 +79,8 @@ class CommandContext:
         self.as_json: bool = parent.as_json if parent is not None else False
         self.state_dir: str | None = parent.state_dir if parent is not None else None
         """None: the default of the engine."""
+        self.namespace: str | None = parent.namespace if parent is not None else None
+        """None: likewise."""
         self.resources: dict[str, Any] = {}
         """The values of the resource options that the command takes."""
         self.invoked_subcommand: str | None = None
@@ -78,6 +91,7 @@ class CommandContext:
         rest = {name: value for name, value in values.items() if name not in app_parameters()}
         self.as_json = self.as_json or values["as_json"]
         self.state_dir = self.state_dir if values["state_dir"] is None else values["state_dir"]
+        self.namespace = self.namespace if values["namespace"] is None else values["namespace"]
         return rest
 
     def sandbox_options(self) -> SandboxOptions:
@@ -90,18 +104,22 @@ class CommandContext:
 
         return sandbox_options(**self.resources)
 
-    def resolved_state_dir(self) -> Path:
-        """The state directory, for what needs no engine. It may not exist."""
+    def resolved_place(self) -> tuple[Path, str]:
+        """The state directory, which may not exist, and the namespace, for what needs no engine."""
         from pathlib import Path
 
         from atoll.settings import Settings
 
-        return Path(self.state_dir or Settings.from_environment().resolve_state_dir())
+        settings = Settings.from_environment()
+        return Path(self.state_dir or settings.resolve_state_dir()), self.namespace or settings.namespace
 
-    def open_engine(self, settings: Settings | None = None) -> AbstractAsyncContextManager[Engine]:
+    def open_engine(
+        self, settings: Settings | None = None, *, namespace: str | None = None
+    ) -> AbstractAsyncContextManager[Engine]:
+        """An engine over the state directory and the namespace of the options, or over another namespace."""
         from atoll.runtime.engine import open as open_engine
 
-        return open_engine(self.state_dir, settings=settings)
+        return open_engine(self.state_dir, namespace=namespace or self.namespace, settings=settings)
 
     def answer(self, value: object, text: str) -> int:
         """Print a result, `value` as JSON or `text` for people, and return the exit status 0."""

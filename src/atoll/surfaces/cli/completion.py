@@ -17,6 +17,7 @@ from atoll.surfaces.cli.grammar import HELP, Argument, Parameter
 from atoll.surfaces.cli.options import RUNTIMES
 
 if TYPE_CHECKING:
+    from atoll.runtime.state.known import Place
     from atoll.surfaces.cli.command import AtollCommand, AtollGroup
 
 Candidates = list[tuple[str, str]]
@@ -123,26 +124,31 @@ class TypedLine:
             return []
         from atoll.runtime.state import known
 
-        state_dir = self._state_dir()
+        place = self._place()
         if completes == "checkpoint":
             of = self._positional[0] if self._positional else None
-            return known.checkpoints(state_dir, of)
+            return known.checkpoints(place, of)
         if completes == "volume":
-            return [(name, "") for name in known.volumes(state_dir) if name not in self._positional]
+            return [(name, "") for name in known.volumes(place) if name not in self._positional]
         if completes == "approval":
-            return known.approvals(state_dir)
+            return known.approvals(place)
         if completes == "trace":
-            return [(name, "") for name in known.traces(state_dir)]
+            return [(name, "") for name in known.traces(place)]
         if completes == "image":
-            return [(reference, "") for reference in known.images(state_dir)]
-        names = [name for name in known.sandboxes(state_dir) if name not in self._positional]
+            return [(reference, "") for reference in known.images(place)]
+        if completes == "namespace":
+            return [(namespace, "") for namespace in known.namespaces(place.state_dir)]
+        names = [name for name in known.sandboxes(place) if name not in self._positional]
         return [(f"{name}:" if completes == "place" else name, "") for name in names]
 
-    def _state_dir(self) -> Path:
+    def _place(self) -> Place:
+        from atoll.runtime.state.known import Place
         from atoll.settings import Settings
 
+        settings = Settings.from_environment()
         given = self._values.get("state_dir")
-        return (Settings(state_dir=Path(given)) if given else Settings.from_environment()).resolve_state_dir()
+        state_dir = Settings(state_dir=Path(given)).resolve_state_dir() if given else settings.resolve_state_dir()
+        return Place(state_dir, self._values.get("namespace") or settings.namespace)
 
 
 def typed_words() -> tuple[list[str], str]:

@@ -254,7 +254,7 @@ class _AgentConversation:
         tasks = Tasks(children, self._take_child)
         if plan.code:
             callable_tools = session_tools(pool, [name for name in plan.tools if name != "code"], tasks=tasks)
-            audit = _ToldAudit(CodeAudit(pool.engine.state_dir), self._take_call)
+            audit = _ToldAudit(CodeAudit(pool.engine.state_dir, pool.engine.namespace), self._take_call)
             asking = AskingApprover(self._approve_in_code) if plan.ask else None
             tools = callable_tools | code_tools(pool, callable_tools, approver=asking, audit=audit)
         else:

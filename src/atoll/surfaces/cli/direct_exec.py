@@ -75,6 +75,7 @@ class DirectExec:
 
 def attempt(
     state_dir: str | None,
+    namespace: str | None,
     name: str,
     command: str | Sequence[str],
     *,
@@ -86,10 +87,10 @@ def attempt(
 ) -> int | None:
     """Run a command with our streams and return its exit status, or print an error and return that of an error.
 
-    None: nothing was done, and the engine has to run it. `state_dir` unset: the default of the engine.
+    None: nothing was done, and the engine has to run it. `state_dir` and `namespace` unset: those of the engine.
     """
-    where = state_directory.resolve_plain(state_dir)
-    sandbox = find_running(where, name) if where is not None else None
+    where, within = state_directory.resolve_plain(state_dir), state_directory.resolve_plain_namespace(namespace)
+    sandbox = find_running(where, name, within) if where is not None and within is not None else None
     if where is None or sandbox is None:
         return None
     request = ExecRequest(
@@ -516,7 +517,7 @@ class _Egress:
         from atoll.runtime.engine import open as open_engine
 
         with suppress(SandboxError):
-            async with open_engine(self._wanted.state_dir) as engine:
+            async with open_engine(self._wanted.state_dir, namespace=self._wanted.sandbox.namespace) as engine:
                 sandbox = await engine.get(self._wanted.sandbox.name)
                 await sandbox.connect()
                 await anyio.sleep_forever()

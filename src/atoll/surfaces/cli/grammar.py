@@ -34,7 +34,9 @@ class UsageError(Exception):
         self.option = option
 
 
-Completes = Literal["sandbox", "checkpoint", "volume", "image", "runtime", "place", "approval", "trace", ""]
+Completes = Literal[
+    "sandbox", "checkpoint", "volume", "image", "runtime", "place", "approval", "trace", "namespace", ""
+]
 """What a shell offers for a word. A place is a file, or one in a sandbox. Empty: files."""
 
 

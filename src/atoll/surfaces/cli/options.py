@@ -1,7 +1,7 @@
 """Arguments and options that several commands share: their names, help texts and parsers.
 
-Not here: `--state-dir` and `--json` (`command.py`), the options that describe a sandbox (`sandbox_options.py`), how
-values are written (`values.py`). Imports nothing heavy, because `atoll --help` imports it.
+Not here: `--state-dir`, `--namespace` and `--json` (`command.py`), the options that describe a sandbox
+(`sandbox_options.py`), how values are written (`values.py`). Imports nothing heavy, because `atoll --help` imports it.
 """
 
 from __future__ import annotations

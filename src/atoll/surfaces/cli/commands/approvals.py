@@ -118,7 +118,7 @@ def _decided(context: CommandContext, approval: Approval) -> int:
 def _stored(context: CommandContext) -> StoredApprovals:
     from atoll.code.approvals import StoredApprovals
 
-    return StoredApprovals(context.resolved_state_dir())
+    return StoredApprovals(*context.resolved_place())
 
 
 def _object(text: str) -> dict[str, Any]:

@@ -9,11 +9,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import atoll
-from atoll.contract.errors import InvalidRequest, SandboxError
+from atoll.contract.errors import CheckpointNotFound, InvalidRequest, SandboxError, SandboxNotFound
+from atoll.runtime.state.namespaces import names_in
 from atoll.surfaces.cli import FAILED, render
 from atoll.surfaces.cli.command import CommandContext, CommandModule, Work
 from atoll.surfaces.cli.grammar import Option
@@ -117,11 +119,20 @@ def uninstall(
 async def _uninstall(context: CommandContext, state_dir: Path) -> int:
     from atoll.drivers.cgroups import Cgroups
     from atoll.drivers.machine import read_machine
+    from atoll.runtime.state import known
     from atoll.settings import Settings
     from atoll.surfaces.cli import completion
 
+    for namespace in known.namespaces(state_dir):
+        async with context.open_engine(namespace=namespace) as engine:
+            await _destroy_all(engine)
     async with context.open_engine() as engine:
-        await _destroy_all(engine)
+        left = os.listdir(state_dir / "sandboxes")
+        if left:
+            raise SandboxError(
+                f"the state directory stays: {len(left)} sandboxes are still in it, as a program has just created "
+                "them; end the programs that use Atoll, and try again"
+            )
         if engine.storage.info().image is not None:
             await engine.storage.remove()
     _remove_state(state_dir)
@@ -133,27 +144,22 @@ async def _uninstall(context: CommandContext, state_dir: Path) -> int:
 
 
 async def _destroy_all(engine: Engine) -> None:
-    """
+    """Destroy what the namespace of an engine has.
+
     Raises:
-        SandboxError: another program has created a sandbox meanwhile.
         AtollError: a sandbox cannot be destroyed.
     """
     await engine.remove_warm_pools()
     for info in await engine.list():
         await engine.destroy(info.name)
-    for id in (id for id in await engine.unreadable_records() if not id.startswith("volume:")):
-        await (engine.delete_checkpoint(id) if id.startswith("cp-") else engine.destroy(id))
+    for id in names_in(engine.namespace, await engine.unreadable_records()):
+        with suppress(SandboxNotFound, CheckpointNotFound):  # `volume:NAME`, in a namespace of that name
+            await (engine.delete_checkpoint(id) if id.startswith("cp-") else engine.destroy(id))
     for checkpoint in await engine.checkpoints():
         await engine.delete_checkpoint(checkpoint.id)
     for volume in await engine.volumes.list():
         await engine.volumes.remove(volume.name)
     await engine.gc()
-    left = os.listdir(engine.state_dir / "sandboxes")
-    if left:
-        raise SandboxError(
-            f"the state directory stays: {len(left)} sandboxes are still in it, as a program has just created them; "
-            "end the programs that use Atoll, and try again"
-        )
 
 
 def _remove_state(state_dir: Path) -> None:

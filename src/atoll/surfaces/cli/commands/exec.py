@@ -165,6 +165,7 @@ def exec(  # noqa: PLR0913, PLR0917 - each is an option of the command
 
         status = direct_exec.attempt(
             context.state_dir,
+            context.namespace,
             name,
             words,
             env=variables,

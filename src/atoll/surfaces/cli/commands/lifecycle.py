@@ -8,6 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 from atoll.contract.errors import InvalidRequest
+from atoll.contract.names import DEFAULT_NAMESPACE
+from atoll.runtime.state.namespaces import split_entry
 from atoll.surfaces.cli import render
 from atoll.surfaces.cli.command import AtollCommand, CommandContext, CommandModule, Work
 from atoll.surfaces.cli.grammar import Option
@@ -148,9 +150,13 @@ async def gc(context: CommandContext) -> int:
         unreadable = await engine.unreadable_records()
     if not context.as_json:
         for id, reason in unreadable.items():
-            name = id.partition(":")[2]
-            remove = f"atoll checkpoints --delete {id}" if id.startswith("cp-") else f"atoll rm {id}"
-            remove = f"atoll volumes rm {name}" if name else remove
+            from atoll.contract.model import VOLUME_PREFIX
+
+            namespace, name = split_entry(id.removeprefix(VOLUME_PREFIX))
+            what = "checkpoints --delete" if name.startswith("cp-") else "rm"
+            what = "volumes rm" if id.startswith(VOLUME_PREFIX) else what
+            within = "" if namespace == DEFAULT_NAMESPACE else f" --namespace {namespace}"
+            remove = f"atoll {what} {name}{within}"
             render.note(
                 f"layers and images are kept: the record of {id} cannot be read: {reason} (`{remove}` removes it)"
             )

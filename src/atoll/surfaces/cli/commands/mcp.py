@@ -19,7 +19,7 @@ from atoll.surfaces.cli.options import DEFAULT_TOOLS, SANDBOX, tools_option
 from atoll.surfaces.cli.sandbox_options import SandboxOptions, engine_arguments, starting_in_mount
 
 if TYPE_CHECKING:
-    from atoll.runtime.engine import SandboxKeywords
+    from atoll.runtime.interface import SandboxKeywords
     from atoll.runtime.project.project import Project
     from atoll.surfaces.mcp.session import ServerConfig
 

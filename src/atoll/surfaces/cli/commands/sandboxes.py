@@ -90,20 +90,24 @@ async def ls(
         list[str] | None,
         Option("--label", metavar="K[=V]", help="Only sandboxes with this label; K alone: of any value. Repeatable."),
     ] = None,
+    every: Annotated[bool, Option("--all-namespaces", "-A", help="List those of all namespaces.")] = False,
 ) -> int:
     """List the sandboxes."""
     pairs = [word.partition("=") for word in label or []]
-    async with context.open_engine() as engine:
-        infos = await engine.list(labels={key: value if equals else None for key, equals, value in pairs})
+    infos: list[SandboxInfo] = []
+    for namespace in _all_namespaces(context) if every else [None]:
+        async with context.open_engine(namespace=namespace) as engine:
+            infos += await engine.list(labels={key: value if equals else None for key, equals, value in pairs})
     if context.as_json:
         render.emit_json([info.model_dump(mode="json") for info in infos])
     elif quiet:
         for info in infos:
-            render.say(info.name)
+            render.say(f"{info.namespace} {info.name}" if every else info.name)
     elif not infos:
         render.note("no sandboxes have these labels" if label else "no sandboxes; `atoll create` creates one")
     else:
         columns = {
+            "NAMESPACE": [info.namespace if every else "" for info in infos],
             "NAME": [info.name for info in infos],
             "STATUS": [_status(info) for info in infos],
             "RUNTIME": [info.runtime for info in infos],
@@ -117,6 +121,12 @@ async def ls(
         shown = [title for title, cells in columns.items() if any(cells)]
         render.table(shown, list(zip(*(columns[title] for title in shown), strict=True)), flex=len(shown) - 1)
     return 0
+
+
+def _all_namespaces(context: CommandContext) -> list[str]:
+    from atoll.runtime.state import known
+
+    return known.namespaces(context.resolved_place()[0])
 
 
 @commands.command()

@@ -47,7 +47,7 @@ async def _draw(context: CommandContext, session: str, html: Path | None) -> int
     from atoll.code import trace as timeline
     from atoll.code.audit import CodeAudit
 
-    entries = CodeAudit(context.resolved_state_dir()).read(session)
+    entries = CodeAudit(*context.resolved_place()).read(session)
     if html is not None:
         html.write_text(timeline.as_html(session, entries), "utf-8")
         return context.answer({"session": session, "file": str(html)}, str(html))
@@ -61,7 +61,7 @@ async def _draw(context: CommandContext, session: str, html: Path | None) -> int
 async def _list(context: CommandContext) -> int:
     from atoll.code.audit import CodeAudit
 
-    audit = CodeAudit(context.resolved_state_dir())
+    audit = CodeAudit(*context.resolved_place())
     found = [audit.summary(session) for session in audit.sessions()]
     if context.as_json:
         render.emit_json([each.model_dump(mode="json") for each in found])
