@@ -54,9 +54,17 @@ async def serving(state_dir: Path, *, run: bool = True, **settings: Any) -> Asyn
         rest.install(app, server)
         config = uvicorn.Config(app, port=0, log_config=None, lifespan="off", timeout_graceful_shutdown=2)
         listening = _QuietServer(config)
+        ended = anyio.Event()
+
+        async def listen() -> None:
+            with anyio.CancelScope(shield=True):
+                await listening.serve()
+            ended.set()
+
+        server.events.watch_s = 0.1
         if run:
             tasks.start_soon(server.run)
-        tasks.start_soon(listening.serve)
+        tasks.start_soon(listen)
         while not listening.started:
             await anyio.sleep(0.01)
         port = listening.servers[0].sockets[0].getsockname()[1]
@@ -65,9 +73,8 @@ async def serving(state_dir: Path, *, run: bool = True, **settings: Any) -> Asyn
             yield Served(server, f"http://127.0.0.1:{port}", key.get_secret_value())
         finally:
             listening.should_exit = True
-            tasks.cancel_scope.deadline = anyio.current_time() + 5
-            while listening.servers:
-                await anyio.sleep(0.01)
+            with anyio.CancelScope(shield=True):
+                await ended.wait()
             tasks.cancel_scope.cancel()
 
 

@@ -61,6 +61,8 @@ class Server:
         self.events = Events(database, self._list_sandboxes, self.webhooks.enqueue)
         self.events.on_commit = self.webhooks.wake
         self.history = UsageHistory(self._list_sandboxes, self._get_sandbox)
+        self.directory = settings.resolve_state_dir() / "server"
+        """What the server itself keeps, such as files on their way to a client."""
         self.first_key: SecretStr | None = None
         """The text of the first key of the server's administrators, if it was made now. It is to be shown once."""
 
@@ -100,7 +102,7 @@ class Server:
         return await self.keys.create_first("first")
 
     async def run(self) -> None:
-        """What goes on while a server serves: watching sandboxes, deliveries, samples of usage. Until it is cancelled."""
+        """What goes on while a server serves: watching sandboxes, deliveries, samples. Until it is cancelled."""
         async with anyio.create_task_group() as tasks:
             for part in (self.events.watch, self.events.poll, self.webhooks.deliver, self.history.sample):
                 tasks.start_soon(_again, part)

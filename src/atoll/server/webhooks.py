@@ -1,9 +1,9 @@
 """Webhooks: events delivered to the URLs of tenants, signed, until they are acknowledged.
 
 Owns who wants which events, the deliveries, their signatures and retries, and which addresses may be called. A delivery
-is written in the transaction of its event (`enqueue`), so that none is lost; it is attempted until an answer is 2xx, and
-never after that answer was stored. Only if this process dies between an answer and its commit is a delivery sent again:
-its id, in the header Atoll-Delivery, is the same each time.
+is written in the transaction of its event (`enqueue`), so that none is lost; it is attempted until an answer is 2xx,
+and never after that answer was stored. Only if this process dies between an answer and its commit is a delivery sent
+again: its id, in the header Atoll-Delivery, is the same each time.
 
 The URL is a tenant's, and hostile: its name is resolved once for each attempt, the connection goes to an address that
 was checked, redirects are not followed, nothing of the answer but its status is kept, and no message tells an address.
@@ -12,11 +12,13 @@ Not here: events (`events.py`), and HTTP routes.
 
 from __future__ import annotations
 
+import builtins
 import hashlib
 import hmac
 import json
 import random
 import secrets
+import socket
 import ssl
 import time
 from collections import Counter
@@ -98,7 +100,9 @@ class WebhookDelivery(Frozen):
 class Webhooks:
     """The webhooks of all tenants of a server. `allow` are rules for addresses that are not public."""
 
-    def __init__(self, database: Database, state_dir: Path, key: SecretStr | None, *, allow: Sequence[str] = ()) -> None:
+    def __init__(
+        self, database: Database, state_dir: Path, key: SecretStr | None, *, allow: Sequence[str] = ()
+    ) -> None:
         self._database = database
         self._vault = Vault(state_dir, key)
         self._policy = PolicyEvaluator(NetworkPolicy(allow=("*", *allow)))
@@ -139,7 +143,7 @@ class Webhooks:
         async with self._database.read() as connection:
             return _webhook(await self._row(connection, tenant, id))
 
-    async def list(self, tenant: str) -> list[Webhook]:
+    async def list(self, tenant: str) -> builtins.list[Webhook]:
         """By age."""
         query = sa.select(webhooks).where(webhooks.c.tenant == tenant).order_by(webhooks.c.created_at, webhooks.c.id)
         async with self._database.read() as connection:
@@ -185,7 +189,7 @@ class Webhooks:
 
     async def deliveries(
         self, tenant: str, id: str, *, before: int | None = None, limit: int = 100
-    ) -> list[WebhookDelivery]:
+    ) -> builtins.list[WebhookDelivery]:
         """The latest first; those `before` an id, for the next page.
 
         Raises:
@@ -256,7 +260,7 @@ class Webhooks:
                 with anyio.move_on_after(await self._until_due()):
                     await wake.wait()
 
-    async def _claim(self) -> list[sa.Row[Any]]:
+    async def _claim(self) -> builtins.list[sa.Row[Any]]:
         """Deliveries that are due, for this process alone until their lease is over."""
         table, now = webhook_deliveries, datetime.now(UTC)
         due = sa.and_(table.c.status == "pending", table.c.next_attempt_at <= now)
@@ -353,7 +357,9 @@ class Webhooks:
         if not isinstance(host, str) or host == "localhost" or host.endswith(".localhost"):
             address = host if not isinstance(host, str) else ip_address("127.0.0.1")
             if isinstance(self._policy.allowed_addresses(address, _port(split), [address]), Refusal):
-                raise Forbidden("webhooks may call public addresses only; the operator can allow others (webhook_allow)")
+                raise Forbidden(
+                    "webhooks may call public addresses only; the operator can allow others (webhook_allow)"
+                )
         return split
 
     async def _post(self, delivery: sa.Row[Any], secret: str) -> int:
@@ -373,7 +379,7 @@ class Webhooks:
         host, port = read_host(split.hostname or ""), _port(split)
         if isinstance(host, str):
             try:
-                found = await anyio.getaddrinfo(host, port, type=anyio.socket.SOCK_STREAM)
+                found = await anyio.getaddrinfo(host, port, type=socket.SOCK_STREAM)
             except OSError:
                 raise ValueError(f"the name {host} could not be resolved") from None
             addresses = [ip_address(str(each[4][0]).partition("%")[0]) for each in found]
@@ -474,8 +480,8 @@ async def _id_at(connection: AsyncConnection, where: sa.ColumnElement[bool], pla
 
 
 def _webhook(row: sa.Row[Any]) -> Webhook:
-    return Webhook.model_validate({name: row._mapping[name] for name in Webhook.field_names()})
+    return Webhook.model_validate({name: getattr(row, name) for name in Webhook.field_names()})
 
 
 def _delivery(row: sa.Row[Any]) -> WebhookDelivery:
-    return WebhookDelivery.model_validate({name: row._mapping[name] for name in WebhookDelivery.field_names()})
+    return WebhookDelivery.model_validate({name: getattr(row, name) for name in WebhookDelivery.field_names()})

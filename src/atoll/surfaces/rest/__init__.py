@@ -2,8 +2,8 @@
 
 Owns the routes below /api. `routers` are all of them, in the order in which they are matched; `install` adds them to an
 app, with the answers to errors. Not here: data and rules (`atoll.server`), and how an app is composed and served
-(`surfaces/serve/`). To add a route: the module of its resource, with `route_class=ApiRoute`, a caller with the scope that
-it needs, and its failures; a module of its own is added to `_MODULES`.
+(`surfaces/serve/`). To add a route: the module of its resource, with `route_class=ApiRoute`, a caller with the scope
+that it needs, and its failures; a module of its own is added to `_MODULES`.
 """
 
 from __future__ import annotations
@@ -16,21 +16,38 @@ if TYPE_CHECKING:
 
     from atoll.server.server import Server
 
-_MODULES = ("host", "sandboxes", "tunnel", "checkpoints", "network", "usage")
+_MODULES = (
+    "transfer",
+    "checkpoints",
+    "network",
+    "usage",
+    "events",
+    "sandboxes",
+    "webhooks",
+    "volumes",
+    "images",
+    "tenants",
+    "host",
+    "tunnel",
+)
 """Each has a `router`. An earlier route wins: fixed paths are before those with a name in them."""
 
 
 def routers() -> list[APIRouter]:
     """The routers of all resources."""
-    return [import_module(f"{__name__}.{module}").router for module in _MODULES]
+    modules = [import_module(f"{__name__}.{module}") for module in _MODULES]
+    return [
+        router for module in modules for name in ("legacy_router", "router") if (router := getattr(module, name, None))
+    ]
 
 
 def install(app: FastAPI, server: Server) -> None:
     """Add all routes below /api to an app, and answers in one shape to all that fails in it."""
-    from atoll.surfaces.rest import errors
+    from atoll.surfaces.rest import errors, openapi
     from atoll.surfaces.rest.caller import identify
 
     app.state.server = server
     errors.install(app, check_key=identify)
     for router in routers():
         app.include_router(router)
+    openapi.install(app)

@@ -21,8 +21,8 @@ from atoll.contract.errors import Forbidden, InvalidRequest, Unauthenticated
 from atoll.surfaces.rest.errors import error_status, request_id
 
 if TYPE_CHECKING:
-    from atoll.runtime.engine import Engine
-    from atoll.server.keys import ApiKey, Scope
+    from atoll.runtime.interface import Engine
+    from atoll.server.keys import ApiKey, KeyScope
     from atoll.server.server import Server
     from atoll.server.tenants import Tenant
 
@@ -159,7 +159,7 @@ async def identify(connection: HTTPConnection) -> Caller:
     return caller
 
 
-def requires(scope: Scope, *, operator: bool = False) -> Callable[[HTTPConnection], Coroutine[Any, Any, Caller]]:
+def requires(scope: KeyScope, *, operator: bool = False) -> Callable[[HTTPConnection], Coroutine[Any, Any, Caller]]:
     """A dependency that gives the caller, if its key has the scope and, with `operator`, is the server's own."""
 
     async def checked(connection: HTTPConnection) -> Caller:
@@ -216,4 +216,3 @@ class ApiRoute(APIRoute):
 def _query_names(dependant: Dependant) -> list[str]:
     own = [field.alias for field in dependant.query_params]
     return own + [name for each in dependant.dependencies for name in _query_names(each)]
-

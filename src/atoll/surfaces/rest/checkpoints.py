@@ -64,9 +64,7 @@ def _when(checkpoint: Checkpoint) -> str:
     return f"{checkpoint.created_at.timestamp():017.6f} {checkpoint.id}"
 
 
-@router.get(
-    "/checkpoints", operation_id="checkpoints_list", response_model=Page[Checkpoint], responses=failures()
-)
+@router.get("/checkpoints", operation_id="checkpoints_list", response_model=Page[Checkpoint], responses=failures())
 async def list_all(caller: Reader, limit: Limit = 100, after: After = None) -> Response:
     """All checkpoints of the tenant, the oldest first."""
     return page_answer(await caller.engine.checkpoints(), _when, limit, after)
@@ -80,9 +78,7 @@ async def get(caller: Reader, checkpoint: CheckpointPath) -> Response:
     return answer(await _by_id(caller, checkpoint))
 
 
-@router.delete(
-    "/checkpoints/{checkpoint}", status_code=204, operation_id="checkpoints_delete", responses=failures(404)
-)
+@router.delete("/checkpoints/{checkpoint}", status_code=204, operation_id="checkpoints_delete", responses=failures(404))
 async def delete(caller: Writer, checkpoint: CheckpointPath) -> Response:
     """Delete a checkpoint. What others are built on stays."""
     found = await _by_id(caller, checkpoint)

@@ -1,8 +1,8 @@
 """Errors of the REST API: the one function that makes exceptions answers, and the shape that all of them have.
 
-Owns the body `{"code", "message", "details", "request_id"}`, the status of each code, the request id, and how errors are
-declared in the OpenAPI document. An answer never has a `hint`, a value that the caller sent in secret, or a name that
-the caller did not send: `known` lists stay here. Not here: who may do what (`caller.py`).
+Owns the body `{"code", "message", "details", "request_id"}`, the status of each code, the request id, and how errors
+are declared in the OpenAPI document. An answer never has a `hint`, a value that the caller sent in secret, or a name
+that the caller did not send: `known` lists stay here. Not here: who may do what (`caller.py`).
 
 `install` is called by whatever composes the app (`surfaces/serve/`); `error_answer` is for what refuses a request
 before any route is chosen.
@@ -11,7 +11,6 @@ before any route is chosen.
 from __future__ import annotations
 
 import logging
-import re
 import secrets
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
@@ -81,7 +80,6 @@ _NOT_FOUND: Mapping[type[AtollError], str] = {
 _HIDDEN_DETAILS = frozenset({"known", "labels", "available"})
 _PRESENT = " (present here: "
 """Before the images of the machine, in the message of `ImageUnavailable`."""
-_REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{8,64}")
 _log = logging.getLogger(__name__)
 
 
@@ -163,7 +161,10 @@ def answer_to(error: Exception, request_id: str) -> JSONResponse:
         message = _HTTP_MESSAGES.get(error.status_code, str(error.detail))
         return error_answer(error.status_code, message, request_id, headers=error.headers)
     return error_answer(
-        500, "the request failed here; the server's log has the reason, with the request id", request_id, code="internal"
+        500,
+        "the request failed here; the server's log has the reason, with the request id",
+        request_id,
+        code="internal",
     )
 
 
@@ -239,14 +240,17 @@ def install(app: FastAPI, *, check_key: Callable[[HTTPConnection], Any] | None =
         return await _send(connection, answer_to(error, request_id(connection.scope)))
 
     for kind in (AtollError, RequestValidationError, WebSocketRequestValidationError, HTTPException, Exception):
-        app.add_exception_handler(kind, handle)
+        app.add_exception_handler(kind, handle)  # type: ignore[arg-type] # of both kinds of connections
     app.add_middleware(RequestIds)
 
 
 async def _send(connection: HTTPConnection, answer: JSONResponse) -> Response | None:
     if not isinstance(connection, WebSocket):
         return answer
-    if connection.client_state is WebSocketState.CONNECTING and connection.application_state is WebSocketState.CONNECTING:
+    if (
+        connection.client_state is WebSocketState.CONNECTING
+        and connection.application_state is WebSocketState.CONNECTING
+    ):
         if "websocket.http.response" in connection.scope.get("extensions", {}):
             await connection.send_denial_response(answer)
         else:
@@ -262,7 +266,7 @@ _MEANINGS: Mapping[int, str] = {
     400: "The request is not valid.",
     401: "There is no valid key.",
     403: "The key, the tenant's policy or a quota does not allow it.",
-    404: "There is none of this name or id.",
+    404: "There is none of this name or id, or no tenant of the name in Atoll-Tenant.",
     405: "The path does not have this method.",
     409: "The state of the resource does not allow it.",
     413: "The body is too large.",
@@ -271,6 +275,7 @@ _MEANINGS: Mapping[int, str] = {
     422: "It is valid, but cannot be done: the image, the runtime or the limits are not available here.",
     429: "There were too many requests; Retry-After says when to try again.",
     500: "The sandbox or the server failed.",
+    503: "The server stops, or its database does not answer; try again.",
     502: "The sandbox ended while the request was carried out.",
     504: "The sandbox, or what runs in it, did not answer in time.",
     507: "The disk, or the quota of the sandbox, is full.",
@@ -278,8 +283,8 @@ _MEANINGS: Mapping[int, str] = {
 
 
 def failures(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """The `responses` of a route that can fail with these, and with what every route can: 400, 401, 403, 429, 500."""
+    """The `responses` of a route that can fail with these, and with what every route can."""
     return {
         status: {"model": ErrorBody, "description": _MEANINGS[status]}
-        for status in sorted({400, 401, 403, 429, 500, *statuses})
+        for status in sorted({400, 401, 403, 404, 429, 500, 503, *statuses})
     }

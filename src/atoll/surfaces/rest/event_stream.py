@@ -1,7 +1,8 @@
 """Server-sent events: answers that go on.
 
-Owns the format, keep-alives, and the ends of a stream: its source is exhausted, its client is gone, its key was revoked,
-or the server stops. At most one event is held in memory: a slow client slows its source. Used by all routes that stream.
+Owns the format, keep-alives, and the ends of a stream: its source is exhausted, its client is gone, its key was
+revoked, or the server stops. At most one event is held in memory: a slow client slows its source. Used by all routes
+that stream.
 """
 
 from __future__ import annotations
@@ -16,12 +17,20 @@ from starlette.types import Receive, Scope, Send
 
 from atoll.contract.errors import Unauthenticated
 from atoll.surfaces.rest.caller import Caller
-from atoll.surfaces.rest.errors import answer_to
+from atoll.surfaces.rest.errors import answer_to, failures
 from atoll.surfaces.rest.pages import plain
 
 KEEP_ALIVE_S = 15.0
 CHECK_KEY_S = 1.0
 MEDIA_TYPE = "text/event-stream"
+
+
+def streams(data: type) -> dict[int | str, dict[str, Any]]:
+    """The `responses` of a route that streams, with what the `data` of its events are."""
+    return {
+        **failures(),
+        200: {"model": data, "description": "A stream of events. The schema is that of the `data` of each."},
+    }
 
 
 class ServerEvent(NamedTuple):
@@ -47,16 +56,22 @@ class EventStream(Response):
 
     media_type = MEDIA_TYPE
 
-    def __init__(self, caller: Caller, events: AsyncIterator[ServerEvent], headers: Mapping[str, str] | None = None):
+    def __init__(
+        self,
+        caller: Caller,
+        events: AsyncIterator[ServerEvent],
+        headers: Mapping[str, str] | None = None,
+        status_code: int = 200,
+    ) -> None:
         self._caller = caller
         self._events = events
-        self.status_code = 200
+        self.status_code = status_code
         self.background = None
         self.body = b""
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no", **(headers or {})})
         del self.headers["content-length"]
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         sending = anyio.Lock()
         last = anyio.current_time()

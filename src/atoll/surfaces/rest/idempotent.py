@@ -45,7 +45,9 @@ class OnceAnswer:
         replay = self._entry.replay if self._entry is not None else None
         if replay is None:
             return None
-        return Response(replay.body, replay.status, {REPLAYED_HEADER: "true"}, "application/json" if replay.body else None)
+        return Response(
+            replay.body, replay.status, {REPLAYED_HEADER: "true"}, "application/json" if replay.body else None
+        )
 
     @property
     def name(self) -> str | None:

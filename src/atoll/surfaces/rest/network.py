@@ -27,9 +27,7 @@ class SandboxNetwork(RequestBody):
     """Null: no connection leaves the sandbox."""
 
 
-@router.get(
-    "/network", operation_id="sandboxes_get_network", response_model=SandboxNetwork, responses=failures(404)
-)
+@router.get("/network", operation_id="sandboxes_get_network", response_model=SandboxNetwork, responses=failures(404))
 async def get_network(caller: Reader, sandbox: SandboxPath) -> Response:
     """The policy of a sandbox's egress."""
     return answer({"policy": (await describe(await find(caller, sandbox))).network})
@@ -64,7 +62,7 @@ async def network_audit(
     after: After = None,
     accept: Annotated[str, Header(include_in_schema=False)] = "",
 ) -> Response:
-    """The connections that programs inside asked for, the oldest first. As server-sent events it goes on with new ones."""
+    """Connections that programs inside asked for, the oldest first. As server-sent events it goes on with new ones."""
     found = await find(caller, sandbox)
     if MEDIA_TYPE in accept:
         return EventStream(caller, _followed(caller, found.name))

@@ -33,6 +33,10 @@ class Page(BaseModel, Generic[T]):
 
     model_config = ConfigDict(frozen=True)
 
+    @classmethod
+    def model_parametrized_name(cls, params: tuple[type[Any], ...]) -> str:
+        return f"{params[0].__name__}Page"
+
     items: list[T]
     next: str | None = Field(description="The cursor of the next page, for `after`. Null: this is the last one.")
 
@@ -99,3 +103,15 @@ def read_cursor(text: str) -> str:
         return base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True).decode()
     except (binascii.Error, ValueError):
         raise InvalidRequest("after: it is not the `next` of a page; leave it out for the first page") from None
+
+
+def read_number(text: str) -> int:
+    """The number that a cursor was made of.
+
+    Raises:
+        InvalidRequest: no page had this as `next`.
+    """
+    number = read_cursor(text)
+    if not number.isascii() or not number.isdecimal() or len(number) > 18:
+        raise InvalidRequest("after: it is not the `next` of a page; leave it out for the first page")
+    return int(number)

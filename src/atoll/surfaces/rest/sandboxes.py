@@ -1,8 +1,8 @@
 """Sandboxes over REST: create, list, get, update, delete, and the verbs of their life.
 
 Owns the fields of a create, idempotent creation (a sandbox is found again by a reserved label, which no answer shows),
-and what the tenant's policy and quotas are asked. Not here: checkpoints and forks (`checkpoints.py`), what happens inside
-(`exec.py`, `files.py`, …), network and ports (`network.py`), usage (`usage.py`).
+and what the tenant's policy and quotas are asked. Not here: checkpoints and forks (`checkpoints.py`), what happens
+inside (`exec.py`, `files.py`, …), network and ports (`network.py`), usage (`usage.py`).
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import APIRouter, Header, Path, Query, Request
 from fastapi.responses import Response
@@ -40,6 +40,7 @@ router = APIRouter(prefix="/api/v1/sandboxes", tags=["sandboxes"], route_class=A
 
 SandboxPath = Annotated[str, Path(description="The name or the id of a sandbox.", max_length=255, examples=["demo"])]
 OnExpiry = Literal["destroy", "sleep"]
+Verb = TypeVar("Verb", bound=Callable[..., Coroutine[Any, Any, Response]])
 
 
 class SecretInput(RequestBody):
@@ -214,7 +215,8 @@ async def create(
     """Create a sandbox and wait until it answers."""
     if body.ephemeral and not tunnel:
         raise InvalidRequest(
-            "ephemeral: a REST client has no connection that the sandbox could end with; set ttl_s, or use atoll.connect"
+            "ephemeral: a REST client has no connection that the sandbox could end with; set ttl_s instead, or use "
+            "atoll.connect"
         )
     check_labels_given(body.labels)
     async with once(caller, request, key, resource=body.name) as made:
@@ -285,9 +287,7 @@ async def _create(caller: Caller, body: SandboxCreate, name: str | None, label: 
 async def list_sandboxes(
     caller: Reader,
     prefix: Annotated[str, Query(max_length=63, description="What the name begins with.")] = "",
-    label: Annotated[
-        list[str], Query(max_length=64, description="`KEY` or `KEY=VALUE`; several: all of them.")
-    ] = [],  # noqa: B006 - FastAPI copies it
+    label: Annotated[list[str], Query(max_length=64, description="`KEY` or `KEY=VALUE`; several: all of them.")] = [],  # noqa: B006 - FastAPI copies it
     status: Annotated[list[Status], Query(max_length=6, description="Several: one of them.")] = [],  # noqa: B006
     limit: Limit = 100,
     after: After = None,
@@ -335,9 +335,7 @@ async def changed(
             check_limits(caller.tenant.policy, limits)
             await found.status()
             limits = Limits.model_validate(given)
-            await stack.enter_async_context(
-                reserved(caller, {found.name: found.info.limits.model_copy(update=given)})
-            )
+            await stack.enter_async_context(reserved(caller, {found.name: found.info.limits.model_copy(update=given)}))
         info = await caller.engine.update(found.name, labels=labels, ttl_s=ttl_s, limits=limits)
     await caller.server.events.saw(caller.tenant.name, info)
     await caller.server.events.record(caller.tenant.name, "updated", info)
@@ -360,7 +358,7 @@ async def delete(
 # --------------------------------------------------------------------------------------------------------------- verbs
 
 
-def _verb(name: str, *statuses: int) -> Any:
+def _verb(name: str, *statuses: int) -> Callable[[Verb], Verb]:
     return router.post(
         f"/{{sandbox}}/{name}",
         operation_id=f"sandboxes_{name}",

@@ -36,9 +36,7 @@ async def get_limits(caller: Reader, sandbox: SandboxPath) -> Response:
     return answer((await describe(await find(caller, sandbox))).limits)
 
 
-@router.patch(
-    "/limits", operation_id="sandboxes_set_limits", response_model=Limits, responses=failures(404, 409, 422)
-)
+@router.patch("/limits", operation_id="sandboxes_set_limits", response_model=Limits, responses=failures(404, 409, 422))
 async def set_limits(caller: Writer, sandbox: SandboxPath, body: Annotated[SandboxLimits, JsonBody()]) -> Response:
     """Change limits, of a running sandbox too. No process is ended for a lower one."""
     found = await find(caller, sandbox)
