@@ -14,21 +14,24 @@ import json
 import math
 import os
 import ssl
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
+from urllib.parse import quote
 
 import anyio
 import anyio.lowlevel
 
+from atoll.client.failures import error_of
 from atoll.client.http import HttpClient, new_key, path_of
 from atoll.client.sandboxes import RemoteSandboxes
 from atoll.client.stores import RemoteImages, RemoteVolumes, events_of
 from atoll.client.transfer import read_chunks, written_file
+from atoll.client.tunnel import Fact, Tunnel, open_tunnel
 from atoll.contract.driver import Capabilities, Diagnostic
 from atoll.contract.errors import (
     AtollError,
@@ -48,6 +51,7 @@ from atoll.contract.model import (
     SandboxInfo,
     WarmPool,
 )
+from atoll.contract.names import DEFAULT_NAMESPACE
 from atoll.contract.network import AuditRecord, NetworkPolicy
 from atoll.runtime.interface import Engine, SandboxKeywords
 from atoll.runtime.lifetimes import AwaitableContext, BackgroundTasks
@@ -64,6 +68,7 @@ if TYPE_CHECKING:
     from atoll.runtime.sandbox_pool import SandboxPool
     from atoll.runtime.state.loop_storage import LoopStorage
 
+_RECEIVE_BYTES = 1024 * 1024
 UNDO_S = 60.0
 """How long a create that was cancelled may take to be undone."""
 
@@ -79,7 +84,7 @@ def connect(
     """The engine of a server (`atoll serve`), with the interface of the one that `atoll.open()` gives.
 
     `url` and `key` unset: those of ATOLL_URL and ATOLL_API_KEY. `tenant` is for a key of the server itself: whose
-    sandboxes these are; unset, those of the tenant `default`. `trust` verifies the server's certificate; unset, by the
+    sandboxes these are; unset, the namespace of the settings. `trust` verifies the server's certificate; unset, by the
     certificate authorities that this machine trusts. Closing the engine leaves the sandboxes as they are.
 
     Paths of `mounts` are directories of the server's machine, which its operator has to allow. Files are copied, and
@@ -111,6 +116,8 @@ async def _connect(
         raise InvalidRequest("there is no key for the server: give one, or set ATOLL_API_KEY")
     if trust is None and settings.ca_file is not None:
         trust = _trust(settings.ca_file)
+    if tenant is None and settings.namespace != DEFAULT_NAMESPACE:
+        tenant = settings.namespace
     http = HttpClient(url, SecretStr(key) if isinstance(key, str) else key, tenant=tenant, trust=trust)
     try:
         host = await http.get(path_of("host"))
@@ -139,6 +146,7 @@ class RemoteEngine(Engine):
         self._images = RemoteImages(http)
         self._volumes = RemoteVolumes(http)
         self._default_image = str(host["image"])
+        self._namespace = str(host["tenant"])
         self._runtimes: dict[RuntimeName, Capabilities] = {
             each["name"]: Capabilities.model_validate(each["capabilities"]) for each in host["runtimes"]
         }
@@ -163,6 +171,10 @@ class RemoteEngine(Engine):
     @property
     def state_dir(self) -> Path:
         return self._settings.resolve_state_dir()
+
+    @property
+    def namespace(self) -> str:
+        return self._namespace
 
     @property
     def default_image(self) -> str:
@@ -234,6 +246,8 @@ class RemoteEngine(Engine):
             body |= {"image": image or self._own_image(), "runtime": runtime or self._settings.runtime}
 
         async def making() -> Sandbox:
+            spec = {name: value for name, value in body.items() if name != "from_checkpoint" and value is not None}
+            validate_spec(**{"image": self.default_image, **spec})
             if secrets:
                 body["secrets"] = {each: _secret(one) for each, one in secrets.items()}
             if secret_env:
@@ -310,6 +324,7 @@ class RemoteEngine(Engine):
         body: dict[str, object] = {"labels": dict(labels or {})}
         if ttl_s is not None:
             body["ttl_s"] = None if ttl_s == math.inf else ttl_s
+            validate_spec(name="sandbox", image=self.default_image, ttl_s=body["ttl_s"])
         if limits is not None:
             body["limits"] = _plain(limits)
         async with self._named(name):
@@ -352,22 +367,19 @@ class RemoteEngine(Engine):
 
     @contextlib.asynccontextmanager
     async def _leased(self, pool: SandboxPool, temporary: bool, sleeps: bool) -> AsyncIterator[None]:
-        from atoll.client.tunnel import open_tunnel
-
         query = f"?temporary={str(temporary).lower()}&sleeps={str(sleeps).lower()}"
-        url = self._http.websocket_url(path_of("sessions", pool.session_id) + query)
-        lease = await open_tunnel(url, self._http.headers, self._http.trust, lambda _fact: None)
-        try:
-            yield
-        finally:
-            # The server answers a message when it has done what the end of the session asks for.
-            with anyio.CancelScope(shield=True):
-                try:
-                    with contextlib.suppress(anyio.BrokenResourceError, anyio.EndOfStream):
-                        await lease.send(b"end")
-                        await lease.receive()
-                finally:
-                    await lease.aclose()
+        path = path_of("sessions", pool.session_id) + query
+        async with self._socket(path, lambda _fact: None) as lease:
+            try:
+                yield
+            finally:
+                # The server answers a message when it has done what the end of the session asks for.
+                with (
+                    anyio.CancelScope(shield=True),
+                    contextlib.suppress(anyio.BrokenResourceError, anyio.EndOfStream),
+                ):
+                    await lease.send(b"end")
+                    await lease.receive()
 
     def _session(self, pool: SandboxPool, *, temporary: bool, sleeps: bool) -> AbstractAsyncContextManager[None]:
         return self._leased(pool, temporary, sleeps)
@@ -487,15 +499,29 @@ class RemoteEngine(Engine):
     async def export(
         self, name: str, target: ArchiveFile, *, checkpoint: str | None = None, progress: ProgressCallback | None = None
     ) -> ExportResult:
-        path = path_of("sandboxes", name, "export")
+        told: dict[str, Any] = {}
+        query = "" if checkpoint is None else f"?checkpoint={quote(checkpoint, safe='')}"
         async with (
             self._named(name, checkpoint),
-            self._http.stream("GET", path, params={"checkpoint": checkpoint}) as answer,
+            self._socket(path_of("sandboxes", name, "archive") + query, told.update) as archive,
             written_file(target) as file,
         ):
-            result = ExportResult.model_validate(json.loads(answer.headers["Atoll-Export"]))
-            size = await file.write_all(answer.aiter_bytes(), partial(_report, progress, f"exporting {name}"))
+            size = await file.write_all(_until_end(archive), partial(_report, progress, f"exporting {name}"))
+            if "error" in told:
+                raise error_of(500, json.dumps(told["error"]).encode())
+            if "result" not in told:
+                raise ServerUnavailable("the server went away before the archive was complete")
+        result = ExportResult.model_validate(told["result"])
         return result.model_copy(update={"size_bytes": size if isinstance(target, Path | str) else None})
+
+    @contextlib.asynccontextmanager
+    async def _socket(self, path: str, on_fact: Callable[[Fact], None]) -> AsyncIterator[Tunnel]:
+        tunnel = await open_tunnel(self._http.websocket_url(path), self._http.headers, self._http.trust, on_fact)
+        try:
+            yield tunnel
+        finally:
+            with anyio.CancelScope(shield=True):
+                await tunnel.aclose()
 
     async def import_(
         self,
@@ -513,7 +539,7 @@ class RemoteEngine(Engine):
             "image": image,
             "runtime": runtime or self._settings.runtime,
             "limit_bytes": limit_bytes,
-            "limits": None if limits is None else limits.model_dump_json(exclude_none=True),
+            **(_plain(limits) or {}),
         }
         content = read_chunks(source, partial(_report, progress, "importing"))
         async with self._http.stream("POST", path_of("sandboxes", "import"), params=options, content=content) as answer:
@@ -584,6 +610,12 @@ class RemoteEngine(Engine):
 
     async def gc(self) -> GcResult:
         return GcResult.model_validate(await self._http.post(path_of("gc")))
+
+
+async def _until_end(tunnel: Tunnel) -> AsyncIterator[bytes]:
+    with contextlib.suppress(anyio.EndOfStream):
+        while True:
+            yield await tunnel.receive(_RECEIVE_BYTES)
 
 
 def _report(progress: ProgressCallback | None, what: str, done: int) -> None:

@@ -10,9 +10,11 @@ import json
 from collections.abc import Iterator
 from functools import cache
 
-from atoll.contract.errors import AtollError, FileError, ServerUnavailable
+from atoll.contract.errors import AtollError, FileError, ImageUnavailable, InvalidRequest, ServerUnavailable
 
 _SHOWN = 200
+_ALIASES: dict[str, type[AtollError]] = {"image_not_found": ImageUnavailable, "too_large": InvalidRequest}
+"""Codes that only answers have."""
 
 
 def error_of(status: int, body: bytes) -> AtollError:
@@ -49,7 +51,7 @@ def _made(kind: type[AtollError], message: str, request_id: object, details: dic
 
 @cache
 def _classes() -> dict[str, type[AtollError]]:
-    return {kind.code: kind for kind in _kinds(AtollError)}
+    return {kind.code: kind for kind in _kinds(AtollError)} | _ALIASES
 
 
 def _kinds(kind: type[AtollError]) -> Iterator[type[AtollError]]:

@@ -107,7 +107,7 @@ class HttpClient:
             AtollError: what the server sent.
             ServerUnavailable: it cannot be reached, or went away before it answered.
         """
-        repeatable = key is not None or method in ("GET", "PUT")
+        repeatable, repeated = key is not None or method in ("GET", "PUT", "DELETE"), False
         request = self._client.build_request(
             method,
             path,
@@ -126,9 +126,11 @@ class HttpClient:
                 if not (repeatable or never_sent) or anyio.current_time() + pause_s > deadline:
                     raise unreachable(error) from error
                 await anyio.sleep(pause_s)
+                repeated |= not never_sent
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
                 continue
-            if answer.is_success:
+            done_before = method == "DELETE" and answer.status_code == 404 and repeated  # by the request that was lost
+            if answer.is_success or done_before:
                 return answer
             raise error_of(answer.status_code, answer.content)
 

@@ -11,6 +11,7 @@ import json
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from atoll.client.failures import error_of
 from atoll.client.http import HttpClient, path_of
@@ -18,6 +19,7 @@ from atoll.client.transfer import read_chunks, written_file
 from atoll.contract.errors import InvalidRequest, SandboxError, VolumeNotFound
 from atoll.contract.model import Volume
 from atoll.runtime.images.contents import ImageContents
+from atoll.runtime.images.reference import ImageReference
 from atoll.runtime.images.store import ImageInfo, ImageLayers
 
 if TYPE_CHECKING:
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 
 
 async def events_of(
-    http: HttpClient, method: str, path: str, params: Mapping[str, object] | None = None
+    http: HttpClient, method: str, path: str, body: Mapping[str, object] | None = None
 ) -> AsyncIterator[tuple[str, Any]]:
     """The name and data of each event of an answer that goes on, until the server ends it.
 
@@ -33,7 +35,11 @@ async def events_of(
         AtollError: what the server sent, also as the last event.
         ServerUnavailable: the connection broke.
     """
-    async with http.stream(method, path, params=params, headers={"Accept": "text/event-stream"}) as answer:
+    headers = {"Accept": "text/event-stream"}
+    content = None
+    if body is not None:
+        headers["Content-Type"], content = "application/json", json.dumps(body).encode()
+    async with http.stream(method, path, content=content, headers=headers) as answer:
         name, data = "message", ""
         async for line in answer.aiter_lines():
             field, _, value = line.partition(": ")
@@ -56,7 +62,7 @@ class RemoteImages:
 
     async def resolve(self, reference: str, *, progress: ProgressCallback | None = None) -> ImageLayers:
         """As `ImageStore.resolve`, without its file systems, which are the server's."""
-        image = await self._fetched(reference, progress, missing_only=True)
+        image = await self._present(reference) or await self.pull(reference, progress=progress)
         return ImageLayers(
             filesystems=(),
             env=image.env,
@@ -72,16 +78,19 @@ class RemoteImages:
 
     async def pull(self, reference: str, *, progress: ProgressCallback | None = None) -> ImageInfo:
         """As `ImageStore.pull`."""
-        return await self._fetched(reference, progress, missing_only=False)
-
-    async def _fetched(self, reference: str, progress: ProgressCallback | None, *, missing_only: bool) -> ImageInfo:
-        params = {"reference": reference, "missing_only": missing_only}
-        async for name, data in events_of(self._http, "POST", path_of("images", "pull"), params):
+        async for name, data in events_of(self._http, "POST", path_of("images"), {"reference": reference}):
             if name == "progress" and progress is not None:
-                progress(data["step"], data["done"], data["total"])
+                progress(data["step"], data["done_bytes"], data["total_bytes"])
             elif name == "done":
                 return ImageInfo.model_validate(data)
         raise SandboxError(f"the server ended its answer before the image {reference} was there")
+
+    async def _present(self, reference: str) -> ImageInfo | None:
+        wanted = ImageReference.parse(reference)
+        for image in await self.list():
+            if ImageReference.parse(image.reference).name == wanted.name:
+                return image
+        return None
 
     async def import_(self, source: Path, reference: str, *, progress: ProgressCallback | None = None) -> ImageInfo:  # noqa: ARG002
         """Refused: images of files of this machine cannot be sent to a server."""
@@ -92,7 +101,7 @@ class RemoteImages:
 
     async def remove(self, reference: str) -> None:
         """As `ImageStore.remove`."""
-        await self._http.send("DELETE", path_of("images"), params={"reference": reference})
+        await self._http.send("DELETE", f"{path_of('images')}/{quote(reference, safe='/:@')}")
 
     async def list(self) -> builtins.list[ImageInfo]:
         """As `ImageStore.list`."""
@@ -141,9 +150,9 @@ class RemoteVolumes:
 
     async def import_(self, name: str, path: Path | str, size_bytes: int | None = None) -> Volume:
         """As `VolumeStore.import_`."""
-        params = {"name": name, "size_bytes": size_bytes}
         content = read_chunks(path, lambda _done: None)
-        async with self._http.stream("POST", path_of("volumes", "import"), params=params, content=content) as answer:
+        given = {"size_bytes": size_bytes}
+        async with self._http.stream("POST", path_of("volumes", name, "import"), params=given, content=content) as answer:
             return Volume.model_validate(json.loads(await answer.aread()))
 
     async def _unknown(self, name: str) -> VolumeNotFound:
