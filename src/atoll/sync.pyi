@@ -58,7 +58,9 @@ from atoll.tools.tool import OnOutput, ToolResult
 
 CLASSES: dict[str, str]
 
-def open(state_dir: Path | str | None = None, *, settings: Settings | None = None) -> Engine: ...
+def open(
+    state_dir: Path | str | None = None, *, namespace: str | None = None, settings: Settings | None = None
+) -> Engine: ...
 def connect(
     url: str | None = None,
     key: str | SecretStr | None = None,
@@ -77,6 +79,8 @@ class Engine(Blocking):
     def volumes(self) -> Volumes: ...
     @property
     def storage(self) -> LoopStorage: ...
+    @property
+    def namespace(self) -> str: ...
     @property
     def state_dir(self) -> Path: ...
     @property

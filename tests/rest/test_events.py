@@ -46,7 +46,15 @@ async def test_a_stream_tells_what_is_done_through_the_server(client: httpx2.Asy
             (await client.post(f"/api/v1/sandboxes/told/{verb}")).raise_for_status()
         await client.delete("/api/v1/sandboxes/told")
         found = [await events.next("told") for _ in range(7)]
-    assert [each["event"] for each in found] == ["created", "paused", "resumed", "slept", "woke", "shutdown", "destroyed"]
+    assert [each["event"] for each in found] == [
+        "created",
+        "paused",
+        "resumed",
+        "slept",
+        "woke",
+        "shutdown",
+        "destroyed",
+    ]
     ids = [int(each["id"]) for each in found]
     assert ids == sorted(ids)
     assert found[0]["data"]["details"]["image"] == "host"
@@ -61,7 +69,9 @@ async def test_a_client_that_comes_back_has_missed_nothing(client: httpx2.AsyncC
     async with following(client, **{"Last-Event-ID": first["id"]}) as events:
         missed = [await events.next(box) for _ in range(2)]
     stored = await client.get(EVENTS, params={"after": first["id"], "follow": False})
-    assert [f"id: {each['id']}" for each in missed] == [line for line in stored.text.splitlines() if line.startswith("id")]
+    assert [f"id: {each['id']}" for each in missed] == [
+        line for line in stored.text.splitlines() if line.startswith("id")
+    ]
 
 
 async def test_changes_of_other_processes_and_deaths_with_their_reason_are_seen(

@@ -169,14 +169,23 @@ def test_an_environment_that_does_not_fit_into_a_frame_is_an_error_of_the_reques
         (opened(Op.SPAWN, (Tag.ENV, "novalue")), "variable"),
         (opened(Op.SPAWN, (Tag.ENV, "=x")), "variable"),
         (opened(Op.READ, (Tag.PATH, "x")) * 2, "open already"),
-        (opened(Op.READ, (Tag.PATH, "x")) + encode_frame(FrameType.CONTROL, 1, encode_fields(((Tag.ACTION, 1),))), "CONTROL"),
-        (opened(Op.ATTACH, (Tag.PROC, 1)) + encode_frame(FrameType.CONTROL, 1, encode_fields(((Tag.ACTION, 3),))), "CONTROL"),
+        (
+            opened(Op.READ, (Tag.PATH, "x")) + encode_frame(FrameType.CONTROL, 1, encode_fields(((Tag.ACTION, 1),))),
+            "CONTROL",
+        ),
+        (
+            opened(Op.ATTACH, (Tag.PROC, 1)) + encode_frame(FrameType.CONTROL, 1, encode_fields(((Tag.ACTION, 3),))),
+            "CONTROL",
+        ),
         (
             opened(Op.ATTACH, (Tag.PROC, 1))
             + encode_frame(FrameType.CONTROL, 1, encode_fields(((Tag.ACTION, 1), (Tag.PATH, "x")))),
             "field 60",
         ),
-        (opened(Op.WRITE, (Tag.PATH, "x")) + encode_frame(FrameType.EOF, 1) + encode_frame(FrameType.DATA, 1, b"x"), "EOF"),
+        (
+            opened(Op.WRITE, (Tag.PATH, "x")) + encode_frame(FrameType.EOF, 1) + encode_frame(FrameType.DATA, 1, b"x"),
+            "EOF",
+        ),
         (opened(Op.WRITE, (Tag.PATH, "x")) + encode_frame(FrameType.DATA, 1, b"x" * (INITIAL_CREDIT + 1)), "credit"),
         (opened(Op.READ, (Tag.PATH, "x")) + encode_credit(1, 1, 0), "credit of 0"),
     ],
@@ -189,14 +198,22 @@ def test_what_only_this_machine_may_send_and_what_is_malformed_is_refused(sent: 
 # ---- anything at all ----
 
 _numbers = st.sampled_from((0, 1, 2, 3, 2**20 - 1, 2**20, 2**31)) | st.integers(0, 2**32 - 1)
-_values = st.integers(-(2**63), 2**63 - 1) | st.integers(0, 200) | st.text("aZ=/\0é", max_size=20) | st.binary(max_size=20)
+_values = (
+    st.integers(-(2**63), 2**63 - 1) | st.integers(0, 200) | st.text("aZ=/\0é", max_size=20) | st.binary(max_size=20)
+)
 
 
 @st.composite
 def _fields(draw: st.DrawFn) -> bytes:
     parts = []
     for tag, value in draw(st.lists(st.tuples(st.sampled_from(list(Tag)), _values), max_size=6)):
-        raw = struct.pack("<q", value) if isinstance(value, int) else value if isinstance(value, bytes) else value.encode()
+        raw = (
+            struct.pack("<q", value)
+            if isinstance(value, int)
+            else value
+            if isinstance(value, bytes)
+            else value.encode()
+        )
         parts.append(struct.pack("<HI", tag, len(raw)) + raw)
     start = encode_fields(((Tag.OP, draw(st.sampled_from(list(Op)))), (Tag.WINDOW, draw(st.integers(0, 2**25)))))
     return start + b"".join(parts)

@@ -51,9 +51,10 @@ from atoll.contract.model import (
     SandboxInfo,
     WarmPool,
 )
-from atoll.contract.names import DEFAULT_NAMESPACE
+from atoll.contract.names import DEFAULT_NAMESPACE, check_name
 from atoll.contract.network import AuditRecord, NetworkPolicy
 from atoll.runtime.interface import Engine, SandboxKeywords
+from atoll.runtime.lifecycle.warm_pool import check_count
 from atoll.runtime.lifetimes import AwaitableContext, BackgroundTasks
 from atoll.runtime.sandbox import Sandbox
 from atoll.runtime.state.spec import validate_spec, with_defaults
@@ -132,7 +133,9 @@ def _trust(file: Path) -> ssl.SSLContext:
     try:
         return ssl.create_default_context(cafile=file)
     except OSError as error:
-        raise InvalidRequest(f"the certificates {file} cannot be read: {error}; name others with ATOLL_CA_FILE") from error
+        raise InvalidRequest(
+            f"the certificates {file} cannot be read: {error}; name others with ATOLL_CA_FILE"
+        ) from error
 
 
 class RemoteEngine(Engine):
@@ -295,6 +298,7 @@ class RemoteEngine(Engine):
         limits: Limits | None = None,
         runtime: RuntimeName | None = None,
     ) -> WarmPool:
+        check_count(count)
         body = {
             "count": count,
             "image": image or self._own_image(),
@@ -406,9 +410,7 @@ class RemoteEngine(Engine):
     async def checkpoint(self, name: str, label: str | None = None, *, move: bool = False) -> Checkpoint:
         body = {"label": label, "move": move}
         async with self._named(name):
-            made = await self._made(
-                "POST", path_of("sandboxes", name, "checkpoints"), body, undo=self._undo_checkpoint
-            )
+            made = await self._made("POST", path_of("sandboxes", name, "checkpoints"), body, undo=self._undo_checkpoint)
         return Checkpoint.model_validate(made)
 
     async def _undo_checkpoint(self, made: Mapping[str, Any]) -> None:
@@ -429,6 +431,8 @@ class RemoteEngine(Engine):
     async def restore(self, name: str, checkpoint: str, *, foreign: bool = False) -> Sandbox:
         body = {"checkpoint": checkpoint, "foreign": foreign}
         async with self._named(name, checkpoint):
+            if not checkpoint:
+                raise CheckpointNotFound(checkpoint, {})
             info = SandboxInfo.model_validate(await self._http.post(path_of("sandboxes", name, "restore"), body))
         await self._sandboxes.disconnect(info.id)
         self._sandboxes.restarted(info.id)
@@ -567,7 +571,12 @@ class RemoteEngine(Engine):
 
     @contextlib.asynccontextmanager
     async def _named(self, name: str, checkpoint: str | None = None) -> AsyncIterator[None]:
-        """Around a request for a sandbox: an error says which there are, which the server's answer does not."""
+        """Around a request for a sandbox: an error says which there are, which the server's answer does not.
+
+        Raises:
+            InvalidRequest: no sandbox can have this name.
+        """
+        check_name(name)
         try:
             yield
         except SandboxNotFound:

@@ -7,6 +7,7 @@ frames. Not here: operations by name (`engine.py`), the tunnel itself (`tunnel.p
 from __future__ import annotations
 
 import contextlib
+from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -79,7 +80,13 @@ class RemoteSandboxes:
         try:
             return await open_tunnel(url, self._http.headers, self._http.trust, partial(self._learn, id))
         except SandboxNotFound:
-            raise SandboxDied("the sandbox was destroyed") from None
+            raise SandboxDied(self._gone(id)) from None
+
+    def _gone(self, id: str) -> str:
+        sandbox = self._sandboxes.get(id)
+        expires_at = sandbox.info.expires_at if sandbox is not None else None
+        is_over = expires_at is not None and expires_at <= datetime.now(UTC)
+        return "the sandbox was destroyed" + (": its lifetime (ttl) is over" if is_over else "")
 
     def _learn(self, id: str, fact: Fact) -> None:
         kills, ended = fact.get("oom_kills"), fact.get("ended")
@@ -126,5 +133,3 @@ class RemoteSandboxes:
     async def list_previews(self, info: SandboxInfo) -> list[Preview]:
         found = await self._http.items(path_of("sandboxes", info.id, "ports"))
         return [Preview.model_validate(each) for each in found]
-
-

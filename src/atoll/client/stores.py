@@ -152,7 +152,9 @@ class RemoteVolumes:
         """As `VolumeStore.import_`."""
         content = read_chunks(path, lambda _done: None)
         given = {"size_bytes": size_bytes}
-        async with self._http.stream("POST", path_of("volumes", name, "import"), params=given, content=content) as answer:
+        async with self._http.stream(
+            "POST", path_of("volumes", name, "import"), params=given, content=content
+        ) as answer:
             return Volume.model_validate(json.loads(await answer.aread()))
 
     async def _unknown(self, name: str) -> VolumeNotFound:

@@ -205,9 +205,8 @@ class Tunnel(DirectStream, asyncio.Protocol):
             fact = json.loads(bytes(frame.data))
             if isinstance(fact, dict):
                 self._on_fact(fact)
-        elif frame.opcode is Opcode.PONG:
-            if bytes(frame.data) == self._ping:
-                self._ping = None
+        elif frame.opcode is Opcode.PONG and bytes(frame.data) == self._ping:
+            self._ping = None
 
     def _write_message(self, data: bytes | memoryview) -> None:
         if self._protocol.state is State.OPEN:
@@ -253,7 +252,7 @@ class Tunnel(DirectStream, asyncio.Protocol):
 async def open_tunnel(
     url: str, headers: Mapping[str, str], trust: ssl.SSLContext | None, on_fact: Callable[[Fact], None]
 ) -> Tunnel:
-    """A tunnel to the guest of a sandbox, at the WebSocket `url`. `on_fact` is called with what the server says besides.
+    """A tunnel to the guest of a sandbox, at the WebSocket `url`. `on_fact` gets what the server says besides.
 
     Raises:
         AtollError: the server refused it: the error that it sent, such as `SandboxNotFound` or `SandboxDied`.

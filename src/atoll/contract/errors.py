@@ -330,8 +330,8 @@ class ExecTimeout(AtollError, TimeoutError):
 
 
 class ServerUnavailable(AtollError, ConnectionError):
-    """The server cannot be reached, or the connection broke before it answered. What was asked for may be done: requests
-    that may be repeated have been, for a while."""
+    """The server cannot be reached, or the connection broke before it answered: what was asked for may be done.
+    Requests that may be repeated have been, for a while."""
 
     code = "server_unavailable"
     retryable = True

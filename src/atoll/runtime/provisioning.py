@@ -35,7 +35,7 @@ from atoll.contract.errors import (
     SandboxExists,
     UserNotFound,
 )
-from atoll.contract.model import Limits, RuntimeName, SandboxSpec
+from atoll.contract.model import RESERVED_LABELS, Limits, RuntimeName, SandboxSpec
 from atoll.contract.names import check_name
 from atoll.contract.network import REGISTRIES, NetworkPolicy, PackageIndexes
 from atoll.runtime.connections import Connections
@@ -364,10 +364,13 @@ class Provisioner:
             record = self._checkpoints.find(checkpoint)
             changes: dict[str, object] = {"name": given.name, "ephemeral": given.ephemeral}
             changes |= {
-                name: value
-                for name in ("user", "cwd", "pause_after_s", "labels", "ttl_s")
-                if (value := getattr(given, name))
+                name: value for name in ("user", "cwd", "pause_after_s", "ttl_s") if (value := getattr(given, name))
             }
+            reserved = {key: value for key, value in given.labels.items() if key.startswith(RESERVED_LABELS)}
+            if given.labels != reserved:
+                changes["labels"] = given.labels
+            elif reserved:
+                changes["labels"] = {**record.spec.labels, **reserved}
             if given.network is not None:
                 changes |= {"network": given.network, "indexes": given.indexes}
             wanted = given.limits.model_dump(exclude_none=True)

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Self
 
-_ANY_POLICY = {"images": ["host", "*"], "networks": ["*", "registries"], "mounts": ["/tmp:rw"]}
+_ANY_POLICY = {"images": ["host", "*", "dir:/*", "oci:/*", "tar:/*"], "networks": ["*", "registries"], "mounts": ["/tmp:rw"]}
 
 
 class ServerProcess:

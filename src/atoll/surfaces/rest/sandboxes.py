@@ -20,7 +20,7 @@ from fastapi.responses import Response
 from pydantic import Field, SecretStr
 
 from atoll.contract.errors import CheckpointNotFound, InvalidRequest, SandboxDied, SandboxExists, SandboxNotFound
-from atoll.contract.model import MAX_TTL_S, Checkpoint, Limits, Mount, RuntimeName, SandboxInfo, Status
+from atoll.contract.model import MAX_TTL_S, RESERVED_LABELS, Checkpoint, Limits, Mount, RuntimeName, SandboxInfo, Status
 from atoll.contract.names import is_name
 from atoll.contract.network import NetworkPolicy
 from atoll.contract.secret import Secret
@@ -31,8 +31,6 @@ from atoll.surfaces.rest.errors import failures
 from atoll.surfaces.rest.idempotent import IdempotencyKey, once
 from atoll.surfaces.rest.pages import After, JsonBody, Limit, Page, RequestBody, answer, page_answer
 
-RESERVED = "atoll.dev/"
-"""Labels that callers can neither set nor see."""
 REQUEST_LABEL = "atoll.dev/request"
 TUNNEL_HEADER = "Atoll-Tunnel"
 """Sent by `atoll.connect`, whose connection to the sandbox an ephemeral one can be tied to."""
@@ -173,9 +171,9 @@ async def describe(sandbox: Sandbox) -> SandboxInfo:
 
 def shown(info: SandboxInfo) -> SandboxInfo:
     """As an answer shows it: without reserved labels."""
-    if not any(label.startswith(RESERVED) for label in info.labels):
+    if not any(label.startswith(RESERVED_LABELS) for label in info.labels):
         return info
-    labels = {name: value for name, value in info.labels.items() if not name.startswith(RESERVED)}
+    labels = {name: value for name, value in info.labels.items() if not name.startswith(RESERVED_LABELS)}
     return info.model_copy(update={"labels": labels})
 
 
@@ -185,8 +183,10 @@ def check_labels_given(labels: dict[str, str] | dict[str, str | None]) -> None:
         InvalidRequest: one is reserved.
     """
     for label in labels:
-        if label.startswith(RESERVED):
-            raise InvalidRequest(f"the label {label!r} is reserved: labels may not begin with {RESERVED}", label=label)
+        if label.startswith(RESERVED_LABELS):
+            raise InvalidRequest(
+                f"the label {label!r} is reserved: labels may not begin with {RESERVED_LABELS}", label=label
+            )
 
 
 # -------------------------------------------------------------------------------------------------------------- routes
