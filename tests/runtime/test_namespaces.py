@@ -156,7 +156,7 @@ VOLUME_WALK: dict[str, list[Call]] = {
 }
 NAMES_NOTHING_OLD = {
     *("get_or_create", "import_", "warm", "warm_pools", "remove_warm_pools", "wait_refilled"),
-    *("aclose", "drivers", "doctor", "effective_limits", "check_options"),
+    *("aclose", "runtimes", "doctor", "effective_limits", "check_options"),
     *("gc", "remove_abandoned", "unreadable_records"),
 }
 """Methods that are told of nothing that exists. What those of the first line make and show is tested below; those of

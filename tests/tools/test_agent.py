@@ -289,6 +289,10 @@ async def test_a_server_inside_can_be_reached_with_the_url(call: Caller, tools: 
     await call(tools, "shell", command=start)
     found = await call(tools, "browse", port=8123, sandbox="default")
     assert await anyio.to_thread.run_sync(fetch, found["url"]) == "hello from inside"
+    text = (await tools.handle_tool_call("browse", {"port": 8123})).text
+    for url in (text.split()[0], text.split()[-1]):
+        assert await anyio.to_thread.run_sync(fetch, url) == "hello from inside"
+    assert text.split()[-1].startswith("http://127.0.0.1:"), "for clients that cannot resolve *.localhost"
 
 
 def fetch(url: str) -> str:

@@ -34,7 +34,7 @@ class TenantEngines:
             if self._closed:
                 raise InvalidRequest("the server is closed")
             if (engine := self._engines.get(tenant)) is None:
-                engine = await runtime_engine.open(settings=self._settings)
+                engine = await runtime_engine.open(namespace=tenant, settings=self._settings)
                 self._engines[tenant] = engine
             return engine
 

@@ -13,11 +13,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 import anyio
+import anyio.to_thread
 from sqlalchemy.exc import IntegrityError
 
 from atoll.contract.errors import AtollError, InvalidRequest, TenantExists
 from atoll.contract.model import SandboxInfo
 from atoll.runtime.lifetimes import AwaitableContext
+from atoll.runtime.state.known import namespaces
 from atoll.runtime.state.store import StateStore
 from atoll.server.audit import AuditTrail
 from atoll.server.database import Database
@@ -26,6 +28,7 @@ from atoll.server.events import Events
 from atoll.server.history import UsageHistory
 from atoll.server.idempotency import Idempotency
 from atoll.server.keys import ApiKeys
+from atoll.server.previews import ServerPreviews
 from atoll.server.quotas import QuotaLedger
 from atoll.server.tenants import DEFAULT_TENANT, TenantPolicy, Tenants
 from atoll.server.webhooks import Webhooks
@@ -61,6 +64,7 @@ class Server:
         self.events = Events(database, self._list_sandboxes, self.webhooks.enqueue)
         self.events.on_commit = self.webhooks.wake
         self.history = UsageHistory(self._list_sandboxes, self._get_sandbox)
+        self.previews = ServerPreviews(database, self.engines)
         self.directory = settings.resolve_state_dir() / "server"
         """What the server itself keeps, such as files on their way to a client."""
         self.first_key: SecretStr | None = None
@@ -92,6 +96,7 @@ class Server:
             undo.push_async_callback(idempotency.aclose)
             server = cls(settings, database, idempotency)
             server.first_key = await server._prepare()
+            await server.previews.load()
             undo.pop_all()
         return server
 
@@ -108,8 +113,12 @@ class Server:
                 tasks.start_soon(_again, part)
 
     async def _list_sandboxes(self) -> dict[str, list[SandboxInfo]]:
-        """The sandboxes of all tenants."""
-        return {tenant.name: await (await self.engines.get(tenant.name)).list() for tenant in await self.tenants.list()}
+        """The sandboxes of all tenants. No engine is opened for a tenant that never had any."""
+        used = await anyio.to_thread.run_sync(namespaces, self.settings.resolve_state_dir())
+        return {
+            tenant.name: await (await self.engines.get(tenant.name)).list() if tenant.name in used else []
+            for tenant in await self.tenants.list()
+        }
 
     async def _get_sandbox(self, tenant: str, name: str) -> Sandbox:
         return await (await self.engines.get(tenant)).get(name)

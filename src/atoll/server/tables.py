@@ -167,3 +167,14 @@ webhook_deliveries = sa.Table(
     sa.Index("webhook_deliveries_due", "status", "next_attempt_at"),
     sqlite_autoincrement=True,
 )
+
+previews = sa.Table(
+    "previews",
+    metadata,
+    tenant_column(primary_key=True),
+    sa.Column("sandbox_id", sa.Text, primary_key=True),
+    sa.Column("port", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("sandbox", sa.Text, nullable=False),
+    sa.Column("token", sa.Text, nullable=False),
+    sa.Column("created_at", UtcDateTime, nullable=False),
+)

@@ -334,6 +334,8 @@ async def _browse(args: Browse, context: ViewContext) -> ToolResult:
     link = ResultLink(url=preview.url, name=f"port {args.port} of {context.name(args)}")
     text = f"{preview.url}\nGive this URL to the user, who can open it in a browser. You cannot: to see the page, run "
     text += f"curl http://127.0.0.1:{args.port}/ in the sandbox."
+    if preview.path_url != preview.url:
+        text += f" For programs of the user that cannot resolve names below .localhost: {preview.path_url}"
     return BrowseResult(url=preview.url).result(text, links=(link,))
 
 

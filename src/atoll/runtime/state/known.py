@@ -22,7 +22,7 @@ HOST = "host"
 _NAMESPACED = ("names", "checkpoints", "volumes", "warm-pools", "approvals")
 
 
-class Place(NamedTuple):
+class NamespaceDirectory(NamedTuple):
     """A namespace of a state directory."""
 
     state_dir: Path
@@ -42,12 +42,12 @@ def namespaces(state_dir: Path) -> list[str]:
     return sorted({DEFAULT_NAMESPACE, *filter(is_namespace, found)})
 
 
-def sandboxes(place: Place) -> list[str]:
+def sandboxes(place: NamespaceDirectory) -> list[str]:
     """The names of the sandboxes, sorted."""
     return sorted(place.names("names"))
 
 
-def checkpoints(place: Place, sandbox: str | None = None) -> list[tuple[str, str]]:
+def checkpoints(place: NamespaceDirectory, sandbox: str | None = None) -> list[tuple[str, str]]:
     """The labels and ids of a sandbox's checkpoints, or the ids of all, and what each is."""
     found = []
     for id in place.names("checkpoints"):
@@ -62,7 +62,7 @@ def checkpoints(place: Place, sandbox: str | None = None) -> list[tuple[str, str
     return sorted(found)
 
 
-def images(place: Place) -> list[str]:
+def images(place: NamespaceDirectory) -> list[str]:
     """The references of the images on this machine, sorted, behind `host`."""
     records = place.state_dir / "images" / "references"
     read = [record for name in names(records) for record in _read(records / name)]
@@ -70,19 +70,19 @@ def images(place: Place) -> list[str]:
     return [HOST, *sorted(each for each in references if isinstance(each, str))]
 
 
-def volumes(place: Place) -> list[str]:
+def volumes(place: NamespaceDirectory) -> list[str]:
     """The names of the volumes, sorted."""
     return sorted(name.removesuffix(".json") for name in place.names("volumes"))
 
 
-def approvals(place: Place) -> list[tuple[str, str]]:
+def approvals(place: NamespaceDirectory) -> list[tuple[str, str]]:
     """The ids of approvals that are pending, and the tool of each."""
     ids = sorted(place.names("approvals"))
     found = [(name, record) for name in ids for record in _read(place.path("approvals", name))]
     return [(name.removesuffix(".json"), str(record.get("tool"))) for name, record in found]
 
 
-def traces(place: Place) -> list[str]:
+def traces(place: NamespaceDirectory) -> list[str]:
     """The code sessions that have a trace, sorted."""
     return sorted(name.removesuffix(".jsonl") for name in place.names("code"))
 

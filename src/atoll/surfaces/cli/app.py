@@ -36,6 +36,7 @@ MODULES = {
     "agent": ("agent",),
     "mcp": ("mcp",),
     "messages": ("messages",),
+    "serve": ("serve", "config"),
     "python": ("python",),
     "approvals": ("approvals",),
     "trace": ("trace",),
@@ -49,6 +50,7 @@ HEADINGS = {
     "network": "Network",
     "images": "Images and storage",
     "agent": "Models",
+    "serve": "Server",
     "python": "Code that calls tools",
     "doctor": "This installation",
 }

@@ -82,7 +82,8 @@ class MessagesTurn:
         self._container: Container | None = None
         self._made = False
         """Whether the container is new, so that the client does not know it yet."""
-        self._used = UsedTokens()
+        self.used = UsedTokens()
+        """What the model has used so far."""
         self._live: tuple[str, str] | None = None
         """The type of the block that is being streamed, and its text so far."""
 
@@ -101,7 +102,7 @@ class MessagesTurn:
             if container is not None:
                 container.touch()
             shown = None if container is None else {"id": container.id, "expires_at": _time(container)}
-            await self._writer.finish(stop, shown, self._used.wire())
+            await self._writer.finish(stop, shown, self.used.wire())
             finished = True
         finally:
             if self._container is not None:
@@ -179,7 +180,7 @@ class MessagesTurn:
         )
         response = await requester.request(self._history.model_turn())
         await self._end_live()
-        self._used.add(response)
+        self.used.add(response)
         for part in () if self._writer.streams else response.parts:
             if isinstance(part, TextPart):
                 await self._emit({"type": "text", "text": part.content})

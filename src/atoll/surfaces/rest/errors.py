@@ -32,7 +32,7 @@ from atoll.contract.errors import (
     SandboxNotFound,
     VolumeNotFound,
 )
-from atoll.surfaces.http import status_of
+from atoll.surfaces.door import status_of
 
 REQUEST_ID_HEADER = "Atoll-Request-Id"
 STATUS_BY_CODE: Mapping[str, int] = {
