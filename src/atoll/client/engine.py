@@ -2,8 +2,8 @@
 
 Owns how each public method becomes requests, and what a server cannot be asked for. Its sandboxes are the usual ones
 (`runtime/sandbox.py`), reached through tunnels (`sandboxes.py`). Not here: what the methods promise (`Engine` in
-`runtime/interface.py`), images and volumes (`stores.py`), requests (`http.py`). Used by programs, and by the command line
-where ATOLL_URL is set.
+`runtime/interface.py`), images and volumes (`stores.py`), requests (`http.py`). Used by programs, and by the command
+line where ATOLL_URL is set.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ class RemoteEngine(Engine):
 
     def _elsewhere(self, what: str, command: str) -> NoReturn:
         raise InvalidRequest(
-            f"the sandboxes are those of {self.url}, and {what} is not shown to clients; run '{command}' on the server's "
+            f"the sandboxes are those of {self.url}, and {what} is not shown to clients; run '{command}' on that "
             "machine, without ATOLL_URL"
         )
 
@@ -257,7 +257,7 @@ class RemoteEngine(Engine):
                 body["secret_env"] = {each: _clear(value) for each, value in secret_env.items()}
             if progress is not None and from_checkpoint is None:
                 await self._images.resolve(image or self.default_image, progress=progress)
-            made = await self._made("POST", path_of("sandboxes"), body, undo=self._undo_create)
+            made = await self._made(path_of("sandboxes"), body, undo=self._undo_create)
             sandbox = self._sandboxes.open(SandboxInfo.model_validate(made))
             if ephemeral:  # it ends with its last client, which is this one
                 await sandbox.connect()
@@ -275,7 +275,7 @@ class RemoteEngine(Engine):
         """The image that the settings of this program name. None: the server's default."""
         return None if self._settings.image == Settings().image else self._settings.image
 
-    async def _made(self, method: str, path: str, body: Mapping[str, object], *, undo: Any) -> Any:
+    async def _made(self, path: str, body: Mapping[str, object], *, undo: Any) -> Any:
         """Send a request that makes something, with an `Idempotency-Key`. If this is cancelled, or the connection is
         lost for good, `undo` is given the answer that it would have had: nothing is left."""
         key = new_key()
@@ -341,7 +341,8 @@ class RemoteEngine(Engine):
 
     async def _do(self, name: str, verb: str, **params: object) -> SandboxInfo:
         async with self._named(name):
-            info = SandboxInfo.model_validate(await self._http.post(path_of("sandboxes", name, verb), **params))
+            answer = await self._http.send("POST", path_of("sandboxes", name, verb), params=params)
+        info = SandboxInfo.model_validate(answer.json())
         self._sandboxes.renew(info)
         return info
 
@@ -410,7 +411,7 @@ class RemoteEngine(Engine):
     async def checkpoint(self, name: str, label: str | None = None, *, move: bool = False) -> Checkpoint:
         body = {"label": label, "move": move}
         async with self._named(name):
-            made = await self._made("POST", path_of("sandboxes", name, "checkpoints"), body, undo=self._undo_checkpoint)
+            made = await self._made(path_of("sandboxes", name, "checkpoints"), body, undo=self._undo_checkpoint)
         return Checkpoint.model_validate(made)
 
     async def _undo_checkpoint(self, made: Mapping[str, Any]) -> None:
@@ -445,7 +446,7 @@ class RemoteEngine(Engine):
         body = {"count": count, "names": list(names), "checkpoint": checkpoint}
         async with self._named(source, checkpoint):
             try:
-                made = await self._made("POST", path_of("sandboxes", source, "fork"), body, undo=self._undo_fork)
+                made = await self._made(path_of("sandboxes", source, "fork"), body, undo=self._undo_fork)
             except SandboxNotFound:
                 if checkpoint is None:
                     raise
@@ -587,7 +588,7 @@ class RemoteEngine(Engine):
             raise await self._no_checkpoint(checkpoint, name) from None
 
     async def unreadable_records(self) -> dict[str, str]:
-        found = [*await self.list(), *await self.checkpoints()]
+        found: builtins.list[SandboxInfo | Checkpoint] = [*await self.list(), *await self.checkpoints()]
         return {each.id: each.reason for each in found if each.runtime == "unknown" and each.reason is not None}
 
     # ---- ending ----

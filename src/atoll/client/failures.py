@@ -28,7 +28,7 @@ def error_of(status: int, body: bytes) -> AtollError:
     if not isinstance(code, str) or not isinstance(message, str) or not isinstance(details, dict):
         shown = body[:_SHOWN].decode("utf-8", "replace")
         return ServerUnavailable(
-            f"the server answered with status {status}, and not as Atoll's server does: {shown!r}; is the address right?",
+            f"the server answered with status {status}, not as Atoll's does: {shown!r}; is the address right?",
             status=status,
         )
     return _made(_classes().get(code, AtollError), message, request_id, details)

@@ -1,7 +1,7 @@
 """Files that are sent to a server, or that come from one: archives of sandboxes and volumes.
 
-Owns that a file at a path appears when it is complete, readable for this user alone, and that files are read and written
-in threads. Used by `engine.py` and `stores.py`.
+Owns that a file at a path appears when it is complete, readable for this user alone, and that files are read and
+written in threads. Used by `engine.py` and `stores.py`.
 """
 
 from __future__ import annotations

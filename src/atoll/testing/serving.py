@@ -13,7 +13,11 @@ import sys
 from pathlib import Path
 from typing import Self
 
-_ANY_POLICY = {"images": ["host", "*", "dir:/*", "oci:/*", "tar:/*"], "networks": ["*", "registries"], "mounts": ["/tmp:rw"]}
+_ANY_POLICY = {
+    "images": ["host", "*", "dir:/*", "oci:/*", "tar:/*"],
+    "networks": ["*", "registries"],
+    "mounts": ["/tmp:rw"],
+}
 
 
 class ServerProcess:
@@ -66,43 +70,29 @@ async def _serve(state_dir: Path) -> None:
     import signal
 
     import anyio
-    import uvicorn
-    from fastapi import FastAPI
 
     from atoll.server.server import Server
     from atoll.server.tenants import DEFAULT_TENANT, TenantPolicy
-    from atoll.settings import Settings
-    from atoll.surfaces import rest
+    from atoll.surfaces.serve.process import ReadyServer, serve
+    from atoll.surfaces.serve.settings import ServerSettings
 
-    async with Server.open(Settings(state_dir=state_dir)) as server, anyio.create_task_group() as tasks:
+    settings = ServerSettings(state_dir=state_dir, listen="127.0.0.1:0")
+    async with Server.open(settings) as server:
         await server.tenants.update(DEFAULT_TENANT, policy=TenantPolicy.model_validate(_ANY_POLICY))
-        key = server.first_key or (await server.keys.create("test", tenant=None, role="admin"))[1]
-        app = FastAPI()
-        rest.install(app, server)
-        if hasattr(server, "run"):
-            tasks.start_soon(server.run)
-        config = uvicorn.Config(
-            app, port=0, log_config=None, lifespan="off", timeout_graceful_shutdown=1, ws_per_message_deflate=False
-        )
-        listening = uvicorn.Server(config)
+        key = (await server.keys.create("test", tenant=None, role="admin"))[1].get_secret_value()
 
-        async def announce() -> None:
-            while not listening.started:
-                await anyio.sleep(0.005)
-            port = listening.servers[0].sockets[0].getsockname()[1]
-            print(json.dumps({"url": f"http://127.0.0.1:{port}", "key": key.get_secret_value()}), flush=True)
+    def ready(server: ReadyServer) -> None:
+        print(json.dumps({"url": server.url, "key": key}), flush=True)  # noqa: T201 - to the process that started this
 
-        tasks.start_soon(announce)
-        with anyio.open_signal_receiver(signal.SIGTERM) as signals:
+    async with anyio.create_task_group() as group:
+        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
 
             async def stop() -> None:
                 async for _ in signals:
-                    listening.should_exit = True
+                    group.cancel_scope.cancel()
 
-            tasks.start_soon(stop)
-            listening.config.load()
-            await listening._serve()
-        tasks.cancel_scope.cancel()
+            group.start_soon(stop)
+            await serve(settings, on_ready=ready)
 
 
 if __name__ == "__main__":
