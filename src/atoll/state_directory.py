@@ -38,6 +38,11 @@ def resolve(setting: str | None) -> str:
     return os.path.join(os.path.expanduser(data), "atoll")
 
 
+def server_url() -> str | None:
+    """The server that the command line works with. None: with sandboxes of this machine."""
+    return os.environ.get("ATOLL_URL")
+
+
 def resolve_plain(given: str | None) -> str | None:
     """`resolve`, of what the caller gives or else of the environment. None: the settings have to be checked first."""
     if any(variable in os.environ for variable in CHECKED):
