@@ -80,6 +80,7 @@ if TYPE_CHECKING:
         GuestProtocolError as GuestProtocolError,
         GuestUnresponsive as GuestUnresponsive,
         IdempotencyMismatch as IdempotencyMismatch,
+        ImageNotFound as ImageNotFound,
         ImageUnavailable as ImageUnavailable,
         InvalidRequest as InvalidRequest,
         KeyNotFound as KeyNotFound,
@@ -221,7 +222,7 @@ _HOMES = {
     "atoll.contract.driver": "Capabilities Diagnostic",
     "atoll.contract.errors": """
         ArchiveRefused AtollError BudgetExceeded CallerError CheckpointExists CheckpointNotFound DatabaseUnavailable
-        DiskFull ExecTimeout FileError Forbidden GuestProtocolError GuestUnresponsive IdempotencyMismatch
+        DiskFull ExecTimeout FileError Forbidden GuestProtocolError GuestUnresponsive IdempotencyMismatch ImageNotFound
         ImageUnavailable InvalidRequest KeyNotFound LaunchFailed ModelFailed ModelUnavailable NotCheckpointable
         OutcomeUnknown PathExists PathIsDirectory PathNotDirectory PathNotFound PermissionDenied PortRefused
         ProcessNotFound ProjectConflict QuotaExceeded RateLimited RuntimeUnavailable SandboxDied SandboxError

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import json
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -21,15 +20,16 @@ from atoll.surfaces.cli import finish, terminal
 from atoll.surfaces.cli.app import ALIASES, HEADINGS, MODULES
 from atoll.surfaces.cli.grammar import Option, Parameter, Parser
 from atoll.surfaces.cli.options import DEFAULT_TOOLS, RUNTIMES
-from atoll.testing.plugin import STRICT
 from atoll.tools import vocabularies
-from tests.cli.driving import PROGRAM, Atoll, Terminal
+from tests.cli.driving import PROGRAM, Atoll
 
 COMMANDS = [name for names in MODULES.values() for name in names]
 GROUPS = {
     "images": "ls pull rm import",
     "volumes": "ls create rm export import",
     "approvals": "ls show allow deny",
+    "tenants": "ls show create update rm",
+    "keys": "ls show create revoke",
 }
 
 
@@ -229,9 +229,9 @@ def test_completion_imports_neither_what_is_heavy_nor_an_event_loop(atoll: Atoll
 
 def test_what_completion_reads_is_where_the_engine_writes_it(atoll: Atoll, box: str) -> None:
     atoll("checkpoint", box, "clean")
-    place = known.NamespaceDirectory(atoll.state_dir)
-    names = known.sandboxes(place)
-    found = known.checkpoints(place, box)
+    view = known.NamespaceView(atoll.state_dir)
+    names = known.sandboxes(view)
+    found = known.checkpoints(view, box)
     atoll("checkpoints", box, "--delete", "clean")
     assert names == atoll.names()
     assert [word for word, _ in found] == ["clean", found[0][1]]
@@ -456,43 +456,6 @@ def test_bash_completes_with_the_script(atoll: Atoll) -> None:
     """
     done = subprocess.run(["bash", "-c", script], env=env, check=True, capture_output=True)
     assert done.stdout == b"pull\n"
-
-
-def require(shell: str) -> None:
-    if not shutil.which(shell):
-        (pytest.fail if STRICT else pytest.skip)(f"{shell} is not installed")
-
-
-def test_fish_completes_with_the_script_and_offers_files_where_nothing_is_known(
-    atoll: Atoll, filled: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    require("fish")
-    monkeypatch.chdir(filled)
-    path = f"{Path(sys.executable).parent}:{atoll.env['PATH']}"
-    env = {**atoll.env, "SHELL": "/usr/bin/fish", "HOME": str(filled), "PATH": path, "ATOLL_STATE_DIR": str(filled)}
-    lines = "atoll images pu", "atoll exec b", "atoll cp oth", "atoll run -- vol"
-    script = f"atoll --show-completion | source; {'; '.join(f'complete -C {json.dumps(line)}' for line in lines)}"
-    done = subprocess.run(["fish", "-c", script], env=env, check=True, capture_output=True, text=True)
-    words = [line.partition("\t")[0] for line in done.stdout.splitlines()]
-    assert words == ["pull", "box-1", "box-2", "other:", "volumes/"]
-
-
-def test_zsh_completes_with_the_installed_script_at_the_first_key(atoll: Atoll, filled: Path) -> None:
-    require("zsh")
-    path = f"{Path(sys.executable).parent}:{atoll.env['PATH']}"
-    env = {**atoll.env, "SHELL": "/bin/zsh", "HOME": str(filled), "PATH": path, "ATOLL_STATE_DIR": str(filled)}
-    subprocess.run([*PROGRAM, "--install-completion"], env=env, check=True, capture_output=True)
-    (filled / ".zshrc").write_text(f"PS1='ready> '\n{(filled / '.zshrc').read_text()}")
-    terminal = Terminal(["zsh", "-i"], {**env, "TERM": "dumb"})
-    try:
-        for typed, completed in ((b"atoll images pu", b"pull "), (b"atoll cp oth", b"other:"), (b"atoll rm box", b"-")):
-            terminal.read_until(b"ready> ")
-            terminal.type(typed + b"\t")
-            terminal.read_until(completed)
-            terminal.type(b"\x15\n")
-        terminal.type(b"\x04")
-    finally:
-        terminal.close()
 
 
 def test_a_shell_without_a_script_is_an_error(atoll: Atoll) -> None:

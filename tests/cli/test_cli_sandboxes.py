@@ -235,7 +235,7 @@ def test_an_image_is_imported_listed_used_and_removed(lone: Atoll, tmp_path: Pat
     subprocess.run(["tar", "-C", str(root), "-cf", str(tmp_path / "root.tar"), "."], check=True)
     reference = lone.text("images", "import", str(tmp_path / "root.tar"), "mine:1").strip()
     assert reference in lone.text("images", "ls")
-    assert known.images(known.NamespaceDirectory(lone.state_dir)) == ["host", reference]  # what a shell completes
+    assert known.images(known.NamespaceView(lone.state_dir)) == ["host", reference]  # what a shell completes
     assert [image["reference"] for image in lone.json("images", "ls", "--json")].count(reference) == 1
     assert lone.text("run", "--image", "mine:1", "--", "busybox", "cat", "/marker") == "imported\n"
     assert lone.text("images", "rm", "mine:1") == "mine:1\n"

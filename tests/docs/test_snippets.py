@@ -143,8 +143,8 @@ def test_public_names_are_exactly_these() -> None:
     Checkpoint CheckpointExists CheckpointNotFound Children CodeAudit CodeConfig CodeExecutor CreateOptions
     DatabaseUnavailable Diagnostic DiskFull Engine ExecBytes ExecResult ExecTimeout ExecutionFailure ExecutionResult
     Exited ExportResult FileChange FileEntry FileError FileStat Files Forbidden Gap GcResult GuestProtocolError
-    GuestUnresponsive History IdempotencyMismatch ImageInfo ImageStore ImageUnavailable Images Input InvalidRequest
-    KeyNotFound LaunchFailed Limits Listener Match ModelFailed ModelUnavailable Mount NetworkPolicy
+    GuestUnresponsive History IdempotencyMismatch ImageInfo ImageNotFound ImageStore ImageUnavailable Images Input
+    InvalidRequest KeyNotFound LaunchFailed Limits Listener Match ModelFailed ModelUnavailable Mount NetworkPolicy
     NotCheckpointable OutboxFile OutcomeUnknown Output PathExists PathIsDirectory PathNotDirectory PathNotFound
     PermissionDenied PoolDescription PoolOptions PooledSandbox PortConnection PortRefused Preview Process
     ProcessEvent ProcessInfo ProcessInput ProcessNotFound ProgrammaticToolOrchestrator Project ProjectChange

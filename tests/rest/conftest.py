@@ -22,6 +22,8 @@ async def served(make_state_dir: Callable[[], Path]) -> AsyncIterator[Served]:
                     await engine.destroy(info.name, checkpoints=True)
             for checkpoint in await engine.checkpoints():
                 await engine.delete_checkpoint(checkpoint.id)
+            for volume in await engine.volumes.list():
+                await engine.volumes.remove(volume.name)
 
 
 @pytest.fixture(scope="session")

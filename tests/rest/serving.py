@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -78,7 +78,7 @@ async def serving(state_dir: Path, *, run: bool = True, **settings: Any) -> Asyn
             tasks.cancel_scope.cancel()
 
 
-async def read_events(response: httpx2.Response) -> AsyncIterator[dict[str, Any]]:
+async def read_events(response: httpx2.Response) -> AsyncGenerator[dict[str, Any]]:
     """The server-sent events of an answer: `event`, `id` and `data`."""
     event: dict[str, Any] = {}
     async for line in response.aiter_lines():

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
@@ -18,7 +18,7 @@ EVENTS = "/api/v1/events"
 class Reader:
     """Reads the events of one stream, as they come."""
 
-    def __init__(self, events: AsyncIterator[dict[str, Any]]) -> None:
+    def __init__(self, events: AsyncGenerator[dict[str, Any]]) -> None:
         self._events = events
 
     async def next(self, sandbox: str | None = None) -> dict[str, Any]:

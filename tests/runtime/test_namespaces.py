@@ -6,14 +6,13 @@ exactly the answer for something that never was. A new method must be added to i
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import json
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import anyio
 import pytest
@@ -24,6 +23,7 @@ from atoll.code.audit import CodeAudit
 from atoll.code.results import CallRecord
 from atoll.contract.errors import AtollError, InvalidRequest, SandboxDied, SandboxNotFound
 from atoll.contract.model import Limits, Mount
+from atoll.runtime.engine import LocalEngine
 from atoll.runtime.interface import Engine
 from atoll.runtime.previews.router import label_of
 from atoll.runtime.state.volumes import VolumeStore
@@ -98,6 +98,11 @@ async def _pool_list(engine: Engine, wanted: Wanted) -> object:
         return await pool.list()
 
 
+async def _path(engine: Engine, wanted: Wanted) -> object:
+    assert isinstance(engine.volumes, VolumeStore)
+    return engine.volumes.path(wanted.volume)
+
+
 Call = Callable[[Engine, Wanted], Awaitable[object]]
 WALK: dict[str, list[Call]] = {
     "audit": [lambda e, w: e.audit(w.name)],
@@ -151,12 +156,12 @@ WALK: dict[str, list[Call]] = {
 VOLUME_WALK: dict[str, list[Call]] = {
     "get": [lambda e, w: e.volumes.get(w.volume), lambda e, w: e.volumes.get(f"team:{w.volume}")],
     "export": [lambda e, w: e.volumes.export(w.volume, "/nowhere")],
-    "path": [lambda e, w: asyncio.to_thread(cast(VolumeStore, e.volumes).path, w.volume)],
+    "path": [_path],
     "remove": [lambda e, w: e.volumes.remove(w.volume)],
 }
 NAMES_NOTHING_OLD = {
     *("get_or_create", "import_", "warm", "warm_pools", "remove_warm_pools", "wait_refilled"),
-    *("aclose", "runtimes", "doctor", "effective_limits", "check_options"),
+    *("aclose", "check_options", "drivers", "runtimes", "doctor", "effective_limits"),
     *("gc", "remove_abandoned", "unreadable_records"),
 }
 """Methods that are told of nothing that exists. What those of the first line make and show is tested below; those of
@@ -169,7 +174,7 @@ def public(of: type) -> set[str]:
 
 
 def test_the_walk_has_every_public_method() -> None:
-    assert set(WALK) | NAMES_NOTHING_OLD == public(Engine)
+    assert set(WALK) | NAMES_NOTHING_OLD == public(LocalEngine)
     assert set(VOLUME_WALK) | VOLUMES_NAME_NOTHING_OLD == public(VolumeStore)
 
 

@@ -392,6 +392,10 @@ async def test_the_defaults_that_are_shown_are_the_pools_own(host: Engine, call:
     async with host.pool("own", image="alpine:3.20", sleep_after_s=None) as own:
         shown = own.tools()["sandbox_create"].input_schema()["properties"]
         assert (shown["image"]["default"], shown["sleep_after_ms"]["default"]) == ("alpine:3.20", 0)
+        assert own.tools()["shell"].input_schema()["properties"]["working_dir"]["default"] == "/home/user"
+    async with host.pool("elsewhere", cwd="/srv") as own:
+        for name, field in (("shell", "working_dir"), ("glob", "cwd")):
+            assert own.tools()[name].input_schema()["properties"][field]["default"] == "/srv"
 
 
 # ------------------------------------------------------------------------------------------------------------ transfer

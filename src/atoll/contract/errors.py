@@ -14,6 +14,7 @@
     │   ├── CheckpointExists        (FileExistsError)   another checkpoint of the sandbox has the label
     │   ├── ProcessNotFound         (LookupError)       no such process is known in the sandbox
     │   ├── ImageUnavailable        (LookupError)       the image cannot be fetched or read
+    │   ├── ImageNotFound           (LookupError)       no image of this reference is on the machine
     │   ├── ArchiveRefused          (ValueError)        the file is not an archive that can be imported
     │   ├── ProjectConflict                             files of a project were changed since it was copied
     │   ├── RuntimeUnavailable                          the runtime, or any, is not on this machine
@@ -189,6 +190,15 @@ class ImageUnavailable(CallerError, LookupError):
     code = "image_unavailable"
 
 
+class ImageNotFound(CallerError, LookupError):
+    """An image cannot be removed that is not there. One that a sandbox needs is `ImageUnavailable`."""
+
+    code = "image_not_found"
+
+    def __init__(self, reference: str) -> None:
+        super().__init__(f"no image is present as {reference!r}", reference=reference)
+
+
 class ArchiveRefused(CallerError, ValueError):
     """`details["reason"]` is one of `malformed`, `truncated`, `checksum`, `version`, `unsafe`, `too_large`, `disk_full`
     and `image`: the image on this machine lacks directories that the archive needs."""
@@ -266,7 +276,7 @@ class TenantNotFound(CallerError, LookupError):
     code = "tenant_not_found"
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"no tenant is named {name!r}", hint="atoll tenants list shows them", name=name)
+        super().__init__(f"no tenant is named {name!r}", hint="atoll tenants ls", name=name)
 
 
 class TenantExists(CallerError, FileExistsError):

@@ -116,8 +116,8 @@ class Volumes(Protocol):
 
 
 class Engine(ABC):
-    """Sandboxes, by name. Made by `atoll.open()`, those of a state directory of this machine; or by `atoll.connect()`,
-    those of a server. As a context manager it is closed at the end."""
+    """Sandboxes, by name. Made by `atoll.open()`, those of a namespace of a state directory of this machine; or by
+    `atoll.connect()`, those of a server. As a context manager it is closed at the end."""
 
     _tasks: BackgroundTasks
 

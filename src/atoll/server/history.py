@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 
 import anyio
@@ -19,6 +19,7 @@ from atoll.contract.errors import AtollError
 from atoll.contract.frozen import Frozen
 from atoll.contract.model import SandboxInfo, Usage
 from atoll.runtime.sandbox import Sandbox
+from atoll.server.events import ListSandboxes
 
 SAMPLE_S = 10.0
 SAMPLES = 360
@@ -32,7 +33,6 @@ _DISK_SHARE = 0.02
 _RUNNING = ("running", "paused")
 
 GetSandbox = Callable[[str, str], Awaitable[Sandbox]]
-ListSandboxes = Callable[[], Awaitable[Mapping[str, Sequence[SandboxInfo]]]]
 
 
 class UsageSample(Frozen):

@@ -22,7 +22,7 @@ HOST = "host"
 _NAMESPACED = ("names", "checkpoints", "volumes", "warm-pools", "approvals")
 
 
-class NamespaceDirectory(NamedTuple):
+class NamespaceView(NamedTuple):
     """A namespace of a state directory."""
 
     state_dir: Path
@@ -42,16 +42,16 @@ def namespaces(state_dir: Path) -> list[str]:
     return sorted({DEFAULT_NAMESPACE, *filter(is_namespace, found)})
 
 
-def sandboxes(place: NamespaceDirectory) -> list[str]:
+def sandboxes(view: NamespaceView) -> list[str]:
     """The names of the sandboxes, sorted."""
-    return sorted(place.names("names"))
+    return sorted(view.names("names"))
 
 
-def checkpoints(place: NamespaceDirectory, sandbox: str | None = None) -> list[tuple[str, str]]:
+def checkpoints(view: NamespaceView, sandbox: str | None = None) -> list[tuple[str, str]]:
     """The labels and ids of a sandbox's checkpoints, or the ids of all, and what each is."""
     found = []
-    for id in place.names("checkpoints"):
-        for record in _read(place.path("checkpoints", id) / "checkpoint.json"):
+    for id in view.names("checkpoints"):
+        for record in _read(view.path("checkpoints", id) / "checkpoint.json"):
             checkpoint = record.get("checkpoint") or {}
             label, its_sandbox = checkpoint.get("label") or "", checkpoint.get("sandbox") or ""
             if sandbox is None:
@@ -62,29 +62,29 @@ def checkpoints(place: NamespaceDirectory, sandbox: str | None = None) -> list[t
     return sorted(found)
 
 
-def images(place: NamespaceDirectory) -> list[str]:
+def images(view: NamespaceView) -> list[str]:
     """The references of the images on this machine, sorted, behind `host`."""
-    records = place.state_dir / "images" / "references"
+    records = view.state_dir / "images" / "references"
     read = [record for name in names(records) for record in _read(records / name)]
     references = {(record.get("image") or {}).get("reference") for record in read}
     return [HOST, *sorted(each for each in references if isinstance(each, str))]
 
 
-def volumes(place: NamespaceDirectory) -> list[str]:
+def volumes(view: NamespaceView) -> list[str]:
     """The names of the volumes, sorted."""
-    return sorted(name.removesuffix(".json") for name in place.names("volumes"))
+    return sorted(name.removesuffix(".json") for name in view.names("volumes"))
 
 
-def approvals(place: NamespaceDirectory) -> list[tuple[str, str]]:
+def approvals(view: NamespaceView) -> list[tuple[str, str]]:
     """The ids of approvals that are pending, and the tool of each."""
-    ids = sorted(place.names("approvals"))
-    found = [(name, record) for name in ids for record in _read(place.path("approvals", name))]
+    ids = sorted(view.names("approvals"))
+    found = [(name, record) for name in ids for record in _read(view.path("approvals", name))]
     return [(name.removesuffix(".json"), str(record.get("tool"))) for name, record in found]
 
 
-def traces(place: NamespaceDirectory) -> list[str]:
+def traces(view: NamespaceView) -> list[str]:
     """The code sessions that have a trace, sorted."""
-    return sorted(name.removesuffix(".jsonl") for name in place.names("code"))
+    return sorted(name.removesuffix(".jsonl") for name in view.names("code"))
 
 
 def names(directory: Path) -> list[str]:

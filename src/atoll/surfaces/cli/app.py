@@ -40,6 +40,8 @@ MODULES = {
     "python": ("python",),
     "approvals": ("approvals",),
     "trace": ("trace",),
+    "tenants": ("tenants",),
+    "keys": ("keys",),
     "doctor": ("doctor", "version", "uninstall"),
 }
 """The modules in `commands/`, in the order of the help, and an index of their commands."""
@@ -52,6 +54,7 @@ HEADINGS = {
     "agent": "Models",
     "serve": "Server",
     "python": "Code that calls tools",
+    "tenants": "Server",
     "doctor": "This installation",
 }
 """The headings of the help, and the modules that they stand before."""

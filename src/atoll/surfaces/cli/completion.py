@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from shlex import join
 from typing import TYPE_CHECKING
 
 from atoll import state_directory
@@ -19,7 +18,7 @@ from atoll.surfaces.cli.grammar import HELP, Argument, Parameter
 from atoll.surfaces.cli.options import RUNTIMES
 
 if TYPE_CHECKING:
-    from atoll.runtime.state.known import NamespaceDirectory
+    from atoll.runtime.state.known import NamespaceView
     from atoll.surfaces.cli.command import AtollCommand, AtollGroup
 
 Candidates = list[tuple[str, str]]
@@ -46,22 +45,10 @@ _atoll_completion() {{
   eval $(env {LINE}="${{words[1,$CURRENT]}}" {VARIABLE}=complete_zsh atoll)
 }}
 
-if [ "$funcstack[1]" = _atoll ]; then
-  _atoll_completion "$@"  # a file of fpath, which is read when the first word is to be completed
-else
-  compdef _atoll_completion atoll
-fi
+compdef _atoll_completion atoll
 """,
     "fish": f"""\
-function __atoll_completion
-    set --local found (env {VARIABLE}=complete_fish {LINE}=(commandline -cp) atoll)
-    if test -n "$found"
-        string join \\n -- $found
-    else
-        __fish_complete_path (commandline -ct)
-    end
-end
-complete --command atoll --no-files --arguments "(__atoll_completion)"
+complete --command atoll --arguments "(env {VARIABLE}=complete_fish {LINE}=(commandline -cp) atoll)"
 """,
 }
 
@@ -140,31 +127,31 @@ class TypedLine:
             return []  # a server is not asked for each key
         from atoll.runtime.state import known
 
-        place = self._place()
+        view = self._view()
         if completes == "checkpoint":
             of = self._positional[0] if self._positional else None
-            return known.checkpoints(place, of)
+            return known.checkpoints(view, of)
         if completes == "volume":
-            return [(name, "") for name in known.volumes(place) if name not in self._positional]
+            return [(name, "") for name in known.volumes(view) if name not in self._positional]
         if completes == "approval":
-            return known.approvals(place)
+            return known.approvals(view)
         if completes == "trace":
-            return [(name, "") for name in known.traces(place)]
+            return [(name, "") for name in known.traces(view)]
         if completes == "image":
-            return [(reference, "") for reference in known.images(place)]
+            return [(reference, "") for reference in known.images(view)]
         if completes == "namespace":
-            return [(namespace, "") for namespace in known.namespaces(place.state_dir)]
-        names = [name for name in known.sandboxes(place) if name not in self._positional]
+            return [(namespace, "") for namespace in known.namespaces(view.state_dir)]
+        names = [name for name in known.sandboxes(view) if name not in self._positional]
         return [(f"{name}:" if completes == "place" else name, "") for name in names]
 
-    def _place(self) -> NamespaceDirectory:
-        from atoll.runtime.state.known import NamespaceDirectory
+    def _view(self) -> NamespaceView:
+        from atoll.runtime.state.known import NamespaceView
         from atoll.settings import Settings
 
         settings = Settings.from_environment()
         given = self._values.get("state_dir")
         state_dir = Settings(state_dir=Path(given)).resolve_state_dir() if given else settings.resolve_state_dir()
-        return NamespaceDirectory(state_dir, self._values.get("namespace") or settings.namespace)
+        return NamespaceView(state_dir, self._values.get("namespace") or settings.namespace)
 
 
 def typed_words() -> tuple[list[str], str]:
@@ -179,9 +166,6 @@ def answer(shell: str, found: Iterable[tuple[str, str]]) -> str:
     if shell == "zsh":
         if not rows:
             return "_files"
-        if not any(text for _, text in rows):  # behind NAME: a path follows, and no space
-            suffix = "-S '' " if all(word.endswith(":") for word, _ in rows) else ""
-            return f"compadd {suffix}-- {join(word for word, _ in rows)}"
         listed = "\n".join(f'"{_quoted(word)}":"{_quoted(text)}"' for word, text in rows)
         return f"_arguments '*: :(({listed}))'"
     return "\n".join(f"{word}\t{text}" if shell == "fish" else word for word, text in rows)

@@ -106,7 +106,7 @@ class HttpDoor:
         self._believe_proxy(scope)
         began = time.perf_counter()
         ended = self._on_begin(request_id) if self._on_begin is not None else None
-        answer = _Answer(send, request_id)
+        answer = _ClientAnswer(send, request_id)
         try:
             refusal = self._refusal(scope)
             if refusal is not None:
@@ -121,7 +121,7 @@ class HttpDoor:
             if ended is not None:
                 ended()
 
-    async def _answer(self, scope: Scope, receive: Receive, answer: _Answer) -> None:
+    async def _answer(self, scope: Scope, receive: Receive, answer: _ClientAnswer) -> None:
         limited = _LimitedBody(scope, receive)
         stream = _AnswerStream(answer)
         answer.on_stream = lambda: self._opened(stream)
@@ -167,7 +167,7 @@ class HttpDoor:
             scope["scheme"] = "wss" if scope["type"] == "websocket" else "https"
 
 
-class _Answer:
+class _ClientAnswer:
     """Sends an answer with its request id, and knows how far it is."""
 
     def __init__(self, send: Send, request_id: str) -> None:
@@ -197,7 +197,7 @@ class _Answer:
 class _AnswerStream:
     """An answer of server-sent events that may have to end before its app ends it."""
 
-    def __init__(self, answer: _Answer) -> None:
+    def __init__(self, answer: _ClientAnswer) -> None:
         self._answer = answer
         self.scope = anyio.CancelScope()
 

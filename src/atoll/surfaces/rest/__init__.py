@@ -44,10 +44,10 @@ def routers() -> list[APIRouter]:
 def install(app: FastAPI, server: Server) -> None:
     """Add all routes below /api to an app, and answers in one shape to all that fails in it."""
     from atoll.surfaces.rest import errors, openapi
-    from atoll.surfaces.rest.caller import identify
+    from atoll.surfaces.rest.caller import authenticate
 
     app.state.server = server
-    errors.install(app, check_key=identify)
+    errors.install(app, check_key=authenticate)
     for router in routers():
         app.include_router(router)
     openapi.install(app)

@@ -103,15 +103,7 @@ async def list_of_one(caller: Reader, sandbox: SandboxPath, limit: Limit = 100, 
     status_code=201,
     operation_id="checkpoints_create",
     response_model=Checkpoint,
-    responses={
-        **failures(404, 409, 422),
-        201: {
-            "links": {
-                operation: {"operationId": operation, "parameters": {"checkpoint": "$response.body#/id"}}
-                for operation in ("checkpoints_get", "checkpoints_delete")
-            }
-        },
-    },
+    responses=failures(404, 409, 422),
 )
 async def create(
     request: Request,

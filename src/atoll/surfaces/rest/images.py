@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Annotated
 
-import anyio
 from fastapi import APIRouter, Depends, Header, Path
 from fastapi.responses import Response
 from pydantic import Field
 
-from atoll.contract.errors import Forbidden, ImageUnavailable, InvalidRequest, QuotaExceeded
+from atoll.contract.errors import Forbidden, ImageNotFound, ImageUnavailable, InvalidRequest, QuotaExceeded
 from atoll.contract.frozen import Frozen
 from atoll.contract.model import Limits, RuntimeName, WarmPool
+from atoll.runtime.images.reference import HOST
 from atoll.runtime.images.store import ImageInfo
 from atoll.server.policy import check_create, check_image
 from atoll.surfaces.rest.caller import ApiRoute, Caller, Reader, Writer, requires
@@ -88,33 +89,23 @@ async def pull(
 async def _pulling(caller: Caller, reference: str) -> AsyncIterator[ServerEvent]:
     """Progress at most five times a second, then the image. Whoever stops reading stops the pull."""
     latest: PullProgress | None = None
-    result: list[ImageInfo] = []
-    failed: list[Exception] = []
-    finished = anyio.Event()
 
     def progress(step: str, done: int, total: int | None) -> None:
         nonlocal latest
         latest = PullProgress(step=step, done_bytes=done, total_bytes=total)
 
-    async def work() -> None:
-        try:
-            result.append(await caller.engine.images.pull(reference, progress=progress))
-        except Exception as error:  # noqa: BLE001 - raised below, where the stream says it
-            failed.append(error)
-        finished.set()
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(work)
-        shown = None
-        while not finished.is_set():
-            with anyio.move_on_after(_PROGRESS_S):
-                await finished.wait()
-            if latest is not None and latest is not shown:
+    pulling = asyncio.ensure_future(caller.engine.images.pull(reference, progress=progress))
+    shown = None
+    try:
+        while not pulling.done():
+            await asyncio.wait([pulling], timeout=_PROGRESS_S)
+            if latest is not shown:
                 shown = latest
                 yield ServerEvent("progress", shown)
-    for error in failed:
-        raise error
-    yield ServerEvent("done", result[0])
+        yield ServerEvent("done", pulling.result())
+    finally:
+        pulling.cancel()
+        await asyncio.wait([pulling])
 
 
 @router.delete(
@@ -130,13 +121,13 @@ async def remove(
     """Remove an image, for all tenants. One that is in use is refused."""
     try:
         await caller.engine.images.remove(reference)
-    except ImageUnavailable as error:
-        raise ImageNotFound(error.message.partition(" (")[0]) from None
+    except ImageUnavailable:
+        raise ImageNotFound(reference) from None
+    except InvalidRequest as error:
+        if "digest" not in error.details and reference != HOST:
+            raise ImageNotFound(reference) from None  # it is no reference at all
+        raise
     return Response(status_code=204)
-
-
-class ImageNotFound(ImageUnavailable):
-    code = "image_not_found"
 
 
 # ---------------------------------------------------------------------------------------------------------- warm pools
@@ -152,7 +143,12 @@ class ImageNotFound(ImageUnavailable):
 async def list_pools(caller: Reader, limit: Limit = 100, after: After = None) -> Response:
     """The warm pools of the tenant."""
     found = await caller.engine.warm_pools()
-    return page_answer(found, lambda pool: f"{pool.image} {pool.runtime} {pool.limits!r}", limit, after)
+    return page_answer(
+        found,
+        lambda pool: f"{pool.image} {pool.runtime} {pool.limits.model_dump_json(exclude_none=True)}",
+        limit,
+        after,
+    )
 
 
 @router.put(

@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Annotated
 
-from fastapi import APIRouter, Header
+from fastapi import APIRouter, Header, Path
 from fastapi.responses import Response
+from pydantic import Field
 
+from atoll.contract.model import Preview
 from atoll.contract.network import AuditRecord, NetworkPolicy
 from atoll.server.policy import check_network
-from atoll.surfaces.rest.caller import ApiRoute, Caller, Reader, Writer
+from atoll.surfaces.rest.caller import ApiRoute, Caller, Executor, Reader, Writer
 from atoll.surfaces.rest.errors import failures
 from atoll.surfaces.rest.event_stream import MEDIA_TYPE, EventStream, ServerEvent
 from atoll.surfaces.rest.pages import After, JsonBody, Limit, Page, RequestBody, answer, page_answer
@@ -73,3 +75,48 @@ async def network_audit(
 async def _followed(caller: Caller, name: str) -> AsyncIterator[ServerEvent]:
     async for record in caller.engine.follow_audit(name):
         yield ServerEvent("connection", record, record.id)
+
+
+# --------------------------------------------------------------------------------------------------------------- ports
+
+
+class PortExpose(RequestBody):
+    port: int = Field(ge=1, le=65535, examples=[8000])
+    """The port inside."""
+    wait_s: float = Field(default=0, ge=0, le=60)
+    """How long to wait until something listens there. 0: not at all."""
+
+
+PortPath = Annotated[int, Path(ge=1, le=65535, description="The port inside.")]
+
+
+@router.get("/ports", tags=["ports"], operation_id="ports_list", response_model=Page[Preview], responses=failures(404))
+async def list_ports(caller: Executor, sandbox: SandboxPath, limit: Limit = 100, after: After = None) -> Response:
+    """The ports of a sandbox that are exposed, with their URLs and tokens, which is why it takes the scope of exec."""
+    found = await find(caller, sandbox)
+    previews = await caller.server.previews.list(caller.tenant.name, found)
+    return page_answer(previews, lambda each: f"{each.port:05}", limit, after)
+
+
+@router.post(
+    "/ports",
+    tags=["ports"],
+    status_code=201,
+    operation_id="ports_expose",
+    response_model=Preview,
+    responses=failures(404, 409, 422),
+)
+async def expose_port(caller: Writer, sandbox: SandboxPath, body: Annotated[PortExpose, JsonBody()]) -> Response:
+    """Expose a port at a URL, which it keeps until it is taken back. Exposing it again gives the same."""
+    found = await find(caller, sandbox)
+    preview = await caller.server.previews.expose(caller.tenant.name, found, body.port, wait_s=body.wait_s)
+    caller.note(port=body.port)
+    return answer(preview, 201)
+
+
+@router.delete("/ports/{port}", tags=["ports"], status_code=204, operation_id="ports_unexpose", responses=failures(404))
+async def unexpose_port(caller: Writer, sandbox: SandboxPath, port: PortPath) -> Response:
+    """Take a URL back, and cut what is under way through it. Does nothing if the port is not exposed."""
+    found = await find(caller, sandbox)
+    await caller.server.previews.take_back(caller.tenant.name, found.id, port)
+    return Response(status_code=204)

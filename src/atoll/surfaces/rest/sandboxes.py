@@ -50,7 +50,7 @@ class SecretInput(RequestBody):
     header: str = "authorization"
 
 
-class SandboxCreate(RequestBody):
+class SandboxRequest(RequestBody):
     """The options of a sandbox. What is left out is the tenant's, or the server's default."""
 
     name: str | None = Field(default=None, examples=["demo"])
@@ -191,11 +191,6 @@ def check_labels_given(labels: dict[str, str] | dict[str, str | None]) -> None:
 
 # -------------------------------------------------------------------------------------------------------------- routes
 
-_LINKS = {
-    operation: {"operationId": operation, "parameters": {"sandbox": "$response.body#/name"}}
-    for operation in ("sandboxes_get", "sandboxes_update", "sandboxes_delete", "sandboxes_exec", "checkpoints_create")
-}
-
 
 @router.post(
     "",
@@ -203,12 +198,12 @@ _LINKS = {
     operation_id="sandboxes_create",
     response_model=SandboxInfo,
     response_description="It was created, and answers.",
-    responses={**failures(404, 409, 413, 422), 201: {"links": _LINKS}},
+    responses=failures(404, 409, 413, 422),
 )
 async def create(
     request: Request,
     caller: Writer,
-    body: Annotated[SandboxCreate, JsonBody()],
+    body: Annotated[SandboxRequest, JsonBody()],
     key: IdempotencyKey = None,
     tunnel: Annotated[bool, Header(alias=TUNNEL_HEADER, description="Sent by atoll.connect.")] = False,
 ) -> Response:
@@ -246,7 +241,7 @@ async def _interrupted(caller: Caller, name: str | None, label: str | None) -> S
     return sandbox
 
 
-async def _create(caller: Caller, body: SandboxCreate, name: str | None, label: str | None) -> Sandbox:
+async def _create(caller: Caller, body: SandboxRequest, name: str | None, label: str | None) -> Sandbox:
     name = name or f"sandbox-{os.urandom(4).hex()}"
     image = body.image or caller.engine.default_image
     if body.from_checkpoint is not None:
@@ -293,10 +288,15 @@ async def list_sandboxes(
     after: After = None,
 ) -> Response:
     """The sandboxes of the tenant, by name."""
-    wanted = {key: value if separator else None for key, separator, value in (each.partition("=") for each in label)}
-    check_labels_given(wanted)
-    found = await caller.engine.list(prefix, labels=wanted)
-    chosen = [shown(info) for info in found if not status or info.status in status]
+    wanted = [each.partition("=") for each in label]
+    check_labels_given(dict.fromkeys(key for key, _, _ in wanted))
+    found = await caller.engine.list(prefix)
+    chosen = [
+        shown(info)
+        for info in found
+        if (not status or info.status in status)
+        and all(key in info.labels and (not given or info.labels[key] == value) for key, given, value in wanted)
+    ]
     return page_answer(chosen, lambda info: info.name, limit, after)
 
 
@@ -351,6 +351,7 @@ async def delete(
     """End a sandbox and remove all of it. Its checkpoints stay, unless they are to be deleted too."""
     info = await find_listed(caller, sandbox)
     had = await caller.engine.destroy(info.id if info.runtime == "unknown" else info.name, checkpoints=checkpoints)
+    await caller.server.previews.take_back(caller.tenant.name, info.id)
     await caller.server.events.gone(caller.tenant.name, info.id)
     return Response(status_code=204, headers={"Atoll-Sandbox": info.id, "Atoll-Checkpoints": str(had)})
 

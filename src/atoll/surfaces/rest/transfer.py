@@ -14,15 +14,17 @@ import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO
+from typing import Annotated, Any, BinaryIO, TypeVar
 
 import anyio
 import anyio.to_thread
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
-from atoll.contract.errors import Forbidden
+from atoll.contract.errors import Forbidden, InvalidRequest
 from atoll.contract.model import Limits, RuntimeName, SandboxInfo
 from atoll.server.policy import check_image, check_limits, check_runtime
 from atoll.surfaces.rest.caller import ApiRoute, Caller, Reader, Writer
@@ -31,6 +33,7 @@ from atoll.surfaces.rest.pages import answer
 from atoll.surfaces.rest.sandboxes import SandboxPath, describe, find, reserved
 
 router = APIRouter(prefix="/api/v1/sandboxes", tags=["archives"], route_class=ApiRoute)
+T = TypeVar("T")
 STALL_S = 30.0
 TRANSFER_PREFIX = "transfer-"
 _CHUNK_BYTES = 256 * 1024
@@ -123,33 +126,54 @@ async def received(caller: Caller, request: Request) -> AsyncIterator[str]:
         yield f"/proc/self/fd/{file.fileno()}"
 
 
-@asynccontextmanager
-async def _receiving(request: Request) -> AsyncIterator[BinaryIO]:
-    """A file with the body, as it comes."""
+async def _give_body(request: Request, read: Callable[[BinaryIO], Awaitable[T]]) -> T:
+    """What `read` makes of a file with the body, as it comes."""
     reading, writing = open_pipe()
+    os.set_blocking(reading, True)  # a program reads it
+    failed: Exception | None = None
+    made: list[T] = []
 
-    async def copy() -> None:
+    async def copy(work: anyio.CancelScope) -> None:
+        nonlocal failed
         try:
             async for data in _body(request):
                 await _write_all(writing, data)
         except BrokenPipeError:
             pass  # its reader has refused it, and says why
+        except (InvalidRequest, HTTPException) as error:
+            failed = error
+            work.cancel()
         finally:
             os.close(writing)
 
-    os.set_blocking(reading, True)  # a program reads it
     with os.fdopen(reading, "rb", buffering=0) as source:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(copy)
-            yield source
+            tasks.start_soon(copy, tasks.cancel_scope)
+            try:
+                made.append(await read(source))
+            except Exception as error:  # noqa: BLE001 - raised below, not as a group
+                failed = error
             tasks.cancel_scope.cancel()
+    if failed is not None:
+        raise failed
+    return made[0]
 
 
 async def _body(request: Request) -> AsyncIterator[bytes]:
+    """
+    Raises:
+        InvalidRequest: the client has gone before it was complete.
+        HTTPException: 408, the client has sent nothing for too long.
+    """
     pieces = request.stream()
     while True:
-        with anyio.fail_after(STALL_S):
-            data = await anext(pieces, None)
+        try:
+            with anyio.fail_after(STALL_S):
+                data = await anext(pieces, None)
+        except ClientDisconnect:
+            raise InvalidRequest("the body ended before it was complete") from None
+        except TimeoutError:
+            raise HTTPException(408, f"nothing of the body came for {STALL_S:g} s") from None
         if data is None:
             return
         if data:
@@ -234,17 +258,14 @@ async def import_sandbox(
         check_image(policy, image)
     given = Limits(memory_bytes=memory_bytes, cpus=cpus, pids=pids, open_files=open_files, disk_bytes=disk_bytes)
     limits, chosen = check_limits(policy, given), check_runtime(policy, runtime)
-    async with (
-        reserved(caller, {name or f"import-{os.urandom(4).hex()}": caller.engine.effective_limits(limits, chosen)}),
-        _receiving(request) as source,
-    ):
-        made = await caller.engine.import_(
-            source,
-            name,
-            image=image,
-            limits=None if limits == Limits() else limits,
-            runtime=chosen,
-            limit_bytes=limit_bytes,
+    wanted = None if limits == Limits() else limits
+    counted = {name or f"import-{os.urandom(4).hex()}": caller.engine.effective_limits(limits, chosen)}
+    async with reserved(caller, counted):
+        made = await _give_body(
+            request,
+            lambda source: caller.engine.import_(
+                source, name, image=image, limits=wanted, runtime=chosen, limit_bytes=limit_bytes
+            ),
         )
     try:
         check_image(policy, made.info.image)

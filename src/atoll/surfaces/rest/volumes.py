@@ -15,6 +15,7 @@ from pydantic import Field
 from atoll.contract.errors import InvalidRequest, QuotaExceeded, VolumeExists, VolumeNotFound
 from atoll.contract.model import Volume
 from atoll.contract.names import is_name
+from atoll.runtime.state.volumes import MIN_SIZE_BYTES
 from atoll.surfaces.rest.caller import ApiRoute, Caller, requires
 from atoll.surfaces.rest.errors import failures
 from atoll.surfaces.rest.idempotent import IdempotencyKey, once
@@ -24,13 +25,15 @@ from atoll.surfaces.rest.transfer import BinaryBody, received, sent_file
 router = APIRouter(prefix="/api/v1/volumes", tags=["volumes"], route_class=ApiRoute)
 VolumeUser = Annotated[Caller, Depends(requires("volumes"))]
 VolumePath = Annotated[str, Path(description="The name of a volume.", max_length=63)]
-VolumeSize = Annotated[int | None, Query(ge=1, le=2**62, description="What may be written to it. Unset: no limit.")]
+VolumeSize = Annotated[
+    int | None, Query(ge=MIN_SIZE_BYTES, le=2**62, description="What may be written to it. Unset: no limit.")
+]
 _creating: defaultdict[str, anyio.Lock] = defaultdict(anyio.Lock)
 
 
 class VolumeCreate(RequestBody):
     name: str = Field(examples=["cache"])
-    size_bytes: int | None = Field(default=None, ge=1, le=2**62)
+    size_bytes: int | None = Field(default=None, ge=MIN_SIZE_BYTES, le=2**62)
     """What may be written to it. Unset: no limit but the free space; a tenant with a quota of disk has to set it."""
 
 
@@ -61,18 +64,12 @@ async def _within_quota(caller: Caller, size_bytes: int | None) -> AsyncIterator
         yield
 
 
-_LINKS = {
-    operation: {"operationId": operation, "parameters": {"volume": "$response.body#/name"}}
-    for operation in ("volumes_get", "volumes_delete", "volumes_export")
-}
-
-
 @router.post(
     "",
     status_code=201,
     operation_id="volumes_create",
     response_model=Volume,
-    responses={**failures(409, 422), 201: {"links": _LINKS}},
+    responses=failures(409, 422),
 )
 async def create(
     request: Request, caller: VolumeUser, body: Annotated[VolumeCreate, JsonBody()], key: IdempotencyKey = None
