@@ -305,6 +305,7 @@ class SandboxPool(Blocking):
     session_id: str
     image: str
     user: str | None
+    cwd: str | None
     project: Project | None
     project_copy: ProjectCopy | None
     sleep_after_s: float | None

@@ -68,7 +68,18 @@ def test_the_readme_shows_it_in_fifteen_lines_that_run(state: Path, how: str) ->
         if snippets
     ],
 )
-async def test_the_documentation_is_true(page: str, section: str, state: Path, tmp_path: Path) -> None:
+async def test_the_documentation_is_true(
+    page: str,
+    section: str,
+    state: Path,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if section == "A server's sandboxes":
+        server = request.getfixturevalue("servers")(state)
+        monkeypatch.setenv("ATOLL_URL", server.url)
+        monkeypatch.setenv("ATOLL_API_KEY", server.key)
     here = tmp_path / "here"
     here.mkdir()
     (here / "file").write_text("x")

@@ -10,10 +10,10 @@ import json
 from collections.abc import Iterator
 from functools import cache
 
-from atoll.contract.errors import AtollError, FileError, ImageUnavailable, InvalidRequest, ServerUnavailable
+from atoll.contract.errors import AtollError, FileError, InvalidRequest, ServerUnavailable
 
 _SHOWN = 200
-_ALIASES: dict[str, type[AtollError]] = {"image_not_found": ImageUnavailable, "too_large": InvalidRequest}
+_ALIASES: dict[str, type[AtollError]] = {"too_large": InvalidRequest}
 """Codes that only answers have."""
 
 

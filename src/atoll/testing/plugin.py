@@ -274,7 +274,7 @@ def runtime_name(request: pytest.FixtureRequest, state_dir: Path) -> RuntimeName
 
 
 @pytest.fixture(scope="session")
-def servers() -> Iterator[Callable[[Path], ServerProcess]]:
+def servers(make_state_dir: Callable[[], Path]) -> Iterator[Callable[[Path], ServerProcess]]:
     """Gives the server of a state directory, which is started when it is first asked for."""
     from atoll.testing.serving import ServerProcess
 

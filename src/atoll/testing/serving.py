@@ -82,7 +82,7 @@ async def _serve(state_dir: Path) -> None:
         key = (await server.keys.create("test", tenant=None, role="admin"))[1].get_secret_value()
 
     def ready(server: ReadyServer) -> None:
-        print(json.dumps({"url": server.url, "key": key}), flush=True)  # noqa: T201 - to the process that started this
+        print(json.dumps({"url": server.url, "key": key}), flush=True)
 
     async with anyio.create_task_group() as group:
         with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:

@@ -129,7 +129,7 @@ class CommandContext:
         """
         if (server := self.server) is not None:
             raise InvalidRequest(
-                f"`{self.command_path}` works on the machine of its sandboxes, and ATOLL_URL is {server}; run it there, "
+                f"`{self.command_path}` works on the machine of the sandboxes; ATOLL_URL is {server}: run it there, "
                 "or unset ATOLL_URL"
             )
 
