@@ -226,8 +226,8 @@ _HOMES = {
         ImageUnavailable InvalidRequest KeyNotFound LaunchFailed ModelFailed ModelUnavailable NotCheckpointable
         OutcomeUnknown PathExists PathIsDirectory PathNotDirectory PathNotFound PermissionDenied PortRefused
         ProcessNotFound ProjectConflict QuotaExceeded RateLimited RuntimeUnavailable SandboxDied SandboxError
-        SandboxExists SandboxNotFound SandboxShutdown ScriptFailed ServerUnavailable TenantExists TenantNotFound ToolCallError
-        Unauthenticated Unenforceable UserNotFound VolumeExists VolumeNotFound WebhookNotFound
+        SandboxExists SandboxNotFound SandboxShutdown ScriptFailed ServerUnavailable TenantExists TenantNotFound
+        ToolCallError Unauthenticated Unenforceable UserNotFound VolumeExists VolumeNotFound WebhookNotFound
     """,
     "atoll.contract.model": """
         Checkpoint ExecBytes ExecResult Exited ExportResult FileChange FileEntry FileStat Gap GcResult Limits
