@@ -65,12 +65,16 @@ if TYPE_CHECKING:
         Diagnostic as Diagnostic,
     )
     from atoll.contract.errors import (
+        ApprovalNotFound as ApprovalNotFound,
         ArchiveRefused as ArchiveRefused,
         AtollError as AtollError,
         BudgetExceeded as BudgetExceeded,
         CallerError as CallerError,
         CheckpointExists as CheckpointExists,
         CheckpointNotFound as CheckpointNotFound,
+        CodeSessionBusy as CodeSessionBusy,
+        CodeSessionNotFound as CodeSessionNotFound,
+        Conflict as Conflict,
         DatabaseUnavailable as DatabaseUnavailable,
         DiskFull as DiskFull,
         ExecTimeout as ExecTimeout,
@@ -79,6 +83,7 @@ if TYPE_CHECKING:
         GuestProtocolError as GuestProtocolError,
         GuestUnresponsive as GuestUnresponsive,
         IdempotencyMismatch as IdempotencyMismatch,
+        ImageNotFound as ImageNotFound,
         ImageUnavailable as ImageUnavailable,
         InvalidRequest as InvalidRequest,
         KeyNotFound as KeyNotFound,
@@ -218,13 +223,22 @@ _HOMES = {
     "atoll.code.tool": "code_tool",
     "atoll.contract.driver": "Capabilities Diagnostic",
     "atoll.contract.errors": """
-        ArchiveRefused AtollError BudgetExceeded CallerError CheckpointExists CheckpointNotFound DatabaseUnavailable
-        DiskFull ExecTimeout FileError Forbidden GuestProtocolError GuestUnresponsive IdempotencyMismatch
-        ImageUnavailable InvalidRequest KeyNotFound LaunchFailed ModelFailed ModelUnavailable NotCheckpointable
-        OutcomeUnknown PathExists PathIsDirectory PathNotDirectory PathNotFound PermissionDenied PortRefused
+        ArchiveRefused AtollError BudgetExceeded CallerError CheckpointExists CheckpointNotFound Conflict
+        DatabaseUnavailable DiskFull ExecTimeout FileError Forbidden GuestProtocolError GuestUnresponsive
+        IdempotencyMismatch ImageNotFound ImageUnavailable InvalidRequest KeyNotFound LaunchFailed ModelFailed
+        ModelUnavailable NotCheckpointable OutcomeUnknown PathExists PathIsDirectory PathNotDirectory PathNotFound
+        PermissionDenied PortRefused
         ProcessNotFound ProjectConflict QuotaExceeded RateLimited RuntimeUnavailable SandboxDied SandboxError
         SandboxExists SandboxNotFound SandboxShutdown ScriptFailed TenantExists TenantNotFound ToolCallError
         Unauthenticated Unenforceable UserNotFound VolumeExists VolumeNotFound WebhookNotFound
+        ApprovalNotFound ArchiveRefused AtollError BudgetExceeded CallerError CheckpointExists CheckpointNotFound
+        CodeSessionBusy CodeSessionNotFound DatabaseUnavailable DiskFull ExecTimeout FileError Forbidden
+        GuestProtocolError GuestUnresponsive IdempotencyMismatch ImageNotFound ImageUnavailable InvalidRequest
+        KeyNotFound LaunchFailed ModelFailed ModelUnavailable NotCheckpointable OutcomeUnknown PathExists
+        PathIsDirectory PathNotDirectory PathNotFound PermissionDenied PortRefused ProcessNotFound ProjectConflict
+        QuotaExceeded RateLimited RuntimeUnavailable SandboxDied SandboxError SandboxExists SandboxNotFound
+        SandboxShutdown ScriptFailed TenantExists TenantNotFound ToolCallError Unauthenticated Unenforceable
+        UserNotFound VolumeExists VolumeNotFound WebhookNotFound
     """,
     "atoll.contract.model": """
         Checkpoint ExecBytes ExecResult Exited ExportResult FileChange FileEntry FileStat Gap GcResult Limits

@@ -13,9 +13,10 @@ that are not Atoll's own and are read where they are used:
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, Any, Self, cast
 
 from atoll import state_directory
 from atoll.contract.errors import InvalidRequest
@@ -65,7 +66,17 @@ def _check_listen(value: str) -> str:
     return value
 
 
+def _check_webhook_rules(value: str) -> str:
+    from atoll.contract.network import parse_rule
+
+    for rule in value.split():
+        if parse_rule(rule).network is None:
+            raise ValueError(f"{rule!r} is not a rule for addresses, such as 10.1.0.0/16:443")
+    return value
+
+
 PreviewListen = Annotated[str, AfterValidator(_check_listen)]
+WebhookRules = Annotated[str, AfterValidator(_check_webhook_rules)]
 
 
 class Settings(FrozenRequest):
@@ -101,30 +112,57 @@ class Settings(FrozenRequest):
     database_url: SecretStr | None = Field(default=None, min_length=1)
     """The database of `atoll serve`: `postgresql+asyncpg://USER:PASSWORD@HOST/NAME`, or `sqlite+aiosqlite:////PATH`.
     Unset: SQLite, in the file `server/server.db` of the state directory."""
+    webhook_allow: WebhookRules = ""
+    """Addresses that webhooks of `atoll serve` may call though they are not public: network rules, separated by spaces,
+    such as `10.1.0.0/16:443`. Empty: none."""
 
     @classmethod
-    def from_environment(cls) -> Settings:
+    def variable(cls, name: str) -> str:
+        """The variable of a setting."""
+        return _PREFIX + name.upper()
+
+    @classmethod
+    def in_environment(cls) -> dict[str, str]:
+        """The settings that the environment has, as they are written there."""
+        variables = {name: cls.variable(name) for name in cls.field_names()}
+        return {name: os.environ[variable] for name, variable in variables.items() if variable in os.environ}
+
+    @classmethod
+    def from_environment(cls) -> Self:
         """The settings in the environment.
 
         Raises:
             InvalidRequest: the value of a variable is not allowed.
         """
-        variables = {name: _PREFIX + name.upper() for name in cls.field_names()}
-        given = {name: os.environ[variable] for name, variable in variables.items() if variable in os.environ}
+        given = cls.in_environment()
+        return cls.checked(given, {name: cls.variable(name) for name in given})
+
+    @classmethod
+    def checked(cls, given: Mapping[str, Any], origins: Mapping[str, str]) -> Self:
+        """The settings with these values. `origins` name where each was written, for messages.
+
+        Raises:
+            InvalidRequest: a value is not allowed. The message does not show a secret.
+        """
         try:
-            return cls.model_validate(given)
+            return cls.model_validate(dict(given))
         except ValueError as error:
             # Never chained: the message of pydantic's error shows the values of all wrong variables.
             first = cast("ValidationError", error).errors()[0]
             field = str(first["loc"][0])
+            origin = origins[field]
+            shown = f"{origin}: {field}" if "/" in origin else origin
             shortest = first.get("ctx", {}).get("min_length")
             if not holds_secret(pydantic_model(cls).model_fields[field].annotation):
-                reason = f"{variables[field]}={first['input']!r}: {first.get('ctx', {}).get('error', first['msg'])}"
+                reason = f"{shown}={first['input']!r}: {first.get('ctx', {}).get('error', first['msg'])}"
             elif shortest is not None:
-                reason = f"{variables[field]} has fewer than {shortest} characters"
+                reason = f"{shown} has fewer than {shortest} characters"
             else:
-                reason = f"{variables[field]} is not allowed; its value is a secret and is not shown"
+                reason = f"{shown} is not allowed; its value is a secret and is not shown"
             raise InvalidRequest(reason) from None
+
+    def webhook_rules(self) -> tuple[str, ...]:
+        return tuple(self.webhook_allow.split())
 
     def preview_address(self) -> tuple[str, int]:
         return where_to_listen(self.preview_listen)

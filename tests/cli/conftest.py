@@ -17,11 +17,13 @@ from tests.cli.driving import Atoll
 
 @pytest.fixture(scope="session")
 def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
-    """A nursery that has imported every command."""
+    """A nursery that has imported every command, and what those of the server need."""
     from atoll.surfaces.cli.app import MODULES
 
     modules = ("streaming", "terminal", "conversation", "app", *(f"commands.{name}" for name in MODULES))
-    nursery = Nursery(tmp_path_factory.mktemp("nursery"), *(f"atoll.surfaces.cli.{name}" for name in modules))
+    server = ("atoll.server.server", "alembic.command", "sqlalchemy.dialects.sqlite.aiosqlite")
+    commands = (f"atoll.surfaces.cli.{name}" for name in modules)
+    nursery = Nursery(tmp_path_factory.mktemp("nursery"), *commands, *server)
     yield nursery
     nursery.close()
 

@@ -28,6 +28,8 @@ GROUPS = {
     "images": "ls pull rm import",
     "volumes": "ls create rm export import",
     "approvals": "ls show allow deny",
+    "tenants": "ls show create update rm",
+    "keys": "ls show create revoke",
 }
 
 

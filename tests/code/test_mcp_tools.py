@@ -16,7 +16,7 @@ from mcp_types import CallToolResult, ListToolsResult, TextContent, Tool
 
 from atoll import InvalidRequest, ToolCallError, ToolCallerType, ToolRegistry
 from atoll.contract.errors import CallerError
-from atoll.surfaces.http import listen
+from atoll.surfaces.door import listen
 from atoll.testing.plugin import LeakCheck
 from atoll.testing.waiting import BOUND_S
 from tests.code import mcp_program

@@ -40,6 +40,9 @@ async def test_a_client_works_on_a_copy_of_the_operators_directory_and_hands_fil
         await client.call_tool("sandbox_destroy", {"sandbox": "default"})
         assert await shell(client, "cat src/main.py") == "print(1)\n"
         assert await shell(client, "pwd; ls", sandbox="other") == "/home/user\n"
+        copied = {"from_sandbox": "default", "from_path": "src/main.py", "to_sandbox": "other", "to_path": "copy.py"}
+        await client.call_tool("transfer", copied)
+        assert await shell(client, "ls", sandbox="other") == "copy.py\n"
     assert (out / "plot.png").read_text() == "png"
     assert (app / "src/main.py").read_text() == "print(1)\n"
 

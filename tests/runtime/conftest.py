@@ -52,7 +52,7 @@ class Owner:
     def oom_kills(self, id: str) -> int | None:
         return self._host.oom_kills
 
-    async def usage(self, id: str) -> Usage:
+    async def usage(self, id: str, *, disk: bool = True) -> Usage:
         return Usage(memory_bytes=1, memory_peak_bytes=2, cpu_s=3, pids=4, disk_bytes=5, oom_kills=6)
 
     async def current_info(self, info: SandboxInfo) -> SandboxInfo:

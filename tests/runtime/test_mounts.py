@@ -11,6 +11,7 @@ import pytest
 
 import atoll
 from atoll import Engine, InvalidRequest, Mount
+from atoll.contract.model import ResolvedMount
 from atoll.drivers.keeper_command import MOUNT_IDS, _mount_maps
 from atoll.runtime.images import overlay
 
@@ -53,6 +54,16 @@ async def test_a_source_that_is_no_directory_of_files_is_refused(engine: Engine,
 async def test_a_target_that_the_sandbox_itself_uses_is_refused(engine: Engine, tmp_path: Path, target: str) -> None:
     with pytest.raises(InvalidRequest, match=r"target"):
         await engine.create(mounts=[Mount(source=str(tmp_path), target=target)])
+
+
+async def test_a_source_that_was_checked_and_is_another_now_is_refused(engine: Engine, tmp_path: Path) -> None:
+    """A tenant that writes to an allowed directory could put a symlink there, after its request was checked."""
+    (tmp_path / "project").mkdir()
+    checked = ResolvedMount(source=str(tmp_path / "project"), target="/work")
+    (tmp_path / "project").rmdir()
+    (tmp_path / "project").symlink_to("/etc")
+    with pytest.raises(InvalidRequest, match="it changed after it was checked"):
+        await engine.create(mounts=[checked])
 
 
 async def test_mounts_that_contradict_each_other_are_refused(engine: Engine, tmp_path: Path) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+import shutil
+import sqlite3
 import stat
 import subprocess
 import sys
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import anyio
@@ -18,6 +22,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from atoll.contract.errors import DatabaseUnavailable, InvalidRequest
 from atoll.server import migrations, tables
+from atoll.server.audit import AuditEvent
 from atoll.server.database import Database
 from atoll.server.server import Server
 from atoll.settings import Settings
@@ -128,14 +133,44 @@ async def test_two_servers_write_to_one_database_at_once(settings: Settings) -> 
 
 @pytest.mark.parametrize("verb", ["UPDATE audit SET status = 1", "DELETE FROM audit"])
 async def test_the_database_refuses_to_change_the_audit_log(server: Server, verb: str) -> None:
-    from atoll.server.audit import AuditEvent
-
     await server.audit.record(AuditEvent(request_id="r1", action="sandboxes_create", status=201))
     with pytest.raises((DBAPIError, DatabaseUnavailable)) as refused:
         async with server.database.write() as connection:
             await connection.execute(sa.text(verb))
     assert "append-only" in str(refused.value) + str(refused.value.__cause__)
     assert len(await server.audit.query(None)) == 1
+
+
+async def test_an_operator_removes_old_entries_as_the_page_on_deployment_says(server: Server) -> None:
+    page = (Path(__file__).parents[2] / "docs/deploy.md").read_text()
+    name = "SQLite" if server.database.is_sqlite else "PostgreSQL"
+    (script,) = re.findall(rf"```sql\n-- {name}\n(.*?)```", page, re.DOTALL)
+    for days in (364, 366):
+        old = datetime.now(UTC) - timedelta(days=days)
+        await server.audit.record(AuditEvent(request_id=f"{days}", time=old, action="sandboxes_create", status=201))
+    async with server.database._engine.connect() as connection:
+        connection = await connection.execution_options(isolation_level="AUTOCOMMIT")
+        for line in script.strip().splitlines():
+            await connection.exec_driver_sql(line)
+    assert [event.request_id for event in await server.audit.query(None)] == ["364"]
+    with pytest.raises((DBAPIError, DatabaseUnavailable)):
+        async with server.database.write() as connection:
+            await connection.execute(sa.delete(tables.audit))
+
+
+async def test_a_copy_that_sqlite_writes_while_the_server_runs_has_all_that_was_committed(tmp_path: Path) -> None:
+    async with Server.open(Settings(state_dir=tmp_path / "state")) as server:
+        await server.tenants.create("acme")
+        with sqlite3.connect(tmp_path / "state/server/server.db") as other:
+            other.execute(f"VACUUM INTO '{tmp_path}/copy.db'")
+        other.close()
+        await server.tenants.create("later")
+    shutil.rmtree(tmp_path / "state/server")
+    (tmp_path / "state/server").mkdir()
+    (tmp_path / "copy.db").rename(tmp_path / "state/server/server.db")
+    async with Server.open(Settings(state_dir=tmp_path / "state")) as server:
+        assert [tenant.name for tenant in await server.tenants.list()] == ["acme", "default"]
+        assert server.first_key is None
 
 
 async def test_other_users_of_the_machine_cannot_read_the_database(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from atoll.contract import errors
 from atoll.contract.model import ExecResult
-from atoll.surfaces.http import status_of
+from atoll.surfaces.door import status_of
 
 TIMED_OUT = ExecResult(exit_code=137, duration_s=1, timed_out=True, stdout="", stderr="")
 

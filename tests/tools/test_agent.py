@@ -289,6 +289,10 @@ async def test_a_server_inside_can_be_reached_with_the_url(call: Caller, tools: 
     await call(tools, "shell", command=start)
     found = await call(tools, "browse", port=8123, sandbox="default")
     assert await anyio.to_thread.run_sync(fetch, found["url"]) == "hello from inside"
+    text = (await tools.handle_tool_call("browse", {"port": 8123})).text
+    for url in (text.split()[0], text.split()[-1]):
+        assert await anyio.to_thread.run_sync(fetch, url) == "hello from inside"
+    assert text.split()[-1].startswith("http://127.0.0.1:"), "for clients that cannot resolve *.localhost"
 
 
 def fetch(url: str) -> str:
@@ -388,6 +392,10 @@ async def test_the_defaults_that_are_shown_are_the_pools_own(host: Engine, call:
     async with host.pool("own", image="alpine:3.20", sleep_after_s=None) as own:
         shown = own.tools()["sandbox_create"].input_schema()["properties"]
         assert (shown["image"]["default"], shown["sleep_after_ms"]["default"]) == ("alpine:3.20", 0)
+        assert own.tools()["shell"].input_schema()["properties"]["working_dir"]["default"] == "/home/user"
+    async with host.pool("elsewhere", cwd="/srv") as own:
+        for name, field in (("shell", "working_dir"), ("glob", "cwd")):
+            assert own.tools()[name].input_schema()["properties"][field]["default"] == "/srv"
 
 
 # ------------------------------------------------------------------------------------------------------------ transfer

@@ -133,6 +133,12 @@ class CodeAudit:
         """The sessions that have a log, the newest first."""
         return list(dict.fromkeys(split_entry(path.stem)[1] for path in reversed(self._logs())))
 
+    def clear(self) -> None:
+        """Remove the logs of all sessions."""
+        for path in self._logs():
+            for each in (path, _older(path)):
+                each.unlink(missing_ok=True)
+
     def _logs(self) -> list[Path]:
         """The files of this namespace, that which was last written to at the end."""
         found = [*self._directory.glob("*.jsonl"), *self._directory.glob("*.older")]

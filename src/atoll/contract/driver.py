@@ -350,8 +350,11 @@ class Driver(Protocol):
         """Whether the sandbox's processes are frozen. False where `Capabilities.freeze` is."""
         ...
 
-    async def usage(self, id: str, active_layer: Path) -> Usage:
-        """What the sandbox uses now. A field is None where the machine does not account for it."""
+    async def usage(self, id: str, active_layer: Path | None) -> Usage:
+        """What the sandbox uses now. A field is None where the machine does not account for it.
+
+        Without a layer the disk, which takes a walk through all files, is not measured, and is 0.
+        """
         ...
 
     def oom_kills(self, id: str) -> int | None:

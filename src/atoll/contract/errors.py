@@ -14,6 +14,7 @@
     │   ├── CheckpointExists        (FileExistsError)   another checkpoint of the sandbox has the label
     │   ├── ProcessNotFound         (LookupError)       no such process is known in the sandbox
     │   ├── ImageUnavailable        (LookupError)       the image cannot be fetched or read
+    │   ├── ImageNotFound           (LookupError)       no image of this reference is on the machine
     │   ├── ArchiveRefused          (ValueError)        the file is not an archive that can be imported
     │   ├── ProjectConflict                             files of a project were changed since it was copied
     │   ├── RuntimeUnavailable                          the runtime, or any, is not on this machine
@@ -23,11 +24,15 @@
     │   ├── QuotaExceeded                               the tenant would use more than its quota
     │   ├── RateLimited                                 the tenant has sent too many requests; it may wait and retry
     │   ├── IdempotencyMismatch                         the idempotency key was used for another request
+    │   ├── Conflict                                    what it is about is in use, or in a state that forbids it
     │   ├── OutcomeUnknown                              whether an interrupted request was carried out is not known
     │   ├── TenantNotFound          (LookupError)       no tenant has this name
     │   ├── TenantExists            (FileExistsError)   the name is taken
     │   ├── KeyNotFound             (LookupError)       no API key has this id
-    │   └── WebhookNotFound         (LookupError)       no webhook has this id
+    │   ├── WebhookNotFound         (LookupError)       no webhook has this id
+    │   ├── CodeSessionNotFound     (LookupError)       no session of code, or execution in it, has this id
+    │   ├── CodeSessionBusy                             the session runs code, or waits for the client
+    │   └── ApprovalNotFound        (LookupError)       no call waits for this approval
     ├── SandboxError                the sandbox failed; nothing in it can be trusted to have happened
     │   ├── LaunchFailed                                it did not start
     │   ├── SandboxDied             (ConnectionError)   it ended, or the connection to it was lost
@@ -188,6 +193,15 @@ class ImageUnavailable(CallerError, LookupError):
     code = "image_unavailable"
 
 
+class ImageNotFound(CallerError, LookupError):
+    """An image cannot be removed that is not there. One that a sandbox needs is `ImageUnavailable`."""
+
+    code = "image_not_found"
+
+    def __init__(self, reference: str) -> None:
+        super().__init__(f"no image is present as {reference!r}", reference=reference)
+
+
 class ArchiveRefused(CallerError, ValueError):
     """`details["reason"]` is one of `malformed`, `truncated`, `checksum`, `version`, `unsafe`, `too_large`, `disk_full`
     and `image`: the image on this machine lacks directories that the archive needs."""
@@ -257,6 +271,12 @@ class IdempotencyMismatch(CallerError):
     code = "idempotency_mismatch"
 
 
+class Conflict(CallerError):
+    """A server's refusal of a request that is right by itself: something is in use, or in another state."""
+
+    code = "conflict"
+
+
 class OutcomeUnknown(CallerError):
     code = "outcome_unknown"
 
@@ -265,7 +285,7 @@ class TenantNotFound(CallerError, LookupError):
     code = "tenant_not_found"
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"no tenant is named {name!r}", hint="atoll tenants list shows them", name=name)
+        super().__init__(f"no tenant is named {name!r}", hint="atoll tenants ls", name=name)
 
 
 class TenantExists(CallerError, FileExistsError):
@@ -287,6 +307,18 @@ class WebhookNotFound(CallerError, LookupError):
 
     def __init__(self, id: str) -> None:
         super().__init__(f"no webhook has the id {id!r}", id=id)
+
+
+class CodeSessionNotFound(CallerError, LookupError):
+    code = "code_session_not_found"
+
+
+class CodeSessionBusy(CallerError):
+    code = "code_session_busy"
+
+
+class ApprovalNotFound(CallerError, LookupError):
+    code = "approval_not_found"
 
 
 class SandboxError(AtollError):

@@ -179,13 +179,13 @@ class BwrapDriver:
     def oom_kills(self, id: str) -> int | None:
         return None
 
-    async def usage(self, id: str, active_layer: Path) -> Usage:
+    async def usage(self, id: str, active_layer: Path | None) -> Usage:
         return Usage(
             memory_bytes=None,
             memory_peak_bytes=None,
             cpu_s=None,
             pids=None,
-            disk_bytes=await self.layers.size(active_layer / "upper"),
+            disk_bytes=0 if active_layer is None else await self.layers.size(active_layer / "upper"),
             oom_kills=None,
         )
 

@@ -440,12 +440,12 @@ class OciDriver:
     def oom_kills(self, id: str) -> int | None:
         return self._cgroups.oom_kills(id)
 
-    async def usage(self, id: str, active_layer: Path) -> Usage:
+    async def usage(self, id: str, active_layer: Path | None) -> Usage:
         return Usage(
             memory_bytes=self._cgroups.read(id, "memory/memory.usage_in_bytes", "memory.current"),
             memory_peak_bytes=self._cgroups.read(id, "memory/memory.max_usage_in_bytes", "memory.peak"),
             cpu_s=self._cgroups.cpu_s(id),
             pids=self._cgroups.read(id, "pids/pids.current", "pids.current"),
-            disk_bytes=await self.layers.size(active_layer / "upper"),
+            disk_bytes=0 if active_layer is None else await self.layers.size(active_layer / "upper"),
             oom_kills=self.oom_kills(id),
         )

@@ -1,6 +1,7 @@
 /* PID 1 of a sandbox: the start, the loop, the table of operations, the end.
  *
- * Owns the guest's own environment (signals, limits, descriptors) and the table of which file serves which operation.
+ * Owns the guest's own environment (signals, limits, descriptors, /etc/hosts) and the table of which file serves which
+ * operation.
  * Not here: how an operation works, and anything about the host beyond the byte stream.
  *
  * In tests it runs as an ordinary child. It is then the subreaper of what it starts, and leaves other processes alone.
@@ -12,6 +13,7 @@
 #include <linux/capability.h>
 #include <malloc.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
@@ -174,10 +176,35 @@ pid_t guest_fork(const char *name, const int *keep, int count)
     return 0;
 }
 
+/* ---- the hostname ---- */
+
+/* Writes HOSTS, which /etc/hosts is a symlink to, if the hostname is another than at the last operation: a sandbox that
+ * is claimed, forked or restored gets its name from outside, while this runs. What root writes there stays until then.
+ * On a full /run the file stays as it was. */
+static void follow_hostname(void)
+{
+    static const char path[] = "/run/hosts", draft[] = "/run/.hosts";
+    static char known[65];
+    char name[sizeof known] = "", text[256];
+    if (!is_init || gethostname(name, sizeof name - 1) < 0 || !strcmp(name, known))
+        return;
+    memcpy(known, name, sizeof known);
+    int length = snprintf(text, sizeof text,
+                          "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n127.0.0.1\t%s\n", name);
+    int fd = open(draft, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0644);
+    if (fd < 0)
+        return;
+    bool whole = write(fd, text, (size_t)length) == length;
+    close(fd);
+    if (!whole || rename(draft, path) < 0)
+        unlink(draft);
+}
+
 /* ---- operations ---- */
 
 void operation_open(uint32_t id, struct fields fields)
 {
+    follow_hostname();
     switch (fields_int(fields, TAG_OP, 0)) {
     case OP_SPAWN: proc_open_spawn(id, fields); break;
     case OP_ATTACH: proc_open_attach(id, fields); break;

@@ -286,8 +286,8 @@ static void place_descriptors(struct program *program)
     for (int i = 0; i < job->extra_count; i++)
         from[3 + i] = job->extras[i];
     int count = 3 + job->extra_count;
-    for (int i = 0; i < count; i++)
-        if (from[i] >= 0 && (from[i] = fcntl(from[i], F_DUPFD_CLOEXEC, PARKED_FROM)) < 0)
+    for (int i = 0; i < count; i++) /* only what is in the way: with gVisor each call takes 30 µs */
+        if (from[i] >= 0 && from[i] < count && (from[i] = fcntl(from[i], F_DUPFD_CLOEXEC, PARKED_FROM)) < 0)
             give_up(program, errno == EINVAL ? EMFILE : errno, too_few_descriptors);
     for (int i = 0; i < count; i++)
         if (from[i] >= 0 && dup2(from[i], i) < 0) /* 0 stays /dev/null when there is no input */

@@ -265,12 +265,12 @@ class Connections:
         manifest = self._manifests.get(id)
         return self._choose(manifest.runtime).oom_kills(manifest.run_id) if manifest else None
 
-    async def usage(self, id: str) -> Usage:
+    async def usage(self, id: str, *, disk: bool = True) -> Usage:
         manifest = self._store.read(id)
         if manifest is None:
             raise SandboxDied("the sandbox was destroyed")
         driver = self._choose(manifest.runtime)
-        return await driver.usage(manifest.run_id, self._layers.path(manifest.active_layer))
+        return await driver.usage(manifest.run_id, self._layers.path(manifest.active_layer) if disk else None)
 
     async def current_info(self, info: SandboxInfo) -> SandboxInfo:
         return await anyio.to_thread.run_sync(self._current_info, info)

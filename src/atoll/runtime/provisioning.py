@@ -153,8 +153,7 @@ class Provisioner:
         secrets: SandboxSecrets | None = None,
     ) -> ResolvedSpec:
         found = await self._images.resolve(spec.image, progress=progress)
-        image_user = found.user if driver.capabilities.several_users else None
-        user = spec.user or image_user or DEFAULT_USER
+        user = spec.user or (found.user if found.user and driver.capabilities.several_users else DEFAULT_USER)
         return ResolvedSpec(
             limits=limits,
             env={**found.env, **(secrets.variables() if secrets else {}), **spec.env},

@@ -89,7 +89,7 @@ class SandboxOwner(Protocol):
     def oom_kills(self, id: str) -> int | None:
         """How many of its processes the kernel has killed for memory. None: not known."""
 
-    async def usage(self, id: str) -> Usage:
+    async def usage(self, id: str, *, disk: bool = True) -> Usage:
         """What the sandbox uses now."""
 
     async def current_info(self, info: SandboxInfo) -> SandboxInfo:
@@ -465,9 +465,9 @@ class Sandbox:
         if self._connection is None or self._connection.failure is not None:
             await self._connect()
 
-    async def stat(self) -> Usage:
-        """What the sandbox uses now."""
-        return await self._owner.usage(self.id)
+    async def stat(self, *, disk: bool = True) -> Usage:
+        """What the sandbox uses now. Without `disk`, whose files are counted one by one, that is 0."""
+        return await self._owner.usage(self.id, disk=disk)
 
     async def status(self) -> Status:
         """Its status now. `info` is up to date then. Neither connects to the sandbox nor wakes or resumes it.

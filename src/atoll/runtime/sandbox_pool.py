@@ -108,6 +108,8 @@ class SandboxPool:
         """The image of sandboxes that do not name one."""
         self.user: str | None = options.get("user")
         """The user of commands that name none. None: the image's, or `user`."""
+        self.cwd: str | None = options.get("cwd")
+        """Where commands start. None: where the image says, or in the home of their user."""
         self.project: Project | None = None
         """What the sandbox `default` has a copy of when it is created, where its commands start. None: of nothing.
         `Engine.pool` sets it."""

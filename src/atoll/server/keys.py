@@ -196,6 +196,10 @@ class ApiKeys:
         self._cached.pop(id, None)
         return await self.get(id)
 
+    def forget(self) -> None:
+        """Ask the database again for each key: their tenants have changed."""
+        self._cached.clear()
+
     # ---- verifying ----
 
     async def _known(self, id: str) -> _Known | None:

@@ -156,6 +156,11 @@ def _matches(pattern: str, reference: ImageReference) -> bool:
     return bool(registry.fullmatch(domain.lower()) and rest.fullmatch(path))
 
 
+# No address, port or name of this machine: the server itself connects to the registry, and is not to be sent to others
+# in its network. A name that leads there is the operator's to keep out, in its DNS or by naming registries.
+_ANY_REGISTRY = re.compile(r"(?:[a-z0-9-]+\.)+[a-z][a-z0-9-]*")
+
+
 @lru_cache(maxsize=4096)
 def _registry_globs(pattern: str) -> tuple[re.Pattern[str], re.Pattern[str]]:
     """For the registry's name, and for the rest. They are apart, so that `*.example.com/*` matches no path of another
@@ -168,7 +173,7 @@ def _registry_globs(pattern: str) -> tuple[re.Pattern[str], re.Pattern[str]]:
     elif head.lower() in ("docker.io", "index.docker.io"):
         head, rest = "docker.io", rest if "/" in rest or rest.startswith("*") else f"library/{rest}"
     has_end = rest.endswith("*") or re.search(r"[:@]", rest)
-    return _glob(head.lower()), _glob(rest, "" if has_end else "[:@].*")
+    return _ANY_REGISTRY if head == "*" else _glob(head.lower()), _glob(rest, "" if has_end else "[:@].*")
 
 
 @lru_cache(maxsize=4096)

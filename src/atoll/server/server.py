@@ -6,28 +6,56 @@ Owns the order in which they open and close. Not here: what each does, and HTTP.
 
 from __future__ import annotations
 
+import logging
+import os
+import pwd
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from atoll.contract.errors import InvalidRequest, TenantExists
+import anyio
+import anyio.to_thread
+from sqlalchemy.exc import IntegrityError
+
+from atoll.code.audit import CodeAudit
+from atoll.contract.errors import (
+    AtollError,
+    CheckpointNotFound,
+    InvalidRequest,
+    SandboxNotFound,
+    TenantExists,
+    VolumeNotFound,
+)
+from atoll.contract.model import SandboxInfo
+from atoll.runtime.interface import Engine
 from atoll.runtime.lifetimes import AwaitableContext
+from atoll.runtime.state.known import namespaces
 from atoll.runtime.state.store import StateStore
-from atoll.server.audit import AuditTrail
+from atoll.server.audit import AuditEvent, AuditTrail
 from atoll.server.database import Database
 from atoll.server.engines import TenantEngines
+from atoll.server.events import Events
+from atoll.server.history import UsageHistory
 from atoll.server.idempotency import Idempotency
 from atoll.server.keys import ApiKeys
+from atoll.server.previews import ServerPreviews
 from atoll.server.quotas import QuotaLedger
 from atoll.server.tenants import DEFAULT_TENANT, TenantPolicy, Tenants
+from atoll.server.webhooks import Webhooks
 from atoll.settings import Settings
 
 if TYPE_CHECKING:
     from pydantic import SecretStr
 
+    from atoll.runtime.sandbox import Sandbox
+
 _OPEN_POLICY = TenantPolicy(images=("host", "*"), networks=("*", "registries"))
 """Of the tenant `default` when it is made: that of the operator, who has all of it on the local command line. No
 directory of the machine: clients of the server are elsewhere."""
+_RETRY_S = 1.0
+_ROUNDS = 3
+_log = logging.getLogger(__name__)
 
 
 class Server:
@@ -42,23 +70,33 @@ class Server:
         self.audit = AuditTrail(database)
         self.idempotency = idempotency
         self.engines = TenantEngines(settings)
+        self.webhooks = Webhooks(
+            database, settings.resolve_state_dir(), settings.secrets_key, allow=settings.webhook_rules()
+        )
+        self.events = Events(database, self.list_sandboxes, self.webhooks.enqueue)
+        self.events.on_commit = self.webhooks.wake
+        self.history = UsageHistory(self.list_sandboxes, self._get_sandbox)
+        self.previews = ServerPreviews(database, self.engines)
+        self.directory = settings.resolve_state_dir() / "server"
+        """What the server itself keeps, such as files on their way to a client."""
         self.first_key: SecretStr | None = None
         """The text of the first key of the server's administrators, if it was made now. It is to be shown once."""
 
     @classmethod
-    def open(cls, settings: Settings | None = None) -> AwaitableContext[Server]:
+    def open(cls, settings: Settings | None = None, *, makes_key: bool = True) -> AwaitableContext[Server]:
         """The server over the state directory of `settings`; `async with` closes it.
 
-        The first time it makes the tenant `default` and a key of the server's administrators (`first_key`).
+        If there has never been one, it makes the tenant `default` and, with `makes_key`, a key of the server's
+        administrators (`first_key`).
 
         Raises:
             InvalidRequest: the state directory or a setting cannot be used, or the database is of a newer version.
             DatabaseUnavailable: the database does not answer.
         """
-        return AwaitableContext(cls._open(settings or Settings.from_environment()))
+        return AwaitableContext(cls._open(settings or Settings.from_environment(), makes_key))
 
     @classmethod
-    async def _open(cls, settings: Settings) -> Server:
+    async def _open(cls, settings: Settings, makes_key: bool) -> Server:
         state_dir = settings.resolve_state_dir()
         try:
             StateStore(state_dir)  # it is this user's, and no other's
@@ -70,34 +108,73 @@ class Server:
             idempotency = await Idempotency.open(database, state_dir)
             undo.push_async_callback(idempotency.aclose)
             server = cls(settings, database, idempotency)
-            server.first_key = await server._prepare()
+            await server._make_default_tenant()
+            await server.previews.load()
+            server.first_key = await server.keys.create_first("first") if makes_key else None
             undo.pop_all()
         return server
 
-    async def _prepare(self) -> SecretStr | None:
+    async def _make_default_tenant(self) -> None:
         if not any(tenant.name == DEFAULT_TENANT for tenant in await self.tenants.list()):
             with suppress(TenantExists):  # another process has just made it
                 await self.tenants.create(DEFAULT_TENANT, policy=_OPEN_POLICY)
-        return await self.keys.create_first("first")
+
+    async def run(self) -> None:
+        """What goes on while a server serves: watching sandboxes, deliveries, samples. Until it is cancelled."""
+        async with anyio.create_task_group() as tasks:
+            for part in (self.events.watch, self.events.poll, self.webhooks.deliver, self.history.sample):
+                tasks.start_soon(_again, part)
+
+    async def list_sandboxes(self) -> dict[str, list[SandboxInfo]]:
+        """The sandboxes of all tenants. No engine is opened for a tenant that never had any."""
+        used = await anyio.to_thread.run_sync(namespaces, self.settings.resolve_state_dir())
+        return {
+            tenant.name: await (await self.engines.get(tenant.name)).list() if tenant.name in used else []
+            for tenant in await self.tenants.list()
+        }
+
+    async def _get_sandbox(self, tenant: str, name: str) -> Sandbox:
+        return await (await self.engines.get(tenant)).get(name)
 
     async def delete_tenant(self, name: str, *, destroy: bool = False) -> None:
-        """Delete a tenant: its record and its keys; with `destroy`, its sandboxes too.
+        """Delete a tenant: its record and its keys; with `destroy`, all that it has too: sandboxes, checkpoints,
+        volumes and warm pools. Its keys are refused from the beginning on. It can be called again if it is interrupted.
 
         Raises:
             TenantNotFound: there is none of this name.
-            InvalidRequest: it has sandboxes, or it is the tenant `default`.
+            InvalidRequest: it has any of these, or it is the tenant `default`.
         """
-        await self.tenants.get(name)
+        await self.tenants.require_removable(name)
         engine = await self.engines.get(name)
-        sandboxes = await engine.list()
-        if sandboxes and not destroy:
+        left = await _contents(engine)
+        if any(left.values()) and not destroy:
+            has = ", ".join(f"{count} {what}" for what, count in left.items() if count)
             raise InvalidRequest(
-                f"the tenant {name!r} has {len(sandboxes)} sandboxes; destroy them first, or ask to have them destroyed"
+                f"the tenant {name!r} has {has}; remove them first, or ask to have all of it destroyed"
             )
+        await self.tenants.update(name, disabled=True)
+        self.keys.forget()
+        for _ in range(_ROUNDS):  # a request that had begun may have made more
+            if not any((await _contents(engine)).values()):
+                break
+            await _destroy_contents(engine)
+        CodeAudit(engine.state_dir, name).clear()
         await self.tenants.delete(name)
-        for sandbox in sandboxes:
-            await engine.destroy(sandbox.name, checkpoints=True)
+        self.keys.forget()
         await self.engines.close(name)
+
+    async def record_local(self, action: str, resource: str, tenant: str | None) -> None:
+        """Record in the audit log what a user of this machine did, on the command line."""
+        user = pwd.getpwuid(os.getuid()).pw_name
+        event = AuditEvent(
+            request_id=os.urandom(8).hex(),
+            tenant=tenant,
+            action=action,
+            resource=resource,
+            status=200,
+            details={"command_line_of": user},
+        )
+        await self.audit.record(event)
 
     async def aclose(self) -> None:
         """Close all parts, from any task. Sandboxes go on."""
@@ -114,3 +191,36 @@ class Server:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.aclose()
+
+
+async def _again(part: Callable[[], Awaitable[None]]) -> None:
+    """Go on when the database does not answer for a while, or a tenant is deleted in between."""
+    while True:
+        try:
+            await part()
+        except* (AtollError, OSError, IntegrityError) as failed:
+            _log.warning("%s failed and is begun again: %s", part.__qualname__, failed.exceptions[0])
+        await anyio.sleep(_RETRY_S)
+
+
+async def _contents(engine: Engine) -> dict[str, int]:
+    """How much a namespace has of what belongs to one."""
+    return {
+        "sandboxes": len(await engine.list()),
+        "checkpoints": len(await engine.checkpoints()),
+        "volumes": len(await engine.volumes.list()),
+        "warm pools": len(await engine.warm_pools()),
+    }
+
+
+async def _destroy_contents(engine: Engine) -> None:
+    await engine.remove_warm_pools()
+    for sandbox in await engine.list():
+        with suppress(SandboxNotFound):
+            await engine.destroy(sandbox.name, checkpoints=True)
+    for checkpoint in await engine.checkpoints():
+        with suppress(CheckpointNotFound):
+            await engine.delete_checkpoint(checkpoint.id)
+    for volume in await engine.volumes.list():
+        with suppress(VolumeNotFound):
+            await engine.volumes.remove(volume.name)

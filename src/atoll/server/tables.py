@@ -2,7 +2,8 @@
 
 Owns the columns, the same on SQLite and on PostgreSQL. Not here: how a database gets them (`migrations/`, one revision
 for each change; a test compares what they make with what is here), and what the rows mean (`tenants.py`, `keys.py`,
-`quotas.py`, `audit.py`, `idempotency.py`). Sandboxes have no table: their manifests are the truth.
+`quotas.py`, `audit.py`, `idempotency.py`, `events.py`, `webhooks.py`). Sandboxes have no table: their manifests are the
+truth; `sandbox_states` is only what was last seen of them.
 """
 
 from __future__ import annotations
@@ -107,4 +108,73 @@ idempotency = sa.Table(
     sa.Column("status", sa.Integer),
     sa.Column("body", sa.LargeBinary),
     sa.Index("idempotency_by_age", "started_at"),
+)
+
+events = sa.Table(
+    "events",
+    metadata,
+    sa.Column("id", Number, primary_key=True, autoincrement=True),
+    sa.Column("time", UtcDateTime, nullable=False),
+    tenant_column(),
+    sa.Column("type", sa.Text, nullable=False),
+    sa.Column("sandbox", sa.Text),
+    sa.Column("sandbox_id", sa.Text),
+    sa.Column("reason", sa.Text),
+    sa.Column("details", sa.JSON, nullable=False),
+    sa.Index("events_of_tenant", "tenant", "id"),
+    sqlite_autoincrement=True,  # a number is never used again, whatever is removed
+)
+
+sandbox_states = sa.Table(
+    "sandbox_states",
+    metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    tenant_column(),
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("status", sa.Text, nullable=False),
+    sa.Column("expires_at", UtcDateTime),
+)
+
+webhooks = sa.Table(
+    "webhooks",
+    metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    tenant_column(),
+    sa.Column("url", sa.Text, nullable=False),
+    sa.Column("types", sa.JSON, nullable=False),
+    sa.Column("disabled", sa.Boolean, nullable=False),
+    sa.Column("created_at", UtcDateTime, nullable=False),
+    sa.Column("secret", sa.Text, nullable=False),  # encrypted
+    sa.Index("webhooks_of_tenant", "tenant"),
+)
+
+webhook_deliveries = sa.Table(
+    "webhook_deliveries",
+    metadata,
+    sa.Column("id", Number, primary_key=True, autoincrement=True),
+    sa.Column("webhook", sa.Text, sa.ForeignKey("webhooks.id", ondelete="CASCADE"), nullable=False),
+    sa.Column("event", Number),  # no foreign key: a delivery may outlive its event
+    sa.Column("type", sa.Text, nullable=False),
+    sa.Column("body", sa.Text, nullable=False),
+    sa.Column("status", sa.Text, nullable=False),
+    sa.Column("attempts", sa.Integer, nullable=False),
+    sa.Column("created_at", UtcDateTime, nullable=False),
+    sa.Column("next_attempt_at", UtcDateTime),
+    sa.Column("delivered_at", UtcDateTime),
+    sa.Column("response_status", sa.Integer),
+    sa.Column("error", sa.Text),
+    sa.Index("webhook_deliveries_of_webhook", "webhook", "id"),
+    sa.Index("webhook_deliveries_due", "status", "next_attempt_at"),
+    sqlite_autoincrement=True,
+)
+
+previews = sa.Table(
+    "previews",
+    metadata,
+    tenant_column(primary_key=True),
+    sa.Column("sandbox_id", sa.Text, primary_key=True),
+    sa.Column("port", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("sandbox", sa.Text, nullable=False),
+    sa.Column("token", sa.Text, nullable=False),
+    sa.Column("created_at", UtcDateTime, nullable=False),
 )

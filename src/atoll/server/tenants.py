@@ -21,16 +21,15 @@ from sqlalchemy.exc import IntegrityError
 from atoll.contract.errors import InvalidRequest, TenantExists, TenantNotFound
 from atoll.contract.frozen import AfterValidator, Field, Frozen
 from atoll.contract.model import MAX_TTL_S, Limits, RuntimeName
+from atoll.contract.names import DEFAULT_NAMESPACE, NAMESPACE_RULE, is_namespace
 from atoll.contract.network import parse_rule
 from atoll.server.database import Database
 from atoll.server.tables import tenants
 
-DEFAULT_TENANT = "default"
-TENANT_RULE = "1 to 32 characters: lower-case letters, digits and '-', beginning with a letter or a digit"
+DEFAULT_TENANT = DEFAULT_NAMESPACE
 CACHE_S = 1.0
 """How old a record may be that is used without asking the database: another process's change is seen within this."""
 WRITABLE = ":rw"
-_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
 _MAX_PATTERNS = 256
 
 
@@ -39,8 +38,8 @@ def check_tenant_name(name: str) -> str:
     Raises:
         InvalidRequest: it is not a name for a tenant; the message says what is allowed.
     """
-    if not _NAME.fullmatch(name):
-        raise InvalidRequest(f"{name!r} is not a name for a tenant; allowed are {TENANT_RULE}", name=name)
+    if not is_namespace(name):
+        raise InvalidRequest(f"{name!r} is not a name for a tenant; allowed are {NAMESPACE_RULE}", name=name)
     return name
 
 
@@ -77,8 +76,8 @@ class TenantPolicy(Frozen):
     images: Annotated[tuple[str, ...], AfterValidator(_check_images)] = Field(
         default=("host",), max_length=_MAX_PATTERNS
     )
-    """Images, as patterns: `host`, `python:3.*`, `ghcr.io/acme/*`, `dir:/srv/images/*`. `*` is any image of any
-    registry, and neither `host` nor one of this machine. Empty: none."""
+    """Images, as patterns: `host`, `python:3.*`, `ghcr.io/acme/*`, `dir:/srv/images/*`. `*` is any image of a registry
+    with a domain name; `host`, images of this machine, and registries by address or port are named. Empty: none."""
     mounts: Annotated[tuple[str, ...], AfterValidator(_check_mounts)] = Field(default=(), max_length=_MAX_PATTERNS)
     """Directories of this machine that may be mounted, they and what is in them: read-only, or as asked for with `:rw`
     at the end. Volumes are the tenant's own. Empty: none."""
@@ -202,6 +201,16 @@ class Tenants:
         self._cached.pop(name, None)
         return changed
 
+    async def require_removable(self, name: str) -> None:
+        """
+        Raises:
+            TenantNotFound: there is none of this name.
+            InvalidRequest: it is the tenant `default`.
+        """
+        if name == DEFAULT_TENANT:
+            raise InvalidRequest(f"the tenant {name!r} cannot be deleted: it is that of the local command line")
+        await self.get(name)
+
     async def delete(self, name: str) -> None:
         """Remove its record, its keys and all else that is stored for it, but for the audit log.
 
@@ -209,8 +218,7 @@ class Tenants:
             TenantNotFound: there is none of this name.
             InvalidRequest: it is the tenant `default`.
         """
-        if name == DEFAULT_TENANT:
-            raise InvalidRequest(f"the tenant {name!r} cannot be deleted: it is that of the local command line")
+        await self.require_removable(name)
         async with self._database.write(durable=True) as connection:
             removed = await connection.execute(sa.delete(tenants).where(tenants.c.name == name))
             if removed.rowcount == 0:

@@ -147,7 +147,7 @@ class ShellResult(Result):
 
 class ReadFile(Input):
     path: str = Field(min_length=1)
-    """Relative paths begin at /home/user, or at the image's working directory."""
+    """Relative paths begin where commands do."""
     offset: int = Field(default=0, ge=0, le=2**62)
     """Byte offset to begin at."""
     limit: int = Field(default=MAX_SHOWN_BYTES, ge=1, le=MAX_READ_BYTES)
@@ -167,7 +167,7 @@ class ReadFileResult(Result):
 
 class WriteFile(Input):
     path: str = Field(min_length=1)
-    """Relative paths begin at /home/user, or at the image's working directory. Missing directories are made."""
+    """Relative paths begin where commands do. Missing directories are made."""
     content: str
     append: bool = False
     """Add to the end of the file instead of replacing it."""
@@ -233,7 +233,7 @@ class SandboxListResult(Result):
 class Transfer(Input):
     from_sandbox: str = Field(min_length=1)
     from_path: str = Field(min_length=1)
-    """Relative paths begin at /home/user, here and in to_path."""
+    """Relative paths begin where commands do, here and in to_path."""
     to_sandbox: str = Field(min_length=1)
     """It is created if it does not exist."""
     to_path: str = Field(min_length=1)
@@ -334,6 +334,8 @@ async def _browse(args: Browse, context: ViewContext) -> ToolResult:
     link = ResultLink(url=preview.url, name=f"port {args.port} of {context.name(args)}")
     text = f"{preview.url}\nGive this URL to the user, who can open it in a browser. You cannot: to see the page, run "
     text += f"curl http://127.0.0.1:{args.port}/ in the sandbox."
+    if preview.path_url != preview.url:
+        text += f" For programs of the user that cannot resolve names below .localhost: {preview.path_url}"
     return BrowseResult(url=preview.url).result(text, links=(link,))
 
 
@@ -396,7 +398,8 @@ async def _sandbox_list(_args: SandboxList, context: SessionContext) -> ToolResu
 
 async def _transfer(args: Transfer, context: SessionContext) -> ToolResult:
     source = await context.at(args.from_sandbox)
-    path, target = source.path(args.from_path), source.path(args.to_path)
+    path = source.path(args.from_path)
+    source.path(args.to_path)  # what is wrong with it is said before a sandbox is made
     async with source.suggesting(path):
         status = await source.sandbox.files.stat(path)
     if status.kind not in {"file", "directory"}:
@@ -404,6 +407,7 @@ async def _transfer(args: Transfer, context: SessionContext) -> ToolResult:
     if status.kind == "directory" and not args.recursive:
         raise PathIsDirectory(f"{args.from_path}: a directory; set recursive to true to copy it", number=21)
     view = await context.at(args.to_sandbox, make=True)
+    target = view.path(args.to_path)
     if status.kind == "directory":
         if source.sandbox.id == view.sandbox.id and _is_below(target, path):
             raise InvalidRequest(
@@ -596,11 +600,15 @@ def session_wide_tools(pool: SandboxPool) -> tuple[Tool, ...]:
             "sleep_after_ms", int(sleep_after_ms) if sleep_after_ms % 1 == 0 else sleep_after_ms
         ),
     )
-    return (*_NAMING, create, SANDBOX_LIST, TRANSFER)
+    naming = {tool.name: tool for tool in _NAMING}
+    if pool.cwd is not None:
+        for name, field in (("shell", "working_dir"), ("glob", "cwd")):
+            naming[name] = with_fields(naming[name], **{field: _with_default(field, pool.cwd, naming[name].input)})
+    return (*naming.values(), create, SANDBOX_LIST, TRANSFER)
 
 
-def _with_default(field: str, default: object) -> tuple[Any, Any]:
-    about = copy(SandboxCreate.model_fields[field])
+def _with_default(field: str, default: object, model: type[Input] = SandboxCreate) -> tuple[Any, Any]:
+    about = copy(model.model_fields[field])
     about.default = default
     return about.annotation, about
 

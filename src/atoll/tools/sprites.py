@@ -188,7 +188,7 @@ def _sprite(found: PooledSandbox) -> Sprite:
     )
 
 
-def _checkpoint(found: Checkpoint, sprite_id: str) -> SpriteCheckpoint:
+def sprite_checkpoint(found: Checkpoint, sprite_id: str) -> SpriteCheckpoint:
     return SpriteCheckpoint(
         id=found.id,
         spriteId=sprite_id,
@@ -293,7 +293,7 @@ async def _exec(args: SpriteExec, context: SpriteContext, *, on_output: OnOutput
 async def _make_checkpoint(args: SpriteCheckpointInput, context: SpriteContext) -> SpriteCheckpoint:
     _name, sandbox = await context.find(args.name)
     made = await sandbox.checkpoint(args.checkpointName or None)
-    return _checkpoint(await context.checkpoint(sandbox, made.id), sandbox.id)  # with its size
+    return sprite_checkpoint(await context.checkpoint(sandbox, made.id), sandbox.id)  # with its size
 
 
 async def _restore(args: SpriteRestore, context: SpriteContext) -> ChangedSprite:
@@ -305,7 +305,7 @@ async def _restore(args: SpriteRestore, context: SpriteContext) -> ChangedSprite
 
 async def _list_checkpoints(args: SpriteInput, context: SpriteContext) -> ToolResult:
     _name, sandbox = await context.find(args.name)
-    found = [_checkpoint(each, sandbox.id) for each in await sandbox.checkpoints()]
+    found = [sprite_checkpoint(each, sandbox.id) for each in await sandbox.checkpoints()]
     return _array(SpriteCheckpointList(checkpoints=found), found)
 
 

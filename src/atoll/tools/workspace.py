@@ -29,7 +29,7 @@ from atoll.tools.vocabularies import Vocabulary
 
 class EditFile(Input):
     path: str = Field(min_length=1)
-    """Relative paths begin at /home/user, or at the image's working directory."""
+    """Relative paths begin where commands do."""
     old_text: str = Field(min_length=1)
     """The text to replace, exactly as it is in the file, and with enough context to be unique."""
     new_text: str

@@ -286,11 +286,7 @@ class WarmPools:
 
     def refill(self, key: str) -> None:
         """Fill a warm pool in the background. Does nothing if there is none with this key, or its record is damaged."""
-        try:
-            if self.read(key) is None:
-                return
-        except SandboxError as error:
-            _log.warning("warm pool %s is not filled: %s", key, unreadable(error))
+        if not os.path.lexists(f"{self._root}/{key}.json"):
             return
         self._due.add(key)
         if key not in self._refilling:
@@ -306,6 +302,11 @@ class WarmPools:
                     await self._closing.wait()
                 self._due.discard(key)
                 pause_s = _REFILL_DELAY_S
+                try:
+                    self.read(key)
+                except SandboxError as error:
+                    _log.warning("warm pool %s is not filled: %s", key, unreadable(error))
+                    return
                 try:
                     await self.fill(key)
                 except (AtollError, OSError):

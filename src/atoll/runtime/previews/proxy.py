@@ -24,6 +24,7 @@ from http import HTTPStatus
 from typing import Protocol
 
 import anyio
+import anyio.lowlevel
 import h11
 
 from atoll.contract.errors import AtollError
@@ -90,6 +91,32 @@ class Upstream(Protocol):
         """Counts an exchange while it lasts. Cancelling the scope ends it."""
 
 
+class ProxyClient(Protocol):
+    """The client's end of a connection: a socket (`ClientSocket`), or what a server passes on of one that it has."""
+
+    async def next_request(self) -> bool:
+        """Wait for a request that is for the proxy. False: there is none, and the proxy's part has ended."""
+
+    async def receive(self) -> bytes:
+        """The next bytes. Empty: the client has closed its direction."""
+
+    async def send(self, data: bytes) -> None: ...
+
+    def cancel_on_disconnect(self, exchange: anyio.CancelScope) -> AbstractContextManager[None]:
+        """Cancel the exchange if the client disconnects, or closes its direction, while the context lasts."""
+
+    def allow_half_close(self) -> None:
+        """From now on the client may close its direction and still be sent to."""
+
+    def reset_on_close(self) -> None:
+        """Let the client see an error when the connection is closed, not an orderly end."""
+
+    async def linger(self) -> None:
+        """Let a client that is still sending read its response."""
+
+    def close(self) -> None: ...
+
+
 class Router(Protocol):
     def route(self, request: h11.Request) -> Upstream | PreviewResponse: ...
 
@@ -127,6 +154,10 @@ class ClientSocket:
         connected.setblocking(False)
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._start_reading()
+
+    async def next_request(self) -> bool:
+        await anyio.lowlevel.checkpoint()
+        return True  # all requests are for the proxy
 
     @contextmanager
     def cancel_on_disconnect(self, exchange: anyio.CancelScope) -> Iterator[None]:
@@ -253,17 +284,25 @@ class _UpstreamConnection:
 async def serve(connected: socket.socket, router: Router) -> None:
     """Serve one client's connection to its end. Closes it."""
     with connected, suppress(OSError):
-        client = ClientSocket(connected)
-        try:
-            await _ClientConnection(client, router).run()
-        finally:
-            client.close()
+        await serve_client(ClientSocket(connected), router)
+
+
+async def serve_client(client: ProxyClient, router: Router) -> None:
+    """Serve a client as long as its requests are for the proxy.
+
+    Raises:
+        OSError: the connection is lost.
+    """
+    try:
+        await _ClientConnection(client, router).run()
+    finally:
+        client.close()
 
 
 class _ClientConnection:
     """One client's connection: its requests, one after another."""
 
-    def __init__(self, client: ClientSocket, router: Router) -> None:
+    def __init__(self, client: ProxyClient, router: Router) -> None:
         self._client = client
         self._router = router
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
@@ -292,6 +331,8 @@ class _ClientConnection:
             if http.our_state is not h11.DONE or http.their_state is not h11.DONE:
                 return None
             http.start_next_cycle()
+        if not http.trailing_data[0] and not await self._client.next_request():
+            return None
         begun = False
         try:
             with anyio.move_on_after(IDLE_TIMEOUT_S if self._served else FIRST_BYTE_TIMEOUT_S) as timeout:

@@ -17,11 +17,11 @@ import logging
 import re
 import secrets
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 from urllib.parse import unquote_to_bytes
 
 import anyio
@@ -50,7 +50,7 @@ MAX_EXCHANGES = 256
 """Requests and WebSockets at the same time, per preview."""
 
 _COOKIE = b"atoll-preview-"
-_PREFIX = "/preview/"
+PREFIX = "/preview/"
 _HOST = re.compile(rb"([0-9]+-[a-z0-9_-]+)\.localhost(?::[0-9]+)?")
 _QUERY_PART = re.compile(rb"^[^&;?]*|[&;?][^&;?]*")
 _PATH_PARAMETER = re.compile(rb";[^/;]*")
@@ -73,6 +73,17 @@ _OURS = frozenset(
 _log = logging.getLogger(__name__)
 
 
+def check_port(port: int, wait_s: float) -> None:
+    """
+    Raises:
+        InvalidRequest: it is not a port, or one cannot wait for it so long.
+    """
+    if not 1 <= port <= 65535:
+        raise InvalidRequest(f"the port is {port}; it must be 1 to 65535")
+    if not wait_s >= 0:
+        raise InvalidRequest(f"wait_s is {wait_s}; it must be 0 or more")
+
+
 def label_of(namespace: str, name: str, port: int) -> str:
     """The name of a preview in a host name: one label for any name of a sandbox, behind it the namespace, unless that
     is the default.
@@ -84,7 +95,7 @@ def label_of(namespace: str, name: str, port: int) -> str:
 
 
 @dataclass(eq=False)
-class _ExposedPort:
+class ExposedPort:
     """A port inside that is exposed, and its preview."""
 
     sandbox_id: str
@@ -105,6 +116,27 @@ class _ExposedPort:
         return await dial_either(self.dial, self.preview.port)
 
 
+class PreviewSite(Protocol):
+    """Where previews are served, and which there are. `Previews` is that of an engine; a server has its own."""
+
+    @property
+    def scheme(self) -> bytes:
+        """http or https, as clients see it."""
+
+    @property
+    def cookie(self) -> bytes:
+        """The name of the cookie that holds a token."""
+
+    def begin(self) -> Headers:
+        """A request begins. Gives headers that its response gets."""
+
+    def label_of_host(self, host: bytes) -> str | None:
+        """The name of the preview that a Host header, in lower case, is for. None: it is for none."""
+
+    def find(self, label: str, offered: Iterable[bytes]) -> ExposedPort | None:
+        """The preview of this name, if one of the offered tokens is valid. Takes the same time for an unknown name."""
+
+
 class Previews:
     """The previews of one engine, and the address on which they are served."""
 
@@ -112,16 +144,12 @@ class Previews:
         self._tasks = tasks
         self._listen = listen
         self._port: int | None = None
-        self._exposed: dict[str, _ExposedPort] = {}
+        self._exposed: dict[str, ExposedPort] = {}
         self._slots = anyio.Semaphore(MAX_CONNECTIONS)
-        self._unknown_token = secrets.token_urlsafe(24)
 
     async def expose(self, sandbox: SandboxInfo, port: int, dial: DialPort, *, wait_s: float) -> Preview:
         """See `Sandbox.expose`."""
-        if not 1 <= port <= 65535:
-            raise InvalidRequest(f"the port is {port}; it must be 1 to 65535")
-        if not wait_s >= 0:
-            raise InvalidRequest(f"wait_s is {wait_s}; it must be 0 or more")
+        check_port(port, wait_s)
         label = label_of(sandbox.namespace, sandbox.name, port)
         listening = await self._listening()
         exposed = self._exposed.get(label)
@@ -129,9 +157,9 @@ class Previews:
             self._end(label)
             token = secrets.token_urlsafe(24)
             preview = self._preview(sandbox.name, port, label, token, listening)
-            exposed = _ExposedPort(sandbox.id, sandbox.name, dial, preview)
+            exposed = ExposedPort(sandbox.id, sandbox.name, dial, preview)
         if wait_s > 0:
-            await _wait_listening(exposed, wait_s)
+            await wait_listening(exposed, wait_s)
         return self._exposed.setdefault(label, exposed).preview
 
     def unexpose(self, sandbox_id: str, port: int | None = None) -> None:
@@ -154,7 +182,7 @@ class Previews:
         address = self._listen[0]
         here = _LOOPBACK.get(address, address)
         here = f"[{here}]" if ":" in here else here
-        by_path = f"http://{here}:{listening}{_PREFIX}{label}/?{PARAMETER}={token}"
+        by_path = f"http://{here}:{listening}{PREFIX}{label}/?{PARAMETER}={token}"
         by_host = f"http://{label}.localhost:{listening}/?{PARAMETER}={token}"
         # Only a path, if the label is too long for a host name or `.localhost` does not resolve to the listen address.
         url = by_host if address in _LOOPBACK and len(label) <= _MAX_LABEL_CHARS else by_path
@@ -185,7 +213,7 @@ class Previews:
 
     async def _serve(self, client: socket.socket, address: str) -> None:
         try:
-            await serve(client, _PreviewAuth(self, address))
+            await serve(client, PreviewRouter(self, address))
         except Exception:  # noqa: BLE001 - a bug that a client triggers must not end the engine
             _log.exception("serving a preview connection failed; this is a bug")
         finally:
@@ -193,12 +221,20 @@ class Previews:
 
     # ------------------------------------------------------------------------------------------------- tokens
 
-    def find(self, label: str, offered: Iterable[bytes]) -> _ExposedPort | None:
+    def find(self, label: str, offered: Iterable[bytes]) -> ExposedPort | None:
         """The preview of this name, if one of the offered tokens is valid. Takes the same time for an unknown name."""
-        exposed = self._exposed.get(label)
-        wanted = (exposed.preview.token if exposed else self._unknown_token).encode()
-        right = [hmac.compare_digest(wanted, token) for token in offered]
-        return exposed if any(right) else None
+        return find_exposed(self._exposed, label, offered)
+
+    def label_of_host(self, host: bytes) -> str | None:
+        named = _HOST.fullmatch(host)
+        return named[1].decode() if named else None
+
+    def begin(self) -> Headers:
+        return []
+
+    @property
+    def scheme(self) -> bytes:
+        return b"http"
 
     @property
     def cookie(self) -> bytes:
@@ -206,35 +242,53 @@ class Previews:
         return b"%s%d" % (_COOKIE, self._port or 0)
 
 
-class _PreviewAuth:
+_UNKNOWN_TOKEN = secrets.token_urlsafe(24)
+
+
+def find_exposed(exposed: Mapping[str, ExposedPort], label: str, offered: Iterable[bytes]) -> ExposedPort | None:
+    """See `PreviewSite.find`."""
+    found = exposed.get(label)
+    wanted = (found.preview.token if found else _UNKNOWN_TOKEN).encode()
+    right = [hmac.compare_digest(wanted, token) for token in offered]
+    return found if any(right) else None
+
+
+class PreviewRouter:
     """Finds the preview that a request is for, checks its token and removes it: the proxy's `Router`."""
 
-    def __init__(self, previews: Previews, peer: str) -> None:
-        self._previews = previews
+    def __init__(self, site: PreviewSite, peer: str) -> None:
+        self._site = site
         self._peer = peer
 
     def refuse(self, status: int, reason: str) -> PreviewResponse:
+        added = self._site.begin()
         refusal = page(
             status, HTTPStatus(status).phrase, f"Malformed HTTP request: {one_line(reason)[:200]}.", html=False
         )
-        return PreviewResponse(refusal.status, [*refusal.headers, _CLOSE], refusal.body)
+        return PreviewResponse(refusal.status, [*refusal.headers, *added, _CLOSE], refusal.body)
 
     def route(self, request: h11.Request) -> _PreviewUpstream | PreviewResponse:
+        added = self._site.begin()
+        found = self._find(request)
+        if isinstance(found, PreviewResponse):
+            return PreviewResponse(found.status, [*found.headers, *added], found.body)
+        found.added = added
+        return found
+
+    def _find(self, request: h11.Request) -> _PreviewUpstream | PreviewResponse:
         host = header(request.headers, b"host")
-        named = _HOST.fullmatch(host.lower())
+        label = self._site.label_of_host(host.lower())
         path, mark, query = request.target.partition(b"?")
         prefix = b""
-        if named:
-            label = named[1].decode()
-        elif path.startswith(_PREFIX.encode()):
-            label, _, rest = path[len(_PREFIX) :].decode("ascii", "replace").partition("/")
-            prefix, path = f"{_PREFIX}{label}".encode(), f"/{rest}".encode()
-        else:
-            return _not_found(request)
+        if label is None:
+            if not path.startswith(PREFIX.encode()):
+                return _not_found(request)
+            label, _, rest = path[len(PREFIX) :].decode("ascii", "replace").partition("/")
+            prefix, path = f"{PREFIX}{label}".encode(), f"/{rest}".encode()
         query, in_query = _without_token(query)
         cookies, in_cookies = self._cookies(request, prefix)
         in_header = [value for name, value in request.headers if name == HEADER.lower().encode()]
-        exposed = self._previews.find(label, [*in_query, *in_header, *in_cookies])
+        exposed = self._site.find(label, [*in_query, *in_header, *in_cookies])
         if exposed is None:
             return _not_found(request)
         token = exposed.preview.token.encode()
@@ -243,14 +297,11 @@ class _PreviewAuth:
         target = path + (mark + query if query else b"")
         cookie = None
         if in_query:
-            cookie = b"%s=%s; Path=%s/; HttpOnly; SameSite=Lax" % (
-                self._previews.cookie,
-                exposed.preview.token.encode(),
-                prefix,
-            )
+            secure = b"; Secure" if self._site.scheme == b"https" else b""
+            cookie = b"%s=%s; Path=%s/; HttpOnly; SameSite=Lax%s" % (self._site.cookie, token, prefix, secure)
             if _is_navigation(request):
                 # A URL without the token: it must not be in the browser's history, nor in the Referer for other sites.
-                origin = b"" if prefix else b"http://" + host
+                origin = b"" if prefix else b"%s://%s" % (self._site.scheme, host)
                 where = origin + prefix + target
                 return PreviewResponse(303, [(b"Location", where), (b"Set-Cookie", cookie), *_PRIVATE])
         if len(exposed.exchanges) >= MAX_EXCHANGES:
@@ -258,7 +309,9 @@ class _PreviewAuth:
             return page(503, "Too many requests", text, html=_wants_html(request))
         kept = b"; ".join(each for each in cookies if not _contains(each, token))
         headers = self._headers(request, host or f"localhost:{exposed.preview.port}".encode(), prefix, kept, token)
-        return _PreviewUpstream(exposed, target, headers, prefix, cookie, html=_wants_html(request))
+        return _PreviewUpstream(
+            exposed, target, headers, prefix, cookie, html=_wants_html(request), scheme=self._site.scheme
+        )
 
     def _cookies(self, request: h11.Request, prefix: bytes) -> tuple[list[bytes], list[bytes]]:
         """The cookies for the server, and the tokens among the others.
@@ -270,7 +323,7 @@ class _PreviewAuth:
         for name, value in request.headers:
             for cookie in value.split(b";") if name == b"cookie" else ():
                 key, _, content = cookie.strip().partition(b"=")
-                if key == self._previews.cookie:
+                if key == self._site.cookie:
                     tokens.append(content)
                 elif key.lower().startswith(_COOKIE):
                     continue
@@ -298,7 +351,7 @@ class _PreviewAuth:
         headers += [
             (b"X-Forwarded-For", self._peer.encode()),
             (b"X-Forwarded-Host", host),
-            (b"X-Forwarded-Proto", b"http"),
+            (b"X-Forwarded-Proto", self._site.scheme),
             (b"Via", b"1.1 atoll"),
         ]
         if prefix:
@@ -310,13 +363,16 @@ class _PreviewAuth:
 class _PreviewUpstream:
     """A request with a valid token, and the server that it is for: the proxy's `Upstream`."""
 
-    server: _ExposedPort
+    server: ExposedPort
     target: bytes
     headers: Headers
     """`Host` first."""
     prefix: bytes
     cookie: bytes | None
     html: bool
+    scheme: bytes
+    added: Headers = field(default_factory=list)
+    """Headers of ours that the response gets."""
 
     async def dial(self) -> PortConnection:
         return await self.server.connect()
@@ -333,15 +389,19 @@ class _PreviewUpstream:
     def rewrite_response(self, headers: Headers) -> Headers:
         if self.prefix:
             headers = [self._below_prefix(name, value) for name, value in headers if name.lower() != _SCOPE]
+        else:
+            headers = [
+                (name, _cookie_of_host(value) if name.lower() == b"set-cookie" else value) for name, value in headers
+            ]
         if self.cookie is not None:
             headers = [*headers, (b"Set-Cookie", self.cookie)]
-        return headers
+        return [*headers, *self.added]
 
     def _below_prefix(self, name: bytes, value: bytes) -> tuple[bytes, bytes]:
         if name.lower() == b"set-cookie":
             return name, _cookie_below(value, self.prefix)
         if name.lower() == b"location":
-            path = value.removeprefix(b"http://" + self.headers[0][1])
+            path = value.removeprefix(b"%s://%s" % (self.scheme, self.headers[0][1]))
             if path.startswith(b"/") and not path.startswith((b"//", self.prefix + b"/")):
                 return name, self.prefix + path
         return name, value
@@ -358,7 +418,8 @@ class _PreviewUpstream:
         else:
             title = f"Port {port} sent a malformed HTTP response"
             text = f"The server that listens on it does not speak valid HTTP: {error[:200]}."
-        return page(503 if isinstance(error, SandboxShutdown) else 502, title, text, html=self.html)
+        shown = page(503 if isinstance(error, SandboxShutdown) else 502, title, text, html=self.html)
+        return PreviewResponse(shown.status, [*shown.headers, *self.added], shown.body)
 
 
 _SCOPE = b"service-worker-allowed"
@@ -411,6 +472,12 @@ def _mark(prefix: bytes) -> bytes:
     return prefix.rpartition(b"/")[2] + b"~"
 
 
+def _cookie_of_host(cookie: bytes) -> bytes:
+    """A cookie that a server sets, limited to its own host: previews may be neighbours below one domain."""
+    parts = [part for part in cookie.split(b";") if part.strip().partition(b"=")[0].lower() != b"domain"]
+    return b";".join(parts)
+
+
 def _cookie_below(cookie: bytes, prefix: bytes) -> bytes:
     """A cookie that a server sets, limited to its own path."""
     first, *attributes = cookie.split(b";")
@@ -424,7 +491,7 @@ def _cookie_below(cookie: bytes, prefix: bytes) -> bytes:
     return b"; ".join([_mark(prefix) + first.strip(), *kept, b"Path=" + prefix + path])
 
 
-async def _wait_listening(exposed: _ExposedPort, wait_s: float) -> None:
+async def wait_listening(exposed: ExposedPort, wait_s: float) -> None:
     """Wait until a server listens.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The certificate authority of one sandbox: for the hosts of its secrets, and for nothing else.
+"""Certificate authorities: that of one sandbox, for the hosts of its secrets, and that of a server with its own names.
 
 Owns certificates: how the authority is created, how it signs a certificate for a host for some days, and the file name
 that OpenSSL looks for. Not here: how programs inside come to trust it (`ca_bundle.py`), where its key is stored
@@ -6,7 +6,7 @@ that OpenSSL looks for. Not here: how programs inside come to trust it (`ca_bund
 
 The authority's certificate names the hosts that it may sign for, in a critical name constraint: software that does not
 understand it must reject the certificate. With a stolen key one could impersonate those hosts, to this sandbox and its
-forks, and nothing else.
+forks, and nothing else. `surfaces/serve/tls.py` has one for the names of a server.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from datetime import datetime, timedelta
-from ipaddress import ip_network
+from ipaddress import ip_address, ip_network
 from typing import TYPE_CHECKING
 
 from atoll.contract.frozen import Field, Frozen
@@ -40,15 +40,16 @@ class Authority(Frozen):
     """PEM. Never inside."""
 
     @classmethod
-    def make(cls, hosts: Iterable[str]) -> Authority:
-        """A new one that can sign for `hosts`, and for names below them."""
+    def make(cls, hosts: Iterable[str], addresses: Iterable[str] = (), *, title: str = "atoll sandbox") -> Authority:
+        """A new one that can sign for `hosts`, for names below them, and for IP addresses."""
         from cryptography import x509
 
         key = _new_key()
         # In lower case, as OpenSSL converts a name before it hashes it: see `openssl_name`.
-        name = _name(f"atoll sandbox {os.urandom(4).hex()}")
-        permitted = [x509.DNSName(host) for host in sorted(set(hosts))]
-        excluded = [x509.IPAddress(ip_network(every)) for every in ("0.0.0.0/0", "::/0")]
+        name = _name(f"{title} {os.urandom(4).hex()}")
+        networks = [x509.IPAddress(ip_network(address)) for address in sorted(set(addresses))]
+        permitted = [*(x509.DNSName(host) for host in sorted(set(hosts))), *networks]
+        excluded = None if networks else [x509.IPAddress(ip_network(every)) for every in ("0.0.0.0/0", "::/0")]
         certificate = (
             _certificate(name, key.public_key(), issuer=name, authority=key.public_key(), lasts=_AUTHORITY_LIFETIME)
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
@@ -56,6 +57,27 @@ class Authority(Frozen):
             .add_extension(x509.NameConstraints(permitted, excluded), critical=True)
         )
         return cls(certificate=_signed(certificate, key), key=_key_pem(key))
+
+    def issue(self, hosts: Iterable[str], addresses: Iterable[str] = (), *, lasts: timedelta) -> tuple[str, str]:
+        """A certificate for these, and its key, both as PEM."""
+        from cryptography import x509
+        from cryptography.hazmat.primitives.serialization import load_pem_private_key
+        from cryptography.x509.oid import ExtendedKeyUsageOID
+
+        authority = x509.load_pem_x509_certificate(self.certificate.encode())
+        signer: ec.EllipticCurvePrivateKey = load_pem_private_key(self.key.encode(), None)  # type: ignore[assignment]
+        key = _new_key()
+        names = [*map(x509.DNSName, hosts), *(x509.IPAddress(ip_address(address)) for address in addresses)]
+        certificate = (
+            _certificate(
+                x509.Name([]), key.public_key(), issuer=authority.subject, authority=signer.public_key(), lasts=lasts
+            )
+            .add_extension(x509.SubjectAlternativeName(names), critical=True)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(_usage(sign_certificates=False), critical=True)
+            .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        )
+        return _signed(certificate, signer), _key_pem(key)
 
     @property
     def openssl_name(self) -> str:
@@ -80,35 +102,13 @@ class Issuer:
         """The TLS context of a server that is `host`, for clients that trust the authority and ask for that host."""
         context, until = self._contexts.get(host, (None, now()))
         if context is None or now() >= until:
-            context = _server_context(host, *self._issue(host))
+            context = _server_context(host, *self._authority.issue([host], lasts=_LEAF_LIFETIME))
             self._contexts[host] = context, now() + _LEAF_LIFETIME / 2
         return context
 
-    def _issue(self, host: str) -> tuple[str, str]:
-        from cryptography import x509
-        from cryptography.hazmat.primitives.serialization import load_pem_private_key
-        from cryptography.x509.oid import ExtendedKeyUsageOID
 
-        authority = x509.load_pem_x509_certificate(self._authority.certificate.encode())
-        signer: ec.EllipticCurvePrivateKey = load_pem_private_key(self._authority.key.encode(), None)  # type: ignore[assignment]
-        key = _new_key()
-        certificate = (
-            _certificate(
-                x509.Name([]),
-                key.public_key(),
-                issuer=authority.subject,
-                authority=signer.public_key(),
-                lasts=_LEAF_LIFETIME,
-            )
-            .add_extension(x509.SubjectAlternativeName([x509.DNSName(host)]), critical=True)
-            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-            .add_extension(_usage(sign_certificates=False), critical=True)
-            .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        )
-        return _signed(certificate, signer), _key_pem(key)
-
-
-def _server_context(host: str, certificate: str, key: str) -> ssl.SSLContext:
+def server_context(certificate: str, key: str) -> ssl.SSLContext:
+    """The TLS context of a server with this certificate. Its key is not written to a disk."""
     import ssl
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -119,9 +119,16 @@ def _server_context(host: str, certificate: str, key: str) -> ssl.SSLContext:
     fd = os.memfd_create("atoll", os.MFD_CLOEXEC)
     try:
         os.write(fd, (certificate + key).encode())
-        context.load_cert_chain(f"/proc/self/fd/{fd}")
+        context.load_cert_chain(f"/proc/self/fd/{fd}", password="")
     finally:
         os.close(fd)
+    return context
+
+
+def _server_context(host: str, certificate: str, key: str) -> ssl.SSLContext:
+    import ssl
+
+    context = server_context(certificate, key)
 
     def check_name(_connection: object, asked_for: str | None, _context: object) -> int | None:
         wrong = asked_for is not None and asked_for.lower() != host

@@ -39,6 +39,9 @@ MODULES = {
     "python": ("python",),
     "approvals": ("approvals",),
     "trace": ("trace",),
+    "serve": ("serve", "config"),
+    "tenants": ("tenants",),
+    "keys": ("keys",),
     "doctor": ("doctor", "version", "uninstall"),
 }
 """The modules in `commands/`, in the order of the help, and an index of their commands."""
@@ -50,6 +53,7 @@ HEADINGS = {
     "images": "Images and storage",
     "agent": "Models",
     "python": "Code that calls tools",
+    "serve": "Server",
     "doctor": "This installation",
 }
 """The headings of the help, and the modules that they stand before."""

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from atoll.runtime.interface import Engine
+    from atoll.server.server import Server
     from atoll.settings import Settings
     from atoll.surfaces.cli.sandbox_options import SandboxOptions
 
@@ -120,6 +121,23 @@ class CommandContext:
         from atoll.runtime.engine import open as open_engine
 
         return open_engine(self.state_dir, namespace=namespace or self.namespace, settings=settings)
+
+    def open_server(self) -> AbstractAsyncContextManager[Server]:
+        """The data of a server over the state directory, which need not run. Its first start still makes the first key.
+
+        Raises:
+            CallerError: what the server needs is not installed.
+        """
+        from pathlib import Path
+
+        from atoll.settings import Settings
+
+        settings = Settings.from_environment()
+        if self.state_dir is not None:
+            settings = settings.model_copy(update={"state_dir": Path(self.state_dir)})
+        with needing_extra(f"`{self.command_path}`", "server"):
+            from atoll.server.server import Server
+        return Server.open(settings, makes_key=False)
 
     def answer(self, value: object, text: str) -> int:
         """Print a result, `value` as JSON or `text` for people, and return the exit status 0."""

@@ -38,6 +38,7 @@ __all__ = [
     "Keyboard",
     "OutputClosed",
     "OutputWriter",
+    "instead_of_ending",
     "interruptible",
     "raw",
     "run",
@@ -198,6 +199,19 @@ def interruptible() -> Iterator[anyio.CancelScope]:
             _interruptible.pop()
 
 
+_taken: dict[int, list[Callable[[], None]]] = {}
+
+
+@contextmanager
+def instead_of_ending(number: signal.Signals) -> Iterator[list[Callable[[], None]]]:
+    """A signal calls what is in the list that this gives, in place of cancelling all of `run`."""
+    _taken[number] = []
+    try:
+        yield _taken[number]
+    finally:
+        del _taken[number]
+
+
 def run(main: Callable[[], Awaitable[int]]) -> int:
     """Run `main` to its exit status. SIGINT, SIGTERM and SIGHUP cancel it and give 128+n once it has cleaned up.
 
@@ -224,6 +238,10 @@ async def _under_signals(main: Callable[[], Awaitable[int]]) -> int:
     async def watch(signals: AsyncIterator[signal.Signals]) -> None:
         nonlocal received
         async for number in signals:
+            if number in _taken:
+                for call in _taken[number]:
+                    call()
+                continue
             if number == signal.SIGINT and _interruptible and not _interruptible[-1].cancel_called:
                 _interruptible[-1].cancel()
                 continue

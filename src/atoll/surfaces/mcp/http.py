@@ -1,7 +1,7 @@
 """MCP over HTTP: an ASGI app with one client session per handshake, and its server.
 
 Owns which client session a request belongs to, and when a session ends: by DELETE, after it was idle for too long, or
-with the app. Not here: who may send requests and how the app is served (`surfaces/http.py`), and what a session offers
+with the app. Not here: who may send requests and how the app is served (`surfaces/door/`), and what a session offers
 (`session.py`). Used by `atoll mcp --http`, and by programs that mount `app`.
 
 The `Mcp-Session-Id` header names the session: 128 random bits, known to one client. Revisions of the protocol without
@@ -37,8 +37,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 from atoll.contract.errors import AtollError
 from atoll.runtime.interface import Engine
-from atoll.surfaces import http
-from atoll.surfaces.http import LOOPBACK, HttpGuard
+from atoll.surfaces import door
+from atoll.surfaces.door import LOOPBACK, HttpGuard
 from atoll.surfaces.mcp.session import DISCONNECTED, ServerConfig, open_session
 from atoll.surfaces.mcp.stdio import MAX_LAST_ANSWERS_S, MAX_MESSAGE_BYTES, request_id
 
@@ -94,9 +94,9 @@ async def listen(
         OSError: the address or port cannot be listened on.
     """
     address = "127.0.0.1" if address == "localhost" else address
-    hosts = http.accepted_hosts(address, token, token_variable=TOKEN_VARIABLE)
+    hosts = door.accepted_hosts(address, token, token_variable=TOKEN_VARIABLE)
     served = app(engine, config, token=token, hosts=hosts, sessions=sessions, idle_s=idle_s)
-    await http.listen(
+    await door.listen(
         served,
         address,
         port,

@@ -54,6 +54,10 @@ class UsedTokens:
         self.cache_read += used.cache_read_tokens
         self.cache_write += used.cache_write_tokens
 
+    @property
+    def total(self) -> int:
+        return self.input + self.output + self.cache_read + self.cache_write
+
     def wire(self) -> dict[str, Any]:
         return {
             "input_tokens": self.input,

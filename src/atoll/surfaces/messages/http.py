@@ -2,7 +2,7 @@
 
 Owns requests and answers as HTTP has them: body limits, request ids, event streams, the end of a turn whose client is
 gone, and the one function that makes errors of ours errors of this API (`_translated`). Not here: what a request is
-answered with (`turn.py`), and who may send one (`surfaces/http.py`). Used by programs that mount `app`.
+answered with (`turn.py`), and who may send one (`surfaces/door/`). Used by programs that mount `app`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import logging
 import re
 import secrets
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -30,8 +30,8 @@ from atoll.agents.loop import DEFAULT_STEPS
 from atoll.code.executor import CodeConfig
 from atoll.contract.errors import AtollError, ModelFailed, ModelUnavailable
 from atoll.runtime.interface import Engine
-from atoll.surfaces import http
-from atoll.surfaces.http import LOOPBACK, HttpGuard
+from atoll.surfaces import door
+from atoll.surfaces.door import LOOPBACK, HttpGuard
 from atoll.surfaces.messages.answer import StreamedAnswer, WholeAnswer
 from atoll.surfaces.messages.containers import Containers, owner_of
 from atoll.surfaces.messages.turn import MessagesTurn
@@ -113,9 +113,9 @@ async def listen(
     """
     address = "127.0.0.1" if address == "localhost" else address
     first = token if token is None or isinstance(token, SecretStr) else next(iter(token), None)
-    hosts = http.accepted_hosts(address, first, token_variable=TOKEN_VARIABLE)
+    hosts = door.accepted_hosts(address, first, token_variable=TOKEN_VARIABLE)
     served = app(engine, model, token=token, hosts=hosts, **options)
-    await http.listen(
+    await door.listen(
         served, address, port, on_ready=on_ready, on_stop=served.state.endpoint.end_all, grace_s=_GRACE_S
     )  # fmt: skip
 
@@ -123,8 +123,18 @@ async def listen(
 class MessagesEndpoint:
     """Answers requests, as an ASGI app, while it is `running`."""
 
-    def __init__(self, model: Model, containers: Containers, guard: HttpGuard, *, steps: int) -> None:
+    def __init__(
+        self,
+        model: Model,
+        containers: Containers,
+        guard: HttpGuard,
+        *,
+        steps: int,
+        on_tokens: Callable[[int], Awaitable[None]] | None = None,
+    ) -> None:
+        """`on_tokens` is told what the model has used for each request, also for one that failed."""
         self.containers = containers
+        self._on_tokens = on_tokens
         self._model = model
         self._guard = guard
         self._steps = steps
@@ -187,9 +197,17 @@ class MessagesEndpoint:
         if failed is not None:
             await answer.error(failed)
 
+    async def _run(self, turn: MessagesTurn) -> None:
+        try:
+            await turn.run()
+        finally:
+            if self._on_tokens is not None and turn.used.total:
+                with anyio.CancelScope(shield=True):
+                    await self._on_tokens(turn.used.total)
+
     async def _whole(self, request: MessagesRequest, owner: bytes, answer: _HttpAnswer) -> None:
         writer = WholeAnswer(request.body.model)
-        await MessagesTurn(self._model, self.containers, request, owner, writer, steps=self._steps).run()
+        await self._run(MessagesTurn(self._model, self.containers, request, owner, writer, steps=self._steps))
         await answer.json(200, writer.message)
 
     async def _stream(self, request: MessagesRequest, owner: bytes, answer: _HttpAnswer) -> None:
@@ -202,7 +220,7 @@ class MessagesEndpoint:
             nonlocal failed
             async with sending:
                 try:
-                    await turn.run()
+                    await self._run(turn)
                 except Exception as error:  # noqa: BLE001 - raised below, when what came before it is sent
                     failed = error
 
@@ -311,7 +329,7 @@ def _translated(error: Exception) -> ApiError:
         cause, exceptions.ModelContextWindowExceededError | exceptions.ModelRequestRejectedError
     ):
         return ApiError(400, error.message)
-    if isinstance(error, AtollError) and not isinstance(error, ModelFailed) and http.status_of(error) < 500:
+    if isinstance(error, AtollError) and not isinstance(error, ModelFailed) and door.status_of(error) < 500:
         _log.warning("a request failed: %s", error.message)
     else:
         _log.error("a request failed", exc_info=error)

@@ -223,6 +223,7 @@ async def test_forks_begin_alike_and_share_nothing(engine: Engine, as_root: None
         for fork in forks:
             assert await look(fork) == FOUND
             assert (await fork.exec("hostname; echo $WHO")).stdout == f"{fork.name}\nparent\n"
+            assert (await fork.exec(["getent", "hosts", fork.name])).stdout.split() == ["127.0.0.1", fork.name]
             await fork.exec("echo $(hostname) > /root/one; touch /root/only", user="root")
         assert await look(sandbox) == FOUND
         drawn = [(await each.exec("head -c 16 /dev/urandom | od -An -tx1")).stdout for each in (sandbox, *forks)]

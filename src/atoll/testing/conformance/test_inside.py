@@ -69,6 +69,13 @@ async def test_no_process_gains_privileges(shared: Sandbox) -> None:
 async def test_the_name_of_the_sandbox_is_its_host_name(engine: Engine) -> None:
     async with await engine.create("named-box") as sandbox:
         assert (await sandbox.exec("hostname; cat /proc/sys/kernel/hostname")).stdout == "named-box\nnamed-box\n"
+        found = await sandbox.exec("getent hosts named-box; getent hosts localhost; hostname -i; hostname -f")
+        assert [line.split() for line in found.stdout.splitlines()] == [
+            ["127.0.0.1", "named-box"],
+            ["::1", "localhost", "ip6-localhost", "ip6-loopback"],
+            ["127.0.0.1"],
+            ["named-box"],
+        ]
 
 
 @pytest.mark.core

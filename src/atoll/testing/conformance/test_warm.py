@@ -71,7 +71,10 @@ async def warm(engine: Engine, count: int, **kind: object) -> AsyncIterator[set[
 
 async def look(sandbox: Sandbox) -> str:
     """What can be seen inside, except what differs between any two sandboxes."""
-    line = "id; pwd; env | grep -v HOSTNAME | sort; ulimit -n; cat /etc/hosts /proc/1/cmdline; ls -aR /home /tmp /run"
+    line = (
+        "id; pwd; env | grep -v HOSTNAME | sort; ulimit -n; sed s/$(hostname)// /etc/hosts; cat /proc/1/cmdline; "
+        "ls -aR /home /tmp /run"
+    )
     return (await sandbox.exec(line)).stdout
 
 
@@ -94,6 +97,7 @@ async def test_a_claimed_sandbox_looks_like_a_new_one(engine: Engine, capabiliti
         assert await taken.processes() == []
         assert len(await taken.ps()) == len(await new.ps())
         assert (await taken.exec("hostname; uname -n")).stdout == "box-2\nbox-2\n"
+        assert (await taken.exec("getent hosts box-2")).stdout.split() == ["127.0.0.1", "box-2"]
         assert await look(taken) == await look(new)
         assert taken.id not in await ready(engine, 2), "the pool was refilled"
         await new.destroy()

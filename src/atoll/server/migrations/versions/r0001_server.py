@@ -76,7 +76,7 @@ def upgrade() -> None:
 _REASON = "the audit log is append-only"
 _APPEND_ONLY = {
     "sqlite": [
-        f"CREATE TRIGGER audit_{verb} BEFORE {verb} ON audit BEGIN SELECT RAISE(ABORT, '{_REASON}'); END"
+        f"CREATE TRIGGER audit_{verb.lower()} BEFORE {verb} ON audit BEGIN SELECT RAISE(ABORT, '{_REASON}'); END"
         for verb in ("UPDATE", "DELETE")
     ],
     "postgresql": [

@@ -1,9 +1,9 @@
-"""What every HTTP surface shares: who may send requests, and how an app is served at an address.
+"""Who may send requests: host names, origins and tokens; and the HTTP status of an error.
 
 Owns the check of host name, origin and bearer token (`HttpGuard`), the rule that an address which other machines can
-reach needs a token, the start and end of a server (`listen`), and the HTTP status of an error (`status_of`). Not here:
-routes, body limits, the format of error responses, and sessions: each surface has its own. Used by `mcp/http.py`, whose
-errors are JSON-RPC's and have no use for `status_of`, and by `messages/http.py`.
+reach needs a token, and the HTTP status of an error (`status_of`). Not here: routes, the format of error responses, and
+sessions: each surface has its own. Used by `mcp/http.py`, whose errors are JSON-RPC's and have no use for `status_of`,
+by `messages/http.py`, and by `middleware.py`, which has API keys in place of tokens.
 """
 
 from __future__ import annotations
@@ -11,17 +11,13 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import re
-import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-import anyio
-import uvicorn
 from pydantic import SecretStr
 from starlette.requests import Request
-from starlette.types import ASGIApp
 
 from atoll.contract.errors import (
     AtollError,
@@ -42,9 +38,6 @@ from atoll.contract.errors import (
 from atoll.settings import SHORTEST_TOKEN
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
-MAX_CONNECTIONS = 256
-"""Further connections are answered with 503."""
-_BACKLOG = 512
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _TOKEN = re.compile(rf"[^\s\x00-\x1f\x7f]{{{SHORTEST_TOKEN},}}")
 _STATUSES: tuple[tuple[tuple[type[Exception], ...], int], ...] = (
@@ -118,13 +111,13 @@ class HttpGuard:
 
     def refusal(self, request: Request) -> HttpRefusal | None:
         """Why this request is refused. None: it is accepted."""
-        host, port = _split_host(request.headers.get("host", ""))
+        host, port = split_host(request.headers.get("host", ""))
         if host is None or (self._hosts is not None and host not in self._hosts):
             allowed = ", ".join(sorted(self._hosts or ())) or "any host name"
             return HttpRefusal(421, f"the Host header is missing or not accepted; allowed: {allowed}")
         origin = request.headers.get("origin")
         schemes = {request.url.scheme, "https"} if self._tokens else {request.url.scheme}
-        if origin is not None and origin.lower() not in {_origin(scheme, host, port) for scheme in schemes}:
+        if origin is not None and origin.lower() not in {origin_of(scheme, host, port) for scheme in schemes}:
             return HttpRefusal(403, "requests from web pages of other sites are refused")
         if self._tokens:
             given = self.credential(request).encode("latin-1")
@@ -143,7 +136,17 @@ class HttpGuard:
         return "" if self._key_header is None else request.headers.get(self._key_header, "").strip()
 
 
-def _split_host(header: str) -> tuple[str | None, int | None]:
+class OpenGuard(HttpGuard):
+    """Lets every request in: for an app of the server, whose door has checked it."""
+
+    def __init__(self, key_header: str | None = None) -> None:
+        super().__init__(LOOPBACK, None, token_variable="", key_header=key_header)
+
+    def refusal(self, request: Request) -> HttpRefusal | None:  # noqa: ARG002
+        return None
+
+
+def split_host(header: str) -> tuple[str | None, int | None]:
     """The name and the port of a Host header. The name is None if it has anything else, such as a user."""
     if not re.search(r"[@/?#\\\s]", header):
         with suppress(ValueError):
@@ -152,7 +155,7 @@ def _split_host(header: str) -> tuple[str | None, int | None]:
     return None, None
 
 
-def _origin(scheme: str, host: str, port: int | None) -> str:
+def origin_of(scheme: str, host: str, port: int | None) -> str:
     """An origin as browsers write it, which leave out the port that the scheme implies."""
     shown = f"[{host}]" if ":" in host else host
     return f"{scheme}://{shown}" if port in (None, _DEFAULT_PORTS.get(scheme)) else f"{scheme}://{shown}:{port}"
@@ -178,7 +181,7 @@ def status_of(error: AtollError) -> int:
     return next((status for kinds, status in _STATUSES if isinstance(error, kinds)), 500)
 
 
-# -------------------------------------------------------------------------------------------------------------- listen
+# ------------------------------------------------------------------------------------------------------------ addresses
 
 
 def accepted_hosts(address: str, token: SecretStr | None, *, token_variable: str) -> tuple[str, ...] | None:
@@ -198,60 +201,3 @@ def accepted_hosts(address: str, token: SecretStr | None, *, token_variable: str
             "secret that clients have to send, or listen at 127.0.0.1"
         )
     return (*LOOPBACK, address)
-
-
-async def listen(
-    app: ASGIApp,
-    address: str,
-    port: int,
-    *,
-    on_ready: Callable[[str], None],
-    on_stop: Callable[[], None],
-    grace_s: int,
-) -> None:
-    """Serve an app at an IP address until this is cancelled. Signals are left to the caller.
-
-    `on_ready` receives the URL of the server, without a path. On cancellation `on_stop` is called first, to end streams
-    that would stay open; then connections have `grace_s` to finish.
-
-    Raises:
-        OSError: the address or port cannot be listened on.
-    """
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.create_server((address, port), family=family, backlog=_BACKLOG) as listening:
-        host = f"[{address}]" if ":" in address else address
-        on_ready(f"http://{host}:{listening.getsockname()[1]}")
-        config = uvicorn.Config(
-            app,
-            lifespan="on",
-            log_config=None,
-            ws="none",
-            limit_concurrency=MAX_CONNECTIONS,
-            timeout_graceful_shutdown=grace_s,
-        )
-        server = _UvicornServer(config)
-        stopping = False
-
-        async def serve() -> None:
-            # The server ends by `should_exit` and not by cancellation, so that the app's lifespan ends properly.
-            with anyio.CancelScope(shield=True):
-                await server.serve([listening])
-            if not stopping:
-                raise RuntimeError("the HTTP server ended unexpectedly")
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(serve)
-            try:
-                await anyio.sleep_forever()
-            finally:
-                stopping = True
-                on_stop()
-                server.should_exit = True
-
-
-class _UvicornServer(uvicorn.Server):
-    """Leaves signals to the caller."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield

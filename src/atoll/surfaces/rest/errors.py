@@ -1,0 +1,305 @@
+"""Errors of the REST API: the one function that makes exceptions answers, and the shape that all of them have.
+
+Owns the body `{"code", "message", "details", "request_id"}`, the status of each code, the request id, and how errors
+are declared in the OpenAPI document. An answer never has a `hint`, a value that the caller sent in secret, or a name
+that the caller did not send: `known` lists stay here. Not here: who may do what (`caller.py`).
+
+`install` is called by whatever composes the app (`surfaces/serve/`); `error_answer` is for what refuses a request
+before any route is chosen.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable, Mapping, MutableMapping
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError, WebSocketRequestValidationError
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic_core import to_jsonable_python
+from starlette.exceptions import HTTPException
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Match
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.websockets import WebSocket, WebSocketState
+
+from atoll.contract.errors import (
+    AtollError,
+    CheckpointNotFound,
+    InvalidRequest,
+    SandboxNotFound,
+    VolumeNotFound,
+)
+from atoll.surfaces.door import status_of
+from atoll.tools.tool import readable, readable_all
+
+REQUEST_ID_HEADER = "Atoll-Request-Id"
+STATUS_BY_CODE: Mapping[str, int] = {
+    "unauthenticated": 401,
+    "forbidden": 403,
+    "quota_exceeded": 403,
+    "rate_limited": 429,
+    "idempotency_mismatch": 422,
+    "outcome_unknown": 409,
+    "conflict": 409,
+    "sandbox_shutdown": 409,
+    "not_checkpointable": 409,
+    "image_unavailable": 422,
+    "runtime_unavailable": 422,
+    "unenforceable": 422,
+    "port_refused": 409,
+    "code_session_busy": 409,
+    "sandbox_died": 502,
+    "guest_protocol_error": 502,
+    "guest_unresponsive": 504,
+}
+"""Where HTTP has a better status than `status_of` would give."""
+CODE_BY_STATUS: Mapping[int, str] = {
+    400: "invalid_request",
+    401: "unauthenticated",
+    403: "forbidden",
+    404: "not_found",
+    405: "method_not_allowed",
+    406: "not_acceptable",
+    408: "request_timeout",
+    413: "too_large",
+    415: "unsupported_media_type",
+    416: "range_not_satisfiable",
+    421: "misdirected_request",
+    426: "upgrade_required",
+    429: "rate_limited",
+    431: "headers_too_large",
+    503: "unavailable",
+}
+"""Of errors that are HTTP's own, not Atoll's."""
+_NOT_FOUND: Mapping[type[AtollError], str] = {
+    SandboxNotFound: "no sandbox has the name or id {name!r}",
+    CheckpointNotFound: "no checkpoint has the id or label {wanted!r}",
+    VolumeNotFound: "no volume is named {name!r}",
+}
+"""Messages without the names that there are."""
+_HIDDEN_DETAILS = frozenset({"known", "labels", "available"})
+_PRESENT = " (present here: "
+"""Before the images of the machine, in the message of `ImageUnavailable`."""
+_log = logging.getLogger(__name__)
+
+
+class ErrorBody(BaseModel):
+    """The body of every answer that is an error."""
+
+    model_config = ConfigDict(frozen=True, title="Error")
+
+    code: str = Field(examples=["sandbox_not_found"])
+    """Stable: programs may switch on it."""
+    message: str = Field(examples=["no sandbox has the name or id 'demo'"])
+    details: dict[str, Any] = Field(examples=[{"name": "demo"}])
+    request_id: str = Field(examples=["req_0c8b4dd0f4a74b66"])
+    """The same as in the header Atoll-Request-Id and in the server's log."""
+
+
+# ---------------------------------------------------------------------------------------------------------- request id
+
+
+def request_id(scope: MutableMapping[str, Any]) -> str:
+    """The id of a request, made when it is first asked for."""
+    state = scope.setdefault("state", {})
+    found: str | None = state.get("request_id")
+    if found is None:
+        found = state["request_id"] = f"req_{secrets.token_hex(8)}"
+    return found
+
+
+class RequestIds:
+    """Middleware: every answer has the request's id in the header Atoll-Request-Id."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        header = (REQUEST_ID_HEADER.lower().encode(), request_id(scope).encode())
+
+        async def with_id(message: Message) -> None:
+            if message["type"] in ("http.response.start", "websocket.http.response.start"):
+                headers = message.setdefault("headers", [])
+                message["headers"] = [*(each for each in headers if each[0].lower() != header[0]), header]
+            await send(message)
+
+        await self._app(scope, receive, with_id)
+
+
+# ------------------------------------------------------------------------------------------------------------- answers
+
+
+def error_answer(
+    status: int,
+    message: str,
+    request_id: str,
+    *,
+    code: str | None = None,
+    details: Mapping[str, object] | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> JSONResponse:
+    """An error in the one shape. `code` is that of the status if it is left out."""
+    body = {
+        "code": code or CODE_BY_STATUS.get(status, "error"),
+        "message": readable(message),  # a path in it may be no UTF-8
+        "details": to_jsonable_python(readable_all(dict(details or {})), fallback=str),
+        "request_id": request_id,
+    }
+    return JSONResponse(body, status, headers=headers)
+
+
+def answer_to(error: Exception, request_id: str) -> JSONResponse:
+    """The answer to a request that ended with this exception."""
+    if isinstance(error, AtollError):
+        return _answer_to_ours(error, request_id)
+    if isinstance(error, RequestValidationError | WebSocketRequestValidationError):
+        return _answer_to_invalid(error, request_id)
+    if isinstance(error, HTTPException):
+        message = _HTTP_MESSAGES.get(error.status_code, str(error.detail))
+        return error_answer(error.status_code, message, request_id, headers=error.headers)
+    return error_answer(
+        500,
+        "the request failed here; the server's log has the reason, with the request id",
+        request_id,
+        code="internal",
+    )
+
+
+_HTTP_MESSAGES = {
+    404: "there is nothing at this path; the paths are in /openapi.json",
+    405: "this path does not have this method; the header Allow names those that it has",
+}
+
+
+def error_status(error: Exception) -> int:
+    """The HTTP status of the answer to an exception."""
+    if isinstance(error, AtollError):
+        return STATUS_BY_CODE.get(error.code) or status_of(error)
+    if isinstance(error, RequestValidationError | WebSocketRequestValidationError):
+        return 400
+    return error.status_code if isinstance(error, HTTPException) else 500
+
+
+def _answer_to_ours(error: AtollError, request_id: str) -> JSONResponse:
+    details = {name: value for name, value in error.details.items() if name not in _HIDDEN_DETAILS}
+    template = next((text for kind, text in _NOT_FOUND.items() if isinstance(error, kind)), None)
+    message = error.message.partition(_PRESENT)[0] if template is None else template.format(**details)
+    status = error_status(error)
+    headers = {}
+    if status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    retry_after_s = details.get("retry_after_s")
+    if isinstance(retry_after_s, int | float):
+        headers["Retry-After"] = str(max(1, -int(-retry_after_s // 1)))
+    if status >= 500:
+        _log.error("request %s failed: %s: %s", request_id, error.code, error.message, exc_info=error)
+    return error_answer(status, message, request_id, code=error.code, details=details, headers=headers)
+
+
+def _answer_to_invalid(
+    error: RequestValidationError | WebSocketRequestValidationError, request_id: str
+) -> JSONResponse:
+    """Without the values: one of them may be a secret."""
+    found = [
+        {"where": [*map(str, each["loc"])], "message": _plain(each["msg"]), "type": each["type"]}
+        for each in error.errors()[:32]
+    ]
+    first = found[0] if found else {"where": [], "message": "the request is not valid"}
+    where = ".".join(first["where"])
+    message = f"{where}: {first['message']}" if where else str(first["message"])
+    return error_answer(400, message, request_id, code=InvalidRequest.code, details={"errors": found})
+
+
+def _plain(message: str) -> str:
+    return message.removeprefix("Value error, ")
+
+
+# ------------------------------------------------------------------------------------------------------------- install
+
+
+def install(app: FastAPI, *, check_key: Callable[[HTTPConnection], Any] | None = None) -> None:
+    """Make every exception of the app an answer in the one shape, with a request id.
+
+    `check_key` is awaited before it is said that a path below /api does not exist, and raises if the key is wrong.
+    """
+
+    async def handle(connection: Request, error: Exception) -> Response | None:
+        if (
+            check_key is not None
+            and isinstance(error, HTTPException)
+            and error.status_code in (404, 405)
+            and connection.scope["path"].startswith("/api/")
+        ):
+            try:
+                await check_key(connection)
+            except AtollError as refused:
+                error = refused
+        if isinstance(error, HTTPException) and error.status_code == 405:
+            error.headers = {"Allow": ", ".join(_methods(app, connection.scope))}
+        return await _send(connection, answer_to(error, request_id(connection.scope)))
+
+    for kind in (AtollError, RequestValidationError, WebSocketRequestValidationError, HTTPException, Exception):
+        app.add_exception_handler(kind, handle)  # type: ignore[arg-type] # of both kinds of connections
+    app.add_middleware(RequestIds)
+
+
+def _methods(app: FastAPI, scope: Scope) -> list[str]:
+    """The methods of a path. A route knows its own only."""
+    return [
+        method
+        for method in ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
+        if any(route.matches({**scope, "method": method})[0] is Match.FULL for route in app.router.routes)
+    ]
+
+
+async def _send(connection: HTTPConnection, answer: JSONResponse) -> Response | None:
+    if not isinstance(connection, WebSocket):
+        return answer
+    if (
+        connection.client_state is WebSocketState.CONNECTING
+        and connection.application_state is WebSocketState.CONNECTING
+    ):
+        if "websocket.http.response" in connection.scope.get("extensions", {}):
+            await connection.send_denial_response(answer)
+        else:
+            await connection.close(1008)
+    elif connection.application_state is WebSocketState.CONNECTED:
+        await connection.close(1011 if answer.status_code >= 500 else 1008, reason="the server's log has the reason")
+    return None
+
+
+# ------------------------------------------------------------------------------------------------- the OpenAPI document
+
+_MEANINGS: Mapping[int, str] = {
+    400: "The request is not valid.",
+    401: "There is no valid key.",
+    403: "The key, the tenant's policy or a quota does not allow it.",
+    404: "There is none of this name or id, or no tenant of the name in Atoll-Tenant.",
+    405: "The path does not have this method.",
+    409: "The state of the resource does not allow it.",
+    413: "The body is too large.",
+    415: "The body is not of a type that is accepted.",
+    416: "The range is not within the file.",
+    422: "It is valid, but cannot be done: the image, the runtime or the limits are not available here.",
+    429: "There were too many requests; Retry-After says when to try again.",
+    500: "The sandbox or the server failed.",
+    503: "The server stops, or its database does not answer; try again.",
+    502: "The sandbox ended while the request was carried out.",
+    504: "The sandbox, or what runs in it, did not answer in time.",
+    507: "The disk, or the quota of the sandbox, is full.",
+}
+
+
+def failures(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """The `responses` of a route that can fail with these, and with what every route can."""
+    return {
+        status: {"model": ErrorBody, "description": _MEANINGS[status]}
+        for status in sorted({400, 401, 403, 404, 429, 500, 503, *statuses})
+    }
