@@ -1,4 +1,4 @@
-"""Events: what happened to the sandboxes of tenants, in order, whoever did it.
+"""Events: what happened to the sandboxes of tenants, in order, by any process.
 
 Owns the rows and their sequence, how changes are noticed, and how readers follow them without loss. There are two
 sources. What is done through this server is seen at once (`saw`, `gone`), before it is answered. What other processes
@@ -222,8 +222,9 @@ class Events:
         self._seen_at = {id: seen_at for id, seen_at in self._seen_at.items() if seen_at >= began}
         gone_of: dict[str, list[str]] = {}
         present = {info.id for infos in found.values() for info in infos}
+        self._known = {id: known for id, known in self._known.items() if known.tenant in found}
         for known in self._known.values():
-            if known.tenant in found and known.id not in present and known.id not in skipped:
+            if known.id not in present and known.id not in skipped:
                 gone_of.setdefault(known.tenant, []).append(known.id)
         for tenant, infos in found.items():
             await self._observe(
