@@ -48,7 +48,9 @@ def _serving(state_dir: Path, environment: dict[str, str]) -> Iterator[RunningSe
 
 
 def _items(client: httpx2.Client, path: str, **headers: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = client.get(path, params={"limit": 1000}, headers=headers).raise_for_status().json()["items"]
+    found: list[dict[str, Any]] = (
+        client.get(path, params={"limit": 1000}, headers=headers).raise_for_status().json()["items"]
+    )
     return found
 
 
@@ -79,11 +81,22 @@ def run(server: RunningServer, directory: Path, *options: str) -> subprocess.Com
     users = _users(server)
     auth = directory / "auth.json"
     auth.write_text(
-        json.dumps({"auth": [{"name": name, "fixedHeaders": [{"name": "X-API-Key", "value": key}]} for name, key in users]})
+        json.dumps(
+            {"auth": [{"name": name, "fixedHeaders": [{"name": "X-API-Key", "value": key}]} for name, key in users]}
+        )
     )
     kept = ["default", *PEERS, *(key.split("_")[1] for _, key in users)]
     return subprocess.run(
-        [sys.executable, "-m", "schemathesis.cli", "--config-file", CONFIG, "run", f"{server.url}/openapi.json", *options],
+        [
+            sys.executable,
+            "-m",
+            "schemathesis.cli",
+            "--config-file",
+            CONFIG,
+            "run",
+            f"{server.url}/openapi.json",
+            *options,
+        ],
         env={**os.environ, "ATOLL_FUZZ_AUTH": str(auth), "ATOLL_FUZZ_KEPT": " ".join(kept)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -40,6 +40,8 @@ _MADE_BY = {
     "tenant": ("tenants_create", "$response.body#/name"),
 }
 """By the parameter of a path: the operation that makes such a thing, and where its answer has the name or id."""
+_OF_THE_DOOR = {"414": "The URL is too long.", "431": "The headers are too large."}
+"""What any request can be answered with before it comes to a route."""
 _OF_FASTAPI = ("HTTPValidationError", "ValidationError")
 
 
@@ -69,18 +71,30 @@ def _amended(document: dict[str, Any]) -> dict[str, Any]:
             del responses["422"]
         if "requestBody" in operation:
             responses.setdefault("413", {**responses["400"], "description": "The body is too large."})
+        for status, description in _OF_THE_DOOR.items():
+            responses[status] = {**responses["400"], "description": description}
         operation.setdefault("parameters", []).append({"$ref": "#/components/parameters/Tenant"})
         for status, response in responses.items():
+            content = response.get("content", {})
             if response.pop(STREAMED, False):
-                response["content"] = {MEDIA_TYPE: response["content"]["application/json"]}
-            elif (
-                int(status) >= 400 and MEDIA_TYPE in response["content"]
-            ):  # FastAPI's guess, by the class of the answer
-                response["content"] = {"application/json": response["content"][MEDIA_TYPE]}
+                content[MEDIA_TYPE] = content.pop("application/json")
+            if int(status) >= 400 and MEDIA_TYPE in content:  # FastAPI's guess, by the class of the answer
+                content["application/json"] = content.pop(MEDIA_TYPE)
+            if MEDIA_TYPE in content:
+                content[MEDIA_TYPE] = {"schema": _event(content[MEDIA_TYPE]["schema"])}
             headers = response.setdefault("headers", {})
             headers[REQUEST_ID_HEADER] = {"$ref": f"#/components/headers/{REQUEST_ID_HEADER}"}
     _link(document)
     return document
+
+
+def _event(data: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a server-sent event whose data are JSON of this schema; those of the last may be an error."""
+    any_data: dict[str, Any] = {"type": "string", "contentMediaType": "application/json"}
+    if data.get("type") != "string":
+        any_data["contentSchema"] = {"anyOf": [data, {"$ref": "#/components/schemas/ErrorBody"}]}
+    fields = {"event": {"type": "string"}, "id": {"type": "string"}, "data": any_data}
+    return {"type": "object", "properties": fields, "required": ["event", "data"]}
 
 
 def _link(document: dict[str, Any]) -> None:
@@ -91,7 +105,7 @@ def _link(document: dict[str, Any]) -> None:
         creator, expression = _MADE_BY.get(names[-1], ("", "")) if names else ("", "")
         if creator not in operations:
             continue
-        same = {name: f"$request.path.{name}" for name in _path_names(operations[creator])}
+        same = {name: f"$request.path.{name}" for name in _path_names(operations[creator]) if name in names}
         made = operations[creator]["responses"]["201"].setdefault("links", {})
         made[id] = {"operationId": id, "parameters": {**same, names[-1]: expression}}
 
