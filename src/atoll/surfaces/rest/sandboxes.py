@@ -12,12 +12,8 @@ import math
 import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-<<<<<<< HEAD
 from datetime import timedelta
-from typing import Annotated, Any, Literal, TypeVar
-=======
 from typing import Annotated, Any, TypeVar
->>>>>>> rest
 
 from fastapi import APIRouter, Header, Path, Query, Request
 from fastapi.responses import Response
@@ -35,17 +31,11 @@ from atoll.contract.errors import (
 from atoll.contract.model import (
     MAX_LABELS,
     MAX_TTL_S,
-<<<<<<< HEAD
     RESERVED_LABELS,
     Checkpoint,
     Limits,
     Mount,
-=======
-    Checkpoint,
-    Limits,
-    Mount,
     OnExpiry,
->>>>>>> rest
     RuntimeName,
     SandboxInfo,
     Status,
