@@ -10,9 +10,23 @@ import json
 from collections.abc import Iterator
 from functools import cache
 
-from atoll.contract.errors import AtollError, FileError, InvalidRequest, ServerUnavailable
+from atoll.contract.errors import (
+    AtollError,
+    FileError,
+    InvalidRequest,
+    SandboxNotFound,
+    ServerUnavailable,
+    ToolCallError,
+    UserNotFound,
+)
 
 _SHOWN = 200
+_ATTRIBUTES: dict[type[AtollError], dict[str, object]] = {
+    SandboxNotFound: {"name": "", "known": []},
+    UserNotFound: {"user": ""},
+    ToolCallError: {"type": ""},
+}
+"""What some classes have besides, and its value where an answer does not say it."""
 _ALIASES: dict[str, type[AtollError]] = {"too_large": InvalidRequest}
 """Codes that only answers have."""
 
@@ -43,9 +57,8 @@ def _made(kind: type[AtollError], message: str, request_id: object, details: dic
         number, path = details.get("errno"), details.get("path")
         error.errno = number if isinstance(number, int) else None
         error.path = path if isinstance(path, str) else None
-    for name in ("name", "known", "user", "type"):  # attributes that some classes have besides
-        if name in kind.__init__.__code__.co_varnames:
-            vars(error)[name] = details.get(name, [] if name == "known" else "")
+    for name, default in _ATTRIBUTES.get(kind, {}).items():
+        setattr(error, name, details.get(name, default))
     return error
 
 

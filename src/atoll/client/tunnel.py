@@ -51,6 +51,8 @@ class Tunnel(DirectStream, asyncio.Protocol):
         self._take: Callable[[bytes], None] | None = None
         self._lose: Callable[[], None] | None = None
         self._batch: list[bytes | memoryview] | None = None
+        self._text: bytearray | None = None
+        """Of a text message that is not complete. None: a binary one."""
         self._unread: deque[bytes] = deque()
         self._unread_bytes = 0
         self._changed = anyio.Event()
@@ -191,22 +193,35 @@ class Tunnel(DirectStream, asyncio.Protocol):
             self._opened.set_exception(unreachable(failure))
 
     def _on_frame(self, frame: Frame) -> None:
-        if frame.opcode is Opcode.BINARY:
-            data = bytes(frame.data)
-            if self._take is not None:
-                self._take(data)
+        if frame.opcode in (Opcode.BINARY, Opcode.TEXT, Opcode.CONT):
+            if frame.opcode is not Opcode.CONT:
+                self._text = bytearray() if frame.opcode is Opcode.TEXT else None
+            if self._text is None:
+                self._on_bytes(bytes(frame.data))  # a part of a message is as good as the whole
                 return
-            self._unread.append(data)
-            self._unread_bytes += len(data)
-            if self._unread_bytes > _MAX_UNREAD_BYTES and self._transport is not None:
-                self._transport.pause_reading()
-            self._changed.set()
-        elif frame.opcode is Opcode.TEXT:
-            fact = json.loads(bytes(frame.data))
-            if isinstance(fact, dict):
-                self._on_fact(fact)
+            self._text += frame.data
+            if frame.fin:
+                self._on_text(bytes(self._text))
         elif frame.opcode is Opcode.PONG and bytes(frame.data) == self._ping:
             self._ping = None
+
+    def _on_bytes(self, data: bytes) -> None:
+        if self._take is not None:
+            self._take(data)
+            return
+        self._unread.append(data)
+        self._unread_bytes += len(data)
+        if self._unread_bytes > _MAX_UNREAD_BYTES and self._transport is not None:
+            self._transport.pause_reading()
+        self._changed.set()
+
+    def _on_text(self, text: bytes) -> None:
+        try:
+            fact = json.loads(text)
+        except ValueError:
+            return  # of a newer server
+        if isinstance(fact, dict):
+            self._on_fact(fact)
 
     def _write_message(self, data: bytes | memoryview) -> None:
         if self._protocol.state is State.OPEN:

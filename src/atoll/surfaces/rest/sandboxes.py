@@ -13,7 +13,7 @@ import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Header, Path, Query, Request
 from fastapi.responses import Response
@@ -35,6 +35,7 @@ from atoll.contract.model import (
     Checkpoint,
     Limits,
     Mount,
+    OnExpiry,
     RuntimeName,
     SandboxInfo,
     Status,
@@ -68,7 +69,6 @@ TUNNEL_HEADER = "Atoll-Tunnel"
 router = APIRouter(prefix="/api/v1/sandboxes", tags=["sandboxes"], route_class=ApiRoute)
 
 SandboxPath = Annotated[str, Path(description="The name or the id of a sandbox.", max_length=255, examples=["demo"])]
-OnExpiry = Literal["destroy", "sleep"]
 Verb = TypeVar("Verb", bound=Callable[..., Coroutine[Any, Any, Response]])
 
 
@@ -319,6 +319,8 @@ async def _create(caller: Caller, body: SandboxRequest, name: str | None, label:
             network=admitted.network,
             labels=body.labels if label is None else {**body.labels, REQUEST_LABEL: label},
             ttl_s=admitted.ttl_s,
+            on_expiry=body.on_expiry,
+            ttl_renewed_by_use=body.ttl_renewed_by_use,
             mounts=admitted.mounts,
             from_checkpoint=body.from_checkpoint,
             ephemeral=body.ephemeral,
@@ -364,7 +366,15 @@ async def update(caller: Writer, sandbox: SandboxPath, body: Annotated[SandboxUp
     if "ttl_s" in body.model_fields_set:
         longest = check_ttl(caller.tenant.policy, body.ttl_s)
         ttl_s = math.inf if longest is None else longest
-    return await changed(caller, found, labels=body.labels, ttl_s=ttl_s, limits=body.limits)
+    return await changed(
+        caller,
+        found,
+        labels=body.labels,
+        ttl_s=ttl_s,
+        on_expiry=body.on_expiry,
+        ttl_renewed_by_use=body.ttl_renewed_by_use,
+        limits=body.limits,
+    )
 
 
 async def changed(
@@ -373,6 +383,8 @@ async def changed(
     *,
     labels: dict[str, str | None] | None = None,
     ttl_s: float | None = None,
+    on_expiry: OnExpiry | None = None,
+    ttl_renewed_by_use: bool | None = None,
     limits: Limits | None = None,
 ) -> Response:
     """Change a sandbox within the tenant's policy and quotas, and answer how it is."""
@@ -383,7 +395,14 @@ async def changed(
             await found.status()
             limits = Limits.model_validate(given)
             await stack.enter_async_context(reserved(caller, {found.name: found.info.limits.model_copy(update=given)}))
-        info = await caller.engine.update(found.name, labels=labels, ttl_s=ttl_s, limits=limits)
+        info = await caller.engine.update(
+            found.name,
+            labels=labels,
+            ttl_s=ttl_s,
+            on_expiry=on_expiry,
+            ttl_renewed_by_use=ttl_renewed_by_use,
+            limits=limits,
+        )
     await caller.server.events.saw(caller.tenant.name, info)
     await caller.server.events.record(caller.tenant.name, "updated", info)
     return answer(shown(info))
