@@ -73,7 +73,9 @@ def _amended(document: dict[str, Any]) -> dict[str, Any]:
             responses.setdefault("413", {**responses["400"], "description": "The body is too large."})
         for status, description in _OF_THE_DOOR.items():
             responses[status] = {**responses["400"], "description": description}
-        operation.setdefault("parameters", []).append({"$ref": "#/components/parameters/Tenant"})
+        for parameter in operation.setdefault("parameters", []):
+            _without_null(parameter["schema"])
+        operation["parameters"].append({"$ref": "#/components/parameters/Tenant"})
         for status, response in responses.items():
             content = response.get("content", {})
             if response.pop(STREAMED, False):
@@ -86,6 +88,14 @@ def _amended(document: dict[str, Any]) -> dict[str, Any]:
             headers[REQUEST_ID_HEADER] = {"$ref": f"#/components/headers/{REQUEST_ID_HEADER}"}
     _link(document)
     return document
+
+
+def _without_null(schema: dict[str, Any]) -> None:
+    """A parameter that is unset is left out: `null` would be its text."""
+    others = [each for each in schema.get("anyOf", ()) if each != {"type": "null"}]
+    if len(others) == 1:
+        del schema["anyOf"]
+        schema.update(others[0])
 
 
 def _event(data: dict[str, Any]) -> dict[str, Any]:
