@@ -9,8 +9,11 @@ from __future__ import annotations
 import logging
 import os
 import pwd
+import shutil
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -54,6 +57,9 @@ _OPEN_POLICY = TenantPolicy(images=("host", "*"), networks=("*", "registries"))
 """Of the tenant `default` when it is made: that of the operator, who has all of it on the local command line. No
 directory of the machine: clients of the server are elsewhere."""
 _RETRY_S = 1.0
+_TRANSFER_S = 24 * 3600.0
+TRANSFER_PREFIX = "transfer-"
+"""Of directories below `Server.directory` with a file that is on its way to a client."""
 _ROUNDS = 3
 _log = logging.getLogger(__name__)
 
@@ -121,6 +127,7 @@ class Server:
 
     async def run(self) -> None:
         """What goes on while a server serves: watching sandboxes, deliveries, samples. Until it is cancelled."""
+        await anyio.to_thread.run_sync(_remove_abandoned_transfers, self.directory)
         async with anyio.create_task_group() as tasks:
             for part in (self.events.watch, self.events.poll, self.webhooks.deliver, self.history.sample):
                 tasks.start_soon(_again, part)
@@ -191,6 +198,14 @@ class Server:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.aclose()
+
+
+def _remove_abandoned_transfers(directory: Path) -> None:
+    """Files on their way to clients of a process that died: after a day, none is still under way."""
+    for path in directory.glob(f"{TRANSFER_PREFIX}*"):
+        with suppress(OSError):
+            if time.time() - path.stat().st_mtime > _TRANSFER_S:
+                shutil.rmtree(path)
 
 
 async def _again(part: Callable[[], Awaitable[None]]) -> None:

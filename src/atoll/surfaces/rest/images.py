@@ -88,7 +88,7 @@ async def pull(
 
 
 async def _pulling(caller: Caller, reference: str) -> AsyncIterator[ServerEvent]:
-    """Progress at most five times a second, then the image. Whoever stops reading stops the pull."""
+    """Progress at most five times a second, then the image. A client that stops reading stops the pull."""
     latest: PullProgress | None = None
 
     def progress(step: str, done: int, total: int | None) -> None:

@@ -12,7 +12,8 @@ import math
 import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Annotated, Any, Literal, TypeVar
+from datetime import timedelta
+from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Header, Path, Query, Request
 from fastapi.responses import Response
@@ -27,7 +28,18 @@ from atoll.contract.errors import (
     SandboxExists,
     SandboxNotFound,
 )
-from atoll.contract.model import MAX_LABELS, MAX_TTL_S, Checkpoint, Limits, Mount, RuntimeName, SandboxInfo, Status
+from atoll.contract.model import (
+    MAX_LABELS,
+    MAX_TTL_S,
+    RESERVED_LABELS,
+    Checkpoint,
+    Limits,
+    Mount,
+    OnExpiry,
+    RuntimeName,
+    SandboxInfo,
+    Status,
+)
 from atoll.contract.names import is_name
 from atoll.contract.network import NetworkPolicy
 from atoll.contract.secret import Secret
@@ -51,15 +63,12 @@ from atoll.surfaces.rest.pages import (
     page_answer,
 )
 
-RESERVED = "atoll.dev/"
-"""Labels that callers can neither set nor see."""
 REQUEST_LABEL = "atoll.dev/request"
 TUNNEL_HEADER = "Atoll-Tunnel"
 """Sent by `atoll.connect`, whose connection to the sandbox an ephemeral one can be tied to."""
 router = APIRouter(prefix="/api/v1/sandboxes", tags=["sandboxes"], route_class=ApiRoute)
 
 SandboxPath = Annotated[str, Path(description="The name or the id of a sandbox.", max_length=255, examples=["demo"])]
-OnExpiry = Literal["destroy", "sleep"]
 Verb = TypeVar("Verb", bound=Callable[..., Coroutine[Any, Any, Response]])
 
 
@@ -209,9 +218,9 @@ async def describe(sandbox: Sandbox) -> SandboxInfo:
 
 def shown(info: SandboxInfo) -> SandboxInfo:
     """As an answer shows it: without reserved labels."""
-    if not any(label.startswith(RESERVED) for label in info.labels):
+    if not any(label.startswith(RESERVED_LABELS) for label in info.labels):
         return info
-    labels = {name: value for name, value in info.labels.items() if not name.startswith(RESERVED)}
+    labels = {name: value for name, value in info.labels.items() if not name.startswith(RESERVED_LABELS)}
     return info.model_copy(update={"labels": labels})
 
 
@@ -221,8 +230,10 @@ def check_labels_given(labels: dict[str, str] | dict[str, str | None]) -> None:
         InvalidRequest: one is reserved.
     """
     for label in labels:
-        if label.startswith(RESERVED):
-            raise InvalidRequest(f"the label {label!r} is reserved: labels may not begin with {RESERVED}", label=label)
+        if label.startswith(RESERVED_LABELS):
+            raise InvalidRequest(
+                f"the label {label!r} is reserved: labels may not begin with {RESERVED_LABELS}", label=label
+            )
 
 
 # -------------------------------------------------------------------------------------------------------------- routes
@@ -308,6 +319,8 @@ async def _create(caller: Caller, body: SandboxRequest, name: str | None, label:
             network=admitted.network,
             labels=body.labels if label is None else {**body.labels, REQUEST_LABEL: label},
             ttl_s=admitted.ttl_s,
+            on_expiry=body.on_expiry,
+            ttl_renewed_by_use=body.ttl_renewed_by_use,
             mounts=admitted.mounts,
             from_checkpoint=body.from_checkpoint,
             ephemeral=body.ephemeral,
@@ -353,7 +366,15 @@ async def update(caller: Writer, sandbox: SandboxPath, body: Annotated[SandboxUp
     if "ttl_s" in body.model_fields_set:
         longest = check_ttl(caller.tenant.policy, body.ttl_s)
         ttl_s = math.inf if longest is None else longest
-    return await changed(caller, found, labels=body.labels, ttl_s=ttl_s, limits=body.limits)
+    return await changed(
+        caller,
+        found,
+        labels=body.labels,
+        ttl_s=ttl_s,
+        on_expiry=body.on_expiry,
+        ttl_renewed_by_use=body.ttl_renewed_by_use,
+        limits=body.limits,
+    )
 
 
 async def changed(
@@ -362,6 +383,8 @@ async def changed(
     *,
     labels: dict[str, str | None] | None = None,
     ttl_s: float | None = None,
+    on_expiry: OnExpiry | None = None,
+    ttl_renewed_by_use: bool | None = None,
     limits: Limits | None = None,
 ) -> Response:
     """Change a sandbox within the tenant's policy and quotas, and answer how it is."""
@@ -372,7 +395,14 @@ async def changed(
             await found.status()
             limits = Limits.model_validate(given)
             await stack.enter_async_context(reserved(caller, {found.name: found.info.limits.model_copy(update=given)}))
-        info = await caller.engine.update(found.name, labels=labels, ttl_s=ttl_s, limits=limits)
+        info = await caller.engine.update(
+            found.name,
+            labels=labels,
+            ttl_s=ttl_s,
+            on_expiry=on_expiry,
+            ttl_renewed_by_use=ttl_renewed_by_use,
+            limits=limits,
+        )
     await caller.server.events.saw(caller.tenant.name, info)
     await caller.server.events.record(caller.tenant.name, "updated", info)
     return answer(shown(info))
@@ -386,10 +416,10 @@ async def delete(
 ) -> Response:
     """End a sandbox and remove all of it. Its checkpoints stay, unless they are to be deleted too."""
     info = await find_listed(caller, sandbox)
-    await caller.engine.destroy(info.id if info.runtime == "unknown" else info.name, checkpoints=checkpoints)
+    had = await caller.engine.destroy(info.id if info.runtime == "unknown" else info.name, checkpoints=checkpoints)
     await caller.server.previews.take_back(caller.tenant.name, info.id)
     await caller.server.events.gone(caller.tenant.name, info.id)
-    return Response(status_code=204)
+    return Response(status_code=204, headers={"Atoll-Sandbox": info.id, "Atoll-Checkpoints": str(had)})
 
 
 # --------------------------------------------------------------------------------------------------------------- verbs
@@ -429,10 +459,19 @@ async def resume(caller: Writer, sandbox: SandboxPath) -> Response:
 
 
 @_verb("sleep")
-async def sleep(caller: Writer, sandbox: SandboxPath) -> Response:
+async def sleep(
+    caller: Writer,
+    sandbox: SandboxPath,
+    unused_for_s: Annotated[
+        float | None, Query(ge=0, le=1e9, description="Only if it has not been used for so long.")
+    ] = None,
+) -> Response:
     """Put it to sleep on disk, until it is next used."""
     found = await find(caller, sandbox)
-    await caller.engine.sleep(found.name)
+    if unused_for_s is None:
+        await caller.engine.sleep(found.name)
+    else:
+        await caller.engine.sleep_unused(found.name, timedelta(seconds=unused_for_s))
     return await _seen(caller, found)
 
 
