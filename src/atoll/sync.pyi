@@ -2,6 +2,7 @@
 """The types of the blocking face."""
 
 import builtins
+import ssl
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
@@ -50,6 +51,7 @@ from atoll.runtime.images.store import ImageInfo, ImageLayers
 from atoll.runtime.interface import CreateOptions, PoolOptions, SandboxKeywords
 from atoll.runtime.project.changes import ProjectChanges
 from atoll.runtime.project.project import Project
+from atoll.runtime.sandbox import GuestRelay
 from atoll.runtime.sandbox_pool import PoolDescription, PooledSandbox
 from atoll.runtime.state.loop_storage import StorageKind
 from atoll.settings import Settings
@@ -59,6 +61,14 @@ CLASSES: dict[str, str]
 
 def open(
     state_dir: Path | str | None = None, *, namespace: str | None = None, settings: Settings | None = None
+) -> Engine: ...
+def connect(
+    url: str | None = None,
+    key: str | SecretStr | None = None,
+    *,
+    tenant: str | None = None,
+    trust: ssl.SSLContext | None = None,
+    settings: Settings | None = None,
 ) -> Engine: ...
 
 class Blocking: ...
@@ -296,6 +306,7 @@ class Sandbox(Blocking):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
+    def relay(self) -> GuestRelay: ...
 
 class SandboxPool(Blocking):
     session_id: str

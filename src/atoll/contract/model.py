@@ -22,6 +22,8 @@ MAX_MOUNTS = 16
 """Of one sandbox; the same in `drivers/keeper/keeper.h`."""
 MAX_LABELS = 64
 """Labels of one sandbox."""
+RESERVED_LABELS = "atoll.dev/"
+"""The beginning of labels that a server sets for itself. They are neither counted nor shown to its clients."""
 LABEL_VALUE_RULE = (
     "up to 63 characters: letters, digits, '-', '_' and '.', beginning and ending with a letter or a digit; or none"
 )
@@ -47,8 +49,9 @@ def check_labels(labels: dict[str, str]) -> dict[str, str]:
     Raises:
         InvalidRequest: a key or a value is not allowed, or there are too many.
     """
-    if len(labels) > MAX_LABELS:
-        raise InvalidRequest(f"{len(labels)} labels are too many; a sandbox may have {MAX_LABELS}")
+    count = sum(not key.startswith(RESERVED_LABELS) for key in labels)
+    if count > MAX_LABELS:
+        raise InvalidRequest(f"{count} labels are too many; a sandbox may have {MAX_LABELS}")
     for key, value in labels.items():
         if not _LABEL_KEY.fullmatch(key):
             raise InvalidRequest(f"{key!r} is not a key for a label; allowed are {LABEL_KEY_RULE}", key=key)
@@ -193,6 +196,8 @@ class SandboxInfo(Frozen):
     """The policy of its egress. Unset: no connection leaves it."""
     mounts: tuple[Mount, ...] = ()
     """Directories of the host and volumes that it sees, with the paths that they were found at."""
+    ephemeral: bool = False
+    """It ends when its last client disconnects."""
 
 
 class WarmPool(Frozen):

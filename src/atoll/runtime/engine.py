@@ -362,10 +362,9 @@ class LocalEngine(Engine):
         limits: Limits | None = None,
         runtime: RuntimeName | None = None,
     ) -> WarmPool:
-        from atoll.runtime.lifecycle.warm_pool import MAX_WARM, SandboxTemplate
+        from atoll.runtime.lifecycle.warm_pool import SandboxTemplate, check_count
 
-        if not 0 <= count <= MAX_WARM:
-            raise InvalidRequest(f"the count of a warm pool is {count}; it may be 0 to {MAX_WARM}")
+        check_count(count)
         driver = self._choose(runtime or self._settings.runtime)
         wanted = with_defaults(limits or Limits(), driver.capabilities)
         template = SandboxTemplate(image=image or self._settings.image, runtime=driver.name, limits=wanted)

@@ -34,7 +34,7 @@ from atoll.contract.errors import (
     SandboxExists,
     UserNotFound,
 )
-from atoll.contract.model import Limits, RuntimeName, SandboxSpec
+from atoll.contract.model import RESERVED_LABELS, Limits, RuntimeName, SandboxSpec
 from atoll.contract.names import check_name
 from atoll.contract.network import REGISTRIES, NetworkPolicy, PackageIndexes
 from atoll.runtime.connections import Connections
@@ -358,12 +358,15 @@ class Provisioner:
         async with self._layers.lock():
             record = self._checkpoints.find(checkpoint)
             changes: dict[str, object] = {"name": given.name, "ephemeral": given.ephemeral}
-            changes |= {
-                name: value for name in ("user", "cwd", "pause_after_s", "labels") if (value := getattr(given, name))
-            }
+            changes |= {name: value for name in ("user", "cwd", "pause_after_s") if (value := getattr(given, name))}
             if given.ttl_s is not None:
                 lifetime = ("ttl_s", "on_expiry", "ttl_renewed_by_use")
                 changes |= {name: getattr(given, name) for name in lifetime}
+            reserved = {key: value for key, value in given.labels.items() if key.startswith(RESERVED_LABELS)}
+            if given.labels != reserved:
+                changes["labels"] = given.labels
+            elif reserved:
+                changes["labels"] = {**record.spec.labels, **reserved}
             if given.network is not None:
                 changes |= {"network": given.network, "indexes": given.indexes}
             wanted = given.limits.model_dump(exclude_none=True)

@@ -19,7 +19,7 @@ bool has_no_clients(void);
 void send_to_guest(const void *frame, size_t size);
 size_t put_frame(uint8_t *at, uint8_t type, uint32_t stream, const void *payload, uint32_t length);
 uint32_t put_field(uint8_t *at, uint16_t tag, const void *value, uint32_t length);
-/* Sends GONE and disconnects: all clients, or with `waiting` those that wait for an answer. */
+/* Sends GONE and disconnects: all clients, or with `waiting` only clients with an unanswered request. */
 void cut_clients(const char *message, bool waiting);
 /* 0 when every process of the sandbox is frozen; an errno when none is. */
 int freeze(void);

@@ -17,12 +17,12 @@ after the operation, "-" that nothing changes, an error name that the operation 
                   finds it running
 
 "Use" is any request to the guest. `destroy` removes a sandbox of any status. A keeper with `pause_after_s` pauses a
-running sandbox by itself. A sandbox whose lifetime is over and that is not to be destroyed (`on_expiry`) is put to sleep
-(`sleep_at_end`); starting it begins another lifetime. A running or paused sandbox whose guest or keeper ends is in error. A failed start leaves it
-sleeping or shut down. An ephemeral sandbox cannot sleep, shut down or be restored (InvalidRequest). Processes survive
-`sleep`, `shutdown` and `checkpoint` with drivers that can save them (`memory_checkpoint`); there, `sleep` and
-`checkpoint` raise `NotCheckpointable`, and change nothing, if saving would lose them. A save that fails all the same
-leaves the sandbox running, or in error with that as its reason.
+running sandbox by itself. A sandbox whose lifetime is over and that is not to be destroyed (`on_expiry`) is put to
+sleep (`sleep_at_end`); starting it begins another lifetime. A running or paused sandbox whose guest or keeper ends is
+in error. A failed start leaves it sleeping or shut down. An ephemeral sandbox cannot sleep, shut down or be restored
+(InvalidRequest). Processes survive `sleep`, `shutdown` and `checkpoint` with drivers that can save them
+(`memory_checkpoint`); there, `sleep` and `checkpoint` raise `NotCheckpointable`, and change nothing, if saving would
+lose them. A save that fails all the same leaves the sandbox running, or in error with that as its reason.
 (1) With a driver that saves processes, a checkpoint restarts them: the sandbox runs then. One that cannot freeze a
     sandbox restarts it too, if nothing runs in it, and refuses the checkpoint (Unenforceable) otherwise.
 

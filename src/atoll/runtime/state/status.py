@@ -62,6 +62,7 @@ class RecordedSandbox:
             on_expiry=manifest.spec.on_expiry,
             ttl_renewed_by_use=manifest.spec.ttl_renewed_by_use,
             mounts=tuple(each.mount for each in manifest.mounts),
+            ephemeral=manifest.spec.ephemeral,
         )
         return cls(info, manifest.run_id)
 

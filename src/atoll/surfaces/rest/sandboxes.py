@@ -12,6 +12,7 @@ import math
 import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import timedelta
 from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Header, Path, Query, Request
@@ -31,6 +32,7 @@ from atoll.contract.errors import (
 from atoll.contract.model import (
     MAX_LABELS,
     MAX_TTL_S,
+    RESERVED_LABELS,
     Checkpoint,
     Limits,
     Mount,
@@ -62,8 +64,6 @@ from atoll.surfaces.rest.pages import (
     page_answer,
 )
 
-RESERVED = "atoll.dev/"
-"""Labels that callers can neither set nor see."""
 REQUEST_LABEL = "atoll.dev/request"
 TUNNEL_HEADER = "Atoll-Tunnel"
 """Sent by `atoll.connect`, whose connection to the sandbox an ephemeral one can be tied to."""
@@ -219,9 +219,9 @@ async def describe(sandbox: Sandbox) -> SandboxInfo:
 
 def shown(info: SandboxInfo) -> SandboxInfo:
     """As an answer shows it: without reserved labels."""
-    if not any(label.startswith(RESERVED) for label in info.labels):
+    if not any(label.startswith(RESERVED_LABELS) for label in info.labels):
         return info
-    labels = {name: value for name, value in info.labels.items() if not name.startswith(RESERVED)}
+    labels = {name: value for name, value in info.labels.items() if not name.startswith(RESERVED_LABELS)}
     return info.model_copy(update={"labels": labels})
 
 
@@ -231,8 +231,10 @@ def check_labels_given(labels: dict[str, str] | dict[str, str | None]) -> None:
         InvalidRequest: one is reserved.
     """
     for label in labels:
-        if label.startswith(RESERVED):
-            raise InvalidRequest(f"the label {label!r} is reserved: labels may not begin with {RESERVED}", label=label)
+        if label.startswith(RESERVED_LABELS):
+            raise InvalidRequest(
+                f"the label {label!r} is reserved: labels may not begin with {RESERVED_LABELS}", label=label
+            )
 
 
 # -------------------------------------------------------------------------------------------------------------- routes
@@ -415,10 +417,10 @@ async def delete(
 ) -> Response:
     """End a sandbox and remove all of it. Its checkpoints stay, unless they are to be deleted too."""
     info = await find_listed(caller, sandbox)
-    await caller.engine.destroy(info.id if info.runtime == "unknown" else info.name, checkpoints=checkpoints)
+    had = await caller.engine.destroy(info.id if info.runtime == "unknown" else info.name, checkpoints=checkpoints)
     await caller.server.previews.take_back(caller.tenant.name, info.id)
     await caller.server.events.gone(caller.tenant.name, info.id)
-    return Response(status_code=204)
+    return Response(status_code=204, headers={"Atoll-Sandbox": info.id, "Atoll-Checkpoints": str(had)})
 
 
 # --------------------------------------------------------------------------------------------------------------- verbs
@@ -458,10 +460,19 @@ async def resume(caller: Writer, sandbox: SandboxPath) -> Response:
 
 
 @_verb("sleep")
-async def sleep(caller: Writer, sandbox: SandboxPath) -> Response:
+async def sleep(
+    caller: Writer,
+    sandbox: SandboxPath,
+    unused_for_s: Annotated[
+        float | None, Query(ge=0, le=1e9, description="Only if it has not been used for so long.")
+    ] = None,
+) -> Response:
     """Put it to sleep on disk, until it is next used."""
     found = await find(caller, sandbox)
-    await caller.engine.sleep(found.name)
+    if unused_for_s is None:
+        await caller.engine.sleep(found.name)
+    else:
+        await caller.engine.sleep_unused(found.name, timedelta(seconds=unused_for_s))
     return await _seen(caller, found)
 
 

@@ -61,7 +61,7 @@ class PipedResponse(Response):
         del self.headers["content-length"]
 
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
-        reading, writing = _pipe()
+        reading, writing = open_pipe()
         failed: Exception | None = None
 
         async def write() -> None:
@@ -84,7 +84,7 @@ class PipedResponse(Response):
                 tasks.start_soon(write)
                 tasks.start_soon(watch, tasks.cancel_scope)
                 begun = False
-                while data := await _read(reading):
+                while data := await read_pipe(reading):
                     with anyio.fail_after(STALL_S):
                         if not begun:
                             begun = True
@@ -130,7 +130,7 @@ async def received(caller: Caller, request: Request) -> AsyncIterator[str]:
 
 async def _give_body(request: Request, read: Callable[[BinaryIO], Awaitable[T]]) -> T:
     """What `read` makes of a file with the body, as it comes."""
-    reading, writing = _pipe()
+    reading, writing = open_pipe()
     os.set_blocking(reading, True)  # a program reads it
     failed: Exception | None = None
     made: list[T] = []
@@ -183,7 +183,8 @@ async def _body(request: Request) -> AsyncIterator[bytes]:
             yield data
 
 
-def _pipe() -> tuple[int, int]:
+def open_pipe() -> tuple[int, int]:
+    """A pipe whose reading end does not block."""
     reading, writing = os.pipe()
     with suppress(OSError):  # the system's limit may be lower
         fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
@@ -191,7 +192,8 @@ def _pipe() -> tuple[int, int]:
     return reading, writing
 
 
-async def _read(fd: int) -> bytes:
+async def read_pipe(fd: int) -> bytes:
+    """The next bytes of a pipe. Empty: its writers are gone."""
     while True:
         try:
             return os.read(fd, _CHUNK_BYTES)
@@ -251,6 +253,7 @@ async def import_sandbox(
     pids: Annotated[int | None, Query(ge=4, le=4_000_000)] = None,
     open_files: Annotated[int | None, Query(ge=16, le=1_048_576)] = None,
     disk_bytes: Annotated[int | None, Query(ge=16 * 1024 * 1024, le=2**62)] = None,
+    limit_bytes: Annotated[int | None, Query(ge=0, le=2**62, description="The most that it may be unpacked.")] = None,
 ) -> Response:
     """Create a sandbox from a file that export wrote. Nothing in it is trusted."""
     policy = caller.tenant.policy
@@ -263,7 +266,9 @@ async def import_sandbox(
     async with reserved(caller, counted):
         made = await _give_body(
             request,
-            lambda source: caller.engine.import_(source, name, image=image, limits=wanted, runtime=chosen),
+            lambda source: caller.engine.import_(
+                source, name, image=image, limits=wanted, runtime=chosen, limit_bytes=limit_bytes
+            ),
         )
     try:
         check_image(policy, made.info.image)

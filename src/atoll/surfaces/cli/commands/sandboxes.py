@@ -141,6 +141,7 @@ async def ls(
 def _all_namespaces(context: CommandContext) -> list[str]:
     from atoll.runtime.state import known
 
+    context.require_local()
     return known.namespaces(context.resolved_place()[0])
 
 
