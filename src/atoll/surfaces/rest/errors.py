@@ -262,9 +262,8 @@ def _methods(app: FastAPI, scope: Scope) -> list[str]:
         if re.fullmatch(re.sub(r"\\{\w+\\}", "[^/]+", re.escape(template)), path)
     ]
     if matching:
-        return sorted(
-            method.upper() for method in app.openapi()["paths"][min(matching, key=lambda each: each.count("{"))]
-        )
+        own = min(matching, key=lambda each: each.count("{"))
+        return sorted(method.upper() for method in app.openapi()["paths"][own])
     return [
         method
         for method in ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
