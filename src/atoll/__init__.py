@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         generate_text as generate_text,
     )
     from atoll.agents.orchestrator import ProgrammaticToolOrchestrator as ProgrammaticToolOrchestrator
+    from atoll.client.engine import connect as connect
     from atoll.code.approvals import (
         Approval as Approval,
         ApprovalDecision as ApprovalDecision,
@@ -65,12 +66,16 @@ if TYPE_CHECKING:
         Diagnostic as Diagnostic,
     )
     from atoll.contract.errors import (
+        ApprovalNotFound as ApprovalNotFound,
         ArchiveRefused as ArchiveRefused,
         AtollError as AtollError,
         BudgetExceeded as BudgetExceeded,
         CallerError as CallerError,
         CheckpointExists as CheckpointExists,
         CheckpointNotFound as CheckpointNotFound,
+        CodeSessionBusy as CodeSessionBusy,
+        CodeSessionNotFound as CodeSessionNotFound,
+        Conflict as Conflict,
         DatabaseUnavailable as DatabaseUnavailable,
         DiskFull as DiskFull,
         ExecTimeout as ExecTimeout,
@@ -105,6 +110,7 @@ if TYPE_CHECKING:
         SandboxNotFound as SandboxNotFound,
         SandboxShutdown as SandboxShutdown,
         ScriptFailed as ScriptFailed,
+        ServerUnavailable as ServerUnavailable,
         TenantExists as TenantExists,
         TenantNotFound as TenantNotFound,
         ToolCallError as ToolCallError,
@@ -219,13 +225,14 @@ _HOMES = {
     "atoll.code.tool": "code_tool",
     "atoll.contract.driver": "Capabilities Diagnostic",
     "atoll.contract.errors": """
-        ArchiveRefused AtollError BudgetExceeded CallerError CheckpointExists CheckpointNotFound DatabaseUnavailable
-        DiskFull ExecTimeout FileError Forbidden GuestProtocolError GuestUnresponsive IdempotencyMismatch ImageNotFound
-        ImageUnavailable InvalidRequest KeyNotFound LaunchFailed ModelFailed ModelUnavailable NotCheckpointable
-        OutcomeUnknown PathExists PathIsDirectory PathNotDirectory PathNotFound PermissionDenied PortRefused
-        ProcessNotFound ProjectConflict QuotaExceeded RateLimited RuntimeUnavailable SandboxDied SandboxError
-        SandboxExists SandboxNotFound SandboxShutdown ScriptFailed TenantExists TenantNotFound ToolCallError
-        Unauthenticated Unenforceable UserNotFound VolumeExists VolumeNotFound WebhookNotFound
+        ApprovalNotFound ArchiveRefused AtollError BudgetExceeded CallerError CheckpointExists CheckpointNotFound
+        CodeSessionBusy CodeSessionNotFound Conflict DatabaseUnavailable DiskFull ExecTimeout FileError Forbidden
+        GuestProtocolError GuestUnresponsive IdempotencyMismatch ImageNotFound ImageUnavailable InvalidRequest
+        KeyNotFound LaunchFailed ModelFailed ModelUnavailable NotCheckpointable OutcomeUnknown PathExists
+        PathIsDirectory PathNotDirectory PathNotFound PermissionDenied PortRefused ProcessNotFound ProjectConflict
+        QuotaExceeded RateLimited RuntimeUnavailable SandboxDied SandboxError SandboxExists SandboxNotFound
+        SandboxShutdown ScriptFailed ServerUnavailable TenantExists TenantNotFound ToolCallError Unauthenticated
+        Unenforceable UserNotFound VolumeExists VolumeNotFound WebhookNotFound
     """,
     "atoll.contract.model": """
         Checkpoint ExecBytes ExecResult Exited ExportResult FileChange FileEntry FileStat Gap GcResult Limits
@@ -234,6 +241,7 @@ _HOMES = {
     """,
     "atoll.contract.network": "AuditRecord NetworkPolicy",
     "atoll.contract.secret": "Secret",
+    "atoll.client.engine": "connect",
     "atoll.runtime.engine": "open",
     "atoll.runtime.interface": "CreateOptions Engine Images PoolOptions Volumes",
     "atoll.runtime.guest.files": "Files",

@@ -122,7 +122,7 @@ def requests_for(path: str, owner: Owner) -> Iterator[tuple[str, str, str, str]]
         # Of the same form and length: an id differs in its last characters.
         never = re.sub(r"[a-z0-9]{3}$", lambda found: "000" if found[0] != "000" else "111", id)
         rest_of = {name: others.get(name, "x") for name in names if name != first}
-        paths = [path.format(**{first: each}, **rest_of) for each in (id, never)]
+        paths = [path.format(**{**rest_of, str(first): each}) for each in (id, never)]
         yield paths[0], paths[1], id, never
 
 

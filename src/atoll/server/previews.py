@@ -1,8 +1,9 @@
 """Previews of the server: ports of sandboxes at URLs that stay the same until they are taken back.
 
 Owns which ports are exposed, under which names, with which tokens, and keeps them in the database: a restart changes no
-URL. Names are those of the engine's previews (`label_of` in `runtime/previews/router.py`). Not here: how a request is passed on (`runtime/previews/`), and the
-address (`surfaces/serve/previews.py` sets it when the server listens). Used by `server.py` and `surfaces/`.
+URL. Names are those of the engine's previews (`label_of` in `runtime/previews/router.py`). Not here: how a request is
+passed on (`runtime/previews/`), and the address (`surfaces/serve/previews.py` sets it when the server listens). Used by
+`server.py` and `surfaces/`.
 
 One process serves a state directory, so what it holds in memory is what the database has. A preview belongs to a
 sandbox and not to its name: another sandbox that gets the name later does not get the URL.

@@ -24,7 +24,11 @@ from atoll.surfaces.door.guard import origin_of, split_host
 
 MAX_BODY_BYTES = 16 * 1024 * 1024
 """Of a request whose route does not call `take_any_body`."""
+_LAST_EVENTS_S = 2.0
+"""For clients to take the last event of a stream."""
 _BODY_LIMIT = "body_limit"
+_NO_SNIFFING = (b"x-content-type-options", b"nosniff")
+"""A browser must not take a file of a sandbox for a page."""
 _START = ("http.response.start", "websocket.http.response.start")
 
 
@@ -93,8 +97,10 @@ class HttpDoor:
     async def stop(self) -> None:
         """Begin to end event streams: each gets a last event that says why."""
         self._is_stopping = True
-        for stream in list(self._streams):
-            await stream.close()
+        with anyio.move_on_after(_LAST_EVENTS_S):
+            async with anyio.create_task_group() as tasks:
+                for stream in self._streams:
+                    tasks.start_soon(stream.close)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -106,7 +112,7 @@ class HttpDoor:
         self._believe_proxy(scope)
         began = time.perf_counter()
         ended = self._on_begin(request_id) if self._on_begin is not None else None
-        answer = _Answer(send, request_id)
+        answer = _ClientAnswer(send, request_id)
         try:
             refusal = self._refusal(scope)
             if refusal is not None:
@@ -121,7 +127,7 @@ class HttpDoor:
             if ended is not None:
                 ended()
 
-    async def _answer(self, scope: Scope, receive: Receive, answer: _Answer) -> None:
+    async def _answer(self, scope: Scope, receive: Receive, answer: _ClientAnswer) -> None:
         limited = _LimitedBody(scope, receive)
         stream = _AnswerStream(answer)
         answer.on_stream = lambda: self._opened(stream)
@@ -167,7 +173,7 @@ class HttpDoor:
             scope["scheme"] = "wss" if scope["type"] == "websocket" else "https"
 
 
-class _Answer:
+class _ClientAnswer:
     """Sends an answer with its request id, and knows how far it is."""
 
     def __init__(self, send: Send, request_id: str) -> None:
@@ -184,7 +190,7 @@ class _Answer:
             self.status = message["status"]
             name = REQUEST_ID_HEADER.lower().encode()
             others = [each for each in message.get("headers", ()) if each[0].lower() != name]
-            message["headers"] = [*others, (name, self.request_id.encode())]
+            message["headers"] = [*others, (name, self.request_id.encode()), _NO_SNIFFING]
             if any(key.lower() == b"content-type" and value[:17] == b"text/event-stream" for key, value in others):
                 self.on_stream()
         elif message["type"] == "websocket.accept":
@@ -197,7 +203,7 @@ class _Answer:
 class _AnswerStream:
     """An answer of server-sent events that may have to end before its app ends it."""
 
-    def __init__(self, answer: _Answer) -> None:
+    def __init__(self, answer: _ClientAnswer) -> None:
         self._answer = answer
         self.scope = anyio.CancelScope()
 

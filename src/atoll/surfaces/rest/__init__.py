@@ -17,6 +17,11 @@ if TYPE_CHECKING:
     from atoll.server.server import Server
 
 _MODULES = (
+    "exec",
+    "files",
+    "processes",
+    "terminal",
+    "code",
     "transfer",
     "checkpoints",
     "network",
@@ -27,8 +32,11 @@ _MODULES = (
     "volumes",
     "images",
     "tenants",
+    "host",
+    "tunnel",
 )
-"""Each has a `router`. An earlier route wins: fixed paths are before those with a name in them."""
+"""Each has a `router`. An earlier route wins: fixed paths are before those with a name in them. What is called most is
+first: routes are tried one after the other."""
 
 
 def routers() -> list[APIRouter]:
@@ -42,10 +50,10 @@ def routers() -> list[APIRouter]:
 def install(app: FastAPI, server: Server) -> None:
     """Add all routes below /api to an app, and answers in one shape to all that fails in it."""
     from atoll.surfaces.rest import errors, openapi
-    from atoll.surfaces.rest.caller import identify
+    from atoll.surfaces.rest.caller import authenticate
 
     app.state.server = server
-    errors.install(app, check_key=identify)
+    errors.install(app, check_key=authenticate)
     for router in routers():
         app.include_router(router)
     openapi.install(app)

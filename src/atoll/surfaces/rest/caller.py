@@ -18,6 +18,7 @@ from fastapi.routing import APIRoute
 from starlette.requests import HTTPConnection
 
 from atoll.contract.errors import Forbidden, InvalidRequest, Unauthenticated
+from atoll.contract.names import NAMESPACE_RULE, is_namespace
 from atoll.surfaces.rest.errors import error_status, request_id
 
 if TYPE_CHECKING:
@@ -148,6 +149,8 @@ async def identify(connection: HTTPConnection) -> Caller:
     key = await authenticate(connection)
     server = server_of(connection)
     wanted = connection.headers.get(TENANT_HEADER)
+    if wanted is not None and not is_namespace(wanted):
+        raise InvalidRequest(f"Atoll-Tenant: {wanted[:64]!r} is not a name for a tenant; {NAMESPACE_RULE}")
     if key.tenant is not None and wanted not in (None, key.tenant):
         raise Forbidden(f"the key belongs to a tenant; it cannot act in another (Atoll-Tenant: {wanted})")
     tenant = await server.tenants.get(key.tenant or wanted or DEFAULT_TENANT)

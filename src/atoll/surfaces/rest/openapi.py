@@ -13,6 +13,7 @@ from typing import Any
 from fastapi import FastAPI
 
 from atoll.surfaces.rest.errors import REQUEST_ID_HEADER
+from atoll.surfaces.rest.event_stream import MEDIA_TYPE, STREAMED
 
 _SCHEMES = {
     "ApiKey": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
@@ -26,6 +27,15 @@ _TENANT = {
     "description": "The tenant to act in, for keys of the server. Unset: `default`.",
     "schema": {"type": "string", "pattern": "^[a-z0-9][a-z0-9-]{0,31}$"},
 }
+_MADE_BY = {
+    "sandbox": ("sandboxes_create", "$response.body#/name"),
+    "checkpoint": ("checkpoints_create", "$response.body#/id"),
+    "volume": ("volumes_create", "$response.body#/name"),
+    "webhook": ("webhooks_create", "$response.body#/webhook/id"),
+    "key": ("keys_create", "$response.body#/key/id"),
+    "tenant": ("tenants_create", "$response.body#/name"),
+}
+"""By the parameter of a path: the operation that makes such a thing, and where its answer has the name or id."""
 _OF_FASTAPI = ("HTTPValidationError", "ValidationError")
 
 
@@ -56,10 +66,29 @@ def _amended(document: dict[str, Any]) -> dict[str, Any]:
         if "requestBody" in operation:
             responses.setdefault("413", {**responses["400"], "description": "The body is too large."})
         operation.setdefault("parameters", []).append({"$ref": "#/components/parameters/Tenant"})
-        for response in responses.values():
+        for status, response in responses.items():
+            if response.pop(STREAMED, False):
+                response["content"] = {MEDIA_TYPE: response["content"]["application/json"]}
+            elif (
+                int(status) >= 400 and MEDIA_TYPE in response["content"]
+            ):  # FastAPI's guess, by the class of the answer
+                response["content"] = {"application/json": response["content"][MEDIA_TYPE]}
             headers = response.setdefault("headers", {})
             headers[REQUEST_ID_HEADER] = {"$ref": f"#/components/headers/{REQUEST_ID_HEADER}"}
+    _link(document)
     return document
+
+
+def _link(document: dict[str, Any]) -> None:
+    """Link what makes a thing to all operations on it."""
+    operations = {operation["operationId"]: operation for operation in _operations(document)}
+    for id, operation in operations.items():
+        for parameter in operation["parameters"]:
+            creator, expression = _MADE_BY.get(parameter.get("name", ""), (None, ""))
+            if parameter.get("in") != "path" or creator not in operations:
+                continue
+            made = operations[creator]["responses"]["201"]
+            made.setdefault("links", {})[id] = {"operationId": id, "parameters": {parameter["name"]: expression}}
 
 
 def _operations(document: dict[str, Any]) -> Iterator[dict[str, Any]]:

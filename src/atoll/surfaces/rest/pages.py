@@ -1,31 +1,46 @@
 """What requests and answers have in common: JSON bodies, JSON answers, lists in pages, and deletions.
 
 Owns the rule that a JSON body has exactly the declared types (`JsonBody`), how models become JSON (`answer`), and
-cursors: `?limit=…&after=CURSOR` continues after the last item of the page before, whatever came or went since. Not
+cursors: `?limit=…&after=CURSOR` continues after the last item of the page before, whatever came or went since, because
+a cursor is what the items are sorted by. Not
 here: event streams (`event_stream.py`) and errors (`errors.py`).
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
 import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, Generic, TypeVar
 
 from fastapi import Query
 from pydantic import BaseModel, ConfigDict, Field
+from pydantic.config import JsonDict
 from pydantic_core import core_schema, to_json
 from starlette.responses import Response
 
-from atoll.contract.errors import InvalidRequest
 from atoll.contract.frozen import Frozen
 
 T = TypeVar("T")
 MAX_PAGE = 1000
 
 Limit = Annotated[int, Query(ge=1, le=MAX_PAGE, description="How many items a page has at most.")]
-After = Annotated[str | None, Query(max_length=1024, description="`next` of the page before. Unset: the first page.")]
+_AFTER = "`next` of the page before. Unset: the first page."
+After = Annotated[str | None, Query(max_length=8192, description=_AFTER)]
+AfterNumber = Annotated[str | None, Query(pattern=r"^[0-9]{1,18}$", description=_AFTER)]
+
+
+# Rules that `contract/` checks, with messages of its own, and that the OpenAPI document says too.
+NameField = Annotated[str, Field(json_schema_extra={"pattern": r"^[a-z0-9][a-z0-9_.-]{0,62}$"})]
+TextField = Annotated[str, Field(json_schema_extra={"pattern": r"^[^\x00]*$"})]
+LabelValueField = Annotated[
+    str, Field(json_schema_extra={"pattern": r"^([A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?$"})
+]
+LABEL_KEYS: JsonDict = {
+    "propertyNames": {
+        "pattern": r"^([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$"
+    }
+}
+VARIABLE_KEYS: JsonDict = {"propertyNames": {"pattern": "^[A-Za-z_][A-Za-z0-9_]*$"}}
 
 
 class Page(BaseModel, Generic[T]):
@@ -50,9 +65,20 @@ class JsonBody:
                 return value
             if isinstance(value, bytes):  # of another content type
                 raise ValueError("the body has to be JSON, with the header Content-Type: application/json")  # noqa: TRY004 - becomes an error of validation
-            return source.model_validate_json(json.dumps(value), strict=True)
+            return source.model_validate_json(json.dumps(_integral(value)), strict=True)
 
         return core_schema.no_info_wrap_validator_function(validate, handler(source))
+
+
+def _integral(value: Any) -> Any:
+    """With 5.0 as 5: to JSON they are the same."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, list):
+        return [_integral(each) for each in value]
+    if isinstance(value, dict):
+        return {name: _integral(each) for name, each in value.items()}
+    return value
 
 
 class RequestBody(BaseModel):
@@ -79,39 +105,10 @@ def plain(value: object) -> object:
 
 def page_answer(items: Iterable[T], key: Callable[[T], str], limit: int, after: str | None) -> Response:
     """The page of `items` that begins after the cursor. `key` sorts them, and no two have the same."""
-    start = None if after is None else read_cursor(after)
-    chosen = sorted((each for each in items if start is None or key(each) > start), key=key)[: limit + 1]
-    more = len(chosen) > limit
-    return page(chosen[:limit], cursor(key(chosen[limit - 1])) if more else None)
+    chosen = sorted((each for each in items if after is None or key(each) > after), key=key)[: limit + 1]
+    return page(chosen[:limit], key(chosen[limit - 1]) if len(chosen) > limit else None)
 
 
 def page(items: Iterable[object], next: str | None) -> Response:
     """A page that was chosen elsewhere, such as by the database."""
     return answer({"items": [*items], "next": next})
-
-
-def cursor(key: str) -> str:
-    return base64.urlsafe_b64encode(key.encode()).decode().rstrip("=")
-
-
-def read_cursor(text: str) -> str:
-    """
-    Raises:
-        InvalidRequest: no page had this as `next`.
-    """
-    try:
-        return base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True).decode()
-    except (binascii.Error, ValueError):
-        raise InvalidRequest("after: it is not the `next` of a page; leave it out for the first page") from None
-
-
-def read_number(text: str) -> int:
-    """The number that a cursor was made of.
-
-    Raises:
-        InvalidRequest: no page had this as `next`.
-    """
-    number = read_cursor(text)
-    if not number.isascii() or not number.isdecimal() or len(number) > 18:
-        raise InvalidRequest("after: it is not the `next` of a page; leave it out for the first page")
-    return int(number)

@@ -16,15 +16,14 @@ from atoll.surfaces.rest.errors import failures
 from atoll.surfaces.rest.idempotent import IdempotencyKey, once
 from atoll.surfaces.rest.pages import (
     After,
+    AfterNumber,
     JsonBody,
     Limit,
     Page,
     RequestBody,
     answer,
-    cursor,
     page,
     page_answer,
-    read_number,
 )
 
 router = APIRouter(prefix="/api/v1/webhooks", tags=["webhooks"], route_class=ApiRoute)
@@ -32,8 +31,14 @@ WebhookUser = Annotated[Caller, Depends(requires("webhooks"))]
 WebhookPath = Annotated[str, Path(description="The id of a webhook.", max_length=64)]
 
 
+_NAME = r"([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\.)*[a-z]([a-z0-9-]{0,61}[a-z0-9])?"
+_BYTE = r"(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+_PORT = r"([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
+URL_PATTERN = rf"^https?://({_NAME}|{_BYTE}(\.{_BYTE}){{3}})(:{_PORT})?(/[!$-~]*)?$"
+
+
 class WebhookCreate(RequestBody):
-    url: str = Field(max_length=2000, examples=["https://example.com/hook"])
+    url: str = Field(max_length=250, pattern=URL_PATTERN, examples=["https://example.com/hook"])
     types: list[EventType] = Field(default_factory=list, max_length=32)
     """Empty: all."""
 
@@ -41,7 +46,7 @@ class WebhookCreate(RequestBody):
 class WebhookUpdate(RequestBody):
     """What is left out stays as it is."""
 
-    url: str | None = Field(default=None, max_length=2000)
+    url: str | None = Field(default=None, max_length=250, pattern=URL_PATTERN)
     types: list[EventType] | None = Field(default=None, max_length=32)
     disabled: bool | None = None
 
@@ -57,15 +62,7 @@ class NewWebhook(Frozen):
     status_code=201,
     operation_id="webhooks_create",
     response_model=NewWebhook,
-    responses={
-        **failures(409, 422),
-        201: {
-            "links": {
-                operation: {"operationId": operation, "parameters": {"webhook": "$response.body#/webhook/id"}}
-                for operation in ("webhooks_get", "webhooks_update", "webhooks_delete", "webhooks_deliveries")
-            }
-        },
-    },
+    responses=failures(409, 422),
 )
 async def create(
     request: Request, caller: WebhookUser, body: Annotated[WebhookCreate, JsonBody()], key: IdempotencyKey = None
@@ -117,11 +114,13 @@ async def delete(caller: WebhookUser, webhook: WebhookPath) -> Response:
     response_model=Page[WebhookDelivery],
     responses=failures(404),
 )
-async def deliveries(caller: WebhookUser, webhook: WebhookPath, limit: Limit = 100, after: After = None) -> Response:
+async def deliveries(
+    caller: WebhookUser, webhook: WebhookPath, limit: Limit = 100, after: AfterNumber = None
+) -> Response:
     """What was sent, or is to be, the latest first."""
-    before = None if after is None else read_number(after)
+    before = None if after is None else int(after)
     found = await caller.server.webhooks.deliveries(caller.tenant.name, webhook, before=before, limit=limit + 1)
-    return page(found[:limit], cursor(str(found[limit - 1].id)) if len(found) > limit else None)
+    return page(found[:limit], str(found[limit - 1].id) if len(found) > limit else None)
 
 
 @router.post(

@@ -21,7 +21,6 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 import atoll
-from atoll.agents.loop import DEFAULT_STEPS
 from atoll.contract.errors import AtollError, Forbidden
 from atoll.runtime.interface import Engine
 from atoll.server.server import Server
@@ -125,24 +124,24 @@ class ServerApp:
 
 
 def _mcp(server: Server, settings: ServerSettings) -> Iterator[TenantApps]:
-    """/mcp, unless there are no tools for it."""
+    """/mcp, unless there are no tools for it. It is loaded when a client comes: a start should not wait for it."""
     tools = [*filter(None, map(str.strip, settings.mcp_tools.split(",")))]
     if not tools:
         return
-    from atoll.surfaces.mcp import http as mcp
-    from atoll.surfaces.mcp.session import ServerConfig, open_session
-
-    config = ServerConfig(choose(tools))
+    chosen = choose(tools)
 
     def make(_tenant: str, engine: Engine) -> TenantApp:
+        from atoll.surfaces.mcp import http as mcp
+        from atoll.surfaces.mcp.session import ServerConfig, open_session
+
         return mcp.HttpSessions(
-            partial(open_session, engine, config),
+            partial(open_session, engine, ServerConfig(chosen)),
             OpenGuard(),
             max_sessions=mcp.MAX_SESSIONS,
             idle_s=mcp.DEFAULT_IDLE_S,
         )
 
-    yield TenantApps(mcp.PATH, server, make)
+    yield TenantApps("/mcp", server, make)
 
 
 def _messages(server: Server, settings: ServerSettings) -> Iterator[TenantApps]:
@@ -150,6 +149,7 @@ def _messages(server: Server, settings: ServerSettings) -> Iterator[TenantApps]:
     if not settings.messages:
         return
     from atoll.agents import models
+    from atoll.agents.loop import DEFAULT_STEPS
     from atoll.code.executor import CodeConfig
     from atoll.surfaces.messages import http as messages
     from atoll.surfaces.messages.containers import Containers

@@ -19,6 +19,7 @@ import anyio
 
 from atoll.contract.errors import AtollError, InvalidRequest
 from atoll.drivers import locks
+from atoll.runtime.state.store import StateStore
 from atoll.server.previews import PreviewAddress
 from atoll.server.server import Server
 from atoll.surfaces.door import listen
@@ -32,6 +33,8 @@ from atoll.surfaces.serve.tls import ServerTls
 if TYPE_CHECKING:
     from pydantic import SecretStr
 
+_OTHER_DESCRIPTORS = 4096
+"""For sandboxes, files and the database."""
 _log = logging.getLogger(__name__)
 
 
@@ -57,7 +60,7 @@ async def serve(
         InvalidRequest: another server has the state directory, the address cannot be listened on, or a setting is
         wrong. DatabaseUnavailable: the database does not answer.
     """
-    _raise_descriptor_limit()
+    _raise_descriptor_limit(settings.connections)
     address, port = settings.listen_address()
     state_dir = settings.resolve_state_dir()
     async with _only_server(state_dir), Server.open(settings) as server:
@@ -89,7 +92,7 @@ async def serve(
             if tls is not None:
                 on_reload(tls.reload)
                 tasks.start_soon(tls.watch)
-            tasks.start_soon(_take_up_sandboxes, server)
+            tasks.start_soon(_serve_egress, server)
             try:
                 await listen(
                     app.asgi,
@@ -115,7 +118,8 @@ async def _only_server(state_dir: Path) -> AsyncIterator[None]:
     """
     path = state_dir / "server" / "serving"
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        StateStore(state_dir)  # makes it, for this user alone
+        path.parent.mkdir(mode=0o700, exist_ok=True)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise InvalidRequest(
@@ -143,22 +147,28 @@ def _for_clients(url: str) -> str:
     )
 
 
-async def _take_up_sandboxes(server: Server) -> None:
+async def _serve_egress(server: Server) -> None:
     """Connect to running sandboxes that have a network policy: one of the connected processes serves their egress."""
-    for tenant in await server.tenants.list():
-        engine = await server.engines.get(tenant.name)
-        for info in await engine.list():
-            if info.status not in ("running", "paused") or info.network is None:
+    try:
+        found = await server.list_sandboxes()
+    except AtollError as error:
+        _log.warning("the egress of sandboxes is not served until they are used: %s", error.message)
+        return
+    for tenant, infos in found.items():
+        for info in infos:
+            if info.status != "running" or info.network is None:
                 continue
             try:
-                sandbox = await engine.get(info.name)
+                sandbox = await (await server.engines.get(tenant)).get(info.name)
                 await sandbox.connect()
             except AtollError as error:
-                _log.warning("the sandbox %s could not be taken up: %s", info.name, error.message)
+                _log.warning("the egress of the sandbox %s is not served: %s", info.name, error.message)
 
 
-def _raise_descriptor_limit() -> None:
-    """Connections and sandboxes take descriptors; the soft limit is often 1024."""
+def _raise_descriptor_limit(connections: int) -> None:
+    """Connections and sandboxes take descriptors, and the soft limit is often 1024. Not to the hard limit: sandboxes
+    that name no limit of their own inherit it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    wanted = connections + _OTHER_DESCRIPTORS
+    if 0 <= soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(wanted, hard) if hard >= 0 else wanted, hard))

@@ -17,6 +17,7 @@ from atoll.contract.errors import InvalidRequest
 from atoll.settings import program_environment
 
 SYSTEM = Path("/etc/systemd/system/atoll.service")
+_DEFAULT = Path("/var/lib/atoll")
 _CHECK_S = 30
 _UNIT = """\
 [Unit]
@@ -30,34 +31,32 @@ ExecStart={command}
 ExecReload=/bin/kill -HUP $MAINPID
 Restart=on-failure
 RestartSec=1
-# 143: ended by SIGTERM, in order.
 SuccessExitStatus=143
 TimeoutStopSec=60
-# Sandboxes and their keepers go on when the server stops, and have cgroups below this unit's.
 KillMode=process
-Delegate=yes
-LimitNOFILE=1048576
-TasksMax=infinity
-OOMPolicy=continue
-
-# Taken away from the server, and not from sandboxes. What would be inherited by them is left out on purpose: filters of
-# system calls, no_new_privs (sudo inside), and mount namespaces, in which the command line would not see storage that
-# the server mounts.
-KeyringMode=private
-CapabilityBoundingSet=~CAP_SYS_MODULE CAP_SYS_BOOT CAP_SYS_TIME CAP_SYS_RAWIO CAP_SYSLOG CAP_MAC_ADMIN CAP_MAC_OVERRIDE
-CapabilityBoundingSet=~CAP_AUDIT_CONTROL CAP_AUDIT_READ CAP_SYS_PACCT CAP_SYS_TTY_CONFIG CAP_WAKE_ALARM CAP_BLOCK_SUSPEND
-AmbientCapabilities=
+{state}
+ProtectSystem=strict
+ProtectHome={home}
+PrivateTmp=yes
+NoNewPrivileges=yes
 
 [Install]
 WantedBy=multi-user.target
 """
 
 
-def unit_text(arguments: list[str]) -> str:
+def unit_text(arguments: list[str], state_dir: Path) -> str:
     """The unit that runs this installation's `atoll` with these arguments."""
     program = Path(sys.argv[0]).resolve()
-    command = [str(program)] if program.name == "atoll" else [sys.executable, "-m", "atoll.surfaces.cli"]
-    return _UNIT.format(command=" ".join(map(_quoted, [*command, "serve", *arguments])))
+    command = [str(program)] if program.name == "atoll" else [sys.executable, "-m", "atoll"]
+    words = [*command, "serve", *arguments]
+    homes = any(home in word for word in (*words, str(state_dir)) for home in ("/home/", "/root/"))
+    owned = "StateDirectory=atoll\nStateDirectoryMode=0700"
+    return _UNIT.format(
+        command=" ".join(map(_quoted, words)),
+        state=owned if state_dir == _DEFAULT else f"ReadWritePaths={_quoted(str(state_dir))}",
+        home="read-only" if homes else "yes",
+    )
 
 
 def check(text: str, directory: Path) -> str | None:

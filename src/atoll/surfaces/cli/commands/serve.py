@@ -75,7 +75,7 @@ def serve(
 
     \b
     atoll serve
-    atoll serve --listen 0.0.0.0:443 --tls-cert cert.pem --tls-key key.pem --domain sandboxes.example.com
+    atoll serve --listen 0.0.0.0:443 --tls-cert cert.pem --tls-key key.pem --domain example.com
     """
     flags: dict[str, Any] = {"listen": listen, "tls_cert": tls_cert, "tls_key": tls_key, "domain": domain}
     if tls_self_signed is not None:
@@ -95,13 +95,14 @@ def _install(context: CommandContext, loaded: LoadedSettings, config: Path | Non
 
     settings = loaded.settings
     flags = {each.name: each.value for each in loaded.shown() if each.origin.startswith("--")}
-    arguments = [f"--state-dir={settings.resolve_state_dir()}"]
+    state_dir = settings.resolve_state_dir()
+    arguments = [f"--state-dir={state_dir}"]
     for name, value in flags.items():
         if name != "state_dir":
             arguments.append(f"--{name.replace('_', '-')}={','.join(value) if isinstance(value, list) else value}")
     if config is not None:
         arguments.append(f"--config={config.resolve()}")
-    text = unit.unit_text(arguments)
+    text = unit.unit_text(arguments, state_dir)
     with tempfile.TemporaryDirectory() as directory:
         wrong = unit.check(text, Path(directory))
     if wrong is not None:
