@@ -27,6 +27,7 @@ from atoll.contract.model import (
     Limits,
     Match,
     Mount,
+    OnExpiry,
     Preview,
     ProcessEvent,
     ProcessInfo,
@@ -105,6 +106,8 @@ class Engine(Blocking):
         network: NetworkPolicy | None = None,
         labels: Mapping[str, str] | None = None,
         ttl_s: float | None = None,
+        on_expiry: OnExpiry = "destroy",
+        ttl_renewed_by_use: bool = False,
         mounts: Sequence[Mount] = ...,
         from_checkpoint: str | None = None,
         progress: ProgressCallback | None = None,
@@ -123,6 +126,8 @@ class Engine(Blocking):
         *,
         labels: Mapping[str, str | None] | None = None,
         ttl_s: float | None = None,
+        on_expiry: OnExpiry | None = None,
+        ttl_renewed_by_use: bool | None = None,
         limits: Limits | None = None,
     ) -> SandboxInfo: ...
     def pause(self, name: str) -> None: ...
@@ -275,6 +280,8 @@ class Sandbox(Blocking):
         *,
         labels: Mapping[str, str | None] | None = None,
         ttl_s: float | None = None,
+        on_expiry: OnExpiry | None = None,
+        ttl_renewed_by_use: bool | None = None,
         limits: Limits | None = None,
     ) -> SandboxInfo: ...
     def pause(self) -> None: ...

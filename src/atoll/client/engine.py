@@ -47,6 +47,7 @@ from atoll.contract.model import (
     GcResult,
     Limits,
     Mount,
+    OnExpiry,
     RuntimeName,
     SandboxInfo,
     WarmPool,
@@ -225,6 +226,8 @@ class RemoteEngine(Engine):
         network: NetworkPolicy | None = None,
         labels: Mapping[str, str] | None = None,
         ttl_s: float | None = None,
+        on_expiry: OnExpiry = "destroy",
+        ttl_renewed_by_use: bool = False,
         mounts: Sequence[Mount] = (),
         from_checkpoint: str | None = None,
         progress: ProgressCallback | None = None,
@@ -240,6 +243,8 @@ class RemoteEngine(Engine):
             "network": _plain(network),
             "labels": dict(labels or {}),
             "ttl_s": ttl_s,
+            "on_expiry": on_expiry,
+            "ttl_renewed_by_use": ttl_renewed_by_use,
             "mounts": [_plain(each) for each in mounts],
             "from_checkpoint": from_checkpoint,
             "image": image,
@@ -323,9 +328,13 @@ class RemoteEngine(Engine):
         *,
         labels: Mapping[str, str | None] | None = None,
         ttl_s: float | None = None,
+        on_expiry: OnExpiry | None = None,
+        ttl_renewed_by_use: bool | None = None,
         limits: Limits | None = None,
     ) -> SandboxInfo:
+        lifetime = {"on_expiry": on_expiry, "ttl_renewed_by_use": ttl_renewed_by_use}
         body: dict[str, object] = {"labels": dict(labels or {})}
+        body |= {each: value for each, value in lifetime.items() if value is not None}
         if ttl_s is not None:
             body["ttl_s"] = None if ttl_s == math.inf else ttl_s
             validate_spec(name="sandbox", image=self.default_image, ttl_s=body["ttl_s"])

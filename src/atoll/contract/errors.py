@@ -24,11 +24,15 @@
     │   ├── QuotaExceeded                               the tenant would use more than its quota
     │   ├── RateLimited                                 the tenant has sent too many requests; it may wait and retry
     │   ├── IdempotencyMismatch                         the idempotency key was used for another request
+    │   ├── Conflict                                    what it is about is in use, or in a state that forbids it
     │   ├── OutcomeUnknown                              whether an interrupted request was carried out is not known
     │   ├── TenantNotFound          (LookupError)       no tenant has this name
     │   ├── TenantExists            (FileExistsError)   the name is taken
     │   ├── KeyNotFound             (LookupError)       no API key has this id
-    │   └── WebhookNotFound         (LookupError)       no webhook has this id
+    │   ├── WebhookNotFound         (LookupError)       no webhook has this id
+    │   ├── CodeSessionNotFound     (LookupError)       no session of code, or execution in it, has this id
+    │   ├── CodeSessionBusy                             the session runs code, or waits for the client
+    │   └── ApprovalNotFound        (LookupError)       no call waits for this approval
     ├── SandboxError                the sandbox failed; nothing in it can be trusted to have happened
     │   ├── LaunchFailed                                it did not start
     │   ├── SandboxDied             (ConnectionError)   it ended, or the connection to it was lost
@@ -268,6 +272,12 @@ class IdempotencyMismatch(CallerError):
     code = "idempotency_mismatch"
 
 
+class Conflict(CallerError):
+    """A server's refusal of a request that is right by itself: something is in use, or in another state."""
+
+    code = "conflict"
+
+
 class OutcomeUnknown(CallerError):
     code = "outcome_unknown"
 
@@ -298,6 +308,18 @@ class WebhookNotFound(CallerError, LookupError):
 
     def __init__(self, id: str) -> None:
         super().__init__(f"no webhook has the id {id!r}", id=id)
+
+
+class CodeSessionNotFound(CallerError, LookupError):
+    code = "code_session_not_found"
+
+
+class CodeSessionBusy(CallerError):
+    code = "code_session_busy"
+
+
+class ApprovalNotFound(CallerError, LookupError):
+    code = "approval_not_found"
 
 
 class SandboxError(AtollError):

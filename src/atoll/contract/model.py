@@ -62,6 +62,7 @@ def check_labels(labels: dict[str, str]) -> dict[str, str]:
     return labels
 
 
+OnExpiry = Literal["destroy", "sleep"]
 Name = Annotated[str, AfterValidator(check_name)]
 Env = Annotated[dict[str, str], AfterValidator(check_env)]
 Labels = Annotated[dict[str, str], AfterValidator(check_labels)]
@@ -139,7 +140,11 @@ class SandboxSpec(Frozen):
     labels: Labels = Field(default_factory=dict)
     """What its users say about it: `list` filters by them. They mean nothing to Atoll, and are not seen inside."""
     ttl_s: float | None = Field(default=None, ge=1, le=MAX_TTL_S)
-    """Its lifetime, which began when this was set: then it is destroyed. Unset: it lives until it is destroyed."""
+    """Its lifetime, which began when this was set. Unset: it lives until it is destroyed."""
+    on_expiry: OnExpiry = "destroy"
+    """What happens when its lifetime is over. `sleep`: it is put to sleep; used again, it lives as long again."""
+    ttl_renewed_by_use: bool = False
+    """True: each use begins its lifetime anew."""
     network: NetworkPolicy | None = None
     """The policy of its egress. Unset: no connection leaves it, and no proxy listens inside."""
     indexes: PackageIndexes | None = None
@@ -179,7 +184,14 @@ class SandboxInfo(Frozen):
     """The guest's process on the host. Unset when none runs."""
     labels: Labels = Field(default_factory=dict)
     expires_at: datetime | None = None
-    """When its lifetime is over (`ttl_s`) and it is destroyed. Unset: never."""
+    """When its lifetime is over, as far as is known now. Unset: never; or it sleeps, and its lifetime begins anew when
+    it is next used."""
+    ttl_s: float | None = None
+    """Its lifetime, from when this was set, or from its last use. Unset: it lives until it is destroyed."""
+    on_expiry: OnExpiry = "destroy"
+    """What happens when its lifetime is over."""
+    ttl_renewed_by_use: bool = False
+    """Whether each use begins its lifetime anew."""
     network: NetworkPolicy | None = None
     """The policy of its egress. Unset: no connection leaves it."""
     mounts: tuple[Mount, ...] = ()

@@ -42,6 +42,7 @@ from atoll.contract.model import (
     GcResult,
     Limits,
     Mount,
+    OnExpiry,
     ProcessInfo,
     RuntimeName,
     SandboxInfo,
@@ -63,7 +64,7 @@ from atoll.runtime.state import loop_storage
 from atoll.runtime.state.checkpoints import Checkpoints
 from atoll.runtime.state.layers import Layers
 from atoll.runtime.state.leases import SessionLeases
-from atoll.runtime.state.spec import validate_spec, with_defaults
+from atoll.runtime.state.spec import check_lifetime, validate_spec, with_defaults
 from atoll.runtime.state.store import Manifest, StateStore
 from atoll.runtime.state.volumes import VolumeStore
 from atoll.settings import Settings
@@ -167,7 +168,12 @@ class LocalEngine(Engine):
             preview_address=settings.preview_address(),
         )
         self._recovery = Recovery(
-            store, self._lifecycle, self._leases, choose=self._choose, remove=self._connections.remove
+            store,
+            self._lifecycle,
+            self._leases,
+            choose=self._choose,
+            remove=self._connections.remove,
+            sleep=self._sleep_at_end,
         )
         self._recovery.begin(tasks)
 
@@ -300,6 +306,8 @@ class LocalEngine(Engine):
         network: NetworkPolicy | None = None,
         labels: Mapping[str, str] | None = None,
         ttl_s: float | None = None,
+        on_expiry: OnExpiry = "destroy",
+        ttl_renewed_by_use: bool = False,
         mounts: Sequence[Mount] = (),
         from_checkpoint: str | None = None,
         progress: ProgressCallback | None = None,
@@ -319,11 +327,14 @@ class LocalEngine(Engine):
                 "indexes": await self._provisioner.find_indexes(network),
                 "labels": dict(labels or {}),
                 "ttl_s": ttl_s,
+                "on_expiry": on_expiry,
+                "ttl_renewed_by_use": ttl_renewed_by_use,
                 "mounts": tuple(mounts),
             }
             spec = validate_spec(
                 **given, image=image or self._settings.image, runtime=runtime or self._settings.runtime
             )
+            check_lifetime(spec)
             if from_checkpoint is None:
                 created = await self._provisioner.create(spec, contents, progress)
             else:
@@ -331,7 +342,7 @@ class LocalEngine(Engine):
                 if wrong := [option for option, value in refused.items() if value]:
                     raise InvalidRequest(f"a sandbox from a checkpoint has its {wrong[0]}; leave that out")
                 created = await self._provisioner.create_from(from_checkpoint, spec)
-            self._recovery.watch_expiries(self._tasks)
+            self._recovery.watch_expiries(self._tasks, created.info)
             return created
 
         return AwaitableContext(making())
@@ -339,7 +350,9 @@ class LocalEngine(Engine):
     async def check_options(self, options: SandboxKeywords) -> None:
         given = {name: value for name, value in options.items() if value is not None and "secret" not in name}
         defaults = {"image": self._settings.image, "runtime": self._settings.runtime}
-        await self._provisioner.check(validate_spec(**{**defaults, **given, "name": "sandbox"}))
+        spec = validate_spec(**{**defaults, **given, "name": "sandbox"})
+        check_lifetime(spec)
+        await self._provisioner.check(spec)
 
     async def warm(
         self,
@@ -373,12 +386,21 @@ class LocalEngine(Engine):
         *,
         labels: Mapping[str, str | None] | None = None,
         ttl_s: float | None = None,
+        on_expiry: OnExpiry | None = None,
+        ttl_renewed_by_use: bool | None = None,
         limits: Limits | None = None,
     ) -> SandboxInfo:
         id = self._store.lookup(name)
-        manifest = await self._lifecycle.update(id, labels=labels or {}, ttl_s=ttl_s, limits=limits or Limits())
-        self._recovery.watch_expiries(self._tasks)
+        manifest = await self._lifecycle.update(
+            id,
+            labels=labels or {},
+            ttl_s=ttl_s,
+            on_expiry=on_expiry,
+            ttl_renewed_by_use=ttl_renewed_by_use,
+            limits=limits or Limits(),
+        )
         info = self._connections.info(manifest)
+        self._recovery.watch_expiries(self._tasks, info)
         if sandbox := self._connections.find(id):
             sandbox.info = info
         return info
@@ -400,6 +422,10 @@ class LocalEngine(Engine):
         id = self._store.lookup(name)
         await self._lifecycle.sleep(id, "sleeping")
         await self._connections.disconnect(id)
+
+    async def _sleep_at_end(self, id: str) -> None:
+        if await self._lifecycle.sleep_at_end(id):
+            await self._connections.disconnect(id)
 
     async def shutdown(self, name: str) -> None:
         id = self._store.lookup(name)
@@ -494,7 +520,7 @@ class LocalEngine(Engine):
             given = "1 name" if len(names) == 1 else f"{len(names)} names"
             raise InvalidRequest(f"fork: {count} {plural} requested, {given} given; give one name for each copy")
         forks = await self._provisioner.fork(source, checkpoint, names)
-        self._recovery.watch_expiries(self._tasks)
+        self._recovery.watch_expiries(self._tasks, *(fork.info for fork in forks))
         return forks
 
     async def delete_checkpoint(self, checkpoint: str, *, sandbox: str | None = None) -> None:

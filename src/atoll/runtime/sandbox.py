@@ -28,6 +28,7 @@ from atoll.contract.model import (
     ExecResult,
     ExportResult,
     Limits,
+    OnExpiry,
     Preview,
     ProcessInfo,
     SandboxInfo,
@@ -517,10 +518,19 @@ class Sandbox:
         *,
         labels: Mapping[str, str | None] | None = None,
         ttl_s: float | None = None,
+        on_expiry: OnExpiry | None = None,
+        ttl_renewed_by_use: bool | None = None,
         limits: Limits | None = None,
     ) -> SandboxInfo:
         """As `Engine.update`."""
-        return await self._owner.engine.update(self.name, labels=labels, ttl_s=ttl_s, limits=limits)
+        return await self._owner.engine.update(
+            self.name,
+            labels=labels,
+            ttl_s=ttl_s,
+            on_expiry=on_expiry,
+            ttl_renewed_by_use=ttl_renewed_by_use,
+            limits=limits,
+        )
 
     async def pause(self) -> None:
         """As `Engine.pause`."""

@@ -22,6 +22,7 @@ from pydantic_core import to_jsonable_python
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketState
 
@@ -33,6 +34,7 @@ from atoll.contract.errors import (
     VolumeNotFound,
 )
 from atoll.surfaces.door import status_of
+from atoll.tools.tool import readable, readable_all
 
 REQUEST_ID_HEADER = "Atoll-Request-Id"
 STATUS_BY_CODE: Mapping[str, int] = {
@@ -42,12 +44,14 @@ STATUS_BY_CODE: Mapping[str, int] = {
     "rate_limited": 429,
     "idempotency_mismatch": 422,
     "outcome_unknown": 409,
+    "conflict": 409,
     "sandbox_shutdown": 409,
     "not_checkpointable": 409,
     "image_unavailable": 422,
     "runtime_unavailable": 422,
     "unenforceable": 422,
     "port_refused": 409,
+    "code_session_busy": 409,
     "sandbox_died": 502,
     "guest_protocol_error": 502,
     "guest_unresponsive": 504,
@@ -144,8 +148,8 @@ def error_answer(
     """An error in the one shape. `code` is that of the status if it is left out."""
     body = {
         "code": code or CODE_BY_STATUS.get(status, "error"),
-        "message": message,
-        "details": to_jsonable_python(dict(details or {}), fallback=str),
+        "message": readable(message),  # a path in it may be no UTF-8
+        "details": to_jsonable_python(readable_all(dict(details or {})), fallback=str),
         "request_id": request_id,
     }
     return JSONResponse(body, status, headers=headers)
@@ -237,11 +241,22 @@ def install(app: FastAPI, *, check_key: Callable[[HTTPConnection], Any] | None =
                 await check_key(connection)
             except AtollError as refused:
                 error = refused
+        if isinstance(error, HTTPException) and error.status_code == 405:
+            error.headers = {"Allow": ", ".join(_methods(app, connection.scope))}
         return await _send(connection, answer_to(error, request_id(connection.scope)))
 
     for kind in (AtollError, RequestValidationError, WebSocketRequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, handle)  # type: ignore[arg-type] # of both kinds of connections
     app.add_middleware(RequestIds)
+
+
+def _methods(app: FastAPI, scope: Scope) -> list[str]:
+    """The methods of a path. A route knows its own only."""
+    return [
+        method
+        for method in ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
+        if any(route.matches({**scope, "method": method})[0] is Match.FULL for route in app.router.routes)
+    ]
 
 
 async def _send(connection: HTTPConnection, answer: JSONResponse) -> Response | None:

@@ -13,14 +13,33 @@ import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Header, Path, Query, Request
 from fastapi.responses import Response
 from pydantic import Field, SecretStr
 
-from atoll.contract.errors import CheckpointNotFound, InvalidRequest, SandboxDied, SandboxExists, SandboxNotFound
-from atoll.contract.model import MAX_TTL_S, RESERVED_LABELS, Checkpoint, Limits, Mount, RuntimeName, SandboxInfo, Status
+from atoll.contract.errors import (
+    CheckpointNotFound,
+    Conflict,
+    InvalidRequest,
+    RuntimeUnavailable,
+    SandboxDied,
+    SandboxExists,
+    SandboxNotFound,
+)
+from atoll.contract.model import (
+    MAX_LABELS,
+    MAX_TTL_S,
+    RESERVED_LABELS,
+    Checkpoint,
+    Limits,
+    Mount,
+    OnExpiry,
+    RuntimeName,
+    SandboxInfo,
+    Status,
+)
 from atoll.contract.names import is_name
 from atoll.contract.network import NetworkPolicy
 from atoll.contract.secret import Secret
@@ -29,7 +48,20 @@ from atoll.server.policy import check_create, check_limits, check_ttl
 from atoll.surfaces.rest.caller import ApiRoute, Caller, Reader, Writer
 from atoll.surfaces.rest.errors import failures
 from atoll.surfaces.rest.idempotent import IdempotencyKey, once
-from atoll.surfaces.rest.pages import After, JsonBody, Limit, Page, RequestBody, answer, page_answer
+from atoll.surfaces.rest.pages import (
+    LABEL_KEYS,
+    VARIABLE_KEYS,
+    After,
+    JsonBody,
+    LabelValueField,
+    Limit,
+    NameField,
+    Page,
+    RequestBody,
+    TextField,
+    answer,
+    page_answer,
+)
 
 REQUEST_LABEL = "atoll.dev/request"
 TUNNEL_HEADER = "Atoll-Tunnel"
@@ -37,7 +69,6 @@ TUNNEL_HEADER = "Atoll-Tunnel"
 router = APIRouter(prefix="/api/v1/sandboxes", tags=["sandboxes"], route_class=ApiRoute)
 
 SandboxPath = Annotated[str, Path(description="The name or the id of a sandbox.", max_length=255, examples=["demo"])]
-OnExpiry = Literal["destroy", "sleep"]
 Verb = TypeVar("Verb", bound=Callable[..., Coroutine[Any, Any, Response]])
 
 
@@ -53,22 +84,24 @@ class SecretInput(RequestBody):
 class SandboxRequest(RequestBody):
     """The options of a sandbox. What is left out is the tenant's, or the server's default."""
 
-    name: str | None = Field(default=None, examples=["demo"])
+    name: NameField | None = Field(default=None, examples=["demo"])
     """Unset: the server chooses one."""
     image: str | None = None
     limits: Limits | None = None
-    env: dict[str, str] = Field(default_factory=dict)
-    secrets: dict[str, SecretInput] = Field(default_factory=dict)
+    env: dict[str, TextField] = Field(default_factory=dict, json_schema_extra=VARIABLE_KEYS)
+    secrets: dict[str, SecretInput] = Field(default_factory=dict, json_schema_extra=VARIABLE_KEYS)
     """By the variable that has the placeholder inside. Written only: no answer shows them."""
-    secret_env: dict[str, SecretStr] = Field(default_factory=dict)
+    secret_env: dict[str, SecretStr] = Field(default_factory=dict, json_schema_extra=VARIABLE_KEYS)
     """Variables that it has in clear. Written only."""
-    user: str | None = None
-    cwd: str | None = None
+    user: str | None = Field(default=None, min_length=1, max_length=255)
+    cwd: str | None = Field(default=None, pattern=r"^/[^\x00]*$", max_length=4095)
     runtime: RuntimeName | None = None
     pause_after_s: float | None = Field(default=None, gt=0, le=1_000_000)
     network: NetworkPolicy | None = None
     """Unset: no connection leaves it."""
-    labels: dict[str, str] = Field(default_factory=dict)
+    labels: dict[str, LabelValueField] = Field(
+        default_factory=dict, max_length=MAX_LABELS, json_schema_extra=LABEL_KEYS
+    )
     ttl_s: float | None = Field(default=None, ge=1, le=MAX_TTL_S)
     """Its lifetime. Unset: the tenant's maximum, if there is one, else until it is deleted."""
     on_expiry: OnExpiry = "destroy"
@@ -84,7 +117,9 @@ class SandboxRequest(RequestBody):
 class SandboxUpdate(RequestBody):
     """What is left out stays as it is."""
 
-    labels: dict[str, str | None] = Field(default_factory=dict)
+    labels: dict[str, LabelValueField | None] = Field(
+        default_factory=dict, max_length=MAX_LABELS, json_schema_extra=LABEL_KEYS
+    )
     """Set; null removes one."""
     ttl_s: float | None = Field(default=None, ge=1, le=MAX_TTL_S)
     """Its lifetime from now on. Null: until it is deleted, or the longest that the tenant's policy allows."""
@@ -143,6 +178,18 @@ async def find_checkpoint(caller: Caller, wanted: str) -> Checkpoint:
     if not found:
         raise CheckpointNotFound(wanted, {})
     return found[0]
+
+
+def effective_limits(caller: Caller, limits: Limits, runtime: RuntimeName | None) -> Limits:
+    """The limits that a sandbox created with these has.
+
+    Raises:
+        RuntimeUnavailable: there is no such runtime here.
+    """
+    try:
+        return caller.engine.effective_limits(limits, runtime)
+    except InvalidRequest as error:  # there is none of this name anywhere
+        raise RuntimeUnavailable(error.message) from None
 
 
 @asynccontextmanager
@@ -257,7 +304,7 @@ async def _create(caller: Caller, body: SandboxRequest, name: str | None, label:
     )
     fresh = body.from_checkpoint is None
     runtime = admitted.runtime if fresh else body.runtime
-    async with reserved(caller, {name: caller.engine.effective_limits(admitted.limits, runtime)}):
+    async with reserved(caller, {name: effective_limits(caller, admitted.limits, runtime)}):
         return await caller.engine.create(
             name,
             image=admitted.image if fresh else body.image,
@@ -272,6 +319,8 @@ async def _create(caller: Caller, body: SandboxRequest, name: str | None, label:
             network=admitted.network,
             labels=body.labels if label is None else {**body.labels, REQUEST_LABEL: label},
             ttl_s=admitted.ttl_s,
+            on_expiry=body.on_expiry,
+            ttl_renewed_by_use=body.ttl_renewed_by_use,
             mounts=admitted.mounts,
             from_checkpoint=body.from_checkpoint,
             ephemeral=body.ephemeral,
@@ -317,7 +366,15 @@ async def update(caller: Writer, sandbox: SandboxPath, body: Annotated[SandboxUp
     if "ttl_s" in body.model_fields_set:
         longest = check_ttl(caller.tenant.policy, body.ttl_s)
         ttl_s = math.inf if longest is None else longest
-    return await changed(caller, found, labels=body.labels, ttl_s=ttl_s, limits=body.limits)
+    return await changed(
+        caller,
+        found,
+        labels=body.labels,
+        ttl_s=ttl_s,
+        on_expiry=body.on_expiry,
+        ttl_renewed_by_use=body.ttl_renewed_by_use,
+        limits=body.limits,
+    )
 
 
 async def changed(
@@ -326,6 +383,8 @@ async def changed(
     *,
     labels: dict[str, str | None] | None = None,
     ttl_s: float | None = None,
+    on_expiry: OnExpiry | None = None,
+    ttl_renewed_by_use: bool | None = None,
     limits: Limits | None = None,
 ) -> Response:
     """Change a sandbox within the tenant's policy and quotas, and answer how it is."""
@@ -336,7 +395,14 @@ async def changed(
             await found.status()
             limits = Limits.model_validate(given)
             await stack.enter_async_context(reserved(caller, {found.name: found.info.limits.model_copy(update=given)}))
-        info = await caller.engine.update(found.name, labels=labels, ttl_s=ttl_s, limits=limits)
+        info = await caller.engine.update(
+            found.name,
+            labels=labels,
+            ttl_s=ttl_s,
+            on_expiry=on_expiry,
+            ttl_renewed_by_use=ttl_renewed_by_use,
+            limits=limits,
+        )
     await caller.server.events.saw(caller.tenant.name, info)
     await caller.server.events.record(caller.tenant.name, "updated", info)
     return answer(shown(info))
@@ -386,7 +452,10 @@ async def pause(caller: Writer, sandbox: SandboxPath) -> Response:
 async def resume(caller: Writer, sandbox: SandboxPath) -> Response:
     """Resume a paused sandbox. One that sleeps is refused: wake it."""
     found = await find(caller, sandbox)
-    return await _seen(caller, await caller.engine.resume(found.name))
+    try:
+        return await _seen(caller, await caller.engine.resume(found.name))
+    except InvalidRequest as error:
+        raise Conflict(error.message) from None
 
 
 @_verb("sleep")
