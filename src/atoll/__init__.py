@@ -65,12 +65,15 @@ if TYPE_CHECKING:
         Diagnostic as Diagnostic,
     )
     from atoll.contract.errors import (
+        ApprovalNotFound as ApprovalNotFound,
         ArchiveRefused as ArchiveRefused,
         AtollError as AtollError,
         BudgetExceeded as BudgetExceeded,
         CallerError as CallerError,
         CheckpointExists as CheckpointExists,
         CheckpointNotFound as CheckpointNotFound,
+        CodeSessionBusy as CodeSessionBusy,
+        CodeSessionNotFound as CodeSessionNotFound,
         DatabaseUnavailable as DatabaseUnavailable,
         DiskFull as DiskFull,
         ExecTimeout as ExecTimeout,
@@ -219,13 +222,14 @@ _HOMES = {
     "atoll.code.tool": "code_tool",
     "atoll.contract.driver": "Capabilities Diagnostic",
     "atoll.contract.errors": """
-        ArchiveRefused AtollError BudgetExceeded CallerError CheckpointExists CheckpointNotFound DatabaseUnavailable
-        DiskFull ExecTimeout FileError Forbidden GuestProtocolError GuestUnresponsive IdempotencyMismatch ImageNotFound
-        ImageUnavailable InvalidRequest KeyNotFound LaunchFailed ModelFailed ModelUnavailable NotCheckpointable
-        OutcomeUnknown PathExists PathIsDirectory PathNotDirectory PathNotFound PermissionDenied PortRefused
-        ProcessNotFound ProjectConflict QuotaExceeded RateLimited RuntimeUnavailable SandboxDied SandboxError
-        SandboxExists SandboxNotFound SandboxShutdown ScriptFailed TenantExists TenantNotFound ToolCallError
-        Unauthenticated Unenforceable UserNotFound VolumeExists VolumeNotFound WebhookNotFound
+        ApprovalNotFound ArchiveRefused AtollError BudgetExceeded CallerError CheckpointExists CheckpointNotFound
+        CodeSessionBusy CodeSessionNotFound DatabaseUnavailable DiskFull ExecTimeout FileError Forbidden
+        GuestProtocolError GuestUnresponsive IdempotencyMismatch ImageNotFound ImageUnavailable InvalidRequest
+        KeyNotFound LaunchFailed ModelFailed ModelUnavailable NotCheckpointable OutcomeUnknown PathExists
+        PathIsDirectory PathNotDirectory PathNotFound PermissionDenied PortRefused ProcessNotFound ProjectConflict
+        QuotaExceeded RateLimited RuntimeUnavailable SandboxDied SandboxError SandboxExists SandboxNotFound
+        SandboxShutdown ScriptFailed TenantExists TenantNotFound ToolCallError Unauthenticated Unenforceable
+        UserNotFound VolumeExists VolumeNotFound WebhookNotFound
     """,
     "atoll.contract.model": """
         Checkpoint ExecBytes ExecResult Exited ExportResult FileChange FileEntry FileStat Gap GcResult Limits

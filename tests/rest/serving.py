@@ -52,7 +52,7 @@ async def serving(state_dir: Path, *, run: bool = True, **settings: Any) -> Asyn
     async with Server.open(Settings(state_dir=state_dir, **settings)) as server, anyio.create_task_group() as tasks:
         app = FastAPI(title="Atoll")
         rest.install(app, server)
-        config = uvicorn.Config(app, port=0, log_config=None, lifespan="off", timeout_graceful_shutdown=2)
+        config = uvicorn.Config(app, port=0, log_config=None, lifespan="on", timeout_graceful_shutdown=2)
         listening = _QuietServer(config)
         ended = anyio.Event()
 

@@ -37,7 +37,7 @@ from atoll.code.functions import (
     checked_result,
     encode,
 )
-from atoll.code.shapes import SchemaReader, Shape, ToolShape, is_name
+from atoll.code.shapes import ANY, SchemaReader, Shape, ToolShape, is_name
 from atoll.code.stubs import DEFAULT_LIMIT_CHARS, RESERVED, SEARCH_TOOL, StubWriter, ToolIndex, ToolText
 from atoll.contract.errors import AtollError, InvalidRequest, ToolCallError
 from atoll.tools.tool import (
@@ -258,9 +258,12 @@ class ToolRegistry:
         description: str = "",
         original_name: str | None = None,
         is_timed: bool = True,
+        needs_approval: bool = False,
+        returns_text: bool = True,
     ) -> None:
         """Add a tool for code that is known by its JSON schema only, and that another program runs: `run` passes a call
-        on and waits for its result. Arguments are not checked against the schema; that program does so.
+        on and waits for its result. Arguments are not checked against the schema; that program does so. Without
+        `returns_text` a result is anything that JSON has.
 
         Raises:
             InvalidRequest: the name is taken or not allowed.
@@ -268,6 +271,7 @@ class ToolRegistry:
         self._require_name(name, "give it another one")
         reader = SchemaReader(name, foreign=True)
         schema = {**input_schema, "properties": input_schema.get("properties") or {}}
+        result = Shape("plain", value="str") if returns_text else ANY
 
         def check(arguments: Mapping[str, Any]) -> object:
             return encode(arguments, f"the arguments of {name}", MAX_ARGUMENTS_BYTES, "InvalidArguments")
@@ -280,10 +284,10 @@ class ToolRegistry:
                 output_description="",
                 allowed_callers=frozenset(CODE_ONLY),
                 timeout_s=None,
-                needs_approval=False,
+                needs_approval=needs_approval,
                 input_schema=schema,
                 output_schema=None,
-                shape=ToolShape(reader.parameters(schema), None, Shape("plain", value="str"), reader.models),
+                shape=ToolShape(reader.parameters(schema), None, result, reader.models),
                 check=check,
                 run=run,
                 is_timed=is_timed,

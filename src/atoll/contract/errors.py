@@ -28,7 +28,10 @@
     │   ├── TenantNotFound          (LookupError)       no tenant has this name
     │   ├── TenantExists            (FileExistsError)   the name is taken
     │   ├── KeyNotFound             (LookupError)       no API key has this id
-    │   └── WebhookNotFound         (LookupError)       no webhook has this id
+    │   ├── WebhookNotFound         (LookupError)       no webhook has this id
+    │   ├── CodeSessionNotFound     (LookupError)       no session of code, or execution in it, has this id
+    │   ├── CodeSessionBusy                             the session runs code, or waits for the client
+    │   └── ApprovalNotFound        (LookupError)       no call waits for this approval
     ├── SandboxError                the sandbox failed; nothing in it can be trusted to have happened
     │   ├── LaunchFailed                                it did not start
     │   ├── SandboxDied             (ConnectionError)   it ended, or the connection to it was lost
@@ -297,6 +300,18 @@ class WebhookNotFound(CallerError, LookupError):
 
     def __init__(self, id: str) -> None:
         super().__init__(f"no webhook has the id {id!r}", id=id)
+
+
+class CodeSessionNotFound(CallerError, LookupError):
+    code = "code_session_not_found"
+
+
+class CodeSessionBusy(CallerError):
+    code = "code_session_busy"
+
+
+class ApprovalNotFound(CallerError, LookupError):
+    code = "approval_not_found"
 
 
 class SandboxError(AtollError):

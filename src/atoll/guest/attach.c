@@ -210,8 +210,10 @@ static bool pump(struct stream *stream)
 static void take_data(struct stream *stream, int channel, const uint8_t *bytes, size_t size)
 {
     struct proc *proc = container_of(stream, struct attachment, stream)->proc;
-    if (channel == 0)
+    if (channel == 0 && proc->input_sink.source)
         sink_put(&proc->input_sink, bytes, size);
+    else if (channel == 0)
+        stream_consumed(stream, 0, size); /* it has no input: as for one that has closed it */
     for (int i = 0; channel && i < proc->output_count; i++)
         if (proc->outputs[i].channel == channel)
             sink_put(&proc->outputs[i].sink, bytes, size);
@@ -220,7 +222,7 @@ static void take_data(struct stream *stream, int channel, const uint8_t *bytes, 
 static void take_eof(struct stream *stream, int channel)
 {
     struct proc *proc = container_of(stream, struct attachment, stream)->proc;
-    if (channel == 0)
+    if (channel == 0 && proc->input_sink.source)
         sink_eof(&proc->input_sink);
     for (int i = 0; channel && i < proc->output_count; i++)
         if (proc->outputs[i].channel == channel)
@@ -327,6 +329,8 @@ void proc_open_attach(uint32_t id, struct fields fields)
         attachment->cursor[i] = first_byte(&proc->outputs[i], fields);
     if (wants_input)
         set_writer(proc, attachment);
+    if (wants_input && !proc->input_sink.source)
+        stream_listen(&attachment->stream, 0);
     say_started(attachment);
     stream_want(&attachment->stream);
 }

@@ -477,7 +477,8 @@ async def _started(
     event = await stream.next_event(EventKind.STARTED)
     with stream.fail_on_violation():
         if event is not None:
-            return Process(opener, stream, event, request, watch, offsets=offsets)
+            is_attached = attached_to is not None
+            return Process(opener, stream, event, request, watch, offsets=offsets, is_attached=is_attached)
         result = await stream.ended()
         problem = result.problem()
         if attached_to is not None and problem is not None and problem.number == errno.ESRCH:
@@ -617,6 +618,7 @@ class Process:
         watch: OomWatch,
         *,
         offsets: tuple[int | None, int | None] = (0, 0),
+        is_attached: bool = False,
     ) -> None:
         self.id: int = started.within(Tag.PROC, 1, 2**53)
         """The argument of `attach`. Never used twice in one sandbox."""
@@ -628,6 +630,7 @@ class Process:
         self._stream = stream
         self._request = request
         self._watch = watch
+        self._is_attached = is_attached
         # An offset that is unset means the oldest output that is kept: the first gap only reports where that is.
         self._gap_expected = {
             channel for channel, offset in zip((STDOUT, STDERR), offsets, strict=True) if offset is None
@@ -810,13 +813,14 @@ class Process:
         self._killed = True
 
     async def resize(self, rows: int, cols: int) -> None:
-        """Change the size of its terminal.
+        """Change the size of its terminal. Of a process that was attached to it is not known whether it has one: if it
+        has none, nothing happens.
 
         Raises:
-            InvalidRequest: it has no terminal, or the size is not allowed.
+            InvalidRequest: it was spawned without a terminal, or the size is not allowed.
         """
         check_size(rows, cols)
-        if self._request.pty is None:
+        if self._request.pty is None and not self._is_attached:
             raise InvalidRequest("the process has no terminal; spawn it with pty=(rows, cols)")
         self._stream.control((Tag.ACTION, Action.RESIZE), (Tag.PTY_ROWS, rows), (Tag.PTY_COLS, cols))
         await anyio.lowlevel.checkpoint()

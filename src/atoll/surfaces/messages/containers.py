@@ -1,9 +1,8 @@
 """Containers: code sessions that clients name, and executions in them that wait for the client.
 
-Owns the table of containers (whose they are, how many there may be, when they end), and what a paused execution is:
-code that runs in a task of its own, whose calls of the client's tools wait here until a later request brings their
-results. Not here: executing (`code/executor.py`), and the blocks that clients see (`turn.py`). Used by `turn.py` and
-`http.py`.
+Owns the table of containers: whose they are, how many there may be, when they end. Not here: executing
+(`code/executor.py`), waiting for the client (`code/pausable.py`), and the blocks that clients see (`turn.py`). Used by
+`turn.py` and `http.py`.
 
 An id is 128 random bits, and is of use only to the client that made it: a container has an owner, which is a hash of
 the key that its request came with. What belongs to another owner does not exist.
@@ -12,32 +11,25 @@ the key that its request came with. What belongs to another owner does not exist
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import anyio
-import pydantic_core
 
 from atoll.code.executor import CodeConfig, CodeExecutor
+from atoll.code.pausable import PausableExecution
 from atoll.code.registry import ToolRegistry, identifiers
 from atoll.code.results import ExecutionResult
-from atoll.contract.errors import InvalidRequest, SandboxError, ToolCallError
+from atoll.contract.errors import InvalidRequest, ToolCallError
 from atoll.runtime.interface import Engine
 from atoll.surfaces.messages.wire import ApiError, ClientTool
 
-SETTLE_S = 0.02
-"""Code that has made calls and no further one for so long counts as waiting. Calls that come later are told next."""
-_MAX_SETTLE_S = 0.5
-_MAX_PENDING_BYTES = 16 * 1024 * 1024
-"""The arguments of calls that wait, together: they are all in one answer."""
 _MAX_REMEMBERED = 8
 """Executions of a container that have ended and can be asked for again, by a client that lost the answer."""
 _log = logging.getLogger(__name__)
@@ -46,145 +38,6 @@ _log = logging.getLogger(__name__)
 def owner_of(key: str) -> bytes:
     """The owner of what is made with this key."""
     return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
-
-
-# ---------------------------------------------------------------------------------------------------------- executions
-
-
-@dataclass(eq=False)
-class ClientCall:
-    """A call by code that the client has to make."""
-
-    id: str
-    tool: str
-    """As the client named it."""
-    input: Mapping[str, Any]
-    size_bytes: int
-    answer: asyncio.Future[str] = field(repr=False)
-
-
-class PausableExecution:
-    """Code that runs, waits for the client, or has ended.
-
-    It runs in a task of its own: a client that is gone can ask for it again.
-    """
-
-    def __init__(self, id: str, container: Container, code: str) -> None:
-        self.id = id
-        self.later: list[tuple[str, str]] = []
-        """Code of the same answer of the model that runs after it: ids and texts."""
-        self._calls: dict[str, ClientCall] = {}
-        """Calls that wait."""
-        self._known: set[str] = set()
-        """All calls that it has made."""
-        self._changed = asyncio.Event()
-        self._made_at = 0.0
-        self._task = asyncio.create_task(container.execute(code))
-        self._task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[ExecutionResult]) -> None:
-        if not task.cancelled():
-            task.exception()  # seen, though the client may never ask
-        for call in self._calls.values():  # of tasks that the code did not wait for
-            if not call.answer.done():
-                call.answer.set_exception(ToolCallError("NotAwaited", "the code ended before this call was answered"))
-        self._changed.set()
-
-    @property
-    def has_ended(self) -> bool:
-        return self._task.done()
-
-    @property
-    def was_interrupted(self) -> bool:
-        return self._task.cancelled()
-
-    async def call(self, tool: str, arguments: Mapping[str, Any], timeout_s: float) -> str:
-        """Have the client make a call, and wait for its result.
-
-        Raises:
-            ToolCallError: the client said that it failed, or did not answer in time.
-        """
-        if self.has_ended:
-            raise ToolCallError("NotAllowed", "no code runs now that could call tools")
-        size = len(pydantic_core.to_json(arguments))
-        if size + sum(call.size_bytes for call in self._calls.values()) > _MAX_PENDING_BYTES:
-            raise ToolCallError(
-                "ArgumentsTooLarge",
-                f"the arguments of calls that wait may take {_MAX_PENDING_BYTES} bytes together; make fewer at a time",
-            )
-        future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        call = ClientCall(f"toolu_{secrets.token_hex(12)}", tool, arguments, size, future)
-        self._calls[call.id] = call
-        self._known.add(call.id)
-        self._made_at = time.monotonic()
-        self._changed.set()
-        try:
-            async with asyncio.timeout(timeout_s):
-                return await future
-        except TimeoutError:
-            raise ToolCallError("TimeoutError", f"{tool} was not answered within {timeout_s:g} s") from None
-        finally:
-            self._calls.pop(call.id, None)
-            self._changed.set()
-
-    def check(self, ids: Sequence[str]) -> None:
-        """Whether these are calls of this execution.
-
-        Raises:
-            ApiError: one is not.
-        """
-        for id in ids:
-            if id not in self._known:
-                raise ApiError(400, f"the tool_result {id[:80]!r} belongs to no call of the code that waits")
-
-    def answer(self, id: str, text: str, *, is_error: bool) -> None:
-        """Give a call its result. Does nothing if it has one, or was given up."""
-        call = self._calls.pop(id, None)
-        if call is None or call.answer.done():
-            return
-        if is_error:
-            call.answer.set_exception(ToolCallError("ToolError", text or f"{call.tool} failed"))
-        else:
-            call.answer.set_result(text)
-
-    async def settled(self) -> list[ClientCall]:
-        """Wait until it can go no further: the calls that it waits for. None: it has ended."""
-        began: float | None = None
-        while not self.has_ended:
-            self._changed.clear()
-            if self._calls:
-                now = time.monotonic()
-                began = now if began is None else began
-                left_s = min(self._made_at + SETTLE_S, began + _MAX_SETTLE_S) - now
-                if left_s <= 0:
-                    return list(self._calls.values())
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(left_s):
-                        await self._changed.wait()
-            else:
-                began = None
-                await self._changed.wait()
-        return []
-
-    async def result(self) -> ExecutionResult:
-        """The result of an execution that has ended.
-
-        Raises:
-            AtollError: it could not be run, or was interrupted.
-        """
-        if self.was_interrupted:
-            raise SandboxError("the code was interrupted")
-        return await asyncio.shield(self._task)
-
-    async def cancel(self) -> None:
-        """Interrupt it, if it has not ended. Variables of the session stay."""
-        if not self._task.done():
-            self.give_up()
-            await asyncio.wait([self._task])
-
-    def give_up(self) -> None:
-        """Begin to interrupt it."""
-        self._task.cancel()
 
 
 # ---------------------------------------------------------------------------------------------------------- containers
@@ -243,7 +96,7 @@ class Container:
         await self.interrupt()
         while len(self.executions) >= _MAX_REMEMBERED:
             self.executions.pop(next(iter(self.executions)))
-        execution = self.executions[id] = PausableExecution(id, self, code)
+        execution = self.executions[id] = PausableExecution(id, self.execute(code))
         return execution
 
     async def interrupt(self) -> None:

@@ -34,11 +34,12 @@ from pydantic_ai.tools import ToolDefinition
 
 from atoll.agents.loop import DEFAULT_STEPS
 from atoll.agents.requests import AnswerRequester, arguments_of
+from atoll.code.pausable import PausableExecution
 from atoll.code.registry import ToolRegistry
 from atoll.code.tool import MAX_CODE_CHARS, describe_code
 from atoll.contract.errors import AtollError
 from atoll.surfaces.messages.answer import AnswerWriter, StopReason, UsedTokens, code_error, code_result
-from atoll.surfaces.messages.containers import Container, Containers, PausableExecution, declare
+from atoll.surfaces.messages.containers import Container, Containers, declare
 from atoll.surfaces.messages.conversation import MessageHistory, PendingAnswers, result_text, signature
 from atoll.surfaces.messages.wire import CODE_TOOL, ApiError, AssistantBlock, MessagesRequest
 from atoll.tools.tool import nearest, readable
@@ -246,10 +247,12 @@ class MessagesTurn:
                 400,
                 f"in this container no code of the id {pending.code_id[:80]!r} waits: it was interrupted or has ended",
             )
-        execution.check(list(pending.results))
+        for id in pending.results:
+            if not execution.has_made(id):
+                raise ApiError(400, f"the tool_result {id[:80]!r} belongs to no call of the code that waits")
         texts = {id: result_text(result) for id, result in pending.results.items()}
         for id, text in texts.items():
-            execution.answer(id, text, is_error=bool(pending.results[id].is_error))
+            (execution.fail if pending.results[id].is_error else execution.answer)(id, text)
         return await self._follow(execution) or await self._run_code(execution.later)
 
     async def _run_code(self, code: Sequence[tuple[str, str]]) -> bool:

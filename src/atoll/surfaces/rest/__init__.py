@@ -17,6 +17,11 @@ if TYPE_CHECKING:
     from atoll.server.server import Server
 
 _MODULES = (
+    "exec",
+    "files",
+    "processes",
+    "terminal",
+    "code",
     "transfer",
     "checkpoints",
     "network",
@@ -28,7 +33,8 @@ _MODULES = (
     "images",
     "tenants",
 )
-"""Each has a `router`. An earlier route wins: fixed paths are before those with a name in them."""
+"""Each has a `router`. An earlier route wins: fixed paths are before those with a name in them. What is called most is
+first: routes are tried one after the other."""
 
 
 def routers() -> list[APIRouter]:

@@ -33,6 +33,7 @@ from atoll.contract.errors import (
     VolumeNotFound,
 )
 from atoll.surfaces.door import status_of
+from atoll.tools.tool import readable, readable_all
 
 REQUEST_ID_HEADER = "Atoll-Request-Id"
 STATUS_BY_CODE: Mapping[str, int] = {
@@ -48,6 +49,7 @@ STATUS_BY_CODE: Mapping[str, int] = {
     "runtime_unavailable": 422,
     "unenforceable": 422,
     "port_refused": 409,
+    "code_session_busy": 409,
     "sandbox_died": 502,
     "guest_protocol_error": 502,
     "guest_unresponsive": 504,
@@ -144,8 +146,8 @@ def error_answer(
     """An error in the one shape. `code` is that of the status if it is left out."""
     body = {
         "code": code or CODE_BY_STATUS.get(status, "error"),
-        "message": message,
-        "details": to_jsonable_python(dict(details or {}), fallback=str),
+        "message": readable(message),  # a path in it may be no UTF-8
+        "details": to_jsonable_python(readable_all(dict(details or {})), fallback=str),
         "request_id": request_id,
     }
     return JSONResponse(body, status, headers=headers)

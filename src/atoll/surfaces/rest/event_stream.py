@@ -8,10 +8,11 @@ that stream.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from typing import Any, NamedTuple, Self
 
 import anyio
+from pydantic_core import to_json
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -22,6 +23,8 @@ from atoll.surfaces.rest.pages import plain
 
 KEEP_ALIVE_S = 15.0
 CHECK_KEY_S = 1.0
+GOODBYE_S = 0.5
+"""How long a client may take to read why its stream ends."""
 MEDIA_TYPE = "text/event-stream"
 
 
@@ -41,11 +44,11 @@ class ServerEvent(NamedTuple):
     id: str | None = None
 
     def encode(self) -> bytes:
-        lines = [f"event: {self.event}"]
-        if self.id is not None:
-            lines.append(f"id: {self.id}")
-        lines.append(f"data: {json.dumps(plain(self.data), separators=(',', ':'))}")
-        return "\n".join(lines).encode() + b"\n\n"
+        head = f"event: {self.event}\n" if self.id is None else f"event: {self.event}\nid: {self.id}\n"
+        return b"%sdata: %s\n\n" % (head.encode(), to_json(plain(self.data)))
+
+
+BEGUN = ServerEvent("begun", None)
 
 
 class EventStream(Response):
@@ -71,6 +74,13 @@ class EventStream(Response):
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no", **(headers or {})})
         del self.headers["content-length"]
 
+    @classmethod
+    async def begin(cls, caller: Caller, events: AsyncGenerator[ServerEvent, None]) -> Self:
+        """The answer to a request that may still fail: the generator yields `BEGUN` first, which is not sent, and what
+        it raises before that is raised here, where it can be an answer with a status of its own."""
+        await anext(events)
+        return cls(caller, events)
+
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         sending = anyio.Lock()
@@ -89,16 +99,14 @@ class EventStream(Response):
 
         failed: Exception | None = None
 
-        async def keep(scope: anyio.CancelScope) -> None:
+        async def watch_key(scope: anyio.CancelScope) -> None:
             nonlocal failed
+            failed = await revoked(self._caller)
+            scope.cancel()
+
+        async def keep_alive() -> None:
             while True:
-                await anyio.sleep(CHECK_KEY_S)
-                try:
-                    await self._caller.require_valid()
-                except Unauthenticated as error:
-                    failed = error
-                    scope.cancel()
-                    return
+                await anyio.sleep(max(0.1, last + KEEP_ALIVE_S - anyio.current_time()))
                 if anyio.current_time() - last >= KEEP_ALIVE_S:
                     await write(b": keep-alive\n\n")
 
@@ -106,7 +114,8 @@ class EventStream(Response):
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(watch_client, tasks.cancel_scope)
-                tasks.start_soon(keep, tasks.cancel_scope)
+                tasks.start_soon(watch_key, tasks.cancel_scope)
+                tasks.start_soon(keep_alive)
                 try:
                     async for event in self._events:
                         await write(event.encode())
@@ -121,6 +130,17 @@ class EventStream(Response):
         if failed is not None:
             gone = False
             body: Any = json.loads(bytes(answer_to(failed, self._caller.request_id).body))
-            await write(ServerEvent("error", body).encode())
+            with anyio.move_on_after(GOODBYE_S):  # it may not read
+                await write(ServerEvent("error", body).encode())
         if not gone:
             await send({"type": "http.response.body", "body": b""})
+
+
+async def revoked(caller: Caller) -> Unauthenticated:
+    """Returns when the caller's key is no longer valid, with the reason: for all that goes on for long."""
+    while True:
+        await anyio.sleep(CHECK_KEY_S)
+        try:
+            await caller.require_valid()
+        except Unauthenticated as error:
+            return error
