@@ -24,7 +24,7 @@ from atoll.contract.names import is_name
 from atoll.contract.network import NetworkPolicy
 from atoll.contract.secret import Secret
 from atoll.runtime.sandbox import Sandbox
-from atoll.server.policy import check_create, check_limits, check_ttl
+from atoll.server.policy import check_create, check_inherited, check_limits, check_ttl
 from atoll.surfaces.rest.caller import ApiRoute, Caller, Reader, Writer
 from atoll.surfaces.rest.errors import failures
 from atoll.surfaces.rest.idempotent import IdempotencyKey, once
@@ -242,21 +242,23 @@ async def _interrupted(caller: Caller, name: str | None, label: str | None) -> S
 
 async def _create(caller: Caller, body: SandboxRequest, name: str | None, label: str | None) -> Sandbox:
     name = name or f"sandbox-{os.urandom(4).hex()}"
-    image = body.image or caller.engine.default_image
-    if body.from_checkpoint is not None:
-        image = (await find_checkpoint(caller, body.from_checkpoint)).image
-    admitted = check_create(
-        caller.tenant.policy,
-        image=image,
-        mounts=body.mounts,
-        network=body.network,
-        runtime=body.runtime,
-        limits=body.limits or Limits(),
-        ttl_s=body.ttl_s,
-    )
-    fresh = body.from_checkpoint is None
-    runtime = admitted.runtime if fresh else body.runtime
-    async with reserved(caller, {name: caller.engine.effective_limits(admitted.limits, runtime)}):
+    policy, fresh = caller.tenant.policy, body.from_checkpoint is None
+    if body.from_checkpoint is None:
+        admitted = check_create(
+            policy,
+            image=body.image or caller.engine.default_image,
+            mounts=body.mounts,
+            network=body.network,
+            runtime=body.runtime,
+            limits=body.limits,
+            ttl_s=body.ttl_s,
+        )
+        limits = caller.engine.effective_limits(admitted.limits, admitted.runtime)
+    else:
+        inherited = caller.engine.inherited_spec((await find_checkpoint(caller, body.from_checkpoint)).id)
+        admitted = check_inherited(policy, inherited, network=body.network, limits=body.limits, ttl_s=body.ttl_s)
+        limits = admitted.limits
+    async with reserved(caller, {name: limits}):
         return await caller.engine.create(
             name,
             image=admitted.image if fresh else body.image,
@@ -266,12 +268,12 @@ async def _create(caller: Caller, body: SandboxRequest, name: str | None, label:
             secret_env=body.secret_env,
             user=body.user,
             cwd=body.cwd,
-            runtime=runtime,
+            runtime=admitted.runtime if fresh else body.runtime,
             pause_after_s=body.pause_after_s,
             network=admitted.network,
             labels=body.labels if label is None else {**body.labels, REQUEST_LABEL: label},
             ttl_s=admitted.ttl_s,
-            mounts=admitted.mounts,
+            mounts=admitted.mounts if fresh else body.mounts,
             from_checkpoint=body.from_checkpoint,
             ephemeral=body.ephemeral,
         )
@@ -400,9 +402,7 @@ async def sleep(caller: Writer, sandbox: SandboxPath) -> Response:
 async def wake(caller: Writer, sandbox: SandboxPath) -> Response:
     """Start a sandbox that sleeps, was shut down or has ended, and resume a paused one."""
     found = await find(caller, sandbox)
-    await found.status()
-    async with reserved(caller, {found.name: found.info.limits}):
-        return await _seen(caller, await caller.engine.wake(found.name))
+    return await _seen(caller, await caller.engine.wake(found.name))
 
 
 @_verb("shutdown")
