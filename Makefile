@@ -13,6 +13,7 @@ PYTEST_ARGS ?= -n $(PYTEST_WORKERS) --dist loadfile
 BENCH_ARGS ?=
 FUZZ_SECONDS ?= 60
 KILLS ?= 1000
+SERVER_KILLS ?= 100
 SOAK_MINUTES ?= 30
 SOAK_SANDBOXES ?= 200
 SOAK_ARGS ?=
@@ -99,10 +100,11 @@ fuzz: ## fuzz the parsers of the C programs, each for FUZZ_SECONDS
 	@scripts/bootstrap test
 	@scripts/fuzz $(FUZZ_SECONDS)
 
-chaos: ## kill a host process KILLS times during its work; SEED=... repeats a run
+chaos: ## kill a host process KILLS times during its work, and a server SERVER_KILLS times; SEED=... repeats a run
 	@scripts/bootstrap test
 	@$(MAKE) --no-print-directory programs
-	@ATOLL_CHAOS_KILLS=$(KILLS) ATOLL_CHAOS_SEED=$(SEED) $(BIN)/pytest -n 0 -s tests/chaos/test_chaos.py
+	@ATOLL_CHAOS_KILLS=$(KILLS) ATOLL_SERVER_KILLS=$(SERVER_KILLS) ATOLL_CHAOS_SEED=$(SEED) \
+		$(BIN)/pytest -n 0 -s tests/chaos/test_chaos.py tests/chaos/test_server_chaos.py
 
 build: ## compile the guest and the keeper
 	@scripts/bootstrap build

@@ -22,7 +22,7 @@ from atoll.contract.names import NAMESPACE_RULE, is_namespace
 from atoll.surfaces.rest.errors import error_status, request_id
 
 if TYPE_CHECKING:
-    from atoll.runtime.interface import Engine
+    from atoll.runtime.engine import LocalEngine
     from atoll.server.keys import ApiKey, KeyScope
     from atoll.server.server import Server
     from atoll.server.tenants import Tenant
@@ -41,7 +41,7 @@ class Caller:
 
     key: ApiKey
     tenant: Tenant
-    engine: Engine
+    engine: LocalEngine
     """The sandboxes of the tenant, and no others."""
     request_id: str
     server: Server
