@@ -291,23 +291,6 @@ async def _interrupted(caller: Caller, name: str | None, label: str | None) -> S
 
 async def _create(caller: Caller, body: SandboxRequest, name: str | None, label: str | None) -> Sandbox:
     name = name or f"sandbox-{os.urandom(4).hex()}"
-<<<<<<< HEAD
-    image = body.image or caller.engine.default_image
-    if body.from_checkpoint is not None:
-        image = (await find_checkpoint(caller, body.from_checkpoint)).image
-    admitted = check_create(
-        caller.tenant.policy,
-        image=image,
-        mounts=body.mounts,
-        network=body.network,
-        runtime=body.runtime,
-        limits=body.limits or Limits(),
-        ttl_s=body.ttl_s,
-    )
-    fresh = body.from_checkpoint is None
-    runtime = admitted.runtime if fresh else body.runtime
-    async with reserved(caller, {name: effective_limits(caller, admitted.limits, runtime)}):
-=======
     policy, fresh = caller.tenant.policy, body.from_checkpoint is None
     if body.from_checkpoint is None:
         admitted = check_create(
@@ -316,16 +299,15 @@ async def _create(caller: Caller, body: SandboxRequest, name: str | None, label:
             mounts=body.mounts,
             network=body.network,
             runtime=body.runtime,
-            limits=body.limits,
+            limits=body.limits or Limits(),
             ttl_s=body.ttl_s,
         )
-        limits = caller.engine.effective_limits(admitted.limits, admitted.runtime)
+        limits = effective_limits(caller, admitted.limits, admitted.runtime)
     else:
         inherited = caller.engine.inherited_spec((await find_checkpoint(caller, body.from_checkpoint)).id)
         admitted = check_inherited(policy, inherited, network=body.network, limits=body.limits, ttl_s=body.ttl_s)
         limits = admitted.limits
     async with reserved(caller, {name: limits}):
->>>>>>> kills
         return await caller.engine.create(
             name,
             image=admitted.image if fresh else body.image,
@@ -340,13 +322,9 @@ async def _create(caller: Caller, body: SandboxRequest, name: str | None, label:
             network=admitted.network,
             labels=body.labels if label is None else {**body.labels, REQUEST_LABEL: label},
             ttl_s=admitted.ttl_s,
-<<<<<<< HEAD
             on_expiry=body.on_expiry,
             ttl_renewed_by_use=body.ttl_renewed_by_use,
-            mounts=admitted.mounts,
-=======
             mounts=admitted.mounts if fresh else body.mounts,
->>>>>>> kills
             from_checkpoint=body.from_checkpoint,
             ephemeral=body.ephemeral,
         )
