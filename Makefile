@@ -27,7 +27,7 @@ SHELL_SCRIPTS := $(addprefix scripts/,bootstrap fuzz install lock old-gvisor os-
 NATIVE := src/atoll/_bin
 GUEST_HEADERS := $(wildcard src/atoll/guest/*.h)
 
-.PHONY: help install uninstall wheel demo test test-old-gvisor test-vm check format bench soak fuzz chaos build lock \
+.PHONY: help install uninstall wheel demo test test-old-gvisor test-remote test-vm check format bench soak fuzz chaos build lock \
 	clean programs lint dist
 .DEFAULT_GOAL := help
 
@@ -64,6 +64,12 @@ test-old-gvisor: ## run the tests of sandboxes with the gVisor of Debian 12 itse
 	@$(MAKE) --no-print-directory programs WERROR=--werror
 	@old=$$(scripts/old-gvisor) && PATH="$$old:$$PATH" $(BIN)/pytest $(PYTEST_ARGS) --atoll-runtime runsc \
 		tests/conformance tests/attacks tests/chaos src/atoll/testing/conformance
+
+test-remote: ## run the tests that can differ for the engine of a server: the suite, and the command line with ATOLL_URL
+	@scripts/bootstrap test
+	@$(MAKE) --no-print-directory programs WERROR=--werror
+	@$(BIN)/pytest $(PYTEST_ARGS) --atoll-face remote --atoll-runtime crun --atoll-runtime runsc src/atoll/testing/conformance
+	@$(BIN)/pytest $(PYTEST_ARGS) --atoll-face remote tests/cli
 
 test-vm: ## run a core of the tests in an emulated guest with systemd and cgroup v2; VM_PARTS='systemd container'
 	@scripts/bootstrap vm

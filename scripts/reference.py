@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 os.environ["COLUMNS"] = "100"  # of help texts
 
 GROUPS: dict[str, tuple[str, ...]] = {
-    "Engine and sandboxes": ("atoll.runtime.", "atoll.settings"),
+    "Engine and sandboxes": ("atoll.runtime.", "atoll.client.", "atoll.settings"),
     "Values": ("atoll.contract.model", "atoll.contract.network", "atoll.contract.secret", "atoll.contract.driver"),
     "Tools": ("atoll.tools.",),
     "Code that calls tools": ("atoll.code.",),

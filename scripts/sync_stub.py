@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from atoll.client import engine as client
 from atoll.runtime import engine as asynchronous
 from atoll.sync import CLASSES
 
@@ -108,8 +109,10 @@ def main() -> int:
 def _stub() -> str:
     names = Names()
     classes = [_class(name, module, names) for name, module in CLASSES.items()]
-    names.in_module("atoll.runtime.engine")
-    opening = _method(_parse(asynchronous.open), names)["open"]
+    opening = ""
+    for function in (asynchronous.open, client.connect):
+        names.in_module(function.__module__)
+        opening += "".join(f"{line}\n" for line in _method(_parse(function), names).values())
     imports = "\n".join(sorted(set(names.imports.values())))
     text = "\n".join([HEAD, imports, "", "CLASSES: dict[str, str]\n", opening, "", "class Blocking: ...\n", *classes])
     ruff = [sys.executable, "-m", "ruff"]

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         generate_text as generate_text,
     )
     from atoll.agents.orchestrator import ProgrammaticToolOrchestrator as ProgrammaticToolOrchestrator
+    from atoll.client.engine import connect as connect
     from atoll.code.approvals import (
         Approval as Approval,
         ApprovalDecision as ApprovalDecision,
@@ -74,6 +75,7 @@ if TYPE_CHECKING:
         CheckpointNotFound as CheckpointNotFound,
         CodeSessionBusy as CodeSessionBusy,
         CodeSessionNotFound as CodeSessionNotFound,
+        Conflict as Conflict,
         DatabaseUnavailable as DatabaseUnavailable,
         DiskFull as DiskFull,
         ExecTimeout as ExecTimeout,
@@ -108,6 +110,7 @@ if TYPE_CHECKING:
         SandboxNotFound as SandboxNotFound,
         SandboxShutdown as SandboxShutdown,
         ScriptFailed as ScriptFailed,
+        ServerUnavailable as ServerUnavailable,
         TenantExists as TenantExists,
         TenantNotFound as TenantNotFound,
         ToolCallError as ToolCallError,
@@ -223,13 +226,13 @@ _HOMES = {
     "atoll.contract.driver": "Capabilities Diagnostic",
     "atoll.contract.errors": """
         ApprovalNotFound ArchiveRefused AtollError BudgetExceeded CallerError CheckpointExists CheckpointNotFound
-        CodeSessionBusy CodeSessionNotFound DatabaseUnavailable DiskFull ExecTimeout FileError Forbidden
+        CodeSessionBusy CodeSessionNotFound Conflict DatabaseUnavailable DiskFull ExecTimeout FileError Forbidden
         GuestProtocolError GuestUnresponsive IdempotencyMismatch ImageNotFound ImageUnavailable InvalidRequest
         KeyNotFound LaunchFailed ModelFailed ModelUnavailable NotCheckpointable OutcomeUnknown PathExists
         PathIsDirectory PathNotDirectory PathNotFound PermissionDenied PortRefused ProcessNotFound ProjectConflict
         QuotaExceeded RateLimited RuntimeUnavailable SandboxDied SandboxError SandboxExists SandboxNotFound
-        SandboxShutdown ScriptFailed TenantExists TenantNotFound ToolCallError Unauthenticated Unenforceable
-        UserNotFound VolumeExists VolumeNotFound WebhookNotFound
+        SandboxShutdown ScriptFailed ServerUnavailable TenantExists TenantNotFound ToolCallError Unauthenticated
+        Unenforceable UserNotFound VolumeExists VolumeNotFound WebhookNotFound
     """,
     "atoll.contract.model": """
         Checkpoint ExecBytes ExecResult Exited ExportResult FileChange FileEntry FileStat Gap GcResult Limits
@@ -238,6 +241,7 @@ _HOMES = {
     """,
     "atoll.contract.network": "AuditRecord NetworkPolicy",
     "atoll.contract.secret": "Secret",
+    "atoll.client.engine": "connect",
     "atoll.runtime.engine": "open",
     "atoll.runtime.interface": "CreateOptions Engine Images PoolOptions Volumes",
     "atoll.runtime.guest.files": "Files",

@@ -109,6 +109,14 @@ class Settings(FrozenRequest):
     """The token that clients of `atoll messages` must send as their API key: 16 characters or more, at random. Unset:
     any key is accepted, of clients of this machine only."""
 
+    url: str | None = Field(default=None, min_length=1)
+    """The server whose sandboxes these are (`atoll serve`): `https://HOST[:PORT]`. The command line then works with it,
+    and so does `atoll.connect()`. Unset: those of this machine."""
+    api_key: SecretStr | None = Field(default=None, min_length=1)
+    """The key for that server."""
+    ca_file: Path | None = None
+    """Certificates (PEM) that verify that server, such as a self-signed one of its own. Unset: those that this machine
+    trusts."""
     database_url: SecretStr | None = Field(default=None, min_length=1)
     """The database of `atoll serve`: `postgresql+asyncpg://USER:PASSWORD@HOST/NAME`, or `sqlite+aiosqlite:////PATH`.
     Unset: SQLite, in the file `server/server.db` of the state directory."""

@@ -18,6 +18,10 @@ CHECKED = (
     "ATOLL_MCP_TOKEN",
     "ATOLL_MESSAGES_TOKEN",
     "ATOLL_DATABASE_URL",
+    "ATOLL_WEBHOOK_ALLOW",
+    "ATOLL_URL",
+    "ATOLL_API_KEY",
+    "ATOLL_CA_FILE",
     "ATOLL_PROJECT_MIB",
     "ATOLL_PROJECT_FILES",
 )
@@ -33,6 +37,11 @@ def resolve(setting: str | None) -> str:
         return "/var/lib/atoll"
     data = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
     return os.path.join(os.path.expanduser(data), "atoll")
+
+
+def server_url() -> str | None:
+    """The server that the command line works with. None: with sandboxes of this machine."""
+    return os.environ.get("ATOLL_URL")
 
 
 def resolve_plain(given: str | None) -> str | None:

@@ -36,7 +36,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import anyio.to_thread
 from anyio.from_thread import BlockingPortal
@@ -45,6 +45,11 @@ from atoll.contract.errors import InvalidRequest
 from atoll.runtime import engine as asynchronous
 from atoll.runtime.interface import Engine
 from atoll.settings import Settings
+
+if TYPE_CHECKING:
+    import ssl
+
+    from pydantic import SecretStr
 
 CLASSES = {
     "Engine": "atoll.runtime.interface",
@@ -77,9 +82,33 @@ def open(state_dir: Path | str | None = None, *, namespace: str | None = None, s
     Raises:
         InvalidRequest: the state directory cannot be used, or the namespace or a setting is wrong.
     """
+    return _opened(asynchronous.open, state_dir, namespace=namespace, settings=settings)
+
+
+def connect(
+    url: str | None = None,
+    key: str | SecretStr | None = None,
+    *,
+    tenant: str | None = None,
+    trust: ssl.SSLContext | None = None,
+    settings: Settings | None = None,
+) -> Any:
+    """The engine of a server, as `atoll.connect()` gives, with methods that block. It is closed as that of `open`.
+
+    Raises:
+        InvalidRequest: there is no address or no key, or they are malformed.
+        Unauthenticated: the server does not accept the key.
+        ServerUnavailable: the server cannot be reached.
+    """
+    from atoll.client.engine import connect as connect_asynchronously
+
+    return _opened(connect_asynchronously, url, key, tenant=tenant, trust=trust, settings=settings)
+
+
+def _opened(open_asynchronously: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
     loop = _Loop()
     try:
-        return _BlockingEngine(loop.run(asynchronous.open, state_dir, namespace=namespace, settings=settings), loop)
+        return _BlockingEngine(loop.run(open_asynchronously, *arguments, **named), loop)
     except BaseException:
         loop.stop()
         raise

@@ -2,6 +2,7 @@
 """The types of the blocking face."""
 
 import builtins
+import ssl
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
@@ -26,6 +27,7 @@ from atoll.contract.model import (
     Limits,
     Match,
     Mount,
+    OnExpiry,
     Preview,
     ProcessEvent,
     ProcessInfo,
@@ -49,6 +51,7 @@ from atoll.runtime.images.store import ImageInfo, ImageLayers
 from atoll.runtime.interface import CreateOptions, PoolOptions, SandboxKeywords
 from atoll.runtime.project.changes import ProjectChanges
 from atoll.runtime.project.project import Project
+from atoll.runtime.sandbox import GuestRelay
 from atoll.runtime.sandbox_pool import PoolDescription, PooledSandbox
 from atoll.runtime.state.loop_storage import StorageKind
 from atoll.settings import Settings
@@ -58,6 +61,14 @@ CLASSES: dict[str, str]
 
 def open(
     state_dir: Path | str | None = None, *, namespace: str | None = None, settings: Settings | None = None
+) -> Engine: ...
+def connect(
+    url: str | None = None,
+    key: str | SecretStr | None = None,
+    *,
+    tenant: str | None = None,
+    trust: ssl.SSLContext | None = None,
+    settings: Settings | None = None,
 ) -> Engine: ...
 
 class Blocking: ...
@@ -95,6 +106,8 @@ class Engine(Blocking):
         network: NetworkPolicy | None = None,
         labels: Mapping[str, str] | None = None,
         ttl_s: float | None = None,
+        on_expiry: OnExpiry = "destroy",
+        ttl_renewed_by_use: bool = False,
         mounts: Sequence[Mount] = ...,
         from_checkpoint: str | None = None,
         progress: ProgressCallback | None = None,
@@ -113,6 +126,8 @@ class Engine(Blocking):
         *,
         labels: Mapping[str, str | None] | None = None,
         ttl_s: float | None = None,
+        on_expiry: OnExpiry | None = None,
+        ttl_renewed_by_use: bool | None = None,
         limits: Limits | None = None,
     ) -> SandboxInfo: ...
     def pause(self, name: str) -> None: ...
@@ -265,6 +280,8 @@ class Sandbox(Blocking):
         *,
         labels: Mapping[str, str | None] | None = None,
         ttl_s: float | None = None,
+        on_expiry: OnExpiry | None = None,
+        ttl_renewed_by_use: bool | None = None,
         limits: Limits | None = None,
     ) -> SandboxInfo: ...
     def pause(self) -> None: ...
@@ -289,6 +306,7 @@ class Sandbox(Blocking):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
+    def relay(self) -> GuestRelay: ...
 
 class SandboxPool(Blocking):
     session_id: str

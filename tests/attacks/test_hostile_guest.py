@@ -97,6 +97,18 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Stream.abandon, "__defaults__", (0.5,))
 
 
+@FASTEST
+async def test_a_guest_that_ends_no_operation_does_not_lengthen_its_lifetime(
+    engine: Engine, install: Install, impatient: None
+) -> None:
+    install(_step("w", HELLO) + _step("r") + _step("d"))
+    sandbox = await engine.create(ttl_s=1, ttl_renewed_by_use=True)
+    with pytest.raises(AtollError):
+        await sandbox.exec("true", timeout_s=0.1)
+    await sandbox.aclose()  # from now on no client uses it, though the operation is open
+    await eventually(lambda: not (engine.state_dir / "sandboxes" / sandbox.id).exists(), "it is removed")
+
+
 BEFORE_HELLO = {
     "garbage": _step("w", b"\xa5" * 4096) + _step("h"),
     "text": _step("w", b"panic: guest: cannot start\n" * 100) + _step("h"),

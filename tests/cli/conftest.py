@@ -42,9 +42,19 @@ def state_dir(
     wait_until(lambda: cli.names() == [] and not os.listdir(path / "sandboxes"), "no sandbox is left")
 
 
+@pytest.fixture(scope="session")
+def server_env(request: pytest.FixtureRequest, state_dir: Path) -> dict[str, str]:
+    """With `--atoll-face remote`, commands work with a server that has the state directory."""
+    if request.config.getoption("atoll_face") != "remote":
+        return {}
+    server = request.getfixturevalue("servers")(state_dir)
+    return {"ATOLL_URL": server.url, "ATOLL_API_KEY": server.key}
+
+
 @pytest.fixture
-def atoll(state_dir: Path, tmp_path: Path, nursery: Nursery) -> Iterator[Atoll]:
+def atoll(state_dir: Path, tmp_path: Path, nursery: Nursery, server_env: dict[str, str]) -> Iterator[Atoll]:
     cli = Atoll(state_dir, tmp_path, nursery)
+    cli.env |= server_env
     yield cli
     cli.close()
 

@@ -35,6 +35,18 @@ def test_create_without_a_name_makes_one_up(atoll: Atoll) -> None:
     assert name not in atoll.names()
 
 
+def test_what_happens_at_the_end_of_a_lifetime_is_chosen_shown_and_changed(atoll: Atoll) -> None:
+    lifetime = ("--ttl", "1h", "--on-expiry", "sleep", "--ttl-renewed-by-use")
+    name = atoll.create(*lifetime)
+    shown = atoll.json("stat", name, "--json")
+    assert (shown["ttl_s"], shown["on_expiry"], shown["ttl_renewed_by_use"]) == (3600, "sleep", True)
+    assert ", sleeps" in atoll.text("ls")
+    changed = atoll.json("update", name, "--on-expiry", "destroy", "--no-ttl-renewed-by-use", "--json")
+    assert (changed["ttl_s"], changed["on_expiry"], changed["ttl_renewed_by_use"]) == (3600, "destroy", False)
+    assert b"it must be 'destroy' or 'sleep'" in atoll("update", name, "--on-expiry", "stop", status=2).stderr
+    assert b"give ttl_s, too" in atoll("create", "--on-expiry", "sleep", status=2).stderr
+
+
 def test_create_and_ls_in_json_are_the_same_sandbox(atoll: Atoll) -> None:
     name = atoll.new_name()
     created = atoll.json("create", name, "--memory", "128m", "--pids", "64", "--json")

@@ -178,7 +178,9 @@ def test_a_sandbox_whose_lifetime_is_over_is_left_to_the_engine(atoll: Atoll, bo
     found = find_running(str(atoll.state_dir), box)
     assert found is not None
     entry = atoll.state_dir / "expiries" / found.id
-    for moment, is_found in (("99999999999999", True), ("1", False), ("soon", False)):
+    moments = {"99999999999999": True, "99999999999999s": True, "1": False, "1s": False, "soon": False}
+    moments |= {"1+60000": True, "1+60000s": True}  # use renews them, and it was used just now
+    for moment, is_found in moments.items():
         entry.symlink_to(moment)
         assert (find_running(str(atoll.state_dir), box) is not None) == is_found
         entry.unlink()

@@ -20,6 +20,7 @@ static void leave(int code)
 #define _exit leave
 #define poll(fds, count, timeout) poll(fds, count, 0) /* never waits */
 #include "../../src/atoll/drivers/keeper/relay.c"
+#include "../../src/atoll/drivers/keeper/timing.c"
 
 void give_up(const char *what)
 {
@@ -52,8 +53,8 @@ static void forget_everything(void)
     release(&from_guest);
     release(&to_guest);
     hello_size = 0;
-    had_client = shutdown_sent = paused = expiry_enforced = false;
-    expired_ms = 0;
+    had_client = shutdown_sent = paused = expiry_enforced = is_cut = asked = pinged = false;
+    expired_ms = tick_ms = 0;
     open_streams = 0;
     holders = 0;
 }

@@ -135,10 +135,14 @@ async def test_code_goes_on_without_its_client_and_can_be_interrupted(
     client: httpx2.AsyncClient, served: Served, box: str
 ) -> None:
     path = await _session(client, box)
-    async with served.client() as other, other.stream(
-        "POST", f"{path}/execute", json={"code": "y = 7\nimport time\ntime.sleep(60)"}, headers=EVENTS
-    ) as answer:
-        begun = await anext(read_events(answer))
+    text = "y = 7\nprint('going', flush=True)\nimport time\ntime.sleep(60)"
+    async with (
+        served.client() as other,
+        other.stream("POST", f"{path}/execute", json={"code": text}, headers=EVENTS) as answer,
+    ):
+        events = read_events(answer)
+        begun = await anext(events)
+        assert (await anext(events))["data"]["text"].startswith("going")
     execution = f"{path}/executions/{begun['data']['id']}"
     assert (await client.get(execution)).json()["status"] == "running"
     assert (await client.post(f"{path}/interrupt")).status_code == 204

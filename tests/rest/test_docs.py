@@ -6,6 +6,7 @@ import ast
 import inspect
 import re
 import subprocess
+from collections.abc import AsyncIterator
 from pathlib import Path
 from types import CodeType
 
@@ -22,12 +23,11 @@ SECTIONS = dict(zip(*[iter(re.split(r"^### (.*)$", INSIDE, flags=re.MULTILINE)[1
 
 
 @pytest.fixture
-async def demo(client: httpx2.AsyncClient) -> str:
+async def demo(client: httpx2.AsyncClient) -> AsyncIterator[None]:
     """The sandbox that the page names."""
-    found = await client.get("/api/v1/sandboxes/demo")
-    if found.status_code == 404:
-        (await client.post("/api/v1/sandboxes", json={"name": "demo"})).raise_for_status()
-    return "demo"
+    (await client.post("/api/v1/sandboxes", json={"name": "demo"})).raise_for_status()
+    yield
+    (await client.delete("/api/v1/sandboxes/demo")).raise_for_status()
 
 
 @pytest.mark.usefixtures("demo")

@@ -99,6 +99,19 @@ async def test_the_end_of_a_lifetime_is_told_as_such(client: httpx2.AsyncClient)
     assert expired["data"]["details"] == {"on_expiry": "destroy"}
 
 
+async def test_a_sandbox_that_sleeps_at_the_end_of_its_lifetime_says_both(client: httpx2.AsyncClient) -> None:
+    async with following(client) as events:
+        made = await client.post("/api/v1/sandboxes", json={"name": "dozing", "ttl_s": 1, "on_expiry": "sleep"})
+        assert made.json()["on_expiry"] == "sleep", made.text
+        found = [await events.next("dozing") for _ in range(3)]
+    assert [each["event"] for each in found] == ["created", "expired", "slept"]
+    assert found[1]["data"]["details"] == {"on_expiry": "sleep"}
+    assert (await client.get("/api/v1/sandboxes/dozing")).json()["status"] == "sleeping"
+    refused = await client.post("/api/v1/sandboxes", json={"on_expiry": "sleep"})
+    assert (refused.status_code, refused.json()["code"]) == (400, "invalid_request")
+    await client.delete("/api/v1/sandboxes/dozing")
+
+
 async def test_the_stream_of_one_sandbox_ends_with_it(client: httpx2.AsyncClient) -> None:
     await client.post("/api/v1/sandboxes", json={"name": "one"})
     async with client.stream("GET", "/api/v1/sandboxes/one/events") as answer:

@@ -185,7 +185,7 @@ async def test_a_directory_is_listed_in_pages(client: httpx2.AsyncClient, box: s
     names: list[bytes] = []
     after: str | None = None
     while True:
-        asked = {"path": "many", "limit": 4, **({} if after is None else {"after": after})}
+        asked: dict[str, Any] = {"path": "many", "limit": 4, **({} if after is None else {"after": after})}
         page = (await client.get(f"{files}/list", params=asked)).json()
         names += [
             each["name"].encode() if each["name_base64"] is None else base64.b64decode(each["name_base64"])

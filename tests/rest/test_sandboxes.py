@@ -15,23 +15,23 @@ SANDBOXES = "/api/v1/sandboxes"
 
 
 async def test_a_sandbox_is_created_listed_found_and_deleted(client: httpx2.AsyncClient) -> None:
-    made = await client.post("/api/v1/sandboxes", json={"name": "demo", "labels": {"team": "red"}})
+    made = await client.post("/api/v1/sandboxes", json={"name": "plain", "labels": {"team": "red"}})
     assert made.status_code == 201, made.text
-    assert made.headers["location"] == "/api/v1/sandboxes/demo"
+    assert made.headers["location"] == "/api/v1/sandboxes/plain"
     assert made.json()["status"] == "running"
     assert made.json()["labels"] == {"team": "red"}
-    for wanted in ("demo", made.json()["id"]):
+    for wanted in ("plain", made.json()["id"]):
         found = await client.get(f"/api/v1/sandboxes/{wanted}")
         assert found.json()["id"] == made.json()["id"]
     listed = await client.get("/api/v1/sandboxes", params={"label": "team=red"})
-    assert [each["name"] for each in listed.json()["items"]] == ["demo"]
-    assert (await client.delete("/api/v1/sandboxes/demo")).status_code == 204
-    gone = await client.get("/api/v1/sandboxes/demo")
+    assert [each["name"] for each in listed.json()["items"]] == ["plain"]
+    assert (await client.delete("/api/v1/sandboxes/plain")).status_code == 204
+    gone = await client.get("/api/v1/sandboxes/plain")
     assert gone.status_code == 404
     assert gone.json() == {
         "code": "sandbox_not_found",
-        "message": "no sandbox has the name or id 'demo'",
-        "details": {"name": "demo"},
+        "message": "no sandbox has the name or id 'plain'",
+        "details": {"name": "plain"},
         "request_id": gone.headers["atoll-request-id"],
     }
 

@@ -112,10 +112,16 @@ async def test_a_broken_connection_is_resumed_at_the_next_byte(served: Served, b
     assert third.told[-1]["exit_code"] == 0
 
 
-async def test_what_is_no_longer_kept_is_a_gap(served: Served, box: str) -> None:
+async def test_what_is_no_longer_kept_is_a_gap(served: Served, client: httpx2.AsyncClient, box: str) -> None:
     async with opened(served, box, "?command=stty+-echo;+read+x;+yes+|+head+-c+200000;+read+y;+echo+end") as first:
         await first.socket.send(b"go\n")
         await first.until(b"y\r\ny\r\n")
+
+    async def has_written_all() -> bool:
+        found = await client.get(f"/api/v1/sandboxes/{box}/processes/{first.process}")
+        return found.json()["stdout_total"] >= 300_000
+
+    await eventually(has_written_all, "all output was written, and no client reads it")
     async with opened(served, box, f"?process={first.process}&offset=0") as second:
         await second.socket.send(b"\n")
         await second.until(b"end\r\n")
@@ -231,12 +237,12 @@ async def test_inside_gvisor_it_is_the_same(served: Served, client: httpx2.Async
     api = "/api/v1/sandboxes/gvisor"
     (await client.post("/api/v1/sandboxes", json={"name": "gvisor", "runtime": "runsc"})).raise_for_status()
     async with opened(served, "gvisor", "?rows=30&cols=100") as first:
-        await first.socket.send(b"trap 'stty size' WINCH; stty size\n")
+        await first.socket.send(b"stty size\n")
         await first.until(b"30 100\r\n")
         first.socket.transport.abort()
     async with opened(served, "gvisor", f"?process={first.process}&offset={first.offset}") as second:
         await second.control(type="resize", rows=40, cols=132)
-        await second.socket.send(b"\n")
+        await second.socket.send(b"stty size\n")
         await second.until(b"40 132\r\n")
         await second.socket.send(b"exit\n")
         assert await second.until_closed() == 1000

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
-import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -17,9 +15,9 @@ import pytest
 import atoll
 from atoll import Preview, Settings
 from atoll.server.server import Server
-from atoll.testing.server import RunningServer, running_server
+from atoll.testing.server import RunningServer, key_file, running_server
 from atoll.testing.waiting import BOUND_S
-from tests.serve.conftest import answers, read_all, trusting
+from tests.serve.conftest import answers, read_all
 
 PROGRAM = """
 import http.server, json
@@ -64,7 +62,7 @@ async def exposed(state_dir: Path) -> AsyncIterator[Exposed]:
         await sandbox.files.write_text("server.py", PROGRAM)
         await sandbox.spawn(["python3", "server.py"])
         async with Server.open(Settings(state_dir=state_dir)) as before:
-            (state_dir / "first-key").write_text(before.first_key.get_secret_value() if before.first_key else "")
+            key_file(state_dir).write_text(before.first_key.get_secret_value() if before.first_key else "")
             preview = await before.previews.expose("default", sandbox, 8000, wait_s=BOUND_S)
             assert await before.previews.expose("default", sandbox, 8000) == preview
         with running_server(state_dir) as server:
@@ -152,36 +150,3 @@ async def test_an_ambiguous_request_to_a_preview_is_refused(exposed: Exposed, fr
 
     found = answers(await anyio.to_thread.run_sync(say))
     assert [each.status for each in found] == [400]
-
-
-async def test_previews_use_the_servers_certificate_and_names_do_not_collide(
-    make_state_dir: Callable[[], Path],
-) -> None:
-    state_dir = make_state_dir()
-    async with atoll.open(state_dir) as engine:
-        sandbox = await engine.create("web")
-        try:
-            await sandbox.files.write_text("server.py", PROGRAM)
-            await sandbox.spawn(["python3", "server.py"])
-            async with Server.open(Settings(state_dir=state_dir)) as before:
-                assert before.first_key is not None
-                (state_dir / "first-key").write_text(before.first_key.get_secret_value())
-                preview = await before.previews.expose("default", sandbox, 8000, wait_s=BOUND_S)
-            with running_server(state_dir, "--tls-self-signed") as server:
-                context = trusting(state_dir / "server" / "tls" / "ca.pem")
-                seen = await _get_tls(server.port, "8000-web.atoll.localhost", preview.token, context)
-                assert b"200 OK" in seen
-                assert b'"X-Forwarded-Proto": "https"' in seen
-                async with Server.open(Settings(state_dir=state_dir)) as other:
-                    assert await other.previews.take_back("default", sandbox.id, 8000)
-                    assert await other.previews.list("default") == []
-        finally:
-            await sandbox.destroy()
-
-
-async def _get_tls(port: int, name: str, token: str, context: ssl.SSLContext) -> bytes:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context, server_hostname=name)
-    writer.write(f"GET / HTTP/1.1\r\nHost: {name}:{port}\r\nAtoll-Token: {token}\r\nConnection: close\r\n\r\n".encode())
-    data = await reader.read()
-    writer.close()
-    return data

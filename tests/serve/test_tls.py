@@ -10,10 +10,18 @@ from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 
+import anyio
+import anyio.to_thread
+import httpx2
 import pytest
 
+import atoll
+from atoll.runtime.guest.ports import Listener
 from atoll.runtime.secrets.authority import Authority
-from atoll.testing.server import RunningServer, running_server
+from atoll.server.server import Server
+from atoll.surfaces.serve.settings import ServerSettings
+from atoll.surfaces.serve.tls import ServerTls
+from atoll.testing.server import RunningServer, key_file, running_server
 from atoll.testing.waiting import BOUND_S, wait_until
 from tests.serve.conftest import STRICT, connect, read_all, trusting
 
@@ -31,21 +39,48 @@ def served(server: RunningServer, name: str, context: ssl.SSLContext) -> tuple[b
         return read_all(connected), int(str(shown["serialNumber"]), 16)
 
 
-def test_its_own_certificate_is_for_its_names_and_no_others(make_state_dir: Callable[[], Path]) -> None:
+async def test_its_own_certificate_is_for_its_names_and_previews_and_no_others(
+    make_state_dir: Callable[[], Path],
+) -> None:
     state_dir = make_state_dir()
-    with running_server(state_dir, "--tls-self-signed=box.example.com", environment=STRICT) as server:
-        assert server.url.startswith("https://")
-        context = trusting(state_dir / "server" / "tls" / "ca.pem")
-        for name in ("localhost", "127.0.0.1", "atoll.localhost", "8000-web.atoll.localhost", "box.example.com"):
-            assert b"200 OK" in served(server, name, context)[0]
-        with pytest.raises(ssl.SSLCertVerificationError):
-            served(server, "other.example.com", context)
-        _slow_handshakes_end(server)
-        before = (state_dir / "server" / "tls" / "ca.pem").read_bytes()
-        server.stop()
-        server.start()
-        assert (state_dir / "server" / "tls" / "ca.pem").read_bytes() == before, "clients have trusted it"
-        assert (state_dir / "server" / "tls" / "ca.key").stat().st_mode & 0o077 == 0
+    settings = ServerSettings(state_dir=state_dir, tls_self_signed=("box.example.com",))
+    async with atoll.open(state_dir) as engine, engine.create("web") as sandbox, sandbox.listen() as listener:
+        async with Server.open(settings) as before:
+            assert before.first_key is not None
+            key_file(state_dir).write_text(before.first_key.get_secret_value())
+            preview = await before.previews.expose("default", sandbox, listener.port)
+        authority = ServerTls(settings, state_dir).authority
+        assert authority is not None
+        made = authority.read_bytes()
+        with running_server(state_dir, "--tls-self-signed=box.example.com", environment=STRICT) as server:
+            assert server.url.startswith("https://")
+            assert authority.read_bytes() == made, "a start does not replace what clients have trusted"
+            assert authority.with_suffix(".key").stat().st_mode & 0o077 == 0
+            await anyio.to_thread.run_sync(_own_names, server, trusting(authority))
+            host = f"{listener.port}-web.atoll.localhost"
+            async with httpx2.AsyncClient(verify=trusting(authority)) as client, anyio.create_task_group() as tasks:
+                tasks.start_soon(_answer_once, listener)
+                at = f"https://127.0.0.1:{server.port}/"
+                headers = {"Host": host, "Atoll-Token": preview.token}
+                seen = (await client.get(at, headers=headers, extensions={"sni_hostname": host})).text
+            assert "X-Forwarded-Proto: https" in seen
+
+
+async def _answer_once(listener: Listener) -> None:
+    """Answer a request with itself."""
+    async with await anext(listener) as connection:
+        asked = b""
+        while not asked.endswith(b"\r\n\r\n"):
+            asked += await connection.receive()
+        await connection.send(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(asked), asked))
+
+
+def _own_names(server: RunningServer, context: ssl.SSLContext) -> None:
+    for name in ("localhost", "127.0.0.1", "atoll.localhost", "8000-web.atoll.localhost", "box.example.com"):
+        assert b"200 OK" in served(server, name, context)[0]
+    with pytest.raises(ssl.SSLCertVerificationError):
+        served(server, "other.example.com", context)
+    _slow_handshakes_end(server)
 
 
 def _slow_handshakes_end(server: RunningServer) -> None:

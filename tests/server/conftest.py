@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import cast
 
@@ -32,7 +33,9 @@ def with_tables(postgresql: Postgresql, tmp_path_factory: pytest.TempPathFactory
     async def migrate() -> None:
         await (await Database.open(url, tmp_path_factory.mktemp("unused"))).aclose()
 
-    anyio.run(migrate)
+    # In a thread: fixtures of a session elsewhere may keep this one's event loop.
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(anyio.run, migrate).result()
     return url
 
 

@@ -1,4 +1,5 @@
-"""The blocking face passes the suite too: `--atoll-face sync`, with the files that show most of it for their time."""
+"""The blocking face and the engine of a server pass the suite too (`--atoll-face sync` and `remote`), with the files
+that show most of it for their time."""
 
 from __future__ import annotations
 
@@ -6,14 +7,19 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import atoll.testing.conformance
 
 SUITE = Path(atoll.testing.conformance.__file__).parent
 FILES = ("test_exec.py", "test_pool.py")
+REMOTE_FILES = ("test_held.py", "test_kept.py", "test_network.py", "test_pool.py", "test_sharing.py", "test_updates.py")
+"""What a server could change, for its time. `make test-remote` runs all."""
 
 
-def test_the_suite_holds_for_the_blocking_face() -> None:
-    files = [str(SUITE / name) for name in FILES]
+@pytest.mark.parametrize(("face", "names"), [("sync", FILES), ("remote", REMOTE_FILES)])
+def test_the_suite_holds_for_the_other_faces(face: str, names: tuple[str, ...]) -> None:
+    files = [str(SUITE / name) for name in names]
     command = [
         sys.executable,
         "-m",
@@ -22,7 +28,7 @@ def test_the_suite_holds_for_the_blocking_face() -> None:
         "0",
         "-q",
         "--atoll-face",
-        "sync",
+        face,
         "--atoll-runtime",
         "crun",
         *files,

@@ -108,7 +108,7 @@ class PausableExecution:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether it waits for somebody outside."""
+        """Whether it waits for the client."""
         return bool(self._calls)
 
     def begin_waiting(self) -> None:

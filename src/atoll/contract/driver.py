@@ -113,6 +113,17 @@ class ProcessImage(Frozen):
     """The hostname that the processes had when they were saved."""
 
 
+class Lifetime(Frozen):
+    """When a keeper ends a sandbox by itself."""
+
+    ends_ms: int
+    """By the clock of the day, in milliseconds since 1970."""
+    renewal_ms: int = 0
+    """It goes on for so long after each use. 0: use does not matter."""
+    freezes: bool = False
+    """True: the sandbox is frozen then, since its processes are to be saved. False: they are ended."""
+
+
 class Launch(Frozen):
     """All that a driver needs to start a sandbox."""
 
@@ -134,7 +145,7 @@ class Launch(Frozen):
     """The saved processes to resume. Unset: start with no process but the guest."""
     pause_after_s: float | None = None
     """How long the sandbox may be unused before it is frozen. Unset: it is never frozen by itself."""
-    expires_at: datetime | None = None
+    lifetime: Lifetime | None = None
     """When the keeper ends the sandbox. Unset: never."""
     mounts: tuple[BindMount, ...] = ()
     """Empty unless `Capabilities.mounts` holds. Saved processes resume only with the same."""
@@ -229,7 +240,7 @@ class KeeperClient(Protocol):
         ...
 
     async def reconfigure(
-        self, directory: Path, *, ephemeral: bool, pause_after_s: float | None, expires_at: datetime | None
+        self, directory: Path, *, ephemeral: bool, pause_after_s: float | None, lifetime: Lifetime | None
     ) -> None:
         """Apply these options, each as in `Launch`, to a running sandbox. If `ephemeral`, a client must be connected.
 

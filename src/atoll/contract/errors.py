@@ -24,6 +24,7 @@
     │   ├── QuotaExceeded                               the tenant would use more than its quota
     │   ├── RateLimited                                 the tenant has sent too many requests; it may wait and retry
     │   ├── IdempotencyMismatch                         the idempotency key was used for another request
+    │   ├── Conflict                                    what it is about is in use, or in a state that forbids it
     │   ├── OutcomeUnknown                              whether an interrupted request was carried out is not known
     │   ├── TenantNotFound          (LookupError)       no tenant has this name
     │   ├── TenantExists            (FileExistsError)   the name is taken
@@ -38,6 +39,7 @@
     │   ├── GuestUnresponsive       (ConnectionError)   it runs and does not answer; it may answer later
     │   └── GuestProtocolError      (ConnectionError)   it broke the protocol and was stopped
     ├── ExecTimeout                 (TimeoutError)      the command timed out; its process tree is killed
+    ├── ServerUnavailable           (ConnectionError)   the server of `atoll.connect` cannot be reached, or went away
     ├── ModelFailed                 the model request failed, or its answer is unusable
     │   ├── ModelUnavailable        (ConnectionError)   temporarily; it may be retried
     │   └── ScriptFailed                                a scripted model got another input than its script
@@ -270,6 +272,12 @@ class IdempotencyMismatch(CallerError):
     code = "idempotency_mismatch"
 
 
+class Conflict(CallerError):
+    """A server's refusal of a request that is right by itself: something is in use, or in another state."""
+
+    code = "conflict"
+
+
 class OutcomeUnknown(CallerError):
     code = "outcome_unknown"
 
@@ -351,6 +359,14 @@ class ExecTimeout(AtollError, TimeoutError):
     def __init__(self, message: str, result: ExecResult) -> None:
         super().__init__(message)
         self.result = result
+
+
+class ServerUnavailable(AtollError, ConnectionError):
+    """The server cannot be reached, or the connection broke before it answered: what was asked for may be done.
+    Requests that may be repeated have been, for a while."""
+
+    code = "server_unavailable"
+    retryable = True
 
 
 class ModelFailed(AtollError):

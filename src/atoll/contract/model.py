@@ -22,6 +22,8 @@ MAX_MOUNTS = 16
 """Of one sandbox; the same in `drivers/keeper/keeper.h`."""
 MAX_LABELS = 64
 """Labels of one sandbox."""
+RESERVED_LABELS = "atoll.dev/"
+"""The beginning of labels that a server sets for itself. They are neither counted nor shown to its clients."""
 LABEL_VALUE_RULE = (
     "up to 63 characters: letters, digits, '-', '_' and '.', beginning and ending with a letter or a digit; or none"
 )
@@ -47,8 +49,9 @@ def check_labels(labels: dict[str, str]) -> dict[str, str]:
     Raises:
         InvalidRequest: a key or a value is not allowed, or there are too many.
     """
-    if len(labels) > MAX_LABELS:
-        raise InvalidRequest(f"{len(labels)} labels are too many; a sandbox may have {MAX_LABELS}")
+    count = sum(not key.startswith(RESERVED_LABELS) for key in labels)
+    if count > MAX_LABELS:
+        raise InvalidRequest(f"{count} labels are too many; a sandbox may have {MAX_LABELS}")
     for key, value in labels.items():
         if not _LABEL_KEY.fullmatch(key):
             raise InvalidRequest(f"{key!r} is not a key for a label; allowed are {LABEL_KEY_RULE}", key=key)
@@ -59,6 +62,7 @@ def check_labels(labels: dict[str, str]) -> dict[str, str]:
     return labels
 
 
+OnExpiry = Literal["destroy", "sleep"]
 Name = Annotated[str, AfterValidator(check_name)]
 Env = Annotated[dict[str, str], AfterValidator(check_env)]
 Labels = Annotated[dict[str, str], AfterValidator(check_labels)]
@@ -136,7 +140,11 @@ class SandboxSpec(Frozen):
     labels: Labels = Field(default_factory=dict)
     """What its users say about it: `list` filters by them. They mean nothing to Atoll, and are not seen inside."""
     ttl_s: float | None = Field(default=None, ge=1, le=MAX_TTL_S)
-    """Its lifetime, which began when this was set: then it is destroyed. Unset: it lives until it is destroyed."""
+    """Its lifetime, which began when this was set. Unset: it lives until it is destroyed."""
+    on_expiry: OnExpiry = "destroy"
+    """What happens when its lifetime is over. `sleep`: it is put to sleep; used again, it lives as long again."""
+    ttl_renewed_by_use: bool = False
+    """True: each use begins its lifetime anew."""
     network: NetworkPolicy | None = None
     """The policy of its egress. Unset: no connection leaves it, and no proxy listens inside."""
     indexes: PackageIndexes | None = None
@@ -176,11 +184,20 @@ class SandboxInfo(Frozen):
     """The guest's process on the host. Unset when none runs."""
     labels: Labels = Field(default_factory=dict)
     expires_at: datetime | None = None
-    """When its lifetime is over (`ttl_s`) and it is destroyed. Unset: never."""
+    """When its lifetime is over, as far as is known now. Unset: never; or it sleeps, and its lifetime begins anew when
+    it is next used."""
+    ttl_s: float | None = None
+    """Its lifetime, from when this was set, or from its last use. Unset: it lives until it is destroyed."""
+    on_expiry: OnExpiry = "destroy"
+    """What happens when its lifetime is over."""
+    ttl_renewed_by_use: bool = False
+    """Whether each use begins its lifetime anew."""
     network: NetworkPolicy | None = None
     """The policy of its egress. Unset: no connection leaves it."""
     mounts: tuple[Mount, ...] = ()
     """Directories of the host and volumes that it sees, with the paths that they were found at."""
+    ephemeral: bool = False
+    """It ends when its last client disconnects."""
 
 
 class WarmPool(Frozen):

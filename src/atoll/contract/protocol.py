@@ -141,6 +141,8 @@ class Tag(IntEnum):
     IDLE = 11
     WAITING = 12
     EXPIRES_MS = 13
+    RENEWAL_MS = 14
+    FREEZES_AT_END = 15
     ARGV = 20
     SHELL = 21
     ENV = 22

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import struct
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,8 +22,10 @@ import anyio
 import anyio.abc
 import anyio.streams.buffered
 
+from atoll.contract.driver import Lifetime
 from atoll.contract.errors import LaunchFailed, SandboxDied, SandboxError, Unenforceable
 from atoll.contract.protocol import HEADER, FrameType, FreezeAction, Tag, decode_fields, encode_fields, encode_frame
+from atoll.drivers.activity import read_activity
 from atoll.drivers.locks import is_held, read_small
 
 _ACTIONS = {"pause": FreezeAction.PAUSE, "hold": FreezeAction.HOLD, "quiesce": FreezeAction.QUIESCE}
@@ -64,20 +65,23 @@ class KeeperSocket:
             )
 
     async def reconfigure(
-        self, directory: Path, *, ephemeral: bool, pause_after_s: float | None, expires_at: datetime | None
+        self, directory: Path, *, ephemeral: bool, pause_after_s: float | None, lifetime: Lifetime | None
     ) -> None:
         pause_ms = 0 if pause_after_s is None else max(1, round(pause_after_s * 1000))
-        expires_ms = 0 if expires_at is None else milliseconds(expires_at)
-        fields = encode_fields([(Tag.KEEP, int(not ephemeral)), (Tag.PAUSE_MS, pause_ms), (Tag.EXPIRES_MS, expires_ms)])
+        options = [(Tag.KEEP, int(not ephemeral)), (Tag.PAUSE_MS, pause_ms)]
+        if lifetime is not None:
+            options += [(Tag.EXPIRES_MS, lifetime.ends_ms), (Tag.RENEWAL_MS, lifetime.renewal_ms)]
+            options += [(Tag.FREEZES_AT_END, int(lifetime.freezes))]
+        fields = encode_fields(options)
         async with _request(directory, FrameType.RECONFIGURE, fields, FrameType.RECONFIGURED):
             pass
 
     def last_used(self, directory: Path) -> tuple[datetime | None, bool]:
-        used_ms, streams, _ = _activity(directory)
-        return _time(used_ms), streams > 0 and self.pid(directory) is not None
+        activity = read_activity(str(directory))
+        return _time(activity.used_ms), activity.streams > 0 and self.pid(directory) is not None
 
     def unanswered_since(self, directory: Path) -> datetime | None:
-        return _time(_activity(directory)[2])
+        return _time(read_activity(str(directory)).unanswered_ms)
 
     def pid(self, directory: Path) -> int | None:
         """`Driver.pid`, for every driver that uses the keeper."""
@@ -108,20 +112,6 @@ class KeeperSocket:
             ) from error
         finally:
             os.close(fd)
-
-
-def _activity(directory: Path) -> tuple[int, int, int]:
-    """What the keeper has written to `activity` (`write_activity` in `keeper/relay.c`). Zeros: nothing."""
-    try:
-        used_ms, streams, unanswered_ms = struct.unpack("<qqq", read_small(f"{directory}/activity"))
-    except struct.error:
-        return 0, 0, 0
-    return used_ms, streams, unanswered_ms
-
-
-def milliseconds(moment: datetime) -> int:
-    """A moment as the keeper counts it."""
-    return max(1, round(moment.timestamp() * 1000))
 
 
 def _time(milliseconds: int) -> datetime | None:

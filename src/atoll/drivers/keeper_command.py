@@ -28,7 +28,6 @@ from atoll.contract.driver import BindMount, Filesystem, Launch
 from atoll.contract.errors import LaunchFailed, SandboxError, Unenforceable
 from atoll.drivers import storage
 from atoll.drivers.cgroups import Cgroups
-from atoll.drivers.keeper_client import milliseconds
 from atoll.drivers.locks import lock_within, try_lock
 from atoll.drivers.machine import KEEPER, PROGRAM_PATH, Machine
 
@@ -197,8 +196,9 @@ class KeeperCommand:
             line.append("--ephemeral")
         if launch.limits.disk_bytes is not None:
             line += ["--disk", str(launch.limits.disk_bytes)]
-        if launch.expires_at is not None:
-            line += ["--expires-at", str(milliseconds(launch.expires_at))]
+        if launch.lifetime is not None:
+            line += ["--expires-at", str(launch.lifetime.ends_ms), "--renewal", str(launch.lifetime.renewal_ms)]
+            line += ["--freeze-at-end"] if launch.lifetime.freezes else []
         if launch.memory is not None:
             line += ["--epoch", str(time.time_ns() // 1000)]
         if self._machine.root:

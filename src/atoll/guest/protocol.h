@@ -115,6 +115,8 @@
     X(IDLE, 11, INTEGER)        \
     X(WAITING, 12, INTEGER)     \
     X(EXPIRES_MS, 13, INTEGER)  \
+    X(RENEWAL_MS, 14, INTEGER)  \
+    X(FREEZES_AT_END, 15, INTEGER) \
     X(ARGV, 20, STRING)         \
     X(SHELL, 21, STRING)        \
     X(ENV, 22, STRING)          \

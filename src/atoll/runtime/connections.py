@@ -134,7 +134,7 @@ class Connections:
     def info(self, manifest: Manifest) -> SandboxInfo:
         """The sandbox of a manifest as `Engine.list` shows it."""
         directory, driver = self._store.directory(manifest.id), self.engine.drivers().get(manifest.runtime)
-        expires_at = self._store.expiry(manifest.id)
+        expires_at = self._store.expires_at(manifest.id)
         info = describe(manifest, directory, driver, expires_at=expires_at)
         if info.status == "error":  # or another process has put it to sleep since the manifest was read
             with contextlib.suppress(SandboxError):
@@ -237,6 +237,8 @@ class Connections:
         """
         if self._store.has_expired(id):
             raise SandboxDied("the sandbox was destroyed: its lifetime (ttl) is over")
+        if id not in self._creating and self._store.is_due_to_sleep(id):
+            await self._lifecycle.sleep_at_end(id)  # it is woken below, and lives as long again
         manifest = self._manifests[id] if id in self._creating else self._store.read(id)
         if manifest is None:
             raise SandboxDied("the sandbox was destroyed")

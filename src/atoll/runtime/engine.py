@@ -42,6 +42,7 @@ from atoll.contract.model import (
     GcResult,
     Limits,
     Mount,
+    OnExpiry,
     ProcessInfo,
     RuntimeName,
     SandboxInfo,
@@ -64,7 +65,7 @@ from atoll.runtime.state import loop_storage
 from atoll.runtime.state.checkpoints import Checkpoints
 from atoll.runtime.state.layers import Layers
 from atoll.runtime.state.leases import SessionLeases
-from atoll.runtime.state.spec import validate_spec, with_defaults
+from atoll.runtime.state.spec import check_lifetime, validate_spec, with_defaults
 from atoll.runtime.state.store import Manifest, StateStore
 from atoll.runtime.state.volumes import VolumeStore
 from atoll.settings import Settings
@@ -168,7 +169,12 @@ class LocalEngine(Engine):
             preview_address=settings.preview_address(),
         )
         self._recovery = Recovery(
-            store, self._lifecycle, self._leases, choose=self._choose, remove=self._connections.remove
+            store,
+            self._lifecycle,
+            self._leases,
+            choose=self._choose,
+            remove=self._connections.remove,
+            sleep=self._sleep_at_end,
         )
         self._recovery.begin(tasks)
 
@@ -301,6 +307,8 @@ class LocalEngine(Engine):
         network: NetworkPolicy | None = None,
         labels: Mapping[str, str] | None = None,
         ttl_s: float | None = None,
+        on_expiry: OnExpiry = "destroy",
+        ttl_renewed_by_use: bool = False,
         mounts: Sequence[Mount] = (),
         from_checkpoint: str | None = None,
         progress: ProgressCallback | None = None,
@@ -320,11 +328,14 @@ class LocalEngine(Engine):
                 "indexes": await self._provisioner.find_indexes(network),
                 "labels": dict(labels or {}),
                 "ttl_s": ttl_s,
+                "on_expiry": on_expiry,
+                "ttl_renewed_by_use": ttl_renewed_by_use,
                 "mounts": tuple(mounts),
             }
             spec = validate_spec(
                 **given, image=image or self._settings.image, runtime=runtime or self._settings.runtime
             )
+            check_lifetime(spec)
             if from_checkpoint is None:
                 created = await self._provisioner.create(spec, contents, progress)
             else:
@@ -338,7 +349,7 @@ class LocalEngine(Engine):
                 if wrong := [option for option, value in refused.items() if value]:
                     raise InvalidRequest(f"a sandbox from a checkpoint has its {wrong[0]}; leave that out")
                 created = await self._provisioner.create_from(from_checkpoint, spec)
-            self._recovery.watch_expiries(self._tasks)
+            self._recovery.watch_expiries(self._tasks, created.info)
             return created
 
         return AwaitableContext(making())
@@ -346,7 +357,9 @@ class LocalEngine(Engine):
     async def check_options(self, options: SandboxKeywords) -> None:
         given = {name: value for name, value in options.items() if value is not None and "secret" not in name}
         defaults = {"image": self._settings.image, "runtime": self._settings.runtime}
-        await self._provisioner.check(validate_spec(**{**defaults, **given, "name": "sandbox"}))
+        spec = validate_spec(**{**defaults, **given, "name": "sandbox"})
+        check_lifetime(spec)
+        await self._provisioner.check(spec)
 
     async def warm(
         self,
@@ -356,10 +369,9 @@ class LocalEngine(Engine):
         limits: Limits | None = None,
         runtime: RuntimeName | None = None,
     ) -> WarmPool:
-        from atoll.runtime.lifecycle.warm_pool import MAX_WARM, SandboxTemplate
+        from atoll.runtime.lifecycle.warm_pool import SandboxTemplate, check_count
 
-        if not 0 <= count <= MAX_WARM:
-            raise InvalidRequest(f"the count of a warm pool is {count}; it may be 0 to {MAX_WARM}")
+        check_count(count)
         driver = self._choose(runtime or self._settings.runtime)
         wanted = with_defaults(limits or Limits(), driver.capabilities)
         template = SandboxTemplate(image=image or self._settings.image, runtime=driver.name, limits=wanted)
@@ -381,12 +393,21 @@ class LocalEngine(Engine):
         *,
         labels: Mapping[str, str | None] | None = None,
         ttl_s: float | None = None,
+        on_expiry: OnExpiry | None = None,
+        ttl_renewed_by_use: bool | None = None,
         limits: Limits | None = None,
     ) -> SandboxInfo:
         id = self._store.lookup(name)
-        manifest = await self._lifecycle.update(id, labels=labels or {}, ttl_s=ttl_s, limits=limits or Limits())
-        self._recovery.watch_expiries(self._tasks)
+        manifest = await self._lifecycle.update(
+            id,
+            labels=labels or {},
+            ttl_s=ttl_s,
+            on_expiry=on_expiry,
+            ttl_renewed_by_use=ttl_renewed_by_use,
+            limits=limits or Limits(),
+        )
         info = self._connections.info(manifest)
+        self._recovery.watch_expiries(self._tasks, info)
         if sandbox := self._connections.find(id):
             sandbox.info = info
         return info
@@ -408,6 +429,10 @@ class LocalEngine(Engine):
         id = self._store.lookup(name)
         await self._lifecycle.sleep(id, "sleeping")
         await self._connections.disconnect(id)
+
+    async def _sleep_at_end(self, id: str) -> None:
+        if await self._lifecycle.sleep_at_end(id):
+            await self._connections.disconnect(id)
 
     async def shutdown(self, name: str) -> None:
         id = self._store.lookup(name)
@@ -511,7 +536,7 @@ class LocalEngine(Engine):
             given = "1 name" if len(names) == 1 else f"{len(names)} names"
             raise InvalidRequest(f"fork: {count} {plural} requested, {given} given; give one name for each copy")
         forks = await self._provisioner.fork(source, checkpoint, names)
-        self._recovery.watch_expiries(self._tasks)
+        self._recovery.watch_expiries(self._tasks, *(fork.info for fork in forks))
         return forks
 
     async def delete_checkpoint(self, checkpoint: str, *, sandbox: str | None = None) -> None:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         GcResult,
         Limits,
         Mount,
+        OnExpiry,
         RuntimeName,
         SandboxInfo,
         Volume,
@@ -65,6 +66,8 @@ class SandboxKeywords(TypedDict, total=False):
     network: NetworkPolicy | None
     labels: Mapping[str, str] | None
     ttl_s: float | None
+    on_expiry: OnExpiry
+    ttl_renewed_by_use: bool
     mounts: Sequence[Mount]
 
 
@@ -195,6 +198,8 @@ class Engine(ABC):
         network: NetworkPolicy | None = None,
         labels: Mapping[str, str] | None = None,
         ttl_s: float | None = None,
+        on_expiry: OnExpiry = "destroy",
+        ttl_renewed_by_use: bool = False,
         mounts: Sequence[Mount] = (),
         from_checkpoint: str | None = None,
         progress: ProgressCallback | None = None,
@@ -210,7 +215,9 @@ class Engine(ABC):
         `labels` are for its users: `list` filters by them, forks have them too. After `ttl_s`, at least a second, it is
         destroyed, whether or not it is in use and any process of the host lives: its processes end then, calls in
         progress raise `SandboxDied`, and its files are removed at once or when the state directory is next used. Its
-        checkpoints stay. `update` changes both.
+        checkpoints stay. With `on_expiry="sleep"` it is put to sleep instead, as by `sleep`; processes that cannot be
+        saved end. Using it wakes it, and it lives as long again. With `ttl_renewed_by_use` each use begins its lifetime
+        anew, and it does not end while it is in use. `update` changes all of this.
 
         With `from_checkpoint`, an id or a label that only one checkpoint has, it begins as that checkpoint, whosever it
         is: with its image, runtime, secrets and mounts, which cannot be given then, and all else that is not given. An
@@ -296,14 +303,17 @@ class Engine(ABC):
         *,
         labels: Mapping[str, str | None] | None = None,
         ttl_s: float | None = None,
+        on_expiry: OnExpiry | None = None,
+        ttl_renewed_by_use: bool | None = None,
         limits: Limits | None = None,
     ) -> SandboxInfo:
         """Change a sandbox, running or not. What is left out stays as it is.
 
         `labels` are set, and a label that is None is removed. `ttl_s` is its lifetime from now on; `math.inf`: until it
-        is destroyed. Of `limits`, those that are set hold from now on, also after it sleeps: memory, processor time and
-        processes while it runs, the disk where its layer has a quota, open files only while it sleeps. No process is
-        ended for a lower limit. When this fails, nothing is changed.
+        is destroyed. `on_expiry` and `ttl_renewed_by_use`, each as in `create`, do not change when it ends. Of
+        `limits`, those that are set hold from now on, also after it sleeps: memory, processor time and processes while
+        it runs, the disk where its layer has a quota, open files only while it sleeps. No process is ended for a lower
+        limit. When this fails, nothing is changed.
 
         Raises:
             SandboxNotFound: there is none of this name.
@@ -375,8 +385,8 @@ class Engine(ABC):
         this process is killed, when the state directory is next used.
 
         `options` are those of every sandbox, as in `create`: `image`, `limits`, `env`, `secrets`, `secret_env`, `user`,
-        `cwd`, `runtime`, `pause_after_s`, `network`, `labels`, `ttl_s` and `mounts`; and `sleep_after_s` (unset: ten
-        minutes).
+        `cwd`, `runtime`, `pause_after_s`, `network`, `labels`, `ttl_s`, `on_expiry`, `ttl_renewed_by_use` and `mounts`;
+        and `sleep_after_s` (unset: ten minutes).
 
         With a `project`, the sandbox `default` has a copy of it when it is created, where its commands start.
 

@@ -16,7 +16,6 @@ import errno
 import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -35,13 +34,13 @@ from atoll.contract.errors import (
     SandboxExists,
     UserNotFound,
 )
-from atoll.contract.model import Limits, RuntimeName, SandboxSpec
+from atoll.contract.model import RESERVED_LABELS, Limits, RuntimeName, SandboxSpec
 from atoll.contract.names import check_name
 from atoll.contract.network import REGISTRIES, NetworkPolicy, PackageIndexes
 from atoll.runtime.connections import Connections
 from atoll.runtime.images import overlay
 from atoll.runtime.images.store import ImageStore
-from atoll.runtime.lifecycle.lifecycle import Lifecycle
+from atoll.runtime.lifecycle.lifecycle import Lifecycle, expiry_of
 from atoll.runtime.lifecycle.warm_pool import SandboxTemplate, WarmPools, rebound
 from atoll.runtime.sandbox import Sandbox
 from atoll.runtime.secrets import ca_bundle
@@ -214,7 +213,7 @@ class Provisioner:
                             checkpoint=checkpoint,
                             **resolved.resolved(),
                         )
-                        self._store.set_expiry(id, _expiry(spec, manifest))
+                        self._store.set_expiry(id, expiry_of(spec, manifest.created_at))
                         wait_written = self._store.write_uncommitted(manifest)
                         await self._lifecycle.start(manifest, driver, memory)
                         sandbox = self._connections.open(manifest)
@@ -327,12 +326,9 @@ class Provisioner:
                 await sandbox.connect()
                 wait_written()
             manifest, sandbox = await self._settle(manifest, sandbox)
-            expires_at = _expiry(spec, manifest)
-            self._store.set_expiry(manifest.id, expires_at)
-            if spec.ephemeral or spec.pause_after_s is not None or expires_at is not None:
-                await driver.keeper.reconfigure(
-                    directory, ephemeral=spec.ephemeral, pause_after_s=spec.pause_after_s, expires_at=expires_at
-                )
+            self._store.set_expiry(manifest.id, expiry_of(spec, manifest.created_at))
+            if spec.ephemeral or spec.pause_after_s is not None or spec.ttl_s is not None:
+                await self._lifecycle.apply_lifetime(manifest, driver)
         return manifest, sandbox
 
     # ---- forks ----
@@ -362,11 +358,15 @@ class Provisioner:
         async with self._layers.lock():
             record = self._checkpoints.find(checkpoint)
             changes: dict[str, object] = {"name": given.name, "ephemeral": given.ephemeral}
-            changes |= {
-                name: value
-                for name in ("user", "cwd", "pause_after_s", "labels", "ttl_s")
-                if (value := getattr(given, name))
-            }
+            changes |= {name: value for name in ("user", "cwd", "pause_after_s") if (value := getattr(given, name))}
+            if given.ttl_s is not None:
+                lifetime = ("ttl_s", "on_expiry", "ttl_renewed_by_use")
+                changes |= {name: getattr(given, name) for name in lifetime}
+            reserved = {key: value for key, value in given.labels.items() if key.startswith(RESERVED_LABELS)}
+            if given.labels != reserved:
+                changes["labels"] = given.labels
+            elif reserved:
+                changes["labels"] = {**record.spec.labels, **reserved}
             if given.network is not None:
                 changes |= {"network": given.network, "indexes": given.indexes}
             wanted = given.limits.model_dump(exclude_none=True)
@@ -491,11 +491,6 @@ class Provisioner:
         """The runtime that an archive names. None: it names none, or one that only a caller may request."""
         driver = self._connections.engine.drivers().get(named) if named else None
         return None if driver is not None and not driver.capabilities.chosen_by_default else named
-
-
-def _expiry(spec: SandboxSpec, manifest: Manifest) -> datetime | None:
-    """When the lifetime of a new sandbox is over."""
-    return None if spec.ttl_s is None else manifest.created_at + timedelta(seconds=spec.ttl_s)
 
 
 def _warm_spec(template: SandboxTemplate) -> SandboxSpec:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import signal as signals
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import cached_property, partial
 from pathlib import Path
@@ -28,6 +28,7 @@ from atoll.contract.model import (
     ExecResult,
     ExportResult,
     Limits,
+    OnExpiry,
     Preview,
     ProcessInfo,
     SandboxInfo,
@@ -43,6 +44,7 @@ from atoll.runtime.guest.exec_request import (
     OUTPUT_LIMIT_BYTES,
     Environment,
     ExecRequest,
+    OwnVariables,
     check_timeout,
     shell_line,
     start_directory,
@@ -113,6 +115,26 @@ class SandboxOwner(Protocol):
         """See `Sandbox.previews`."""
 
 
+class GuestRelay:
+    """A connection to a guest for a client on another machine, and what is said to that client besides."""
+
+    __slots__ = ("environment", "oom_kills", "stream", "why_ended")
+
+    def __init__(
+        self,
+        stream: ByteStream,
+        environment: Callable[[], Awaitable[Environment]],
+        oom_kills: Callable[[], int | None],
+        why_ended: Callable[[], str | None],
+    ) -> None:
+        self.stream = stream
+        """Frames, as the keeper sends and takes them."""
+        self.environment = environment
+        """Gives the environment of its next command. This process serves the sandbox's egress then."""
+        self.oom_kills = oom_kills
+        self.why_ended = why_ended
+
+
 class Sandbox:
     """A sandbox that runs. Get one from `Engine.create` or `Engine.get`.
 
@@ -131,13 +153,19 @@ class Sandbox:
     """
 
     def __init__(
-        self, info: SandboxInfo, owner: SandboxOwner, *, env: Mapping[str, str], egress: EgressServer | None = None
+        self,
+        info: SandboxInfo,
+        owner: SandboxOwner,
+        *,
+        env: Mapping[str, str] | None,
+        egress: EgressServer | None = None,
     ) -> None:
+        """`env` is the environment of its commands; None: the other end of its connection adds it."""
         self.info = info
         self._owner = owner
         self._oom_kills = partial(owner.oom_kills, info.id)
-        self._env = dict(env)
-        self._environment = Environment(env)
+        self._env = dict(env or {})
+        self._environment = OwnVariables() if env is None else Environment(env)
         self._egress = egress
         self._egress_env: Mapping[str, str] = {}
         """The proxy's variables that `_environment` includes."""
@@ -490,10 +518,19 @@ class Sandbox:
         *,
         labels: Mapping[str, str | None] | None = None,
         ttl_s: float | None = None,
+        on_expiry: OnExpiry | None = None,
+        ttl_renewed_by_use: bool | None = None,
         limits: Limits | None = None,
     ) -> SandboxInfo:
         """As `Engine.update`."""
-        return await self._owner.engine.update(self.name, labels=labels, ttl_s=ttl_s, limits=limits)
+        return await self._owner.engine.update(
+            self.name,
+            labels=labels,
+            ttl_s=ttl_s,
+            on_expiry=on_expiry,
+            ttl_renewed_by_use=ttl_renewed_by_use,
+            limits=limits,
+        )
 
     async def pause(self) -> None:
         """As `Engine.pause`."""
@@ -573,6 +610,22 @@ class Sandbox:
             await self.destroy()
 
     # ---------------------------------------------------------------------------------------------- the connection
+
+    async def relay(self) -> GuestRelay:
+        """A connection of its own to the guest, for a server that passes frames on to a client elsewhere.
+
+        While it is open, this process should serve the egress: so it is connected too.
+
+        Raises:
+            what connecting raises.
+        """
+        await self.connect()
+        stream = await self._owner.connect(self.id)
+        return GuestRelay(stream, self._served_environment, self._oom_kills, lambda: self._owner.why_ended(self.info))
+
+    async def _served_environment(self) -> Environment:
+        await self.connect()
+        return await self._command_environment()
 
     async def _open(
         self,

@@ -1,4 +1,4 @@
-"""Events: what happened to the sandboxes of tenants, in order, whoever did it.
+"""Events: what happened to the sandboxes of tenants, in order, by any process.
 
 Owns the rows and their sequence, how changes are noticed, and how readers follow them without loss. There are two
 sources. What is done through this server is seen at once (`saw`, `gone`), before it is answered. What other processes
@@ -57,6 +57,8 @@ _PRUNE_S = 600.0
 _BATCH = 500
 _SEQUENCE_LOCK = 0x41746F6C6C45
 """PostgreSQL gives numbers before it commits: writers take turns, so that no number appears after a higher one."""
+_SAME_EXPIRY_S = 10.0
+"""A lifetime that each use renews is not stored each time."""
 _STARTED: tuple[Status, ...] = ("running", "paused")
 
 
@@ -131,20 +133,24 @@ class Events:
         self._publish(written)
 
     async def _observe(self, tenant: str, infos: Iterable[SandboxInfo], *, gone: Sequence[str] = ()) -> None:
-        changed = [info for info in infos if _differs(self._known.get(info.id), info)]
+        changed = []
+        for info in infos:
+            known = self._known.get(info.id)
+            if _differs(known, info):
+                changed.append(info)
+            elif known is not None and known.expires_at != info.expires_at:
+                self._known[info.id] = known.model_copy(update={"expires_at": info.expires_at})
         if not changed and not gone:
             return
         ids = [*(info.id for info in changed), *gone]
         async with self._database.write() as connection:
             await self._take_turn(connection)
-            known = await self._read_states(connection, ids)
+            stored = await self._read_states(connection, ids)
             new: list[NewEvent] = []
             for info in changed:
-                new += _changes(tenant, known.get(info.id), info)
-                await self._store_state(connection, tenant, info, exists=info.id in known)
-            for id in gone:
-                if (old := known.get(id)) is not None:
-                    new += _ended(old)
+                new += _changes(tenant, stored.get(info.id), info)
+                await self._store_state(connection, tenant, info, exists=info.id in stored)
+            new += [_ended(self._known.get(id, stored[id])) for id in gone if id in stored]
             if gone:
                 await connection.execute(sa.delete(sandbox_states).where(sandbox_states.c.id.in_(gone)))
             written = await self._insert(connection, new)
@@ -222,8 +228,9 @@ class Events:
         self._seen_at = {id: seen_at for id, seen_at in self._seen_at.items() if seen_at >= began}
         gone_of: dict[str, list[str]] = {}
         present = {info.id for infos in found.values() for info in infos}
+        self._known = {id: known for id, known in self._known.items() if known.tenant in found}
         for known in self._known.values():
-            if known.tenant in found and known.id not in present and known.id not in skipped:
+            if known.id not in present and known.id not in skipped:
                 gone_of.setdefault(known.tenant, []).append(known.id)
         for tenant, infos in found.items():
             await self._observe(
@@ -314,7 +321,11 @@ class Events:
 def _differs(known: _KnownSandbox | None, info: SandboxInfo) -> bool:
     if info.status == "provisioning":
         return False  # it is described when it is complete
-    return known is None or (known.status, known.name, known.expires_at) != (info.status, info.name, info.expires_at)
+    if known is None or (known.status, known.name) != (info.status, info.name):
+        return True
+    if known.expires_at is None or info.expires_at is None:
+        return known.expires_at is not info.expires_at
+    return abs((known.expires_at - info.expires_at).total_seconds()) > _SAME_EXPIRY_S
 
 
 def _changes(tenant: str, known: _KnownSandbox | None, info: SandboxInfo) -> list[NewEvent]:
@@ -344,10 +355,10 @@ def _changes(tenant: str, known: _KnownSandbox | None, info: SandboxInfo) -> lis
     return found
 
 
-def _ended(known: _KnownSandbox) -> list[NewEvent]:
+def _ended(known: _KnownSandbox) -> NewEvent:
     if _is_over(known.expires_at):
-        return [_event(known.tenant, "expired", known.name, known.id, details={"on_expiry": "destroy"})]
-    return [_event(known.tenant, "destroyed", known.name, known.id)]
+        return _event(known.tenant, "expired", known.name, known.id, details={"on_expiry": "destroy"})
+    return _event(known.tenant, "destroyed", known.name, known.id)
 
 
 def _is_over(moment: datetime | None) -> bool:

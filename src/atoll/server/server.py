@@ -9,8 +9,11 @@ from __future__ import annotations
 import logging
 import os
 import pwd
+import shutil
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -54,6 +57,9 @@ _OPEN_POLICY = TenantPolicy(images=("host", "*"), networks=("*", "registries"))
 """Of the tenant `default` when it is made: that of the operator, who has all of it on the local command line. No
 directory of the machine: clients of the server are elsewhere."""
 _RETRY_S = 1.0
+_TRANSFER_S = 24 * 3600.0
+TRANSFER_PREFIX = "transfer-"
+"""Of directories below `Server.directory` with a file that is on its way to a client."""
 _ROUNDS = 3
 _log = logging.getLogger(__name__)
 
@@ -73,9 +79,9 @@ class Server:
         self.webhooks = Webhooks(
             database, settings.resolve_state_dir(), settings.secrets_key, allow=settings.webhook_rules()
         )
-        self.events = Events(database, self._list_sandboxes, self.webhooks.enqueue)
+        self.events = Events(database, self.list_sandboxes, self.webhooks.enqueue)
         self.events.on_commit = self.webhooks.wake
-        self.history = UsageHistory(self._list_sandboxes, self._get_sandbox)
+        self.history = UsageHistory(self.list_sandboxes, self._get_sandbox)
         self.previews = ServerPreviews(database, self.engines)
         self.directory = settings.resolve_state_dir() / "server"
         """What the server itself keeps, such as files on their way to a client."""
@@ -121,11 +127,12 @@ class Server:
 
     async def run(self) -> None:
         """What goes on while a server serves: watching sandboxes, deliveries, samples. Until it is cancelled."""
+        await anyio.to_thread.run_sync(_remove_abandoned_transfers, self.directory)
         async with anyio.create_task_group() as tasks:
             for part in (self.events.watch, self.events.poll, self.webhooks.deliver, self.history.sample):
                 tasks.start_soon(_again, part)
 
-    async def _list_sandboxes(self) -> dict[str, list[SandboxInfo]]:
+    async def list_sandboxes(self) -> dict[str, list[SandboxInfo]]:
         """The sandboxes of all tenants. No engine is opened for a tenant that never had any."""
         used = await anyio.to_thread.run_sync(namespaces, self.settings.resolve_state_dir())
         return {
@@ -191,6 +198,14 @@ class Server:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.aclose()
+
+
+def _remove_abandoned_transfers(directory: Path) -> None:
+    """Files on their way to clients of a process that died: after a day, none is still under way."""
+    for path in directory.glob(f"{TRANSFER_PREFIX}*"):
+        with suppress(OSError):
+            if time.time() - path.stat().st_mtime > _TRANSFER_S:
+                shutil.rmtree(path)
 
 
 async def _again(part: Callable[[], Awaitable[None]]) -> None:

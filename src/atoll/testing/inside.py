@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import anyio
 import anyio.abc
 
+from atoll.testing import leaks
 from atoll.testing.waiting import BOUND_S, SLOWNESS, eventually
 
 if TYPE_CHECKING:
@@ -106,23 +107,25 @@ def keeper_pid(state_dir: Path, sandbox: Sandbox) -> int:
 # ---- connections ----
 
 
-def _unix_sockets() -> Iterator[tuple[int, str]]:
+def _connections() -> Iterator[tuple[int, str]]:
     for name in os.listdir("/proc/self/fd"):
         with suppress(OSError):
             link = os.readlink(f"/proc/self/fd/{name}")
             if link.startswith("socket:"):
                 with socket.socket(fileno=os.dup(int(name))) as copy:
-                    if copy.family == socket.AF_UNIX and str(copy.getpeername()).endswith("/sock"):
+                    peer = copy.getpeername()
+                    is_keeper = copy.family == socket.AF_UNIX and str(peer).endswith("/sock")
+                    if is_keeper or (copy.family == socket.AF_INET and peer[1] in leaks.POOLED_PORTS):
                         yield int(name), link
 
 
 @contextmanager
 def connections_made() -> Iterator[list[int]]:
-    """The descriptors of connections to keepers that are opened in the context."""
-    before = {link for _, link in _unix_sockets()}
+    """The descriptors of connections to keepers, or to the server, that are opened in the context."""
+    before = {link for _, link in _connections()}
     made: list[int] = []
     yield made
-    made += [fd for fd, link in _unix_sockets() if link not in before]
+    made += [fd for fd, link in _connections() if link not in before]
 
 
 def cut(fd: int) -> None:

@@ -11,6 +11,7 @@ import ctypes
 import os
 import re
 import signal
+import socket
 import struct
 import time
 from collections import Counter
@@ -23,6 +24,8 @@ import anyio
 
 from atoll.testing.waiting import SLOWNESS
 
+POOLED_PORTS: set[int] = set()
+"""Ports of the tests' own servers: connections to them are kept and closed as requests come, and are not counted."""
 BOUND_S = 10.0 * SLOWNESS
 """How long processes and directories that go by themselves may take."""
 
@@ -223,10 +226,19 @@ def _open_files(pid: int) -> Iterator[str]:
                 yield os.readlink(f"/proc/{pid}/fd/{name}")
 
 
+def _peer_port(descriptor: int) -> int | None:
+    with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
+        if connection.family == socket.AF_INET:
+            return int(connection.getpeername()[1])
+    return None
+
+
 def _descriptors() -> Iterator[str]:
     for name in os.listdir("/proc/self/fd"):
         try:
             target = os.readlink(f"/proc/self/fd/{name}")
         except FileNotFoundError:  # the one that listed them
+            continue
+        if POOLED_PORTS and target.startswith("socket:") and _peer_port(int(name)) in POOLED_PORTS:
             continue
         yield "descriptor to " + _NUMBERED.sub(r"a \1 \2", target).strip()

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from atoll.testing import inside
+from atoll.testing import inside, leaks
 from atoll.testing.leaks import Ledger, Snapshot
 from atoll.testing.nursery import Nursery
 from atoll.testing.waiting import SLOWNESS
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     # Imported where used: tests of single parts need not wait for the whole.
     from atoll import Capabilities, Engine, Sandbox, Settings
     from atoll.contract.model import RuntimeName
+    from atoll.testing.serving import ServerProcess
 
 RUNTIMES: tuple[RuntimeName, ...] = ("crun", "runc", "runsc", "bwrap")
 """The runtimes that tests run with when none is named."""
@@ -74,9 +75,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addoption(
         "--atoll-face",
-        choices=["async", "sync"],
+        choices=["async", "sync", "remote"],
         default="async",
-        help="which face of the API the engines of tests are: sync is the blocking one",
+        help="which face of the API the engines of tests are: sync is the blocking one, remote is that of a server",
     )
 
 
@@ -84,6 +85,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "core: also runs as an unprivileged user, with and without a range of user ids")
     config.addinivalue_line("markers", "rootless: runs as an unprivileged user only")
     config.addinivalue_line("markers", "cancels: cancels a call, which a blocking one cannot be by another task")
+    config.addinivalue_line("markers", "local(reason): means nothing for the engine of a server")
     config.addinivalue_line("markers", "runtimes(*names): runs with these runtimes only; others would give the same")
 
 
@@ -103,6 +105,8 @@ def _is_left_out(item: pytest.Item) -> bool:
     if os.geteuid() == 0 and item.get_closest_marker("rootless"):
         return True
     if item.config.getoption("atoll_face") == "sync" and item.get_closest_marker("cancels"):
+        return True
+    if item.config.getoption("atoll_face") == "remote" and item.get_closest_marker("local"):
         return True
     chosen = item.get_closest_marker("runtimes")
     callspec = getattr(item, "callspec", None)
@@ -269,13 +273,37 @@ def runtime_name(request: pytest.FixtureRequest, state_dir: Path) -> RuntimeName
     return name
 
 
+@pytest.fixture(scope="session")
+def servers(make_state_dir: Callable[[], Path]) -> Iterator[Callable[[Path], ServerProcess]]:
+    """Gives the server of a state directory, which is started when it is first asked for."""
+    from atoll.testing.serving import ServerProcess
+
+    started: dict[Path, ServerProcess] = {}
+
+    def server(state_dir: Path) -> ServerProcess:
+        if state_dir not in started:
+            started[state_dir] = ServerProcess(state_dir)
+            leaks.POOLED_PORTS.add(started[state_dir].port)
+        return started[state_dir]
+
+    yield server
+    for each in started.values():
+        each.close()
+
+
 def _opened(
     request: pytest.FixtureRequest, state_dir: Path, settings: Settings
 ) -> AbstractAsyncContextManager[Engine, bool | None]:
-    if request.config.getoption("atoll_face") == "async":
+    face = request.config.getoption("atoll_face")
+    if face == "async":
         import atoll
 
         return atoll.open(state_dir, settings=settings)
+    if face == "remote":
+        from atoll.client.engine import connect
+
+        server = request.getfixturevalue("servers")(state_dir)
+        return connect(server.url, server.key, settings=settings.model_copy(update={"state_dir": state_dir}))
     import atoll.sync
     from atoll.testing.unblocking import Unblocking
 

@@ -19,6 +19,11 @@ from pathlib import Path
 from atoll.testing.waiting import BOUND_S
 
 
+def key_file(state_dir: Path) -> Path:
+    """Where the first key of a server is kept for later starts of it."""
+    return state_dir.with_name(f"{state_dir.name}.key")
+
+
 class RunningServer:
     """A server's process. It can be stopped, killed and started again, at the same address."""
 
@@ -26,8 +31,8 @@ class RunningServer:
         self.state_dir = state_dir
         self.url = ""
         self.key = ""
-        """Of its administrator. It is kept in the state directory: a server shows it at its first start only."""
-        self.log = state_dir / "server.log"
+        """Of its administrator. It is kept beside the state directory: a server shows it at its first start only."""
+        self.log = state_dir.with_name(f"{state_dir.name}.log")
         self._flags = flags
         self._environment = environment
         self._process: subprocess.Popen[bytes] | None = None
@@ -56,7 +61,7 @@ class RunningServer:
         Raises:
             AssertionError: it ended, or did not answer in time.
         """
-        self.state_dir.mkdir(parents=True, exist_ok=True)
+        self.state_dir.parent.mkdir(parents=True, exist_ok=True)
         command = [
             sys.executable,
             "-m",
@@ -77,7 +82,7 @@ class RunningServer:
             self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, env=environment)
         told = json.loads(self._first_line())
         self.url = told["url"]
-        kept = self.state_dir / "first-key"
+        kept = key_file(self.state_dir)
         if told["key"] is not None:
             kept.touch(mode=0o600)
             kept.write_text(told["key"])

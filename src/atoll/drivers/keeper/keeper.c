@@ -4,7 +4,7 @@
  *   keeper start --dir D --active-layer L --cover C --listen FD --lock FD
  *                [--file NAME PATH]… [--scratch BYTES] [--uid I O N]… [--gid I O N]… [--rootless] [--ephemeral]
  *                [--foreground] [--confine ID] [--machine ID] [--freezer FILE FREEZE THAW FILE LINE] [--pause-after MS]
- *                [--expires-at MS] [--disk BYTES] [--epoch N] [--keeper-cgroup DIR]… [--cgroup DIR]… [--limit FILE VALUE]…
+ *                [--expires-at MS] [--renewal MS] [--freeze-at-end] [--disk BYTES] [--epoch N] [--keeper-cgroup DIR]… [--cgroup DIR]… [--limit FILE VALUE]…
  *                [--overlay KEY TARGET COUNT (LAYER OWNER)…]…
  *                [--mount PATH ro|rw UIDS GIDS (DISK O N)… (DISK O N)…]… -- RUNTIME ARGUMENTS…
  *   keeper nsexec [--uid I O N]… [--gid I O N]… [--rootless] [--ephemeral] -- COMMAND ARGUMENTS…
@@ -26,7 +26,7 @@
  * directory can be id-mapped. The maps of a mount, UIDS for users and GIDS for groups, say which ids on disk are which
  * ids of the sandbox's range.
  *
- * This file owns the order of steps; each step is in launch.c, relay.c, copy.c, quota.c, hostname.c or confine.c. */
+ * This file owns the order of steps; each step is in launch.c, relay.c, timing.c, copy.c, quota.c, hostname.c or confine.c. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -138,6 +138,10 @@ static struct plan parse(int argc, char **argv)
             plan.pause_after_ms = number(argv[++i]);
         else if (!strcmp(arg, "--expires-at") && left)
             plan.expires_ms = atoll(argv[++i]);
+        else if (!strcmp(arg, "--renewal") && left)
+            plan.renewal_ms = atoll(argv[++i]);
+        else if (!strcmp(arg, "--freeze-at-end"))
+            plan.freezes_at_end = true;
         else if (!strcmp(arg, "--disk") && left)
             plan.disk_bytes = strtoull(argv[++i], NULL, 10);
         else if (!strcmp(arg, "--freezer") && left >= 5) {
@@ -399,6 +403,8 @@ static void start(const struct plan *plan)
         .oom = -1,
         .pause_after_ms = (int)plan->pause_after_ms,
         .expires_ms = plan->expires_ms,
+        .renewal_ms = plan->renewal_ms,
+        .freezes_at_end = plan->freezes_at_end,
         .epoch = plan->epoch,
         .activity = open_in(plan, "activity", O_WRONLY | O_CREAT),
     };

@@ -89,6 +89,8 @@ struct plan {
     uint64_t disk_bytes; /* the quota of the active layer; 0: none */
     unsigned pause_after_ms;
     int64_t expires_ms; /* by the clock of the day: when the sandbox's lifetime is over; 0: never */
+    int64_t renewal_ms; /* at least so long after each use; 0: use does not renew it */
+    bool freezes_at_end; /* its processes are to be saved then: it is not ended, but frozen */
     int64_t epoch;
     unsigned machine_base; /* ids for files of the machine's own layers: no sandbox maps them */
     int confine_id; /* the user and group that the keeper changes to once all files are open; -1: no change */
@@ -118,7 +120,8 @@ struct relay_ends {
     int oom;             /* the cgroup's file that counts out-of-memory kills; -1: none */
     const char *freeze, *thaw, *is_frozen; /* the values to write, and the line to look for */
     int pause_after_ms;  /* idle time before the keeper freezes the sandbox; 0: never */
-    int64_t expires_ms;  /* by the clock of the day: when the sandbox ends; 0: never */
+    int64_t expires_ms, renewal_ms; /* as in `struct plan` */
+    bool freezes_at_end;
     int activity;        /* the file that holds the time of the last use */
     int64_t epoch;       /* of a restored guest: the EPOCH of its HELLO; 0: a new guest */
 };

@@ -1,7 +1,7 @@
 /* Relays frames between many clients and the one link to the guest.
  *
- * Owns which client each stream belongs to, the credit of each stream, freezing, the use of the sandbox and the end of
- * its lifetime. Not here: the meaning of operations. Its contract is PROTOCOL.md, "The keeper".
+ * Owns which client each stream belongs to, the credit of each stream, and freezing. Not here: what is done as time
+ * passes (timing.c), and the meaning of operations. Its contract is PROTOCOL.md, "The keeper".
  *
  * A client's stream `s` in slot `c` is stream `c << 20 | s` to the guest. Only whole frames are relayed, so a client
  * may disconnect at any moment without tearing one. */
@@ -13,11 +13,12 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
-#include "keeper.h"
 #include "protocol.h"
+#include "relay.h"
+
+#define MAX_TIME_MS (INT64_MAX / 4) /* times may be added */
 
 enum {
     CLIENTS = 1024,
@@ -31,18 +32,9 @@ enum {
     MAX_CREDIT = 16 << 20,
     HELLO_TIMEOUT_MS = 20000,
     IDLE_MS = 1000,
-    ACTIVITY_MS = 1000,      /* the shortest interval between two writes of the time of the last use */
     FREEZE_TIMEOUT_MS = 5000,
     FREEZE_RETRY_MS = 100,
-    SILENCE_TICK_MS = 5000,
-    PING_TICK = 2,           /* ticks of silence after which the guest is asked to answer */
-    STALLED_TICK = 6,        /* ticks of silence after which clients no longer wait for it */
-    EXPIRY_GRACE_MS = 2000,  /* how long a guest may take to end when its lifetime is over */
-    CLOCK_MS = 60000,        /* how often the clock of the day is looked at, which may be set */
 };
-
-#define PING_STREAM (1U << 31) /* no client's stream: those have less than 31 bits */
-#define LIFETIME_OVER "its lifetime (ttl) is over"
 
 struct buffer {
     uint8_t *data;
@@ -53,7 +45,7 @@ struct client {
     int fd; /* -1: gone; the slot is free when streams is 0 too */
     bool greeted;
     bool holds; /* HOLD or QUIESCE: until this client sends RELEASE or disconnects */
-    unsigned streams;
+    unsigned streams, uses; /* its open streams, and those of them that count as use */
     struct buffer in, out;
 };
 
@@ -69,22 +61,13 @@ static struct client clients[CLIENTS];
 static int client_count; /* slots in use or once used */
 static struct stream *buckets[BUCKETS];
 static struct buffer from_guest, to_guest;
-static struct relay_ends ends;
+struct relay_ends ends;
 static uint8_t hello[HEADER_SIZE + 64];
 static size_t hello_size;
-static bool had_client, shutdown_sent;
-static bool paused;  /* the sandbox is frozen until it is next used */
-static int holders;
-static unsigned open_streams;
-static int64_t used_ms, recorded_ms;
-static bool use_noted;    /* and not yet recorded */
-static bool asked;        /* a client's frame was relayed, and the guest has sent nothing since */
-static bool pinged;       /* a ping was sent that is not answered */
-static int64_t unanswered_ms; /* since when, by the clock of the day, clients no longer wait for it; 0: they do */
-static int silent_ticks;  /* how many ticks the guest has been silent while it was awaited */
-static int64_t tick_ms;   /* the next tick; 0: the guest is not awaited */
-static int64_t expired_ms; /* since when the lifetime is over; 0: it is not */
-static bool expiry_enforced; /* the guest had not ended in time, and was frozen */
+static bool had_client;
+bool paused, shutdown_sent;
+int holders;
+unsigned open_streams;
 
 /* ---- buffers ---- */
 
@@ -186,7 +169,7 @@ static struct header header_at(const uint8_t *at)
     return h;
 }
 
-static size_t put_frame(uint8_t *at, uint8_t type, uint32_t stream, const void *payload, uint32_t length)
+size_t put_frame(uint8_t *at, uint8_t type, uint32_t stream, const void *payload, uint32_t length)
 {
     struct header h = {.length = length, .type = type, .stream = stream};
     memcpy(at, &h, sizeof h);
@@ -195,7 +178,7 @@ static size_t put_frame(uint8_t *at, uint8_t type, uint32_t stream, const void *
     return HEADER_SIZE + length;
 }
 
-static uint32_t put_field(uint8_t *at, uint16_t tag, const void *value, uint32_t length)
+uint32_t put_field(uint8_t *at, uint16_t tag, const void *value, uint32_t length)
 {
     memcpy(at, &tag, 2);
     memcpy(at + 2, &length, 4);
@@ -234,7 +217,7 @@ static struct stream **find(uint32_t id)
     return at;
 }
 
-static void send_to_guest(const void *frame, size_t size)
+void send_to_guest(const void *frame, size_t size)
 {
     if (!pass(&to_guest, ends.to_guest, frame, size))
         give_up("writing to the guest");
@@ -257,52 +240,6 @@ static void reset_sockets(void)
 
 /* ---- freezing ---- */
 
-static int64_t clock_ms(clockid_t clock)
-{
-    struct timespec t;
-    clock_gettime(clock, &t);
-    return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
-}
-
-static int64_t now_ms(void)
-{
-    return clock_ms(CLOCK_MONOTONIC);
-}
-
-/* The file `activity`: when the sandbox was last used, the number of open streams, and since when the guest has not
- * answered (0: it does). */
-static void write_activity(int64_t used)
-{
-    static int64_t note[3];
-    if (used)
-        note[0] = used;
-    note[1] = open_streams;
-    note[2] = unanswered_ms;
-    if (pwrite(ends.activity, note, sizeof note, 0) < 0)
-        dprintf(STDERR_FILENO, "keeper: the time of the last use could not be written\n");
-}
-
-/* The sandbox is in use. It is recorded later, when no client waits for what is relayed. */
-static void note_use(void)
-{
-    used_ms = now_ms();
-    use_noted = true;
-}
-
-/* Writes the last use, unless it was written shortly before. */
-static void record_use(void)
-{
-    static unsigned recorded_streams;
-    if (!use_noted)
-        return;
-    use_noted = false;
-    if (recorded_ms && used_ms - recorded_ms < ACTIVITY_MS && recorded_streams == open_streams)
-        return;
-    recorded_ms = used_ms;
-    recorded_streams = open_streams;
-    write_activity(clock_ms(CLOCK_REALTIME));
-}
-
 static void thaw(void)
 {
     if (write(ends.freezer, ends.thaw, strlen(ends.thaw)) < 0)
@@ -322,11 +259,9 @@ static bool is_frozen_now(void)
     return false;
 }
 
-/* 0 when every process of the sandbox is frozen; an errno when none is.
- *
- * Processes that wait for each other in the kernel (a parent for its vforked child, gVisor for a process that it
+/* Processes that wait for each other in the kernel (a parent for its vforked child, gVisor for a process that it
  * traces) can keep each other from freezing. Thawed for a moment, they can be frozen. */
-static int freeze(void)
+int freeze(void)
 {
     if (ends.freezer < 0)
         return EOPNOTSUPP;
@@ -376,7 +311,7 @@ static void release_hold(struct client *c)
         return;
     c->holds = false;
     holders--;
-    used_ms = now_ms();
+    restart_idle();
     if (ends.freezer >= 0)
         thaw_unless_held();
 }
@@ -395,13 +330,6 @@ static void wake(void)
     resume();
 }
 
-/* When the sandbox is to be paused if it stays idle, or -1. */
-static int64_t pause_at(void)
-{
-    bool may_pause = ends.pause_after_ms && ends.freezer >= 0 && !paused && !holders && !shutdown_sent;
-    return may_pause && hello_size && open_streams == 0 ? used_ms + ends.pause_after_ms : -1;
-}
-
 static void drop_client(struct client *c)
 {
     uint32_t slot = (uint32_t)(c - clients);
@@ -410,6 +338,8 @@ static void drop_client(struct client *c)
     c->fd = -1;
     release(&c->in);
     release(&c->out);
+    if (c->uses)
+        note_use(); /* until now: its streams end when the guest says so, which may be never */
     if (c->streams == 0)
         return;
     for (int i = 0; i < BUCKETS; i++)
@@ -460,12 +390,20 @@ static bool take_reconfigure(struct client *c, const uint8_t *payload, uint32_t 
 {
     int64_t keep = int_field(payload, length, TAG_KEEP, 1), pause_ms = int_field(payload, length, TAG_PAUSE_MS, 0);
     int64_t expires_ms = int_field(payload, length, TAG_EXPIRES_MS, 0);
-    if (keep < 0 || keep > 1 || pause_ms < 0 || pause_ms > INT32_MAX || expires_ms < 0)
+    int64_t renewal_ms = int_field(payload, length, TAG_RENEWAL_MS, 0);
+    int64_t freezes = int_field(payload, length, TAG_FREEZES_AT_END, 0);
+    if (keep < 0 || keep > 1 || pause_ms < 0 || pause_ms > INT32_MAX)
+        return false;
+    if (expires_ms < 0 || expires_ms > MAX_TIME_MS || renewal_ms < 0 || renewal_ms > MAX_TIME_MS)
+        return false;
+    if (freezes < 0 || freezes > 1)
         return false;
     ends.ephemeral = !keep;
     ends.pause_after_ms = (int)pause_ms;
     ends.expires_ms = expires_ms;
-    used_ms = now_ms(); /* the time without use counts from here; a paused sandbox stays paused */
+    ends.renewal_ms = renewal_ms;
+    ends.freezes_at_end = freezes;
+    restart_idle(); /* a paused sandbox stays paused */
     uint8_t frame[HEADER_SIZE];
     append(&c->out, frame, put_frame(frame, FRAME_RECONFIGURED, 0, NULL, 0));
     return true;
@@ -502,13 +440,9 @@ static void reap_all(void)
     }
 }
 
-/* Sends a last frame to all clients, and to connections in the backlog: the first of these is waited for
- * `patience_ms`. */
-static void send_to_all(int listener, int patience_ms, const uint8_t *frame, size_t size)
+/* Sends a last frame to the connections in the backlog: the first of these is waited for `patience_ms`. */
+static void send_to_backlog(int listener, int patience_ms, const uint8_t *frame, size_t size)
 {
-    for (int i = 0; i < client_count; i++)
-        if (clients[i].fd >= 0)
-            send_to_client(&clients[i], frame, size);
     struct pollfd p = {.fd = listener, .events = POLLIN};
     for (int timeout = patience_ms; poll(&p, 1, timeout) == 1; timeout = 0) {
         int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
@@ -518,6 +452,35 @@ static void send_to_all(int listener, int patience_ms, const uint8_t *frame, siz
             dprintf(STDERR_FILENO, "keeper: a client disconnected before the last frame\n");
         close(fd);
     }
+}
+
+static void send_to_all(int listener, int patience_ms, const uint8_t *frame, size_t size)
+{
+    for (int i = 0; i < client_count; i++)
+        if (clients[i].fd >= 0)
+            send_to_client(&clients[i], frame, size);
+    send_to_backlog(listener, patience_ms, frame, size);
+}
+
+void cut_clients(const char *message, bool waiting)
+{
+    uint8_t frame[HEADER_SIZE + 512];
+    size_t size = gone_frame(frame, message, -1);
+    bool congested = used(&to_guest) > GUEST_QUEUE; /* then a client may wait whose frames were not read */
+    if (!waiting)
+        send_to_backlog(ends.listener, 0, frame, size);
+    for (int i = 0; i < client_count; i++)
+        if (clients[i].fd >= 0 && (!waiting || clients[i].streams || congested) &&
+            send_to_client(&clients[i], frame, size))
+            drop_client(&clients[i]);
+}
+
+void shut_down(void)
+{
+    uint8_t frame[HEADER_SIZE];
+    shutdown_sent = true;
+    resume(); /* a frozen guest cannot shut down */
+    send_to_guest(frame, put_frame(frame, FRAME_SHUTDOWN, 0, NULL, 0));
 }
 
 static void finish(const char *message, int status) __attribute__((noreturn));
@@ -609,10 +572,8 @@ static struct client *take_guest_frame(uint8_t *frame)
         first_frame(&h, frame);
         return NULL;
     }
-    if (h.stream == PING_STREAM && pinged && h.type == FRAME_END) {
-        pinged = false;
+    if (is_pong(h.stream, h.type))
         return NULL;
-    }
     struct stream **at = find(h.stream), *s = *at;
     if (!s)
         violation("frame of a stream that is not open");
@@ -641,6 +602,7 @@ static struct client *take_guest_frame(uint8_t *frame)
     if (h.type == FRAME_END) {
         *at = s->next;
         c->streams--;
+        c->uses -= !s->idle;
         open_streams -= !s->idle;
         if (!s->idle)
             note_use();
@@ -720,6 +682,7 @@ static int take_client_frame(struct client *c, uint8_t *frame)
         s->socket = op == OP_DIAL || op == OP_LISTEN || op == OP_ACCEPT;
         s->idle = int_field(frame + HEADER_SIZE, h.length, TAG_IDLE, 0) == 1;
         c->streams++;
+        c->uses += !s->idle;
         open_streams += !s->idle;
     } else if (h.type < FRAME_DATA || h.type > FRAME_CONTROL || h.channel >= CHANNELS) {
         return -1;
@@ -764,7 +727,8 @@ static void take_from_client(struct client *c)
             wake();
         else if (verdict)
             resume();
-        asked |= verdict > 0;
+        if (verdict > 0)
+            guest_was_asked();
         if (verdict == 0 || !run) {
             if (run)
                 send_to_guest(run, run_size);
@@ -799,117 +763,6 @@ static void accept_client(void)
     greet(&clients[slot]);
 }
 
-/* ---- a guest that does not answer ----
- *
- * Root inside can stop the guest with SIGSTOP (gVisor), and a client must not wait for it without end. While the guest
- * is awaited and sends nothing, the keeper pings it, which it answers in its loop however long its operations take;
- * clients that wait are sent GONE if it does not. Ticks are counted, not time: when this process or the machine stood
- * still, that is one tick, and whatever the guest sent meanwhile is read first. */
-
-static bool is_awaited(void)
-{
-    return hello_size && !paused && !holders && !shutdown_sent && (open_streams || asked || used(&to_guest));
-}
-
-/* A SIGNAL for a process that does not exist. */
-static void ping(void)
-{
-    uint8_t frame[HEADER_SIZE + 56], fields[56];
-    const int64_t op = OP_SIGNAL, none = 0;
-    uint32_t size = put_field(fields, TAG_OP, &op, 8);
-    size += put_field(fields + size, TAG_PROC, &none, 8);
-    size += put_field(fields + size, TAG_SIGNAL, &none, 8);
-    send_to_guest(frame, put_frame(frame, FRAME_OPEN, PING_STREAM, fields, size));
-    pinged = true;
-}
-
-/* To every client that waits for an answer. Its streams are reset. */
-static void send_stalled(void)
-{
-    uint8_t frame[HEADER_SIZE + 512];
-    char message[256];
-    int seconds = silent_ticks * SILENCE_TICK_MS / 1000;
-    snprintf(message, sizeof message, "stalled: the guest has sent nothing for %d s", seconds);
-    size_t size = gone_frame(frame, message, -1);
-    if (!unanswered_ms) {
-        unanswered_ms = clock_ms(CLOCK_REALTIME) - 1000 * seconds;
-        write_activity(0);
-    }
-    bool congested = used(&to_guest) > GUEST_QUEUE; /* then a client may wait whose frames were not read */
-    for (int i = 0; i < client_count; i++)
-        if (clients[i].fd >= 0 && (clients[i].streams || congested) && send_to_client(&clients[i], frame, size))
-            drop_client(&clients[i]);
-}
-
-static void tick(void)
-{
-    tick_ms = now_ms() + SILENCE_TICK_MS;
-    silent_ticks++;
-    if (silent_ticks >= PING_TICK && !pinged)
-        ping();
-    if (silent_ticks >= STALLED_TICK)
-        send_stalled();
-}
-
-/* Before each wait. */
-static void plan_tick(void)
-{
-    if (!is_awaited()) {
-        tick_ms = silent_ticks = 0;
-    } else if (!tick_ms) {
-        tick_ms = now_ms() + SILENCE_TICK_MS;
-    }
-}
-
-static void guest_was_heard(void)
-{
-    asked = false;
-    tick_ms = silent_ticks = 0;
-    if (unanswered_ms) {
-        unanswered_ms = 0;
-        write_activity(0);
-    }
-}
-
-/* ---- the lifetime ---- */
-
-static void shut_down(void)
-{
-    uint8_t frame[HEADER_SIZE];
-    shutdown_sent = true;
-    wake(); /* a frozen guest cannot shut down */
-    send_to_guest(frame, put_frame(frame, FRAME_SHUTDOWN, 0, NULL, 0));
-}
-
-/* How long the loop may wait before `check_lifetime`; -1: for ever. */
-static int lifetime_left(void)
-{
-    if (expiry_enforced || !(expired_ms || ends.expires_ms))
-        return -1;
-    int64_t left = expired_ms ? expired_ms + EXPIRY_GRACE_MS - now_ms() : ends.expires_ms - clock_ms(CLOCK_REALTIME);
-    return (int)(left < 0 ? 0 : left > CLOCK_MS ? CLOCK_MS : left);
-}
-
-/* Ends the sandbox when its lifetime is over: clients are sent GONE, the guest SHUTDOWN. This process cannot kill: a
- * guest that does not obey is frozen, until a process of the host removes the sandbox. */
-static void check_lifetime(void)
-{
-    if (!hello_size || lifetime_left() != 0)
-        return;
-    if (expired_ms) {
-        expiry_enforced = true;
-        freeze();
-        return;
-    }
-    uint8_t frame[HEADER_SIZE + 512];
-    expired_ms = now_ms();
-    send_to_all(ends.listener, 0, frame, gone_frame(frame, LIFETIME_OVER, -1));
-    for (int i = 0; i < client_count; i++)
-        if (clients[i].fd >= 0)
-            drop_client(&clients[i]);
-    shut_down();
-}
-
 /* ---- the loop ---- */
 
 /* Whether the kernel has killed a process of the sandbox for its memory limit. */
@@ -941,17 +794,35 @@ static void sandbox_ended(void)
     /* Not if it ended in good order: newer gVisor also survives such a kill, of one of its processes. */
     if (!(status >= 0 && WIFEXITED(status) && WEXITSTATUS(status) == 0) && was_out_of_memory())
         snprintf(message, sizeof message, "out of memory: it reached its memory limit");
-    if (ends.expires_ms && clock_ms(CLOCK_REALTIME) >= ends.expires_ms)
-        snprintf(message, sizeof message, "%s", LIFETIME_OVER);
+    if (is_past_end())
+        snprintf(message, sizeof message, LIFETIME_OVER);
     finish(message, status);
 }
 
-static bool has_no_clients(void)
+bool has_no_clients(void)
 {
     for (int i = 0; i < client_count; i++)
         if (clients[i].fd >= 0)
             return false;
     return true;
+}
+
+bool is_greeted(void)
+{
+    return hello_size > 0;
+}
+
+bool is_used_now(void)
+{
+    for (int i = 0; i < client_count; i++)
+        if (clients[i].fd >= 0 && clients[i].uses)
+            return true;
+    return false;
+}
+
+bool is_sending(void)
+{
+    return used(&to_guest) > 0;
 }
 
 static void shrink(void)
@@ -983,7 +854,7 @@ void relay_run(const struct relay_ends *given)
         int n = 0;
         polls[n++] = (struct pollfd){.fd = ends.from_guest, .events = POLLIN};
         polls[n++] = (struct pollfd){.fd = ends.pidfd, .events = POLLIN};
-        polls[n++] = (struct pollfd){.fd = expired_ms ? -1 : ends.listener, .events = POLLIN};
+        polls[n++] = (struct pollfd){.fd = is_ending() ? -1 : ends.listener, .events = POLLIN};
         polls[n++] = (struct pollfd){.fd = used(&to_guest) ? ends.to_guest : -1, .events = POLLOUT};
         bool congested = used(&to_guest) > GUEST_QUEUE;
         for (int i = 0; i < client_count; i++)
@@ -994,26 +865,17 @@ void relay_run(const struct relay_ends *given)
                 polls[n++] = (struct pollfd){.fd = clients[i].fd, .events = want};
             }
         record_use();
-        int64_t until = !hello_size ? deadline : pause_at(), left = until < 0 ? -1 : until - now_ms();
-        int timeout = until >= 0 ? (int)(left < 0 ? 0 : left) : -1;
+        int64_t waits = deadline - now_ms();
+        int timeout = hello_size ? time_left() : waits < 0 ? 0 : (int)waits;
         if (hello_size && !shrunk && (timeout < 0 || timeout > IDLE_MS))
             timeout = IDLE_MS;
-        plan_tick();
-        if (tick_ms) {
-            int64_t tick_left = tick_ms - now_ms();
-            if (timeout < 0 || tick_left < timeout)
-                timeout = tick_left < 0 ? 0 : (int)tick_left;
-        }
-        int lifetime = hello_size ? lifetime_left() : -1;
-        if (lifetime >= 0 && (timeout < 0 || lifetime < timeout))
-            timeout = lifetime;
         int ready = poll(polls, (nfds_t)n, timeout);
         if (ready < 0 && errno != EINTR)
             give_up("poll");
         if (polls[0].revents)
             guest_was_heard();
-        else if (tick_ms && now_ms() >= tick_ms)
-            tick();
+        else
+            check_silence();
         if (ready == 0 && !hello_size) {
             relay_fail(ends.listener, ETIMEDOUT, "the guest did not send HELLO within 20 s");
             finish("the guest did not send HELLO within 20 s", -1);
@@ -1022,10 +884,7 @@ void relay_run(const struct relay_ends *given)
             if (!shrunk)
                 shrink();
             shrunk = true;
-            if (pause_at() >= 0 && now_ms() >= pause_at()) {
-                paused = freeze() == 0;
-                used_ms = now_ms(); /* if freezing failed, it is tried again after the same time */
-            }
+            check_pause();
             continue;
         }
         shrunk = false;

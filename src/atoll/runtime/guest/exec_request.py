@@ -73,6 +73,16 @@ class Environment:
         return _encode_env(merged)
 
 
+class OwnVariables(Environment):
+    """The environment that commands get where a server adds the sandbox's: their own variables."""
+
+    def __init__(self) -> None:
+        super().__init__({})
+
+    def encode(self, env: Mapping[str, str] | None, *, user: str, terminal: bool) -> bytes:  # noqa: ARG002 - the server's
+        return _encode_env(check_env(dict(env or {})))
+
+
 def _encode_env(env: Mapping[str, str]) -> bytes:
     return encode_fields((Tag.ENV, f"{key}={value}") for key, value in env.items())
 

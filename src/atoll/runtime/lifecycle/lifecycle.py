@@ -17,11 +17,12 @@ after the operation, "-" that nothing changes, an error name that the operation 
                   finds it running
 
 "Use" is any request to the guest. `destroy` removes a sandbox of any status. A keeper with `pause_after_s` pauses a
-running sandbox by itself. A running or paused sandbox whose guest or keeper ends is in error. A failed start leaves it
-sleeping or shut down. An ephemeral sandbox cannot sleep, shut down or be restored (InvalidRequest). Processes survive
-`sleep`, `shutdown` and `checkpoint` with drivers that can save them (`memory_checkpoint`); there, `sleep` and
-`checkpoint` raise `NotCheckpointable`, and change nothing, if saving would lose them. A save that fails all the same
-leaves the sandbox running, or in error with that as its reason.
+running sandbox by itself. A sandbox whose lifetime is over and that is not to be destroyed (`on_expiry`) is put to
+sleep (`sleep_at_end`); starting it begins another lifetime. A running or paused sandbox whose guest or keeper ends is
+in error. A failed start leaves it sleeping or shut down. An ephemeral sandbox cannot sleep, shut down or be restored
+(InvalidRequest). Processes survive `sleep`, `shutdown` and `checkpoint` with drivers that can save them
+(`memory_checkpoint`); there, `sleep` and `checkpoint` raise `NotCheckpointable`, and change nothing, if saving would
+lose them. A save that fails all the same leaves the sandbox running, or in error with that as its reason.
 (1) With a driver that saves processes, a checkpoint restarts them: the sandbox runs then. One that cannot freeze a
     sandbox restarts it too, if nothing runs in it, and refuses the checkpoint (Unenforceable) otherwise.
 
@@ -61,7 +62,7 @@ import os
 import stat
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -70,7 +71,7 @@ import anyio
 import anyio.to_thread
 from anyio.abc import ByteStream
 
-from atoll.contract.driver import Driver, Launch, Layer, LayerStore, ProcessImage
+from atoll.contract.driver import Driver, Launch, Layer, LayerStore, Lifetime, ProcessImage
 from atoll.contract.errors import (
     AtollError,
     CheckpointExists,
@@ -83,9 +84,18 @@ from atoll.contract.errors import (
     SandboxShutdown,
     Unenforceable,
 )
-from atoll.contract.model import Checkpoint, Limits, ProcessInfo, RuntimeName, SystemProcess
+from atoll.contract.model import (
+    Checkpoint,
+    Limits,
+    OnExpiry,
+    ProcessInfo,
+    RuntimeName,
+    SandboxSpec,
+    SystemProcess,
+)
 from atoll.contract.network import NetworkPolicy, PackageIndexes
 from atoll.runtime.state.checkpoints import CheckpointRecord, Checkpoints
+from atoll.runtime.state.expiries import Expiry
 from atoll.runtime.state.layers import FLATTEN_AT, MAX_LAYERS, LayerRef, Layers
 from atoll.runtime.state.spec import validate_spec
 from atoll.runtime.state.status import record_ending
@@ -106,6 +116,15 @@ def _refuse_ephemeral(manifest: Manifest) -> None:
             f"sandbox {manifest.spec.name!r} is ephemeral: it ends with its last client, and cannot sleep, shut down "
             "or be restored"
         )
+
+
+def expiry_of(spec: SandboxSpec, begins_at: datetime) -> Expiry | None:
+    """The end of a lifetime that begins then. None: it has none."""
+    if spec.ttl_s is None:
+        return None
+    ttl_ms = round(spec.ttl_s * 1000)
+    begins_ms = round(begins_at.timestamp() * 1000)
+    return Expiry(begins_ms + ttl_ms, ttl_ms if spec.ttl_renewed_by_use else 0, spec.on_expiry == "sleep")
 
 
 def _cannot_freeze(manifest: Manifest) -> Unenforceable:
@@ -160,10 +179,28 @@ class Lifecycle:
                 ephemeral=manifest.spec.ephemeral,
                 memory=memory,
                 pause_after_s=manifest.spec.pause_after_s,
-                expires_at=self._store.expiry(manifest.id),
+                lifetime=self._lifetime(manifest.id, driver),
                 mounts=tuple(each.bound(self._volumes.path) for each in manifest.mounts),
                 wait_ready=wait_ready,
             )
+        )
+
+    def _lifetime(self, id: str, driver: Driver) -> Lifetime | None:
+        """What the keeper of a sandbox is told of its lifetime."""
+        expiry = self._store.expiry(id)
+        if expiry is None:
+            return None
+        freezes = expiry.sleeps and driver.capabilities.memory_checkpoint
+        return Lifetime(ends_ms=expiry.ends_ms, renewal_ms=expiry.renewal_ms, freezes=freezes)
+
+    async def apply_lifetime(self, manifest: Manifest, driver: Driver) -> None:
+        """Have the keeper of a running sandbox count its lifetime as it is now."""
+        spec = manifest.spec
+        await driver.keeper.reconfigure(
+            self._store.directory(manifest.id),
+            ephemeral=spec.ephemeral,
+            pause_after_s=spec.pause_after_s,
+            lifetime=self._lifetime(manifest.id, driver),
         )
 
     # ---- sleeping and waking ----
@@ -253,6 +290,8 @@ class Lifecycle:
             manifest = self._write(manifest, state=asleep, memory=None, ending=True)
         await driver.stop(manifest.run_id, directory)
         # From here on it may write to its files: processes that were saved earlier must never be restored over them.
+        if self._store.expiry(manifest.id) is None or self._store.is_due_to_sleep(manifest.id):
+            self._store.set_expiry(manifest.id, expiry_of(manifest.spec, now()))
         begun = self._write(
             manifest, **{"run": manifest.run + 1, "state": asleep, "memory": None, "ending": False, **changes}
         )
@@ -276,28 +315,43 @@ class Lifecycle:
             NotCheckpointable: saving would lose the processes, and `state` is not "shutdown".
         """
         async with self._store.working(id) as lock:
+            await self._sleep(self._read(id), lock, state, forced=state == "shutdown")
+
+    async def sleep_at_end(self, id: str) -> bool:
+        """Put it to sleep if its lifetime is over, whatever runs in it. It has no lifetime then, until it is started.
+
+        Returns whether it was.
+        """
+        async with self._store.working(id) as lock:
+            if not self._store.is_due_to_sleep(id):
+                return False  # it was used, or put to sleep, or has got another lifetime meanwhile
             manifest = self._read(id)
-            driver = self._choose(manifest.runtime)
-            _refuse_ephemeral(manifest)
-            if not await self._runs(manifest, driver):
-                self._write(manifest, state=state)
-            elif not driver.capabilities.memory_checkpoint:
-                await self._end(manifest, driver, state)
-            else:
-                try:
-                    async with self._staying_paused(manifest, driver):
-                        await self._require_savable(manifest, driver)
-                        await self._save(manifest, driver, lock, state)
-                except NotCheckpointable as error:
-                    if state != "shutdown":
-                        raise
-                    # No process inside may prevent a shutdown.
-                    _log.warning(
-                        "the processes of sandbox %s are not saved at its shutdown: %s",
-                        manifest.spec.name,
-                        error.message,
-                    )
-                    await self._end(self._read(id), driver, state)
+            await self._sleep(manifest, lock, "shutdown" if manifest.state == "shutdown" else "sleeping", forced=True)
+            self._store.set_expiry(id, None)
+            return True
+
+    async def _sleep(
+        self, manifest: Manifest, lock: int, state: Literal["sleeping", "shutdown"], *, forced: bool
+    ) -> None:
+        driver = self._choose(manifest.runtime)
+        _refuse_ephemeral(manifest)
+        if not await self._runs(manifest, driver):
+            self._write(manifest, state=state)
+        elif not driver.capabilities.memory_checkpoint:
+            await self._end(manifest, driver, state)
+        else:
+            try:
+                async with self._staying_paused(manifest, driver):
+                    await self._require_savable(manifest, driver)
+                    await self._save(manifest, driver, lock, state)
+            except NotCheckpointable as error:
+                if not forced:
+                    raise
+                # No process inside may prevent a shutdown, or lengthen its lifetime.
+                _log.warning(
+                    "the processes of sandbox %s cannot be saved, and are ended: %s", manifest.spec.name, error.message
+                )
+                await self._end(self._read(manifest.id), driver, state)
 
     async def _end(self, manifest: Manifest, driver: Driver, state: Literal["sleeping", "shutdown"]) -> None:
         self._store.finish_created(manifest.id)
@@ -442,7 +496,14 @@ class Lifecycle:
             self._write(manifest, spec=manifest.spec.model_copy(update={"network": policy, "indexes": indexes}))
 
     async def update(
-        self, id: str, *, labels: Mapping[str, str | None], ttl_s: float | None, limits: Limits
+        self,
+        id: str,
+        *,
+        labels: Mapping[str, str | None],
+        ttl_s: float | None,
+        on_expiry: OnExpiry | None,
+        ttl_renewed_by_use: bool | None,
+        limits: Limits,
     ) -> Manifest:
         """Change labels (None removes one), the lifetime (`inf`: it has no end) and those limits that are set.
 
@@ -453,27 +514,27 @@ class Lifecycle:
         async with self._store.working(id):
             manifest = self._read(id)
             driver = self._choose(manifest.runtime)
-            directory, running = self._store.directory(id), False
-            if limits != Limits() or ttl_s is not None:
-                running = await self._runs(manifest, driver)
-            changes: dict[str, object] = {}
+            lifetime = {"ttl_s": ttl_s, "on_expiry": on_expiry, "ttl_renewed_by_use": ttl_renewed_by_use}
+            lifetime = {name: value for name, value in lifetime.items() if value is not None}
+            running = bool(limits != Limits() or lifetime) and await self._runs(manifest, driver)
+            changes: dict[str, object] = dict(lifetime)
             if labels:
                 merged = {**manifest.spec.labels, **labels}
                 changes["labels"] = {key: value for key, value in merged.items() if value is not None}
-            if ttl_s is not None:
-                changes["ttl_s"] = None if ttl_s == math.inf else ttl_s
+            if ttl_s == math.inf:
+                changes["ttl_s"] = None
             if limits != Limits():
                 changes["limits"] = _changed(manifest.spec.limits, limits)
             spec = validate_spec(**{**manifest.spec.model_dump(), **changes})
             if limits != Limits():
                 await self._change_limits(manifest, driver, limits, running=running)
-            if ttl_s is not None:
-                expires_at = None if spec.ttl_s is None else now() + timedelta(seconds=spec.ttl_s)
-                self._store.set_expiry(id, expires_at)
+            if lifetime:
+                expiry, before = expiry_of(spec, now()), self._store.expiry(id)
+                if ttl_s is None and expiry is not None:  # it ends when it would have
+                    expiry = before and expiry._replace(ends_ms=before.ends_ms)
+                self._store.set_expiry(id, expiry)
                 if running:
-                    await driver.keeper.reconfigure(
-                        directory, ephemeral=spec.ephemeral, pause_after_s=spec.pause_after_s, expires_at=expires_at
-                    )
+                    await self.apply_lifetime(manifest.model_copy(update={"spec": spec}), driver)
             return self._write(manifest, spec=spec, limits=_changed(manifest.limits, limits))
 
     async def _change_limits(self, manifest: Manifest, driver: Driver, changes: Limits, *, running: bool) -> None:

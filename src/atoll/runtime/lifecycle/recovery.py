@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
 from typing import TYPE_CHECKING, Protocol
 
 import anyio
 
 from atoll.contract.driver import Driver
 from atoll.contract.errors import AtollError, SandboxError
-from atoll.contract.model import RuntimeName
+from atoll.contract.model import RuntimeName, SandboxInfo
 from atoll.runtime.lifecycle.lifecycle import Lifecycle
 from atoll.runtime.state.leases import SessionLeases
 from atoll.runtime.state.store import StateStore, now
@@ -49,13 +51,18 @@ class Recovery:
         *,
         choose: ChooseDriver,
         remove: RemoveSandbox,
+        sleep: Callable[[str], Awaitable[None]],
     ) -> None:
+        """`sleep` puts a sandbox to sleep whose lifetime is over, unless that was renewed."""
         self._store = store
         self._lifecycle = lifecycle
         self._leases = leases
         self._choose = choose
         self._remove = remove
+        self._sleep = sleep
         self._watching = False
+        self._look_earlier = anyio.Event()
+        self._next_look = now()
 
     def is_needed(self) -> bool:
         """Whether an operation was interrupted, or one is in progress that may be, or a lifetime is over."""
@@ -66,6 +73,7 @@ class Recovery:
             or store.in_progress_ids()
             or self._leases.abandoned()
             or store.expired()
+            or store.due_to_sleep()
         )
 
     def finish_created(self) -> None:
@@ -102,8 +110,18 @@ class Recovery:
                 removed.append(id)
         return removed
 
+    async def _sleep_at_end(self) -> None:
+        """Put the sandboxes to sleep whose lifetime is over and that are not to be destroyed."""
+        for id in self._store.due_to_sleep():
+            try:
+                await self._sleep(id)
+            except AtollError as error:  # it is tried again later; until then its keeper has it frozen, or ended it
+                _log.warning("the sandbox %s could not be put to sleep at the end of its lifetime: %s", id, error)
+
     async def remove_expired(self) -> list[str]:
-        """Remove the sandboxes whose lifetime is over. Returns their ids. Their checkpoints stay."""
+        """Remove the sandboxes whose lifetime is over, or put them to sleep. Returns the ids of those that are removed;
+        their checkpoints stay."""
+        await self._sleep_at_end()
         removed = []
         for id in self._store.expired():
             try:
@@ -119,18 +137,24 @@ class Recovery:
                 removed.append(id)
         return removed
 
-    def watch_expiries(self, tasks: BackgroundTasks) -> None:
-        """Remove sandboxes as their lifetimes end, in the background, for as long as any has one."""
+    def watch_expiries(self, tasks: BackgroundTasks, *new: SandboxInfo) -> None:
+        """Remove sandboxes as their lifetimes end, or put them to sleep, in the background, for as long as any has
+        one. `new` are those to which this process has given one: they may end before the one that is waited for."""
         if not self._watching and self._store.expiries():
             self._watching = True
             tasks.start_soon(self._watch_expiries)
+        elif any(info.expires_at is not None and info.expires_at < self._next_look for info in new):
+            self._look_earlier.set()
 
     async def _watch_expiries(self) -> None:
         try:
             while moments := self._store.expiries().values():
                 left_s = (min(moments) - now()).total_seconds()
                 # Another process may create one meanwhile, and removing may have failed. Its keeper ends it first.
-                await anyio.sleep(min(max(left_s, 0) + _KEEPERS_S, _LONGEST_PAUSE_S))
+                wait_s = min(max(left_s, 0) + _KEEPERS_S, _LONGEST_PAUSE_S)
+                self._look_earlier, self._next_look = anyio.Event(), now() + timedelta(seconds=wait_s)
+                with anyio.move_on_after(wait_s):
+                    await self._look_earlier.wait()
                 await self.remove_expired()
         except OSError:  # a full disk, for example: the next engine does it
             _log.exception("expired sandboxes could not be removed")

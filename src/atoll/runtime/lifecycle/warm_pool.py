@@ -28,7 +28,7 @@ import anyio
 import anyio.abc
 
 from atoll.contract.driver import Driver
-from atoll.contract.errors import AtollError, SandboxError
+from atoll.contract.errors import AtollError, InvalidRequest, SandboxError
 from atoll.contract.frozen import Frozen
 from atoll.contract.model import Limits, RuntimeName, WarmPool
 from atoll.drivers.locks import locked
@@ -53,6 +53,15 @@ _RETRY_S = (1.0, 60.0)
 _FINISH_TIMEOUT_S = 10.0
 _LOCK_TIMEOUT_S = 600
 _log = logging.getLogger(__name__)
+
+
+def check_count(count: int) -> None:
+    """
+    Raises:
+        InvalidRequest: a warm pool cannot have so many sandboxes.
+    """
+    if not 0 <= count <= MAX_WARM:
+        raise InvalidRequest(f"the count of a warm pool is {count}; it may be 0 to {MAX_WARM}")
 
 
 class SandboxTemplate(Frozen):

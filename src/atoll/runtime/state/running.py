@@ -11,14 +11,14 @@ strictest form. Imports nothing heavy.
 import json
 import os
 import re
-import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from atoll.contract.names import DEFAULT_NAMESPACE, is_name
+from atoll.runtime.state.expiries import Expiry, now_ms
 from atoll.runtime.state.namespaces import entry_of
 
-MANIFEST_VERSION = 6
+MANIFEST_VERSION = 7
 """The version of the manifests that this Atoll writes and reads. Raise it as `StoredRecord.VERSION` says."""
 ENDINGS = {"running": None, "sleeping": "was put to sleep", "shutdown": "was shut down"}
 """What was done to a sandbox that has ended, by the state in its manifest. None: nothing, it ended by itself."""
@@ -104,7 +104,7 @@ def find_running(state_dir: str, name: str, namespace: str = DEFAULT_NAMESPACE) 
         return None
     if manifest["encrypted_secrets"] is not None or manifest["spec"]["network"] is not None:
         return None
-    if _has_expired(f"{state_dir}/expiries/{id}"):
+    if _has_expired(f"{state_dir}/expiries/{id}", directory):
         return None
     config = _read(f"{directory}/config.json")  # of the runtimes of `drivers/oci.py`
     if not config:
@@ -124,9 +124,10 @@ def find_running(state_dir: str, name: str, namespace: str = DEFAULT_NAMESPACE) 
     )
 
 
-def _has_expired(entry: str) -> bool:
+def _has_expired(entry: str, directory: str) -> bool:
+    """Whether its lifetime is over: then the engine destroys it, or puts it to sleep and wakes it."""
     try:
-        return int(os.readlink(entry)) <= time.time() * 1000
+        return Expiry.parse(os.readlink(entry)).end_ms(directory, lambda: True) <= now_ms()
     except FileNotFoundError:
         return False
     except (OSError, ValueError):

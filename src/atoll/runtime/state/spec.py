@@ -22,6 +22,7 @@ _RULES = {
     "cwd": ("working directory", "an absolute path of at most 4095 characters"),
     "runtime": ("runtime", "a name of lower-case letters, digits, '-' and '_'"),
     "pause_after_s": ("time until it is paused", "above 0 and at most 1,000,000 seconds"),
+    "on_expiry": ("end of its lifetime (on_expiry)", "'destroy' or 'sleep'"),
 }
 """What some fields are called in words, and what is allowed."""
 
@@ -33,7 +34,7 @@ def validate_spec(**fields: object) -> SandboxSpec:
         InvalidRequest: a field is not allowed; the message names the first such field.
     """
     try:
-        return SandboxSpec.model_validate(fields)
+        spec = SandboxSpec.model_validate(fields)
     except ValueError as error:
         first = cast("ValidationError", error).errors()[0]
         cause = first.get("ctx", {}).get("error")
@@ -43,6 +44,18 @@ def validate_spec(**fields: object) -> SandboxSpec:
             noun, rule = _RULES[where]
             message = f"the {noun} is {first['input']!r}; it must be {rule}"
         raise InvalidRequest(message, field=where) from error
+    if spec.ephemeral and spec.on_expiry == "sleep":
+        raise InvalidRequest("an ephemeral sandbox cannot sleep when its lifetime is over; leave on_expiry out")
+    return spec
+
+
+def check_lifetime(spec: SandboxSpec) -> None:
+    """
+    Raises:
+        InvalidRequest: it says what happens at the end of a lifetime that it does not have.
+    """
+    if spec.ttl_s is None and (spec.on_expiry != "destroy" or spec.ttl_renewed_by_use):
+        raise InvalidRequest("on_expiry and ttl_renewed_by_use are about the end of a lifetime; give ttl_s, too")
 
 
 def with_defaults(limits: Limits, able: Capabilities) -> Limits:

@@ -5,6 +5,8 @@ Used by the engine. What the manifest says alone is not the status. The first li
     its record cannot be read, or is missing            error, with that reason
     `busy.lock` is held                                 provisioning
     its keeper is dead, the manifest says not `running` sleeping or shutdown, as the manifest says
+    its keeper is dead, and it is to sleep since its
+        lifetime is over                                sleeping
     its keeper is dead, or has written why it ended     error, with that reason
     its cgroup is frozen                                paused
     its guest has not answered for half a minute        running, with that reason
@@ -20,7 +22,7 @@ from pathlib import Path
 from atoll.contract.driver import Driver
 from atoll.contract.model import Limits, RuntimeName, SandboxInfo
 from atoll.drivers.locks import is_held, read_small
-from atoll.runtime.state.store import Manifest
+from atoll.runtime.state.store import Manifest, now
 
 
 def describe(manifest: Manifest, directory: Path, driver: Driver | None, *, expires_at: datetime | None) -> SandboxInfo:
@@ -56,7 +58,11 @@ class RecordedSandbox:
             created_at=manifest.created_at,
             network=manifest.spec.network,
             labels=manifest.spec.labels,
+            ttl_s=manifest.spec.ttl_s,
+            on_expiry=manifest.spec.on_expiry,
+            ttl_renewed_by_use=manifest.spec.ttl_renewed_by_use,
             mounts=tuple(each.mount for each in manifest.mounts),
+            ephemeral=manifest.spec.ephemeral,
         )
         return cls(info, manifest.run_id)
 
@@ -66,9 +72,12 @@ class RecordedSandbox:
 
     def now(self, directory: Path, driver: Driver | None, *, is_busy: bool, expires_at: datetime | None) -> SandboxInfo:
         """As `list` shows it now. `is_busy`: it is created or removed."""
+        pid = driver.pid(directory) if driver else None
+        # Its keeper has ended it: it sleeps, and its manifest says so when a process of the host has come by.
+        sleeps = pid is None and self.info.on_expiry == "sleep" and expires_at is not None and expires_at <= now()
+        expires_at = None if sleeps else expires_at
         if expires_at != self.info.expires_at:
             self.info = self.info.model_copy(update={"expires_at": expires_at})
-        pid = driver.pid(directory) if driver else None
         status, reason = self.info.status, None
         asleep = pid is None and status != "running"
         if asleep and self._last_used is not None and not is_busy:
@@ -77,7 +86,9 @@ class RecordedSandbox:
             status = "provisioning"
         elif not asleep:
             status = "running"
-            if pid is None:
+            if sleeps:
+                status = "sleeping"
+            elif pid is None:
                 status, reason = "error", ending(directory) or "its keeper has ended"
             elif driver is not None and driver.is_frozen(self._run_id):
                 status = "paused"
@@ -86,8 +97,8 @@ class RecordedSandbox:
         used = driver.keeper.last_used(directory)[0] if driver else None
         # A warm sandbox was used before it was created under its name.
         last_used = used and max(used, self.info.created_at)
-        now = {"status": status, "reason": reason, "pid": pid, "last_used_at": last_used}
-        info = self.info.model_copy(update=now)
+        seen = {"status": status, "reason": reason, "pid": pid, "last_used_at": last_used}
+        info = self.info.model_copy(update=seen)
         if asleep and last_used is not None and not is_busy:
             self.info, self._last_used = info, last_used
         return info

@@ -13,8 +13,9 @@ processes, and after any of them is killed:
     warm/<key>.<id>     a warm sandbox without a name, which is also in `uncommitted/`. `<key>` is that of its pool.
                         Renaming the entry to `-.<id>` claims it. An entry `-.<id>` that no process works on is
                         abandoned, though the sandbox runs: its creation or its claim was interrupted
-    expiries/<id>       a symlink to when the sandbox's lifetime is over, in milliseconds since 1970. From then on no
-                        lookup and no list finds it; recovery removes it. Without an entry it has no end
+    expiries/<id>       a symlink to when the sandbox's lifetime is over (`expiries.py`). From then on no lookup and no
+                        list finds it, and recovery removes it; or recovery puts it to sleep. Without an entry it has no
+                        end
     groups/<group>      exists while several sandboxes are created of which all or none are to exist. Their entries in
                         `uncommitted/` are symlinks to the group's name
     in-progress/<id>    exists while a sandbox is started, stopped or changed, or a checkpoint is deleted. If that is
@@ -46,8 +47,8 @@ from typing import Literal, NamedTuple
 from atoll.contract.errors import InvalidRequest, SandboxDied, SandboxError, SandboxExists, SandboxNotFound
 from atoll.contract.model import RuntimeName, SandboxSpec
 from atoll.contract.names import DEFAULT_NAMESPACE, check_name, is_name
-from atoll.drivers.keeper_client import milliseconds
 from atoll.drivers.locks import is_held, lock_timeout, lock_within, open_lock, try_lock
+from atoll.runtime.state.expiries import Expiry, now_ms
 from atoll.runtime.state.layers import ResolvedSpec
 from atoll.runtime.state.namespaces import entry_of, names_in, split_entry
 from atoll.runtime.state.records import StoredRecord, read_record, remove_record, write_record, write_record_early
@@ -267,37 +268,56 @@ class StateStore:
 
     # ---- lifetimes ----
 
-    def set_expiry(self, id: str, moment: datetime | None) -> None:
+    def set_expiry(self, id: str, expiry: Expiry | None) -> None:
         """Set when the lifetime of a sandbox is over; None: never. The caller holds its lock."""
         entry = self.state_dir / "expiries" / id
         new = entry.with_suffix(".new")
         new.unlink(missing_ok=True)
-        if moment is None:
+        if expiry is None:
             entry.unlink(missing_ok=True)
             return
-        new.symlink_to(str(milliseconds(moment)))
+        new.symlink_to(str(expiry))
         new.rename(entry)
 
-    def expiry(self, id: str) -> datetime | None:
-        """When the lifetime of a sandbox is over. None: never."""
+    def expiry(self, id: str) -> Expiry | None:
+        """The end of the lifetime of a sandbox. None: it has none."""
         try:
-            return datetime.fromtimestamp(int(os.readlink(f"{self.state_dir}/expiries/{id}")) / 1000, UTC)
+            return Expiry.parse(os.readlink(f"{self.state_dir}/expiries/{id}"))
         except (OSError, ValueError):
             return None
 
+    def expires_at(self, id: str) -> datetime | None:
+        """When the lifetime of a sandbox is over, as far as is known now. None: never."""
+        expiry = self.expiry(id)
+        return None if expiry is None else datetime.fromtimestamp(self._end_ms(id, expiry) / 1000, UTC)
+
+    def _end_ms(self, id: str, expiry: Expiry) -> int:
+        return expiry.end_ms(f"{self._sandboxes}/{id}", lambda: self.is_alive(id))
+
     def expiries(self) -> dict[str, datetime]:
         """The sandboxes with a lifetime, and when it is over."""
-        found = ((id, self.expiry(id)) for id in self._entries("expiries"))
+        found = ((id, self.expires_at(id)) for id in self._entries("expiries"))
         return {id: moment for id, moment in found if moment is not None}
 
     def has_expired(self, id: str) -> bool:
-        moment = self.expiry(id)
-        return moment is not None and moment <= now()
+        """Whether the lifetime of a sandbox is over, and it is to be destroyed."""
+        return self._is_over(id, sleeps=False)
+
+    def is_due_to_sleep(self, id: str) -> bool:
+        """Whether the lifetime of a sandbox is over, and it is to be put to sleep."""
+        return self._is_over(id, sleeps=True)
+
+    def _is_over(self, id: str, *, sleeps: bool) -> bool:
+        expiry = self.expiry(id)
+        return expiry is not None and expiry.sleeps == sleeps and self._end_ms(id, expiry) <= now_ms()
 
     def expired(self) -> list[str]:
-        """Ids of sandboxes whose lifetime is over."""
-        moments = self.expiries()
-        return [id for id, moment in moments.items() if moment <= now()] if moments else []
+        """Ids of sandboxes whose lifetime is over, and that are to be destroyed."""
+        return [id for id in self._entries("expiries") if self.has_expired(id)]
+
+    def due_to_sleep(self) -> list[str]:
+        """Ids of sandboxes whose lifetime is over, and that are to be put to sleep."""
+        return [id for id in self._entries("expiries") if self.is_due_to_sleep(id)]
 
     # ---- ranges of user ids ----
 

@@ -36,10 +36,10 @@ MODULES = {
     "agent": ("agent",),
     "mcp": ("mcp",),
     "messages": ("messages",),
-    "serve": ("serve", "config"),
     "python": ("python",),
     "approvals": ("approvals",),
     "trace": ("trace",),
+    "serve": ("serve", "config"),
     "tenants": ("tenants",),
     "keys": ("keys",),
     "doctor": ("doctor", "version", "uninstall"),
@@ -52,9 +52,8 @@ HEADINGS = {
     "network": "Network",
     "images": "Images and storage",
     "agent": "Models",
-    "serve": "Server",
     "python": "Code that calls tools",
-    "tenants": "Server",
+    "serve": "Server",
     "doctor": "This installation",
 }
 """The headings of the help, and the modules that they stand before."""

@@ -17,6 +17,7 @@ from functools import cache
 from types import CoroutineType
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
+from atoll import state_directory
 from atoll.contract.errors import CallerError, InvalidRequest, install_extra
 from atoll.contract.names import check_namespace
 from atoll.surfaces.cli import FAILED, finish, render
@@ -114,10 +115,33 @@ class CommandContext:
         settings = Settings.from_environment()
         return Path(self.state_dir or settings.resolve_state_dir()), self.namespace or settings.namespace
 
+    @property
+    def server(self) -> str | None:
+        """The address of the server whose sandboxes the command works with (ATOLL_URL). None: with those of this
+        machine, as always if there is `--state-dir`."""
+        return None if self.state_dir is not None else state_directory.server_url()
+
+    def require_local(self) -> None:
+        """For a command that is about this machine, or about the state directory itself.
+
+        Raises:
+            InvalidRequest: sandboxes are those of a server.
+        """
+        if (server := self.server) is not None:
+            raise InvalidRequest(
+                f"`{self.command_path}` works on the machine of the sandboxes; ATOLL_URL is {server}: run it there, "
+                "or unset ATOLL_URL"
+            )
+
     def open_engine(
         self, settings: Settings | None = None, *, namespace: str | None = None
     ) -> AbstractAsyncContextManager[Engine]:
-        """An engine over the state directory and the namespace of the options, or over another namespace."""
+        """An engine over the state directory and the namespace of the options, or over another namespace; or that of
+        the server of ATOLL_URL, where a namespace is a tenant."""
+        if self.server is not None:
+            with needing_extra("a server (ATOLL_URL)", "client"):
+                from atoll.client.engine import connect
+            return connect(tenant=namespace or self.namespace, settings=settings)
         from atoll.runtime.engine import open as open_engine
 
         return open_engine(self.state_dir, namespace=namespace or self.namespace, settings=settings)

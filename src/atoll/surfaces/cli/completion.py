@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from atoll import state_directory
 from atoll.contract.errors import CallerError
 from atoll.surfaces.cli.grammar import HELP, Argument, Parameter
 from atoll.surfaces.cli.options import RUNTIMES
@@ -122,6 +123,8 @@ class TypedLine:
             return [(name, "") for name in RUNTIMES]
         if not completes or (completes == "place" and not last):
             return []
+        if "state_dir" not in self._values and state_directory.server_url() is not None:
+            return []  # a server is not asked for each key
         from atoll.runtime.state import known
 
         view = self._view()

@@ -57,6 +57,8 @@ class SandboxOptions(NamedTuple):
     secret_env: Sequence[values.SecretSource] = ()
     labels: Mapping[str, str] = MappingProxyType({})
     ttl_s: float | None = None
+    on_expiry: str | None = None
+    ttl_renewed_by_use: bool = False
     pause_after_s: float | None = None
     from_checkpoint: str | None = None
 
@@ -183,6 +185,17 @@ def sandbox_options(  # noqa: PLR0913 - one for each option
             help="Destroy the sandbox after this time, in use or not: 30m, 8h, 7d.  [default: never]",
         ),
     ] = None,
+    on_expiry: Annotated[
+        str | None,
+        Option(
+            "--on-expiry",
+            metavar="ACTION",
+            help="What happens when --ttl is over: destroy, or sleep until it is used again.  [default: destroy]",
+        ),
+    ] = None,
+    ttl_renewed_by_use: Annotated[
+        bool, Option("--ttl-renewed-by-use", help="Each use begins --ttl anew: it is over when nothing uses it.")
+    ] = False,
     pause_after: Annotated[
         float | None,
         Option(
@@ -223,6 +236,8 @@ def sandbox_options(  # noqa: PLR0913 - one for each option
         secret_env=tuple(map(values.secret_variable, secret_env or [])),
         labels=values.labels(label or []),
         ttl_s=ttl,
+        on_expiry=on_expiry,
+        ttl_renewed_by_use=ttl_renewed_by_use,
         pause_after_s=pause_after,
         from_checkpoint=from_checkpoint,
     )
@@ -289,6 +304,8 @@ def engine_arguments(options: SandboxOptions) -> dict[str, Any]:
         "network": options.network,
         "labels": options.labels,
         "ttl_s": options.ttl_s,
+        "on_expiry": options.on_expiry or "destroy",
+        "ttl_renewed_by_use": options.ttl_renewed_by_use,
         "pause_after_s": options.pause_after_s,
         "mounts": options.mounts,
     }

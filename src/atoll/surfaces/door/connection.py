@@ -438,14 +438,16 @@ class DoorProtocol(HttpToolsProtocol):
     async def _serve_raw(self, handler: RawHandler, client: RawClient) -> None:
         try:
             await handler.serve(client)
+        except OSError:
+            pass  # the connection is lost
         except Exception:  # noqa: BLE001 - a bug that a client triggers must not end the server
             _log.exception("serving a connection failed; this is a bug")
-            client.close()
-        self._raw = None
+        finally:
+            self._raw = None
+            if not client.is_given_back:
+                self.transport.close()
         if client.is_given_back:
             self._proceed()
-        elif not self.transport.is_closing():
-            self.transport.close()
 
     def take_raw(self, size: int) -> bytes:
         """Bytes for the handler."""

@@ -24,7 +24,11 @@ from atoll.surfaces.door.guard import origin_of, split_host
 
 MAX_BODY_BYTES = 16 * 1024 * 1024
 """Of a request whose route does not call `take_any_body`."""
+_LAST_EVENTS_S = 2.0
+"""For clients to take the last event of a stream."""
 _BODY_LIMIT = "body_limit"
+_NO_SNIFFING = (b"x-content-type-options", b"nosniff")
+"""A browser must not take a file of a sandbox for a page."""
 _START = ("http.response.start", "websocket.http.response.start")
 
 
@@ -93,8 +97,10 @@ class HttpDoor:
     async def stop(self) -> None:
         """Begin to end event streams: each gets a last event that says why."""
         self._is_stopping = True
-        for stream in list(self._streams):
-            await stream.close()
+        with anyio.move_on_after(_LAST_EVENTS_S):
+            async with anyio.create_task_group() as tasks:
+                for stream in self._streams:
+                    tasks.start_soon(stream.close)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -184,7 +190,7 @@ class _ClientAnswer:
             self.status = message["status"]
             name = REQUEST_ID_HEADER.lower().encode()
             others = [each for each in message.get("headers", ()) if each[0].lower() != name]
-            message["headers"] = [*others, (name, self.request_id.encode())]
+            message["headers"] = [*others, (name, self.request_id.encode()), _NO_SNIFFING]
             if any(key.lower() == b"content-type" and value[:17] == b"text/event-stream" for key, value in others):
                 self.on_stream()
         elif message["type"] == "websocket.accept":

@@ -112,7 +112,8 @@ class Container:
         running = next(reversed(self.executions.values()), None)
         if running is None:
             raise ToolCallError("NotAllowed", "no code runs now that could call tools")
-        return await running.call(tool.name, arguments, self._call_timeout_s)
+        text: str = await running.call(tool.name, arguments, self._call_timeout_s)
+        return text
 
     async def aclose(self) -> None:
         """End it, with the code that waits in it."""

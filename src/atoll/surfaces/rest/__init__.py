@@ -32,6 +32,8 @@ _MODULES = (
     "volumes",
     "images",
     "tenants",
+    "host",
+    "tunnel",
 )
 """Each has a `router`. An earlier route wins: fixed paths are before those with a name in them. What is called most is
 first: routes are tried one after the other."""

@@ -19,7 +19,7 @@ from atoll.server.policy import check_create, check_image, check_inherited
 from atoll.surfaces.rest.caller import ApiRoute, Caller, Reader, Writer
 from atoll.surfaces.rest.errors import failures
 from atoll.surfaces.rest.idempotent import IdempotencyKey, once
-from atoll.surfaces.rest.pages import After, JsonBody, Limit, Page, RequestBody, answer, page_answer
+from atoll.surfaces.rest.pages import After, JsonBody, Limit, NameField, Page, RequestBody, answer, page_answer
 from atoll.surfaces.rest.sandboxes import SandboxPath, describe, find, find_checkpoint, reserved, shown
 from atoll.tools.sprites import SpriteCheckpoint, sprite_checkpoint
 
@@ -31,7 +31,7 @@ MAX_FORKS = 64
 
 
 class CheckpointCreate(RequestBody):
-    label: str | None = None
+    label: NameField | None = None
     """Unique among the checkpoints of the sandbox. Unset: it is found by its id only."""
     move: bool = False
     """Take the label from the checkpoint that has it."""
@@ -47,7 +47,7 @@ class SandboxRestore(RequestBody):
 class SandboxFork(RequestBody):
     count: int | None = Field(default=None, ge=1, le=MAX_FORKS)
     """Unset: as many as names, or one."""
-    names: list[str] | None = Field(default=None, min_length=1, max_length=MAX_FORKS)
+    names: list[NameField] | None = Field(default=None, min_length=1, max_length=MAX_FORKS)
     """Unset: names that begin with that of the sandbox."""
     checkpoint: str | None = None
     """Its id or label. Unset: the sandbox as it is now."""

@@ -22,6 +22,7 @@ from pydantic_core import to_jsonable_python
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketState
 
@@ -43,6 +44,7 @@ STATUS_BY_CODE: Mapping[str, int] = {
     "rate_limited": 429,
     "idempotency_mismatch": 422,
     "outcome_unknown": 409,
+    "conflict": 409,
     "sandbox_shutdown": 409,
     "not_checkpointable": 409,
     "image_unavailable": 422,
@@ -239,11 +241,22 @@ def install(app: FastAPI, *, check_key: Callable[[HTTPConnection], Any] | None =
                 await check_key(connection)
             except AtollError as refused:
                 error = refused
+        if isinstance(error, HTTPException) and error.status_code == 405:
+            error.headers = {"Allow": ", ".join(_methods(app, connection.scope))}
         return await _send(connection, answer_to(error, request_id(connection.scope)))
 
     for kind in (AtollError, RequestValidationError, WebSocketRequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, handle)  # type: ignore[arg-type] # of both kinds of connections
     app.add_middleware(RequestIds)
+
+
+def _methods(app: FastAPI, scope: Scope) -> list[str]:
+    """The methods of a path. A route knows its own only."""
+    return [
+        method
+        for method in ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
+        if any(route.matches({**scope, "method": method})[0] is Match.FULL for route in app.router.routes)
+    ]
 
 
 async def _send(connection: HTTPConnection, answer: JSONResponse) -> Response | None:

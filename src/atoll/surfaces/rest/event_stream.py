@@ -26,13 +26,19 @@ CHECK_KEY_S = 1.0
 GOODBYE_S = 0.5
 """How long a client may take to read why its stream ends."""
 MEDIA_TYPE = "text/event-stream"
+STREAMED = "x-streamed"
+"""In the OpenAPI document, until `openapi.py` has written what it means."""
 
 
 def streams(data: type) -> dict[int | str, dict[str, Any]]:
     """The `responses` of a route that streams, with what the `data` of its events are."""
     return {
         **failures(),
-        200: {"model": data, "description": "A stream of events. The schema is that of the `data` of each."},
+        200: {
+            "model": data,
+            "description": "A stream of events. The schema is that of the `data` of each.",
+            STREAMED: True,
+        },
     }
 
 

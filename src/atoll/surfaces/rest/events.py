@@ -36,7 +36,7 @@ Types = Annotated[list[EventType] | None, Query(max_length=32, description="Only
 Follow = Annotated[bool, Query(description="False: the stream ends when all events that are kept have been sent.")]
 
 
-@router.get("/events", operation_id="events_stream", response_class=EventStream, responses=streams(SandboxEvent))
+@router.get("/events", operation_id="events_stream", response_class=Response, responses=streams(SandboxEvent))
 async def all_events(
     caller: Reader,
     types: Types = None,
@@ -51,7 +51,7 @@ async def all_events(
 @router.get(
     "/sandboxes/{sandbox}/events",
     operation_id="sandboxes_events",
-    response_class=EventStream,
+    response_class=Response,
     responses={**failures(404), **streams(SandboxEvent)},
 )
 async def events_of_one(

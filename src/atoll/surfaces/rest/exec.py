@@ -44,7 +44,7 @@ MAX_OUTPUT_BYTES = 16 * 1024 * 1024
 MAX_STORED_BYTES = 1024 * 1024
 """The same of an answer that can be asked for again."""
 CLIENT_LEFT = 499
-"""The status, which nobody reads, of a request whose client has left: nginx's."""
+"""The status of a request whose client has left, for the log and the audit: nginx's."""
 _WATCH_AFTER_S = 0.05
 """A client is watched for leaving once its command has run for so long: most have ended by then, and a task for each
 would cost a tenth of what they do."""

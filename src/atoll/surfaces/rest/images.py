@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends, Header, Path
 from fastapi.responses import Response
 from pydantic import Field
 
-from atoll.contract.errors import Forbidden, ImageNotFound, ImageUnavailable, InvalidRequest, QuotaExceeded
+from atoll.contract.errors import Conflict, Forbidden, ImageNotFound, ImageUnavailable, InvalidRequest, QuotaExceeded
 from atoll.contract.frozen import Frozen
 from atoll.contract.model import Limits, RuntimeName, WarmPool
 from atoll.runtime.images.reference import HOST
@@ -20,6 +20,7 @@ from atoll.surfaces.rest.caller import ApiRoute, Caller, Reader, Writer, require
 from atoll.surfaces.rest.errors import failures
 from atoll.surfaces.rest.event_stream import MEDIA_TYPE, EventStream, ServerEvent
 from atoll.surfaces.rest.pages import After, JsonBody, Limit, Page, RequestBody, answer, page_answer
+from atoll.surfaces.rest.sandboxes import effective_limits
 
 router = APIRouter(prefix="/api/v1", route_class=ApiRoute)
 ImageUser = Annotated[Caller, Depends(requires("images"))]
@@ -87,7 +88,7 @@ async def pull(
 
 
 async def _pulling(caller: Caller, reference: str) -> AsyncIterator[ServerEvent]:
-    """Progress at most five times a second, then the image. Whoever stops reading stops the pull."""
+    """Progress at most five times a second, then the image. A client that stops reading stops the pull."""
     latest: PullProgress | None = None
 
     def progress(step: str, done: int, total: int | None) -> None:
@@ -124,9 +125,9 @@ async def remove(
     except ImageUnavailable:
         raise ImageNotFound(reference) from None
     except InvalidRequest as error:
-        if "digest" not in error.details and reference != HOST:
-            raise ImageNotFound(reference) from None  # it is no reference at all
-        raise
+        if "digest" in error.details or reference == HOST:
+            raise Conflict(error.message) from None
+        raise ImageNotFound(reference) from None  # it is no reference at all
     return Response(status_code=204)
 
 
@@ -143,12 +144,11 @@ async def remove(
 async def list_pools(caller: Reader, limit: Limit = 100, after: After = None) -> Response:
     """The warm pools of the tenant."""
     found = await caller.engine.warm_pools()
-    return page_answer(
-        found,
-        lambda pool: f"{pool.image} {pool.runtime} {pool.limits.model_dump_json(exclude_none=True)}",
-        limit,
-        after,
-    )
+    return page_answer(found, _pool_key, limit, after)
+
+
+def _pool_key(pool: WarmPool) -> str:
+    return f"{pool.image} {pool.runtime} {pool.limits.model_dump_json(exclude_none=True)}"
 
 
 @router.put(
@@ -166,7 +166,7 @@ async def set_pool(caller: Writer, body: Annotated[WarmPoolSet, JsonBody()]) -> 
         runtime=body.runtime,
         limits=body.limits or Limits(),
     )
-    wanted = caller.engine.effective_limits(admitted.limits, admitted.runtime)
+    wanted = effective_limits(caller, admitted.limits, admitted.runtime)
     await _check_pool_quota(caller, body.count, wanted, admitted.image)
     caller.note(count=body.count, image=admitted.image)
     pool = await caller.engine.warm(body.count, image=admitted.image, limits=admitted.limits, runtime=admitted.runtime)

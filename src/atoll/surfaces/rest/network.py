@@ -21,7 +21,7 @@ from atoll.surfaces.rest.event_stream import MEDIA_TYPE, EventStream, ServerEven
 from atoll.surfaces.rest.pages import After, JsonBody, Limit, Page, RequestBody, answer, page_answer
 from atoll.surfaces.rest.sandboxes import SandboxPath, describe, find
 
-router = APIRouter(prefix="/api/v1/sandboxes/{sandbox}", tags=["network"], route_class=ApiRoute)
+router = APIRouter(prefix="/api/v1/sandboxes/{sandbox}", route_class=ApiRoute)
 
 
 class SandboxNetwork(RequestBody):
@@ -29,7 +29,13 @@ class SandboxNetwork(RequestBody):
     """Null: no connection leaves the sandbox."""
 
 
-@router.get("/network", operation_id="sandboxes_get_network", response_model=SandboxNetwork, responses=failures(404))
+@router.get(
+    "/network",
+    tags=["network"],
+    operation_id="sandboxes_get_network",
+    response_model=SandboxNetwork,
+    responses=failures(404),
+)
 async def get_network(caller: Reader, sandbox: SandboxPath) -> Response:
     """The policy of a sandbox's egress."""
     return answer({"policy": (await describe(await find(caller, sandbox))).network})
@@ -37,6 +43,7 @@ async def get_network(caller: Reader, sandbox: SandboxPath) -> Response:
 
 @router.put(
     "/network",
+    tags=["network"],
     operation_id="sandboxes_set_network",
     response_model=SandboxNetwork,
     responses=failures(404, 409, 422),
@@ -53,6 +60,7 @@ async def set_network(caller: Writer, sandbox: SandboxPath, body: Annotated[Sand
 
 @router.get(
     "/network/audit",
+    tags=["network"],
     operation_id="sandboxes_network_audit",
     response_model=Page[AuditRecord],
     responses={**failures(404), 200: {"content": {MEDIA_TYPE: {"schema": {"type": "string"}}}}},

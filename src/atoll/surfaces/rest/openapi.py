@@ -13,6 +13,7 @@ from typing import Any
 from fastapi import FastAPI
 
 from atoll.surfaces.rest.errors import REQUEST_ID_HEADER
+from atoll.surfaces.rest.event_stream import MEDIA_TYPE, STREAMED
 
 _SCHEMES = {
     "ApiKey": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
@@ -65,7 +66,13 @@ def _amended(document: dict[str, Any]) -> dict[str, Any]:
         if "requestBody" in operation:
             responses.setdefault("413", {**responses["400"], "description": "The body is too large."})
         operation.setdefault("parameters", []).append({"$ref": "#/components/parameters/Tenant"})
-        for response in responses.values():
+        for status, response in responses.items():
+            if response.pop(STREAMED, False):
+                response["content"] = {MEDIA_TYPE: response["content"]["application/json"]}
+            elif (
+                int(status) >= 400 and MEDIA_TYPE in response["content"]
+            ):  # FastAPI's guess, by the class of the answer
+                response["content"] = {"application/json": response["content"][MEDIA_TYPE]}
             headers = response.setdefault("headers", {})
             headers[REQUEST_ID_HEADER] = {"$ref": f"#/components/headers/{REQUEST_ID_HEADER}"}
     _link(document)

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Generic, TypeVar
 
 from fastapi import Query
 from pydantic import BaseModel, ConfigDict, Field
+from pydantic.config import JsonDict
 from pydantic_core import core_schema, to_json
 from starlette.responses import Response
 
@@ -26,6 +27,20 @@ Limit = Annotated[int, Query(ge=1, le=MAX_PAGE, description="How many items a pa
 _AFTER = "`next` of the page before. Unset: the first page."
 After = Annotated[str | None, Query(max_length=8192, description=_AFTER)]
 AfterNumber = Annotated[str | None, Query(pattern=r"^[0-9]{1,18}$", description=_AFTER)]
+
+
+# Rules that `contract/` checks, with messages of its own, and that the OpenAPI document says too.
+NameField = Annotated[str, Field(json_schema_extra={"pattern": r"^[a-z0-9][a-z0-9_.-]{0,62}$"})]
+TextField = Annotated[str, Field(json_schema_extra={"pattern": r"^[^\x00]*$"})]
+LabelValueField = Annotated[
+    str, Field(json_schema_extra={"pattern": r"^([A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?$"})
+]
+LABEL_KEYS: JsonDict = {
+    "propertyNames": {
+        "pattern": r"^([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$"
+    }
+}
+VARIABLE_KEYS: JsonDict = {"propertyNames": {"pattern": "^[A-Za-z_][A-Za-z0-9_]*$"}}
 
 
 class Page(BaseModel, Generic[T]):
@@ -50,9 +65,20 @@ class JsonBody:
                 return value
             if isinstance(value, bytes):  # of another content type
                 raise ValueError("the body has to be JSON, with the header Content-Type: application/json")  # noqa: TRY004 - becomes an error of validation
-            return source.model_validate_json(json.dumps(value), strict=True)
+            return source.model_validate_json(json.dumps(_integral(value)), strict=True)
 
         return core_schema.no_info_wrap_validator_function(validate, handler(source))
+
+
+def _integral(value: Any) -> Any:
+    """With 5.0 as 5: to JSON they are the same."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, list):
+        return [_integral(each) for each in value]
+    if isinstance(value, dict):
+        return {name: _integral(each) for name, each in value.items()}
+    return value
 
 
 class RequestBody(BaseModel):

@@ -12,14 +12,34 @@ import math
 import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Annotated, Any, Literal, TypeVar
+from datetime import timedelta
+from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Header, Path, Query, Request
 from fastapi.responses import Response
 from pydantic import Field, SecretStr
 
-from atoll.contract.errors import CheckpointNotFound, InvalidRequest, SandboxDied, SandboxExists, SandboxNotFound
-from atoll.contract.model import MAX_TTL_S, Checkpoint, Limits, Mount, RuntimeName, SandboxInfo, Status
+from atoll.contract.errors import (
+    CheckpointNotFound,
+    Conflict,
+    InvalidRequest,
+    RuntimeUnavailable,
+    SandboxDied,
+    SandboxExists,
+    SandboxNotFound,
+)
+from atoll.contract.model import (
+    MAX_LABELS,
+    MAX_TTL_S,
+    RESERVED_LABELS,
+    Checkpoint,
+    Limits,
+    Mount,
+    OnExpiry,
+    RuntimeName,
+    SandboxInfo,
+    Status,
+)
 from atoll.contract.names import is_name
 from atoll.contract.network import NetworkPolicy
 from atoll.contract.secret import Secret
@@ -28,17 +48,27 @@ from atoll.server.policy import check_create, check_inherited, check_limits, che
 from atoll.surfaces.rest.caller import ApiRoute, Caller, Reader, Writer
 from atoll.surfaces.rest.errors import failures
 from atoll.surfaces.rest.idempotent import IdempotencyKey, once
-from atoll.surfaces.rest.pages import After, JsonBody, Limit, Page, RequestBody, answer, page_answer
+from atoll.surfaces.rest.pages import (
+    LABEL_KEYS,
+    VARIABLE_KEYS,
+    After,
+    JsonBody,
+    LabelValueField,
+    Limit,
+    NameField,
+    Page,
+    RequestBody,
+    TextField,
+    answer,
+    page_answer,
+)
 
-RESERVED = "atoll.dev/"
-"""Labels that callers can neither set nor see."""
 REQUEST_LABEL = "atoll.dev/request"
 TUNNEL_HEADER = "Atoll-Tunnel"
 """Sent by `atoll.connect`, whose connection to the sandbox an ephemeral one can be tied to."""
 router = APIRouter(prefix="/api/v1/sandboxes", tags=["sandboxes"], route_class=ApiRoute)
 
 SandboxPath = Annotated[str, Path(description="The name or the id of a sandbox.", max_length=255, examples=["demo"])]
-OnExpiry = Literal["destroy", "sleep"]
 Verb = TypeVar("Verb", bound=Callable[..., Coroutine[Any, Any, Response]])
 
 
@@ -54,22 +84,24 @@ class SecretInput(RequestBody):
 class SandboxRequest(RequestBody):
     """The options of a sandbox. What is left out is the tenant's, or the server's default."""
 
-    name: str | None = Field(default=None, examples=["demo"])
+    name: NameField | None = Field(default=None, examples=["demo"])
     """Unset: the server chooses one."""
     image: str | None = None
     limits: Limits | None = None
-    env: dict[str, str] = Field(default_factory=dict)
-    secrets: dict[str, SecretInput] = Field(default_factory=dict)
+    env: dict[str, TextField] = Field(default_factory=dict, json_schema_extra=VARIABLE_KEYS)
+    secrets: dict[str, SecretInput] = Field(default_factory=dict, json_schema_extra=VARIABLE_KEYS)
     """By the variable that has the placeholder inside. Written only: no answer shows them."""
-    secret_env: dict[str, SecretStr] = Field(default_factory=dict)
+    secret_env: dict[str, SecretStr] = Field(default_factory=dict, json_schema_extra=VARIABLE_KEYS)
     """Variables that it has in clear. Written only."""
-    user: str | None = None
-    cwd: str | None = None
+    user: str | None = Field(default=None, min_length=1, max_length=255)
+    cwd: str | None = Field(default=None, pattern=r"^/[^\x00]*$", max_length=4095)
     runtime: RuntimeName | None = None
     pause_after_s: float | None = Field(default=None, gt=0, le=1_000_000)
     network: NetworkPolicy | None = None
     """Unset: no connection leaves it."""
-    labels: dict[str, str] = Field(default_factory=dict)
+    labels: dict[str, LabelValueField] = Field(
+        default_factory=dict, max_length=MAX_LABELS, json_schema_extra=LABEL_KEYS
+    )
     ttl_s: float | None = Field(default=None, ge=1, le=MAX_TTL_S)
     """Its lifetime. Unset: the tenant's maximum, if there is one, else until it is deleted."""
     on_expiry: OnExpiry = "destroy"
@@ -85,7 +117,9 @@ class SandboxRequest(RequestBody):
 class SandboxUpdate(RequestBody):
     """What is left out stays as it is."""
 
-    labels: dict[str, str | None] = Field(default_factory=dict)
+    labels: dict[str, LabelValueField | None] = Field(
+        default_factory=dict, max_length=MAX_LABELS, json_schema_extra=LABEL_KEYS
+    )
     """Set; null removes one."""
     ttl_s: float | None = Field(default=None, ge=1, le=MAX_TTL_S)
     """Its lifetime from now on. Null: until it is deleted, or the longest that the tenant's policy allows."""
@@ -146,6 +180,18 @@ async def find_checkpoint(caller: Caller, wanted: str) -> Checkpoint:
     return found[0]
 
 
+def effective_limits(caller: Caller, limits: Limits, runtime: RuntimeName | None) -> Limits:
+    """The limits that a sandbox created with these has.
+
+    Raises:
+        RuntimeUnavailable: there is no such runtime here.
+    """
+    try:
+        return caller.engine.effective_limits(limits, runtime)
+    except InvalidRequest as error:  # there is none of this name anywhere
+        raise RuntimeUnavailable(error.message) from None
+
+
 @asynccontextmanager
 async def reserved(caller: Caller, wanted: Mapping[str, Limits]) -> AsyncIterator[None]:
     """Count these sandboxes, by name, as running with these limits while the block runs.
@@ -172,9 +218,9 @@ async def describe(sandbox: Sandbox) -> SandboxInfo:
 
 def shown(info: SandboxInfo) -> SandboxInfo:
     """As an answer shows it: without reserved labels."""
-    if not any(label.startswith(RESERVED) for label in info.labels):
+    if not any(label.startswith(RESERVED_LABELS) for label in info.labels):
         return info
-    labels = {name: value for name, value in info.labels.items() if not name.startswith(RESERVED)}
+    labels = {name: value for name, value in info.labels.items() if not name.startswith(RESERVED_LABELS)}
     return info.model_copy(update={"labels": labels})
 
 
@@ -184,8 +230,10 @@ def check_labels_given(labels: dict[str, str] | dict[str, str | None]) -> None:
         InvalidRequest: one is reserved.
     """
     for label in labels:
-        if label.startswith(RESERVED):
-            raise InvalidRequest(f"the label {label!r} is reserved: labels may not begin with {RESERVED}", label=label)
+        if label.startswith(RESERVED_LABELS):
+            raise InvalidRequest(
+                f"the label {label!r} is reserved: labels may not begin with {RESERVED_LABELS}", label=label
+            )
 
 
 # -------------------------------------------------------------------------------------------------------------- routes
@@ -253,7 +301,7 @@ async def _create(caller: Caller, body: SandboxRequest, name: str | None, label:
             limits=body.limits,
             ttl_s=body.ttl_s,
         )
-        limits = caller.engine.effective_limits(admitted.limits, admitted.runtime)
+        limits = effective_limits(caller, admitted.limits, admitted.runtime)
     else:
         inherited = caller.engine.inherited_spec((await find_checkpoint(caller, body.from_checkpoint)).id)
         admitted = check_inherited(policy, inherited, network=body.network, limits=body.limits, ttl_s=body.ttl_s)
@@ -273,6 +321,8 @@ async def _create(caller: Caller, body: SandboxRequest, name: str | None, label:
             network=admitted.network,
             labels=body.labels if label is None else {**body.labels, REQUEST_LABEL: label},
             ttl_s=admitted.ttl_s,
+            on_expiry=body.on_expiry,
+            ttl_renewed_by_use=body.ttl_renewed_by_use,
             mounts=admitted.mounts if fresh else body.mounts,
             from_checkpoint=body.from_checkpoint,
             ephemeral=body.ephemeral,
@@ -318,7 +368,15 @@ async def update(caller: Writer, sandbox: SandboxPath, body: Annotated[SandboxUp
     if "ttl_s" in body.model_fields_set:
         longest = check_ttl(caller.tenant.policy, body.ttl_s)
         ttl_s = math.inf if longest is None else longest
-    return await changed(caller, found, labels=body.labels, ttl_s=ttl_s, limits=body.limits)
+    return await changed(
+        caller,
+        found,
+        labels=body.labels,
+        ttl_s=ttl_s,
+        on_expiry=body.on_expiry,
+        ttl_renewed_by_use=body.ttl_renewed_by_use,
+        limits=body.limits,
+    )
 
 
 async def changed(
@@ -327,6 +385,8 @@ async def changed(
     *,
     labels: dict[str, str | None] | None = None,
     ttl_s: float | None = None,
+    on_expiry: OnExpiry | None = None,
+    ttl_renewed_by_use: bool | None = None,
     limits: Limits | None = None,
 ) -> Response:
     """Change a sandbox within the tenant's policy and quotas, and answer how it is."""
@@ -337,7 +397,14 @@ async def changed(
             await found.status()
             limits = Limits.model_validate(given)
             await stack.enter_async_context(reserved(caller, {found.name: found.info.limits.model_copy(update=given)}))
-        info = await caller.engine.update(found.name, labels=labels, ttl_s=ttl_s, limits=limits)
+        info = await caller.engine.update(
+            found.name,
+            labels=labels,
+            ttl_s=ttl_s,
+            on_expiry=on_expiry,
+            ttl_renewed_by_use=ttl_renewed_by_use,
+            limits=limits,
+        )
     await caller.server.events.saw(caller.tenant.name, info)
     await caller.server.events.record(caller.tenant.name, "updated", info)
     return answer(shown(info))
@@ -351,10 +418,10 @@ async def delete(
 ) -> Response:
     """End a sandbox and remove all of it. Its checkpoints stay, unless they are to be deleted too."""
     info = await find_listed(caller, sandbox)
-    await caller.engine.destroy(info.id if info.runtime == "unknown" else info.name, checkpoints=checkpoints)
+    had = await caller.engine.destroy(info.id if info.runtime == "unknown" else info.name, checkpoints=checkpoints)
     await caller.server.previews.take_back(caller.tenant.name, info.id)
     await caller.server.events.gone(caller.tenant.name, info.id)
-    return Response(status_code=204)
+    return Response(status_code=204, headers={"Atoll-Sandbox": info.id, "Atoll-Checkpoints": str(had)})
 
 
 # --------------------------------------------------------------------------------------------------------------- verbs
@@ -387,14 +454,26 @@ async def pause(caller: Writer, sandbox: SandboxPath) -> Response:
 async def resume(caller: Writer, sandbox: SandboxPath) -> Response:
     """Resume a paused sandbox. One that sleeps is refused: wake it."""
     found = await find(caller, sandbox)
-    return await _seen(caller, await caller.engine.resume(found.name))
+    try:
+        return await _seen(caller, await caller.engine.resume(found.name))
+    except InvalidRequest as error:
+        raise Conflict(error.message) from None
 
 
 @_verb("sleep")
-async def sleep(caller: Writer, sandbox: SandboxPath) -> Response:
+async def sleep(
+    caller: Writer,
+    sandbox: SandboxPath,
+    unused_for_s: Annotated[
+        float | None, Query(ge=0, le=1e9, description="Only if it has not been used for so long.")
+    ] = None,
+) -> Response:
     """Put it to sleep on disk, until it is next used."""
     found = await find(caller, sandbox)
-    await caller.engine.sleep(found.name)
+    if unused_for_s is None:
+        await caller.engine.sleep(found.name)
+    else:
+        await caller.engine.sleep_unused(found.name, timedelta(seconds=unused_for_s))
     return await _seen(caller, found)
 
 

@@ -13,7 +13,7 @@ from fastapi import APIRouter, Depends, Path, Query, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, Field
 
-from atoll.contract.errors import Forbidden, InvalidRequest, KeyNotFound
+from atoll.contract.errors import Conflict, Forbidden, InvalidRequest, KeyNotFound
 from atoll.contract.frozen import Frozen, pydantic_model
 from atoll.server.audit import AuditEvent
 from atoll.server.keys import MEMBER_SCOPES, SCOPES, TENANT_ADMIN_SCOPES, ApiKey, KeyRole, KeyScope
@@ -47,7 +47,7 @@ QuotasBody = pydantic_model(Quotas)
 
 
 class TenantCreate(RequestBody):
-    name: str = Field(examples=["acme"])
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]{0,31}$", examples=["acme"])
     policy: PolicyBody | None = None  # type: ignore[valid-type]
     """What it may ask for. Unset: the image `host`, no mounts, no network."""
     quotas: QuotasBody | None = None  # type: ignore[valid-type]
@@ -63,7 +63,7 @@ class TenantUpdate(RequestBody):
 
 
 class KeyCreate(RequestBody):
-    name: str = Field(min_length=1, max_length=100, examples=["ci"])
+    name: str = Field(pattern=r"^[^\x00-\x1f\x7f]{1,100}$", examples=["ci"])
     role: KeyRole = "member"
     scopes: list[KeyScope] | None = Field(default=None, max_length=32)
     """Unset: all that the role has."""
@@ -168,7 +168,10 @@ async def delete_tenant(
     ] = False,
 ) -> Response:
     """Delete a tenant, its keys and what belongs to it."""
-    await caller.server.delete_tenant(tenant, destroy=destroy)
+    try:
+        await caller.server.delete_tenant(tenant, destroy=destroy)
+    except InvalidRequest as error:
+        raise Conflict(error.message) from None
     return Response(status_code=204)
 
 

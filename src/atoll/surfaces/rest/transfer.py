@@ -27,19 +27,21 @@ from starlette.types import Receive, Scope, Send
 from atoll.contract.errors import Forbidden, InvalidRequest
 from atoll.contract.model import Limits, RuntimeName, SandboxInfo
 from atoll.server.policy import check_image, check_limits, check_runtime
+from atoll.server.server import TRANSFER_PREFIX
+from atoll.surfaces.door.middleware import take_any_body
 from atoll.surfaces.rest.caller import ApiRoute, Caller, Reader, Writer
 from atoll.surfaces.rest.errors import failures
-from atoll.surfaces.rest.pages import answer
-from atoll.surfaces.rest.sandboxes import SandboxPath, describe, find, reserved
+from atoll.surfaces.rest.pages import NameField, answer
+from atoll.surfaces.rest.sandboxes import SandboxPath, describe, effective_limits, find, reserved
 
 router = APIRouter(prefix="/api/v1/sandboxes", tags=["archives"], route_class=ApiRoute)
 T = TypeVar("T")
 STALL_S = 30.0
-TRANSFER_PREFIX = "transfer-"
 _CHUNK_BYTES = 256 * 1024
 _PIPE_BYTES = 1024 * 1024
 ARCHIVE_TYPE = "application/zstd"
-BinaryBody: dict[str, Any] = {"type": "string", "format": "binary"}
+BINARY: dict[str, Any] = {"schema": {"type": "string", "format": "binary"}}
+BINARY_BODY: dict[str, Any] = {"requestBody": {"required": True, "content": {"application/octet-stream": BINARY}}}
 
 
 # --- to a client
@@ -59,7 +61,7 @@ class PipedResponse(Response):
         del self.headers["content-length"]
 
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
-        reading, writing = _pipe()
+        reading, writing = open_pipe()
         failed: Exception | None = None
 
         async def write() -> None:
@@ -82,7 +84,7 @@ class PipedResponse(Response):
                 tasks.start_soon(write)
                 tasks.start_soon(watch, tasks.cancel_scope)
                 begun = False
-                while data := await _read(reading):
+                while data := await read_pipe(reading):
                     with anyio.fail_after(STALL_S):
                         if not begun:
                             begun = True
@@ -128,7 +130,7 @@ async def received(caller: Caller, request: Request) -> AsyncIterator[str]:
 
 async def _give_body(request: Request, read: Callable[[BinaryIO], Awaitable[T]]) -> T:
     """What `read` makes of a file with the body, as it comes."""
-    reading, writing = _pipe()
+    reading, writing = open_pipe()
     os.set_blocking(reading, True)  # a program reads it
     failed: Exception | None = None
     made: list[T] = []
@@ -165,6 +167,7 @@ async def _body(request: Request) -> AsyncIterator[bytes]:
         InvalidRequest: the client has gone before it was complete.
         HTTPException: 408, the client has sent nothing for too long.
     """
+    take_any_body(request.scope)
     pieces = request.stream()
     while True:
         try:
@@ -180,7 +183,8 @@ async def _body(request: Request) -> AsyncIterator[bytes]:
             yield data
 
 
-def _pipe() -> tuple[int, int]:
+def open_pipe() -> tuple[int, int]:
+    """A pipe whose reading end does not block."""
     reading, writing = os.pipe()
     with suppress(OSError):  # the system's limit may be lower
         fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
@@ -188,7 +192,8 @@ def _pipe() -> tuple[int, int]:
     return reading, writing
 
 
-async def _read(fd: int) -> bytes:
+async def read_pipe(fd: int) -> bytes:
+    """The next bytes of a pipe. Empty: its writers are gone."""
     while True:
         try:
             return os.read(fd, _CHUNK_BYTES)
@@ -213,7 +218,7 @@ async def _write_all(fd: int, data: bytes) -> None:
     "/{sandbox}/export",
     operation_id="sandboxes_export",
     response_class=Response,
-    responses={**failures(404, 409, 422), 200: {"content": {ARCHIVE_TYPE: {"schema": BinaryBody}}}},
+    responses={**failures(404, 409, 422), 200: {"content": {ARCHIVE_TYPE: BINARY}}},
 )
 async def export(
     caller: Reader,
@@ -235,12 +240,12 @@ async def export(
     operation_id="sandboxes_import",
     response_model=SandboxInfo,
     responses=failures(404, 409, 413, 422, 507),
-    openapi_extra={"requestBody": {"required": True, "content": {ARCHIVE_TYPE: {"schema": BinaryBody}}}},
+    openapi_extra=BINARY_BODY,
 )
 async def import_sandbox(
     request: Request,
     caller: Writer,
-    name: Annotated[str | None, Query(max_length=63, description="Unset: the name in the file.")] = None,
+    name: Annotated[NameField | None, Query(description="Unset: the name in the file.")] = None,
     image: Annotated[str | None, Query(max_length=4096, description="Unset: the one with the file's digest.")] = None,
     runtime: Annotated[RuntimeName | None, Query()] = None,
     memory_bytes: Annotated[int | None, Query(ge=8 * 1024 * 1024, le=2**62)] = None,
@@ -248,6 +253,7 @@ async def import_sandbox(
     pids: Annotated[int | None, Query(ge=4, le=4_000_000)] = None,
     open_files: Annotated[int | None, Query(ge=16, le=1_048_576)] = None,
     disk_bytes: Annotated[int | None, Query(ge=16 * 1024 * 1024, le=2**62)] = None,
+    limit_bytes: Annotated[int | None, Query(ge=0, le=2**62, description="The most that it may be unpacked.")] = None,
 ) -> Response:
     """Create a sandbox from a file that export wrote. Nothing in it is trusted."""
     policy = caller.tenant.policy
@@ -256,11 +262,13 @@ async def import_sandbox(
     given = Limits(memory_bytes=memory_bytes, cpus=cpus, pids=pids, open_files=open_files, disk_bytes=disk_bytes)
     limits, chosen = check_limits(policy, given), check_runtime(policy, runtime)
     wanted = None if limits == Limits() else limits
-    counted = {name or f"import-{os.urandom(4).hex()}": caller.engine.effective_limits(limits, chosen)}
+    counted = {name or f"import-{os.urandom(4).hex()}": effective_limits(caller, limits, chosen)}
     async with reserved(caller, counted):
         made = await _give_body(
             request,
-            lambda source: caller.engine.import_(source, name, image=image, limits=wanted, runtime=chosen),
+            lambda source: caller.engine.import_(
+                source, name, image=image, limits=wanted, runtime=chosen, limit_bytes=limit_bytes
+            ),
         )
     try:
         check_image(policy, made.info.image)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Query
 from fastapi.responses import Response
 
 from atoll.contract.frozen import Frozen
@@ -45,9 +45,13 @@ async def set_limits(caller: Writer, sandbox: SandboxPath, body: Annotated[Sandb
 
 
 @router.get("/stats", operation_id="sandboxes_stats", response_model=Usage, responses=failures(404))
-async def stats(caller: Reader, sandbox: SandboxPath) -> Response:
+async def stats(
+    caller: Reader,
+    sandbox: SandboxPath,
+    disk: Annotated[bool, Query(description="Whether its files are counted, one by one. Without, that is 0.")] = True,
+) -> Response:
     """What it uses now."""
-    return answer(await (await find(caller, sandbox)).stat())
+    return answer(await (await find(caller, sandbox)).stat(disk=disk))
 
 
 @router.get(

@@ -12,15 +12,15 @@ from fastapi import APIRouter, Depends, Path, Query, Request
 from fastapi.responses import Response
 from pydantic import Field
 
-from atoll.contract.errors import InvalidRequest, QuotaExceeded, VolumeExists, VolumeNotFound
+from atoll.contract.errors import Conflict, InvalidRequest, QuotaExceeded, VolumeExists, VolumeNotFound
 from atoll.contract.model import Volume
 from atoll.contract.names import is_name
 from atoll.runtime.state.volumes import MIN_SIZE_BYTES
 from atoll.surfaces.rest.caller import ApiRoute, Caller, requires
 from atoll.surfaces.rest.errors import failures
 from atoll.surfaces.rest.idempotent import IdempotencyKey, once
-from atoll.surfaces.rest.pages import After, JsonBody, Limit, Page, RequestBody, answer, page_answer
-from atoll.surfaces.rest.transfer import BinaryBody, received, sent_file
+from atoll.surfaces.rest.pages import After, JsonBody, Limit, NameField, Page, RequestBody, answer, page_answer
+from atoll.surfaces.rest.transfer import BINARY, BINARY_BODY, received, sent_file
 
 router = APIRouter(prefix="/api/v1/volumes", tags=["volumes"], route_class=ApiRoute)
 VolumeUser = Annotated[Caller, Depends(requires("volumes"))]
@@ -32,7 +32,7 @@ _creating: defaultdict[str, anyio.Lock] = defaultdict(anyio.Lock)
 
 
 class VolumeCreate(RequestBody):
-    name: str = Field(examples=["cache"])
+    name: NameField = Field(examples=["cache"])
     size_bytes: int | None = Field(default=None, ge=MIN_SIZE_BYTES, le=2**62)
     """What may be written to it. Unset: no limit but the free space; a tenant with a quota of disk has to set it."""
 
@@ -104,7 +104,10 @@ async def get(caller: VolumeUser, volume: VolumePath) -> Response:
 async def delete(caller: VolumeUser, volume: VolumePath) -> Response:
     """Remove a volume and its files. One that sandboxes mount is refused."""
     await _find(caller, volume)
-    await caller.engine.volumes.remove(volume)
+    try:
+        await caller.engine.volumes.remove(volume)
+    except InvalidRequest as error:
+        raise Conflict(error.message) from None
     return Response(status_code=204)
 
 
@@ -112,10 +115,7 @@ async def delete(caller: VolumeUser, volume: VolumePath) -> Response:
     "/{volume}/export",
     operation_id="volumes_export",
     response_class=Response,
-    responses={
-        **failures(404),
-        200: {"content": {"application/x-tar": {"schema": {"type": "string", "format": "binary"}}}},
-    },
+    responses={**failures(404), 200: {"content": {"application/x-tar": BINARY}}},
 )
 async def export(caller: VolumeUser, volume: VolumePath) -> Response:
     """The files of a volume, as a tar."""
@@ -131,10 +131,13 @@ async def export(caller: VolumeUser, volume: VolumePath) -> Response:
     operation_id="volumes_import",
     response_model=Volume,
     responses=failures(409, 413, 422, 507),
-    openapi_extra={"requestBody": {"required": True, "content": {"application/x-tar": {"schema": BinaryBody}}}},
+    openapi_extra=BINARY_BODY,
 )
 async def import_volume(
-    request: Request, caller: VolumeUser, volume: VolumePath, size_bytes: VolumeSize = None
+    request: Request,
+    caller: VolumeUser,
+    volume: Annotated[NameField, Path(description="The name of the new volume.")],
+    size_bytes: VolumeSize = None,
 ) -> Response:
     """Create a volume with the files of a tar. When it fails, there is no volume."""
     async with received(caller, request) as path, _within_quota(caller, size_bytes):

@@ -54,10 +54,9 @@ class ServerMetrics:
     async def text(self) -> bytes:
         """The metrics now. Sandboxes are counted when they are asked for: what is on disk is the truth."""
         self._sandboxes.clear()
-        for tenant in await self._server.tenants.list():
-            engine = await self._server.engines.get(tenant.name)
-            for status, count in Tally(info.status for info in await engine.list()).items():
-                self._sandboxes.labels(tenant.name, status).set(count)
+        for tenant, infos in (await self._server.list_sandboxes()).items():
+            for status, count in Tally(info.status for info in infos).items():
+                self._sandboxes.labels(tenant, status).set(count)
         return generate_latest(self._registry)
 
 

@@ -19,6 +19,7 @@ import anyio
 
 from atoll.contract.errors import AtollError, InvalidRequest
 from atoll.drivers import locks
+from atoll.runtime.state.store import StateStore
 from atoll.server.previews import PreviewAddress
 from atoll.server.server import Server
 from atoll.surfaces.door import listen
@@ -117,7 +118,8 @@ async def _only_server(state_dir: Path) -> AsyncIterator[None]:
     """
     path = state_dir / "server" / "serving"
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        StateStore(state_dir)  # makes it, for this user alone
+        path.parent.mkdir(mode=0o700, exist_ok=True)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise InvalidRequest(
@@ -147,16 +149,20 @@ def _for_clients(url: str) -> str:
 
 async def _serve_egress(server: Server) -> None:
     """Connect to running sandboxes that have a network policy: one of the connected processes serves their egress."""
-    for tenant in await server.tenants.list():
-        engine = await server.engines.get(tenant.name)
-        for info in await engine.list():
-            if info.status not in ("running", "paused") or info.network is None:
+    try:
+        found = await server.list_sandboxes()
+    except AtollError as error:
+        _log.warning("the egress of sandboxes is not served until they are used: %s", error.message)
+        return
+    for tenant, infos in found.items():
+        for info in infos:
+            if info.status != "running" or info.network is None:
                 continue
             try:
-                sandbox = await engine.get(info.name)
+                sandbox = await (await server.engines.get(tenant)).get(info.name)
                 await sandbox.connect()
             except AtollError as error:
-                _log.warning("the sandbox %s could not be taken up: %s", info.name, error.message)
+                _log.warning("the egress of the sandbox %s is not served: %s", info.name, error.message)
 
 
 def _raise_descriptor_limit(connections: int) -> None:

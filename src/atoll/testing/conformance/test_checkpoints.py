@@ -169,6 +169,7 @@ async def test_a_running_sandbox_is_copied_if_it_can_be_frozen_or_nothing_runs_i
     await clean(engine)
 
 
+@pytest.mark.local("changes a number in the process that merges layers")
 async def test_many_checkpoints_share_their_layers(
     engine: Engine, runtime_name: RuntimeName, as_root: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

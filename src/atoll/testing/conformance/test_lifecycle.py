@@ -628,6 +628,7 @@ async def test_a_sandbox_may_name_its_runtime(engine: Engine, runtime_name: Runt
 
 
 @pytest.mark.core
+@pytest.mark.local("the server's machine is not shown to clients")
 async def test_doctor_names_a_fix_for_everything_that_is_missing(engine: Engine, runtime_name: RuntimeName) -> None:
     findings = {finding.topic: finding for finding in engine.doctor()}
     if runtime_name in registry.BUILT_IN:

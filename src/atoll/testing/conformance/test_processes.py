@@ -480,9 +480,10 @@ async def test_output_of_a_background_child_after_the_exit_reaches_attached_clie
 
 @pytest.mark.core
 async def test_a_kept_process_survives_a_broken_connection_and_goes_on_at_its_offset(engine: Engine) -> None:
-    with connections_made() as made:
-        sandbox = await engine.create()
-    async with sandbox:
+    async with await engine.create() as sandbox:
+        with connections_made() as made:
+            await sandbox.aclose()
+            await sandbox.connect()
         [connection] = made
         process = await sandbox.spawn(COUNT_ON_REQUEST, stdin=True)
         assert process.stdin is not None
@@ -516,9 +517,10 @@ async def test_a_sandbox_that_was_disconnected_from_connects_again_when_it_is_us
 
 
 async def test_a_command_under_way_when_the_connection_breaks_raises_and_dies(engine: Engine) -> None:
-    with connections_made() as made:
-        sandbox = await engine.create()
-    async with sandbox:
+    async with await engine.create() as sandbox:
+        with connections_made() as made:
+            await sandbox.aclose()
+            await sandbox.connect()
         async with anyio.create_task_group() as group:
 
             async def one() -> None:

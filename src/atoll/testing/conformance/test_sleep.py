@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from datetime import timedelta
+from functools import partial
 
 import anyio
 import pytest
@@ -24,7 +25,9 @@ from atoll import (
     Unenforceable,
 )
 from atoll.contract.model import RuntimeName
+from atoll.drivers import registry
 from atoll.runtime.lifecycle import lifecycle
+from atoll.runtime.state.store import now
 from atoll.testing.inside import client, running, until_running
 from atoll.testing.waiting import BOUND_S, eventually
 
@@ -458,3 +461,62 @@ async def test_a_paused_sandbox_can_be_put_to_sleep_and_destroyed(
     await sandbox.wake()
     await sandbox.pause()
     await sandbox.destroy()
+
+
+# ---- at the end of a lifetime ----
+
+
+@pytest.mark.runtimes("crun", "runsc", "bwrap")
+async def test_a_sandbox_sleeps_when_its_lifetime_is_over_and_lives_as_long_again(
+    engine: Engine, capabilities: Capabilities
+) -> None:
+    async with engine.create(ttl_s=600, on_expiry="sleep") as sandbox:
+        assert (sandbox.info.ttl_s, sandbox.info.on_expiry, sandbox.info.ttl_renewed_by_use) == (600, "sleep", False)
+        await sandbox.spawn("echo here > note; exec sleep 1000", keep=True)
+        await eventually(partial(sandbox.files.exists, "note"), "it runs")
+        await sandbox.update(ttl_s=1)
+        with pytest.raises(SandboxDied, match=r"lifetime|put to sleep"):
+            await sandbox.exec("sleep 1000")
+        with anyio.fail_after(BOUND_S):
+            while await sandbox.status() != "sleeping":
+                await anyio.sleep(0.01)
+        assert [info.expires_at for info in await engine.list() if info.id == sandbox.id] == [None]
+        await eventually(lambda: not (engine.state_dir / "expiries" / sandbox.id).is_symlink(), "it has no end")
+        await engine.update(sandbox.name, ttl_s=600)  # as it sleeps: nothing ends, and the next lifetime is longer
+        assert (await sandbox.exec("cat note")).stdout == "here\n"
+        await sandbox.status()
+        assert sandbox.info.expires_at is not None
+        assert 590 < (sandbox.info.expires_at - now()).total_seconds() <= 600
+        assert await _runs_on(sandbox) == capabilities.memory_checkpoint
+
+
+async def _runs_on(sandbox: Sandbox) -> bool:
+    """Whether a command runs in it, though it slept."""
+    return any(each.live for each in await sandbox.processes())
+
+
+@pytest.mark.runtimes("crun", "runsc", "bwrap")
+async def test_a_sandbox_is_due_to_sleep_without_any_process_of_the_host(
+    engine: Engine, runtime_name: RuntimeName, capabilities: Capabilities
+) -> None:
+    body = """
+box = await engine.create('alone', ttl_s=1.5, on_expiry='sleep')
+await box.spawn('exec sleep 1000', keep=True)
+say(box.id)
+"""
+    driver = registry.available(engine.state_dir)[runtime_name]
+    async with client(engine.state_dir, runtime_name, body) as other:
+        id = await other.line()
+        await other.succeeds()
+    directory = engine.state_dir / "sandboxes" / id
+    saves = capabilities.memory_checkpoint
+    await eventually(lambda: driver.is_frozen(f"{id}.1") if saves else (directory / "ended").read_text(), "its end")
+    alone = await engine.get("alone")
+    try:
+        assert await alone.status() in ("paused" if saves else "sleeping", "sleeping")
+        assert await _runs_on(alone) == saves
+        await alone.status()
+        assert alone.info.expires_at is not None
+        assert alone.info.expires_at > now()
+    finally:
+        await alone.destroy()

@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 import os
 import signal
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
+import anyio
 import pytest
 
 from atoll import (
@@ -23,7 +26,7 @@ from atoll import (
 )
 from atoll.contract.model import RuntimeName
 from atoll.drivers import registry
-from atoll.runtime.state.store import now
+from atoll.runtime.state.store import StateStore, now
 from atoll.testing.inside import client
 from atoll.testing.waiting import eventually
 
@@ -174,6 +177,57 @@ async def test_a_lifetime_that_is_not_allowed_is_refused(engine: Engine, shared:
     assert shared.info.expires_at is None
 
 
+@pytest.mark.runtimes("crun")
+async def test_use_renews_a_lifetime_and_without_use_it_ends(engine: Engine) -> None:
+    sandbox = await engine.create(ttl_s=1, ttl_renewed_by_use=True)
+    began = now()
+    assert (await sandbox.exec("sleep 2.3")).ok  # it does not end while it is used
+    entry = os.readlink(engine.state_dir / "expiries" / sandbox.id)
+    while (now() - began).total_seconds() < 4:
+        assert (await sandbox.exec("true")).ok
+        await anyio.sleep(0.3)
+    assert os.readlink(engine.state_dir / "expiries" / sandbox.id) == entry, "nothing is written for a use"
+    await sandbox.status()
+    assert sandbox.info.expires_at is not None
+    assert now() < sandbox.info.expires_at <= now() + timedelta(seconds=2)
+    await eventually(lambda: not (engine.state_dir / "sandboxes" / sandbox.id).exists(), "it is removed")
+    assert (now() - sandbox.info.expires_at).total_seconds() > -1
+
+
+@pytest.mark.runtimes("crun")
+async def test_what_happens_at_the_end_is_changed_without_changing_the_end(engine: Engine, sandbox: Sandbox) -> None:
+    limited = await sandbox.update(ttl_s=3600)
+    changed = await sandbox.update(on_expiry="sleep")
+    assert (changed.on_expiry, changed.expires_at) == ("sleep", limited.expires_at)
+    renewed = await sandbox.update(ttl_renewed_by_use=True)
+    assert renewed.expires_at is not None
+    assert limited.expires_at is not None
+    assert renewed.expires_at - limited.expires_at < timedelta(seconds=30)
+    [fork] = await sandbox.fork()
+    async with fork:
+        assert (fork.info.on_expiry, fork.info.ttl_renewed_by_use) == ("sleep", True)
+    saved = await sandbox.checkpoint()
+    async with engine.create(from_checkpoint=saved.id, ttl_s=60) as made:
+        assert (made.info.ttl_s, made.info.on_expiry, made.info.ttl_renewed_by_use) == (60, "destroy", False)
+    await engine.delete_checkpoint(saved.id)
+    assert (await sandbox.update(on_expiry="destroy", ttl_s=math.inf)).expires_at is None
+
+
+@pytest.mark.runtimes("crun")
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"on_expiry": "sleep"}, "give ttl_s, too"),
+        ({"ttl_renewed_by_use": True}, "give ttl_s, too"),
+        ({"ttl_s": 60, "on_expiry": "explode"}, "it must be 'destroy' or 'sleep'"),
+        ({"ttl_s": 60, "on_expiry": "sleep", "ephemeral": True}, "an ephemeral sandbox cannot sleep"),
+    ],
+)
+async def test_an_end_that_cannot_be_is_refused(engine: Engine, options: dict[str, Any], told: str) -> None:
+    with pytest.raises(InvalidRequest, match=told):
+        await engine.create(**options)
+
+
 @pytest.mark.usefixtures("can_freeze", "as_root")
 @pytest.mark.runtimes("crun")
 async def test_a_guest_that_does_not_end_with_its_lifetime_is_frozen_and_removed(engine: Engine) -> None:
@@ -182,7 +236,8 @@ async def test_a_guest_that_does_not_end_with_its_lifetime_is_frozen_and_removed
     driver = registry.available(engine.state_dir)["crun"]
     await sandbox.update(ttl_s=1)
     os.kill(sandbox.info.pid, signal.SIGSTOP)  # as a hostile guest: it obeys no frame
-    await eventually(lambda: driver.is_frozen(f"{sandbox.id}.1"), "its keeper freezes it")
+    async with StateStore(engine.state_dir).working(sandbox.id):  # until then it is not removed
+        await eventually(lambda: driver.is_frozen(f"{sandbox.id}.1"), "its keeper freezes it")
     assert sandbox.name not in await names(engine)
     directory = engine.state_dir / "sandboxes" / sandbox.id
     await eventually(lambda: not directory.exists(), "it is removed")

@@ -41,6 +41,7 @@ def doctor(
     With --fix it shows the commands that install what Atoll uses of the distribution (Debian, Ubuntu), and runs them if
     you agree. It needs root or sudo. The exit status is 1 if no runtime works.
     """
+    context.require_local()
     if yes and not fix:
         raise InvalidRequest("--yes is for --fix")
     if fix:
@@ -101,6 +102,7 @@ def uninstall(
     """
     from atoll.settings import Settings
 
+    context.require_local()
     settings = Settings.from_environment()
     given = context.state_dir
     state_dir = (settings.resolve_state_dir() if given is None else Path(given)).absolute()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from atoll.contract.errors import AtollError, InvalidRequest, SandboxNotFound
 from atoll.surfaces.cli import FAILED, render, values
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from atoll.contract.model import SandboxInfo, Usage
 
 commands = CommandModule()
+_SHOWN_WITH_USAGE = ("limits", "labels", "expires_at", "ttl_s", "on_expiry", "ttl_renewed_by_use", "mounts")
 
 
 class _CreateCommand(AtollCommand):
@@ -53,6 +54,13 @@ def update(
         float | None,
         Option("--ttl", metavar="TIME", parser=values.lifetime, help="Its lifetime from now on: 8h; none: no end."),
     ] = None,
+    on_expiry: Annotated[
+        str | None, Option("--on-expiry", metavar="ACTION", help="What happens when it is over: destroy or sleep.")
+    ] = None,
+    renewed: Annotated[
+        bool | None,
+        Option("--ttl-renewed-by-use/--no-ttl-renewed-by-use", help="Whether each use begins its lifetime anew."),
+    ] = None,
     remove_label: Annotated[
         list[str] | None, Option("--remove-label", metavar="K", help="Remove this label. Repeatable.")
     ] = None,
@@ -65,20 +73,27 @@ def update(
     \b
     atoll update box --memory 4g --cpus 2
     atoll update box --label team=search --ttl 8h
+    atoll update box --ttl 20m --on-expiry sleep --ttl-renewed-by-use
     """
     options = context.sandbox_options()
     labels = {**options.labels, **dict.fromkeys(remove_label or [])}
-    if ttl is None and not labels and not any(name in context.resources for name in LIMITS):
+    lifetime = {"ttl_s": ttl, "on_expiry": on_expiry, "ttl_renewed_by_use": renewed}
+    lifetime = {name: value for name, value in lifetime.items() if value is not None}
+    if not lifetime and not labels and not any(name in context.resources for name in LIMITS):
         raise InvalidRequest("nothing to change is given; give a limit, --label, --remove-label or --ttl")
-    return _update(context, name, options, labels, ttl)
+    return _update(context, name, options, labels, lifetime)
 
 
 async def _update(
-    context: CommandContext, name: str, options: SandboxOptions, labels: Mapping[str, str | None], ttl_s: float | None
+    context: CommandContext,
+    name: str,
+    options: SandboxOptions,
+    labels: Mapping[str, str | None],
+    lifetime: Mapping[str, Any],
 ) -> int:
     wanted = limits(options)
     async with context.open_engine() as engine:
-        info = await engine.update(name, labels=labels, ttl_s=ttl_s, limits=wanted)
+        info = await engine.update(name, labels=labels, limits=wanted, **lifetime)
     return context.answer(info.model_dump(mode="json"), f"{name} is updated")
 
 
@@ -126,6 +141,7 @@ async def ls(
 def _all_namespaces(context: CommandContext) -> list[str]:
     from atoll.runtime.state import known
 
+    context.require_local()
     return known.namespaces(context.resolved_place()[0])
 
 
@@ -159,7 +175,7 @@ async def stat(context: CommandContext, name: NameArgument) -> int:
         usage = await sandbox.stat()
         info = sandbox.info
     if context.as_json:
-        shown = info.model_dump(mode="json", include={"limits", "labels", "expires_at", "mounts"})
+        shown = info.model_dump(mode="json", include={*_SHOWN_WITH_USAGE})
         render.emit_json({"name": name, **usage.model_dump(mode="json"), **shown})
     else:
         render.facts(_usage_facts(info, usage))
@@ -266,7 +282,9 @@ def _used(info: SandboxInfo) -> str:
 
 
 def _expires(info: SandboxInfo) -> str:
-    return render.until(info.expires_at) if info.expires_at else ""
+    if info.expires_at is None:
+        return ""
+    return render.until(info.expires_at) + (", sleeps" if info.on_expiry == "sleep" else "")
 
 
 def _labels(info: SandboxInfo) -> str:
