@@ -11,13 +11,15 @@ from __future__ import annotations
 import random
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
 import httpx2
 
+import atoll
 from tests.chaos.model import Broken
 
 BOUND_S = 60.0
@@ -38,6 +40,7 @@ WEIGHTS = {
     "delete": 1,
 }
 LOG, FILE = "/home/user/log", "/home/user/file"
+T = TypeVar("T")
 STATUSES = {"sleep": "sleeping", "pause": "paused", "wake": "running"}
 
 
@@ -196,6 +199,91 @@ class RestHands(Hands):
     async def list(self) -> dict[str, dict[str, Any]]:
         found = (await self.ask("GET", "sandboxes", params={"limit": 1000})).json()["items"]
         return {each["name"]: each for each in found}
+
+
+class ConnectHands(Hands):
+    """Through `atoll.connect`, whose requests are repeated for a while by themselves."""
+
+    def __init__(self, engine: atoll.Engine) -> None:
+        self._engine = engine
+
+    async def _again(self, do: Callable[[], Awaitable[T]]) -> T:
+        """For what may be done twice, until it is done."""
+        with anyio.fail_after(BOUND_S):
+            while True:
+                try:
+                    return await do()
+                except ConnectionError:  # the server is away
+                    await anyio.sleep(0.02)
+
+    async def create(self, name: str | None, owner: str) -> tuple[str, str]:
+        async def make() -> atoll.Sandbox:
+            try:
+                return await self._engine.create(name, labels={"owner": owner})
+            except atoll.SandboxExists:
+                return await self._engine.get(name or "")
+
+        name = name or f"{owner}-{random.getrandbits(40):x}"
+        made = await self._again(make)
+        return made.name, made.id
+
+    async def _sandbox(self, name: str) -> atoll.Sandbox:
+        return await self._again(lambda: self._engine.get(name))
+
+    async def append(self, name: str, line: str) -> None:
+        sandbox = await self._sandbox(name)
+        try:
+            done = await sandbox.exec(f"echo {line} >> {LOG}")
+        except ConnectionError:
+            raise OutcomeHidden from None
+        if done.exit_code != 0:
+            raise Broken(f"echo in {name}: {done}")
+
+    async def write(self, name: str, text: str) -> None:
+        sandbox = await self._sandbox(name)
+        await self._again(lambda: sandbox.files.write_text(FILE, text))
+
+    async def read(self, name: str, path: str) -> str | None:
+        sandbox = await self._sandbox(name)
+        try:
+            return await self._again(lambda: sandbox.files.read_text(path))
+        except FileNotFoundError:
+            return None
+
+    async def checkpoint(self, name: str, label: str) -> str:
+        try:
+            return (await self._engine.checkpoint(name, label)).id
+        except (ConnectionError, atoll.OutcomeUnknown):
+            raise OutcomeHidden from None
+
+    async def checkpoints(self) -> dict[str, str]:
+        return {each.label or "": each.id for each in await self._again(self._engine.checkpoints)}
+
+    async def delete(self, checkpoint: str) -> None:
+        with suppress(atoll.CheckpointNotFound):  # its answer was lost
+            await self._again(lambda: self._engine.delete_checkpoint(checkpoint))
+
+    async def restore(self, name: str, checkpoint: str) -> None:
+        await self._again(lambda: self._engine.restore(name, checkpoint, foreign=True))
+
+    async def fork(self, name: str, names: list[str]) -> dict[str, str]:
+        try:
+            return {each.name: each.id for each in await self._engine.fork(name, len(names), names=names)}
+        except (ConnectionError, atoll.OutcomeUnknown):
+            raise OutcomeHidden from None
+
+    async def verb(self, name: str, verb: str) -> None:
+        await self._again(lambda: getattr(self._engine, verb)(name))
+
+    async def label(self, name: str, value: str) -> None:
+        await self._again(lambda: self._engine.update(name, labels={"n": value}))
+
+    async def destroy(self, name: str) -> None:
+        with suppress(atoll.SandboxNotFound):
+            await self._again(lambda: self._engine.destroy(name))
+
+    async def list(self) -> dict[str, dict[str, Any]]:
+        return {each.name: each.model_dump() for each in await self._again(self._engine.list)}
 
 
 def _is_unknown(answer: httpx2.Response) -> bool:

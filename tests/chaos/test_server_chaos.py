@@ -1,8 +1,9 @@
 """A server that is killed at any moment loses nothing that it acknowledged, does nothing twice, and leaves nothing.
 
-Four clients work (`server_clients.py`), in two tenants, while `atoll serve` is killed again and again, also while it
-starts. A webhook gets the events. `ATOLL_SERVER_KILLS` is how often, `make chaos KILLS=100` says it; the seed is printed
-and can be given: `ATOLL_CHAOS_SEED`. It repeats what is drawn, not how the machine runs.
+Four clients work (`server_clients.py`), in two tenants, over REST and through `atoll.connect`, while `atoll serve` is
+killed again and again, also while it starts. A webhook gets the events. `ATOLL_SERVER_KILLS` is how often, and that
+PostgreSQL has its turn too: `make chaos SERVER_KILLS=100`. The seed is printed and can be given: `ATOLL_CHAOS_SEED`. It
+repeats what is drawn, not how the machine runs.
 """
 
 from __future__ import annotations
@@ -15,21 +16,23 @@ import secrets
 import signal
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 
+import atoll
 from atoll.testing.leaks import Ledger
 from atoll.testing.server import RunningServer
 from atoll.testing.waiting import SLOWNESS, eventually
 from tests.chaos.model import Broken
 from tests.chaos.orphans import orphans
-from tests.chaos.server_clients import ChaosClient, RestHands
+from tests.chaos.server_clients import ChaosClient, ConnectHands, RestHands
 from tests.conftest import REPORTED
+from tests.postgresql import Postgresql, running
 
 KILLS = int(os.environ.get("ATOLL_SERVER_KILLS", "8"))
 SEED = os.environ.get("ATOLL_CHAOS_SEED") or secrets.token_hex(4)
@@ -41,6 +44,7 @@ LIFE_S = 3.0 * SLOWNESS
 EARLY = 0.15
 """How many are killed twice, the first time while they only start."""
 START_S = 1.0
+DATABASES = ("sqlite", "postgresql") if "ATOLL_SERVER_KILLS" in os.environ else ("sqlite",)
 TENANTS = ("default", "other")
 
 
@@ -86,6 +90,7 @@ class ServerChaos:
         """Deliveries that the server knows to have arrived, and how often they had then."""
         self.clients: list[ChaosClient] = []
         self.hands: list[RestHands] = []
+        self._closing = AsyncExitStack()
         self.kills = Counter[str]()
 
     async def begin(self) -> None:
@@ -97,16 +102,22 @@ class ServerChaos:
             self._webhooks[tenant] = made.json()["webhook"]["id"]
             for number in range(2):
                 name = f"{tenant[0]}{number}"
-                self.clients.append(ChaosClient(name, self._new_hands(tenant), random.Random(f"{SEED}-{name}")))
+                hands = self._new_hands(tenant) if number else await self._connect(tenant)
+                self.clients.append(ChaosClient(name, hands, random.Random(f"{SEED}-{name}")))
+
+    async def _connect(self, tenant: str) -> ConnectHands:
+        engine = await atoll.connect(self._server.url, self._server.key, tenant=tenant)
+        self._closing.push_async_callback(engine.aclose)
+        return ConnectHands(engine)
 
     def _new_hands(self, tenant: str) -> RestHands:
         hands = RestHands(lambda: self._server.url, self._server.key, tenant, self._random)
+        self._closing.push_async_callback(hands.aclose)
         self.hands.append(hands)
         return hands
 
     async def aclose(self) -> None:
-        for hands in self.hands:
-            await hands.aclose()
+        await self._closing.aclose()
 
     async def kill_again_and_again(self) -> None:
         """Kill the server KILLS times. After the last it is up."""
@@ -219,15 +230,26 @@ class ServerChaos:
         )
 
 
+@pytest.fixture(scope="module")
+def postgresql() -> Iterator[Postgresql]:
+    with running() as server:
+        yield server
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="copies sandboxes while they run, which takes a freezer: needs root")
 @pytest.mark.timeout(120 + 10 * KILLS)
+@pytest.mark.parametrize("database", DATABASES)
 async def test_a_server_that_is_killed_at_any_moment_loses_nothing_and_does_nothing_twice(
-    make_state_dir: Callable[[], Path], ledger: Ledger, record_property: Callable[[str, object], None]
+    make_state_dir: Callable[[], Path],
+    ledger: Ledger,
+    record_property: Callable[[str, object], None],
+    request: pytest.FixtureRequest,
+    database: str,
 ) -> None:
     state_dir, receiver = make_state_dir(), Receiver()
     environment = {"ATOLL_WEBHOOK_ALLOW": "127.0.0.1", "PYTHONFAULTHANDLER": "1"}
-    if url := os.environ.get("ATOLL_CHAOS_DATABASE_URL"):
-        environment["ATOLL_DATABASE_URL"] = url
+    if database == "postgresql":
+        environment["ATOLL_DATABASE_URL"] = request.getfixturevalue("postgresql").create()
     server = RunningServer(state_dir, (), environment)
     print(f"seed {SEED}, {KILLS} kills: ATOLL_CHAOS_SEED={SEED} ATOLL_SERVER_KILLS={KILLS}", flush=True)
     began = time.monotonic()
@@ -260,4 +282,6 @@ async def test_a_server_that_is_killed_at_any_moment_loses_nothing_and_does_noth
     await eventually(lambda: not ledger.all_of(state_dir), "nothing is left of it", bound_s=10 * SLOWNESS)
     assert orphans(ledger, state_dir) == []
     assert os.listdir(state_dir / "server" / "instances") == []
-    record_property(REPORTED, f"seed {SEED}, {KILLS} kills, {time.monotonic() - began:.0f} s, {chaos.told()}")
+    record_property(
+        REPORTED, f"{database}, seed {SEED}, {KILLS} kills, {time.monotonic() - began:.0f} s, {chaos.told()}"
+    )
