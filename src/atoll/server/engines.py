@@ -5,6 +5,8 @@ Used by `server.py`, and through it by everything that does something in a tenan
 
 from __future__ import annotations
 
+from typing import cast
+
 import anyio
 
 from atoll.contract.errors import InvalidRequest
@@ -35,8 +37,7 @@ class TenantEngines:
                 raise InvalidRequest("the server is closed")
             if (engine := self._engines.get(tenant)) is None:
                 opened = await runtime_engine.open(namespace=tenant, settings=self._settings)
-                assert isinstance(opened, LocalEngine)
-                engine = self._engines[tenant] = opened
+                engine = self._engines[tenant] = cast("LocalEngine", opened)
             return engine
 
     async def close(self, tenant: str) -> None:
