@@ -14,6 +14,7 @@ BENCH_ARGS ?=
 FUZZ_SECONDS ?= 60
 FUZZ_EXAMPLES ?= 200
 KILLS ?= 1000
+SERVER_KILLS ?= 100
 SOAK_MINUTES ?= 30
 SOAK_SANDBOXES ?= 200
 SOAK_ARGS ?=
@@ -106,10 +107,11 @@ fuzz-rest: ## let schemathesis test the REST API, with FUZZ_EXAMPLES for each op
 	@$(MAKE) --no-print-directory programs
 	@ATOLL_FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) ATOLL_FUZZ_SEED=$(SEED) $(BIN)/pytest -n 0 -s tests/rest/test_schemathesis.py
 
-chaos: ## kill a host process KILLS times during its work; SEED=... repeats a run
+chaos: ## kill a host process KILLS times during its work, and a server SERVER_KILLS times; SEED=... repeats a run
 	@scripts/bootstrap test
 	@$(MAKE) --no-print-directory programs
-	@ATOLL_CHAOS_KILLS=$(KILLS) ATOLL_CHAOS_SEED=$(SEED) $(BIN)/pytest -n 0 -s tests/chaos/test_chaos.py
+	@ATOLL_CHAOS_KILLS=$(KILLS) ATOLL_SERVER_KILLS=$(SERVER_KILLS) ATOLL_CHAOS_SEED=$(SEED) \
+		$(BIN)/pytest -n 0 -s tests/chaos/test_chaos.py tests/chaos/test_server_chaos.py
 
 build: ## compile the guest and the keeper
 	@scripts/bootstrap build
