@@ -246,7 +246,7 @@ async def stream_output(
     stderr_offset: Annotated[int | None, Query(ge=0, le=2**53)] = None,
     follow: Annotated[bool, Query(description="False: only what it has written until now.")] = True,
     encoding: Annotated[Encoding, Query()] = "text",
-    last_event_id: Annotated[str | None, Header(pattern=r"^[0-9]{1,16}-[0-9]{1,16}$")] = None,
+    last_event_id: Annotated[str | None, Header(pattern=r"^[0-9]{1,16}-[0-9]{1,16}$", examples=["70000-0"])] = None,
 ) -> Response:
     """The output of a process from an offset on, while it runs and after. Unset: from the oldest that is kept.
 
