@@ -337,7 +337,8 @@ class RemoteEngine(Engine):
         body |= {each: value for each, value in lifetime.items() if value is not None}
         if ttl_s is not None:
             body["ttl_s"] = None if ttl_s == math.inf else ttl_s
-            validate_spec(name="sandbox", image=self.default_image, ttl_s=body["ttl_s"])
+        given = {each: value for each, value in (labels or {}).items() if value is not None}
+        validate_spec(name="sandbox", image=self.default_image, labels=given, ttl_s=body.get("ttl_s"))
         if limits is not None:
             body["limits"] = _plain(limits)
         async with self._named(name):
