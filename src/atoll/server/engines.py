@@ -5,12 +5,16 @@ Used by `server.py`, and through it by everything that does something in a tenan
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, cast
+
 import anyio
 
 from atoll.contract.errors import InvalidRequest
 from atoll.runtime import engine as runtime_engine
-from atoll.runtime.engine import LocalEngine
 from atoll.settings import Settings
+
+if TYPE_CHECKING:
+    from atoll.runtime.engine import LocalEngine
 
 
 class TenantEngines:
@@ -35,8 +39,7 @@ class TenantEngines:
                 raise InvalidRequest("the server is closed")
             if (engine := self._engines.get(tenant)) is None:
                 opened = await runtime_engine.open(namespace=tenant, settings=self._settings)
-                assert isinstance(opened, LocalEngine)
-                engine = self._engines[tenant] = opened
+                engine = self._engines[tenant] = cast("LocalEngine", opened)
             return engine
 
     async def close(self, tenant: str) -> None:
