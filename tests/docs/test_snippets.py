@@ -167,7 +167,7 @@ def test_public_names_are_exactly_these() -> None:
     ToolResultEvent ToolSet Truncation Unauthenticated Unenforceable Usage UsageEvent UserNotFound Volume
     VolumeExists VolumeNotFound VolumeStore Volumes WarmPool WebhookNotFound code_tool coding_tools connect export
     generate_text open sprite_tools workspace_tools
-    """.split()
+""".split()
     assert sorted(atoll.__all__) == sorted(names)
     for name in names:
         assert getattr(atoll, name) is not None

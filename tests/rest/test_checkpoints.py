@@ -65,7 +65,7 @@ async def test_a_sandbox_travels_in_one_file(served: Served, client: httpx2.Asyn
     assert await (await engine.get("travelled")).files.read_bytes("/home/user/luggage") == b"x" * 300_000
     await client.delete(f"{SANDBOXES}/travelled")
     damaged = await client.post(f"{SANDBOXES}/import", params={"name": "damaged"}, content=exported.content[:-50])
-    assert (damaged.status_code, damaged.json()["code"]) == (400, "archive_refused")
+    assert (damaged.status_code, damaged.json()["code"]) == (422, "archive_refused")
     assert (await client.get(f"{SANDBOXES}/damaged")).status_code == 404
 
 

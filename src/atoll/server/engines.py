@@ -5,16 +5,14 @@ Used by `server.py`, and through it by everything that does something in a tenan
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import anyio
 
 from atoll.contract.errors import InvalidRequest
 from atoll.runtime import engine as runtime_engine
+from atoll.runtime.engine import LocalEngine
 from atoll.settings import Settings
-
-if TYPE_CHECKING:
-    from atoll.runtime.engine import LocalEngine
 
 
 class TenantEngines:

@@ -121,7 +121,7 @@ class SpawnFrame(NamedTuple):
         return encode_frame(FrameType.OPEN, self.stream, payload)
 
 
-class _OpenStream:
+class _GatedStream:
     """A stream that was opened and has not ended."""
 
     __slots__ = ("allowed", "credit", "eof", "op")
@@ -137,7 +137,7 @@ class FrameGate:
     """Checks the frames of one remote client. Holds at most one that is incomplete, in each direction."""
 
     def __init__(self) -> None:
-        self._streams: dict[int, _OpenStream] = {}
+        self._streams: dict[int, _GatedStream] = {}
         self._held = b""
         self._returning = b""
         self._passing = 0
@@ -204,10 +204,10 @@ class FrameGate:
             others, env = _without_env(payload)
             user = fields.raw(Tag.USER).decode("utf-8", "surrogateescape") if Tag.USER in fields else "root"
             spawn = SpawnFrame(number, others, env, user, Tag.PTY_ROWS in fields)
-        self._streams[number] = _OpenStream(op, window)
+        self._streams[number] = _GatedStream(op, window)
         return spawn
 
-    def _is_allowed(self, stream: _OpenStream, kind: int, channel: int, payload: memoryview) -> bool:
+    def _is_allowed(self, stream: _GatedStream, kind: int, channel: int, payload: memoryview) -> bool:
         if kind == _DATA:
             if stream.eof >> channel & 1:
                 raise FrameRefused(f"DATA after EOF on channel {channel}")
@@ -280,7 +280,7 @@ def _check_header(length: int, kind: int, channel: int, reserved: int, number: i
         raise FrameRefused(f"a frame of type {kind} with {length} bytes")
 
 
-def _check_control(stream: _OpenStream, payload: bytes) -> None:
+def _check_control(stream: _GatedStream, payload: bytes) -> None:
     try:
         allowed = _CONTROLS.get(decode_fields(payload).integer(Tag.ACTION))
     except GuestProtocolError as error:

@@ -27,6 +27,7 @@ from atoll.contract.errors import (
     SandboxDied,
     SandboxExists,
     SandboxNotFound,
+    Unenforceable,
 )
 from atoll.contract.model import (
     MAX_LABELS,
@@ -256,7 +257,7 @@ async def create(
 ) -> Response:
     """Create a sandbox and wait until it answers."""
     if body.ephemeral and not tunnel:
-        raise InvalidRequest(
+        raise Unenforceable(
             "ephemeral: a REST client has no connection that the sandbox could end with; set ttl_s instead, or use "
             "atoll.connect"
         )
@@ -298,7 +299,7 @@ async def _create(caller: Caller, body: SandboxRequest, name: str | None, label:
             mounts=body.mounts,
             network=body.network,
             runtime=body.runtime,
-            limits=body.limits,
+            limits=body.limits or Limits(),
             ttl_s=body.ttl_s,
         )
         limits = effective_limits(caller, admitted.limits, admitted.runtime)

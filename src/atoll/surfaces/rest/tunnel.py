@@ -56,7 +56,7 @@ async def guest(websocket: WebSocket, caller: Executor, sandbox: SandboxPath) ->
         async with relay.stream:
             await caller.record(websocket, "sandboxes_guest", 101)
             await websocket.accept()
-            await Tunnel(websocket, relay, caller).run()
+            await TunnelRelay(websocket, relay, caller).run()
     finally:
         with anyio.CancelScope(shield=True):
             await _closed(found)
@@ -70,7 +70,7 @@ async def _closed(sandbox: Sandbox) -> None:
             await sandbox.aclose()
 
 
-class Tunnel:
+class TunnelRelay:
     """One WebSocket, and its connection to a keeper."""
 
     def __init__(self, websocket: WebSocket, relay: GuestRelay, caller: Caller) -> None:
