@@ -51,6 +51,7 @@ from atoll.contract.model import (
     RuntimeName,
     SandboxInfo,
     WarmPool,
+    check_labels,
 )
 from atoll.contract.names import DEFAULT_NAMESPACE, check_name
 from atoll.contract.network import AuditRecord, NetworkPolicy
@@ -332,6 +333,7 @@ class RemoteEngine(Engine):
         ttl_renewed_by_use: bool | None = None,
         limits: Limits | None = None,
     ) -> SandboxInfo:
+        check_labels({key: value or "" for key, value in (labels or {}).items()})
         lifetime = {"on_expiry": on_expiry, "ttl_renewed_by_use": ttl_renewed_by_use}
         body: dict[str, object] = {"labels": dict(labels or {})}
         body |= {each: value for each, value in lifetime.items() if value is not None}
