@@ -12,7 +12,9 @@ PYTEST_WORKERS ?= 3
 PYTEST_ARGS ?= -n $(PYTEST_WORKERS) --dist loadfile
 BENCH_ARGS ?=
 FUZZ_SECONDS ?= 60
+FUZZ_EXAMPLES ?= 200
 KILLS ?= 1000
+SERVER_KILLS ?= 100
 SOAK_MINUTES ?= 30
 SOAK_SANDBOXES ?= 200
 SOAK_ARGS ?=
@@ -26,8 +28,8 @@ SHELL_SCRIPTS := $(addprefix scripts/,bootstrap fuzz install lock old-gvisor os-
 NATIVE := src/atoll/_bin
 GUEST_HEADERS := $(wildcard src/atoll/guest/*.h)
 
-.PHONY: help install uninstall wheel demo test test-old-gvisor test-remote test-vm check format bench soak fuzz chaos build lock \
-	clean programs lint dist
+.PHONY: help install uninstall wheel demo test test-old-gvisor test-remote test-vm check format bench soak fuzz \
+	fuzz-rest chaos build lock clean programs lint dist
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -83,6 +85,7 @@ format: ## rewrite the Python sources as `check` wants them
 	@$(BIN)/ruff check --fix-only --quiet $(CHECKED)
 	@$(BIN)/python scripts/sync_stub.py
 	@$(BIN)/python scripts/reference.py
+	@$(BIN)/python scripts/typescript_client.py
 	@$(BIN)/ruff format $(CHECKED)
 
 bench: ## run the benchmarks with BENCH_ARGS='...'
@@ -99,10 +102,16 @@ fuzz: ## fuzz the parsers of the C programs, each for FUZZ_SECONDS
 	@scripts/bootstrap test
 	@scripts/fuzz $(FUZZ_SECONDS)
 
-chaos: ## kill a host process KILLS times during its work; SEED=... repeats a run
+fuzz-rest: ## let schemathesis test the REST API, with FUZZ_EXAMPLES for each operation; SEED=... repeats a run
 	@scripts/bootstrap test
 	@$(MAKE) --no-print-directory programs
-	@ATOLL_CHAOS_KILLS=$(KILLS) ATOLL_CHAOS_SEED=$(SEED) $(BIN)/pytest -n 0 -s tests/chaos/test_chaos.py
+	@ATOLL_FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) ATOLL_FUZZ_SEED=$(SEED) $(BIN)/pytest -n 0 -s tests/rest/test_schemathesis.py
+
+chaos: ## kill a host process KILLS times during its work, and a server SERVER_KILLS times; SEED=... repeats a run
+	@scripts/bootstrap test
+	@$(MAKE) --no-print-directory programs
+	@ATOLL_CHAOS_KILLS=$(KILLS) ATOLL_SERVER_KILLS=$(SERVER_KILLS) ATOLL_CHAOS_SEED=$(SEED) \
+		$(BIN)/pytest -n 0 -s tests/chaos/test_chaos.py tests/chaos/test_server_chaos.py
 
 build: ## compile the guest and the keeper
 	@scripts/bootstrap build
@@ -112,7 +121,8 @@ lock: ## pin the dependencies again; UPGRADE=1 takes the newest versions
 	@scripts/lock
 
 clean: ## remove everything built, installed and cached in this directory
-	rm -rf .venv dist $(NATIVE) tests/fuzz/out .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv dist $(NATIVE) tests/fuzz/out clients/typescript/dist clients/typescript/node_modules
+	rm -rf .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find $(CHECKED) -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # -------------------------------------------------------------------------------------------- steps of these targets

@@ -28,6 +28,7 @@ from bench import (
     output,
     previews,
     saving,
+    server,
     sleeping,
     startup,
     thousand,
@@ -60,6 +61,7 @@ SUBJECTS: dict[str, Callable[[Lab], Awaitable[Section]]] = {
     "tools": tools.measure,
     "mcp": mcp.measure,
     "code": code.measure,
+    "server": server.measure,
     "startup": startup.measure,
 }
 

@@ -42,8 +42,7 @@ import anyio.to_thread
 from anyio.from_thread import BlockingPortal
 
 from atoll.contract.errors import InvalidRequest
-from atoll.runtime import engine as asynchronous
-from atoll.runtime.interface import Engine
+from atoll.runtime import engine as asynchronous, interface
 from atoll.settings import Settings
 
 if TYPE_CHECKING:
@@ -297,7 +296,7 @@ async def _pull(values: Iterator[Any]) -> AsyncIterator[Any]:
 @functools.cache
 def _face(kind: type) -> type[Blocking] | None:
     """The class that wraps objects of `kind`. None: they are passed through."""
-    if issubclass(kind, Engine):
+    if issubclass(kind, interface.Engine):
         return _BlockingEngine
     enters, iterates = hasattr(kind, "__aenter__"), hasattr(kind, "__anext__")
     ours = kind.__module__.partition(".")[0] == "atoll"

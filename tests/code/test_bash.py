@@ -38,6 +38,7 @@ STATE = (
 KEPT = "a  b|c|v w|2 3|/tmp\n"
 
 
+@pytest.mark.runtimes("crun")
 @pytest.mark.parametrize(
     ("code", "status"),
     [

@@ -27,7 +27,9 @@ from atoll import (
 )
 from atoll.code import trace
 
-pytestmark = pytest.mark.runtimes("crun", "runsc")
+pytestmark = pytest.mark.runtimes("crun")
+BOTH = pytest.mark.runtimes("crun", "runsc")
+"""What runtimes may do in their own ways: processes that end, memory, sleep. Sessions themselves: test_session.py."""
 
 
 @dataclass
@@ -75,6 +77,7 @@ async def test_an_execution_without_a_session_leaves_none(executor: CodeExecutor
     assert [info.name for info in await engine.list("code-")] == []
 
 
+@BOTH
 async def test_a_session_keeps_its_variables(executor: CodeExecutor) -> None:
     _, session = await executor.execute("x = 10", reuse_session=True)
     assert session is not None
@@ -198,6 +201,7 @@ async def test_files_in_the_outbox_come_back_once(executor: CodeExecutor) -> Non
     await executor.close_session(session)
 
 
+@BOTH
 async def test_a_killed_session_is_replaced_and_the_result_says_so(executor: CodeExecutor) -> None:
     _, session = await executor.execute("x = 1", reuse_session=True)
     assert session is not None
@@ -209,6 +213,7 @@ async def test_a_killed_session_is_replaced_and_the_result_says_so(executor: Cod
     await executor.close_session(session)
 
 
+@BOTH
 async def test_memory_used_up_is_told_and_the_session_goes_on_with_its_files(
     engine: Engine, registry: ToolRegistry
 ) -> None:
@@ -233,6 +238,7 @@ async def test_a_language_is_chosen_by_the_config(engine: Engine, registry: Tool
         assert (await executor.execute("echo $PWD $X", session_id=session))[0].output == "/tmp 1\n"
 
 
+@BOTH
 async def test_prepared_sessions_wait(engine: Engine, registry: ToolRegistry) -> None:
     async with CodeExecutor(registry, CodeConfig(prepared_sessions=1), engine=engine) as executor:
         with anyio.fail_after(60):
@@ -342,6 +348,7 @@ async def test_forks_of_a_session_go_on_from_its_variables(executor: CodeExecuto
         await executor.close_session(id)
 
 
+@BOTH
 async def test_a_session_whose_sandbox_slept_goes_on_or_says_what_is_lost(
     executor: CodeExecutor, engine: Engine, runtime_name: str
 ) -> None:

@@ -90,6 +90,7 @@ async def test_what_a_call_says_wins_over_create_and_create_over_the_image(make:
         await sandbox.exec("true")
 
 
+@pytest.mark.runtimes("crun")  # the guest finds them, the same program in every runtime
 @pytest.mark.parametrize(
     ("user", "uid", "gid"),
     [
@@ -113,6 +114,7 @@ async def test_every_form_of_user_is_understood(make: Make, user: str | None, ui
     assert status.uid == uid
 
 
+@pytest.mark.runtimes("crun")  # the guest finds them, the same program in every runtime
 @pytest.mark.parametrize(
     ("user", "workdir", "directory"),
     [

@@ -7,6 +7,7 @@ import anyio
 import httpx2
 import pytest
 
+from atoll.server.tenants import Quotas, TenantPolicy
 from tests.rest.serving import Served
 
 SANDBOXES = "/api/v1/sandboxes"
@@ -64,7 +65,7 @@ async def test_a_sandbox_travels_in_one_file(served: Served, client: httpx2.Asyn
     assert await (await engine.get("travelled")).files.read_bytes("/home/user/luggage") == b"x" * 300_000
     await client.delete(f"{SANDBOXES}/travelled")
     damaged = await client.post(f"{SANDBOXES}/import", params={"name": "damaged"}, content=exported.content[:-50])
-    assert (damaged.status_code, damaged.json()["code"]) == (400, "archive_refused")
+    assert (damaged.status_code, damaged.json()["code"]) == (422, "archive_refused")
     assert (await client.get(f"{SANDBOXES}/damaged")).status_code == 404
 
 
@@ -114,3 +115,39 @@ async def test_a_volume_is_filled_from_a_tar_and_read_back(client: httpx2.AsyncC
 async def test_forks_and_names_have_to_match(client: httpx2.AsyncClient, box: str, body: dict[str, object]) -> None:
     refused = await client.post(f"{SANDBOXES}/{box}/fork", json=body)
     assert (refused.status_code, refused.json()["code"]) == (400, "invalid_request")
+
+
+async def test_a_sandbox_from_a_checkpoint_is_within_policy_and_quotas_with_all_that_it_inherits(
+    served: Served,
+) -> None:
+    """Made while the operator allowed it; what a policy or a quota forbids since then, no checkpoint brings back."""
+    mib = 2**20
+    key = await served.tenant(
+        "inherits", policy=TenantPolicy(networks=("example.com",)), quotas=Quotas(memory_bytes=160 * mib)
+    )
+    async with served.client(key) as client:
+        made = {"name": "first", "limits": {"memory_bytes": 80 * mib}, "network": {"allow": ["example.com"]}}
+        (await client.post("/api/v1/sandboxes", json=made)).raise_for_status()
+        checkpoint = (await client.post("/api/v1/sandboxes/first/checkpoints", json={"label": "cp"})).json()["id"]
+        from_it = {"name": "second", "from_checkpoint": checkpoint}
+        wide = await client.post("/api/v1/sandboxes", json={**from_it, "limits": {"memory_bytes": 81 * mib}})
+        assert (wide.status_code, wide.json()["code"]) == (403, "quota_exceeded")
+        second = await client.post("/api/v1/sandboxes", json=from_it)
+        assert second.json()["limits"]["memory_bytes"] == 80 * mib
+        for path, body in (("sandboxes", {**from_it, "name": "third"}), ("sandboxes/first/fork", {"checkpoint": "cp"})):
+            refused = await client.post(f"/api/v1/{path}", json=body)
+            assert (refused.status_code, refused.json()["details"]["used"]) == (403, 160 * mib)
+        await client.post("/api/v1/sandboxes/second/sleep")  # it counts as before: any use wakes it
+        assert (await client.post("/api/v1/sandboxes", json={**from_it, "name": "third"})).status_code == 403
+        await client.delete("/api/v1/sandboxes/second")
+        await served.server.tenants.update("inherits", policy=TenantPolicy())
+        for path, body in (
+            ("sandboxes", from_it),
+            ("sandboxes/first/fork", {}),
+            ("sandboxes/first/fork", {"checkpoint": "cp"}),
+        ):
+            refused = await client.post(f"/api/v1/{path}", json=body)
+            assert (refused.status_code, refused.json()["code"]) == (403, "forbidden")
+            assert "network rule" in refused.json()["message"]
+        mounted = await client.post("/api/v1/sandboxes", json={**from_it, "mounts": [{"volume": "v", "target": "/v"}]})
+        assert mounted.status_code in (400, 403)

@@ -132,6 +132,15 @@ async def test_a_key_that_is_revoked_ends_its_streams(served: Served, client: ht
     assert found[0]["data"]["code"] == "unauthenticated"
 
 
+async def test_a_tenant_that_is_disabled_has_no_streams(served: Served, client: httpx2.AsyncClient) -> None:
+    key = await served.tenant("disabled")
+    async with served.client(key) as member, member.stream("GET", EVENTS) as answer:
+        (await client.patch("/api/v1/tenants/disabled", json={"disabled": True})).raise_for_status()
+        with anyio.fail_after(4):
+            assert [each["data"]["code"] async for each in read_events(answer)] == ["unauthenticated"]
+        assert (await member.get("/api/v1/me")).status_code == 403
+
+
 async def test_events_that_are_no_longer_kept_are_told(
     served: Served, client: httpx2.AsyncClient, box: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -135,7 +135,6 @@ async def test_secrets_are_written_and_never_read(served: Served, client: httpx2
     ("body", "said"),
     [
         ({"labels": {"atoll.dev/request": "x"}}, "reserved"),
-        ({"ephemeral": True}, "atoll.connect"),
         ({"name": "Not A Name"}, "lower-case"),
         ({"nmae": "x"}, "nmae"),
         ({"ttl_s": "60"}, "ttl_s"),
@@ -148,6 +147,17 @@ async def test_a_create_that_is_not_valid_says_what_is_wrong(client: httpx2.Asyn
     refused = await client.post(SANDBOXES, json=body)
     assert (refused.status_code, refused.json()["code"]) == (400, "invalid_request"), refused.text
     assert said in refused.text
+
+
+async def test_a_sandbox_that_ends_with_a_connection_needs_one(client: httpx2.AsyncClient) -> None:
+    refused = await client.post(SANDBOXES, json={"ephemeral": True})
+    assert (refused.status_code, refused.json()["code"]) == (422, "unenforceable")
+    assert "atoll.connect" in refused.json()["message"]
+
+
+async def test_a_path_names_its_own_methods(client: httpx2.AsyncClient) -> None:
+    for path, methods in {"": "GET, POST", "/import": "POST", "/x": "DELETE, GET, PATCH"}.items():
+        assert (await client.options(f"{SANDBOXES}{path}")).headers["allow"] == methods
 
 
 async def test_lists_come_in_pages_whatever_comes_or_goes(served: Served) -> None:

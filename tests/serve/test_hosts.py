@@ -43,3 +43,12 @@ def test_only_pages_of_the_same_origin_are_let_in(strict_server: RunningServer) 
     ):
         answer = httpx2.get(strict_server.url + "/healthz", headers={"Origin": origin})
         assert answer.status_code == status, origin
+
+
+def test_only_proxies_that_the_operator_trusts_say_who_the_client_is(strict_server: RunningServer) -> None:
+    """Not even those on this machine, unless they are named (`trusted_proxies`)."""
+    sent = {**strict_server.headers, "X-Forwarded-For": "198.51.100.7", "X-Forwarded-Proto": "https"}
+    asked = httpx2.post(strict_server.url + "/api/v1/webhooks", json={}, headers=sent)
+    audit = httpx2.get(strict_server.url + "/api/v1/audit?limit=20", headers=strict_server.headers).json()["items"]
+    (entry,) = [each for each in audit if each["request_id"] == asked.headers["atoll-request-id"]]
+    assert entry["client"] == "127.0.0.1"

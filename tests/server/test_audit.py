@@ -83,11 +83,12 @@ async def test_when_the_database_fails_so_does_record_and_later_ones_are_stored(
 ) -> None:
     await server.audit.record(event(1))
 
-    async def fail(*_: object) -> None:
+    def fail(*_: object) -> None:
         raise OSError("the disk is gone")
 
     with monkeypatch.context() as broken:
-        broken.setattr(Database, "_insert", fail)
+        broken.setattr(Database, "_append", fail)
+        broken.setattr(Database, "_append_remotely", fail)
         with pytest.raises(DatabaseUnavailable):
             await server.audit.record(event(2))
     await server.audit.record(event(3))

@@ -73,7 +73,10 @@ async def test_a_kept_session_goes_on_with_its_variables(host: Engine, session: 
             assert (await call(code_tools(pool), "execute_code", code=code)).get("value") == said
 
 
-async def test_what_only_looks_like_a_session_is_left_alone(host: Engine, session: str, call: Caller) -> None:
+async def test_what_only_looks_like_a_session_is_left_alone(
+    host: Engine, session: str, call: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("atoll.code.session.START_S", 5.0)  # how long the answer of what is no kernel is waited for
     async with host.pool(session) as pool:
         fake = await (await pool.get()).spawn("sleep 1000 #atoll-kernel python", keep=True)
         await fake.detach()

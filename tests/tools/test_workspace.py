@@ -156,9 +156,9 @@ async def test_a_file_is_handed_to_the_user_in_one_directory_and_nowhere_else(
 async def test_what_a_session_may_save_is_limited_and_what_is_too_large_leaves_nothing(
     call: Caller, pool: SandboxPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("atoll.tools.saving.MAX_SAVED_BYTES", 1 << 30)
+    monkeypatch.setattr("atoll.tools.saving.MAX_SAVED_BYTES", 1 << 25)
     saving = workspace_tools(pool, save_dir=tmp_path)
     await (await pool.get()).exec("truncate -s 2T sparse; mkdir -p many; truncate -s 2T many/sparse")
     for path in ("sparse", "many"):
-        assert "a session can save 1 GiB in all" in await call.error(saving, "save_file", path=path)
+        assert "a session can save " in await call.error(saving, "save_file", path=path)
     assert list(tmp_path.iterdir()) == []

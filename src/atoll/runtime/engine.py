@@ -46,6 +46,7 @@ from atoll.contract.model import (
     ProcessInfo,
     RuntimeName,
     SandboxInfo,
+    SandboxSpec,
     SystemProcess,
     WarmPool,
 )
@@ -338,7 +339,13 @@ class LocalEngine(Engine):
             if from_checkpoint is None:
                 created = await self._provisioner.create(spec, contents, progress)
             else:
-                refused = {"image": image, "runtime": runtime, "secrets": secrets, "secret_env": secret_env}
+                refused = {
+                    "image": image,
+                    "runtime": runtime,
+                    "secrets": secrets,
+                    "secret_env": secret_env,
+                    "mounts": mounts,
+                }
                 if wrong := [option for option, value in refused.items() if value]:
                     raise InvalidRequest(f"a sandbox from a checkpoint has its {wrong[0]}; leave that out")
                 created = await self._provisioner.create_from(from_checkpoint, spec)
@@ -484,6 +491,15 @@ class LocalEngine(Engine):
             size = await self._lifecycle.size(record)
             found.append(record.checkpoint.model_copy(update={"size_bytes": size}))
         return sorted(found, key=lambda checkpoint: checkpoint.created_at)
+
+    def inherited_spec(self, checkpoint: str, sandbox: str | None = None) -> SandboxSpec:
+        """What a sandbox from a checkpoint has unless something else is given: for those who decide whether there may
+        be one. The checkpoint is given by id or label, of `sandbox` if that is set.
+
+        Raises:
+            CheckpointNotFound: there is none.
+        """
+        return self._provisioner.inherited(checkpoint, sandbox)
 
     async def restore(self, name: str, checkpoint: str, *, foreign: bool = False) -> Sandbox:
         sandbox = await self.get(name)

@@ -220,7 +220,7 @@ class Engine(ABC):
         anew, and it does not end while it is in use. `update` changes all of this.
 
         With `from_checkpoint`, an id or a label that only one checkpoint has, it begins as that checkpoint, whosever it
-        is: with its image, runtime and secrets, which cannot be given then, and with all else that is not given. An
+        is: with its image, runtime, secrets and mounts, which cannot be given then, and all else that is not given. An
         `env` and `limits` that are given go on top.
 
         Commands and file operations that name no `user` and no `cwd` get these, unset those of the image's

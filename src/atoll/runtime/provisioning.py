@@ -386,6 +386,11 @@ class Provisioner:
                 checkpoint=record.checkpoint.id,
             )
 
+    def inherited(self, checkpoint: str, sandbox: str | None = None) -> SandboxSpec:
+        """What a sandbox from a checkpoint has unless something else is given, with the limits in force."""
+        record = self._checkpoints.find(checkpoint, sandbox)
+        return self._spec_of(record, {"limits": record.limits})
+
     def _spec_of(self, record: CheckpointRecord, changes: Mapping[str, object]) -> SandboxSpec:
         """The spec of a sandbox from a checkpoint.
 

@@ -1,7 +1,8 @@
 """An engine that asks before it creates: what a tenant's programs use that are not routes, such as MCP sessions.
 
 Owns that every sandbox that comes into being through it is within the policy and the quotas of the tenant, as those
-that are created over REST. Everything else is the engine's. Used by `surfaces/serve/`.
+that are created over REST. What can neither create nor widen one is the engine's; all else is refused, and done over
+REST. Used by `surfaces/serve/`.
 """
 
 from __future__ import annotations
@@ -14,25 +15,38 @@ from atoll.contract.errors import Forbidden
 from atoll.contract.model import Limits
 from atoll.runtime.interface import CreateOptions, Engine
 from atoll.runtime.lifetimes import AwaitableContext
-from atoll.server.policy import check_create
+from atoll.server.policy import check_create, check_inherited
 
 if TYPE_CHECKING:
+    from atoll.runtime.engine import LocalEngine
     from atoll.runtime.sandbox import Sandbox
     from atoll.server.server import Server
 
 
-def admitting(server: Server, tenant: str, engine: Engine) -> Engine:
+_PASSED = frozenset(
+    {
+        *("namespace", "state_dir", "default_image", "images", "runtimes", "effective_limits", "check_options"),
+        *("get", "list", "wait_refilled", "pause", "resume", "sleep", "wake", "shutdown", "sleep_unused", "destroy"),
+        *("checkpoint", "checkpoints", "delete_checkpoint", "export", "audit", "follow_audit", "_session", "_tasks"),
+    }
+)
+"""What can neither create a sandbox nor give one more."""
+
+
+def admitting(server: Server, tenant: str, engine: LocalEngine) -> Engine:
     """The engine of a tenant, for what is not a route."""
     return cast("Engine", _AdmittingEngine(server, tenant, engine))
 
 
 class _AdmittingEngine:
-    def __init__(self, server: Server, tenant: str, engine: Engine) -> None:
+    def __init__(self, server: Server, tenant: str, engine: LocalEngine) -> None:
         self._server = server
         self._tenant = tenant
         self._engine = engine
 
     def __getattr__(self, name: str) -> Any:
+        if name not in _PASSED:
+            raise Forbidden(f"{name} of an engine is not for programs of a tenant; it is done over REST")
         return getattr(self._engine, name)
 
     pool = Engine.pool
@@ -63,13 +77,23 @@ class _AdmittingEngine:
         self, source: str, count: int = 1, *, checkpoint: str | None = None, names: Sequence[str] | None = None
     ) -> list[Sandbox]:
         tenant = await self._server.tenants.get(self._tenant)
-        limits = (await self._engine.get(source)).info.limits
-        wanted = names or [f"{source}-{index}-{os.urandom(2).hex()}" for index in range(count)]
-        async with self._server.quotas.reserve(tenant, self._engine, dict.fromkeys(wanted, limits)):
+        if checkpoint is None:
+            info = (await self._engine.get(source)).info
+            limits = check_create(
+                tenant.policy,
+                image=info.image,
+                mounts=info.mounts,
+                network=info.network,
+                runtime=info.runtime,
+                limits=info.limits,
+            ).limits
+        else:
+            limits = check_inherited(tenant.policy, self._engine.inherited_spec(checkpoint, source)).limits
+        names = names or [f"{source[:50]}-{os.urandom(4).hex()}" for _ in range(count)]
+        async with self._server.quotas.reserve(tenant, self._engine, dict.fromkeys(names, limits)):
             return await self._engine.fork(source, count, checkpoint=checkpoint, names=names)
 
-    async def wake(self, name: str) -> Sandbox:
-        tenant = await self._server.tenants.get(self._tenant)
-        limits = (await self._engine.get(name)).info.limits
-        async with self._server.quotas.reserve(tenant, self._engine, {name: limits}):
-            return await self._engine.wake(name)
+    async def restore(self, name: str, checkpoint: str, *, foreign: bool = False) -> Sandbox:
+        if foreign:
+            raise Forbidden("a sandbox is restored to another's checkpoint over REST")
+        return await self._engine.restore(name, checkpoint)

@@ -14,8 +14,10 @@ A statement is never cut by a cancelled task: it is short, and how it ended woul
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,7 +52,11 @@ class Database:
         self._writing = engine.execution_options(atoll_writes=True)
         self._durable = engine.execution_options(atoll_writes=True, atoll_durable=True)
         self._turn = anyio.Lock()
-        self._appending: AsyncConnection | None = None
+        self._thread = ThreadPoolExecutor(1, "atoll-database")
+        self._appending: sa.Connection | None = None
+        """SQLite's connection for `append`, which only the thread uses."""
+        self._remote: AsyncConnection | None = None
+        """PostgreSQL's."""
 
     @classmethod
     async def open(cls, url: SecretStr | str | None, state_dir: Path) -> Database:
@@ -99,33 +105,52 @@ class Database:
                     yield connection
 
     async def append(self, table: sa.Table, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Insert rows, all or none, on a connection that is kept for this: a transaction of the pool takes three times
-        as long, 0.6 ms to 0.2 ms with SQLite.
+        """Insert rows, all or none, on a connection that is kept for this: a transaction of the pool takes four times
+        as long. With SQLite it is one step of a thread, not one for each statement.
 
         Raises:
             DatabaseUnavailable: it does not answer.
         """
         async with self._turn:
             with anyio.CancelScope(shield=True), _translating():
-                if self._appending is None:
-                    engine = self._engine.execution_options(isolation_level="AUTOCOMMIT")
-                    self._appending = await engine.connect()
-                try:
-                    await self._insert(self._appending, table, rows)
-                except BaseException:
-                    broken, self._appending = self._appending, None
-                    await broken.invalidate()
-                    await broken.close()
-                    raise
+                if self.is_sqlite:
+                    await asyncio.get_running_loop().run_in_executor(self._thread, self._append, table, rows)
+                else:
+                    await self._append_remotely(table, rows)
 
-    async def _insert(self, connection: AsyncConnection, table: sa.Table, rows: Sequence[Mapping[str, Any]]) -> None:
-        # PostgreSQL's driver sends them as one statement, and one row is one statement anyway.
-        several = self.is_sqlite and len(rows) > 1
-        if several:
-            await connection.exec_driver_sql("BEGIN IMMEDIATE")
-        await connection.execute(sa.insert(table), rows)
-        if several:
-            await connection.exec_driver_sql("COMMIT")
+    async def _append_remotely(self, table: sa.Table, rows: Sequence[Mapping[str, Any]]) -> None:
+        """PostgreSQL's driver sends them as one statement."""
+        if self._remote is None:
+            self._remote = await self._engine.execution_options(isolation_level="AUTOCOMMIT").connect()
+        try:
+            await self._remote.execute(sa.insert(table), rows)
+        except BaseException:
+            broken, self._remote = self._remote, None
+            await broken.invalidate()
+            await broken.close()
+            raise
+
+    def _append(self, table: sa.Table, rows: Sequence[Mapping[str, Any]]) -> None:
+        if self._appending is None:
+            engine = sa.create_engine(f"sqlite:///{self._engine.url.database}", isolation_level="AUTOCOMMIT")
+            sa.event.listen(engine, "connect", _configure_sqlite)
+            self._appending = engine.connect()
+        try:
+            if len(rows) > 1:  # one row is a transaction of its own
+                self._appending.exec_driver_sql("BEGIN IMMEDIATE")
+            self._appending.execute(sa.insert(table), rows)
+            if len(rows) > 1:
+                self._appending.exec_driver_sql("COMMIT")
+        except BaseException:
+            self._end_appending()
+            raise
+
+    def _end_appending(self) -> None:
+        if self._appending is not None:
+            appending, self._appending = self._appending, None
+            appending.invalidate()
+            appending.close()
+            appending.engine.dispose()
 
     @asynccontextmanager
     async def _queue(self) -> AsyncIterator[None]:
@@ -138,7 +163,10 @@ class Database:
     async def aclose(self) -> None:
         with anyio.CancelScope(shield=True):
             if self._appending is not None:
-                await self._appending.close()
+                await asyncio.get_running_loop().run_in_executor(self._thread, self._end_appending)
+            self._thread.shutdown()
+            if self._remote is not None:
+                await self._remote.close()
             await self._engine.dispose()
 
     # ---- migrations ----

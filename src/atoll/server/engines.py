@@ -5,11 +5,13 @@ Used by `server.py`, and through it by everything that does something in a tenan
 
 from __future__ import annotations
 
+from typing import cast
+
 import anyio
 
 from atoll.contract.errors import InvalidRequest
 from atoll.runtime import engine as runtime_engine
-from atoll.runtime.interface import Engine
+from atoll.runtime.engine import LocalEngine
 from atoll.settings import Settings
 
 
@@ -18,11 +20,11 @@ class TenantEngines:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._engines: dict[str, Engine] = {}
+        self._engines: dict[str, LocalEngine] = {}
         self._opening = anyio.Lock()
         self._closed = False
 
-    async def get(self, tenant: str) -> Engine:
+    async def get(self, tenant: str) -> LocalEngine:
         """The engine that sees the tenant's sandboxes and no others. It is open for as long as the server.
 
         Raises:
@@ -34,8 +36,8 @@ class TenantEngines:
             if self._closed:
                 raise InvalidRequest("the server is closed")
             if (engine := self._engines.get(tenant)) is None:
-                engine = await runtime_engine.open(namespace=tenant, settings=self._settings)
-                self._engines[tenant] = engine
+                opened = await runtime_engine.open(namespace=tenant, settings=self._settings)
+                engine = self._engines[tenant] = cast("LocalEngine", opened)
             return engine
 
     async def close(self, tenant: str) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 
 import anyio
+import anyio.lowlevel
 
 from atoll.contract.errors import AtollError
 from atoll.contract.frozen import Frozen
@@ -103,6 +104,7 @@ class UsageHistory:
         for tenant, infos in found.items():
             for info in infos:
                 present.add(info.id)
+                await anyio.lowlevel.checkpoint()  # requests need not wait for all of them
                 if info.status not in _RUNNING:
                     continue
                 if info.id not in self._rings and len(self._rings) >= MAX_SANDBOXES:

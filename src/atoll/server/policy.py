@@ -18,7 +18,7 @@ from ipaddress import IPv4Network, IPv6Network
 
 from atoll.contract.errors import Forbidden
 from atoll.contract.frozen import Frozen
-from atoll.contract.model import Limits, Mount, ResolvedMount, RuntimeName
+from atoll.contract.model import Limits, Mount, ResolvedMount, RuntimeName, SandboxSpec
 from atoll.contract.network import ANY, Network, NetworkPolicy, Rule, parse_rule
 from atoll.runtime.egress.policy import NAT64, SPECIAL
 from atoll.runtime.images.reference import HOST, ImageReference
@@ -61,6 +61,34 @@ def check_create(
         runtime=check_runtime(policy, runtime),
         limits=check_limits(policy, limits),
         ttl_s=check_ttl(policy, ttl_s),
+    )
+
+
+def check_inherited(
+    policy: TenantPolicy,
+    inherited: SandboxSpec,
+    *,
+    network: NetworkPolicy | None = None,
+    limits: Limits | None = None,
+    ttl_s: float | None = None,
+) -> AdmittedSandbox:
+    """For a sandbox from a checkpoint: what it inherits, with what is given in its place. An inherited lifetime that is
+    too long is the policy's longest.
+
+    Raises:
+        what `check_create` raises.
+    """
+    given = limits.model_dump(exclude_none=True) if limits is not None else {}
+    if ttl_s is None and inherited.ttl_s is not None:
+        ttl_s = min(inherited.ttl_s, policy.max_ttl_s or inherited.ttl_s)
+    return check_create(
+        policy,
+        image=inherited.image,
+        mounts=inherited.mounts,
+        network=network or inherited.network,
+        runtime=inherited.runtime,
+        limits=inherited.limits.model_copy(update=given),
+        ttl_s=ttl_s,
     )
 
 

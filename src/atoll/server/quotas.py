@@ -5,8 +5,9 @@ that the sums are of: those in force are in the manifests, which `Engine.list` r
 forgotten when a process dies in the middle: what exists is counted, and what is about to exist is reserved in this
 process, which is the only one that creates for clients.
 
-A sandbox that sleeps, is shut down or has failed has no processes: it counts for `sandboxes` and `disk_bytes` only, and
-needs a reservation to wake.
+A sandbox counts with its limits for as long as it exists, whether it runs or sleeps. Any use wakes one that sleeps: a
+command, a file, a preview, an MCP call. If its memory and CPUs were free while it slept, each of these would have to be
+refused when others have taken them, or a tenant could have as many at work as it can wake.
 """
 
 from __future__ import annotations
@@ -30,7 +31,6 @@ from atoll.server.tenants import Quotas, Tenant
 
 _SUMS = ("memory_bytes", "cpus", "disk_bytes")
 """The quotas that are sums of the limit of the same name."""
-_WITH_PROCESSES = ("provisioning", "running", "paused")
 _UNREADABLE = "unknown"
 """The runtime of a sandbox whose record cannot be read (`SandboxInfo`)."""
 _OPTIONS = {"memory_bytes": "memory_bytes (--memory)", "cpus": "cpus (--cpus)", "disk_bytes": "disk_bytes (--disk)"}
@@ -47,8 +47,8 @@ class QuotaLedger:
 
     @asynccontextmanager
     async def reserve(self, tenant: Tenant, engine: Engine, wanted: Mapping[str, Limits]) -> AsyncIterator[None]:
-        """While the block runs, count these sandboxes, by name, as running with these limits: new ones, one that is to
-        wake, or one that gets other limits. They are the limits in force (`Engine.effective_limits`).
+        """While the block runs, count these sandboxes, by name, with these limits: new ones, or one that gets other
+        limits. They are the limits in force (`Engine.effective_limits`).
 
         Of requests at the same time, exactly as many get in as there is room for.
 
@@ -139,29 +139,19 @@ def _is_counted(quotas: Quotas) -> bool:
     return any(getattr(quotas, quota) is not None for quota in ("sandboxes", *_SUMS))
 
 
-class _Counted:
-    """A sandbox, as quotas count it."""
-
-    def __init__(self, limits: Limits, *, runs: bool) -> None:
-        self.limits = limits
-        self.runs = runs
-
-    def limit(self, quota: str) -> float:
-        """0: it has none, or has no processes that could use it."""
-        return (getattr(self.limits, quota) or 0) if self.runs or quota == "disk_bytes" else 0
-
-
-def _counted(existing: list[SandboxInfo], pending: list[Mapping[str, Limits]]) -> dict[str, list[_Counted]]:
+def _counted(existing: list[SandboxInfo], pending: list[Mapping[str, Limits]]) -> dict[str, list[Limits]]:
     """All that may be in force for each sandbox: one that is being changed has its limits and those it is to have."""
-    found = {info.name: [_Counted(info.limits, runs=info.status in _WITH_PROCESSES)] for info in existing}
+    found = {info.name: [info.limits] for info in existing}
     for reservation in pending:
         for name, limits in reservation.items():
-            found.setdefault(name, []).append(_Counted(limits, runs=True))
+            found.setdefault(name, []).append(limits)
     return found
 
 
-def _sums(counted: dict[str, list[_Counted]]) -> dict[str, float]:
-    sums = {quota: sum(max(each.limit(quota) for each in all_of) for all_of in counted.values()) for quota in _SUMS}
+def _sums(counted: dict[str, list[Limits]]) -> dict[str, float]:
+    sums = {
+        quota: sum(max(getattr(each, quota) or 0 for each in all_of) for all_of in counted.values()) for quota in _SUMS
+    }
     return {"sandboxes": len(counted), **sums}
 
 

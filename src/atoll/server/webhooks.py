@@ -56,7 +56,7 @@ DELAYS_S = (5.0, 30.0, 120.0, 600.0, 1800.0, 7200.0, 21_600.0, 43_200.0)
 """Between attempts, each up to a quarter longer or shorter. After the last, a delivery has failed."""
 ATTEMPT_TIMEOUT_S = 15.0
 _LEASE_S = 60.0
-"""An attempt of a process that died is made again after this."""
+"""An attempt of a process that died is made again after this, if it was not the first."""
 _AT_ONCE = 16
 _AT_ONCE_PER_WEBHOOK = 2
 _IDLE_S = 15.0
@@ -247,7 +247,8 @@ class Webhooks:
         waiting.set()
 
     async def deliver(self) -> None:
-        """Make deliveries, until this is cancelled."""
+        """Make deliveries, until this is cancelled. One process does so at a time."""
+        await self._free_interrupted()
         async with anyio.create_task_group() as tasks:
             while True:
                 wake = self._wake
@@ -285,6 +286,13 @@ class Webhooks:
                     if (await connection.execute(sa.update(table).where(mine).values(lease))).rowcount:
                         claimed.append(row)
         return claimed
+
+    async def _free_interrupted(self) -> None:
+        """Have first attempts of a process that died made now, not at the end of their lease."""
+        table, now = webhook_deliveries, datetime.now(UTC)
+        interrupted = sa.and_(table.c.status == "pending", table.c.attempts == 0, table.c.next_attempt_at > now)
+        async with self._database.write() as connection:
+            await connection.execute(sa.update(table).where(interrupted).values(next_attempt_at=now))
 
     async def _until_due(self) -> float:
         query = sa.select(sa.func.min(webhook_deliveries.c.next_attempt_at)).where(

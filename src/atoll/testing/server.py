@@ -44,6 +44,10 @@ class RunningServer:
         return self._process.pid
 
     @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
     def headers(self) -> dict[str, str]:
         return {"X-API-Key": self.key}
 

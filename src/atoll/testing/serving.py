@@ -81,7 +81,7 @@ async def _serve(state_dir: Path) -> None:
         await server.tenants.update(DEFAULT_TENANT, policy=TenantPolicy.model_validate(_ANY_POLICY))
         key = (await server.keys.create("test", tenant=None, role="admin"))[1].get_secret_value()
 
-    told = os.dup(1)  # the log goes elsewhere: nobody reads it here, and a full pipe would stop the server
+    told = os.dup(1)  # the log goes elsewhere: it is not read here, and a full pipe would stop the server
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.close(nowhere)

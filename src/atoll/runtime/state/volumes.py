@@ -26,7 +26,7 @@ from pathlib import Path
 import anyio
 
 from atoll.contract.driver import LayerStore
-from atoll.contract.errors import InvalidRequest, SandboxError, VolumeExists, VolumeNotFound
+from atoll.contract.errors import ArchiveRefused, InvalidRequest, SandboxError, VolumeExists, VolumeNotFound
 from atoll.contract.model import Volume
 from atoll.contract.names import check_name, is_name
 from atoll.drivers import storage
@@ -156,7 +156,7 @@ class VolumeStore:
 
         Raises:
             InvalidRequest, VolumeExists, Unenforceable: as `create`.
-            SandboxError: it is not a tar, or does not fit.
+            ArchiveRefused: it is not a tar, or does not fit.
             OSError: the path cannot be read.
         """
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -213,7 +213,10 @@ class VolumeStore:
                     await self._make_files(path / _FILES)
                     if fill is not None:
                         unpack = ("--extract", "--same-owner", "--preserve-permissions")
-                        await self._tar(path / _FILES, *unpack, stdin=fill)
+                        try:
+                            await self._tar(path / _FILES, *unpack, stdin=fill)
+                        except SandboxError as error:
+                            raise ArchiveRefused(error.message, reason="malformed") from None
                     record = VolumeRecord(layer=layer, size_bytes=size_bytes, created_at=now())
                     write_record(self._path(name), record, durable=True)
                 except BaseException:

@@ -194,8 +194,8 @@ def sandbox_options(  # noqa: PLR0913 - one for each option
         ),
     ] = None,
     ttl_renewed_by_use: Annotated[
-        bool, Option("--ttl-renewed-by-use", help="Each use begins --ttl anew: it is over when nothing uses it.")
-    ] = False,
+        bool | None, Option("--ttl-renewed-by-use", help="Each use begins --ttl anew: it is over when nothing uses it.")
+    ] = None,
     pause_after: Annotated[
         float | None,
         Option(
@@ -237,7 +237,7 @@ def sandbox_options(  # noqa: PLR0913 - one for each option
         labels=values.labels(label or []),
         ttl_s=ttl,
         on_expiry=on_expiry,
-        ttl_renewed_by_use=ttl_renewed_by_use,
+        ttl_renewed_by_use=bool(ttl_renewed_by_use),
         pause_after_s=pause_after,
         from_checkpoint=from_checkpoint,
     )

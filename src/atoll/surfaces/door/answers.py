@@ -13,6 +13,8 @@ from http import HTTPStatus
 from typing import Any
 
 REQUEST_ID_HEADER = "Atoll-Request-Id"
+_ALLOWED = "GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"
+"""By the door. An app says which of them a path has."""
 
 
 def new_request_id() -> str:
@@ -28,8 +30,9 @@ def error_bytes(status: int, code: str, message: str) -> bytes:
     """A whole response with an error, after which the connection is closed. For where no app answers."""
     request_id = new_request_id()
     body = json.dumps(error_body(code, message, request_id)).encode()
+    allowed = f"Allow: {_ALLOWED}\r\n" if status == HTTPStatus.METHOD_NOT_ALLOWED else ""
     head = (
-        f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Type: application/json\r\n"
+        f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n{allowed}Content-Type: application/json\r\n"
         f"Content-Length: {len(body)}\r\n{REQUEST_ID_HEADER}: {request_id}\r\nConnection: close\r\n\r\n"
     )
     return head.encode() + body

@@ -94,6 +94,7 @@ async def listen(
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=grace_s,
         server_header=False,
+        proxy_headers=False,  # the door knows which proxies are believed (`HttpDoor`)
         access_log=False,
     )
     host = f"[{address}]" if ":" in address else address

@@ -17,12 +17,12 @@ from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 from starlette.requests import HTTPConnection
 
-from atoll.contract.errors import Forbidden, InvalidRequest, Unauthenticated
+from atoll.contract.errors import DatabaseUnavailable, Forbidden, InvalidRequest, Unauthenticated
 from atoll.contract.names import NAMESPACE_RULE, is_namespace
 from atoll.surfaces.rest.errors import error_status, request_id
 
 if TYPE_CHECKING:
-    from atoll.runtime.interface import Engine
+    from atoll.runtime.engine import LocalEngine
     from atoll.server.keys import ApiKey, KeyScope
     from atoll.server.server import Server
     from atoll.server.tenants import Tenant
@@ -41,7 +41,7 @@ class Caller:
 
     key: ApiKey
     tenant: Tenant
-    engine: Engine
+    engine: LocalEngine
     """The sandboxes of the tenant, and no others."""
     request_id: str
     server: Server
@@ -86,9 +86,14 @@ class Caller:
         """For what goes on for long: streams and terminals ask this once a second.
 
         Raises:
-            Unauthenticated: the key has been revoked, or has expired.
+            Unauthenticated: the key has been revoked, has expired, or its tenant is disabled.
         """
-        await self.server.keys.verify(self._text)
+        try:
+            await self.server.keys.verify(self._text)
+        except Forbidden as error:
+            raise Unauthenticated(error.message) from None
+        except DatabaseUnavailable:
+            pass  # it is asked again in a second; what is under way need not end for it
 
     def require_operator(self) -> None:
         """

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from atoll.contract.errors import CheckpointNotFound, InvalidRequest
 from atoll.contract.model import Checkpoint, SandboxInfo
-from atoll.server.policy import check_create, check_image
+from atoll.server.policy import check_create, check_image, check_inherited
 from atoll.surfaces.rest.caller import ApiRoute, Caller, Reader, Writer
 from atoll.surfaces.rest.errors import failures
 from atoll.surfaces.rest.idempotent import IdempotencyKey, once
@@ -136,9 +136,7 @@ async def restore(caller: Writer, sandbox: SandboxPath, body: Annotated[SandboxR
     found = await find(caller, sandbox)
     if body.foreign:
         check_image(caller.tenant.policy, (await _by_id(caller, body.checkpoint)).image)
-    await found.status()
-    async with reserved(caller, {found.name: found.info.limits}):
-        restored = await caller.engine.restore(found.name, body.checkpoint, foreign=body.foreign)
+    restored = await caller.engine.restore(found.name, body.checkpoint, foreign=body.foreign)
     info = await describe(restored)
     await caller.server.events.saw(caller.tenant.name, info)
     await caller.server.events.record(caller.tenant.name, "restored", info, checkpoint=body.checkpoint)
@@ -165,16 +163,24 @@ async def fork(
     if body.names is not None and len(body.names) != count:
         raise InvalidRequest(f"names: {count} forks and {len(body.names)} names; give one name for each")
     source = await describe(await find(caller, sandbox))
-    image = source.image if body.checkpoint is None else (await _own(caller, source, body.checkpoint)).image
-    check_create(
-        caller.tenant.policy, image=image, network=source.network, runtime=source.runtime, limits=source.limits
-    )
+    if body.checkpoint is None:
+        limits = check_create(
+            caller.tenant.policy,
+            image=source.image,
+            mounts=source.mounts,
+            network=source.network,
+            runtime=source.runtime,
+            limits=source.limits,
+        ).limits
+    else:
+        checkpoint = await _own(caller, source, body.checkpoint)
+        limits = check_inherited(caller.tenant.policy, caller.engine.inherited_spec(checkpoint.id)).limits
     names = body.names or [f"{source.name[:50]}-{os.urandom(4).hex()}" for _ in range(count)]
     async with once(caller, request, key) as made:
         if made.replay is not None:
             return made.replay
         made.require_not_interrupted()
-        async with reserved(caller, dict.fromkeys(names, source.limits)):
+        async with reserved(caller, dict.fromkeys(names, limits)):
             forks = await caller.engine.fork(source.name, count, checkpoint=body.checkpoint, names=names)
         for each in forks:
             await caller.server.events.saw(caller.tenant.name, each.info)

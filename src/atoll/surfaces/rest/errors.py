@@ -11,6 +11,7 @@ before any route is chosen.
 from __future__ import annotations
 
 import logging
+import re
 import secrets
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
@@ -48,6 +49,7 @@ STATUS_BY_CODE: Mapping[str, int] = {
     "sandbox_shutdown": 409,
     "not_checkpointable": 409,
     "image_unavailable": 422,
+    "archive_refused": 422,
     "runtime_unavailable": 422,
     "unenforceable": 422,
     "port_refused": 409,
@@ -251,7 +253,17 @@ def install(app: FastAPI, *, check_key: Callable[[HTTPConnection], Any] | None =
 
 
 def _methods(app: FastAPI, scope: Scope) -> list[str]:
-    """The methods of a path. A route knows its own only."""
+    """The methods of a path. A route knows its own only, so the document is asked: `/sandboxes/import` is a path of its
+    own there, and not that of a sandbox."""
+    path = scope["path"]
+    matching = [
+        template
+        for template in app.openapi()["paths"]
+        if re.fullmatch(re.sub(r"\\{\w+\\}", "[^/]+", re.escape(template)), path)
+    ]
+    if matching:
+        own = min(matching, key=lambda each: each.count("{"))
+        return sorted(method.upper() for method in app.openapi()["paths"][own])
     return [
         method
         for method in ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")

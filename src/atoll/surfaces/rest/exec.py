@@ -57,7 +57,7 @@ router = APIRouter(prefix="/api/v1/sandboxes/{sandbox}", tags=["exec"], route_cl
 class CommandBody(RequestBody):
     """What every command has."""
 
-    command: str | Annotated[list[str], Field(min_length=1)]
+    command: Annotated[str, Field(min_length=1)] | Annotated[list[str], Field(min_length=1)]
     """A string is a line for the shell, a list a program and its arguments."""
     env: dict[str, str] | None = None
     """Variables on top of the sandbox's environment."""

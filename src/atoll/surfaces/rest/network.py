@@ -112,7 +112,7 @@ async def list_ports(caller: Executor, sandbox: SandboxPath, limit: Limit = 100,
     status_code=201,
     operation_id="ports_expose",
     response_model=Preview,
-    responses=failures(404, 409, 422),
+    responses=failures(404, 409, 422, 502, 504),
 )
 async def expose_port(caller: Writer, sandbox: SandboxPath, body: Annotated[PortExpose, JsonBody()]) -> Response:
     """Expose a port at a URL, which it keeps until it is taken back. Exposing it again gives the same."""

@@ -29,6 +29,10 @@ _TENANT = {
 }
 _MADE_BY = {
     "sandbox": ("sandboxes_create", "$response.body#/name"),
+    "name": ("sandboxes_create", "$response.body#/name"),
+    "process": ("processes_spawn", "$response.body#/id"),
+    "session": ("code_sessions_create", "$response.body#/id"),
+    "port": ("ports_expose", "$response.body#/port"),
     "checkpoint": ("checkpoints_create", "$response.body#/id"),
     "volume": ("volumes_create", "$response.body#/name"),
     "webhook": ("webhooks_create", "$response.body#/webhook/id"),
@@ -36,6 +40,8 @@ _MADE_BY = {
     "tenant": ("tenants_create", "$response.body#/name"),
 }
 """By the parameter of a path: the operation that makes such a thing, and where its answer has the name or id."""
+_OF_THE_DOOR = {"414": "The URL is too long.", "431": "The headers are too large."}
+"""What any request can be answered with before it comes to a route."""
 _OF_FASTAPI = ("HTTPValidationError", "ValidationError")
 
 
@@ -65,30 +71,57 @@ def _amended(document: dict[str, Any]) -> dict[str, Any]:
             del responses["422"]
         if "requestBody" in operation:
             responses.setdefault("413", {**responses["400"], "description": "The body is too large."})
-        operation.setdefault("parameters", []).append({"$ref": "#/components/parameters/Tenant"})
+        for status, description in _OF_THE_DOOR.items():
+            responses[status] = {**responses["400"], "description": description}
+        for parameter in operation.setdefault("parameters", []):
+            _without_null(parameter["schema"])
+        operation["parameters"].append({"$ref": "#/components/parameters/Tenant"})
         for status, response in responses.items():
+            content = response.get("content", {})
             if response.pop(STREAMED, False):
-                response["content"] = {MEDIA_TYPE: response["content"]["application/json"]}
-            elif (
-                int(status) >= 400 and MEDIA_TYPE in response["content"]
-            ):  # FastAPI's guess, by the class of the answer
-                response["content"] = {"application/json": response["content"][MEDIA_TYPE]}
+                content[MEDIA_TYPE] = content.pop("application/json")
+            if int(status) >= 400 and MEDIA_TYPE in content:  # FastAPI's guess, by the class of the answer
+                content["application/json"] = content.pop(MEDIA_TYPE)
+            if MEDIA_TYPE in content:
+                content[MEDIA_TYPE] = {"schema": _event(content[MEDIA_TYPE]["schema"])}
             headers = response.setdefault("headers", {})
             headers[REQUEST_ID_HEADER] = {"$ref": f"#/components/headers/{REQUEST_ID_HEADER}"}
     _link(document)
     return document
 
 
+def _without_null(schema: dict[str, Any]) -> None:
+    """A parameter that is unset is left out: `null` would be its text."""
+    others = [each for each in schema.get("anyOf", ()) if each != {"type": "null"}]
+    if len(others) == 1:
+        del schema["anyOf"]
+        schema.update(others[0])
+
+
+def _event(data: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a server-sent event whose data are JSON of this schema; those of the last may be an error."""
+    any_data: dict[str, Any] = {"type": "string", "contentMediaType": "application/json"}
+    if data.get("type") != "string":
+        any_data["contentSchema"] = {"anyOf": [data, {"$ref": "#/components/schemas/ErrorBody"}]}
+    fields = {"event": {"type": "string"}, "id": {"type": "string"}, "data": any_data}
+    return {"type": "object", "properties": fields, "required": ["event", "data"]}
+
+
 def _link(document: dict[str, Any]) -> None:
-    """Link what makes a thing to all operations on it."""
+    """Link what makes a thing to all operations on it: what the path of both names is the same."""
     operations = {operation["operationId"]: operation for operation in _operations(document)}
     for id, operation in operations.items():
-        for parameter in operation["parameters"]:
-            creator, expression = _MADE_BY.get(parameter.get("name", ""), (None, ""))
-            if parameter.get("in") != "path" or creator not in operations:
-                continue
-            made = operations[creator]["responses"]["201"]
-            made.setdefault("links", {})[id] = {"operationId": id, "parameters": {parameter["name"]: expression}}
+        names = _path_names(operation)
+        creator, expression = _MADE_BY.get(names[-1], ("", "")) if names else ("", "")
+        if creator not in operations:
+            continue
+        same = {name: f"$request.path.{name}" for name in _path_names(operations[creator]) if name in names}
+        made = operations[creator]["responses"]["201"].setdefault("links", {})
+        made[id] = {"operationId": id, "parameters": {**same, names[-1]: expression}}
+
+
+def _path_names(operation: dict[str, Any]) -> list[str]:
+    return [parameter["name"] for parameter in operation["parameters"] if parameter.get("in") == "path"]
 
 
 def _operations(document: dict[str, Any]) -> Iterator[dict[str, Any]]:

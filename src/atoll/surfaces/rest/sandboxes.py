@@ -27,6 +27,7 @@ from atoll.contract.errors import (
     SandboxDied,
     SandboxExists,
     SandboxNotFound,
+    Unenforceable,
 )
 from atoll.contract.model import (
     MAX_LABELS,
@@ -44,7 +45,7 @@ from atoll.contract.names import is_name
 from atoll.contract.network import NetworkPolicy
 from atoll.contract.secret import Secret
 from atoll.runtime.sandbox import Sandbox
-from atoll.server.policy import check_create, check_limits, check_ttl
+from atoll.server.policy import check_create, check_inherited, check_limits, check_ttl
 from atoll.surfaces.rest.caller import ApiRoute, Caller, Reader, Writer
 from atoll.surfaces.rest.errors import failures
 from atoll.surfaces.rest.idempotent import IdempotencyKey, once
@@ -256,7 +257,7 @@ async def create(
 ) -> Response:
     """Create a sandbox and wait until it answers."""
     if body.ephemeral and not tunnel:
-        raise InvalidRequest(
+        raise Unenforceable(
             "ephemeral: a REST client has no connection that the sandbox could end with; set ttl_s instead, or use "
             "atoll.connect"
         )
@@ -290,21 +291,23 @@ async def _interrupted(caller: Caller, name: str | None, label: str | None) -> S
 
 async def _create(caller: Caller, body: SandboxRequest, name: str | None, label: str | None) -> Sandbox:
     name = name or f"sandbox-{os.urandom(4).hex()}"
-    image = body.image or caller.engine.default_image
-    if body.from_checkpoint is not None:
-        image = (await find_checkpoint(caller, body.from_checkpoint)).image
-    admitted = check_create(
-        caller.tenant.policy,
-        image=image,
-        mounts=body.mounts,
-        network=body.network,
-        runtime=body.runtime,
-        limits=body.limits or Limits(),
-        ttl_s=body.ttl_s,
-    )
-    fresh = body.from_checkpoint is None
-    runtime = admitted.runtime if fresh else body.runtime
-    async with reserved(caller, {name: effective_limits(caller, admitted.limits, runtime)}):
+    policy, fresh = caller.tenant.policy, body.from_checkpoint is None
+    if body.from_checkpoint is None:
+        admitted = check_create(
+            policy,
+            image=body.image or caller.engine.default_image,
+            mounts=body.mounts,
+            network=body.network,
+            runtime=body.runtime,
+            limits=body.limits or Limits(),
+            ttl_s=body.ttl_s,
+        )
+        limits = effective_limits(caller, admitted.limits, admitted.runtime)
+    else:
+        inherited = caller.engine.inherited_spec((await find_checkpoint(caller, body.from_checkpoint)).id)
+        admitted = check_inherited(policy, inherited, network=body.network, limits=body.limits, ttl_s=body.ttl_s)
+        limits = admitted.limits
+    async with reserved(caller, {name: limits}):
         return await caller.engine.create(
             name,
             image=admitted.image if fresh else body.image,
@@ -314,14 +317,14 @@ async def _create(caller: Caller, body: SandboxRequest, name: str | None, label:
             secret_env=body.secret_env,
             user=body.user,
             cwd=body.cwd,
-            runtime=runtime,
+            runtime=admitted.runtime if fresh else body.runtime,
             pause_after_s=body.pause_after_s,
             network=admitted.network,
             labels=body.labels if label is None else {**body.labels, REQUEST_LABEL: label},
             ttl_s=admitted.ttl_s,
             on_expiry=body.on_expiry,
             ttl_renewed_by_use=body.ttl_renewed_by_use,
-            mounts=admitted.mounts,
+            mounts=admitted.mounts if fresh else body.mounts,
             from_checkpoint=body.from_checkpoint,
             ephemeral=body.ephemeral,
         )
@@ -479,9 +482,7 @@ async def sleep(
 async def wake(caller: Writer, sandbox: SandboxPath) -> Response:
     """Start a sandbox that sleeps, was shut down or has ended, and resume a paused one."""
     found = await find(caller, sandbox)
-    await found.status()
-    async with reserved(caller, {found.name: found.info.limits}):
-        return await _seen(caller, await caller.engine.wake(found.name))
+    return await _seen(caller, await caller.engine.wake(found.name))
 
 
 @_verb("shutdown")

@@ -12,7 +12,15 @@ from fastapi import APIRouter, Depends, Path, Query, Request
 from fastapi.responses import Response
 from pydantic import Field
 
-from atoll.contract.errors import Conflict, InvalidRequest, QuotaExceeded, VolumeExists, VolumeNotFound
+from atoll.contract.errors import (
+    ArchiveRefused,
+    Conflict,
+    InvalidRequest,
+    QuotaExceeded,
+    SandboxError,
+    VolumeExists,
+    VolumeNotFound,
+)
 from atoll.contract.model import Volume
 from atoll.contract.names import is_name
 from atoll.runtime.state.volumes import MIN_SIZE_BYTES
@@ -141,4 +149,7 @@ async def import_volume(
 ) -> Response:
     """Create a volume with the files of a tar. When it fails, there is no volume."""
     async with received(caller, request) as path, _within_quota(caller, size_bytes):
-        return answer(await caller.engine.volumes.import_(volume, path, size_bytes), 201)
+        try:
+            return answer(await caller.engine.volumes.import_(volume, path, size_bytes), 201)
+        except SandboxError as error:
+            raise ArchiveRefused(error.message, reason="malformed") from None
