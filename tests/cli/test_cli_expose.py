@@ -7,6 +7,8 @@ import json
 import signal
 from urllib.parse import urlsplit
 
+import pytest
+
 from tests.cli.driving import Atoll
 
 
@@ -23,6 +25,7 @@ def fetch(address: str, target: str | None = None, **headers: str) -> tuple[int,
         connection.close()
 
 
+@pytest.mark.local("the server has the requests in its log")
 def test_expose_prints_addresses_that_work_and_notes_requests(atoll: Atoll, box: str) -> None:
     atoll("exec", box, "--detach", "--", "python3", "-m", "http.server", "8000", "--bind", "127.0.0.1")
     serving = atoll.start("expose", box, "8000", "--wait", "20s")
@@ -51,6 +54,7 @@ def test_expose_tells_when_nothing_listens_and_what_it_serves_as_json(atoll: Ato
     assert serving.wait() == 128 + signal.SIGTERM
 
 
+@pytest.mark.local("the address is the server's")
 def test_an_address_that_cannot_be_served_on_is_told_with_what_to_do(atoll: Atoll, box: str) -> None:
     atoll.env["ATOLL_PREVIEW_LISTEN"] = "nowhere"
     assert b"such as localhost:8000" in atoll("expose", box, "80", status=None).stderr

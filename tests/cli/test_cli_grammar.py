@@ -154,6 +154,7 @@ def command_line(*words: str) -> str:
     return f"from atoll.surfaces.cli import main\nassert main({list(words)!r}) == 0"
 
 
+@pytest.mark.local("what an engine of this machine imports")
 def test_a_command_in_a_sandbox_imports_neither_what_is_heavy_nor_an_event_loop(atoll: Atoll) -> None:
     """A command takes a few milliseconds in its sandbox: what it waits for is what is imported here."""
     words = (
@@ -174,17 +175,20 @@ def test_a_command_in_a_sandbox_imports_neither_what_is_heavy_nor_an_event_loop(
     assert imported_by(command_line(*words), env=atoll.env) & unneeded == set()
 
 
+@pytest.mark.local("what an engine of this machine imports")
 def test_a_command_that_needs_the_engine_imports_nothing_heavy(atoll: Atoll) -> None:
     words = ("exec", atoll.box(), "--json", "--", "true")
     assert imported_by(command_line(*words), env=atoll.env) & HEAVY == set()
 
 
+@pytest.mark.local("what an engine of this machine imports")
 def test_a_new_sandbox_needs_images_and_nothing_else_that_is_heavy(atoll: Atoll) -> None:
     atoll.box()  # the first sandbox of a state directory prepares the image and the seccomp filter
     needed = {"atoll.runtime.images", "hashlib", "shutil"}
     assert imported_by(command_line("run", "--", "true"), env=atoll.env) & HEAVY <= needed
 
 
+@pytest.mark.local("what an engine of this machine imports")
 def test_opening_an_engine_imports_nothing_heavy(atoll: Atoll) -> None:
     assert imported_by(OPEN, env=atoll.env) & HEAVY == set()
 
@@ -424,6 +428,7 @@ def filled(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(("line", "words"), COMPLETED)
+@pytest.mark.local("names are completed from the state directory")
 def test_a_shell_is_told_the_words_that_may_follow(atoll: Atoll, filled: Path, line: str, words: str) -> None:
     for shell, separated in ("bash", line.replace(" ", "\n")), ("fish", line):
         env = {

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from tests.cli.driving import Atoll
 
 WITHOUT = "import sys; sys.modules['mcp'] = None; from atoll.surfaces.cli import main; sys.exit(main(['mcp']))"
@@ -34,6 +36,7 @@ def test_on_a_terminal_it_says_whom_it_waits_for(atoll: Atoll) -> None:
     assert terminal.wait() == 0
 
 
+@pytest.mark.local("directories are the server's")
 def test_directories_are_checked_before_a_client_comes(atoll: Atoll) -> None:
     for words in ([], ["--http", "127.0.0.1:0"]):
         assert b"/nowhere cannot be mounted" in atoll("mcp", *words, "--mount", "/nowhere:/work", status=2).stderr

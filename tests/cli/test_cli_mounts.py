@@ -7,6 +7,8 @@ import os
 import tarfile
 from pathlib import Path
 
+import pytest
+
 from tests.cli.driving import Atoll
 
 ROOT = os.geteuid() == 0
@@ -45,6 +47,7 @@ def test_an_agent_starts_in_the_directory_that_it_may_write_to(atoll: Atoll, tmp
     assert atoll.text(*words, "--mount", f"{project}:/work:rw", "--cwd", "/tmp") == "/tmp\n"
 
 
+@pytest.mark.local("a server says only what its operator allows")
 def test_a_wrong_mount_is_refused_with_what_is_allowed(atoll: Atoll, tmp_path: Path) -> None:
     assert (
         b"'/srv:work' is not a mount; write SOURCE:/TARGET" in atoll("create", "--mount", "/srv:work", status=2).stderr
@@ -85,6 +88,7 @@ def test_volumes_are_created_listed_exported_imported_and_removed(atoll: Atoll, 
     assert atoll.text("volumes", "ls", "-q") == ""
 
 
+@pytest.mark.local("storage is the machine's")
 def test_a_size_is_enforced_or_refused(atoll: Atoll) -> None:
     if atoll.json("storage", "--json")["disk_limit"]:
         assert atoll.json("volumes", "create", "small", "--size", "64m", "--json")["size_bytes"] == 64 << 20

@@ -9,6 +9,8 @@ import pytest
 from atoll.runtime.state.running import find_running
 from tests.cli.driving import Atoll
 
+pytestmark = pytest.mark.local("a namespace of a server is a tenant, which has to exist")
+
 TEAM = ("--namespace", "team")
 
 

@@ -281,6 +281,7 @@ def test_a_memory_limit_is_enforced_and_told(atoll: Atoll) -> None:
 
 
 @pytest.mark.parametrize("limit", [24, 32, 48, 63, 64, 80, 100, 101, 128, 256])
+@pytest.mark.local("sandboxes take descriptors of the server")
 def test_with_few_descriptors_all_output_comes_or_an_error_names_the_limit(atoll: Atoll, limit: int) -> None:
     command = ["sh", "-c", "echo out; echo err >&2; exit 3"]
     done = subprocess.run(

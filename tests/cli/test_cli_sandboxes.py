@@ -215,6 +215,7 @@ def test_a_state_directory_that_cannot_be_is_a_sentence(atoll: Atoll, tmp_path: 
     assert b"Traceback" not in done.stderr
 
 
+@pytest.mark.local("doctor is about this machine")
 def test_doctor_names_what_it_looked_at_and_which_runtimes_work(atoll: Atoll) -> None:
     report = atoll.json("doctor", "--json")
     assert report["runtimes"]

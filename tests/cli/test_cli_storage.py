@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import os
 
+import pytest
+
 from tests.cli.driving import Atoll
+
+pytestmark = pytest.mark.local("storage is the machine's")
 
 
 def test_storage_tells_what_the_layers_stand_on_and_whether_disks_can_be_limited(atoll: Atoll) -> None:

@@ -13,6 +13,8 @@ from atoll.surfaces.cli import completion
 from atoll.testing.plugin import STRICT
 from tests.cli.driving import Atoll
 
+pytestmark = pytest.mark.local("what is removed is this machine's")
+
 
 @pytest.fixture
 def elsewhere(

@@ -24,6 +24,8 @@ from atoll.testing.waiting import wait_until
 from tests.cli.driving import PROGRAM, Atoll
 from tests.cli.test_cli_network import fetch
 
+pytestmark = pytest.mark.local("without an engine, and without a server")
+
 WITH_ENGINE = {"ATOLL_RUNTIME": "crun"}
 """A setting that has to be checked before the state directory is known, as those of an engine are."""
 BYTES = random.Random(1).randbytes(3_000_000)

@@ -10,7 +10,7 @@ import pytest
 from tests.rest.serving import Served, serving
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 async def served(make_state_dir: Callable[[], Path]) -> AsyncIterator[Served]:
     """One server for all tests of this directory: SQLite, and events as they happen."""
     async with serving(make_state_dir(), webhook_allow="127.0.0.1") as served:
@@ -26,14 +26,14 @@ async def served(make_state_dir: Callable[[], Path]) -> AsyncIterator[Served]:
                 await engine.volumes.remove(volume.name)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 async def client(served: Served) -> AsyncIterator[httpx2.AsyncClient]:
     """With the operator's key."""
     async with served.client() as client:
         yield client
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 async def box(client: httpx2.AsyncClient) -> str:
     """The name of a sandbox that tests share, and leave as it is."""
     (await client.post("/api/v1/sandboxes", json={"name": "shared"})).raise_for_status()

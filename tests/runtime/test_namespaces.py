@@ -104,6 +104,13 @@ async def _path(engine: Engine, wanted: Wanted) -> object:
 
 
 Call = Callable[[Engine, Wanted], Awaitable[object]]
+
+
+async def _inherited(engine: Engine, checkpoint: str, sandbox: str | None = None) -> object:
+    assert isinstance(engine, LocalEngine)
+    return engine.inherited_spec(checkpoint, sandbox)
+
+
 WALK: dict[str, list[Call]] = {
     "audit": [lambda e, w: e.audit(w.name)],
     "checkpoint": [lambda e, w: e.checkpoint(w.name)],
@@ -135,6 +142,10 @@ WALK: dict[str, list[Call]] = {
         lambda e, w: e.fork("box", checkpoint=w.label, names=["new"]),
     ],
     "get": [lambda e, w: e.get(w.name), lambda e, w: e.get(w.id), lambda e, w: e.get(f"team:{w.name}")],
+    "inherited_spec": [
+        lambda e, w: _inherited(e, w.checkpoint),
+        lambda e, w: _inherited(e, w.label, "box"),
+    ],
     "list": [lambda e, w: e.list(w.name), lambda e, w: e.list(labels={"team": w.name})],
     "pause": [lambda e, w: e.pause(w.name)],
     "pool": [_pooled, _pool_list],

@@ -13,7 +13,7 @@ import atoll.testing.conformance
 
 SUITE = Path(atoll.testing.conformance.__file__).parent
 FILES = ("test_exec.py", "test_pool.py")
-REMOTE_FILES = ("test_held.py", "test_kept.py", "test_network.py", "test_pool.py", "test_sharing.py", "test_updates.py")
+REMOTE_FILES = ("test_kept.py", "test_pool.py", "test_sharing.py")
 """What a server could change, for its time. `make test-remote` runs all."""
 
 

@@ -51,6 +51,7 @@ from atoll.contract.model import (
     RuntimeName,
     SandboxInfo,
     WarmPool,
+    check_labels,
 )
 from atoll.contract.names import DEFAULT_NAMESPACE, check_name
 from atoll.contract.network import AuditRecord, NetworkPolicy
@@ -284,7 +285,7 @@ class RemoteEngine(Engine):
         """Send a request that makes something, with an `Idempotency-Key`. If this is cancelled, or the connection is
         lost for good, `undo` is given the answer that it would have had: nothing is left."""
         key = new_key()
-        given = {name: value for name, value in body.items() if value is not None}
+        given = _given(body)
         try:
             return await self._http.post(path, given, key=key)
         except (anyio.get_cancelled_exc_class(), ServerUnavailable):
@@ -310,7 +311,7 @@ class RemoteEngine(Engine):
             "limits": _plain(limits),
             "runtime": runtime or self._settings.runtime,
         }
-        given = {name: value for name, value in body.items() if value is not None}
+        given = _given(body)
         return WarmPool.model_validate((await self._http.send("PUT", path_of("warm-pools"), given)).json())
 
     async def warm_pools(self) -> builtins.list[WarmPool]:
@@ -332,12 +333,16 @@ class RemoteEngine(Engine):
         ttl_renewed_by_use: bool | None = None,
         limits: Limits | None = None,
     ) -> SandboxInfo:
+        check_labels({key: value or "" for key, value in (labels or {}).items()})
         lifetime = {"on_expiry": on_expiry, "ttl_renewed_by_use": ttl_renewed_by_use}
         body: dict[str, object] = {"labels": dict(labels or {})}
-        body |= {each: value for each, value in lifetime.items() if value is not None}
+        body |= _given(lifetime)
         if ttl_s is not None:
             body["ttl_s"] = None if ttl_s == math.inf else ttl_s
-            validate_spec(name="sandbox", image=self.default_image, ttl_s=body["ttl_s"])
+        given = {each: value for each, value in (labels or {}).items() if value is not None}
+        validate_spec(
+            name="sandbox", image=self.default_image, labels=given, ttl_s=body.get("ttl_s"), **_given(lifetime)
+        )
         if limits is not None:
             body["limits"] = _plain(limits)
         async with self._named(name):
@@ -640,6 +645,10 @@ async def _until_end(tunnel: Tunnel) -> AsyncIterator[bytes]:
 def _report(progress: ProgressCallback | None, what: str, done: int) -> None:
     if progress is not None:
         progress(what, done, None)
+
+
+def _given(options: Mapping[str, object]) -> dict[str, object]:
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def _plain(model: Any) -> Any:

@@ -45,13 +45,15 @@ def error_of(status: int, body: bytes) -> AtollError:
             f"the server answered with status {status}, not as Atoll's does: {shown!r}; is the address right?",
             status=status,
         )
-    return _made(_classes().get(code, AtollError), message, request_id, details)
+    return _made(_classes().get(code, AtollError), message, request_id, details, status)
 
 
-def _made(kind: type[AtollError], message: str, request_id: object, details: dict[str, object]) -> AtollError:
+def _made(
+    kind: type[AtollError], message: str, request_id: object, details: dict[str, object], status: int
+) -> AtollError:
     """Without the constructor of its class, which composes the message that the server has composed already."""
     error = kind.__new__(kind, message)
-    hint = None if request_id is None else f"the server's log has the request {request_id}"
+    hint = None if request_id is None or status < 500 else f"the server's log has the request {request_id}"
     AtollError.__init__(error, message, hint=hint, **{str(name): value for name, value in details.items()})
     if isinstance(error, FileError):
         number, path = details.get("errno"), details.get("path")

@@ -123,6 +123,9 @@ class RemoteSandboxes:
             await self._http.post(path_of("sandboxes", id, "shutdown"))
 
     async def expose(self, info: SandboxInfo, port: int, dial: DialPort, *, wait_s: float) -> Preview:  # noqa: ARG002 - the server dials
+        from atoll.runtime.previews.router import check_port
+
+        check_port(port, wait_s)
         body = {"port": port, "wait_s": wait_s}
         return Preview.model_validate(await self._http.post(path_of("sandboxes", info.id, "ports"), body))
 

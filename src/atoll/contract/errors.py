@@ -3,7 +3,8 @@
     AtollError
     ├── CallerError                 the request cannot be fulfilled; change it
     │   ├── InvalidRequest          (ValueError)        an argument is wrong
-    │   │   └── UserNotFound        (LookupError)       the sandbox has no user of this name
+    │   │   ├── UserNotFound        (LookupError)       the sandbox has no user of this name
+    │   │   └── Conflict                                of a server: it is in use, or in a state that forbids it
     │   ├── SandboxNotFound         (LookupError)       no sandbox has this name
     │   ├── SandboxExists           (FileExistsError)   the name is taken
     │   ├── SandboxShutdown                             it was shut down; only `wake` starts it
@@ -24,7 +25,6 @@
     │   ├── QuotaExceeded                               the tenant would use more than its quota
     │   ├── RateLimited                                 the tenant has sent too many requests; it may wait and retry
     │   ├── IdempotencyMismatch                         the idempotency key was used for another request
-    │   ├── Conflict                                    what it is about is in use, or in a state that forbids it
     │   ├── OutcomeUnknown                              whether an interrupted request was carried out is not known
     │   ├── TenantNotFound          (LookupError)       no tenant has this name
     │   ├── TenantExists            (FileExistsError)   the name is taken
@@ -272,7 +272,7 @@ class IdempotencyMismatch(CallerError):
     code = "idempotency_mismatch"
 
 
-class Conflict(CallerError):
+class Conflict(InvalidRequest):
     """A server's refusal of a request that is right by itself: something is in use, or in another state."""
 
     code = "conflict"

@@ -209,6 +209,8 @@ def make_state_dir(ledger: Ledger, give_host_image: Callable[[Path], Path]) -> I
         ledger.end_processes_of(path)
         ledger.unwatch(path)
         shutil.rmtree(path, ignore_errors=bool(left))
+        for kept in ("key", "log"):  # of servers (`RunningServer`)
+            path.with_name(f"{path.name}.{kept}").unlink(missing_ok=True)
     if left:
         shown = [*left[:20], f"and {len(left) - 20} more"] if len(left) > 20 else left
         pytest.fail("leaked by the tests of this process:\n  " + "\n  ".join(shown), pytrace=False)

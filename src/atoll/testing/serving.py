@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Self
 
 _ANY_POLICY = {
-    "images": ["host", "*", "dir:/*", "oci:/*", "tar:/*"],
-    "networks": ["*", "registries"],
+    "images": ["host", "*", "localhost/*", "127.0.0.1:*/*", "dir:/*", "oci:/*", "tar:/*"],
+    "networks": ["*", "registries", "127.0.0.0/8"],
     "mounts": ["/tmp:rw"],
 }
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import errno
 import json
 from collections import Counter
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import anyio
@@ -29,6 +30,7 @@ from atoll.surfaces.rest.event_stream import CHECK_KEY_S
 from atoll.surfaces.rest.sandboxes import SandboxPath, find
 
 if TYPE_CHECKING:
+    from atoll.runtime.interface import Engine
     from atoll.runtime.sandbox import GuestRelay, Sandbox
 
 
@@ -36,6 +38,8 @@ _RECEIVE_BYTES = 512 * 1024
 UNAUTHENTICATED = 4401
 """The code with which a WebSocket is closed whose key is no longer valid."""
 _REFUSED, _TEXT = 1008, 1003
+_LOOKS, _LOOK_S = 40, 0.05
+"""How often one looks whether an ephemeral sandbox has ended, and after how long."""
 router = APIRouter(prefix="/api/v1/sandboxes", tags=["sandboxes"])
 _open_tunnels: Counter[str] = Counter()
 """How many tunnels each sandbox has, by id."""
@@ -56,21 +60,28 @@ async def guest(websocket: WebSocket, caller: Executor, sandbox: SandboxPath) ->
         async with relay.stream:
             await caller.record(websocket, "sandboxes_guest", 101)
             await websocket.accept()
-            await TunnelRelay(websocket, relay, caller).run()
+            await ServedTunnel(websocket, relay, caller).run()
     finally:
         with anyio.CancelScope(shield=True):
-            await _closed(found)
+            await _closed(found, caller.engine)
 
 
-async def _closed(sandbox: Sandbox) -> None:
+async def _closed(sandbox: Sandbox, engine: Engine) -> None:
     _open_tunnels[sandbox.id] -= 1
-    if not _open_tunnels[sandbox.id]:
-        del _open_tunnels[sandbox.id]
-        if sandbox.info.ephemeral:
-            await sandbox.aclose()
+    if _open_tunnels[sandbox.id]:
+        return
+    del _open_tunnels[sandbox.id]
+    if sandbox.info.ephemeral:
+        await sandbox.aclose()
+        # Unless another process is connected to it, it ends within milliseconds, and nothing of it is to stay.
+        with suppress(SandboxError):  # it is gone
+            for _ in range(_LOOKS):
+                await sandbox.status()
+                await anyio.sleep(_LOOK_S)
+                await engine.remove_abandoned()
 
 
-class TunnelRelay:
+class ServedTunnel:
     """One WebSocket, and its connection to a keeper."""
 
     def __init__(self, websocket: WebSocket, relay: GuestRelay, caller: Caller) -> None:
