@@ -83,14 +83,14 @@ test("a request with an idempotency key is carried out once", async () => {
 });
 
 test("an error has its code and its request id", async () => {
-  await assert.rejects(atoll.sandboxesGet("no body?"), (error) => {
+  await assert.rejects(atoll.sandboxesGet("not there?"), (error) => {
     assert.ok(error instanceof AtollError);
-    assert.deepEqual([error.status, error.code, error.details], [404, "sandbox_not_found", { name: "no body?" }]);
+    assert.deepEqual([error.status, error.code, error.details], [404, "sandbox_not_found", { name: "not there?" }]);
     assert.match(error.requestId, /^req_/);
     return true;
   });
-  const stranger = new Atoll({ url: process.env.ATOLL_URL, key: "wrong" });
-  await assert.rejects(stranger.me(), { name: "AtollError", code: "unauthenticated", status: 401 });
+  const other = new Atoll({ url: process.env.ATOLL_URL, key: "wrong" });
+  await assert.rejects(other.me(), { name: "AtollError", code: "unauthenticated", status: 401 });
 });
 
 test("a terminal goes on after its connection", async () => {
