@@ -18,7 +18,7 @@ import pytest
 from atoll import NetworkPolicy, open as engine_of
 from atoll.drivers import locks
 from atoll.testing.server import RunningServer, running_server
-from atoll.testing.waiting import eventually
+from atoll.testing.waiting import eventually, wait_until
 from tests.docs.test_deploy import CONFINEMENT
 from tests.serve.conftest import answers, connect, read_all
 
@@ -107,7 +107,9 @@ def test_every_line_of_a_request_has_its_id_and_none_a_secret(strict_server: Run
     sent = {"Authorization": f"Bearer atoll_abcdefgh_{secret}"}
     answer = httpx2.get(f"{strict_server.url}/api/v1/sandboxes?atoll_token={secret}", headers=sent)
     assert answer.status_code == 401
-    mine = [each for each in log_lines(strict_server) if each.get("request_id") == answer.headers["Atoll-Request-Id"]]
+    id = answer.headers["Atoll-Request-Id"]
+    wait_until(lambda: id in strict_server.log.read_text(), "the request is logged")
+    mine = [each for each in log_lines(strict_server) if each.get("request_id") == id]
     assert [(each["event"], each["path"], each["status"]) for each in mine] == [("request", "/api/v1/sandboxes", 401)]
     httpx2.get(strict_server.url + "/api/v1/me", headers=strict_server.headers)
     text = strict_server.log.read_text()

@@ -11,12 +11,12 @@ import pytest
 
 import atoll
 from atoll import (
+    ArchiveRefused,
     Capabilities,
     Engine,
     InvalidRequest,
     Mount,
     Sandbox,
-    SandboxError,
     Unenforceable,
     VolumeExists,
     VolumeNotFound,
@@ -239,7 +239,7 @@ async def test_several_sandboxes_write_to_a_volume_which_outlives_them(engine: E
 @pytest.mark.runtimes("crun")
 async def test_a_tar_that_is_none_leaves_no_volume(engine: Engine, tmp_path: Path) -> None:
     (tmp_path / "bad.tar").write_bytes(b"no tar" * 1000)
-    with pytest.raises(SandboxError, match="tar"):
+    with pytest.raises(ArchiveRefused, match="tar"):
         await engine.volumes.import_("bad", tmp_path / "bad.tar")
     with pytest.raises(VolumeNotFound):
         await engine.volumes.get("bad")
