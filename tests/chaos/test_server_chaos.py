@@ -198,7 +198,7 @@ class ServerChaos:
         asked_for = {id for client in self.clients for id in client.created}
         for event in self._receiver.events.values():
             strange = event["type"] == "created" and event["sandbox_id"] not in asked_for
-            # What atoll.connect gave up on after a while, it has undone.
+            # What a client of atoll.connect gave up on is undone.
             undone = event["sandbox"][:2] in CONNECTED and counts["destroyed", event["sandbox_id"]] == 1
             if strange and not undone:
                 raise Broken(f"a sandbox was created that nobody asked for: {event}")
@@ -229,7 +229,7 @@ class ServerChaos:
         counts = ", ".join(f"{kind} {count}" for kind, count in sorted(done.items()))
         again = sum(count - 1 for count in self._receiver.times.values())
         return (
-            f"{dict(self.kills)}; {counts}; outcomes unknown: {dict(hidden)}; "
+            f"{dict(self.kills)}; {counts}; outcomes unknown, or undone: {dict(hidden)}; "
             f"{len(self._receiver.times)} deliveries, {again} again as their answer was lost"
         )
 

@@ -28,7 +28,6 @@ from atoll.contract.driver import Driver
 from atoll.contract.errors import AtollError, GuestProtocolError, SandboxDied, SandboxError, SandboxNotFound
 from atoll.contract.model import Preview, ProcessInfo, RuntimeName, SandboxInfo, SandboxSpec, SystemProcess, Usage
 from atoll.drivers import storage
-from atoll.drivers.locks import is_held
 from atoll.runtime.egress.server import EgressServer, EgressServers
 from atoll.runtime.guest.connection import GuestConnection
 from atoll.runtime.guest.process import list_epoll_waiters, list_processes
@@ -164,8 +163,12 @@ class Connections:
                 known = version, RecordedSandbox.of(manifest)
             recorded[id] = known
             directory = self._store.directory(id)
-            is_busy = id in uncommitted and is_held(directory / "busy.lock")
             driver = drivers.get(known[1].runtime)
+            is_busy = id in uncommitted and self._store.is_being_created(id)
+            if id in uncommitted and not is_busy and not known[1].info.ephemeral:
+                running = driver is not None and driver.pid(directory) is not None
+                if self._store.is_undone(id, running=running):
+                    continue
             info = known[1].now(directory, driver, is_busy=is_busy, expires_at=expiries.get(id))
             if info.status == "error":  # or another process has put it to sleep since the manifest was read
                 with contextlib.suppress(SandboxError):

@@ -535,7 +535,13 @@ class LocalEngine(Engine):
             plural = "copy" if count == 1 else "copies"
             given = "1 name" if len(names) == 1 else f"{len(names)} names"
             raise InvalidRequest(f"fork: {count} {plural} requested, {given} given; give one name for each copy")
-        forks = await self._provisioner.fork(source, checkpoint, names)
+        return await self.fork_labelled(source, names, {}, checkpoint=checkpoint)
+
+    async def fork_labelled(
+        self, source: str, names: Sequence[str], labels: Mapping[str, str], *, checkpoint: str | None = None
+    ) -> builtins.list[Sandbox]:
+        """`fork`, with labels that the forks have besides those of `source`: for those who must find them again."""
+        forks = await self._provisioner.fork(source, checkpoint, names, labels)
         self._recovery.watch_expiries(self._tasks, *(fork.info for fork in forks))
         return forks
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
 from typing import Annotated, Any, TypeVar
@@ -265,31 +265,43 @@ async def create(
     async with once(caller, request, key, resource=body.name) as made:
         if made.replay is not None:
             return made.replay
-        label = None if key is None else hashlib.sha256(f"{caller.tenant.name}\n{key}".encode()).hexdigest()[:32]
-        sandbox = await _interrupted(caller, made.name, label) if made.is_interrupted else None
-        if sandbox is None:
-            sandbox = await _create(caller, body, made.name or body.name, label)
+        labels = request_labels(caller, key)
+        found = await find_interrupted(caller, [made.name or ""], labels) if made.is_interrupted else []
+        sandbox = found[0] if found else await _create(caller, body, made.name or body.name, labels)
         await caller.server.events.saw(caller.tenant.name, sandbox.info)
         caller.note(resource=f"sandboxes/{sandbox.name}")
         return made.give(answer(shown(sandbox.info), 201, {"Location": f"/api/v1/sandboxes/{sandbox.name}"}))
 
 
-async def _interrupted(caller: Caller, name: str | None, label: str | None) -> Sandbox | None:
-    """What an interrupted request has made. None: nothing."""
-    if name is None:
-        return None
-    try:
-        sandbox = await caller.engine.get(name)
-    except SandboxNotFound:
-        return None
-    await sandbox.status()
-    if sandbox.info.labels.get(REQUEST_LABEL) != label:
-        raise SandboxExists(name)
-    await sandbox.connect()
-    return sandbox
+def request_labels(caller: Caller, key: str | None) -> dict[str, str]:
+    """What the sandboxes that a request makes are found again by, if it is interrupted. Empty: it has no key."""
+    if key is None:
+        return {}
+    return {REQUEST_LABEL: hashlib.sha256(f"{caller.tenant.name}\n{key}".encode()).hexdigest()[:32]}
 
 
-async def _create(caller: Caller, body: SandboxRequest, name: str | None, label: str | None) -> Sandbox:
+async def find_interrupted(caller: Caller, names: Sequence[str], labels: Mapping[str, str]) -> list[Sandbox]:
+    """What an interrupted request has made, of these names. Empty: nothing, and it can be carried out.
+
+    Raises:
+        SandboxExists: another request has made one of them.
+    """
+    await caller.engine.remove_abandoned()  # what was made in part is gone then, and the rest is complete
+    found = []
+    for name in names:
+        try:
+            sandbox = await caller.engine.get(name)
+        except SandboxNotFound:
+            continue
+        await sandbox.status()
+        if not labels.items() <= sandbox.info.labels.items():
+            raise SandboxExists(name)
+        await sandbox.connect()
+        found.append(sandbox)
+    return found
+
+
+async def _create(caller: Caller, body: SandboxRequest, name: str | None, labels: Mapping[str, str]) -> Sandbox:
     name = name or f"sandbox-{os.urandom(4).hex()}"
     policy, fresh = caller.tenant.policy, body.from_checkpoint is None
     if body.from_checkpoint is None:
@@ -320,7 +332,7 @@ async def _create(caller: Caller, body: SandboxRequest, name: str | None, label:
             runtime=admitted.runtime if fresh else body.runtime,
             pause_after_s=body.pause_after_s,
             network=admitted.network,
-            labels=body.labels if label is None else {**body.labels, REQUEST_LABEL: label},
+            labels={**body.labels, **labels},
             ttl_s=admitted.ttl_s,
             on_expiry=body.on_expiry,
             ttl_renewed_by_use=body.ttl_renewed_by_use,
