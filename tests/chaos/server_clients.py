@@ -20,9 +20,10 @@ import anyio
 import httpx2
 
 import atoll
+from atoll.testing.waiting import SLOWNESS
 from tests.chaos.model import Broken
 
-BOUND_S = 60.0
+BOUND_S = 60.0 * SLOWNESS
 """Within this a request is answered, however often the server is killed meanwhile."""
 MOST_SANDBOXES, MOST_CHECKPOINTS = 4, 4
 GIVEN_UP = 0.3

@@ -241,7 +241,7 @@ def postgresql() -> Iterator[Postgresql]:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="copies sandboxes while they run, which takes a freezer: needs root")
-@pytest.mark.timeout(120 + 10 * KILLS)
+@pytest.mark.timeout((120 + 10 * KILLS) * SLOWNESS)
 @pytest.mark.parametrize("database", DATABASES)
 async def test_a_server_that_is_killed_at_any_moment_loses_nothing_and_does_nothing_twice(
     make_state_dir: Callable[[], Path],

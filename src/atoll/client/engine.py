@@ -41,6 +41,7 @@ from atoll.contract.errors import (
     SandboxNotFound,
     ServerUnavailable,
 )
+from atoll.contract.frozen import Frozen
 from atoll.contract.model import (
     Checkpoint,
     ExportResult,
@@ -276,6 +277,10 @@ class RemoteEngine(Engine):
         defaults = {"image": self.default_image, "runtime": self._settings.runtime}
         spec = validate_spec(**{**defaults, **given, "name": "sandbox"})
         self.effective_limits(spec.limits, spec.runtime)
+        # What only the server's machine can tell: its directories, its volumes, and what its operator allows.
+        body = {"image": self._own_image(), "runtime": self._settings.runtime, **given}
+        wanted = {each: _plain(value) for each, value in _given(body).items()}
+        await self._http.post(path_of("sandboxes", "check"), wanted)
 
     def _own_image(self) -> str | None:
         """The image that the settings of this program name. None: the server's default."""
@@ -353,12 +358,18 @@ class RemoteEngine(Engine):
 
     # ---- sleeping and waking ----
 
-    async def _do(self, name: str, verb: str, **params: object) -> SandboxInfo:
+    async def _do(self, name: str, verb: str) -> SandboxInfo:
+        return (await self._ask_to(name, verb, {}))[0]
+
+    async def _ask_to(
+        self, name: str, verb: str, params: Mapping[str, object]
+    ) -> tuple[SandboxInfo, Mapping[str, str]]:
+        """The sandbox afterwards, and the headers of the answer."""
         async with self._named(name):
             answer = await self._http.send("POST", path_of("sandboxes", name, verb), params=params)
         info = SandboxInfo.model_validate(answer.json())
         self._sandboxes.renew(info)
-        return info
+        return info, answer.headers
 
     async def pause(self, name: str) -> None:
         await self._do(name, "pause")
@@ -373,8 +384,8 @@ class RemoteEngine(Engine):
         await self._sandboxes.disconnect((await self._do(name, "shutdown")).id)
 
     async def sleep_unused(self, name: str, after: timedelta) -> bool:
-        info = await self._do(name, "sleep", unused_for_s=after.total_seconds())
-        if info.status != "sleeping":
+        info, headers = await self._ask_to(name, "sleep", {"unused_for_s": after.total_seconds()})
+        if headers.get("Atoll-Slept") != "true":  # its status does not tell: it may be paused for it, or have slept
             return False
         await self._sandboxes.disconnect(info.id)
         return True
@@ -651,8 +662,13 @@ def _given(options: Mapping[str, object]) -> dict[str, object]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def _plain(model: Any) -> Any:
-    return None if model is None else model.model_dump(mode="json", exclude_none=True)
+def _plain(value: Any) -> Any:
+    """As JSON has it. A model without what is unset."""
+    if isinstance(value, Frozen):
+        return value.model_dump(mode="json", exclude_none=True)
+    if isinstance(value, Mapping):
+        return dict(value)
+    return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def _secret(secret: Secret) -> dict[str, object]:
