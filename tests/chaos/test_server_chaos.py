@@ -147,6 +147,7 @@ class ServerChaos:
     async def _die_early(self, after_s: float) -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._start_in_vain)
+            await eventually(lambda: self._server.is_running, "its process is there")
             await anyio.sleep(after_s)
             self._server.signal(signal.SIGKILL)
         await anyio.to_thread.run_sync(self._server.kill)
