@@ -17,7 +17,7 @@ import os
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import anyio
 import anyio.lowlevel
@@ -53,6 +53,17 @@ _MAX_LAUNCHES = 8
 _log = logging.getLogger(__name__)
 
 
+class PortPublisher(Protocol):
+    """Where ports of sandboxes are exposed in place of this engine's own address: a server, at URLs that stay."""
+
+    async def expose(self, namespace: str, sandbox: SandboxInfo, port: int, *, wait_s: float = 0) -> Preview: ...
+
+    async def list(self, namespace: str, sandbox: SandboxInfo | None = None) -> builtins.list[Preview]: ...
+
+    async def take_back(self, namespace: str, sandbox_id: str, port: int | None = None) -> bool:
+        """End the preview of a port, or all of a sandbox. False: there was none."""
+
+
 class Connections:
     """The open sandboxes of one engine, by id. Implements `SandboxOwner`."""
 
@@ -78,6 +89,7 @@ class Connections:
         self._lifecycle = lifecycle
         self._vault = vault
         self._choose = choose
+        self.publisher: PortPublisher | None = None
         self._preview_address = preview_address
         self._previews: Previews | None = None
         self._sandboxes: dict[str, Sandbox] = {}
@@ -302,13 +314,20 @@ class Connections:
         await self.remove(info.id, entry_of(info.namespace, info.name), self._choose(info.runtime))
 
     async def expose(self, info: SandboxInfo, port: int, dial: DialPort, *, wait_s: float) -> Preview:
+        if self.publisher is not None:
+            return await self.publisher.expose(info.namespace, info, port, wait_s=wait_s)
         return await self.previews.expose(info, port, dial, wait_s=wait_s)
 
     async def unexpose(self, info: SandboxInfo, port: int) -> None:
-        self.previews.unexpose(info.id, port)
-        await anyio.lowlevel.checkpoint()
+        if self.publisher is not None:
+            await self.publisher.take_back(info.namespace, info.id, port)
+        else:
+            self.previews.unexpose(info.id, port)
+            await anyio.lowlevel.checkpoint()
 
     async def list_previews(self, info: SandboxInfo) -> builtins.list[Preview]:
+        if self.publisher is not None:
+            return await self.publisher.list(info.namespace, info)
         await anyio.lowlevel.checkpoint()
         return self.previews.of(info.id)
 
@@ -447,6 +466,9 @@ class Connections:
         self._manifests.pop(id, None)
         if sandbox is not None:
             await sandbox.aclose()
+        if self.publisher is not None and manifest is not None:
+            with contextlib.suppress(AtollError):  # then they are taken back when somebody asks for them
+                await self.publisher.take_back(manifest.namespace, id)
         has_layers = not is_readable or (manifest is not None and manifest.layers)
         if has_layers and not (locked or held):
             await self._lifecycle.remove_unreferenced(timeout_s=1)

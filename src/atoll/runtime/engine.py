@@ -53,7 +53,7 @@ from atoll.contract.model import (
 from atoll.contract.names import check_name, check_namespace
 from atoll.contract.network import AuditRecord, NetworkPolicy
 from atoll.drivers import registry
-from atoll.runtime.connections import Connections
+from atoll.runtime.connections import Connections, PortPublisher
 from atoll.runtime.egress import audit
 from atoll.runtime.interface import Engine, SandboxKeywords
 from atoll.runtime.lifecycle.lifecycle import Lifecycle
@@ -241,6 +241,10 @@ class LocalEngine(Engine):
     def previews(self) -> Previews:
         """The ports of sandboxes that this process exposes. It listens once the first port is exposed."""
         return self._connections.previews
+
+    def publish_at(self, publisher: PortPublisher) -> None:
+        """From now on expose ports there, and not at an address of this process."""
+        self._connections.publisher = publisher
 
     @property
     def egress_servers(self) -> EgressServers:
