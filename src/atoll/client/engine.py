@@ -37,6 +37,7 @@ from atoll.contract.errors import (
     AtollError,
     CheckpointNotFound,
     InvalidRequest,
+    OutcomeUnknown,
     RuntimeUnavailable,
     SandboxNotFound,
     ServerUnavailable,
@@ -75,6 +76,7 @@ if TYPE_CHECKING:
 _RECEIVE_BYTES = 1024 * 1024
 UNDO_S = 60.0
 """How long a create that was cancelled may take to be undone."""
+_UNDO_PAUSE_S = 1.0
 
 
 def connect(
@@ -287,16 +289,42 @@ class RemoteEngine(Engine):
         return None if self._settings.image == Settings().image else self._settings.image
 
     async def _made(self, path: str, body: Mapping[str, object], *, undo: Any) -> Any:
-        """Send a request that makes something, with an `Idempotency-Key`. If this is cancelled, or the connection is
-        lost for good, `undo` is given the answer that it would have had: nothing is left."""
+        """Send a request that makes something, with an `Idempotency-Key`. If this is cancelled, or the server is away
+        for too long, `undo` is given the answer that it would have had: nothing is left.
+
+        Raises:
+            ServerUnavailable: it is away, and nothing was made.
+            OutcomeUnknown: it is away for longer than `UNDO_S`, and may have made it.
+        """
         key = new_key()
         given = _given(body)
         try:
             return await self._http.post(path, given, key=key)
-        except (anyio.get_cancelled_exc_class(), ServerUnavailable):
-            with anyio.move_on_after(UNDO_S, shield=True), contextlib.suppress(AtollError):
-                await undo(await self._http.post(path, given, key=key))
+        except anyio.get_cancelled_exc_class():
+            await self._undone(path, given, key, undo)
             raise
+        except ServerUnavailable as error:
+            if not error.details.get("sent", True) or await self._undone(path, given, key, undo):
+                raise
+            raise OutcomeUnknown(
+                "the server went away while it carried this request out, and it is not known how far it came; look at "
+                "the state when it is back, and ask for what is missing"
+            ) from error
+
+    async def _undone(self, path: str, body: Mapping[str, object], key: str, undo: Any) -> bool:
+        """Whether nothing is left of a request. A server that is away is waited for, for `UNDO_S`."""
+        with anyio.move_on_after(UNDO_S, shield=True):
+            while True:
+                try:
+                    await undo(await self._http.post(path, body, key=key))
+                except OutcomeUnknown:
+                    return False
+                except AtollError as error:
+                    if error.retryable:
+                        await anyio.sleep(_UNDO_PAUSE_S)
+                        continue
+                return True  # or it was refused, or what it made is gone
+        return False
 
     async def _undo_create(self, made: Mapping[str, Any]) -> None:
         await self.destroy_id(made["id"])
@@ -480,7 +508,8 @@ class RemoteEngine(Engine):
 
     async def _undo_fork(self, made: Mapping[str, Any]) -> None:
         for each in made["items"]:
-            await self.destroy_id(each["id"])
+            with contextlib.suppress(SandboxNotFound):
+                await self.destroy_id(each["id"])
 
     async def _fork_former(self, source: str, checkpoint: str, names: Sequence[str]) -> builtins.list[Sandbox]:
         """Of a sandbox that was destroyed, whose checkpoints there are. All of them, or none."""
