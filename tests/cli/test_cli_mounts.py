@@ -62,8 +62,7 @@ def test_a_wrong_mount_is_refused_with_what_is_allowed(atoll: Atoll, tmp_path: P
     )
     missing = atoll("create", "--mount", "volume:none:/data", status=1).stderr
     assert b"no volume is named 'none'" in missing
-    if "ATOLL_URL" not in atoll.env:  # hints are for the operator
-        assert b"hint: atoll volumes create none" in missing
+    assert (b"hint: atoll volumes create none" in missing) == atoll.has_hints
 
 
 def test_volumes_are_created_listed_exported_imported_and_removed(atoll: Atoll, tmp_path: Path) -> None:
