@@ -28,6 +28,7 @@ from atoll.contract.driver import Driver
 from atoll.contract.errors import AtollError, GuestProtocolError, SandboxDied, SandboxError, SandboxNotFound
 from atoll.contract.model import Preview, ProcessInfo, RuntimeName, SandboxInfo, SandboxSpec, SystemProcess, Usage
 from atoll.drivers import storage
+from atoll.drivers.keeper_stream import KeeperStream
 from atoll.runtime.egress.server import EgressServer, EgressServers
 from atoll.runtime.guest.connection import GuestConnection
 from atoll.runtime.guest.process import list_epoll_waiters, list_processes
@@ -355,7 +356,7 @@ class Connections:
         except FileNotFoundError:
             raise SandboxNotFound(manifest.spec.name, self._store.names()) from None
         try:
-            return await anyio.connect_unix(f"/proc/self/fd/{fd}/sock")
+            return await KeeperStream.connect(f"/proc/self/fd/{fd}/sock")
         finally:
             os.close(fd)
 
