@@ -178,7 +178,7 @@ VOLUME_WALK: dict[str, list[Call]] = {
 }
 NAMES_NOTHING_OLD = {
     *("get_or_create", "import_", "warm", "warm_pools", "remove_warm_pools", "wait_refilled"),
-    *("aclose", "check_options", "drivers", "runtimes", "doctor", "effective_limits", "publish_at"),
+    *("aclose", "check_options", "drivers", "runtimes", "doctor", "effective_limits", "publish_at", "list_in"),
     *("gc", "remove_abandoned", "unreadable_records"),
 }
 """Methods that are told of nothing that exists. What those of the first line make and show is tested below; those of

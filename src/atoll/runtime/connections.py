@@ -97,8 +97,8 @@ class Connections:
         self._manifests: dict[str, Manifest] = {}
         """The manifest of each open sandbox, as it was when a connection was last made."""
         self._creating: set[str] = set()
-        self._recorded: dict[str, tuple[tuple[int, int] | None, RecordedSandbox]] = {}
-        """The sandboxes that were listed last, with the version of their manifests."""
+        self._recorded: dict[str, dict[str, tuple[tuple[int, int] | None, RecordedSandbox]]] = {}
+        """The sandboxes of each namespace that were listed last, with the version of their manifests."""
 
     @property
     def previews(self) -> Previews:
@@ -110,6 +110,11 @@ class Connections:
         return self._previews
 
     # ---- handles ----
+
+    @property
+    def has_any(self) -> bool:
+        """Whether there is a connection to a guest."""
+        return any(each._is_connected for each in self._sandboxes.values())  # noqa: SLF001 - this is their owner
 
     def find(self, id: str) -> Sandbox | None:
         """The handle of a sandbox, if it is open here."""
@@ -153,48 +158,51 @@ class Connections:
                 return describe(self._store.read(manifest.id) or manifest, directory, driver, expires_at=expires_at)
         return info
 
-    def list(self, prefix: str) -> builtins.list[SandboxInfo]:
-        """See `Engine.list`. Manifests that have not been written since the last call are not read again."""
+    def list(self, prefix: str, namespace: str | None = None) -> builtins.list[SandboxInfo]:
+        """See `Engine.list`. Manifests that have not been written since the last call are not read again. `namespace`:
+        of another one."""
+        store = self._store if namespace is None else self._store.within(namespace)
+        before = self._recorded.get(store.namespace, {})
         found, recorded = [], {}
-        uncommitted = self._store.uncommitted()
-        drivers, expiries = self.engine.drivers(), self._store.expiries()
-        for name, id in self._store.named(prefix):
-            version = self._store.version(id)
-            known = self._recorded.get(id)
+        uncommitted = store.uncommitted()
+        drivers, expiries = self.engine.drivers(), store.expiries()
+        for name, id in store.named(prefix):
+            version = store.version(id)
+            known = before.get(id)
             if known is None or version is None or known[0] != version:
                 try:
-                    manifest = self._store.read(id or self._store.lookup(name))
+                    manifest = store.read(id or store.lookup(name))
                 except SandboxNotFound:
                     continue
                 except SandboxError as error:
-                    found.append(self._describe_unreadable(id, name, unreadable(error)))
+                    found.append(self._describe_unreadable(store, id, name, unreadable(error)))
                     continue
                 if manifest is None:
-                    if self._store.is_lost(self._store.entry(name), id):
-                        found.append(self._describe_unreadable(id, name, "its record is missing"))
+                    if store.is_lost(store.entry(name), id):
+                        found.append(self._describe_unreadable(store, id, name, "its record is missing"))
                     continue
                 known = version, RecordedSandbox.of(manifest)
             recorded[id] = known
-            directory = self._store.directory(id)
+            directory = store.directory(id)
             driver = drivers.get(known[1].runtime)
-            is_busy = id in uncommitted and self._store.is_being_created(id)
+            is_busy = id in uncommitted and store.is_being_created(id)
             if id in uncommitted and not is_busy and not known[1].info.ephemeral:
                 running = driver is not None and driver.pid(directory) is not None
-                if self._store.is_undone(id, running=running):
+                if store.is_undone(id, running=running):
                     continue
             info = known[1].now(directory, driver, is_busy=is_busy, expires_at=expiries.get(id))
             if info.status == "error":  # or another process has put it to sleep since the manifest was read
                 with contextlib.suppress(SandboxError):
-                    manifest = self._store.read(id)
+                    manifest = store.read(id)
                     info = self.info(manifest) if manifest else info
             found.append(info)
-        self._recorded = recorded if not prefix else self._recorded | recorded
+        self._recorded[store.namespace] = recorded if not prefix else before | recorded
         return found
 
-    def _describe_unreadable(self, id: str, name: str, reason: str) -> SandboxInfo:
+    def _describe_unreadable(self, store: StateStore, id: str, name: str, reason: str) -> SandboxInfo:
         """A sandbox whose manifest cannot be read, as `Engine.list` shows it."""
         any_driver = next(iter(self.engine.drivers().values()), None)
-        return describe_unreadable(id, self._store.namespace, name, self._store.directory(id), reason, any_driver)
+        return describe_unreadable(id, store.namespace, name, store.directory(id), reason, any_driver)
 
     def spec(self, id: str) -> SandboxSpec | None:
         """The spec in the manifest as it is on disk now. None: the sandbox was removed."""

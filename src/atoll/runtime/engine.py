@@ -242,6 +242,11 @@ class LocalEngine(Engine):
         """The ports of sandboxes that this process exposes. It listens once the first port is exposed."""
         return self._connections.previews
 
+    @property
+    def is_in_use(self) -> bool:
+        """Whether it is connected to sandboxes, whose commands and egress it may serve, or keeps warm pools filled."""
+        return self._connections.has_any or ("_provisioner" in vars(self) and self._warm_pools.is_busy)
+
     def publish_at(self, publisher: PortPublisher) -> None:
         """From now on expose ports there, and not at an address of this process."""
         self._connections.publisher = publisher
@@ -613,6 +618,12 @@ class LocalEngine(Engine):
             for info in found
             if all(key in info.labels and value in (None, info.labels[key]) for key, value in wanted)
         ]
+
+    async def list_in(self, namespace: str) -> builtins.list[SandboxInfo]:
+        """`list`, of another namespace of the state directory: for those who watch all of them."""
+        found = await anyio.to_thread.run_sync(self._connections.list, "", namespace)
+        self._recovery.watch_expiries(self._tasks)
+        return found
 
     async def unreadable_records(self) -> dict[str, str]:
 

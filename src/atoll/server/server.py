@@ -129,14 +129,21 @@ class Server:
         """What goes on while a server serves: watching sandboxes, deliveries, samples. Until it is cancelled."""
         await anyio.to_thread.run_sync(_remove_abandoned_transfers, self.directory)
         async with anyio.create_task_group() as tasks:
-            for part in (self.events.watch, self.events.poll, self.webhooks.deliver, self.history.sample):
+            for part in (
+                self.events.watch,
+                self.events.poll,
+                self.webhooks.deliver,
+                self.history.sample,
+                self.engines.close_idle,
+            ):
                 tasks.start_soon(_again, part)
 
     async def list_sandboxes(self) -> dict[str, list[SandboxInfo]]:
-        """The sandboxes of all tenants. No engine is opened for a tenant that never had any."""
+        """The sandboxes of all tenants. No engine is opened for it but that of the tenant `default`."""
         used = await anyio.to_thread.run_sync(namespaces, self.settings.resolve_state_dir())
+        engine = await self.engines.get(DEFAULT_TENANT)
         return {
-            tenant.name: await (await self.engines.get(tenant.name)).list() if tenant.name in used else []
+            tenant.name: await engine.list_in(tenant.name) if tenant.name in used else []
             for tenant in await self.tenants.list()
         }
 

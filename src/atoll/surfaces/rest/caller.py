@@ -35,7 +35,7 @@ KEY_PROTOCOL = "atoll.key."
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Caller:
     """Who sends a request, and what the request acts on."""
 
@@ -163,6 +163,7 @@ async def identify(connection: HTTPConnection) -> Caller:
     caller = Caller(
         key, tenant, await server.engines.get(tenant.name), request_id(connection.scope), server, key_text(connection)
     )
+    server.engines.hold(tenant.name, caller)
     state["caller"] = caller
     return caller
 
