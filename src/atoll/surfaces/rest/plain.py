@@ -33,8 +33,10 @@ class PlainReader:
             for field in (*dependant.query_params, *dependant.header_params)
             if not field.field_info.is_required()
         }
-        self._dependencies = [
-            (each.name, each.http_connection_param_name, each.call) for each in dependant.dependencies
+        self._dependencies: list[tuple[str, str, Callable[..., Any]]] = [
+            (each.name, each.http_connection_param_name, each.call)
+            for each in dependant.dependencies
+            if each.name and each.http_connection_param_name and each.call
         ]
         self._body = body
 
