@@ -17,7 +17,7 @@ import os
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import anyio
 import anyio.lowlevel
@@ -28,7 +28,7 @@ from atoll.contract.driver import Driver
 from atoll.contract.errors import AtollError, GuestProtocolError, SandboxDied, SandboxError, SandboxNotFound
 from atoll.contract.model import Preview, ProcessInfo, RuntimeName, SandboxInfo, SandboxSpec, SystemProcess, Usage
 from atoll.drivers import storage
-from atoll.drivers.locks import is_held
+from atoll.drivers.keeper_stream import KeeperStream
 from atoll.runtime.egress.server import EgressServer, EgressServers
 from atoll.runtime.guest.connection import GuestConnection
 from atoll.runtime.guest.process import list_epoll_waiters, list_processes
@@ -52,6 +52,17 @@ if TYPE_CHECKING:
 _MAX_LAUNCHES = 8
 """Sandboxes that this process starts at once. With more, each start takes longer and none ends earlier."""
 _log = logging.getLogger(__name__)
+
+
+class PortPublisher(Protocol):
+    """Where ports of sandboxes are exposed in place of this engine's own address: a server, at URLs that stay."""
+
+    async def expose(self, namespace: str, sandbox: SandboxInfo, port: int, *, wait_s: float = 0) -> Preview: ...
+
+    async def list(self, namespace: str, sandbox: SandboxInfo | None = None) -> builtins.list[Preview]: ...
+
+    async def take_back(self, namespace: str, sandbox_id: str, port: int | None = None) -> bool:
+        """End the preview of a port, or all of a sandbox. False: there was none."""
 
 
 class Connections:
@@ -79,6 +90,7 @@ class Connections:
         self._lifecycle = lifecycle
         self._vault = vault
         self._choose = choose
+        self.publisher: PortPublisher | None = None
         self._preview_address = preview_address
         self._previews: Previews | None = None
         self._sandboxes: dict[str, Sandbox] = {}
@@ -164,8 +176,12 @@ class Connections:
                 known = version, RecordedSandbox.of(manifest)
             recorded[id] = known
             directory = self._store.directory(id)
-            is_busy = id in uncommitted and is_held(directory / "busy.lock")
             driver = drivers.get(known[1].runtime)
+            is_busy = id in uncommitted and self._store.is_being_created(id)
+            if id in uncommitted and not is_busy and not known[1].info.ephemeral:
+                running = driver is not None and driver.pid(directory) is not None
+                if self._store.is_undone(id, running=running):
+                    continue
             info = known[1].now(directory, driver, is_busy=is_busy, expires_at=expiries.get(id))
             if info.status == "error":  # or another process has put it to sleep since the manifest was read
                 with contextlib.suppress(SandboxError):
@@ -299,13 +315,20 @@ class Connections:
         await self.remove(info.id, entry_of(info.namespace, info.name), self._choose(info.runtime))
 
     async def expose(self, info: SandboxInfo, port: int, dial: DialPort, *, wait_s: float) -> Preview:
+        if self.publisher is not None:
+            return await self.publisher.expose(info.namespace, info, port, wait_s=wait_s)
         return await self.previews.expose(info, port, dial, wait_s=wait_s)
 
     async def unexpose(self, info: SandboxInfo, port: int) -> None:
-        self.previews.unexpose(info.id, port)
-        await anyio.lowlevel.checkpoint()
+        if self.publisher is not None:
+            await self.publisher.take_back(info.namespace, info.id, port)
+        else:
+            self.previews.unexpose(info.id, port)
+            await anyio.lowlevel.checkpoint()
 
     async def list_previews(self, info: SandboxInfo) -> builtins.list[Preview]:
+        if self.publisher is not None:
+            return await self.publisher.list(info.namespace, info)
         await anyio.lowlevel.checkpoint()
         return self.previews.of(info.id)
 
@@ -333,7 +356,7 @@ class Connections:
         except FileNotFoundError:
             raise SandboxNotFound(manifest.spec.name, self._store.names()) from None
         try:
-            return await anyio.connect_unix(f"/proc/self/fd/{fd}/sock")
+            return await KeeperStream.connect(f"/proc/self/fd/{fd}/sock")
         finally:
             os.close(fd)
 
@@ -444,6 +467,9 @@ class Connections:
         self._manifests.pop(id, None)
         if sandbox is not None:
             await sandbox.aclose()
+        if self.publisher is not None and manifest is not None:
+            with contextlib.suppress(AtollError):  # then they are taken back when somebody asks for them
+                await self.publisher.take_back(manifest.namespace, id)
         has_layers = not is_readable or (manifest is not None and manifest.layers)
         if has_layers and not (locked or held):
             await self._lifecycle.remove_unreferenced(timeout_s=1)

@@ -11,6 +11,7 @@ import anyio
 
 from atoll.contract.errors import InvalidRequest
 from atoll.runtime import engine as runtime_engine
+from atoll.runtime.connections import PortPublisher
 from atoll.runtime.engine import LocalEngine
 from atoll.settings import Settings
 
@@ -20,6 +21,8 @@ class TenantEngines:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        self.publisher: PortPublisher | None = None
+        """Where programs of tenants that are not routes expose ports, such as the tool `browse`."""
         self._engines: dict[str, LocalEngine] = {}
         self._opening = anyio.Lock()
         self._closed = False
@@ -37,7 +40,10 @@ class TenantEngines:
                 raise InvalidRequest("the server is closed")
             if (engine := self._engines.get(tenant)) is None:
                 opened = await runtime_engine.open(namespace=tenant, settings=self._settings)
-                engine = self._engines[tenant] = cast("LocalEngine", opened)
+                engine = cast("LocalEngine", opened)
+                if self.publisher is not None:
+                    engine.publish_at(self.publisher)
+                self._engines[tenant] = engine
             return engine
 
     async def close(self, tenant: str) -> None:

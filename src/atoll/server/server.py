@@ -82,7 +82,7 @@ class Server:
         self.events = Events(database, self.list_sandboxes, self.webhooks.enqueue)
         self.events.on_commit = self.webhooks.wake
         self.history = UsageHistory(self.list_sandboxes, self._get_sandbox)
-        self.previews = ServerPreviews(database, self.engines)
+        self.previews = self.engines.publisher = ServerPreviews(database, self.engines)
         self.directory = settings.resolve_state_dir() / "server"
         """What the server itself keeps, such as files on their way to a client."""
         self.first_key: SecretStr | None = None
