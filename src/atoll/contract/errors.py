@@ -17,6 +17,8 @@
     │   ├── ImageUnavailable        (LookupError)       the image cannot be fetched or read
     │   ├── ImageNotFound           (LookupError)       no image of this reference is on the machine
     │   ├── ArchiveRefused          (ValueError)        the file is not an archive that can be imported
+    │   ├── BundleFailed            (ValueError)        a tool bundle cannot be used; `reason` says at which step
+    │   ├── BundleNotFound          (LookupError)       no tool bundle has this id
     │   ├── ProjectConflict                             files of a project were changed since it was copied
     │   ├── RuntimeUnavailable                          the runtime, or any, is not on this machine
     │   ├── Unenforceable                               this machine cannot enforce a limit or a guarantee
@@ -208,6 +210,23 @@ class ArchiveRefused(CallerError, ValueError):
     and `image`: the image on this machine lacks directories that the archive needs."""
 
     code = "archive_refused"
+
+
+class BundleFailed(CallerError, ValueError):
+    """`reason` is a `BundleReason`: which step of fetching, checking, building or importing a bundle failed."""
+
+    code = "bundle_failed"
+
+    def __init__(self, reason: str, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint, reason=reason)
+        self.reason = reason
+
+
+class BundleNotFound(CallerError, LookupError):
+    code = "bundle_not_found"
+
+    def __init__(self, bundle_id: str) -> None:
+        super().__init__(f"there is no bundle {bundle_id!r}; upload one with POST /api/v1/bundles", bundle_id=bundle_id)
 
 
 class ProjectConflict(CallerError):

@@ -36,6 +36,7 @@ from atoll.runtime.lifetimes import AwaitableContext
 from atoll.runtime.state.known import namespaces
 from atoll.runtime.state.store import StateStore
 from atoll.server.audit import AuditEvent, AuditTrail
+from atoll.server.bundles import Bundles
 from atoll.server.database import Database
 from atoll.server.engines import TenantEngines
 from atoll.server.events import Events
@@ -85,6 +86,7 @@ class Server:
         self.previews = ServerPreviews(database, self.engines)
         self.directory = settings.resolve_state_dir() / "server"
         """What the server itself keeps, such as files on their way to a client."""
+        self.bundles = Bundles(database, self.directory / "bundles")
         self.first_key: SecretStr | None = None
         """The text of the first key of the server's administrators, if it was made now. It is to be shown once."""
 

@@ -178,3 +178,16 @@ previews = sa.Table(
     sa.Column("token", sa.Text, nullable=False),
     sa.Column("created_at", UtcDateTime, nullable=False),
 )
+
+bundles = sa.Table(
+    "bundles",
+    metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    tenant_column(),
+    sa.Column("sha256", sa.Text, nullable=False),
+    sa.Column("size_bytes", sa.BigInteger, nullable=False),
+    sa.Column("manifest", sa.JSON, nullable=False),
+    sa.Column("tools", sa.JSON, nullable=False),  # what a model is told about them
+    sa.Column("created_at", UtcDateTime, nullable=False),
+    sa.UniqueConstraint("tenant", "sha256", name="bundles_of_tenant"),
+)
