@@ -32,6 +32,8 @@
     │   ├── TenantExists            (FileExistsError)   the name is taken
     │   ├── KeyNotFound             (LookupError)       no API key has this id
     │   ├── WebhookNotFound         (LookupError)       no webhook has this id
+    │   ├── ConfigNotFound          (LookupError)       no agent config has this id, or not this version or instance
+    │   ├── ConversationNotFound    (LookupError)       no conversation has this id, or no turn in it
     │   ├── CodeSessionNotFound     (LookupError)       no session of code, or execution in it, has this id
     │   ├── CodeSessionBusy                             the session runs code, or waits for the client
     │   └── ApprovalNotFound        (LookupError)       no call waits for this approval
@@ -327,6 +329,14 @@ class WebhookNotFound(CallerError, LookupError):
 
     def __init__(self, id: str) -> None:
         super().__init__(f"no webhook has the id {id!r}", id=id)
+
+
+class ConfigNotFound(CallerError, LookupError):
+    code = "config_not_found"
+
+
+class ConversationNotFound(CallerError, LookupError):
+    code = "conversation_not_found"
 
 
 class CodeSessionNotFound(CallerError, LookupError):

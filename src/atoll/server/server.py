@@ -33,10 +33,15 @@ from atoll.contract.errors import (
 from atoll.contract.model import SandboxInfo
 from atoll.runtime.interface import Engine
 from atoll.runtime.lifetimes import AwaitableContext
+from atoll.runtime.secrets.vault import Vault
 from atoll.runtime.state.known import namespaces
 from atoll.runtime.state.store import StateStore
+from atoll.server.admission import admitting
 from atoll.server.audit import AuditEvent, AuditTrail
 from atoll.server.bundles import Bundles
+from atoll.server.chat import Chat
+from atoll.server.configs import AgentConfigs
+from atoll.server.conversations import Conversations
 from atoll.server.database import Database
 from atoll.server.engines import TenantEngines
 from atoll.server.events import Events
@@ -47,6 +52,7 @@ from atoll.server.previews import ServerPreviews
 from atoll.server.quotas import QuotaLedger
 from atoll.server.tenants import DEFAULT_TENANT, TenantPolicy, Tenants
 from atoll.server.webhooks import Webhooks
+from atoll.server.workspaces import Workspaces
 from atoll.settings import Settings
 
 if TYPE_CHECKING:
@@ -87,6 +93,11 @@ class Server:
         self.directory = settings.resolve_state_dir() / "server"
         """What the server itself keeps, such as files on their way to a client."""
         self.bundles = Bundles(database, self.directory / "bundles")
+        vault = Vault(settings.resolve_state_dir(), settings.secrets_key)
+        self.configs = AgentConfigs(database, vault, self.bundles, settings)
+        self.workspaces = Workspaces(database, self.configs, self.bundles, self._admitting)
+        self.conversations = Conversations(database, self.quotas, idempotency.instance, self._is_alive)
+        self.chat = Chat(settings, self.configs, self.conversations, self.workspaces, self.quotas)
         self.first_key: SecretStr | None = None
         """The text of the first key of the server's administrators, if it was made now. It is to be shown once."""
 
@@ -130,6 +141,7 @@ class Server:
     async def run(self) -> None:
         """What goes on while a server serves: watching sandboxes, deliveries, samples. Until it is cancelled."""
         await anyio.to_thread.run_sync(_remove_abandoned_transfers, self.directory)
+        await self.conversations.recover()
         async with anyio.create_task_group() as tasks:
             for part in (self.events.watch, self.events.poll, self.webhooks.deliver, self.history.sample):
                 tasks.start_soon(_again, part)
@@ -141,6 +153,13 @@ class Server:
             tenant.name: await (await self.engines.get(tenant.name)).list() if tenant.name in used else []
             for tenant in await self.tenants.list()
         }
+
+    async def _admitting(self, tenant: str) -> Engine:
+        return admitting(self, tenant, await self.engines.get(tenant))
+
+    def _is_alive(self, instance: str, turn: str) -> bool:
+        own = instance == self.idempotency.instance
+        return self.chat.is_running(turn) if own else self.idempotency.is_alive(instance)
 
     async def _get_sandbox(self, tenant: str, name: str) -> Sandbox:
         return await (await self.engines.get(tenant)).get(name)
@@ -192,6 +211,8 @@ class Server:
             closing.push_async_callback(self.idempotency.aclose)
             closing.push_async_callback(self.audit.aclose)
             closing.push_async_callback(self.engines.aclose)
+            closing.push_async_callback(self.workspaces.aclose)
+            closing.push_async_callback(self.chat.aclose)
 
     async def __aenter__(self) -> Self:
         return self
