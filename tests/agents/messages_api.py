@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from atoll.testing.waiting import BOUND_S
 from tests.agents.http_server import Quiet, served
 
 TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}")
@@ -35,6 +37,8 @@ class Say:
     """The arguments of the last call end in their middle."""
     id: str | None = None
     """What all calls are called."""
+    after: threading.Event | None = None
+    """It is not given before this is set."""
 
     def blocks(self, number: int) -> list[dict[str, Any]]:
         blocks: list[dict[str, Any]] = []
@@ -138,6 +142,8 @@ def serving(answers: Sequence[Say | Refuse | Raw]) -> Iterator[MessagesApi]:
                 self._json(404, {"type": "error", "error": {"type": "not_found_error", "message": self.path}})
                 return
             answer = api.take(body, self.headers)
+            if isinstance(answer, Say) and answer.after is not None:
+                answer.after.wait(BOUND_S)
             number = len(api.requests)
             if isinstance(answer, Refuse):
                 error = {"type": "error", "error": {"type": answer.kind, "message": answer.message}}

@@ -220,8 +220,9 @@ class Engine(ABC):
         anew, and it does not end while it is in use. `update` changes all of this.
 
         With `from_checkpoint`, an id or a label that only one checkpoint has, it begins as that checkpoint, whosever it
-        is: with its image, runtime, secrets and mounts, which cannot be given then, and all else that is not given. An
-        `env` and `limits` that are given go on top.
+        is: with its image and runtime, which cannot be given then, and all else that is not given. An `env` and
+        `limits` that are given go on top. Secrets and mounts can be given if the checkpoint has none of these: the
+        sandbox then begins with the files of the checkpoint, without its processes.
 
         Commands and file operations that name no `user` and no `cwd` get these, unset those of the image's
         configuration, and where it has none, `user` and the home of the command's user. A `cwd` that does not exist is

@@ -589,7 +589,10 @@ def _for_clients(error: Exception) -> Exception:
         if not isinstance(error, AtollError):
             _log.error("a turn failed", exc_info=error)
         return error
-    if isinstance(error.__cause__, exceptions.ModelContextWindowExceededError | exceptions.ModelRequestRejectedError):
+    cause = error.__cause__
+    of_operator = (exceptions.ModelAuthenticationError, exceptions.ModelQuotaExceededError)
+    rejected = (exceptions.ModelContextWindowExceededError, exceptions.ModelRequestRejectedError)
+    if isinstance(cause, rejected) and not isinstance(cause, of_operator):
         return error
     _log.warning("a model failed: %s", error.hint or error.message)
     if isinstance(error, ModelUnavailable):

@@ -12,6 +12,7 @@ import builtins
 import re
 import secrets as random
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -173,6 +174,18 @@ class AgentConfig(AgentDefinition):
         return f"workspace-{self.id.removeprefix('cfg_')}"
 
 
+@dataclass(frozen=True)
+class WorkspaceSecrets:
+    """The secrets of a config. Values are not shown when it is printed."""
+
+    in_clear: Mapping[str, SecretStr]
+    """By the variable: tools see the value."""
+    outside: Mapping[str, Secret]
+    """By the variable: tools see a placeholder, which is replaced in requests to its hosts."""
+    version: int
+    """Of the config, when they were last changed."""
+
+
 SecretChanges = Mapping[str, "SecretStr | Secret | None"]
 """By the variable: a value that tools see in clear, one that stays outside and is sent to its hosts only, or None,
 which removes it."""
@@ -210,6 +223,7 @@ class AgentConfigs:
                 "version": 1,
                 "bundle": bundle and bundle.bundle_id,
                 "secrets": sealed,
+                "secrets_version": 1,
                 "tokens": 0,
                 "created_at": now,
             }
@@ -287,6 +301,7 @@ class AgentConfigs:
                 "version": old.version + 1,
                 "bundle": bundle and bundle.bundle_id,
                 "secrets": sealed,
+                "secrets_version": old.version + 1 if secrets else row.secrets_version,
             }
             await connection.execute(sa.update(agent_configs).where(agent_configs.c.id == id).values(values))
             await self._add_version(connection, id, old.version + 1, definition, names, now)
@@ -306,8 +321,8 @@ class AgentConfigs:
             if (await connection.execute(sa.delete(agent_configs).where(of_tenant))).rowcount == 0:
                 raise _missing(id)
 
-    async def secrets(self, tenant: str, id: str) -> tuple[dict[str, SecretStr], dict[str, Secret]]:
-        """For its workspace: variables that tools see in clear, and values that stay outside.
+    async def secrets(self, tenant: str, id: str) -> WorkspaceSecrets:
+        """For its workspace.
 
         Raises:
             ConfigNotFound: the tenant has none with this id.
@@ -320,7 +335,8 @@ class AgentConfigs:
         outside = {
             name: Secret(each.value, hosts=each.hosts, header=each.header) for name, each in opened.secrets.items()
         }
-        return {name: SecretStr(value) for name, value in opened.env.items()}, outside
+        in_clear = {name: SecretStr(value) for name, value in opened.env.items()}
+        return WorkspaceSecrets(in_clear, outside, row.secrets_version)
 
     # ---- rows ----
 

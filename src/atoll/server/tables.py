@@ -201,6 +201,7 @@ agent_configs = sa.Table(
     sa.Column("version", sa.Integer, nullable=False),
     sa.Column("bundle", sa.Text, sa.ForeignKey("bundles.id")),  # of the newest version: it cannot be deleted
     sa.Column("secrets", sa.Text),  # encrypted; of the newest version only
+    sa.Column("secrets_version", sa.Integer, nullable=False),  # which changed them last
     sa.Column("tokens", sa.BigInteger, nullable=False),  # spent by all of its turns
     sa.Column("created_at", UtcDateTime, nullable=False),
     sa.Index("agent_configs_of_tenant", "tenant", "created_at"),

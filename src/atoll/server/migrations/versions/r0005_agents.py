@@ -19,6 +19,7 @@ def upgrade() -> None:
         sa.Column("version", sa.Integer, nullable=False),
         sa.Column("bundle", sa.Text, sa.ForeignKey("bundles.id")),
         sa.Column("secrets", sa.Text),
+        sa.Column("secrets_version", sa.Integer, nullable=False),
         sa.Column("tokens", sa.BigInteger, nullable=False),
         sa.Column("created_at", UtcDateTime, nullable=False),
     )
