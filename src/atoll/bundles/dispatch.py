@@ -45,6 +45,22 @@ _MAX_VALUES = 10_000
 """Values of one message: a result has few, and its content is text."""
 _MAX_TEXT_CHARS = 16 * 1024
 
+_PROGRAM = (
+    "#atoll-dispatcher\n"
+    "import os,sys\n"
+    "b=b''\n"
+    "while b'\\n' not in b:\n"
+    " d=os.read(3,1<<20)\n"
+    " if not d:sys.exit(0)\n"
+    " b+=d\n"
+    "import json\n"
+    "l,b=b.split(b'\\n',1)\n"
+    "g={'__name__':'atoll_dispatcher'}\n"
+    "exec(compile(json.loads(l),'<atoll dispatcher>','exec'),g)\n"
+    "g['main'](b)\n"
+)
+"""Reads the text of the dispatcher from its channel: as an argument it would be in every list of processes."""
+
 OnToolOutput = Callable[[bytes], None]
 """Receives what tools print."""
 
@@ -78,7 +94,7 @@ class Dispatcher:
             BundleFailed: `bundle_entrypoint_invalid`; a module cannot be imported. The message ends with the traceback.
             SandboxError: it did not start.
         """
-        command = (python, "-c", _source())
+        command = (python, "-c", _PROGRAM)
         process = await sandbox.spawn(command, cwd=WORKSPACE, channels=1, keep=False)
         dispatcher = cls(process, on_output)
         try:
@@ -112,7 +128,7 @@ class Dispatcher:
             "result_bytes": MAX_RESULT_BYTES,
         }
         with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
-            await self._channel.send(encode(hello))
+            await self._channel.send(_source() + encode(hello))
         await self._first(self._ready, START_S)
         if self._lost.done():
             raise SandboxError(f"the dispatcher of the tools did not start: {self._lost.result()}")
@@ -286,5 +302,6 @@ def _errors(ready: dict[str, Any]) -> list[str]:
 
 
 @cache
-def _source() -> str:
-    return Path(__file__).with_name("inside").joinpath("dispatcher.py").read_text()
+def _source() -> bytes:
+    text = Path(__file__).with_name("inside").joinpath("dispatcher.py").read_text()
+    return pydantic_core.to_json(text) + b"\n"

@@ -2,7 +2,7 @@
 
 Owns how a tool is imported and called, what its result is turned into, and that no call harms another: each has a
 process of its own. Not here: which calls are made, and whether what is sent about them is believed (it is not:
-`bundles/dispatch.py` on the host). Started with this text by an interpreter of the workspace: Python 3.8 or later, the
+`bundles/dispatch.py` on the host, which sends this text to an interpreter of the workspace): Python 3.8 or later, the
 standard library, and nothing else.
 
     host → inside   hello {nonce, root, cwd, env, path, tools: [{name, entrypoint}], result_bytes} ·
@@ -596,10 +596,10 @@ class Dispatcher:
             pass
 
 
-def main():
+def main(rest):
     os.set_inheritable(3, False)
     channel = socket.socket(fileno=3)
-    buffer = bytearray()
+    buffer = bytearray(rest)
     while b"\n" not in buffer:
         data = channel.recv(1 << 20)
         if not data:
@@ -616,7 +616,3 @@ def main():
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
     Dispatcher(channel, rest, hello).serve()
-
-
-if __name__ == "__main__":
-    main()
