@@ -36,7 +36,6 @@ from atoll.runtime.lifetimes import AwaitableContext
 from atoll.runtime.secrets.vault import Vault
 from atoll.runtime.state.known import namespaces
 from atoll.runtime.state.store import StateStore
-from atoll.server.admission import admitting
 from atoll.server.audit import AuditEvent, AuditTrail
 from atoll.server.bundles import Bundles
 from atoll.server.chat import Chat
@@ -95,7 +94,9 @@ class Server:
         self.bundles = Bundles(database, self.directory / "bundles")
         vault = Vault(settings.resolve_state_dir(), settings.secrets_key)
         self.configs = AgentConfigs(database, vault, self.bundles, settings)
-        self.workspaces = Workspaces(database, self.configs, self.bundles, self._admitting)
+        self.workspaces = Workspaces(
+            database, self.tenants, self.quotas, self.engines, self.configs, self.bundles, self.directory
+        )
         self.conversations = Conversations(database, self.quotas, idempotency.instance, self._is_alive)
         self.chat = Chat(settings, self.configs, self.conversations, self.workspaces, self.quotas)
         self.first_key: SecretStr | None = None
@@ -153,9 +154,6 @@ class Server:
             tenant.name: await (await self.engines.get(tenant.name)).list() if tenant.name in used else []
             for tenant in await self.tenants.list()
         }
-
-    async def _admitting(self, tenant: str) -> Engine:
-        return admitting(self, tenant, await self.engines.get(tenant))
 
     def _is_alive(self, instance: str, turn: str) -> bool:
         own = instance == self.idempotency.instance

@@ -1,37 +1,49 @@
 """The workspaces of sandboxed agents: one for each config, whichever of its conversations uses it.
 
-Owns which workspace belongs to a config, that one version of the config uses it at a time, what is stored of its
-instances, the tools of ours that work in it, and that no value of a secret comes back out of it. Not here: how a
-workspace is booted and put to sleep (`bundles/workspace.py`), and secrets at rest (`configs.py`).
+Owns which workspace belongs to a config, that one version of the config uses it at a time and within the tenant's
+policy and quotas, what is stored of its instances, the tools of ours that work in it, and that no value of a secret
+comes back out of it. Not here: how a workspace is booted and put to sleep (`bundles/workspace.py`), and secrets at rest
+(`configs.py`).
 """
 
 from __future__ import annotations
 
 import json
+import os
+import tempfile
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.to_thread
 import sqlalchemy as sa
 from pydantic import SecretStr
 from sqlalchemy.exc import IntegrityError
 
+from atoll.bundles.archive import pack, read_bundle
 from atoll.bundles.builtin import BUILTIN_TOOLS
-from atoll.bundles.workspace import Workspace, WorkspaceInstance, WorkspaceSpec
+from atoll.bundles.dispatch import WORKSPACE
+from atoll.bundles.workspace import BundleFile, Workspace, WorkspaceInstance, WorkspaceSpec
 from atoll.code.executor import CodeConfig, CodeExecutor
 from atoll.code.registry import ToolRegistry
 from atoll.code.tool import execute_code_tools
-from atoll.contract.errors import AtollError, ConfigNotFound, SandboxNotFound
+from atoll.contract.errors import AtollError, ConfigNotFound, Forbidden, SandboxNotFound
 from atoll.contract.model import Limits
+from atoll.contract.network import REGISTRIES, NetworkPolicy
 from atoll.runtime.interface import Engine
 from atoll.runtime.sandbox import Sandbox
 from atoll.server.bundles import Bundles
-from atoll.server.configs import WORKSPACE_TOOLS, AgentConfig, AgentConfigs
+from atoll.server.configs import WORKSPACE_TOOLS, AgentConfig, AgentConfigs, WorkspaceSecrets
 from atoll.server.database import Database
+from atoll.server.engines import TenantEngines
+from atoll.server.policy import check_create, check_limits, check_network
+from atoll.server.quotas import QuotaLedger
 from atoll.server.tables import workspace_instances
+from atoll.server.tenants import Tenant, Tenants
 from atoll.tools import coding, pool
 from atoll.tools.tool import Input, Result, TextPart, Tool, ToolResult, ToolSet
 from atoll.tools.view import MAX_SHOWN_BYTES, last_name
@@ -40,23 +52,29 @@ MAX_INSTANCES = 100
 """Of one config that are kept."""
 SHORTEST_REDACTED = 6
 """Characters of a secret that is taken out of results. A shorter one would be found in them by chance."""
-_DIRECTORY = "/workspace"
+_NOTHING = 'def run(args):\n    """Does nothing."""\n    return {"ok": True, "content": ""}\n'
 
 
 class Workspaces:
-    """The workspaces of all configs of a server. `engine_of` gives the engine of a tenant that asks its policy."""
+    """The workspaces of all configs of a server. `directory` is the server's own."""
 
     def __init__(
         self,
         database: Database,
+        tenants: Tenants,
+        quotas: QuotaLedger,
+        engines: TenantEngines,
         configs: AgentConfigs,
         bundles: Bundles,
-        engine_of: Callable[[str], Awaitable[Engine]],
+        directory: Path,
     ) -> None:
         self._database = database
+        self._tenants = tenants
+        self._quotas = quotas
+        self._engines = engines
         self._configs = configs
         self._bundles = bundles
-        self._engine_of = engine_of
+        self._plain = directory / "plain-bundle.tgz"
         self._open: dict[str, _OpenWorkspace] = {}
         self._opening: defaultdict[str, anyio.Lock] = defaultdict(anyio.Lock)
 
@@ -125,7 +143,7 @@ class Workspaces:
             if opened is None:
                 if not await self.instances(config.id, limit=1):
                     return
-                opened = await self._make(tenant, config, without_bundle=True)
+                opened = await self._make(tenant, config, is_ending=True)
             try:
                 await opened.workspace.destroy()
             finally:
@@ -137,31 +155,69 @@ class Workspaces:
             for config in [*self._open]:
                 await self._open.pop(config).aclose()
 
-    async def _make(self, tenant: str, config: AgentConfig, *, without_bundle: bool = False) -> _OpenWorkspace:
-        given = None if without_bundle else config.provisioning_bundle
-        bundle = None
-        if given is not None:
-            stored = await self._bundles.resolve(tenant, given.url, given.sha256)
-            bundle = self._bundles.file(tenant, stored)
-        secret_env, outside = await self._configs.secrets(tenant, config.id)
-        spec = WorkspaceSpec(
-            sandbox=config.sandbox,
-            bundle=bundle,
-            image=config.workspace_image,
-            network=config.workspace_network,
-            limits=config.workspace_limits or Limits(),
-            secret_env=secret_env,
-            secrets=outside,
-            labels={"agent-config": config.id},
-        )
-        redacting = SecretRedaction(secret_env)
+    async def _make(self, tenant: str, config: AgentConfig, *, is_ending: bool = False) -> _OpenWorkspace:
+        secrets = await self._configs.secrets(tenant, config.id)
+        engine = await self._engines.get(tenant)
+        redacting = SecretRedaction(secrets.in_clear)
 
         async def record(instance: WorkspaceInstance) -> None:
             await self._store(config.id, redacting.instance(instance))
 
+        @asynccontextmanager
+        async def admit(name: str, limits: Limits) -> AsyncIterator[None]:
+            async with self._quotas.reserve(await self._tenants.get(tenant), engine, {name: limits}):
+                yield
+
+        spec = WorkspaceSpec(sandbox=config.sandbox)
+        if not is_ending:
+            spec = await self._spec(await self._tenants.get(tenant), engine, config, secrets)
         last = next(iter(await self.instances(config.id, limit=1)), None)
-        workspace = Workspace(await self._engine_of(tenant), spec, record, last=last)
+        workspace = Workspace(engine, spec, record, last=last, admit=admit)
         return _OpenWorkspace(workspace, config.version, redacting)
+
+    async def _spec(
+        self, tenant: Tenant, engine: Engine, config: AgentConfig, secrets: WorkspaceSecrets
+    ) -> WorkspaceSpec:
+        """What it is made of, as the tenant's policy allows it now."""
+        admitted = check_create(
+            tenant.policy,
+            image=config.workspace_image or engine.default_image,
+            network=config.workspace_network,
+            limits=config.workspace_limits,
+        )
+        given = config.provisioning_bundle
+        if given is not None:
+            stored = await self._bundles.resolve(tenant.name, given.url, given.sha256)
+            bundle = self._bundles.file(tenant.name, stored)
+        else:
+            bundle = await self._plain_bundle()
+        registries: NetworkPolicy | None = NetworkPolicy(allow=REGISTRIES)
+        try:
+            check_network(tenant.policy, registries)
+        except Forbidden:
+            registries = None
+        return WorkspaceSpec(
+            sandbox=config.sandbox,
+            bundle=bundle,
+            image=admitted.image,
+            runtime=admitted.runtime,
+            network=admitted.network,
+            build_network=registries,
+            limits=admitted.limits,
+            build_limits=check_limits(tenant.policy, None),
+            secret_env=secrets.in_clear,
+            secrets=secrets.outside,
+            revision=str(secrets.version),
+            labels={"agent-config": config.id},
+        )
+
+    async def _plain_bundle(self) -> BundleFile:
+        """Of agents without a bundle of their own: its one tool is not offered, but their workspaces boot as others
+        do."""
+        if not self._plain.exists():
+            await anyio.to_thread.run_sync(_write_plain_bundle, self._plain)
+        found = await read_bundle(self._plain)
+        return BundleFile(path=self._plain, sha256=found.sha256, manifest=found.manifest, tools=())
 
     async def _store(self, config: str, instance: WorkspaceInstance) -> None:
         table = workspace_instances
@@ -182,6 +238,20 @@ class Workspaces:
                 kept = of_config.order_by(table.c.created_at.desc()).limit(MAX_INSTANCES)
                 old = sa.and_(table.c.config == config, table.c.external_id.not_in(kept))
                 await connection.execute(sa.delete(table).where(old))
+
+
+def _write_plain_bundle(path: Path) -> None:
+    manifest = {"schema_version": 1, "tools": [{"name": "nothing", "entrypoint": "tools.nothing:run"}]}
+    with tempfile.TemporaryDirectory() as directory:
+        (Path(directory) / "tools").mkdir()
+        (Path(directory) / "manifest.json").write_text(json.dumps(manifest))
+        (Path(directory) / "tools" / "__init__.py").write_text("")
+        (Path(directory) / "tools" / "nothing.py").write_text(_NOTHING)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        temporary = path.with_name(f"{path.name}.{os.urandom(4).hex()}")
+        with temporary.open("xb") as file:
+            pack(Path(directory), file)
+        temporary.replace(path)
 
 
 class _OpenWorkspace:
@@ -212,8 +282,8 @@ class _OpenWorkspace:
 
     def tools(self, names: tuple[str, ...]) -> ToolSet:
         """The bundle's come first: a tool of its own may have the name of one of ours."""
-        spec = self.workspace.spec
-        in_bundle = () if spec.bundle is None else tuple(tool.name for tool in spec.bundle.tools)
+        bundle = self.workspace.spec.bundle
+        in_bundle = () if bundle is None else tuple(tool.name for tool in bundle.tools)
         given = [name for name in names if name in in_bundle or name in BUILTIN_TOOLS]
         own = [name for name in names if name not in given and name in WORKSPACE_TOOLS]
         found = self.workspace.tools(given)
@@ -248,6 +318,9 @@ class WorkspaceContext:
     def explain(self, error: AtollError) -> str:
         return "the workspace is gone" if isinstance(error, SandboxNotFound) else error.message
 
+    def in_use(self) -> AbstractAsyncContextManager[None]:
+        return self._workspace.in_use()
+
     async def sandbox(self) -> Sandbox:
         await self._workspace.boot()
         return await self._workspace.engine.get(self._workspace.spec.sandbox)
@@ -257,7 +330,7 @@ def _own_tools(context: WorkspaceContext) -> ToolSet:
     """The tools of the vocabularies `coding` and `agent` that work in one sandbox."""
 
     async def view(sandbox: Sandbox) -> Any:
-        return coding.CodingView(sandbox, _DIRECTORY)
+        return coding.CodingView(sandbox, WORKSPACE)
 
     async def named(sandbox: Sandbox) -> Any:
         return pool.SandboxContext(sandbox)
@@ -272,7 +345,8 @@ def _lazily(tool: Tool, context_in: Callable[[Sandbox], Awaitable[Any]]) -> Tool
     """A tool whose sandbox may not exist yet. Its keys do without one."""
 
     async def handler(args: Input, context: WorkspaceContext, **options: Any) -> Result | ToolResult | str:
-        return await tool.handler(args, await context_in(await context.sandbox()), **options)
+        async with context.in_use():
+            return await tool.handler(args, await context_in(await context.sandbox()), **options)
 
     def key(args: Any, _context: WorkspaceContext) -> str:
         return last_name(args.path)
