@@ -108,6 +108,30 @@ async def _connect(
     trust: ssl.SSLContext | None,
     settings: Settings | None,
 ) -> RemoteEngine:
+    settings = settings or Settings.from_environment()
+    http = http_client(url, key, tenant=tenant, trust=trust, settings=settings)
+    try:
+        host = await http.get(path_of("host"))
+        tasks = await BackgroundTasks.open()
+    except BaseException:
+        await http.aclose()
+        raise
+    return RemoteEngine(http, tasks, settings, host)
+
+
+def http_client(
+    url: str | None = None,
+    key: str | SecretStr | None = None,
+    *,
+    tenant: str | None = None,
+    trust: ssl.SSLContext | None = None,
+    settings: Settings | None = None,
+) -> HttpClient:
+    """What `connect` sends requests with. Nothing is sent yet.
+
+    Raises:
+        InvalidRequest: as `connect`.
+    """
     from pydantic import SecretStr
 
     settings = settings or Settings.from_environment()
@@ -121,14 +145,7 @@ async def _connect(
         trust = _trust(settings.ca_file)
     if tenant is None and settings.namespace != DEFAULT_NAMESPACE:
         tenant = settings.namespace
-    http = HttpClient(url, SecretStr(key) if isinstance(key, str) else key, tenant=tenant, trust=trust)
-    try:
-        host = await http.get(path_of("host"))
-        tasks = await BackgroundTasks.open()
-    except BaseException:
-        await http.aclose()
-        raise
-    return RemoteEngine(http, tasks, settings, host)
+    return HttpClient(url, SecretStr(key) if isinstance(key, str) else key, tenant=tenant, trust=trust)
 
 
 def _trust(file: Path) -> ssl.SSLContext:

@@ -42,6 +42,8 @@ MODULES = {
     "serve": ("serve", "config"),
     "tenants": ("tenants",),
     "keys": ("keys",),
+    "configs": ("configs",),
+    "chat": ("chat",),
     "doctor": ("doctor", "version", "uninstall"),
 }
 """The modules in `commands/`, in the order of the help, and an index of their commands."""
