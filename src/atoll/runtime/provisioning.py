@@ -352,9 +352,7 @@ class Provisioner:
             parent = record.checkpoint.id if checkpoint is not None else record.checkpoint.parent
             return await self._fork(record, names, parent=parent)
 
-    async def create_from(
-        self, checkpoint: str, given: SandboxSpec, secrets: SandboxSecrets | None = None
-    ) -> Sandbox:
+    async def create_from(self, checkpoint: str, given: SandboxSpec, secrets: SandboxSecrets | None = None) -> Sandbox:
         """A sandbox that begins as a checkpoint, with what is set in `given` in place of what the checkpoint has.
 
         Raises:

@@ -30,6 +30,7 @@ _MODULES = (
     "sandboxes",
     "webhooks",
     "volumes",
+    "bundles",
     "images",
     "tenants",
     "host",
