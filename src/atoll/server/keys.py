@@ -37,6 +37,7 @@ KeyScope = Literal[
     "sandboxes:exec",
     "volumes",
     "images",
+    "bundles",
     "agents:read",
     "agents:write",
     "chat",

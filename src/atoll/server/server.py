@@ -91,7 +91,7 @@ class Server:
         self.previews = ServerPreviews(database, self.engines)
         self.directory = settings.resolve_state_dir() / "server"
         """What the server itself keeps, such as files on their way to a client."""
-        self.bundles = Bundles(database, self.directory / "bundles")
+        self.bundles = Bundles(database, self.tenants, self.engines, self.directory / "bundles")
         vault = Vault(settings.resolve_state_dir(), settings.secrets_key)
         self.configs = AgentConfigs(database, vault, self.bundles, settings)
         self.workspaces = Workspaces(
@@ -144,7 +144,13 @@ class Server:
         await anyio.to_thread.run_sync(_remove_abandoned_transfers, self.directory)
         await self.conversations.recover()
         async with anyio.create_task_group() as tasks:
-            for part in (self.events.watch, self.events.poll, self.webhooks.deliver, self.history.sample):
+            for part in (
+                self.events.watch,
+                self.events.poll,
+                self.webhooks.deliver,
+                self.history.sample,
+                self.bundles.tidy,
+            ):
                 tasks.start_soon(_again, part)
 
     async def list_sandboxes(self) -> dict[str, list[SandboxInfo]]:
@@ -164,7 +170,8 @@ class Server:
 
     async def delete_tenant(self, name: str, *, destroy: bool = False) -> None:
         """Delete a tenant: its record and its keys; with `destroy`, all that it has too: sandboxes, checkpoints,
-        volumes and warm pools. Its keys are refused from the beginning on. It can be called again if it is interrupted.
+        volumes, warm pools and bundles. Its keys are refused from the beginning on. It can be called again if it is
+        interrupted.
 
         Raises:
             TenantNotFound: there is none of this name.
@@ -172,7 +179,7 @@ class Server:
         """
         await self.tenants.require_removable(name)
         engine = await self.engines.get(name)
-        left = await _contents(engine)
+        left = {**await _contents(engine), "bundles": len(await self.bundles.list(name))}
         if any(left.values()) and not destroy:
             has = ", ".join(f"{count} {what}" for what, count in left.items() if count)
             raise InvalidRequest(
@@ -186,6 +193,7 @@ class Server:
             await _destroy_contents(engine)
         CodeAudit(engine.state_dir, name).clear()
         await self.tenants.delete(name)
+        await self.bundles.remove_all(name)
         self.keys.forget()
         await self.engines.close(name)
 

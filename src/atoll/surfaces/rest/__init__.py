@@ -33,6 +33,7 @@ _MODULES = (
     "conversations",
     "webhooks",
     "volumes",
+    "bundles",
     "images",
     "tenants",
     "host",

@@ -50,6 +50,7 @@ STATUS_BY_CODE: Mapping[str, int] = {
     "not_checkpointable": 409,
     "image_unavailable": 422,
     "archive_refused": 422,
+    "bundle_failed": 422,
     "runtime_unavailable": 422,
     "unenforceable": 422,
     "port_refused": 409,

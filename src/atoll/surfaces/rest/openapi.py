@@ -34,6 +34,7 @@ _MADE_BY = {
     "session": ("code_sessions_create", "$response.body#/id"),
     "port": ("ports_expose", "$response.body#/port"),
     "checkpoint": ("checkpoints_create", "$response.body#/id"),
+    "bundle": ("bundles_create", "$response.body#/bundle_id"),
     "volume": ("volumes_create", "$response.body#/name"),
     "webhook": ("webhooks_create", "$response.body#/webhook/id"),
     "key": ("keys_create", "$response.body#/key/id"),
