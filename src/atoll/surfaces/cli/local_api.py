@@ -123,7 +123,8 @@ class _Exchange(httpx2.AsyncByteStream):
 
     async def begin(self, task: asyncio.Task[None]) -> httpx2.Response:
         self._task = task
-        await asyncio.wait([task, self._head], return_when=asyncio.FIRST_COMPLETED)
+        waited: list[asyncio.Future[Any]] = [task, self._head]
+        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
         if not self._head.done():
             await task  # it has failed before it answered
         status, headers = self._head.result()

@@ -169,7 +169,8 @@ class _Talk:
 
         read: TypeAdapter[AgentEvent] = TypeAdapter(AgentEvent)
         given = {**body, **({} if self._conversation is None else {"conversation_id": self._conversation})}
-        began, answer = time.monotonic(), None
+        answer: dict[str, Any] | None = None
+        began = time.monotonic()
         await self._display.begin()
         try:
             async for name, data in events_of(self._api, "POST", self._path, given):
