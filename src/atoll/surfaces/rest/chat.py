@@ -89,7 +89,12 @@ async def chat(
     When the client leaves, the turn goes on, and its answer is in the conversation. One turn of a conversation is under
     way at a time: another request meanwhile is refused (409) with its id.
     """
-    given, with_events = _input(body), wants_events(accept)
+    try:
+        given = _input(body)
+    except InvalidRequest:
+        await caller.server.configs.get(caller.tenant.name, config)  # that it is not there comes first
+        raise
+    with_events = wants_events(accept)
     async with once(caller, request, key, resource=f"chat-{secrets.token_hex(16)}") as made:
         if made.replay is not None:
             kept = json.loads(bytes(made.replay.body))
