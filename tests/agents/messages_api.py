@@ -88,6 +88,10 @@ class MessagesApi:
         if wrong is not None:
             self.complaints.append(wrong)
             return Refuse(400, "invalid_request_error", wrong)
+        return self.answer(body)
+
+    def answer(self, _body: dict[str, Any]) -> Say | Refuse | Raw:
+        """The answer to a request that is right in itself."""
         if not self.answers:
             return Refuse(400, "invalid_request_error", "nothing more was expected to be asked")
         return self.answers.pop(0)
@@ -131,9 +135,9 @@ def _wrong(body: dict[str, Any], headers: Any) -> str | None:
 
 
 @contextmanager
-def serving(answers: Sequence[Say | Refuse | Raw]) -> Iterator[MessagesApi]:
+def serving(answers: Sequence[Say | Refuse | Raw] | MessagesApi) -> Iterator[MessagesApi]:
     """The server, on a port of loopback."""
-    api = MessagesApi(list(answers))
+    api = answers if isinstance(answers, MessagesApi) else MessagesApi(list(answers))
 
     class Handler(Quiet):
         def do_POST(self) -> None:  # noqa: N802 - as the base class calls it
