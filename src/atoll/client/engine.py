@@ -151,6 +151,7 @@ class RemoteEngine(Engine):
         self._images = RemoteImages(http)
         self._volumes = RemoteVolumes(http)
         self._default_image = str(host["image"])
+        self._default_runtime: RuntimeName | None = host.get("runtime")
         self._namespace = str(host["tenant"])
         self._runtimes: dict[RuntimeName, Capabilities] = {
             each["name"]: Capabilities.model_validate(each["capabilities"]) for each in host["runtimes"]
@@ -184,6 +185,13 @@ class RemoteEngine(Engine):
     @property
     def default_image(self) -> str:
         return self._own_image() or self._default_image
+
+    @property
+    def default_runtime(self) -> RuntimeName:
+        chosen = self._settings.runtime or self._default_runtime
+        if chosen is None:
+            raise RuntimeUnavailable("the server's machine has no container runtime that can be used")
+        return chosen
 
     def runtimes(self) -> Mapping[RuntimeName, Capabilities]:
         return self._runtimes
