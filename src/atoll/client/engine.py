@@ -162,6 +162,18 @@ class RemoteEngine(Engine):
         """The address of the server."""
         return self._http.url
 
+    async def upload_bundle(self, path: Path) -> dict[str, Any]:
+        """Upload a bundle of tools, and return what the server calls it: `bundle_id`, `sha256` and `size_bytes`.
+
+        Raises:
+            BundleFailed: it is no bundle.
+        """
+        content = read_chunks(path, lambda _done: None)
+        gzip = {"Content-Type": "application/gzip"}
+        async with self._http.stream("POST", path_of("bundles"), content=content, headers=gzip) as answer:
+            stored: dict[str, Any] = json.loads(await answer.aread())
+            return stored
+
     @property
     def images(self) -> RemoteImages:
         return self._images

@@ -42,6 +42,7 @@ MODULES = {
     "serve": ("serve", "config"),
     "tenants": ("tenants",),
     "keys": ("keys",),
+    "bundle": ("bundle",),
     "doctor": ("doctor", "version", "uninstall"),
 }
 """The modules in `commands/`, in the order of the help, and an index of their commands."""
