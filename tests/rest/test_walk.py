@@ -11,6 +11,7 @@ import pytest
 from fastapi import FastAPI
 
 from atoll.surfaces import rest
+from tests.bundles.making import manifest, packed
 from tests.rest.serving import Served
 
 METHODS = ("get", "post", "put", "patch", "delete", "head")
@@ -87,6 +88,9 @@ async def owner(served: Served) -> Owner:
         checkpoint = (await client.post("/api/v1/sandboxes/theirs/checkpoints", json={"label": "label"})).json()
         (await client.post("/api/v1/volumes", json={"name": "their-volume"})).raise_for_status()
         webhook = (await client.post("/api/v1/webhooks", json={"url": "https://example.com/theirs"})).json()["webhook"]
+        content = packed("def run(args): ...", manifest("run"))
+        gzip = {"Content-Type": "application/gzip"}
+        bundle = (await client.post("/api/v1/bundles", content=content, headers=gzip)).json()
         api_key = (await client.post("/api/v1/keys", json={"name": "their-key"})).json()["key"]
         agent = (await client.post("/api/v1/configs", json={"name": "their-agent"})).json()
     config = await served.server.configs.get("owner", agent["id"])
@@ -99,6 +103,7 @@ async def owner(served: Served) -> Owner:
             "name": sandboxes,
             "checkpoint": [checkpoint["id"]],
             "volume": ["their-volume"],
+            "bundle": [bundle["bundle_id"]],
             "webhook": [webhook["id"]],
             "key": [api_key["id"]],
             "tenant": ["owner"],

@@ -59,7 +59,7 @@ class BuildSpec(StrictModel):
     path: Path
     sha256: str
     image: str
-    runtime: RuntimeName | None = None
+    runtime: RuntimeName
     limits: Limits = Limits()
     network: NetworkPolicy | None = NetworkPolicy(allow=REGISTRIES)
     """The policy while packages are installed and the command runs. Unset: no connection leaves the sandbox."""
@@ -73,7 +73,7 @@ async def label_of(engine: Engine, spec: BuildSpec) -> str:
         ImageUnavailable: it cannot be.
     """
     image = await engine.images.resolve(spec.image)
-    base = hashlib.sha256(f"{image.digest} {spec.runtime or ''}".encode()).hexdigest()
+    base = hashlib.sha256(f"{image.digest} {spec.runtime}".encode()).hexdigest()
     return f"{_label_prefix(spec.sha256)}{base[:12]}"
 
 

@@ -208,6 +208,10 @@ class Workspace:
         """The newest one, as it was last recorded."""
         return self._instance
 
+    @property
+    def _runtime(self) -> RuntimeName:
+        return self.spec.runtime or self.engine.default_runtime
+
     # ------------------------------------------------------------------------------------------------------- tools
 
     def tools(self, names: Sequence[str]) -> ToolSet:
@@ -338,7 +342,7 @@ class Workspace:
             sandbox = await self.engine.wake(self.spec.sandbox)
         if sandbox.info.network != self.spec.network:
             await self.engine.set_network(self.spec.sandbox, self.spec.network)
-        wanted = self.engine.effective_limits(self.spec.limits, self.spec.runtime)
+        wanted = self.engine.effective_limits(self.spec.limits, self._runtime)
         if sandbox.info.limits != wanted:
             await self.engine.update(self.spec.sandbox, limits=wanted)
         return sandbox
@@ -350,7 +354,7 @@ class Workspace:
             path=bundle.path,
             sha256=bundle.sha256,
             image=spec.image or self.engine.default_image,
-            runtime=spec.runtime,
+            runtime=self._runtime,
             limits=spec.build_limits,
             network=spec.build_network,
         )
@@ -388,7 +392,7 @@ class Workspace:
 
     async def _create(self, label: str) -> Sandbox:
         spec = self.spec
-        limits = self.engine.effective_limits(spec.limits, spec.runtime)
+        limits = self.engine.effective_limits(spec.limits, self._runtime)
         own = {SPEC_LABEL: spec.fingerprint(), INSTANCE_LABEL: self._instance.external_id if self._instance else ""}
         async with nullcontext() if self._admit is None else self._admit(spec.sandbox, limits):
             return await self.engine.create(

@@ -168,6 +168,7 @@ class RemoteEngine(Engine):
         self._images = RemoteImages(http)
         self._volumes = RemoteVolumes(http)
         self._default_image = str(host["image"])
+        self._default_runtime: RuntimeName | None = host.get("runtime")
         self._namespace = str(host["tenant"])
         self._runtimes: dict[RuntimeName, Capabilities] = {
             each["name"]: Capabilities.model_validate(each["capabilities"]) for each in host["runtimes"]
@@ -177,6 +178,18 @@ class RemoteEngine(Engine):
     def url(self) -> str:
         """The address of the server."""
         return self._http.url
+
+    async def upload_bundle(self, path: Path) -> dict[str, Any]:
+        """Upload a bundle of tools, and return what the server calls it: `bundle_id`, `sha256` and `size_bytes`.
+
+        Raises:
+            BundleFailed: it is no bundle.
+        """
+        content = read_chunks(path, lambda _done: None)
+        gzip = {"Content-Type": "application/gzip"}
+        async with self._http.stream("POST", path_of("bundles"), content=content, headers=gzip) as answer:
+            stored: dict[str, Any] = json.loads(await answer.aread())
+            return stored
 
     @property
     def images(self) -> RemoteImages:
@@ -201,6 +214,13 @@ class RemoteEngine(Engine):
     @property
     def default_image(self) -> str:
         return self._own_image() or self._default_image
+
+    @property
+    def default_runtime(self) -> RuntimeName:
+        chosen = self._settings.runtime or self._default_runtime
+        if chosen is None:
+            raise RuntimeUnavailable("the server's machine has no container runtime that can be used")
+        return chosen
 
     def runtimes(self) -> Mapping[RuntimeName, Capabilities]:
         return self._runtimes

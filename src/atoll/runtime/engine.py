@@ -251,6 +251,10 @@ class LocalEngine(Engine):
     def default_image(self) -> str:
         return self._settings.image
 
+    @property
+    def default_runtime(self) -> RuntimeName:
+        return self._choose(self._settings.runtime).name
+
     def drivers(self) -> Mapping[RuntimeName, Driver]:
         """The runtimes that can be used on this machine, fastest first, then those that must be requested by name."""
         if self._drivers is None:

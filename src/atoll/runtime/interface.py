@@ -159,6 +159,15 @@ class Engine(ABC):
     def default_image(self) -> str:
         """The image of sandboxes that do not name one."""
 
+    @property
+    @abstractmethod
+    def default_runtime(self) -> RuntimeName:
+        """The runtime of sandboxes that do not name one.
+
+        Raises:
+            RuntimeUnavailable: it cannot be used on this machine, or none can.
+        """
+
     @abstractmethod
     def runtimes(self) -> Mapping[RuntimeName, Capabilities]:
         """The runtimes that can be used, and what each is able to: fastest first, then those that must be requested by

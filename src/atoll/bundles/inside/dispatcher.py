@@ -371,7 +371,9 @@ def descendants():
 def template(control, tools, cwd, result_bytes):
     """Import all tools, then fork a monitor for each connection that comes on `control`."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    import inspect  # noqa: F401 - what calls need, imported once for all of them
     import threading
+    import typing  # noqa: F401
 
     for each in tools:
         control.sendall(encoded({"importing": each["name"]}))

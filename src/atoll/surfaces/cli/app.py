@@ -42,6 +42,7 @@ MODULES = {
     "serve": ("serve", "config"),
     "tenants": ("tenants",),
     "keys": ("keys",),
+    "bundle": ("bundle",),
     "configs": ("configs",),
     "chat": ("chat",),
     "doctor": ("doctor", "version", "uninstall"),
