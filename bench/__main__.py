@@ -26,6 +26,7 @@ from bench import (
     mcp,
     memory,
     output,
+    platform,
     previews,
     saving,
     server,
@@ -62,6 +63,7 @@ SUBJECTS: dict[str, Callable[[Lab], Awaitable[Section]]] = {
     "mcp": mcp.measure,
     "code": code.measure,
     "server": server.measure,
+    "platform": platform.measure,
     "startup": startup.measure,
 }
 

@@ -42,6 +42,9 @@ MODULES = {
     "serve": ("serve", "config"),
     "tenants": ("tenants",),
     "keys": ("keys",),
+    "bundle": ("bundle",),
+    "configs": ("configs",),
+    "chat": ("chat",),
     "doctor": ("doctor", "version", "uninstall"),
 }
 """The modules in `commands/`, in the order of the help, and an index of their commands."""
