@@ -79,6 +79,7 @@ if TYPE_CHECKING:
         DatabaseUnavailable as DatabaseUnavailable,
         DiskFull as DiskFull,
         ExecTimeout as ExecTimeout,
+        FetchFailed as FetchFailed,
         FileError as FileError,
         Forbidden as Forbidden,
         GuestProtocolError as GuestProtocolError,
@@ -226,7 +227,7 @@ _HOMES = {
     "atoll.contract.driver": "Capabilities Diagnostic",
     "atoll.contract.errors": """
         ApprovalNotFound ArchiveRefused AtollError BudgetExceeded CallerError CheckpointExists CheckpointNotFound
-        CodeSessionBusy CodeSessionNotFound Conflict DatabaseUnavailable DiskFull ExecTimeout FileError Forbidden
+        CodeSessionBusy CodeSessionNotFound Conflict DatabaseUnavailable DiskFull ExecTimeout FetchFailed FileError Forbidden
         GuestProtocolError GuestUnresponsive IdempotencyMismatch ImageNotFound ImageUnavailable InvalidRequest
         KeyNotFound LaunchFailed ModelFailed ModelUnavailable NotCheckpointable OutcomeUnknown PathExists
         PathIsDirectory PathNotDirectory PathNotFound PermissionDenied PortRefused ProcessNotFound ProjectConflict

@@ -10,21 +10,33 @@
 Owns nothing but the public names. Used by programs and by `surfaces/`.
 """
 
+from atoll.contract.errors import FetchFailed
+from atoll.reactive.builtins import CommandResult, exec, fetch_data, generate_text  # noqa: A004 - as all call it
 from atoll.reactive.graph import Graph, batch, cell, computed, handler
 from atoll.reactive.nodes import Cell, Computed, Node, NodeInfo, NodeState
 from atoll.reactive.operations import Handler, Operation
+from atoll.reactive.sandboxes import SandboxHandle, read_sandbox_file, sandbox, write_sandbox_file
 
 __all__ = [
     "Cell",
+    "CommandResult",
     "Computed",
+    "FetchFailed",
     "Graph",
     "Handler",
     "Node",
     "NodeInfo",
     "NodeState",
     "Operation",
+    "SandboxHandle",
     "batch",
     "cell",
     "computed",
+    "exec",
+    "fetch_data",
+    "generate_text",
     "handler",
+    "read_sandbox_file",
+    "sandbox",
+    "write_sandbox_file",
 ]

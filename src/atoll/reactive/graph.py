@@ -598,6 +598,6 @@ def value_of(value: Any) -> Any:
     """An input as it is now: a plain value, or the result of a node; of a list or a tuple, that of each element."""
     if isinstance(value, Node):
         return value.get()
-    if isinstance(value, list | tuple):
+    if isinstance(value, list | tuple):  # as a list
         return [value_of(each) for each in cast("Iterable[Any]", value)]
     return value
