@@ -227,7 +227,8 @@ _HOMES = {
     "atoll.contract.driver": "Capabilities Diagnostic",
     "atoll.contract.errors": """
         ApprovalNotFound ArchiveRefused AtollError BudgetExceeded CallerError CheckpointExists CheckpointNotFound
-        CodeSessionBusy CodeSessionNotFound Conflict DatabaseUnavailable DiskFull ExecTimeout FetchFailed FileError Forbidden
+        CodeSessionBusy CodeSessionNotFound Conflict DatabaseUnavailable DiskFull ExecTimeout FetchFailed
+        FileError Forbidden
         GuestProtocolError GuestUnresponsive IdempotencyMismatch ImageNotFound ImageUnavailable InvalidRequest
         KeyNotFound LaunchFailed ModelFailed ModelUnavailable NotCheckpointable OutcomeUnknown PathExists
         PathIsDirectory PathNotDirectory PathNotFound PermissionDenied PortRefused ProcessNotFound ProjectConflict

@@ -11,7 +11,7 @@ from anyio.streams.tls import TLSStream
 
 from atoll import FetchFailed, InvalidRequest, NetworkPolicy
 from atoll.reactive import Graph, cell, computed, fetch_data
-from atoll.reactive.fetching import Fetcher
+from atoll.reactive.fetching import PolicyFetcher
 from atoll.testing.waiting import eventually
 from tests.egress.world import SITE, World, serving
 from tests.origin import TestAuthority
@@ -62,7 +62,7 @@ async def test_a_node_may_have_a_policy_of_its_own(graph: Graph, site: Site) -> 
 async def test_names_and_the_addresses_behind_them_are_checked(host: str, addresses: list[str], reason: str) -> None:
     world = World()
     world.name(host, addresses)
-    fetcher = Fetcher(NetworkPolicy(allow=["*.example.com", "0.0.0.0/0"]), connector=world.connector)
+    fetcher = PolicyFetcher(NetworkPolicy(allow=["*.example.com", "0.0.0.0/0"]), connector=world.connector)
     with pytest.raises(FetchFailed, match=reason.replace(".", r"\.")):
         await fetcher.fetch(f"http://{host}/")
     assert world.dialled == []
@@ -168,9 +168,9 @@ async def test_certificates_are_verified(tmp_path: Path) -> None:
     async with serving(answer) as port:
         world.servers = {("*", 443): port}
         policy = NetworkPolicy(allow=["example.com", "*.example.com"])
-        fetcher = Fetcher(policy, connector=world.connector, trust=authority.client_context())
+        fetcher = PolicyFetcher(policy, connector=world.connector, trust=authority.client_context())
         assert (await fetcher.fetch("https://example.com/")).text() == "safe"
         with pytest.raises(FetchFailed, match=r"TLS with wrong\.example\.com failed"):
             await fetcher.fetch("https://wrong.example.com/")
         with pytest.raises(FetchFailed, match=r"TLS with example\.com failed"):
-            await Fetcher(policy, connector=world.connector).fetch("https://example.com/")
+            await PolicyFetcher(policy, connector=world.connector).fetch("https://example.com/")

@@ -40,7 +40,7 @@
     │   └── GuestProtocolError      (ConnectionError)   it broke the protocol and was stopped
     ├── ExecTimeout                 (TimeoutError)      the command timed out; its process tree is killed
     ├── ServerUnavailable           (ConnectionError)   the server of `atoll.connect` cannot be reached, or went away
-    ├── FetchFailed                 (ConnectionError)   `fetch_data` was refused, or the server did not answer as it should
+    ├── FetchFailed                 (ConnectionError)   `fetch_data` was refused, or its request failed
     ├── ModelFailed                 the model request failed, or its answer is unusable
     │   ├── ModelUnavailable        (ConnectionError)   temporarily; it may be retried
     │   └── ScriptFailed                                a scripted model got another input than its script

@@ -11,13 +11,17 @@ Owns nothing but the public names. Used by programs and by `surfaces/`.
 """
 
 from atoll.contract.errors import FetchFailed
+from atoll.reactive import view
 from atoll.reactive.builtins import CommandResult, exec, fetch_data, generate_text  # noqa: A004 - as all call it
 from atoll.reactive.graph import Graph, batch, cell, computed, handler
 from atoll.reactive.nodes import Cell, Computed, Node, NodeInfo, NodeState
 from atoll.reactive.operations import Handler, Operation
+from atoll.reactive.patterns import NAME, UI, Pattern, RunningPattern, pattern
 from atoll.reactive.sandboxes import SandboxHandle, read_sandbox_file, sandbox, write_sandbox_file
 
 __all__ = [
+    "NAME",
+    "UI",
     "Cell",
     "CommandResult",
     "Computed",
@@ -28,6 +32,8 @@ __all__ = [
     "NodeInfo",
     "NodeState",
     "Operation",
+    "Pattern",
+    "RunningPattern",
     "SandboxHandle",
     "batch",
     "cell",
@@ -36,7 +42,9 @@ __all__ = [
     "fetch_data",
     "generate_text",
     "handler",
+    "pattern",
     "read_sandbox_file",
     "sandbox",
+    "view",
     "write_sandbox_file",
 ]

@@ -16,7 +16,7 @@ from atoll.contract.errors import CallerError, InvalidRequest, PathNotFound, ins
 from atoll.contract.model import ExecResult
 from atoll.contract.network import NetworkPolicy
 from atoll.reactive.cache import ResultCache, cache_key
-from atoll.reactive.fetching import MAX_BODY_BYTES, TIMEOUT_S, Fetcher
+from atoll.reactive.fetching import MAX_BODY_BYTES, TIMEOUT_S, PolicyFetcher
 from atoll.reactive.graph import Graph, current_graph, value_of
 from atoll.reactive.nodes import Node
 from atoll.reactive.operations import Operation
@@ -263,7 +263,9 @@ def fetch_data(
         return given
 
     async def run(given: _FetchInputs, _operation: Operation[Any]) -> Any:
-        fetched = await Fetcher(policy).fetch(given.url, limit_bytes=limit_bytes, timeout_s=timeout_s)
+        fetched = await PolicyFetcher(policy, connector=graph.connector).fetch(
+            given.url, limit_bytes=limit_bytes, timeout_s=timeout_s
+        )
         return fetched.json() if given.mode == "json" else fetched.text()
 
     return Operation(graph, run, collect, kind="fetch_data", name=name, once=graph.in_handler())

@@ -81,7 +81,7 @@ def _trust() -> ssl.SSLContext:
     return ssl.create_default_context()
 
 
-class Fetcher:
+class PolicyFetcher:
     """Fetches by one policy. Without a policy nothing is allowed."""
 
     def __init__(

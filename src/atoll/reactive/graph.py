@@ -53,6 +53,7 @@ from atoll.runtime.lifetimes import BackgroundTasks
 
 if TYPE_CHECKING:
     from atoll.contract.network import NetworkPolicy
+    from atoll.runtime.egress.proxy import Connector
     from atoll.runtime.interface import Engine
 
 T = TypeVar("T")
@@ -97,6 +98,8 @@ class Graph:
         self._engine = engine
         self.network = network
         self.max_running = max_running
+        self.connector: Connector | None = None
+        """How `fetch_data` resolves names and connects. Unset: as programs of this machine do."""
         self.closed = False
         self._closing = False
         self.reader: Node[Any] | None = None

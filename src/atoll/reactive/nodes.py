@@ -366,9 +366,11 @@ class Computed(Node[T]):
 
     __slots__ = ("_function",)
 
-    def __init__(self, graph: Graph, function: Callable[[], T], name: str | None = None) -> None:
+    def __init__(
+        self, graph: Graph, function: Callable[[], T], name: str | None = None, *, kind: str = "computed"
+    ) -> None:
         self._function = function
-        super().__init__(graph, "computed", name or name_of(function))
+        super().__init__(graph, kind, name or name_of(function))
         graph.begin(self)
 
     def refresh(self, mark: int) -> None:
