@@ -762,7 +762,3 @@ async def test_nodes_need_a_graph() -> None:
     _current.set(None)
     with pytest.raises(InvalidRequest, match=r"async with reactive\.Graph"):
         cell(1)
-
-
-async def test_public_names_are_exactly_these() -> None:
-    assert reactive.__all__ == sorted(reactive.__all__)

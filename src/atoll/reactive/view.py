@@ -60,7 +60,9 @@ def svg(content: Shown) -> Element:
     return Element("svg", {"content": content})
 
 
-def chart(labels: Shown, series: Shown, *, kind: Literal["line", "bar"] = "line") -> Element:
+def chart(
+    labels: Shown, series: Shown | Mapping[str, Sequence[float]], *, kind: Literal["line", "bar"] = "line"
+) -> Element:
     """A chart. `series` has a list of numbers for each name, `labels` what is below each of them."""
     return Element("chart", {"labels": labels, "series": series, "kind": kind})
 
