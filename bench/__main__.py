@@ -27,6 +27,7 @@ from bench import (
     memory,
     output,
     previews,
+    reactive,
     saving,
     server,
     sleeping,
@@ -62,6 +63,7 @@ SUBJECTS: dict[str, Callable[[Lab], Awaitable[Section]]] = {
     "mcp": mcp.measure,
     "code": code.measure,
     "server": server.measure,
+    "reactive": reactive.measure,
     "startup": startup.measure,
 }
 
