@@ -30,6 +30,7 @@ GROUPS = {
     "approvals": "ls show allow deny",
     "tenants": "ls show create update rm",
     "keys": "ls show create revoke",
+    "bundle": "init check push",
 }
 
 

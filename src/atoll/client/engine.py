@@ -111,6 +111,30 @@ async def _connect(
     trust: ssl.SSLContext | None,
     settings: Settings | None,
 ) -> RemoteEngine:
+    settings = settings or Settings.from_environment()
+    http = http_client(url, key, tenant=tenant, trust=trust, settings=settings)
+    try:
+        host = await http.get(path_of("host"))
+        tasks = await BackgroundTasks.open()
+    except BaseException:
+        await http.aclose()
+        raise
+    return RemoteEngine(http, tasks, settings, host)
+
+
+def http_client(
+    url: str | None = None,
+    key: str | SecretStr | None = None,
+    *,
+    tenant: str | None = None,
+    trust: ssl.SSLContext | None = None,
+    settings: Settings | None = None,
+) -> HttpClient:
+    """What `connect` sends requests with. Nothing is sent yet.
+
+    Raises:
+        InvalidRequest: as `connect`.
+    """
     from pydantic import SecretStr
 
     settings = settings or Settings.from_environment()
@@ -124,14 +148,7 @@ async def _connect(
         trust = _trust(settings.ca_file)
     if tenant is None and settings.namespace != DEFAULT_NAMESPACE:
         tenant = settings.namespace
-    http = HttpClient(url, SecretStr(key) if isinstance(key, str) else key, tenant=tenant, trust=trust)
-    try:
-        host = await http.get(path_of("host"))
-        tasks = await BackgroundTasks.open()
-    except BaseException:
-        await http.aclose()
-        raise
-    return RemoteEngine(http, tasks, settings, host)
+    return HttpClient(url, SecretStr(key) if isinstance(key, str) else key, tenant=tenant, trust=trust)
 
 
 def _trust(file: Path) -> ssl.SSLContext:
@@ -154,6 +171,7 @@ class RemoteEngine(Engine):
         self._images = RemoteImages(http)
         self._volumes = RemoteVolumes(http)
         self._default_image = str(host["image"])
+        self._default_runtime: RuntimeName | None = host.get("runtime")
         self._namespace = str(host["tenant"])
         self._runtimes: dict[RuntimeName, Capabilities] = {
             each["name"]: Capabilities.model_validate(each["capabilities"]) for each in host["runtimes"]
@@ -163,6 +181,18 @@ class RemoteEngine(Engine):
     def url(self) -> str:
         """The address of the server."""
         return self._http.url
+
+    async def upload_bundle(self, path: Path) -> dict[str, Any]:
+        """Upload a bundle of tools, and return what the server calls it: `bundle_id`, `sha256` and `size_bytes`.
+
+        Raises:
+            BundleFailed: it is no bundle.
+        """
+        content = read_chunks(path, lambda _done: None)
+        gzip = {"Content-Type": "application/gzip"}
+        async with self._http.stream("POST", path_of("bundles"), content=content, headers=gzip) as answer:
+            stored: dict[str, Any] = json.loads(await answer.aread())
+            return stored
 
     @property
     def images(self) -> RemoteImages:
@@ -187,6 +217,13 @@ class RemoteEngine(Engine):
     @property
     def default_image(self) -> str:
         return self._own_image() or self._default_image
+
+    @property
+    def default_runtime(self) -> RuntimeName:
+        chosen = self._settings.runtime or self._default_runtime
+        if chosen is None:
+            raise RuntimeUnavailable("the server's machine has no container runtime that can be used")
+        return chosen
 
     def runtimes(self) -> Mapping[RuntimeName, Capabilities]:
         return self._runtimes

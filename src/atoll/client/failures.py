@@ -12,6 +12,7 @@ from functools import cache
 
 from atoll.contract.errors import (
     AtollError,
+    BundleFailed,
     FileError,
     InvalidRequest,
     SandboxNotFound,
@@ -25,6 +26,7 @@ _ATTRIBUTES: dict[type[AtollError], dict[str, object]] = {
     SandboxNotFound: {"name": "", "known": []},
     UserNotFound: {"user": ""},
     ToolCallError: {"type": ""},
+    BundleFailed: {"reason": ""},
 }
 """What some classes have besides, and its value where an answer does not say it."""
 _ALIASES: dict[str, type[AtollError]] = {"too_large": InvalidRequest}

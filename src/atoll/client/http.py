@@ -48,7 +48,16 @@ def new_key() -> str:
 class HttpClient:
     """Requests to one server, with one key."""
 
-    def __init__(self, url: str, key: SecretStr, *, tenant: str | None, trust: ssl.SSLContext | None) -> None:
+    def __init__(
+        self,
+        url: str,
+        key: SecretStr,
+        *,
+        tenant: str | None,
+        trust: ssl.SSLContext | None,
+        transport: httpx2.AsyncBaseTransport | None = None,
+    ) -> None:
+        """`transport` takes the place of the network."""
         self.url = _checked(url)
         self.trust = trust
         self._headers = {"X-API-Key": key.get_secret_value(), "Atoll-Tunnel": "true"}
@@ -61,6 +70,7 @@ class HttpClient:
             limits=httpx2.Limits(max_connections=_MAX_CONNECTIONS, max_keepalive_connections=16),
             verify=trust if trust is not None else True,
             trust_env=False,
+            transport=transport,
         )
 
     @property

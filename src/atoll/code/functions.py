@@ -66,6 +66,8 @@ class DocTexts:
     description: str = ""
     parameters: Mapping[str, str] = field(default_factory=dict)
     returns: str = ""
+    types: Mapping[str, str] = field(default_factory=dict)
+    """Of parameters, as the docstring writes them."""
 
 
 class Scope(NamedTuple):
@@ -99,7 +101,7 @@ class FunctionTool:
             raise InvalidRequest(f"{self._what} is a generator, and a call has one result: return a list")
         self.is_async = inspect.iscoroutinefunction(called)
         inner = inspect.unwrap(called)
-        self.texts = parse_docstring(inner)
+        self.texts = read_docstring(inspect.getdoc(inner) or "")
         self._parameters, self._rest = self._read_signature(function, bound)
         hints = self._hints(inner, scope)
         self._arguments = self._adapter("Arguments", *self._argument_types(hints))
@@ -444,9 +446,8 @@ def _shown_default(value: object) -> Any:
     return plain if len(text) <= 1000 else _NO_DEFAULT
 
 
-def parse_docstring(function: Callable[..., Any]) -> DocTexts:
-    """The texts of a docstring in the style of Google, NumPy or Sphinx."""
-    text = inspect.getdoc(function) or ""
+def read_docstring(text: str) -> DocTexts:
+    """The texts of a docstring, without its indentation, in the style of Google, NumPy or Sphinx."""
     if not _SECTIONS.search(text):
         return DocTexts(text, {})
     import griffe
@@ -460,12 +461,15 @@ def parse_docstring(function: Callable[..., Any]) -> DocTexts:
     if style == "google":
         options |= {"returns_named_value": False, "returns_multiple_items": False}
     parameters: dict[str, str] = {}
+    types: dict[str, str] = {}
     texts: list[str] = []
     returns = ""
     for section in griffe.Docstring(text, lineno=1).parse(style, **options):
         if isinstance(section, griffe.DocstringSectionParameters):
             for each in section.value:
                 parameters.setdefault(each.name.lstrip("*"), str(each.description).strip())
+                if each.annotation is not None:
+                    types.setdefault(each.name.lstrip("*"), str(each.annotation))
         elif isinstance(section, griffe.DocstringSectionReturns):
             returns = returns or " ".join(str(each.description).strip() for each in section.value)
         elif isinstance(section, griffe.DocstringSectionRaises):
@@ -474,4 +478,4 @@ def parse_docstring(function: Callable[..., Any]) -> DocTexts:
             texts.append(f"{section.title or section.value.kind}: {section.value.contents.strip()}")
         elif isinstance(section, griffe.DocstringSectionText):
             texts.append(section.value.strip())
-    return DocTexts("\n\n".join(texts), parameters, returns)
+    return DocTexts("\n\n".join(texts), parameters, returns, types)

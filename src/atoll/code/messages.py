@@ -179,7 +179,7 @@ class MessageReader:
 def _parse(line: bytes) -> Message:
     if len(line) > MAX_LINE_BYTES:
         raise ChannelViolation(f"a message of the kernel is longer than {MAX_LINE_BYTES} bytes")
-    values = _count_values(line)
+    values = count_values(line)
     too_large = None
     if len(line) > MAX_ARGUMENTS_BYTES:
         too_large = _too_long(len(line))
@@ -211,10 +211,11 @@ def _parse(line: bytes) -> Message:
     raise ChannelViolation(f"the kernel sent a message of the unknown kind {kind[:80]!r}")
 
 
-def _count_values(line: bytes) -> int:
-    """About how many values a message has, without reading it: fast, and never less than there are."""
+def count_values(line: bytes, most: int = MAX_VALUES) -> int:
+    """About how many values a message has, without reading it: fast, and never less than there are. The count is exact
+    where it matters, if it is more than `most`."""
     found = _count_marks(line)
-    if found <= MAX_VALUES or line.count(b'"') > 4 * MAX_VALUES:
+    if found <= most or line.count(b'"') > 4 * MAX_VALUES:
         return found
     return _count_marks(_STRING.sub(b"", line))  # a long text may have many of them, too
 

@@ -41,9 +41,10 @@ from atoll.code.shapes import ANY, SchemaReader, Shape, ToolShape, is_name
 from atoll.code.stubs import DEFAULT_LIMIT_CHARS, RESERVED, SEARCH_TOOL, StubWriter, ToolIndex, ToolText
 from atoll.contract.errors import AtollError, InvalidRequest, ToolCallError
 from atoll.tools.tool import (
+    GivenArguments,
     Hints,
     ImagePart,
-    Input,
+    SchemaTool,
     Tool,
     ToolResult,
     ToolSet,
@@ -432,7 +433,7 @@ class ToolRegistry:
             if tool.bound is not None and not tool.needs_approval:
                 direct |= tool.bound.only(tool.original_name)
             else:
-                direct |= ToolSet([_DirectTool.of(self, tool)])
+                direct |= ToolSet([_direct_tool(self, tool)])
         return direct
 
     def _texts(self) -> list[ToolText]:
@@ -788,45 +789,24 @@ def _left_out(result: ToolResult) -> str:
     return "".join(f"\n[left out: an image, {each.mime_type}]" for each in images)
 
 
-class _GivenArguments(Input):
-    arguments: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class _DirectTool(Tool):
+def _direct_tool(registry: ToolRegistry, tool: RegisteredTool) -> SchemaTool:
     """A registered tool as one that an agent calls."""
 
-    registered: RegisteredTool | None = None
-
-    @classmethod
-    def of(cls, registry: ToolRegistry, tool: RegisteredTool) -> Self:
-        async def handle(given: _GivenArguments, _context: object) -> ToolResult:
-            try:
-                value = await registry.call(tool.name, given.arguments, caller=ToolCallerType.DIRECT, as_text=True)
-            except ToolCallError as error:
-                raise ToolCallError(error.type, f"{error.type}: {error.message}") from error
-            return ToolResult(content=str(value))
-
-        return cls(
-            name=tool.name if tool.bound is None else tool.original_name,
-            description=tool.description or tool.name.replace("_", " "),
-            input=_GivenArguments,
-            result=None,
-            handler=handle,
-            hints=Hints(destructive=tool.needs_approval, open_world=True),
-            vocabulary=None if tool.bound is None else tool.bound[tool.original_name].vocabulary,
-            registered=tool,
-        )
-
-    def input_schema(self) -> dict[str, Any]:
-        assert self.registered is not None  # noqa: S101 - `of` sets it
-        return dict(self.registered.input_schema)
-
-    def read(self, arguments: object) -> Input:
-        assert self.registered is not None  # noqa: S101 - `of` sets it
-        given = self.parse(arguments)
+    async def handle(given: GivenArguments, _context: object) -> ToolResult:
         try:
-            self.registered.check(given)
+            value = await registry.call(tool.name, given.arguments, caller=ToolCallerType.DIRECT, as_text=True)
         except ToolCallError as error:
-            raise InvalidRequest(error.message) from None
-        return _GivenArguments(arguments=given)
+            raise ToolCallError(error.type, f"{error.type}: {error.message}") from error
+        return ToolResult(content=str(value))
+
+    return SchemaTool(
+        name=tool.name if tool.bound is None else tool.original_name,
+        description=tool.description or tool.name.replace("_", " "),
+        input=GivenArguments,
+        result=None,
+        handler=handle,
+        hints=Hints(destructive=tool.needs_approval, open_world=True),
+        vocabulary=None if tool.bound is None else tool.bound[tool.original_name].vocabulary,
+        schema=tool.input_schema,
+        check=tool.check,
+    )

@@ -260,6 +260,10 @@ class LocalEngine(Engine):
     def default_image(self) -> str:
         return self._settings.image
 
+    @property
+    def default_runtime(self) -> RuntimeName:
+        return self._choose(self._settings.runtime).name
+
     def drivers(self) -> Mapping[RuntimeName, Driver]:
         """The runtimes that can be used on this machine, fastest first, then those that must be requested by name."""
         if self._drivers is None:
@@ -348,16 +352,10 @@ class LocalEngine(Engine):
             if from_checkpoint is None:
                 created = await self._provisioner.create(spec, contents, progress)
             else:
-                refused = {
-                    "image": image,
-                    "runtime": runtime,
-                    "secrets": secrets,
-                    "secret_env": secret_env,
-                    "mounts": mounts,
-                }
+                refused = {"image": image, "runtime": runtime}
                 if wrong := [option for option, value in refused.items() if value]:
                     raise InvalidRequest(f"a sandbox from a checkpoint has its {wrong[0]}; leave that out")
-                created = await self._provisioner.create_from(from_checkpoint, spec)
+                created = await self._provisioner.create_from(from_checkpoint, spec, contents)
             self._recovery.watch_expiries(self._tasks, created.info)
             return created
 

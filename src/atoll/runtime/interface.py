@@ -159,6 +159,15 @@ class Engine(ABC):
     def default_image(self) -> str:
         """The image of sandboxes that do not name one."""
 
+    @property
+    @abstractmethod
+    def default_runtime(self) -> RuntimeName:
+        """The runtime of sandboxes that do not name one.
+
+        Raises:
+            RuntimeUnavailable: it cannot be used on this machine, or none can.
+        """
+
     @abstractmethod
     def runtimes(self) -> Mapping[RuntimeName, Capabilities]:
         """The runtimes that can be used, and what each is able to: fastest first, then those that must be requested by
@@ -220,8 +229,9 @@ class Engine(ABC):
         anew, and it does not end while it is in use. `update` changes all of this.
 
         With `from_checkpoint`, an id or a label that only one checkpoint has, it begins as that checkpoint, whosever it
-        is: with its image, runtime, secrets and mounts, which cannot be given then, and all else that is not given. An
-        `env` and `limits` that are given go on top.
+        is: with its image and runtime, which cannot be given then, and all else that is not given. An `env` and
+        `limits` that are given go on top. Secrets and mounts can be given if the checkpoint has none of these: the
+        sandbox then begins with the files of the checkpoint, without its processes.
 
         Commands and file operations that name no `user` and no `cwd` get these, unset those of the image's
         configuration, and where it has none, `user` and the home of the command's user. A `cwd` that does not exist is

@@ -358,11 +358,21 @@ class Provisioner:
             parent = record.checkpoint.id if checkpoint is not None else record.checkpoint.parent
             return await self._fork(record, names, labels, parent=parent)
 
-    async def create_from(self, checkpoint: str, given: SandboxSpec) -> Sandbox:
-        """A sandbox that begins as a checkpoint, with what is set in `given` in place of what the checkpoint has."""
+    async def create_from(self, checkpoint: str, given: SandboxSpec, secrets: SandboxSecrets | None = None) -> Sandbox:
+        """A sandbox that begins as a checkpoint, with what is set in `given` in place of what the checkpoint has.
+
+        Raises:
+            InvalidRequest: `secrets` or mounts are given, and the checkpoint has its own.
+        """
         await self._require_free(given.name)
         async with self._layers.lock():
             record = self._checkpoints.find(checkpoint)
+            for what, own, others in (
+                ("secrets", record.encrypted_secrets, secrets),
+                ("mounts", record.mounts, given.mounts),
+            ):
+                if own and others:
+                    raise InvalidRequest(f"a sandbox from this checkpoint has its {what}; leave yours out")
             changes: dict[str, object] = {"name": given.name, "ephemeral": given.ephemeral}
             changes |= {name: value for name in ("user", "cwd", "pause_after_s") if (value := getattr(given, name))}
             if given.ttl_s is not None:
@@ -378,18 +388,28 @@ class Provisioner:
             wanted = given.limits.model_dump(exclude_none=True)
             changes["limits"] = record.spec.limits.model_copy(update=wanted)
             changes["env"] = {**record.spec.env, **given.env}
-            resolved = {
+            driver = self._choose(record.checkpoint.runtime)
+            user = given.user or record.user
+            resolved: dict[str, object] = {
                 "limits": record.limits.model_copy(update=wanted),
-                "env": {**record.env, **given.env},
-                "user": given.user or record.user,
+                "env": {**record.env, **(secrets.variables() if secrets else {}), **given.env},
+                "user": user,
                 "cwd": given.cwd or record.cwd,
             }
+            if secrets is not None:
+                resolved["encrypted_secrets"] = self._vault.seal(secrets)
+            if given.mounts:
+                changes["mounts"] = given.mounts
+                resolved["mounts"] = self._pin_mounts(given, driver, user, record.base)
+            # Processes were saved without these: the sandbox begins with the files alone.
+            begins_anew = secrets is not None or given.mounts
             return await self._make(
                 self._spec_of(record, changes),
-                self._choose(record.checkpoint.runtime),
+                driver,
                 record.model_copy(update=resolved),
-                memory=self._checkpoints.memory(record),
+                memory=None if begins_anew else self._checkpoints.memory(record),
                 checkpoint=record.checkpoint.id,
+                authority=secrets.authority if secrets else None,
             )
 
     def inherited(self, checkpoint: str, sandbox: str | None = None) -> SandboxSpec:

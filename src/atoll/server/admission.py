@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 _PASSED = frozenset(
     {
-        *("namespace", "state_dir", "default_image", "images", "runtimes", "effective_limits", "check_options"),
+        *("namespace", "state_dir", "default_image", "default_runtime", "images", "runtimes"),
+        *("effective_limits", "check_options"),
         *("get", "list", "wait_refilled", "pause", "resume", "sleep", "wake", "shutdown", "sleep_unused", "destroy"),
         *("checkpoint", "checkpoints", "delete_checkpoint", "export", "audit", "follow_audit", "_session", "_tasks"),
     }

@@ -68,12 +68,13 @@ def check_inherited(
     policy: TenantPolicy,
     inherited: SandboxSpec,
     *,
+    mounts: Sequence[Mount] = (),
     network: NetworkPolicy | None = None,
     limits: Limits | None = None,
     ttl_s: float | None = None,
 ) -> AdmittedSandbox:
     """For a sandbox from a checkpoint: what it inherits, with what is given in its place. An inherited lifetime that is
-    too long is the policy's longest.
+    too long is the policy's longest. The mounts of the result are those that are given; inherited ones are checked.
 
     Raises:
         what `check_create` raises.
@@ -81,10 +82,11 @@ def check_inherited(
     given = limits.model_dump(exclude_none=True) if limits is not None else {}
     if ttl_s is None and inherited.ttl_s is not None:
         ttl_s = min(inherited.ttl_s, policy.max_ttl_s or inherited.ttl_s)
+    check_mounts(policy, inherited.mounts)
     return check_create(
         policy,
         image=inherited.image,
-        mounts=inherited.mounts,
+        mounts=mounts,
         network=network or inherited.network,
         runtime=inherited.runtime,
         limits=inherited.limits.model_copy(update=given),

@@ -33,9 +33,14 @@ from atoll.contract.errors import (
 from atoll.contract.model import SandboxInfo
 from atoll.runtime.interface import Engine
 from atoll.runtime.lifetimes import AwaitableContext
+from atoll.runtime.secrets.vault import Vault
 from atoll.runtime.state.known import namespaces
 from atoll.runtime.state.store import StateStore
 from atoll.server.audit import AuditEvent, AuditTrail
+from atoll.server.bundles import Bundles
+from atoll.server.chat import Chat
+from atoll.server.configs import AgentConfigs
+from atoll.server.conversations import Conversations
 from atoll.server.database import Database
 from atoll.server.engines import TenantEngines
 from atoll.server.events import Events
@@ -46,6 +51,7 @@ from atoll.server.previews import ServerPreviews
 from atoll.server.quotas import QuotaLedger
 from atoll.server.tenants import DEFAULT_TENANT, TenantPolicy, Tenants
 from atoll.server.webhooks import Webhooks
+from atoll.server.workspaces import Workspaces
 from atoll.settings import Settings
 
 if TYPE_CHECKING:
@@ -85,6 +91,14 @@ class Server:
         self.previews = self.engines.publisher = ServerPreviews(database, self.engines)
         self.directory = settings.resolve_state_dir() / "server"
         """What the server itself keeps, such as files on their way to a client."""
+        self.bundles = Bundles(database, self.tenants, self.engines, self.directory / "bundles")
+        vault = Vault(settings.resolve_state_dir(), settings.secrets_key)
+        self.configs = AgentConfigs(database, vault, self.bundles, settings)
+        self.workspaces = Workspaces(
+            database, self.tenants, self.quotas, self.engines, self.configs, self.bundles, self.directory
+        )
+        self.conversations = Conversations(database, self.quotas, idempotency.instance, self._is_alive)
+        self.chat = Chat(settings, self.configs, self.conversations, self.workspaces, self.quotas)
         self.first_key: SecretStr | None = None
         """The text of the first key of the server's administrators, if it was made now. It is to be shown once."""
 
@@ -128,6 +142,7 @@ class Server:
     async def run(self) -> None:
         """What goes on while a server serves: watching sandboxes, deliveries, samples. Until it is cancelled."""
         await anyio.to_thread.run_sync(_remove_abandoned_transfers, self.directory)
+        await self.conversations.recover()
         async with anyio.create_task_group() as tasks:
             for part in (
                 self.events.watch,
@@ -135,6 +150,7 @@ class Server:
                 self.webhooks.deliver,
                 self.history.sample,
                 self.engines.close_idle,
+                self.bundles.tidy,
             ):
                 tasks.start_soon(_again, part)
 
@@ -147,12 +163,17 @@ class Server:
             for tenant in await self.tenants.list()
         }
 
+    def _is_alive(self, instance: str, turn: str) -> bool:
+        own = instance == self.idempotency.instance
+        return self.chat.is_running(turn) if own else self.idempotency.is_alive(instance)
+
     async def _get_sandbox(self, tenant: str, name: str) -> Sandbox:
         return await (await self.engines.get(tenant)).get(name)
 
     async def delete_tenant(self, name: str, *, destroy: bool = False) -> None:
         """Delete a tenant: its record and its keys; with `destroy`, all that it has too: sandboxes, checkpoints,
-        volumes and warm pools. Its keys are refused from the beginning on. It can be called again if it is interrupted.
+        volumes, warm pools and bundles. Its keys are refused from the beginning on. It can be called again if it is
+        interrupted.
 
         Raises:
             TenantNotFound: there is none of this name.
@@ -160,7 +181,7 @@ class Server:
         """
         await self.tenants.require_removable(name)
         engine = await self.engines.get(name)
-        left = await _contents(engine)
+        left = {**await _contents(engine), "bundles": len(await self.bundles.list(name))}
         if any(left.values()) and not destroy:
             has = ", ".join(f"{count} {what}" for what, count in left.items() if count)
             raise InvalidRequest(
@@ -174,6 +195,7 @@ class Server:
             await _destroy_contents(engine)
         CodeAudit(engine.state_dir, name).clear()
         await self.tenants.delete(name)
+        await self.bundles.remove_all(name)
         self.keys.forget()
         await self.engines.close(name)
 
@@ -197,6 +219,8 @@ class Server:
             closing.push_async_callback(self.idempotency.aclose)
             closing.push_async_callback(self.audit.aclose)
             closing.push_async_callback(self.engines.aclose)
+            closing.push_async_callback(self.workspaces.aclose)
+            closing.push_async_callback(self.chat.aclose)
 
     async def __aenter__(self) -> Self:
         return self

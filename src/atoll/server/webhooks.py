@@ -5,9 +5,8 @@ is written in the transaction of its event (`enqueue`), so that none is lost; it
 and never after that answer was stored. Only if this process dies between an answer and its commit is a delivery sent
 again: its id, in the header Atoll-Delivery, is the same each time.
 
-The URL is a tenant's, and hostile: its name is resolved once for each attempt, the connection goes to an address that
-was checked, redirects are not followed, nothing of the answer but its status is kept, and no message tells an address.
-Not here: events (`events.py`), and HTTP routes.
+The URL is a tenant's, and hostile: redirects are not followed, and nothing of the answer but its status is kept. Not
+here: which address is connected to (`outgoing.py`), events (`events.py`), and HTTP routes.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ import hmac
 import json
 import random
 import secrets
-import socket
 import ssl
 import time
 from collections import Counter
@@ -27,20 +25,20 @@ from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import SplitResult
 
 import anyio
 import h11
 import sqlalchemy as sa
-from anyio.streams.tls import TLSStream
 from pydantic import SecretStr
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from atoll.contract.errors import AtollError, Forbidden, InvalidRequest, WebhookNotFound
 from atoll.contract.frozen import Frozen
-from atoll.contract.network import Address, NetworkPolicy, read_host
+from atoll.contract.network import NetworkPolicy, read_host
 from atoll.runtime.egress.policy import PolicyEvaluator, Refusal
 from atoll.runtime.secrets.vault import SandboxSecrets, Vault
+from atoll.server import outgoing
 from atoll.server.database import Database
 from atoll.server.events import EVENT_TYPES, EventType, SandboxEvent
 from atoll.server.tables import webhook_deliveries, webhooks
@@ -364,7 +362,7 @@ class Webhooks:
         host = read_host(split.hostname or "")
         if not isinstance(host, str) or host == "localhost" or host.endswith(".localhost"):
             address = host if not isinstance(host, str) else ip_address("127.0.0.1")
-            if isinstance(self._policy.allowed_addresses(address, _port(split), [address]), Refusal):
+            if isinstance(self._policy.allowed_addresses(address, outgoing.port_of(split), [address]), Refusal):
                 raise Forbidden(
                     "webhooks may call public addresses only; the operator can allow others (webhook_allow)"
                 )
@@ -372,31 +370,12 @@ class Webhooks:
 
     async def _post(self, delivery: sa.Row[Any], secret: str) -> int:
         split = _split(delivery.url)
-        address, port = await self._resolve(split), _port(split)
-        stream: anyio.abc.ByteStream = await anyio.connect_tcp(str(address), port)
+        refused = "the address is not public; the operator can allow others (webhook_allow)"
+        stream = await outgoing.connect(split, self._policy, refused=refused)
         try:
-            if split.scheme == "https":
-                stream = await TLSStream.wrap(
-                    stream, hostname=split.hostname, ssl_context=ssl.create_default_context(), standard_compatible=False
-                )
             return await _exchange(stream, split, delivery, secret)
         finally:
             await anyio.aclose_forcefully(stream)
-
-    async def _resolve(self, split: SplitResult) -> Address:
-        host, port = read_host(split.hostname or ""), _port(split)
-        if isinstance(host, str):
-            try:
-                found = await anyio.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            except OSError:
-                raise ValueError(f"the name {host} could not be resolved") from None
-            addresses = [ip_address(str(each[4][0]).partition("%")[0]) for each in found]
-        else:
-            addresses = [host]
-        allowed = self._policy.allowed_addresses(host, port, addresses)
-        if isinstance(allowed, Refusal):
-            raise Forbidden("the address is not public; the operator can allow others (webhook_allow)")
-        return allowed[0]
 
 
 async def _exchange(stream: anyio.abc.ByteStream, split: SplitResult, delivery: sa.Row[Any], secret: str) -> int:
@@ -413,8 +392,7 @@ async def _exchange(stream: anyio.abc.ByteStream, split: SplitResult, delivery: 
         (SIGNATURE_HEADER, sign(secret, body, int(time.time()))),
         ("Connection", "close"),
     ]
-    target = (split.path or "/") + (f"?{split.query}" if split.query else "")
-    request = h11.Request(method="POST", target=target, headers=headers)
+    request = h11.Request(method="POST", target=outgoing.target_of(split), headers=headers)
     sent = (connection.send(request), connection.send(h11.Data(data=body)), connection.send(h11.EndOfMessage()))
     await stream.send(b"".join(part or b"" for part in sent))
     while True:
@@ -434,30 +412,7 @@ def sign(secret: str, body: bytes, moment: int) -> str:
 
 
 def _split(url: str) -> SplitResult:
-    wrong = None
-    try:
-        split = urlsplit(url)
-        _port(split)
-        read_host(split.hostname or "")
-    except ValueError as error:
-        wrong = str(error)
-    else:
-        if split.scheme not in ("http", "https"):
-            wrong = "the scheme has to be https or http"
-        elif split.username is not None or split.password is not None or split.fragment:
-            wrong = "it must have neither a user nor a fragment"
-        elif not url.isascii() or not url.isprintable() or " " in url or len(url) > 2000:
-            wrong = "it must have at most 2000 characters of ASCII, without spaces"
-        else:
-            return split
-    raise InvalidRequest(f"url: {url[:200]!r} cannot be called: {wrong}; write one such as https://example.com/hook")
-
-
-def _port(split: SplitResult) -> int:
-    port = split.port
-    if port == 0:
-        raise ValueError("0 is not a port")
-    return port or (443 if split.scheme == "https" else 80)
+    return outgoing.split_url(url, example="https://example.com/hook")
 
 
 def _check_types(types: Sequence[str]) -> None:

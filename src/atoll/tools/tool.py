@@ -15,9 +15,9 @@ import difflib
 import logging
 import re
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import Any, Literal, Protocol, Self
+from typing import Any, ClassVar, Literal, Protocol, Self
 
 import anyio
 import pydantic_core
@@ -229,6 +229,9 @@ class Tool:
     vocabulary: str | None = None
     """Which of `VOCABULARIES` it belongs to. None: it is not built in, and must not have the name of a tool that is."""
 
+    _any_name: ClassVar[bool] = False
+    """True: a tool of this class may have the name of one that is built in."""
+
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
             raise InvalidRequest(f"{self.name!r} is not a valid tool name; allowed are {NAME_RULE}")
@@ -238,7 +241,7 @@ class Tool:
             entry = VOCABULARIES.get(self.vocabulary)
             if entry is None or self.name not in entry.tool_names:
                 raise InvalidRequest(f"the vocabulary {self.vocabulary!r} has no tool {self.name!r}")
-        elif any(self.name in entry.tool_names for entry in VOCABULARIES.values()):
+        elif not self._any_name and any(self.name in entry.tool_names for entry in VOCABULARIES.values()):
             raise InvalidRequest(f"{self.name!r} is the name of a built-in tool; use another name")
 
     def input_schema(self) -> dict[str, Any]:
@@ -282,6 +285,33 @@ class Tool:
         return dict(arguments)
 
 
+class GivenArguments(Input):
+    """The input of a `SchemaTool`."""
+
+    arguments: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class SchemaTool(Tool):
+    """A tool that is known by its JSON schema. `input` is `GivenArguments`, and `result` None."""
+
+    schema: Mapping[str, Any] = field(default_factory=dict)
+    check: Callable[[dict[str, Any]], object] | None = None
+    """Raises `AtollError` if the arguments are invalid. None: who makes the call says so."""
+
+    def input_schema(self) -> dict[str, Any]:
+        return dict(self.schema)
+
+    def read(self, arguments: object) -> Input:
+        given = self.parse(arguments)
+        if self.check is not None:
+            try:
+                self.check(given)
+            except AtollError as error:
+                raise InvalidRequest(error.message) from None
+        return GivenArguments(arguments=given)
+
+
 def explain_invalid(name: str, errors: list[pydantic_core.ErrorDetails], schema: Mapping[str, Any]) -> str:
     """What is wrong with the arguments of a call of the tool `name`, and what its JSON schema `schema` takes."""
     wrong = "; ".join(dict.fromkeys(_complaint(each, schema) for each in errors[:8]))
@@ -302,7 +332,7 @@ def _complaint(error: pydantic_core.ErrorDetails, schema: Mapping[str, Any]) -> 
 def _described_fields(schema: Mapping[str, Any]) -> str:
     required = schema.get("required", [])
     fields = []
-    for name, about in schema["properties"].items():
+    for name, about in schema.get("properties", {}).items():
         kind = about.get("type", "value")
         default = pydantic_core.to_json(about.get("default")).decode()
         presence = "required" if name in required else f"default {default}"
@@ -417,6 +447,7 @@ class _BoundTool:
     tool: Tool
     context: ToolContext | None
     queue: KeyedQueue
+    change: Callable[[ToolResult], ToolResult] | None = None
 
 
 @dataclass(frozen=True)
@@ -494,6 +525,10 @@ class ToolSet:
         self._require(names)
         return ToolSet._of(each for name, each in self._bound.items() if name not in names)
 
+    def changing(self, change: Callable[[ToolResult], ToolResult]) -> ToolSet:
+        """The same tools, each of whose results is passed through `change` before anything else sees it."""
+        return ToolSet._of(replace(each, change=change) for each in self._bound.values())
+
     def _require(self, names: Iterable[str]) -> None:
         for name in names:
             if name not in self._bound:
@@ -559,9 +594,11 @@ class ToolSet:
 
     async def _run(self, call: _PreparedCall) -> ToolResult:
         if call.ticket is None:
-            return await self._handle(call)
-        async with call.ticket:
-            return await self._handle(call)
+            result = await self._handle(call)
+        else:
+            async with call.ticket:
+                result = await self._handle(call)
+        return result if call.bound.change is None else call.bound.change(result)
 
     async def _handle(self, call: _PreparedCall) -> ToolResult:
         tool, context = call.bound.tool, call.bound.context

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from typing import Annotated
 
 import anyio
@@ -17,11 +18,11 @@ from fastapi.responses import Response
 from starlette.websockets import WebSocketState
 
 from atoll.contract.driver import Capabilities
-from atoll.contract.errors import AtollError, Unauthenticated
+from atoll.contract.errors import AtollError, RuntimeUnavailable, Unauthenticated
 from atoll.contract.frozen import Frozen
 from atoll.contract.model import GcResult, RuntimeName
 from atoll.runtime.images.contents import ImageContents
-from atoll.server.policy import check_image
+from atoll.server.policy import check_image, check_runtime
 from atoll.surfaces.rest.caller import AnyCaller, ApiRoute, Caller, Reader, Writer, requires
 from atoll.surfaces.rest.errors import answer_to, failures
 from atoll.surfaces.rest.event_stream import CHECK_KEY_S
@@ -46,6 +47,8 @@ class HostFacts(Frozen):
     """Whose sandboxes the key sees."""
     image: str
     """Of sandboxes that name none."""
+    runtime: RuntimeName | None
+    """Of sandboxes that name none. Null: there is none that can be used."""
     runtimes: tuple[UsableRuntime, ...]
     """Those that can be used, fastest first, then those that must be requested by name."""
 
@@ -67,9 +70,17 @@ async def get(caller: AnyCaller) -> Response:
             version=atoll.__version__,
             tenant=caller.tenant.name,
             image=caller.engine.default_image,
+            runtime=_default_runtime(caller) if usable else None,
             runtimes=usable,
         )
     )
+
+
+def _default_runtime(caller: Caller) -> RuntimeName | None:
+    """Null too if the one that the settings name cannot be used."""
+    with suppress(RuntimeUnavailable):
+        return check_runtime(caller.tenant.policy, None) or caller.engine.default_runtime
+    return None
 
 
 @router.get(

@@ -34,10 +34,12 @@ _MADE_BY = {
     "session": ("code_sessions_create", "$response.body#/id"),
     "port": ("ports_expose", "$response.body#/port"),
     "checkpoint": ("checkpoints_create", "$response.body#/id"),
+    "bundle": ("bundles_create", "$response.body#/bundle_id"),
     "volume": ("volumes_create", "$response.body#/name"),
     "webhook": ("webhooks_create", "$response.body#/webhook/id"),
     "key": ("keys_create", "$response.body#/key/id"),
     "tenant": ("tenants_create", "$response.body#/name"),
+    "config": ("configs_create", "$response.body#/id"),
 }
 """By the parameter of a path: the operation that makes such a thing, and where its answer has the name or id."""
 _OF_THE_DOOR = {"414": "The URL is too long.", "431": "The headers are too large."}

@@ -351,7 +351,9 @@ async def _create(caller: Caller, body: SandboxRequest, name: str | None, labels
         limits = effective_limits(caller, admitted.limits, admitted.runtime)
     else:
         inherited = caller.engine.inherited_spec((await find_checkpoint(caller, body.from_checkpoint)).id)
-        admitted = check_inherited(policy, inherited, network=body.network, limits=body.limits, ttl_s=body.ttl_s)
+        admitted = check_inherited(
+            policy, inherited, mounts=body.mounts, network=body.network, limits=body.limits, ttl_s=body.ttl_s
+        )
         limits = admitted.limits
     async with reserved(caller, {name: limits}):
         return await caller.engine.create(
@@ -370,7 +372,7 @@ async def _create(caller: Caller, body: SandboxRequest, name: str | None, labels
             ttl_s=admitted.ttl_s,
             on_expiry=body.on_expiry,
             ttl_renewed_by_use=body.ttl_renewed_by_use,
-            mounts=admitted.mounts if fresh else body.mounts,
+            mounts=admitted.mounts,
             from_checkpoint=body.from_checkpoint,
             ephemeral=body.ephemeral,
         )

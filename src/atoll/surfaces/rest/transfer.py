@@ -122,7 +122,7 @@ async def sent_file(
 async def received(caller: Caller, request: Request) -> AsyncIterator[str]:
     """The path of a file with the whole body, which has no name."""
     with tempfile.TemporaryFile(dir=caller.server.directory) as file:
-        async for data in _body(request):
+        async for data in body_of(request):
             await anyio.to_thread.run_sync(file.write, data)
         file.flush()
         yield f"/proc/self/fd/{file.fileno()}"
@@ -138,7 +138,7 @@ async def _give_body(request: Request, read: Callable[[BinaryIO], Awaitable[T]])
     async def copy(work: anyio.CancelScope) -> None:
         nonlocal failed
         try:
-            async for data in _body(request):
+            async for data in body_of(request):
                 await _write_all(writing, data)
         except BrokenPipeError:
             pass  # its reader has refused it, and says why
@@ -161,7 +161,7 @@ async def _give_body(request: Request, read: Callable[[BinaryIO], Awaitable[T]])
     return made[0]
 
 
-async def _body(request: Request) -> AsyncIterator[bytes]:
+async def body_of(request: Request) -> AsyncIterator[bytes]:
     """
     Raises:
         InvalidRequest: the client has gone before it was complete.
