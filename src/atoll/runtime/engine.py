@@ -273,15 +273,6 @@ class LocalEngine(Engine):
     def runtimes(self) -> Mapping[RuntimeName, Capabilities]:
         return {name: driver.capabilities for name, driver in self.drivers().items()}
 
-    @property
-    def default_runtime(self) -> RuntimeName:
-        """The runtime of sandboxes that name none.
-
-        Raises:
-            RuntimeUnavailable: it cannot be used on this machine.
-        """
-        return self._choose(self._settings.runtime).name
-
     def effective_limits(self, limits: Limits, runtime: RuntimeName | None = None) -> Limits:
         return with_defaults(limits, self._choose(runtime or self._settings.runtime).capabilities)
 
