@@ -111,7 +111,7 @@ chaos: ## kill a host process KILLS times during its work, and a server SERVER_K
 	@scripts/bootstrap test
 	@$(MAKE) --no-print-directory programs
 	@ATOLL_CHAOS_KILLS=$(KILLS) ATOLL_SERVER_KILLS=$(SERVER_KILLS) ATOLL_CHAOS_SEED=$(SEED) \
-		$(BIN)/pytest -n 0 -s tests/chaos/test_chaos.py tests/chaos/test_server_chaos.py
+		$(BIN)/pytest -n 0 -s tests/chaos/test_chaos.py tests/chaos/test_server_chaos.py tests/chaos/test_chat_chaos.py
 
 build: ## compile the guest and the keeper
 	@scripts/bootstrap build

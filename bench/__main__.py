@@ -26,7 +26,9 @@ from bench import (
     mcp,
     memory,
     output,
+    platform,
     previews,
+    reactive,
     saving,
     server,
     sleeping,
@@ -62,6 +64,8 @@ SUBJECTS: dict[str, Callable[[Lab], Awaitable[Section]]] = {
     "mcp": mcp.measure,
     "code": code.measure,
     "server": server.measure,
+    "platform": platform.measure,
+    "reactive": reactive.measure,
     "startup": startup.measure,
 }
 

@@ -98,12 +98,14 @@ async def measure(lab: Lab) -> Section:
         busy, grown, busy_table = await _busy(lab, server)
     one = Spread.of(latency[REST]).median / Spread.of(latency[EMBEDDED]).median
     targets = (
-        _target("`exec true` over REST with one client, median against the embedded `exec`", LATENCY_BOUND, "×", one),
-        _target(f"`exec true` over REST with {CLIENTS[1]} clients", RATE_BOUND, "1/s", rates[REST][1].rate, least=True),
-        _target("download of a file over REST", DOWNLOAD_BOUND, "B/s", download[REST], least=True),
-        _target("start of the server, median", START_BOUND_S, "s", statistics.median(starts)),
-        _target("errors of busy sandboxes over one server", 0, "", sum(busy.errors.values())),
-        _target("memory of the server at the end of that, against a third of it", GROWTH_BOUND, "×", grown),
+        target_of("`exec true` over REST with one client, median against the embedded `exec`", LATENCY_BOUND, "×", one),
+        target_of(
+            f"`exec true` over REST with {CLIENTS[1]} clients", RATE_BOUND, "1/s", rates[REST][1].rate, least=True
+        ),
+        target_of("download of a file over REST", DOWNLOAD_BOUND, "B/s", download[REST], least=True),
+        target_of("start of the server, median", START_BOUND_S, "s", statistics.median(starts)),
+        target_of("errors of busy sandboxes over one server", 0, "", sum(busy.errors.values())),
+        target_of("memory of the server at the end of that, against a third of it", GROWTH_BOUND, "×", grown),
     )
     tables = (
         times("`exec true`, one at a time", latency, against=EMBEDDED),
@@ -114,7 +116,7 @@ async def measure(lab: Lab) -> Section:
     return Section(subject="server", title="The server", how=HOW, tables=tables, targets=targets)
 
 
-def _target(what: str, bound: float, unit: str, measured: float, *, least: bool = False) -> Target:
+def target_of(what: str, bound: float, unit: str, measured: float, *, least: bool = False) -> Target:
     def value(number: float) -> Value:
         return Value.model_validate({"number": number, "unit": unit})
 
@@ -129,12 +131,12 @@ def _starts(server: RunningServer, count: int) -> list[float]:
         start = time.perf_counter()
         server.start()
         with closing(RestConnection(server)) as connection:
-            connection.ask(_request(server, "GET", "/readyz"))
+            connection.ask(request_for(server, "GET", "/readyz"))
         taken.append(time.perf_counter() - start)
     return taken[1:]  # the first makes the database
 
 
-def _request(server: RunningServer, method: str, path: str, body: object = None) -> bytes:
+def request_for(server: RunningServer, method: str, path: str, body: object = None) -> bytes:
     content = b"" if body is None else json.dumps(body).encode()
     head = [f"{method} {path} HTTP/1.1", f"Host: 127.0.0.1:{server.port}", f"X-API-Key: {server.key}"]
     if content:
@@ -143,7 +145,7 @@ def _request(server: RunningServer, method: str, path: str, body: object = None)
 
 
 def _exec_request(server: RunningServer, name: str) -> bytes:
-    return _request(server, "POST", f"/api/v1/sandboxes/{name}/exec", {"command": ["true"]})
+    return request_for(server, "POST", f"/api/v1/sandboxes/{name}/exec", {"command": ["true"]})
 
 
 @asynccontextmanager
@@ -173,7 +175,7 @@ async def _latency(
                 return await in_turns(contenders, rounds, advance)
 
 
-async def _load(server: RunningServer, requests: Sequence[bytes], seconds: float) -> Load:
+async def load_of(server: RunningServer, requests: Sequence[bytes], seconds: float) -> Load:
     order = {"port": server.port, "requests": [each.decode() for each in requests], "seconds": seconds}
     command = [sys.executable, "-I", str(Path(http_load.__file__))]
     done = await anyio.run_process(command, input=json.dumps(order).encode())
@@ -194,7 +196,7 @@ async def _rates(lab: Lab, server: RunningServer, box: atoll.Sandbox, docker: Do
             for clients in CLIENTS:
                 loads = {
                     EMBEDDED: await _throughput(box, clients, seconds),
-                    REST: await _load(server, [request] * clients, seconds),
+                    REST: await load_of(server, [request] * clients, seconds),
                     CONNECT: await _throughput(remote, clients, seconds),
                 }
                 if docker is not None:
@@ -261,7 +263,7 @@ async def _download(lab: Lab, server: RunningServer, box: atoll.Sandbox) -> dict
     with closing(RestConnection(server)) as connection:
 
         async def over_rest() -> None:
-            if connection.ask(_request(server, "GET", path)) != size:
+            if connection.ask(request_for(server, "GET", path)) != size:
                 raise RuntimeError("the file is not complete")
 
         contenders = [Contender(EMBEDDED, lambda: timed(embedded())), Contender(REST, lambda: timed(over_rest()))]
@@ -304,7 +306,7 @@ async def _busy(lab: Lab, server: RunningServer) -> tuple[Load, float, Table]:
             start = time.perf_counter()
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(watch)
-                load = await _load(server, [_exec_request(server, box.name) for box in boxes], seconds)
+                load = await load_of(server, [_exec_request(server, box.name) for box in boxes], seconds)
     finally:
         await lab.destroy(boxes)
     cells = (

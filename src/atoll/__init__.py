@@ -75,10 +75,13 @@ if TYPE_CHECKING:
         CheckpointNotFound as CheckpointNotFound,
         CodeSessionBusy as CodeSessionBusy,
         CodeSessionNotFound as CodeSessionNotFound,
+        ConfigNotFound as ConfigNotFound,
         Conflict as Conflict,
+        ConversationNotFound as ConversationNotFound,
         DatabaseUnavailable as DatabaseUnavailable,
         DiskFull as DiskFull,
         ExecTimeout as ExecTimeout,
+        FetchFailed as FetchFailed,
         FileError as FileError,
         Forbidden as Forbidden,
         GuestProtocolError as GuestProtocolError,
@@ -226,13 +229,13 @@ _HOMES = {
     "atoll.contract.driver": "Capabilities Diagnostic",
     "atoll.contract.errors": """
         ApprovalNotFound ArchiveRefused AtollError BudgetExceeded CallerError CheckpointExists CheckpointNotFound
-        CodeSessionBusy CodeSessionNotFound Conflict DatabaseUnavailable DiskFull ExecTimeout FileError Forbidden
-        GuestProtocolError GuestUnresponsive IdempotencyMismatch ImageNotFound ImageUnavailable InvalidRequest
-        KeyNotFound LaunchFailed ModelFailed ModelUnavailable NotCheckpointable OutcomeUnknown PathExists
-        PathIsDirectory PathNotDirectory PathNotFound PermissionDenied PortRefused ProcessNotFound ProjectConflict
-        QuotaExceeded RateLimited RuntimeUnavailable SandboxDied SandboxError SandboxExists SandboxNotFound
-        SandboxShutdown ScriptFailed ServerUnavailable TenantExists TenantNotFound ToolCallError Unauthenticated
-        Unenforceable UserNotFound VolumeExists VolumeNotFound WebhookNotFound
+        CodeSessionBusy CodeSessionNotFound ConfigNotFound Conflict ConversationNotFound DatabaseUnavailable DiskFull
+        ExecTimeout FetchFailed FileError Forbidden GuestProtocolError GuestUnresponsive IdempotencyMismatch
+        ImageNotFound ImageUnavailable InvalidRequest KeyNotFound LaunchFailed ModelFailed ModelUnavailable
+        NotCheckpointable OutcomeUnknown PathExists PathIsDirectory PathNotDirectory PathNotFound PermissionDenied PortRefused
+        ProcessNotFound ProjectConflict QuotaExceeded RateLimited RuntimeUnavailable SandboxDied SandboxError
+        SandboxExists SandboxNotFound SandboxShutdown ScriptFailed ServerUnavailable TenantExists TenantNotFound
+        ToolCallError Unauthenticated Unenforceable UserNotFound VolumeExists VolumeNotFound WebhookNotFound
     """,
     "atoll.contract.model": """
         Checkpoint ExecBytes ExecResult Exited ExportResult FileChange FileEntry FileStat Gap GcResult Limits

@@ -95,6 +95,9 @@ class Settings(FrozenRequest):
     directory, which is made when it is first needed."""
     model: str = "anthropic:claude-sonnet-5-5"
     """The model of agents that do not name one."""
+    agent_models: str = "anthropic:* bedrock:* openai:* openai-chat:* openai-responses:*"
+    """Models that agents of `atoll serve` may name besides `model`: patterns, separated by spaces. Scripted ones are
+    files of this machine: `script:/srv/scripts/*`. Empty: none."""
     project_mib: int = Field(default=512, ge=1)
     """What the copy of a project may have, in MiB (`atoll agent --here`, `atoll mcp --upload`)."""
     project_files: int = Field(default=50_000, ge=1)

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from atoll.testing.waiting import BOUND_S
 from tests.agents.http_server import Quiet, served
 
 TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}")
@@ -35,6 +37,8 @@ class Say:
     """The arguments of the last call end in their middle."""
     id: str | None = None
     """What all calls are called."""
+    after: threading.Event | None = None
+    """It is not given before this is set."""
 
     def blocks(self, number: int) -> list[dict[str, Any]]:
         blocks: list[dict[str, Any]] = []
@@ -84,6 +88,10 @@ class MessagesApi:
         if wrong is not None:
             self.complaints.append(wrong)
             return Refuse(400, "invalid_request_error", wrong)
+        return self.answer(body)
+
+    def answer(self, _body: dict[str, Any]) -> Say | Refuse | Raw:
+        """The answer to a request that is right in itself."""
         if not self.answers:
             return Refuse(400, "invalid_request_error", "nothing more was expected to be asked")
         return self.answers.pop(0)
@@ -127,9 +135,9 @@ def _wrong(body: dict[str, Any], headers: Any) -> str | None:
 
 
 @contextmanager
-def serving(answers: Sequence[Say | Refuse | Raw]) -> Iterator[MessagesApi]:
+def serving(answers: Sequence[Say | Refuse | Raw] | MessagesApi) -> Iterator[MessagesApi]:
     """The server, on a port of loopback."""
-    api = MessagesApi(list(answers))
+    api = answers if isinstance(answers, MessagesApi) else MessagesApi(list(answers))
 
     class Handler(Quiet):
         def do_POST(self) -> None:  # noqa: N802 - as the base class calls it
@@ -138,6 +146,8 @@ def serving(answers: Sequence[Say | Refuse | Raw]) -> Iterator[MessagesApi]:
                 self._json(404, {"type": "error", "error": {"type": "not_found_error", "message": self.path}})
                 return
             answer = api.take(body, self.headers)
+            if isinstance(answer, Say) and answer.after is not None:
+                answer.after.wait(BOUND_S)
             number = len(api.requests)
             if isinstance(answer, Refuse):
                 error = {"type": "error", "error": {"type": answer.kind, "message": answer.message}}

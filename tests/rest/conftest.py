@@ -8,7 +8,10 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from tests.agents.conftest import anthropic
 from tests.rest.serving import Served, serving
+
+__all__ = ["anthropic"]
 
 # It draws what it sends: `make fuzz-rest` runs it.
 collect_ignore = [] if "ATOLL_FUZZ_EXAMPLES" in os.environ else ["test_schemathesis.py"]

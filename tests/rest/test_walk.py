@@ -70,9 +70,11 @@ def smallest(schema: dict[str, Any]) -> Any:
 class Owner:
     """A tenant that has one of everything."""
 
-    def __init__(self, ids: dict[str, list[str]]) -> None:
+    def __init__(self, ids: dict[str, list[str]], turn: str) -> None:
         self.ids = ids
         """By the name of the path's parameter."""
+        self.turn = turn
+        """Of its conversation."""
 
     def everything(self) -> list[str]:
         return [id for ids in self.ids.values() for id in ids]
@@ -90,6 +92,10 @@ async def owner(served: Served) -> Owner:
         gzip = {"Content-Type": "application/gzip"}
         bundle = (await client.post("/api/v1/bundles", content=content, headers=gzip)).json()
         api_key = (await client.post("/api/v1/keys", json={"name": "their-key"})).json()["key"]
+        agent = (await client.post("/api/v1/configs", json={"name": "their-agent"})).json()
+    config = await served.server.configs.get("owner", agent["id"])
+    turn = await served.server.conversations.begin("owner", config, "theirs", conversation=None, request="theirs")
+    await served.server.conversations.end(turn.id, "cancelled")
     sandboxes = ["theirs", made["id"]]
     return Owner(
         {
@@ -101,7 +107,10 @@ async def owner(served: Served) -> Owner:
             "webhook": [webhook["id"]],
             "key": [api_key["id"]],
             "tenant": ["owner"],
-        }
+            "config": [agent["id"]],
+            "conversation": [turn.conversation],
+        },
+        turn.id,
     )
 
 
@@ -121,7 +130,15 @@ async def bystander(served: Served) -> AsyncIterator[httpx2.AsyncClient]:
 def requests_for(path: str, owner: Owner) -> Iterator[tuple[str, str, str, str]]:
     """For each id of the owner's that the path can have: the path with it, that with one that never was, and both."""
     names = re.findall(r"{(\w+)}", path)
-    others = {"process": "1", "session": "s", "approval": "a", "port": "8000", "reference": "host:1"}
+    others = {
+        "process": "1",
+        "session": "s",
+        "approval": "a",
+        "port": "8000",
+        "reference": "host:1",
+        "turn": owner.turn,
+        "external_id": "wsi_1",
+    }
     first = next((name for name in names if name in owner.ids), None)
     for id in owner.ids[first] if first else ():
         # Of the same form and length: an id differs in its last characters.

@@ -33,6 +33,8 @@ TIMED_OUT = ExecResult(exit_code=137, duration_s=1, timed_out=True, stdout="", s
         (errors.TenantExists("acme"), 409),
         (errors.KeyNotFound("k1"), 404),
         (errors.WebhookNotFound("w1"), 404),
+        (errors.ConfigNotFound("none"), 404),
+        (errors.ConversationNotFound("none"), 404),
         (errors.DatabaseUnavailable("gone"), 503),
         (errors.ImageUnavailable("unreachable"), 503),
         (errors.RuntimeUnavailable("not installed"), 503),

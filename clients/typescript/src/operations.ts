@@ -311,6 +311,11 @@ export class Operations extends Requests {
     return this.json<Answer<"processes_wait", 200>>("GET", `/api/v1/sandboxes/${segment(sandbox)}/processes/${segment(process)}/wait`, options);
   }
 
+  /** Check the options of a sandbox, as far as they can be without creating it. What is wrong is answered as a create answers it. Secrets are not looked at, and quotas are not asked. */
+  sandboxesCheck(options: JsonBody<"sandboxes_check"> & RequestOptions): Promise<void> {
+    return this.nothing("POST", `/api/v1/sandboxes/check`, options, "application/json");
+  }
+
   /** The checkpoints of a sandbox, the oldest first. */
   sandboxesCheckpoints(sandbox: string, options?: Query<"sandboxes_checkpoints"> & RequestOptions): Promise<Answer<"sandboxes_checkpoints", 200>> {
     return this.json<Answer<"sandboxes_checkpoints", 200>>("GET", `/api/v1/sandboxes/${segment(sandbox)}/checkpoints`, options);
@@ -421,7 +426,7 @@ export class Operations extends Requests {
     return this.json<Answer<"sandboxes_shutdown", 200>>("POST", `/api/v1/sandboxes/${segment(sandbox)}/shutdown`, options);
   }
 
-  /** Put it to sleep on disk, until it is next used. */
+  /** Put it to sleep on disk, until it is next used. The header Atoll-Slept says whether that was done now; if it would lose processes of one that is unused, that is paused instead. */
   sandboxesSleep(sandbox: string, options?: Query<"sandboxes_sleep"> & RequestOptions): Promise<Answer<"sandboxes_sleep", 200>> {
     return this.json<Answer<"sandboxes_sleep", 200>>("POST", `/api/v1/sandboxes/${segment(sandbox)}/sleep`, options);
   }

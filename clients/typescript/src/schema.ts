@@ -1313,7 +1313,8 @@ export interface paths {
         put?: never;
         /**
          * Sleep
-         * @description Put it to sleep on disk, until it is next used.
+         * @description Put it to sleep on disk, until it is next used. The header Atoll-Slept says whether that was done now; if it
+         *     would lose processes of one that is unused, that is paused instead.
          */
         post: operations["sandboxes_sleep"];
         delete?: never;
@@ -1376,6 +1377,27 @@ export interface paths {
          * @description Start a sandbox that sleeps, was shut down or has ended, and resume a paused one.
          */
         post: operations["sandboxes_wake"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/sandboxes/check": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Check
+         * @description Check the options of a sandbox, as far as they can be without creating it. What is wrong is answered as a create
+         *     answers it. Secrets are not looked at, and quotas are not asked.
+         */
+        post: operations["sandboxes_check"];
         delete?: never;
         options?: never;
         head?: never;
@@ -6069,6 +6091,28 @@ export interface operations {
                 content: {
                     "application/json": components["schemas"]["SandboxInfo"];
                 };
+            };
+        };
+    };
+    sandboxes_check: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["SandboxRequest"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            204: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
             };
         };
     };

@@ -10,7 +10,7 @@ import json
 import os
 import stat
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
@@ -31,12 +31,21 @@ _VERSION = 1
 _UNKNOWN = "This call was interrupted: it is not known whether it did anything."
 
 
-class History:
-    """A conversation. A run adds every message to it at once, so nothing is lost however the run ends."""
+Record = Callable[[ModelResponse | ToolReturnPart], Awaitable[None]]
+"""Keeps what happened in a conversation elsewhere, such as in a database. When it returns, it is kept."""
 
-    def __init__(self, messages: Sequence[ModelMessage] = ()) -> None:
+
+class History:
+    """A conversation. A run adds every message to it at once, so nothing is lost however the run ends.
+
+    `record` is awaited with each answer of the model before its calls are made, and with each result before the model
+    is asked again. What it raises ends the run.
+    """
+
+    def __init__(self, messages: Sequence[ModelMessage] = (), *, record: Record | None = None) -> None:
         self.messages: list[ModelMessage] = list(messages)
         """As pydantic-ai's message types."""
+        self.record = record
         self._is_held = False
 
     def __len__(self) -> int:

@@ -65,6 +65,16 @@ class Tokens(StrictModel):
     """The part of the input that was in the provider's cache."""
     cache_write: int = 0
 
+    @classmethod
+    def of(cls, usage: RequestUsage) -> Tokens:
+        """As pydantic-ai counts them."""
+        return cls(
+            input=usage.input_tokens,
+            output=usage.output_tokens,
+            cache_read=usage.cache_read_tokens,
+            cache_write=usage.cache_write_tokens,
+        )
+
     @property
     def total(self) -> int:
         return self.input + self.output
@@ -368,6 +378,7 @@ class _Run:
                 raise self._spent(f"{self._budget.tokens} tokens", step - 1)
             response = await self._request_answer()
             self._history.messages.append(response)
+            await self._record(response)
             await self._count(step, response.usage)
             calls = [part for part in response.parts if isinstance(part, ToolCallPart)]
             if not calls and response.state != "suspended":
@@ -398,13 +409,12 @@ class _Run:
             tokens=self._tokens.total,
         )
 
+    async def _record(self, happened: ModelResponse | ToolReturnPart) -> None:
+        if self._history.record is not None:
+            await self._history.record(happened)
+
     async def _count(self, step: int, usage: RequestUsage) -> None:
-        tokens = Tokens(
-            input=usage.input_tokens,
-            output=usage.output_tokens,
-            cache_read=usage.cache_read_tokens,
-            cache_write=usage.cache_write_tokens,
-        )
+        tokens = Tokens.of(usage)
         self._tokens += tokens
         self._budget.spend(tokens)
         await self._emit(UsageEvent(step=step, tokens=tokens, total=self._tokens))
@@ -421,7 +431,7 @@ class _Run:
         return response
 
     async def _streamed(self, event: ModelResponseStreamEvent) -> None:
-        translated = _streamed_event(event)
+        translated = streamed_event(event)
         if translated is not None:
             await self._emit(translated)
 
@@ -438,7 +448,8 @@ class _Run:
 
         async def ended(index: int, result: ToolResult, outcome: Any = None) -> None:
             call = calls[index]
-            results[index] = _return(call, result, outcome or ("failed" if result.is_error else "success"))
+            part = results[index] = _return(call, result, outcome or ("failed" if result.is_error else "success"))
+            await self._record(part)
             duration_s = 0.0 if outcome == "denied" else time.monotonic() - began
             await self._emit(
                 ToolResultEvent(id=call.tool_call_id, tool=call.tool_name, result=result, duration_s=duration_s)
@@ -497,7 +508,8 @@ def _definition(tool: Tool) -> ToolDefinition:
     )
 
 
-def _streamed_event(event: object) -> AgentEvent | None:
+def streamed_event(event: object) -> AgentEvent | None:
+    """A piece of a model's answer as an event. None: it is not one that is told."""
     match event:
         case PartStartEvent(part=TextPart(content=text)) if text:
             return TextEvent(text=readable(text))

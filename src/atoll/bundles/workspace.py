@@ -13,8 +13,8 @@ import hashlib
 import logging
 import os
 import tempfile
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -249,14 +249,21 @@ class Workspace:
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> ToolResult:
         """Make a call of a tool of the bundle. Every failure is a result with `is_error`."""
-        self._calls += 1
         try:
-            dispatcher = await self._running()
-            return await dispatcher.call(tool, arguments, self.spec.call_timeout_s)
+            async with self.in_use():
+                dispatcher = await self._running()
+                return await dispatcher.call(tool, arguments, self.spec.call_timeout_s)
         except BundleFailed as error:
             return failure(f"the workspace did not start ({error.reason}): {error.message}", error.reason)
         except AtollError as error:
             return failure(f"the workspace failed: {error.message}", error.code, retryable=error.retryable)
+
+    @asynccontextmanager
+    async def in_use(self) -> AsyncIterator[None]:
+        """While the block runs, the workspace is not put to sleep."""
+        self._calls += 1
+        try:
+            yield
         finally:
             self._calls -= 1
             self._used_at = anyio.current_time()

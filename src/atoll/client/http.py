@@ -48,7 +48,16 @@ def new_key() -> str:
 class HttpClient:
     """Requests to one server, with one key."""
 
-    def __init__(self, url: str, key: SecretStr, *, tenant: str | None, trust: ssl.SSLContext | None) -> None:
+    def __init__(
+        self,
+        url: str,
+        key: SecretStr,
+        *,
+        tenant: str | None,
+        trust: ssl.SSLContext | None,
+        transport: httpx2.AsyncBaseTransport | None = None,
+    ) -> None:
+        """`transport` takes the place of the network."""
         self.url = _checked(url)
         self.trust = trust
         self._headers = {"X-API-Key": key.get_secret_value(), "Atoll-Tunnel": "true"}
@@ -61,6 +70,7 @@ class HttpClient:
             limits=httpx2.Limits(max_connections=_MAX_CONNECTIONS, max_keepalive_connections=16),
             verify=trust if trust is not None else True,
             trust_env=False,
+            transport=transport,
         )
 
     @property
@@ -123,10 +133,10 @@ class HttpClient:
                 answer = await self._client.send(request)
             except httpx2.TransportError as error:
                 never_sent = isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout | httpx2.PoolTimeout)
-                if not (repeatable or never_sent) or anyio.current_time() + pause_s > deadline:
-                    raise unreachable(error) from error
-                await anyio.sleep(pause_s)
                 repeated |= not never_sent
+                if not (repeatable or never_sent) or anyio.current_time() + pause_s > deadline:
+                    raise unreachable(error, sent=repeated) from error
+                await anyio.sleep(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
                 continue
             done_before = method == "DELETE" and answer.status_code == 404 and repeated  # by the request that was lost

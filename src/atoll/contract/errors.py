@@ -32,6 +32,8 @@
     │   ├── TenantExists            (FileExistsError)   the name is taken
     │   ├── KeyNotFound             (LookupError)       no API key has this id
     │   ├── WebhookNotFound         (LookupError)       no webhook has this id
+    │   ├── ConfigNotFound          (LookupError)       no agent config has this id, or not this version or instance
+    │   ├── ConversationNotFound    (LookupError)       no conversation has this id, or no turn in it
     │   ├── CodeSessionNotFound     (LookupError)       no session of code, or execution in it, has this id
     │   ├── CodeSessionBusy                             the session runs code, or waits for the client
     │   └── ApprovalNotFound        (LookupError)       no call waits for this approval
@@ -42,6 +44,7 @@
     │   └── GuestProtocolError      (ConnectionError)   it broke the protocol and was stopped
     ├── ExecTimeout                 (TimeoutError)      the command timed out; its process tree is killed
     ├── ServerUnavailable           (ConnectionError)   the server of `atoll.connect` cannot be reached, or went away
+    ├── FetchFailed                 (ConnectionError)   `fetch_data` was refused, or its request failed
     ├── ModelFailed                 the model request failed, or its answer is unusable
     │   ├── ModelUnavailable        (ConnectionError)   temporarily; it may be retried
     │   └── ScriptFailed                                a scripted model got another input than its script
@@ -329,6 +332,14 @@ class WebhookNotFound(CallerError, LookupError):
         super().__init__(f"no webhook has the id {id!r}", id=id)
 
 
+class ConfigNotFound(CallerError, LookupError):
+    code = "config_not_found"
+
+
+class ConversationNotFound(CallerError, LookupError):
+    code = "conversation_not_found"
+
+
 class CodeSessionNotFound(CallerError, LookupError):
     code = "code_session_not_found"
 
@@ -386,6 +397,16 @@ class ServerUnavailable(AtollError, ConnectionError):
 
     code = "server_unavailable"
     retryable = True
+
+
+class FetchFailed(AtollError, ConnectionError):
+    """A request of `fetch_data` is not allowed, or has failed. `status` is the server's, if there was an answer."""
+
+    code = "fetch_failed"
+
+    def __init__(self, message: str, *, status: int | None = None) -> None:
+        super().__init__(message, status=status)
+        self.status = status
 
 
 class ModelFailed(AtollError):

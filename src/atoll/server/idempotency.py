@@ -69,7 +69,8 @@ class Idempotency:
     def __init__(self, database: Database, instances: Path, instance: str, lock: int) -> None:
         self._database = database
         self._instances = instances
-        self._instance = instance
+        self.instance = instance
+        """The id of this process."""
         self._lock: int | None = lock
         self._running: dict[tuple[str, str], anyio.Event] = {}
         self._cleaned_at = float("-inf")
@@ -112,10 +113,14 @@ class Idempotency:
                 finally:
                     self._running.pop((tenant, key)).set()
 
+    def is_alive(self, instance: str) -> bool:
+        """Whether the process of this instance lives."""
+        return locks.is_held(self._instances / instance)
+
     async def aclose(self) -> None:
         """Closing twice does nothing."""
         if self._lock is not None:
-            (self._instances / self._instance).unlink(missing_ok=True)
+            (self._instances / self.instance).unlink(missing_ok=True)
             os.close(self._lock)
             self._lock = None
 
@@ -128,7 +133,7 @@ class Idempotency:
             "path": path,
             "request_hash": request_hash,
             "resource": resource,
-            "instance": self._instance,
+            "instance": self.instance,
         }
         while True:
             if (running := self._running.get((tenant, key))) is not None:
@@ -169,9 +174,9 @@ class Idempotency:
                 )
             if row.status is not None:
                 return IdempotentEntry(row.resource, replay=IdempotentReplay(row.status, row.body))
-            if row.instance != self._instance and locks.is_held(self._instances / row.instance):
+            if row.instance != self.instance and self.is_alive(row.instance):
                 return None
-            await connection.execute(sa.update(idempotency).where(where).values(instance=self._instance))
+            await connection.execute(sa.update(idempotency).where(where).values(instance=self.instance))
             return IdempotentEntry(row.resource, interrupted=True)
 
     async def _end(self, tenant: str, key: str, entry: IdempotentEntry) -> None:

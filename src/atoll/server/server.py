@@ -33,10 +33,14 @@ from atoll.contract.errors import (
 from atoll.contract.model import SandboxInfo
 from atoll.runtime.interface import Engine
 from atoll.runtime.lifetimes import AwaitableContext
+from atoll.runtime.secrets.vault import Vault
 from atoll.runtime.state.known import namespaces
 from atoll.runtime.state.store import StateStore
 from atoll.server.audit import AuditEvent, AuditTrail
 from atoll.server.bundles import Bundles
+from atoll.server.chat import Chat
+from atoll.server.configs import AgentConfigs
+from atoll.server.conversations import Conversations
 from atoll.server.database import Database
 from atoll.server.engines import TenantEngines
 from atoll.server.events import Events
@@ -47,6 +51,7 @@ from atoll.server.previews import ServerPreviews
 from atoll.server.quotas import QuotaLedger
 from atoll.server.tenants import DEFAULT_TENANT, TenantPolicy, Tenants
 from atoll.server.webhooks import Webhooks
+from atoll.server.workspaces import Workspaces
 from atoll.settings import Settings
 
 if TYPE_CHECKING:
@@ -83,10 +88,17 @@ class Server:
         self.events = Events(database, self.list_sandboxes, self.webhooks.enqueue)
         self.events.on_commit = self.webhooks.wake
         self.history = UsageHistory(self.list_sandboxes, self._get_sandbox)
-        self.previews = ServerPreviews(database, self.engines)
+        self.previews = self.engines.publisher = ServerPreviews(database, self.engines)
         self.directory = settings.resolve_state_dir() / "server"
         """What the server itself keeps, such as files on their way to a client."""
         self.bundles = Bundles(database, self.tenants, self.engines, self.directory / "bundles")
+        vault = Vault(settings.resolve_state_dir(), settings.secrets_key)
+        self.configs = AgentConfigs(database, vault, self.bundles, settings)
+        self.workspaces = Workspaces(
+            database, self.tenants, self.quotas, self.engines, self.configs, self.bundles, self.directory
+        )
+        self.conversations = Conversations(database, self.quotas, idempotency.instance, self._is_alive)
+        self.chat = Chat(settings, self.configs, self.conversations, self.workspaces, self.quotas)
         self.first_key: SecretStr | None = None
         """The text of the first key of the server's administrators, if it was made now. It is to be shown once."""
 
@@ -130,23 +142,30 @@ class Server:
     async def run(self) -> None:
         """What goes on while a server serves: watching sandboxes, deliveries, samples. Until it is cancelled."""
         await anyio.to_thread.run_sync(_remove_abandoned_transfers, self.directory)
+        await self.conversations.recover()
         async with anyio.create_task_group() as tasks:
             for part in (
                 self.events.watch,
                 self.events.poll,
                 self.webhooks.deliver,
                 self.history.sample,
+                self.engines.close_idle,
                 self.bundles.tidy,
             ):
                 tasks.start_soon(_again, part)
 
     async def list_sandboxes(self) -> dict[str, list[SandboxInfo]]:
-        """The sandboxes of all tenants. No engine is opened for a tenant that never had any."""
+        """The sandboxes of all tenants. No engine is opened for it but that of the tenant `default`."""
         used = await anyio.to_thread.run_sync(namespaces, self.settings.resolve_state_dir())
+        engine = await self.engines.get(DEFAULT_TENANT)
         return {
-            tenant.name: await (await self.engines.get(tenant.name)).list() if tenant.name in used else []
+            tenant.name: await engine.list_in(tenant.name) if tenant.name in used else []
             for tenant in await self.tenants.list()
         }
+
+    def _is_alive(self, instance: str, turn: str) -> bool:
+        own = instance == self.idempotency.instance
+        return self.chat.is_running(turn) if own else self.idempotency.is_alive(instance)
 
     async def _get_sandbox(self, tenant: str, name: str) -> Sandbox:
         return await (await self.engines.get(tenant)).get(name)
@@ -200,6 +219,8 @@ class Server:
             closing.push_async_callback(self.idempotency.aclose)
             closing.push_async_callback(self.audit.aclose)
             closing.push_async_callback(self.engines.aclose)
+            closing.push_async_callback(self.workspaces.aclose)
+            closing.push_async_callback(self.chat.aclose)
 
     async def __aenter__(self) -> Self:
         return self

@@ -2,7 +2,8 @@
 
 Owns the columns, the same on SQLite and on PostgreSQL. Not here: how a database gets them (`migrations/`, one revision
 for each change; a test compares what they make with what is here), and what the rows mean (`tenants.py`, `keys.py`,
-`quotas.py`, `audit.py`, `idempotency.py`, `events.py`, `webhooks.py`). Sandboxes have no table: their manifests are the
+`quotas.py`, `audit.py`, `idempotency.py`, `events.py`, `webhooks.py`, `bundles.py`, `configs.py`, `conversations.py`,
+`workspaces.py`). Sandboxes have no table: their manifests are the
 truth; `sandbox_states` is only what was last seen of them.
 """
 
@@ -190,4 +191,82 @@ bundles = sa.Table(
     sa.Column("tools", sa.JSON, nullable=False),  # what a model is told about them
     sa.Column("created_at", UtcDateTime, nullable=False),
     sa.UniqueConstraint("tenant", "sha256", name="bundles_of_tenant"),
+)
+
+agent_configs = sa.Table(
+    "agent_configs",
+    metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    tenant_column(),
+    sa.Column("version", sa.Integer, nullable=False),
+    sa.Column("bundle", sa.Text, sa.ForeignKey("bundles.id")),  # of the newest version: it cannot be deleted
+    sa.Column("secrets", sa.Text),  # encrypted; of the newest version only
+    sa.Column("secrets_version", sa.Integer, nullable=False),  # which changed them last
+    sa.Column("tokens", sa.BigInteger, nullable=False),  # spent by all of its turns
+    sa.Column("created_at", UtcDateTime, nullable=False),
+    sa.Index("agent_configs_of_tenant", "tenant", "created_at"),
+)
+
+agent_config_versions = sa.Table(
+    "agent_config_versions",
+    metadata,
+    sa.Column("config", sa.Text, sa.ForeignKey("agent_configs.id", ondelete="CASCADE"), primary_key=True),
+    sa.Column("version", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("data", sa.JSON, nullable=False),
+    sa.Column("created_at", UtcDateTime, nullable=False),
+)
+
+workspace_instances = sa.Table(
+    "workspace_instances",
+    metadata,
+    sa.Column("external_id", sa.Text, primary_key=True),
+    sa.Column("config", sa.Text, sa.ForeignKey("agent_configs.id", ondelete="CASCADE"), nullable=False),
+    sa.Column("data", sa.JSON, nullable=False),
+    sa.Column("created_at", UtcDateTime, nullable=False),
+    sa.Index("workspace_instances_of_config", "config", "created_at"),
+)
+
+conversations = sa.Table(
+    "conversations",
+    metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    tenant_column(),
+    sa.Column("config", sa.Text, sa.ForeignKey("agent_configs.id", ondelete="CASCADE"), nullable=False),
+    sa.Column("created_at", UtcDateTime, nullable=False),
+    sa.Column("updated_at", UtcDateTime, nullable=False),
+    sa.Index("conversations_of_tenant", "tenant", "created_at"),
+    sa.Index("conversations_of_config", "config", "created_at"),
+)
+
+chat_turns = sa.Table(
+    "chat_turns",
+    metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("number", Number, nullable=False),  # counts up within its conversation
+    sa.Column("conversation", sa.Text, sa.ForeignKey("conversations.id", ondelete="CASCADE"), nullable=False),
+    sa.Column("version", sa.Integer, nullable=False),  # of the config
+    sa.Column("status", sa.Text, nullable=False),
+    sa.Column("instance", sa.Text, nullable=False),
+    sa.Column("request", sa.Text, nullable=False),  # the last one that gave it something
+    sa.Column("steps", sa.Integer, nullable=False),
+    sa.Column("tokens", sa.JSON, nullable=False),
+    sa.Column("outcome", sa.JSON),
+    sa.Column("started_at", UtcDateTime, nullable=False),
+    sa.Column("ended_at", UtcDateTime),
+    sa.Index("chat_turns_of_conversation", "conversation", "number", unique=True),
+    sa.Index("chat_turns_by_status", "status"),
+    sa.Index("chat_turns_by_request", "request"),
+)
+
+chat_messages = sa.Table(
+    "chat_messages",
+    metadata,
+    sa.Column("id", Number, primary_key=True, autoincrement=True),
+    sa.Column("conversation", sa.Text, sa.ForeignKey("conversations.id", ondelete="CASCADE"), nullable=False),
+    sa.Column("turn", sa.Text, sa.ForeignKey("chat_turns.id", ondelete="CASCADE"), nullable=False),
+    sa.Column("kind", sa.Text, nullable=False),
+    sa.Column("data", sa.JSON, nullable=False),
+    sa.Column("created_at", UtcDateTime, nullable=False),
+    sa.Index("chat_messages_of_conversation", "conversation", "id"),
+    sqlite_autoincrement=True,
 )

@@ -574,15 +574,15 @@ def with_fields(tool: Tool, **fields: Any) -> Tool:
     return replace(tool, input=model)
 
 
-_SANDBOX_TOOLS = (SHELL, READ_FILE, WRITE_FILE, GLOB, BROWSE)
+SANDBOX_TOOLS = (SHELL, READ_FILE, WRITE_FILE, GLOB, BROWSE)
 SANDBOX_FIELD: Any = (str, Field(default=DEFAULT, min_length=1, description="The name of the sandbox."))
-_NAMING = tuple(with_fields(tool, sandbox=SANDBOX_FIELD) for tool in _SANDBOX_TOOLS)
+_NAMING = tuple(with_fields(tool, sandbox=SANDBOX_FIELD) for tool in SANDBOX_TOOLS)
 POOL_TOOLS = (*_NAMING, SANDBOX_CREATE, SANDBOX_LIST, TRANSFER)
 
 
 def sandbox_tools(sandbox: Sandbox) -> ToolSet:
     """`shell`, `read_file`, `write_file`, `glob` and `browse` for one sandbox, without an argument for its name."""
-    return ToolSet(_SANDBOX_TOOLS, SandboxContext(sandbox))
+    return ToolSet(SANDBOX_TOOLS, SandboxContext(sandbox))
 
 
 def pool_tools(pool: SandboxPool) -> ToolSet:

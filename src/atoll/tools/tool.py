@@ -15,7 +15,7 @@ import difflib
 import logging
 import re
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, ClassVar, Literal, Protocol, Self
 
@@ -447,6 +447,7 @@ class _BoundTool:
     tool: Tool
     context: ToolContext | None
     queue: KeyedQueue
+    change: Callable[[ToolResult], ToolResult] | None = None
 
 
 @dataclass(frozen=True)
@@ -524,6 +525,10 @@ class ToolSet:
         self._require(names)
         return ToolSet._of(each for name, each in self._bound.items() if name not in names)
 
+    def changing(self, change: Callable[[ToolResult], ToolResult]) -> ToolSet:
+        """The same tools, each of whose results is passed through `change` before anything else sees it."""
+        return ToolSet._of(replace(each, change=change) for each in self._bound.values())
+
     def _require(self, names: Iterable[str]) -> None:
         for name in names:
             if name not in self._bound:
@@ -589,9 +594,11 @@ class ToolSet:
 
     async def _run(self, call: _PreparedCall) -> ToolResult:
         if call.ticket is None:
-            return await self._handle(call)
-        async with call.ticket:
-            return await self._handle(call)
+            result = await self._handle(call)
+        else:
+            async with call.ticket:
+                result = await self._handle(call)
+        return result if call.bound.change is None else call.bound.change(result)
 
     async def _handle(self, call: _PreparedCall) -> ToolResult:
         tool, context = call.bound.tool, call.bound.context

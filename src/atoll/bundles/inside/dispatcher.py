@@ -281,7 +281,7 @@ def run_child(request, cwd, result_bytes, result_write, closed):
 
 
 def watch(child, request, connection, result_read, wake_read, result_bytes):
-    """Wait for the answer of a call, its end or the end of its time. None: the host has cancelled it, and it is gone."""
+    """Wait for the answer of a call, its end or the end of its time. None: the host cancelled it, and it is gone."""
     deadline = time.monotonic() + request["timeout_s"]
     buffer, sources = bytearray(), [connection, wake_read, result_read]
     while True:

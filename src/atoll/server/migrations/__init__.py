@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from atoll.contract.errors import InvalidRequest
 
-HEAD = "0004"
+HEAD = "0005"
 """The revision of this version. A test compares it with the modules."""
 
 

@@ -39,10 +39,13 @@ MODULES = {
     "python": ("python",),
     "approvals": ("approvals",),
     "trace": ("trace",),
+    "pattern": ("pattern",),
     "serve": ("serve", "config"),
     "tenants": ("tenants",),
     "keys": ("keys",),
     "bundle": ("bundle",),
+    "configs": ("configs",),
+    "chat": ("chat",),
     "doctor": ("doctor", "version", "uninstall"),
 }
 """The modules in `commands/`, in the order of the help, and an index of their commands."""

@@ -39,6 +39,7 @@ _MADE_BY = {
     "webhook": ("webhooks_create", "$response.body#/webhook/id"),
     "key": ("keys_create", "$response.body#/key/id"),
     "tenant": ("tenants_create", "$response.body#/name"),
+    "config": ("configs_create", "$response.body#/id"),
 }
 """By the parameter of a path: the operation that makes such a thing, and where its answer has the name or id."""
 _OF_THE_DOOR = {"414": "The URL is too long.", "431": "The headers are too large."}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from contextlib import suppress
+from pathlib import Path
 
 import anyio
 import pytest
@@ -470,3 +471,34 @@ async def test_checkpoints_forks_and_sleep_at_once(engine: Engine, capabilities:
                 assert await (await engine.get(info.name)).files.read_text("f") == "text"
                 await engine.destroy(info.name)
     await clean(engine)
+
+
+_KILLED_BEFORE_THE_LAST = """
+import contextlib, signal
+from atoll.runtime.state.store import StateStore
+all_or_none = StateStore.create_group
+@contextlib.contextmanager
+def killed(store):
+    with all_or_none(store) as group:
+        yield group
+        os.kill(os.getpid(), signal.SIGKILL)
+StateStore.create_group = killed
+await engine.fork("source", 2, names=["fork-a", "fork-b"])
+"""
+
+
+async def test_forks_whose_process_was_killed_are_not_there_and_their_names_are_free(
+    state_dir: Path, engine: Engine, runtime_name: RuntimeName, as_root: None
+) -> None:
+    async with await engine.create("source") as source:
+        await source.files.write_text("f", "text")
+        await engine.list()  # it has recovered what there was, and does not look again by itself
+        async with client(state_dir, runtime_name, _KILLED_BEFORE_THE_LAST) as other:
+            await other.ends()
+        assert [info.name for info in await engine.list()] == ["source"]
+        for name in ("fork-a", "fork-b"):
+            with pytest.raises(SandboxNotFound):
+                await engine.get(name)
+        for fork in await engine.fork("source", 2, names=["fork-a", "fork-b"]):
+            assert await fork.files.read_text("f") == "text"
+            await fork.destroy()

@@ -1,0 +1,213 @@
+"""What is stored of agents: configs in versions, secrets, turns message by message, and those that a process left."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+import sqlalchemy as sa
+from pydantic import SecretStr
+from pydantic_ai.messages import ModelResponse, TextPart, ToolCallPart, ToolReturnPart
+from pydantic_ai.usage import RequestUsage
+
+from atoll.contract.errors import ConfigNotFound, Conflict, ConversationNotFound, InvalidRequest
+from atoll.contract.secret import Secret
+from atoll.server.chat import ChatInput
+from atoll.server.configs import AgentConfig, AgentDefinition
+from atoll.server.conversations import OpenTurn
+from atoll.server.server import Server
+from atoll.server.tables import agent_configs, chat_messages, chat_turns, conversations
+from atoll.server.tenants import Tenant
+from atoll.settings import Settings
+
+SCRIPT = {"step": [{"call": [{"tool": "look", "input": {"at": 1}}]}, {"text": "Seen."}]}
+CALLS = [ToolCallPart("look", {"at": 1}, "call_1"), ToolCallPart("look", {"at": 2}, "call_2")]
+
+
+@pytest.fixture
+async def server(settings: Settings, tmp_path: Path) -> AsyncIterator[Server]:
+    (tmp_path / "script.json").write_text(json.dumps(SCRIPT))
+    async with Server.open(settings.model_copy(update={"agent_models": f"script:{tmp_path}/*"})) as server:
+        yield server
+
+
+@pytest.fixture
+async def tenant(server: Server) -> Tenant:
+    return await server.tenants.get("default")
+
+
+def definition(tmp_path: Path, **fields: Any) -> AgentDefinition:
+    model = {"provider": "script", "model": f"{tmp_path}/script.json"}
+    return AgentDefinition.model_validate({"name": "Eye", "model": model, "tools_config": ("look",), **fields})
+
+
+@pytest.fixture
+async def config(server: Server, tenant: Tenant, tmp_path: Path) -> AgentConfig:
+    return await server.configs.create(tenant, definition(tmp_path), {})
+
+
+def answer(*parts: Any) -> ModelResponse:
+    return ModelResponse(parts=list(parts), usage=RequestUsage(input_tokens=10, output_tokens=5))
+
+
+async def begin(server: Server, config: AgentConfig, message: str = "Look.", **options: Any) -> OpenTurn:
+    given = {"conversation": None, "request": "request", **options}
+    return await server.conversations.begin("default", config, message, **given)
+
+
+async def roles(server: Server, turn: OpenTurn) -> list[str]:
+    return [message.role for message in await server.conversations.messages(turn.conversation)]
+
+
+async def test_a_turn_is_stored_message_by_message(server: Server, config: AgentConfig) -> None:
+    stored = server.conversations
+    turn = await begin(server, config)
+    assert await roles(server, turn) == ["user"]
+    spent = await stored.answered(turn, answer(*CALLS), status="running")
+    assert (spent.of_turn, spent.of_config, spent.of_tenant) == (15, 15, 15)
+    await stored.add_result(turn, ToolReturnPart("look", "second", "call_2"))
+    assert await roles(server, turn) == ["user", "assistant", "tool"]
+    await stored.add_result(turn, ToolReturnPart("look", "first", "call_1"))
+    history = await stored.history(turn)
+    assert [part.content for part in history[-1].parts] == ["first", "second"]
+    await stored.answered(turn, answer(TextPart("Seen.")), status="done")
+    shown = await stored.turn("default", config.id, turn.id)
+    assert (shown.status, shown.response, shown.steps, shown.usage.total) == ("done", "Seen.", 2, 30)
+    assert (await server.configs.get("default", config.id)).tokens_spent == 30
+
+
+async def test_of_a_process_that_died_calls_without_results_are_interrupted_and_none_is_lost(
+    server: Server, settings: Settings, config: AgentConfig
+) -> None:
+    """As if the process of `server` had been killed: its lock is gone, its rows are there."""
+    turn = await begin(server, config)
+    await server.conversations.answered(turn, answer(*CALLS), status="running")
+    await server.conversations.add_result(turn, ToolReturnPart("look", "first", "call_1"))
+    with pytest.raises(Conflict, match="is under way"):
+        await begin(server, config, conversation=turn.conversation)
+    async with Server.open(settings) as next_one:
+        assert (await next_one.conversations.turn("default", config.id, turn.id)).status == "running"
+        await server.idempotency.aclose()
+        assert (await next_one.conversations.turn("default", config.id, turn.id)).status == "interrupted"
+        await next_one.conversations.recover()
+        shown = await next_one.conversations.messages(turn.conversation)
+        assert [(each.tool_call_id, each.outcome) for each in shown if each.role == "tool"] == [
+            ("call_1", "success"),
+            ("call_2", "interrupted"),
+        ]
+        resumed = await next_one.conversations.resume("default", config, turn.conversation, request="again")
+        assert (resumed.id, resumed.steps, resumed.tokens.total) == (turn.id, 1, 15)
+        await next_one.conversations.recover()
+        assert (await next_one.conversations.turn("default", config.id, turn.id)).status == "running"
+        assert len(await next_one.conversations.messages(turn.conversation)) == len(shown)
+
+
+async def test_a_turn_of_a_dead_process_makes_way_for_the_next_message(
+    server: Server, settings: Settings, config: AgentConfig
+) -> None:
+    turn = await begin(server, config)
+    await server.idempotency.aclose()
+    async with Server.open(settings) as next_one:
+        later = await begin(next_one, config, "Again.", conversation=turn.conversation, request="later")
+        (request,) = await next_one.conversations.history(later)
+        assert [part.content for part in request.parts] == ["Look.", "Again."]
+        assert await next_one.conversations.turn_of_request("default", config.id, "later") == later.id
+
+
+async def test_of_many_messages_at_once_one_begins_a_turn(server: Server, config: AgentConfig) -> None:
+    first = await begin(server, config)
+    await server.conversations.answered(first, answer(TextPart("Seen.")), status="done")
+    begun: list[OpenTurn] = []
+    refused: list[Conflict] = []
+
+    async def again() -> None:
+        try:
+            begun.append(await begin(server, config, conversation=first.conversation))
+        except Conflict as error:
+            refused.append(error)
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(20):
+            tasks.start_soon(again)
+    assert (len(begun), len(refused)) == (1, 19)
+
+
+async def test_chat_runs_turns_and_those_that_are_under_way_are_interrupted_by_its_end(
+    server: Server, tenant: Tenant, config: AgentConfig
+) -> None:
+    first = await (await server.chat.start(tenant, config.id, ChatInput(message="Look."), request="a")).answer()
+    (call,) = first.tool_calls
+    results = [ToolReturnPart("look", "something", call.id)]
+    given = ChatInput(conversation=first.conversation_id, results=results)
+    run = await server.chat.start(tenant, config.id, given, request="b")
+    assert (await run.answer()).response == "Seen."
+    assert await server.chat.answer("default", config.id, first.turn_id) == await run.answer()
+    await server.chat.aclose()
+    with pytest.raises(Conflict, match="stopping"):
+        await server.chat.start(tenant, config.id, ChatInput(message="Look."), request="c")
+
+
+async def test_what_is_removed_takes_everything_with_it(server: Server, config: AgentConfig) -> None:
+    turn = await begin(server, config)
+    with pytest.raises(ConversationNotFound):
+        await server.conversations.delete("other", turn.conversation)
+    await server.conversations.delete("default", turn.conversation)
+    with pytest.raises(ConversationNotFound):
+        await server.conversations.answered(turn, answer(TextPart("late")), status="done")
+    await begin(server, config)
+    await server.chat.delete_config("default", config.id)
+    with pytest.raises(ConfigNotFound):
+        await server.configs.get("default", config.id)
+    async with server.database.read() as connection:
+        for table in (agent_configs, conversations, chat_turns, chat_messages):
+            assert (await connection.execute(sa.select(sa.func.count()).select_from(table))).scalar_one() == 0
+
+
+async def test_secrets_are_encrypted_changed_one_by_one_and_shown_by_name_only(
+    server: Server, tenant: Tenant, tmp_path: Path
+) -> None:
+    made = await server.configs.create(
+        tenant,
+        definition(tmp_path, agent_type="sandboxed", tools_config=("echo",)),
+        {"A": SecretStr("value-of-a"), "B": Secret("value-of-b", hosts=["api.example.com"])},
+    )
+    assert made.workspace_secret_names == ("A", "B")
+    assert "value-of" not in made.model_dump_json()
+    secrets = await server.configs.secrets("default", made.id)
+    assert secrets.in_clear["A"].get_secret_value() == "value-of-a"
+    assert secrets.outside["B"].hosts == ("api.example.com",)
+    changed = await server.configs.update(tenant, made.id, {}, {"A": None, "C": SecretStr("value-of-c")})
+    assert (changed.version, changed.workspace_secret_names) == (2, ("B", "C"))
+    named = await server.configs.update(tenant, made.id, {"name": "Named"}, {})
+    assert named.workspace_secret_names == ("B", "C")
+    assert (await server.configs.secrets("default", made.id)).version == 2
+    async with server.database.read() as connection:
+        stored = str((await connection.execute(sa.select(agent_configs))).all())
+    assert "value-of" not in stored
+    with pytest.raises(ConfigNotFound):
+        await server.configs.secrets("other", made.id)
+    with pytest.raises(InvalidRequest, match="has no workspace"):
+        await server.configs.update(tenant, made.id, {"agent_type": "client-side", "tools_config": []}, {})
+
+
+async def test_of_two_changes_at_once_one_is_told_of_the_other(
+    server: Server, tenant: Tenant, config: AgentConfig
+) -> None:
+    outcomes: list[str] = []
+
+    async def rename(name: str) -> None:
+        try:
+            await server.configs.update(tenant, config.id, {"name": name}, {}, version=1)
+            outcomes.append("changed")
+        except Conflict:
+            outcomes.append("refused")
+
+    async with anyio.create_task_group() as tasks:
+        for name in ("One", "Two"):
+            tasks.start_soon(rename, name)
+    assert sorted(outcomes) == ["changed", "refused"]
+    assert (await server.configs.get("default", config.id)).version == 2
