@@ -11,6 +11,26 @@ export class Operations extends Requests {
     return this.json<Answer<"audit_list", 200>>("GET", `/api/v1/audit`, options);
   }
 
+  /** Upload a bundle: a gzipped tar with `manifest.json` and `tools/`. It is checked to its last byte, and nothing of it is executed. The same bytes again are the same bundle. */
+  bundlesCreate(options: RawBody & RequestOptions): Promise<Answer<"bundles_create", 200>> {
+    return this.json<Answer<"bundles_create", 200>>("POST", `/api/v1/bundles`, options, "application/gzip");
+  }
+
+  /** Delete a bundle, its bytes, and what was built of it. One that a config uses is refused. */
+  bundlesDelete(bundle: string, options?: RequestOptions): Promise<void> {
+    return this.nothing("DELETE", `/api/v1/bundles/${segment(bundle)}`, options);
+  }
+
+  /** One bundle: its manifest, and what models are told about its tools. */
+  bundlesGet(bundle: string, options?: RequestOptions): Promise<Answer<"bundles_get", 200>> {
+    return this.json<Answer<"bundles_get", 200>>("GET", `/api/v1/bundles/${segment(bundle)}`, options);
+  }
+
+  /** The bundles of the tenant, by id. */
+  bundlesList(options?: Query<"bundles_list"> & RequestOptions): Promise<Answer<"bundles_list", 200>> {
+    return this.json<Answer<"bundles_list", 200>>("GET", `/api/v1/bundles`, options);
+  }
+
   /** Save a sandbox as it is now. It goes on. */
   checkpointsCreate(sandbox: string, options: JsonBody<"checkpoints_create"> & RequestOptions): Promise<Answer<"checkpoints_create", 201>> {
     return this.json<Answer<"checkpoints_create", 201>>("POST", `/api/v1/sandboxes/${segment(sandbox)}/checkpoints`, options, "application/json");

@@ -23,7 +23,8 @@ from atoll import (
     SandboxNotFound,
     Unenforceable,
 )
-from atoll.contract.model import RuntimeName
+from atoll.contract.model import Mount, RuntimeName
+from atoll.contract.secret import Secret
 from atoll.runtime.lifecycle import lifecycle
 from atoll.testing.inside import client
 from atoll.testing.plugin import LeakCheck
@@ -412,6 +413,38 @@ async def test_a_sandbox_is_created_from_a_checkpoint_as_from_a_template(
     with pytest.raises(InvalidRequest, match="a sandbox from a checkpoint has its image; leave that out"):
         await engine.create(from_checkpoint="template", image="host")
     await clean(engine)
+
+
+@pytest.mark.runtimes("crun", "runsc")
+@pytest.mark.usefixtures("can_freeze")
+async def test_a_sandbox_from_a_checkpoint_is_given_secrets_and_mounts_of_its_own(
+    engine: Engine, as_root: None
+) -> None:
+    async with await engine.create("base") as base:
+        await base.exec("echo made > f")
+        await base.spawn(["sleep", "1000"])
+        made = await base.checkpoint("template")
+    await engine.volumes.create("data")
+    mounts = [Mount(source="volume:data", target="/data")]
+    secrets = {"KEY": Secret("value-of-the-key", hosts=["api.example.com"])}
+    async with await engine.create(
+        "one", from_checkpoint=made.id, secrets=secrets, secret_env={"TOKEN": "in clear"}, mounts=mounts
+    ) as one:
+        said = await one.exec(
+            "cat f; echo $TOKEN; echo $KEY; test -s $SSL_CERT_FILE && echo there > /data/f; pgrep sleep || true"
+        )
+        words = said.stdout.split("\n")
+        assert words[:2] == ["made", "in clear"]
+        assert words[2].startswith("atoll_secret_")
+        assert words[3:] == [""]  # it begins with the files of the checkpoint, and none of its processes
+        own = await one.checkpoint("own")
+    async with await engine.create("two", from_checkpoint=made.id, mounts=mounts) as two:
+        assert (await two.exec("cat /data/f; echo $TOKEN")).stdout == "there\n\n"
+    for given in ({"secret_env": {"A": "b"}}, {"mounts": mounts}):
+        with pytest.raises(InvalidRequest, match=r"a sandbox from this checkpoint has its \w+; leave yours out"):
+            await engine.create(from_checkpoint=own.id, **given)
+    await clean(engine)
+    await engine.volumes.remove("data")
 
 
 @pytest.mark.usefixtures("can_freeze")
