@@ -235,8 +235,8 @@ _HOMES = {
         NotCheckpointable OutcomeUnknown PathExists PathIsDirectory PathNotDirectory PathNotFound PermissionDenied
         PortRefused ProcessNotFound ProjectConflict QuotaExceeded RateLimited RuntimeUnavailable SandboxDied
         SandboxError SandboxExists SandboxNotFound SandboxShutdown ScriptFailed ServerUnavailable TenantExists
-        TenantNotFound
-        ToolCallError Unauthenticated Unenforceable UserNotFound VolumeExists VolumeNotFound WebhookNotFound
+        TenantNotFound ToolCallError Unauthenticated Unenforceable UserNotFound VolumeExists VolumeNotFound
+        WebhookNotFound
     """,
     "atoll.contract.model": """
         Checkpoint ExecBytes ExecResult Exited ExportResult FileChange FileEntry FileStat Gap GcResult Limits
