@@ -3,7 +3,7 @@
 Owns how a Unix socket is waited for, such that any caller may be cancelled, and the stream closed, at any moment. The
 stream that anyio has for Unix sockets lets the event loop set the result of a future when the socket is ready. If that
 happens in the round of the loop in which the caller is cancelled or the stream is closed, the future has its end
-already, and the loop reports an InvalidStateError that belongs to nobody. `anyio.wait_readable` expects it.
+already, and the loop reports an InvalidStateError that no caller sees. `anyio.wait_readable` expects it.
 
 Not here: frames (`contract/protocol.py`), and what is said to a keeper (`keeper_client.py`, `runtime/guest/`).
 """
@@ -32,7 +32,7 @@ class KeeperStream(ByteStream):
     async def connect(cls, path: str) -> Self:
         """
         Raises:
-            OSError: nobody listens there.
+            OSError: no keeper listens there.
         """
         await anyio.lowlevel.checkpoint()
         connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -81,7 +81,7 @@ class KeeperStream(ByteStream):
         self.socket.shutdown(socket.SHUT_WR)
 
     async def aclose(self) -> None:
-        """Whoever waits for the socket gets `ClosedResourceError`."""
+        """A caller that waits for the socket gets `ClosedResourceError`."""
         if self.socket.fileno() >= 0:
             anyio.notify_closing(self.socket)
             self.socket.close()

@@ -476,7 +476,7 @@ class Connections:
         if sandbox is not None:
             await sandbox.aclose()
         if self.publisher is not None and manifest is not None:
-            with contextlib.suppress(AtollError):  # then they are taken back when somebody asks for them
+            with contextlib.suppress(AtollError):  # then they are taken back when a client asks for them
                 await self.publisher.take_back(manifest.namespace, id)
         has_layers = not is_readable or (manifest is not None and manifest.layers)
         if has_layers and not (locked or held):

@@ -1,4 +1,4 @@
-"""The engines of tenants: one for each namespace, opened when it is first used, and closed when nobody uses it.
+"""The engines of tenants: one for each namespace, opened when it is first used, and closed when it is unused.
 
 An engine is a task, a store and what is open in it; a server may have thousands of tenants, of whom few work at a time.
 
@@ -21,7 +21,7 @@ from atoll.server.tenants import DEFAULT_TENANT
 from atoll.settings import Settings
 
 IDLE_S = 600.0
-"""How long an engine stays open that nobody uses."""
+"""How long an engine stays open that is unused."""
 
 
 class TenantEngines:
@@ -63,13 +63,13 @@ class TenantEngines:
         self._holders.setdefault(tenant, WeakValueDictionary())[id(holder)] = holder
 
     async def close_idle(self) -> None:
-        """Close engines that nobody uses, until this is cancelled."""
+        """Close engines that are unused, until this is cancelled."""
         while True:
             await anyio.sleep(IDLE_S / 4)
             await self.close_unused(IDLE_S)
 
     async def close_unused(self, idle_s: float) -> None:
-        """Close the engines that nobody has used for so long. Who asks for one meanwhile gets a new one."""
+        """Close the engines that were not used for so long. A request that asks for one meanwhile gets a new one."""
         for tenant in [*self._engines]:
             async with self._opening:
                 if tenant != DEFAULT_TENANT and self._is_unused(tenant, idle_s):  # its engine watches all tenants

@@ -189,7 +189,7 @@ async def fork(
 
 
 def _fork_names(source: str, count: int, request: str | None) -> list[str]:
-    """Names that nobody has; for a `request` that is sent again, the same ones."""
+    """Names that no sandbox has; for a `request` that is sent again, the same ones."""
     request = request or os.urandom(8).hex()
     digests = (hashlib.sha256(f"{request} {number}".encode()).hexdigest() for number in range(count))
     return [f"{source[:50]}-{digest[:8]}" for digest in digests]
