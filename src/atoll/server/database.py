@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 import sqlalchemy as sa
@@ -34,6 +34,7 @@ from atoll.server import migrations
 if TYPE_CHECKING:
     from pydantic import SecretStr
 
+T = TypeVar("T")
 _DRIVERS = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg"}
 _FORMS = "postgresql+asyncpg://USER:PASSWORD@HOST/NAME or sqlite+aiosqlite:////ABSOLUTE/PATH"
 _BUSY_S = 10
@@ -54,7 +55,7 @@ class Database:
         self._turn = anyio.Lock()
         self._thread = ThreadPoolExecutor(1, "atoll-database")
         self._appending: sa.Connection | None = None
-        """SQLite's connection for `append`, which only the thread uses."""
+        """SQLite's connection for `append`, `transact` and `look`, which only the thread uses."""
         self._remote: AsyncConnection | None = None
         """PostgreSQL's."""
 
@@ -104,6 +105,50 @@ class Database:
                 async with engine.begin() as connection:
                     yield connection
 
+    async def transact(self, work: Callable[[sa.Connection], T]) -> T:
+        """A transaction for what is done often: all of the statements of `work` or, if it raises, none. With SQLite it
+        is one step of a thread, not several for each statement, and takes a third of the time of `write`.
+
+        Raises:
+            DatabaseUnavailable: it does not answer.
+        """
+        if not self.is_sqlite:
+            async with self.write() as connection:
+                return await connection.run_sync(work)
+        return await self._in_thread(self._transact, work)
+
+    async def look(self, work: Callable[[sa.Connection], T]) -> T:
+        """As `transact`, for `work` that changes nothing.
+
+        Raises:
+            DatabaseUnavailable: it does not answer.
+        """
+        if not self.is_sqlite:
+            async with self.read() as connection:
+                return await connection.run_sync(work)
+        return await self._in_thread(lambda asked: asked(self._kept()), work)
+
+    async def _in_thread(
+        self, step: Callable[[Callable[[sa.Connection], T]], T], work: Callable[[sa.Connection], T]
+    ) -> T:
+        async with self._turn:
+            with anyio.CancelScope(shield=True), _translating():
+                return await asyncio.get_running_loop().run_in_executor(self._thread, step, work)
+
+    def _transact(self, work: Callable[[sa.Connection], T]) -> T:
+        connection = self._kept()
+        try:
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
+            found = work(connection)
+            connection.exec_driver_sql("COMMIT")
+        except BaseException:
+            try:
+                connection.exec_driver_sql("ROLLBACK")
+            except DBAPIError:
+                self._end_appending()
+            raise
+        return found
+
     async def append(self, table: sa.Table, rows: Sequence[Mapping[str, Any]]) -> None:
         """Insert rows, all or none, on a connection that is kept for this: a transaction of the pool takes four times
         as long. With SQLite it is one step of a thread, not one for each statement.
@@ -130,17 +175,22 @@ class Database:
             await broken.close()
             raise
 
-    def _append(self, table: sa.Table, rows: Sequence[Mapping[str, Any]]) -> None:
+    def _kept(self) -> sa.Connection:
+        """SQLite's connection for what is done in one step. Only the thread uses it."""
         if self._appending is None:
             engine = sa.create_engine(f"sqlite:///{self._engine.url.database}", isolation_level="AUTOCOMMIT")
             sa.event.listen(engine, "connect", _configure_sqlite)
             self._appending = engine.connect()
+        return self._appending
+
+    def _append(self, table: sa.Table, rows: Sequence[Mapping[str, Any]]) -> None:
+        connection = self._kept()
         try:
             if len(rows) > 1:  # one row is a transaction of its own
-                self._appending.exec_driver_sql("BEGIN IMMEDIATE")
-            self._appending.execute(sa.insert(table), rows)
+                connection.exec_driver_sql("BEGIN IMMEDIATE")
+            connection.execute(sa.insert(table), rows)
             if len(rows) > 1:
-                self._appending.exec_driver_sql("COMMIT")
+                connection.exec_driver_sql("COMMIT")
         except BaseException:
             self._end_appending()
             raise
